@@ -1,0 +1,241 @@
+"""The contract: a federated algorithm is one frozen dataclass, cut at the network.
+
+Its fields are its hyperparameters. It holds no state, runs no loop, does no input or output. An algorithm that does
+not override :meth:`Algorithm.aggregate` is *linear* in its uploads: the server may fold them as they come, add them
+over a tree of workers or behind secure aggregation.
+
+Client-side code (:meth:`Algorithm.client_update` and what it calls) sees every tensor with a leading client axis of
+length K, one row a client of the cohort; K is 1 when clients are trained one at a time. Server-side tensors have no
+such axis. :meth:`Algorithm.view` is used on both sides, so it keeps to ``@``, ``.mT`` and elementwise operations.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from rondo.lowrank import LowRank
+from rondo.params import Params, Select, everything
+
+Loss: TypeAlias = Callable[[Params], Tensor]
+"""Network loss on the current batch, of tensors as ``view`` returns them; shape (K,), one a client."""
+
+Objective: TypeAlias = Callable[[Params, Loss], Tensor]
+"""What clients minimise, shape (K,), given the tensors being trained and the network's loss."""
+
+HeadPolicy: TypeAlias = Literal["shared", "local", "frozen"]
+
+
+def plain(params: Params, loss: Loss) -> Tensor:
+    """The default objective: the network's loss at the trained tensors themselves."""
+    return loss(params)
+
+
+class ClientFailed(Exception):
+    """A client cannot finish its part of the round; it uploads nothing and the round goes on.
+
+    ``reason`` is a short code (``nonfinite_loss``, ``no_targets``, ``out_of_memory``); ``detail`` says more.
+    """
+
+    def __init__(self, client: str, reason: str, detail: str) -> None:
+        super().__init__(f"client {client}: {reason} ({detail})")
+        self.client, self.reason, self.detail = client, reason, detail
+
+
+@dataclass(frozen=True)
+class Client:
+    """A party: its id, its number of training examples and, where ranks differ, its rank."""
+
+    id: str
+    num_examples: int
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round: 0-based index, number of rounds in the run, run seed, population size."""
+
+    index: int
+    total: int
+    seed: int
+    population: int
+
+    def generator(self, *tags: str | int) -> torch.Generator:
+        """A CPU generator seeded from (run seed, round, tags): independent streams, one a name."""
+        text = "/".join(map(str, (self.seed, self.index, *tags)))
+        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest) & 0x7FFF_FFFF_FFFF_FFFF)
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A frozen base matrix, read lazily: ``shape`` (out, in), the adapter's ``scale`` on it, and ``matrix()``."""
+
+    shape: tuple[int, int]
+    scale: float
+    matrix: Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What a client must know: tensors, and the cumulative low-rank change of the frozen base, in chunks."""
+
+    params: Params
+    base: Mapping[str, tuple[LowRank, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What one client sends: tensors without a client axis, and its weight in the mean."""
+
+    client: Client
+    params: Params
+    weight: float
+
+
+Uploads: TypeAlias = tuple[Upload, ...]
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Weighted mean of the uploads (tensors in float64), the sum of their weights, and how many there were."""
+
+    params: Params
+    weight: float
+    count: int
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The end of local training: all tensors (client axis K), and per client, shape (K,), the number of steps,
+    of examples processed, and the mean training loss."""
+
+    params: Params
+    steps: Tensor
+    examples: Tensor
+    loss: Tensor
+
+
+class Trainer(Protocol):
+    """Models, data and optimizers of K clients, lent to the algorithm for one round."""
+
+    @property
+    def clients(self) -> tuple[Client, ...]: ...
+
+    @property
+    def round(self) -> Round: ...
+
+    def fit(
+        self,
+        params: Params,
+        *,
+        train: Select = everything,
+        objective: Objective = plain,
+        epochs: int | None = None,
+        steps: int | None = None,
+        lr: float | None = None,
+    ) -> Fit:
+        """Train the selected tensors of ``params`` (client axis K) with a fresh optimizer on the clients' next data
+        stream. ``epochs``, ``steps`` and ``lr`` default to the run's. Raises :class:`ClientFailed`."""
+
+    def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:
+        """One :class:`Upload` a client; ``weight``, shape (K,), defaults to the run's weighting."""
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """The state of an algorithm whose server holds nothing but tensors."""
+
+    params: Params
+
+
+class HasParams(Protocol):
+    @property
+    def params(self) -> Params: ...
+
+
+S = TypeVar("S", bound=HasParams)
+
+
+def weighted_mean(uploads: Iterable[Upload]) -> Mean:
+    """``sum w_k x_k / sum w_k``, accumulated in float64 in the order given, one upload in memory at a time.
+
+    The engine gives uploads sorted by client id, so that the result does not depend on who answered first. Raises
+    ValueError where there is nothing to average, a weight is not positive and finite, or names or shapes differ.
+    """
+    sums: dict[str, Tensor] = {}
+    weight, count = 0.0, 0
+    for upload in uploads:
+        if not 0 < upload.weight < float("inf"):
+            raise ValueError(f"client {upload.client.id}: weight must be positive and finite, got {upload.weight}")
+        if count == 0:
+            sums = {n: torch.zeros_like(t, dtype=torch.float64) for n, t in upload.params.items()}
+        if upload.params.keys() != sums.keys():
+            differing = sorted(upload.params.keys() ^ sums.keys())
+            raise ValueError(f"client {upload.client.id} uploaded other tensors than the first: {differing}")
+        for name, tensor in upload.params.items():
+            if tensor.shape != sums[name].shape:
+                raise ValueError(
+                    f"client {upload.client.id}: {name} is {tuple(tensor.shape)}, expected {tuple(sums[name].shape)}"
+                )
+            sums[name].add_(tensor.double(), alpha=upload.weight)
+        weight += upload.weight
+        count += 1
+    if count == 0:
+        raise ValueError("no uploads to average")
+    return Mean({n: t / weight for n, t in sums.items()}, weight, count)
+
+
+class Algorithm(ABC, Generic[S]):
+    """A federated algorithm. Every subclass is final: a frozen dataclass whose fields are its hyperparameters."""
+
+    exact: ClassVar[bool]
+    """The aggregated model's change equals the weighted mean of the clients' changes."""
+    personal: ClassVar[bool] = False
+    """Clients keep tensors of their own, so there is one model a client and a cold-start model for new ones."""
+    default_head: ClassVar[HeadPolicy] = "shared"
+    """What happens to a task head when the user does not say."""
+
+    @property
+    def linear(self) -> bool:
+        """Whether the server needs only the weighted sum of the uploads (``aggregate`` is not overridden)."""
+        return type(self).aggregate is Algorithm.aggregate
+
+    @abstractmethod
+    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> S:
+        """The server's state before the first round.
+
+        ``params``: A (r, in) and B (out, r) of every adapted module as PEFT initialises them, and the head's tensors
+        unless it is frozen. ``weights``: the frozen matrices by module path.
+        """
+
+    def broadcast(self, state: S, client: Client, round: Round) -> Shared:
+        """What ``client`` must know this round. Not what is sent: the transport sends what the client lacks."""
+        return Shared(state.params)
+
+    def local_init(self, shared: Shared, client: Client) -> Params:
+        """What a client keeps before it has anything (or after losing it); no client axis."""
+        return {}
+
+    @abstractmethod
+    def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
+        """Local training of the trainer's K clients (client axis on every tensor): uploads and what they keep."""
+
+    def finish(self, state: S, mean: Mean, round: Round) -> S:
+        """The next state, from the mean. Default: each mean replaces the tensor that it is a mean of."""
+        new = {name: tensor.to(state.params[name].dtype) for name, tensor in mean.params.items()}
+        return replace(state, params={**state.params, **new})  # type: ignore[type-var]
+
+    def aggregate(self, state: S, uploads: Iterable[Upload], round: Round) -> S:
+        """The next state, from individual uploads. Overriding it makes the algorithm non-linear."""
+        return self.finish(state, weighted_mean(uploads), round)
+
+    def view(self, shared: Shared, local: Params) -> Params:
+        """What the network sees: A, B, head and body tensors. Pure and differentiable."""
+        return {**shared.params, **local}

@@ -1,0 +1,199 @@
+"""The algorithm table, written by hand. Importing it imports no algorithm and no torch.
+
+Third parties need no entry: they pass ``package.module:Class`` wherever a name is asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from rondo.algorithm import Algorithm
+
+Numbers: TypeAlias = Callable[[int, int, int, int], int]
+"""Numbers sent for one adapted module: (rank, in, out, round index) to a count. A shared head comes on top."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known of an algorithm without importing it. A test holds every field against the class."""
+
+    cls: str
+    summary: str
+    paper: str
+    exact: bool
+    linear: bool
+    personal: bool
+    head: Literal["shared", "local", "frozen"]
+    up: str
+    down: str
+    up_numbers: Numbers
+    down_numbers: Numbers
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _both(r: int, i: int, o: int, t: int) -> int:
+    return r * (i + o)
+
+
+def _up(r: int, i: int, o: int, t: int) -> int:
+    return r * o
+
+
+def _down(r: int, i: int, o: int, t: int) -> int:
+    return r * i
+
+
+def _alternating(r: int, i: int, o: int, t: int) -> int:
+    return r * (o if t % 2 == 0 else i)
+
+
+def _alternating_down(r: int, i: int, o: int, t: int) -> int:
+    """A client that took part in round t - 1 lacks the factor averaged there."""
+    return r * (o if t % 2 == 1 else i)
+
+
+def _gram(r: int, i: int, o: int, t: int) -> int:
+    return r * min(i, o)
+
+
+_FLORG_FIELDS = {
+    "bases": Literal["orthogonal", "kaiming", "svd"],
+    "gram_init": Literal["gaussian", "kaiming", "orthogonal"],
+    "gram_std": float,
+    "offset": bool,
+}
+
+TABLE: dict[str, Entry] = {
+    "fedit": Entry(
+        cls="rondo.algorithms.fedit:FedIT",
+        summary="FedAvg of LoRA: both factors trained, sent and averaged",
+        paper="Zhang et al. 2023",
+        exact=False,
+        linear=True,
+        personal=False,
+        head="shared",
+        up="r(in+out)",
+        down="r(in+out)",
+        up_numbers=_both,
+        down_numbers=_both,
+    ),
+    "ffa-lora": Entry(
+        cls="rondo.algorithms.ffa_lora:FFALoRA",
+        summary="A frozen at a common random start; only B trained and averaged",
+        paper="Sun et al., ICLR 2024",
+        exact=True,
+        linear=True,
+        personal=False,
+        head="shared",
+        up="r*out",
+        down="r*out",
+        up_numbers=_up,
+        down_numbers=_up,
+    ),
+    "rolora": Entry(
+        cls="rondo.algorithms.rolora:RoLoRA",
+        summary="the factors take turns: B in one round, A in the next",
+        paper="Chen et al. 2025",
+        exact=True,
+        linear=True,
+        personal=False,
+        head="shared",
+        up="r*out, r*in in turn",
+        down="r*in, r*out in turn",
+        up_numbers=_alternating,
+        down_numbers=_alternating_down,
+        fields={"alternate_for": float},
+    ),
+    "fedsa-lora": Entry(
+        cls="rondo.algorithms.fedsa_lora:FedSALoRA",
+        summary="both factors trained; A averaged, B stays with its client",
+        paper="Guo et al., ICLR 2025",
+        exact=False,
+        linear=True,
+        personal=True,
+        head="local",
+        up="r*in",
+        down="r*in",
+        up_numbers=_down,
+        down_numbers=_down,
+    ),
+    "florg": Entry(
+        cls="rondo.algorithms.florg:FLoRG",
+        summary="one matrix a module; its Gram matrix averaged, the root aligned (Procrustes)",
+        paper="Meng et al. 2026",
+        exact=False,
+        linear=True,
+        personal=False,
+        head="shared",
+        up="r*min(in,out)",
+        down="r*min(in,out)",
+        up_numbers=_gram,
+        down_numbers=_gram,
+        fields=_FLORG_FIELDS,
+    ),
+    "florg-unaligned": Entry(
+        cls="rondo.algorithms.florg_unaligned:FLoRGUnaligned",
+        summary="FLoRG without the alignment (the paper's ablation)",
+        paper="Meng et al. 2026",
+        exact=False,
+        linear=False,
+        personal=False,
+        head="shared",
+        up="r*min(in,out)",
+        down="r*min(in,out)",
+        up_numbers=_gram,
+        down_numbers=_gram,
+        fields=_FLORG_FIELDS,
+    ),
+}
+
+
+class UnknownAlgorithm(ValueError):
+    """No algorithm has that name. The message lists near matches."""
+
+
+def names() -> tuple[str, ...]:
+    """The names in the table, in its order."""
+    return tuple(TABLE)
+
+
+def entry(name: str) -> Entry:
+    """The table's entry. Raises :class:`UnknownAlgorithm` with near matches."""
+    if name in TABLE:
+        return TABLE[name]
+    near = difflib.get_close_matches(name.lower(), TABLE, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(repr(n) for n in near)}?" if near else f"known: {', '.join(TABLE)}"
+    raise UnknownAlgorithm(
+        f"no algorithm is called {name!r}; {hint} (one of your own is given as package.module:Class)"
+    )
+
+
+def load(name: str) -> type[Algorithm[Any]]:
+    """The class behind a name of the table or a ``package.module:Class``.
+
+    Raises :class:`UnknownAlgorithm` where there is none or it is not an Algorithm.
+    """
+    from rondo.algorithm import Algorithm
+
+    module, _, attribute = (name if ":" in name else entry(name).cls).partition(":")
+    try:
+        cls = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UnknownAlgorithm(f"cannot load {name!r}: {error}") from error
+    if not (isinstance(cls, type) and issubclass(cls, Algorithm) and dataclasses.is_dataclass(cls)):
+        raise UnknownAlgorithm(f"{name!r} is not a frozen dataclass derived from rondo.algorithm.Algorithm")
+    return cls
+
+
+def get(name: str, /, **fields: Any) -> Algorithm[Any]:
+    """The algorithm ``name`` (of the table, or ``package.module:Class``) with the given hyperparameters.
+
+    Raises :class:`UnknownAlgorithm`, TypeError for a field it does not have, ValueError for a value out of range.
+    """
+    return load(name)(**fields)

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from rondo.algorithm import Algorithm, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.params import Params, down, head, pick, up
+
+
+@final
+@dataclass(frozen=True)
+class FedIT(Algorithm[ServerState]):
+    """FedAvg of LoRA: both factors are trained, sent and averaged, each by itself.
+
+    Update, with p_k the weights of the participants, summing to 1::
+
+        client k:  (A_k, B_k) <- local training of A and B from (A, B)
+        server:    A <- sum_k p_k A_k        B <- sum_k p_k B_k
+
+    Symbols: A (r x in) and B (out x r) are PEFT's; delta W = scale * B A. RoLoRA's text calls this "LoRA", FedLoRU's
+    "FedLoRA".
+    Uploads: A and B, r (in + out) numbers a module; down the same.
+    Exact: no. The mean of products differs from the product of means by sum_k p_k (B_k - Bbar)(A_k - Abar).
+    Linear: yes. Personal: no. Head in the source: causal LM, none; here shared by default.
+    Deviations: none. Weights are sample counts in the authors' code; see the run's ``weighting``.
+    Reference: Zhang et al., Towards Building the Federated GPT: Federated Instruction Tuning, 2023.
+    """
+
+    exact: ClassVar[bool] = False
+
+    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
+        return ServerState(params)
+
+    def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
+        trained = down | up | head
+        fit = trainer.fit(shared.params, train=trained)
+        return trainer.upload(pick(fit.params, trained)), local

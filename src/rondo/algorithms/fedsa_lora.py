@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from rondo.algorithm import Algorithm, Client, HeadPolicy, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.params import Params, down, head, pick, up
+
+
+@final
+@dataclass(frozen=True)
+class FedSALoRA(Algorithm[ServerState]):
+    """Both factors are trained; A is sent and averaged, B stays with its client for the whole run.
+
+    Update::
+
+        client k:  (A_k, B_k) <- local training of A and B from (A, B_k)
+        server:    A <- sum_k p_k A_k
+
+    Symbols: A (r x in) and B (out x r) are PEFT's.
+    Uploads: A, r in numbers a module; down the same (the common start of B once, at a client's first contact).
+    Exact: not applicable: there is no global model. Linear: yes. Personal: yes; a new client (the cold-start model)
+    has A and the initial B, which is zero unless the run started from an adapter.
+    Head in the source: trained and local; here local by default.
+    Deviations: none. Under partial participation a client's B is older than the A it meets, as in the paper.
+    Reference: Guo et al., Selective Aggregation for Low-Rank Adaptation in Federated Learning, ICLR 2025.
+    """
+
+    exact: ClassVar[bool] = False
+    personal: ClassVar[bool] = True
+    default_head: ClassVar[HeadPolicy] = "local"
+
+    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
+        return ServerState(params)
+
+    def local_init(self, shared: Shared, client: Client) -> Params:
+        return pick(shared.params, up)
+
+    def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
+        fit = trainer.fit({**shared.params, **local}, train=down | up | head)
+        return trainer.upload(pick(fit.params, down | head)), pick(fit.params, up)

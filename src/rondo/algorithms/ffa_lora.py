@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from rondo.algorithm import Algorithm, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.params import Params, head, pick, up
+
+
+@final
+@dataclass(frozen=True)
+class FFALoRA(Algorithm[ServerState]):
+    """A is frozen at its random start, the same for all; only B is trained, sent and averaged.
+
+    Update::
+
+        client k:  B_k <- local training of B, A fixed
+        server:    B <- sum_k p_k B_k
+
+    Symbols: A (r x in) and B (out x r) are PEFT's; A must not be zero at the start.
+    Uploads: B, r out numbers a module; down the same (A once, at a client's first contact).
+    Exact: yes, for any weights and any subset: sum_k p_k B_k A = (sum_k p_k B_k) A.
+    Linear: yes. Personal: no. Head in the source: reported as frozen by LoRA-A2; here shared by default.
+    Deviations: A starts as PEFT initialises it (Kaiming-uniform; the paper's is Gaussian: ``init_lora_weights``).
+    Reference: Sun et al., Improving LoRA in Privacy-preserving Federated Learning, ICLR 2024.
+    """
+
+    exact: ClassVar[bool] = True
+
+    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
+        return ServerState(params)
+
+    def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
+        trained = up | head
+        fit = trainer.fit(shared.params, train=trained)
+        return trainer.upload(pick(fit.params, trained)), local

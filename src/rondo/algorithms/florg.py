@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, final
+
+from rondo.algorithm import Algorithm, Client, Mean, Round, Shared, Trainer, Uploads, Weight
+from rondo.gram import Bases, GramInit, GramState, gram_start, gram_view
+from rondo.lowrank import gram_align, gram_sketch
+from rondo.params import Params, gram, head, pick
+
+
+@final
+@dataclass(frozen=True)
+class FLoRG(Algorithm[GramState]):
+    """One trained matrix a module; the server averages its Gram matrix and aligns the root of the mean.
+
+    Update (eqs. 1, 3, 4, 6, 7, 11), Q a k x k Gram matrix, k = min(in, out)::
+
+        delta W = scale * L G^T G R
+        client n:  G_n <- local training of G
+        server:    Q = sum_n p_n G_n^T G_n = P^T Lambda P;   Gtil = Lambda^(1/2) P
+                   U S V^T = svd(G Gtil^T);   G <- U V^T Gtil
+
+    computed in r x r algebra: with G = T V (LQ), clients send (V G_n^T) G_n and the server needs only their mean
+    (``lowrank.gram_sketch`` and ``gram_align``; equal to the above to rounding in float64).
+    Fields: ``bases``, how L (out x k) and R (k x in) start (section 4.4); ``gram_init`` and ``gram_std``, how G starts
+    (the paper does not say; G = 0 would never move, its gradient being zero); ``offset`` subtracts
+    scale * L G1^T G1 R from the base so that the first model is the pre-trained one.
+    Symbols: the paper's A is G here; its L, R, Q as they are. The network applies (L G^T)((G R) x).
+    Uploads: r k numbers a module; down the same (L, R and the offset once, at a client's first contact).
+    Exact: only while the mean Gram matrix has rank <= r; else it is the Nystrom approximation of it from G. Linear:
+    yes. Personal: no. Head in the paper: not stated; here shared by default.
+    Deviations: p over the participants (the paper: 1/N); the singular directions absent from the mean stay zero.
+    Reference: Meng, Tang and Wong, FLoRG: Federated Fine-tuning with Low-rank Gram Matrices and Procrustes
+    Alignment, 2026.
+    """
+
+    exact: ClassVar[bool] = False
+    bases: Bases = "orthogonal"
+    gram_init: GramInit = "gaussian"
+    gram_std: float = 0.02
+    offset: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.gram_std > 0:
+            raise ValueError(f"gram_std must be positive (a zero matrix has a zero gradient); got {self.gram_std}")
+
+    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> GramState:
+        return gram_start(
+            params,
+            weights,
+            round,
+            bases=self.bases,
+            gram_init=self.gram_init,
+            gram_std=self.gram_std,
+            offset=self.offset,
+        )
+
+    def broadcast(self, state: GramState, client: Client, round: Round) -> Shared:
+        return Shared(state.params, state.base)
+
+    def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
+        fit = trainer.fit(shared.params, train=gram | head, objective=lambda p, loss: loss(gram_view(p)))
+        sketches = {n: gram_sketch(shared.params[n], g) for n, g in pick(fit.params, gram).items()}
+        return trainer.upload({**sketches, **pick(fit.params, head)}), local
+
+    def finish(self, state: GramState, mean: Mean, round: Round) -> GramState:
+        new = {n: t.to(state.params[n].dtype) for n, t in pick(mean.params, head).items()}
+        new |= {n: gram_align(state.params[n], sketch) for n, sketch in pick(mean.params, gram).items()}
+        return replace(state, params={**state.params, **new})
+
+    def view(self, shared: Shared, local: Params) -> Params:
+        return gram_view(shared.params)

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, final
+
+import torch
+
+from rondo.algorithm import Algorithm, Client, Round, Shared, Trainer, Upload, Uploads, Weight, weighted_mean
+from rondo.gram import Bases, GramInit, GramState, gram_start, gram_view
+from rondo.lowrank import gram_top
+from rondo.params import Params, gram, head, pick
+
+
+@final
+@dataclass(frozen=True)
+class FLoRGUnaligned(Algorithm[GramState]):
+    """FLoRG without Procrustes alignment: the root of the mean Gram matrix is taken as its eigenvectors give it.
+
+    Update (eqs. 1, 3, 4, 6, 7), Q a k x k Gram matrix, k = min(in, out)::
+
+        delta W = scale * L G^T G R
+        client n:  G_n <- local training of G
+        server:    Q = sum_n p_n G_n^T G_n = P^T Lambda P;   G <- the top r rows of Lambda^(1/2) P
+
+    computed from the stack of sqrt(p_n) G_n, never from the k x k matrix (``lowrank.gram_top``).
+    Fields and symbols: as FLoRG's card.
+    Uploads: G, r k numbers a module; down the same (L, R and the offset once, at a client's first contact).
+    Exact: only while the mean Gram matrix has rank <= r; else its best approximation of rank r. Linear: no, the
+    eigenvectors need the individual uploads. Personal: no. Head in the paper: not stated; here shared by default.
+    Deviations: the paper leaves the choice of r out of the r' rows and the rows' signs open; here the largest
+    eigenvalues, and each row's entry of largest magnitude positive.
+    Reference: Meng, Tang and Wong, FLoRG, 2026: the ablation of its section 4.4 (Table 3).
+    """
+
+    exact: ClassVar[bool] = False
+    bases: Bases = "orthogonal"
+    gram_init: GramInit = "gaussian"
+    gram_std: float = 0.02
+    offset: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.gram_std > 0:
+            raise ValueError(f"gram_std must be positive (a zero matrix has a zero gradient); got {self.gram_std}")
+
+    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> GramState:
+        return gram_start(
+            params,
+            weights,
+            round,
+            bases=self.bases,
+            gram_init=self.gram_init,
+            gram_std=self.gram_std,
+            offset=self.offset,
+        )
+
+    def broadcast(self, state: GramState, client: Client, round: Round) -> Shared:
+        return Shared(state.params, state.base)
+
+    def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
+        fit = trainer.fit(shared.params, train=gram | head, objective=lambda p, loss: loss(gram_view(p)))
+        return trainer.upload(pick(fit.params, gram | head)), local
+
+    def aggregate(self, state: GramState, uploads: Iterable[Upload], round: Round) -> GramState:
+        received = list(uploads)
+        state = super().finish(state, weighted_mean([replace(u, params=pick(u.params, head)) for u in received]), round)
+        mass = sum(u.weight for u in received)
+        new = {}
+        for name, old in pick(state.params, gram).items():
+            stack = torch.cat([math.sqrt(u.weight / mass) * u.params[name].double() for u in received])
+            new[name] = gram_top(stack, old.shape[0]).to(old.dtype)
+        return replace(state, params={**state.params, **new})
+
+    def view(self, shared: Shared, local: Params) -> Params:
+        return gram_view(shared.params)

@@ -1,0 +1,103 @@
+"""FLoRG's parameterisation, ``delta W = scale * L G^T G R``: how it starts and how the network sees it.
+
+k = min(in, out); G is (r, k), L (out, k), R (k, in). Source: FLoRG, eq. 1 and section 4.4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from rondo.algorithm import Round, Weight
+from rondo.lowrank import LowRank, row_basis
+from rondo.params import Params, Role, adapted_modules, module_of, pick, role
+
+Bases: TypeAlias = Literal["orthogonal", "kaiming", "svd"]
+GramInit: TypeAlias = Literal["gaussian", "kaiming", "orthogonal"]
+
+
+@dataclass(frozen=True)
+class GramState:
+    """``params``: G, L, R of every module and the head; ``base``: what the frozen base changed by at the start."""
+
+    params: Params
+    base: Mapping[str, tuple[LowRank, ...]]
+
+
+def gram_start(
+    params: Params,
+    weights: Mapping[str, Weight],
+    round: Round,
+    *,
+    bases: Bases,
+    gram_init: GramInit,
+    gram_std: float,
+    offset: bool,
+) -> GramState:
+    """G, L and R for every module that has A and B in ``params``; other tensors (the head) are kept.
+
+    An adapter that ``params`` already carries (B not zero) becomes a change of the base, and with ``offset`` so does
+    ``-scale * L G^T G R``, which leaves the network's function as it was.
+    """
+    kept = {n: t for n, t in params.items() if role(n) not in (Role.DOWN, Role.UP)}
+    base: dict[str, tuple[LowRank, ...]] = {}
+    for path in adapted_modules(params):
+        a, b = params[f"{path}.A"], params[f"{path}.B"]
+        rank, scale = a.shape[0], weights[path].scale
+        left, right = _bases(bases, weights[path], round.generator("bases", path))
+        g = _gram(gram_init, rank, left.shape[1], gram_std, round.generator("gram", path))
+        chunks = [LowRank(scale * b, a)] if bool(b.any()) else []
+        if offset:
+            chunks.append(LowRank(-scale * (left @ g.mT), g @ right).to(a.dtype))
+        if chunks:
+            base[path] = tuple(chunks)
+        kept |= {f"{path}.G": g.to(a.dtype), f"{path}.L": left.to(a.dtype), f"{path}.R": right.to(a.dtype)}
+    return GramState(kept, base)
+
+
+def gram_view(params: Params) -> dict[str, Tensor]:
+    """A = G R and B = L G^T for every module with a G; all other tensors but L and R as they are.
+
+    In this form the network applies ``(L G^T)((G R) x)``; L (G^T (G (R x))) would cost k / r times more.
+    """
+    seen = pick(params, lambda n: role(n) not in (Role.GRAM, Role.FIXED))
+    for name in pick(params, lambda n: role(n) is Role.GRAM):
+        path = module_of(name)
+        seen[f"{path}.A"] = params[name] @ params[f"{path}.R"]
+        seen[f"{path}.B"] = params[f"{path}.L"] @ params[name].mT
+    return seen
+
+
+def _bases(kind: Bases, weight: Weight, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """L (out, k) and R (k, in) in float64; the larger one is semi-orthogonal, a square one orthogonal."""
+    out, inp = weight.shape
+    k = min(out, inp)
+    if kind == "svd":
+        u, _, vh = torch.linalg.svd(weight.matrix().double(), full_matrices=False)
+        return u, vh
+    if kind == "kaiming":
+        return _uniform(out, k, generator), _uniform(k, inp, generator)
+    return row_basis(_normal(k, out, generator))[1].mT, row_basis(_normal(k, inp, generator))[1]
+
+
+def _gram(kind: GramInit, rank: int, k: int, std: float, generator: torch.Generator) -> Tensor:
+    """G (r, k) in float64. "orthogonal" has the Frobenius norm that a Gaussian of that deviation has on average."""
+    if kind == "kaiming":
+        return _uniform(rank, k, generator)
+    draw = _normal(rank, k, generator)
+    return std * draw if kind == "gaussian" else std * math.sqrt(k) * row_basis(draw)[1]
+
+
+def _normal(rows: int, columns: int, generator: torch.Generator) -> Tensor:
+    return torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+
+
+def _uniform(rows: int, columns: int, generator: torch.Generator) -> Tensor:
+    """U(-1/sqrt(columns), 1/sqrt(columns)): PEFT's Kaiming-uniform with a = sqrt(5)."""
+    bound = 1 / math.sqrt(columns)
+    return (torch.rand(rows, columns, generator=generator, dtype=torch.float64) * 2 - 1) * bound

@@ -1,0 +1,128 @@
+"""Flat, immutable collections of named tensors, and what their names mean.
+
+``Params`` maps a flat name to a tensor and is never mutated. What a tensor is for (its *role*) is a pure
+function of its name. PEFT's orientation holds everywhere: A is ``(r, in)``, B is ``(out, r)``.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+Params: TypeAlias = Mapping[str, Tensor]
+
+HEAD_PREFIX = "head:"
+
+
+class Role(enum.Enum):
+    """What a tensor is for."""
+
+    DOWN = "down"  #: ``<module>.A``, (r, in)
+    UP = "up"  #: ``<module>.B``, (out, r)
+    GRAM = "gram"  #: ``<module>.G``, (r, min(in, out)); FLoRG's single trained matrix
+    FIXED = "fixed"  #: ``<module>.L`` (out, k) and ``<module>.R`` (k, in); never trained
+    PERSONAL_DOWN = "personal down"  #: ``<module>.pA``
+    PERSONAL_UP = "personal up"  #: ``<module>.pB``
+    HEAD = "head"  #: ``head:<torch's own name>``
+    BODY = "body"  #: torch's own name
+
+
+_SUFFIXES = {
+    "A": Role.DOWN,
+    "B": Role.UP,
+    "G": Role.GRAM,
+    "L": Role.FIXED,
+    "R": Role.FIXED,
+    "pA": Role.PERSONAL_DOWN,
+    "pB": Role.PERSONAL_UP,
+}
+
+
+def role(name: str) -> Role:
+    """The role of the tensor called ``name``: a pure function of the name."""
+    if name.startswith(HEAD_PREFIX):
+        return Role.HEAD
+    _, dot, suffix = name.rpartition(".")
+    return _SUFFIXES.get(suffix, Role.BODY) if dot else Role.BODY
+
+
+def module_of(name: str) -> str:
+    """The module path of an adapter tensor: ``"encoder.query.A"`` gives ``"encoder.query"``."""
+    return name.rpartition(".")[0]
+
+
+@dataclass(frozen=True)
+class Select:
+    """A frozen predicate on a tensor's role. Combine with ``|``, ``&`` and ``~``; call it on a name."""
+
+    roles: frozenset[Role]
+
+    def __call__(self, name: str) -> bool:
+        return role(name) in self.roles
+
+    def __or__(self, other: Select) -> Select:
+        return Select(self.roles | other.roles)
+
+    def __and__(self, other: Select) -> Select:
+        return Select(self.roles & other.roles)
+
+    def __invert__(self) -> Select:
+        return Select(frozenset(Role) - self.roles)
+
+
+everything = Select(frozenset(Role))
+nothing = Select(frozenset())
+down = Select(frozenset({Role.DOWN}))
+up = Select(frozenset({Role.UP}))
+gram = Select(frozenset({Role.GRAM}))
+fixed = Select(frozenset({Role.FIXED}))
+personal = Select(frozenset({Role.PERSONAL_DOWN, Role.PERSONAL_UP}))
+head = Select(frozenset({Role.HEAD}))
+body = Select(frozenset({Role.BODY}))
+
+
+def pick(params: Params, select: Callable[[str], bool]) -> dict[str, Tensor]:
+    """The tensors whose name ``select`` accepts, in the order of ``params``."""
+    return {name: tensor for name, tensor in params.items() if select(name)}
+
+
+def adapted_modules(params: Params) -> tuple[str, ...]:
+    """Module paths that have an adapter (a DOWN or a GRAM tensor) in ``params``, in order."""
+    return tuple(module_of(n) for n in params if role(n) in (Role.DOWN, Role.GRAM))
+
+
+def sub(a: Params, b: Params) -> dict[str, Tensor]:
+    """``a - b``, name by name. Raises KeyError where ``b`` lacks a name of ``a``."""
+    return {name: tensor - b[name] for name, tensor in a.items()}
+
+
+def sq_norm(params: Params) -> Tensor:
+    """Sum of squares over every axis but the first, the clients': shape (K,)."""
+    terms = [tensor.square().flatten(1).sum(1) for tensor in params.values()]
+    return torch.stack(terms).sum(0)
+
+
+def add_client_axis(params: Params, size: int = 1) -> dict[str, Tensor]:
+    """Every tensor with a leading client axis of length ``size`` (a view: nothing is copied)."""
+    return {name: tensor.unsqueeze(0).expand(size, *tensor.shape) for name, tensor in params.items()}
+
+
+def stack_clients(each: Iterable[Params]) -> dict[str, Tensor]:
+    """One ``Params`` a client, stacked along a new leading client axis. All must have the same names."""
+    rows = list(each)
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]} if rows else {}
+
+
+def client_row(params: Params, index: int) -> dict[str, Tensor]:
+    """One client's tensors out of a cohort's: the leading axis is removed."""
+    return {name: tensor[index] for name, tensor in params.items()}
+
+
+def num_bytes(params: Params) -> int:
+    """Payload in bytes: number of elements times element size, summed."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in params.values())

@@ -1,0 +1,111 @@
+"""Any state of an algorithm to safetensors and JSON, and back, bit for bit.
+
+A state is made of frozen dataclasses, dicts with string keys, tuples, lists, tensors, numbers, strings, booleans and
+None. The tree becomes a JSON skeleton whose leaves point at tensors; dataclasses are rebuilt only if their type is one
+that the caller expects, so a file cannot name a class of its own choosing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from rondo.lowrank import LowRank
+
+
+def pack(tree: Any) -> bytes:
+    """``tree`` as the bytes of one safetensors file, the skeleton in its metadata. Raises TypeError at a leaf that
+    is none of the kinds above."""
+    tensors: dict[str, Tensor] = {}
+    skeleton = _skeleton(tree, tensors, "state")
+    return safetensors.torch.save(tensors, metadata={"skeleton": json.dumps(skeleton)})
+
+
+def unpack(data: bytes, like: Any) -> Any:
+    """The tree in ``data``. ``like`` is any tree of the same kind: the dataclasses found in it, and LowRank, are the
+    only ones that are rebuilt. Raises ValueError where the data are not a packed tree or name another dataclass."""
+    try:
+        tensors = safetensors.torch.load(data)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        skeleton = json.loads(header["__metadata__"]["skeleton"])
+    except Exception as error:
+        raise ValueError(f"not a saved state: {error}") from error
+    allowed = {LowRank.__name__: LowRank, **{t.__name__: t for t in _dataclasses_in(like)}}
+    return _rebuild(skeleton, tensors, allowed)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two trees are equal bit for bit, types, dtypes and shapes included."""
+    left: dict[str, Tensor] = {}
+    right: dict[str, Tensor] = {}
+    if _skeleton(a, left, "state") != _skeleton(b, right, "state"):
+        return False
+    return all(
+        t.dtype == right[n].dtype and t.shape == right[n].shape and _bits(t).equal(_bits(right[n]))
+        for n, t in left.items()
+    )
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """The bytes, so that NaN equals itself and -0.0 differs from 0.0."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _skeleton(node: Any, tensors: dict[str, Tensor], path: str) -> Any:
+    if isinstance(node, Tensor):
+        # A clone, because safetensors refuses tensors that share memory.
+        tensors[path] = node.detach().cpu().contiguous().clone()
+        return {"tensor": path}
+    if node is None or isinstance(node, (bool, int, float, str)):
+        return {"value": node}
+    if dataclasses.is_dataclass(node) and not isinstance(node, type):
+        fields = {
+            f.name: _skeleton(getattr(node, f.name), tensors, f"{path}/{f.name}") for f in dataclasses.fields(node)
+        }
+        return {"dataclass": type(node).__name__, "fields": fields}
+    if isinstance(node, Mapping):
+        if not all(isinstance(k, str) for k in node):
+            raise TypeError(f"{path}: the keys of a mapping in a state must be strings")
+        return {"dict": {k: _skeleton(v, tensors, f"{path}/{k}") for k, v in node.items()}}
+    if isinstance(node, (tuple, list)):
+        kind = "tuple" if isinstance(node, tuple) else "list"
+        return {kind: [_skeleton(v, tensors, f"{path}/{i}") for i, v in enumerate(node)]}
+    raise TypeError(f"{path}: a state cannot hold a {type(node).__name__}")
+
+
+def _rebuild(node: Any, tensors: Mapping[str, Tensor], allowed: Mapping[str, type]) -> Any:
+    match node:
+        case {"tensor": name}:
+            return tensors[name]
+        case {"value": value}:
+            return value
+        case {"dict": items}:
+            return {k: _rebuild(v, tensors, allowed) for k, v in items.items()}
+        case {"tuple": items}:
+            return tuple(_rebuild(v, tensors, allowed) for v in items)
+        case {"list": items}:
+            return [_rebuild(v, tensors, allowed) for v in items]
+        case {"dataclass": name, "fields": fields} if name in allowed:
+            return allowed[name](**{k: _rebuild(v, tensors, allowed) for k, v in fields.items()})
+        case {"dataclass": name}:
+            raise ValueError(f"the saved state has a {name}, expected one of {sorted(allowed)}")
+    raise ValueError("not a saved state: its skeleton is malformed")
+
+
+def _dataclasses_in(tree: Any) -> Iterable[type]:
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        yield type(tree)
+        for f in dataclasses.fields(tree):
+            yield from _dataclasses_in(getattr(tree, f.name))
+    elif isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from _dataclasses_in(value)
+    elif isinstance(tree, (tuple, list)):
+        for value in tree:
+            yield from _dataclasses_in(value)

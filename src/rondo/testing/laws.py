@@ -1,0 +1,367 @@
+"""The laws, one function each: it raises :class:`LawBroken` or :class:`NotApplicable`, or returns what it measured.
+
+Each runs on :class:`rondo.testing.problem.LinearProblem`: two adapted layers, one of them not square, scales other
+than 1, unequal weights, a shared head.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rondo import algorithms, state
+from rondo.algorithm import Algorithm, Client, Round, Shared, Upload
+from rondo.params import Params, client_row, head, pick, stack_clients
+from rondo.testing.problem import LinearProblem, SgdTrainer
+
+TOLERANCE = 1e-9
+"""Largest absolute difference that laws about values allow, in float64 on tensors of order 1."""
+
+Formulas = tuple[algorithms.Numbers, algorithms.Numbers]
+"""Numbers up and numbers down for one module, from (rank, in, out, round index)."""
+
+
+class LawBroken(AssertionError):
+    """An algorithm breaks a law."""
+
+
+class NotApplicable(Exception):
+    """The law does not concern this algorithm; the message says why."""
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise LawBroken(message)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What one client's part of a round gave."""
+
+    upload: Upload
+    local: Params
+    before: Mapping[str, Tensor]
+    """The change of every layer, and the head, of the model that the client received."""
+    after: Mapping[str, Tensor]
+    """The same of the model that it had trained."""
+
+
+class _Run:
+    """One algorithm on one problem, one client at a time: the pieces of a round, for the laws to combine."""
+
+    def __init__(self, algorithm: Algorithm[Any], seed: int, steps: int = 3) -> None:
+        self.algorithm, self.steps = algorithm, steps
+        self.problem = LinearProblem.make(seed)
+        self.clients = self.problem.clients
+        self.state = algorithm.init(self.problem.params, self.problem.weights, self.round(0))
+        self.locals: dict[str, Params] = {}
+
+    def round(self, index: int) -> Round:
+        return Round(index, 8, 0, len(self.clients))
+
+    def shared(self, client: Client, index: int) -> Shared:
+        return self.algorithm.broadcast(self.state, client, self.round(index))
+
+    def local(self, client: Client, shared: Shared) -> Params:
+        kept = self.locals.get(client.id)
+        return self.algorithm.local_init(shared, client) if kept is None else kept
+
+    def changes(self, shared: Shared, local: Params) -> dict[str, Tensor]:
+        """The change of every layer's weight, and the head, as the network applies them."""
+        seen = self.algorithm.view(shared, local)
+        deltas = {path: self.problem.delta(seen, shared.base, path) for path in self.problem.weights}
+        return {**deltas, **pick(seen, head)}
+
+    def model(self, client: Client, index: int) -> dict[str, Tensor]:
+        """:meth:`changes` of the model that ``client`` would use in round ``index``."""
+        shared = self.shared(client, index)
+        return self.changes(shared, self.local(client, shared))
+
+    def train(self, clients: Sequence[Client], index: int) -> list[_Outcome]:
+        """Train ``clients`` as one cohort (all see the same broadcast shapes); nothing is stored."""
+        each = [self.shared(c, index) for c in clients]
+        local = [self.local(c, s) for c, s in zip(clients, each, strict=True)]
+        trainer = SgdTrainer(tuple(clients), self.round(index), self.problem.loss, each[0].base, self.steps)
+        batched = replace(each[0], params=stack_clients(s.params for s in each))
+        uploads, kept = self.algorithm.client_update(batched, stack_clients(local), trainer)
+        _require(len(uploads) == len(clients), f"{len(clients)} clients gave {len(uploads)} uploads")
+        outcomes = []
+        for k, upload in enumerate(uploads):
+            new_local = client_row(kept, k)
+            trained = client_row(trainer.fits[-1], k) if trainer.fits else each[k].params
+            after = self.changes(replace(each[k], params={**each[k].params, **trained}), new_local)
+            outcomes.append(_Outcome(upload, new_local, self.changes(each[k], local[k]), after))
+        return outcomes
+
+    def step(self, index: int, clients: Sequence[Client] | None = None) -> list[_Outcome]:
+        """A whole round, the clients one at a time."""
+        outcomes = [self.train([c], index)[0] for c in (self.clients if clients is None else clients)]
+        self.locals |= {o.upload.client.id: o.local for o in outcomes}
+        self.state = self.algorithm.aggregate(self.state, [o.upload for o in outcomes], self.round(index))
+        return outcomes
+
+    def gap(self, one: Any, other: Any, index: int) -> float:
+        """How far the models of two states are apart, over all clients."""
+        here, gaps = self.state, []
+        for client in self.clients:
+            models = []
+            for self.state in (one, other):
+                models.append(self.model(client, index))
+            gaps.append(_gap(*models))
+        self.state = here
+        return max(gaps)
+
+
+def _gap(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    _require(a.keys() == b.keys(), f"names differ: {sorted(a.keys() ^ b.keys())}")
+    return max((float((a[n] - b[n]).abs().max()) for n in a), default=0.0)
+
+
+def _in_round_one(algorithm: Algorithm[Any], seed: int) -> tuple[_Run, list[Upload]]:
+    """A run after its first round, and the uploads of its second."""
+    run = _Run(algorithm, seed)
+    run.step(0)
+    return run, [run.train([c], 1)[0].upload for c in run.clients]
+
+
+def _agree(run: _Run, uploads: Sequence[Upload], others: Sequence[Upload], what: str) -> str:
+    one = run.algorithm.aggregate(run.state, uploads, run.round(1))
+    gap = run.gap(one, run.algorithm.aggregate(run.state, others, run.round(1)), 2)
+    _require(gap < TOLERANCE, f"{what}: the model differs by {gap:.1e}")
+    return f"difference {gap:.0e}"
+
+
+def law_form(algorithm: Algorithm[Any], seed: int) -> str:
+    """It is a frozen dataclass without subclasses; its view has A (r, in) and B (out, r) for every module, finite."""
+    _require(dataclasses.is_dataclass(algorithm), "it is not a dataclass")
+    _require(algorithm.__dataclass_params__.frozen, "its dataclass is not frozen")  # type: ignore[attr-defined]
+    run = _Run(algorithm, seed)
+    run.step(0)
+    shared = run.shared(run.clients[0], 1)
+    seen = algorithm.view(shared, run.local(run.clients[0], shared))
+    for path, weight in run.problem.weights.items():
+        a, b = seen[f"{path}.A"], seen[f"{path}.B"]
+        _require(
+            a.shape[1] == weight.shape[1], f"{path}.A is {tuple(a.shape)}, its module has {weight.shape[1]} inputs"
+        )
+        _require(
+            b.shape[0] == weight.shape[0], f"{path}.B is {tuple(b.shape)}, its module has {weight.shape[0]} outputs"
+        )
+        _require(a.shape[0] == b.shape[1], f"{path}: A has rank {a.shape[0]}, B has rank {b.shape[1]}")
+    _require(all(bool(t.isfinite().all()) for t in seen.values()), "the view is not finite")
+    return "A (r, in), B (out, r)"
+
+
+def law_first_round_learns(algorithm: Algorithm[Any], seed: int) -> str:
+    """The first round's training moves every layer (with B = 0, training A alone would not)."""
+    run = _Run(algorithm, seed)
+    for outcome in run.step(0):
+        for path in run.problem.weights:
+            moved = float((outcome.after[path] - outcome.before[path]).abs().max())
+            _require(moved > 1e-6, f"{path}: the first round moved the weight by {moved:.1e}")
+    return ""
+
+
+def law_permutation(algorithm: Algorithm[Any], seed: int) -> str:
+    """The order in which uploads arrive does not change the model."""
+    run, uploads = _in_round_one(algorithm, seed)
+    return _agree(run, uploads, uploads[::-1], "uploads in reverse order")
+
+
+def law_weight_scale(algorithm: Algorithm[Any], seed: int) -> str:
+    """Only the ratios of the weights count."""
+    run, uploads = _in_round_one(algorithm, seed)
+    return _agree(run, uploads, [replace(u, weight=17 * u.weight) for u in uploads], "weights times 17")
+
+
+def law_weights_count(algorithm: Algorithm[Any], seed: int) -> str:
+    """An upload of weight 2 counts as much as the same upload twice with weight 1."""
+    run, (a, b, *_) = _in_round_one(algorithm, seed)
+    twin = replace(a, client=replace(a.client, id="twin"), weight=1.0)
+    double = [replace(a, weight=2.0), replace(b, weight=1.0)]
+    twice = [replace(a, weight=1.0), twin, replace(b, weight=1.0)]
+    return _agree(run, double, twice, "one upload of weight 2 against two of weight 1 (are weights ignored?)")
+
+
+def law_consensus(algorithm: Algorithm[Any], seed: int) -> str:
+    """If all clients end at the same model, the new model is that model."""
+    run, worst = _Run(algorithm, seed), 0.0
+    run.step(0)
+    for index in (1, 2):
+        reached = run.train([run.clients[0]], index)[0]
+        run.locals = {c.id: reached.local for c in run.clients}
+        same = [replace(reached.upload, client=c, weight=float(c.num_examples)) for c in run.clients]
+        run.state = algorithm.aggregate(run.state, same, run.round(index))
+        worst = max(worst, _gap(reached.after, run.model(run.clients[0], index + 1)))
+        _require(worst < TOLERANCE, f"the new model is {worst:.1e} away from the one that all clients reached")
+    return f"difference {worst:.0e}"
+
+
+def law_zero_steps(algorithm: Algorithm[Any], seed: int) -> str:
+    """A round in which nobody takes a step leaves every model as it was."""
+    run, worst = _Run(algorithm, seed), 0.0
+    run.step(0)
+    run.steps = 0
+    for index in (1, 2):
+        before = run.state
+        run.step(index)
+        worst = max(worst, run.gap(before, run.state, index + 1))
+        _require(worst < TOLERANCE, f"round {index} without a step moved the model by {worst:.1e}")
+    return f"difference {worst:.0e}"
+
+
+def law_exact(algorithm: Algorithm[Any], seed: int) -> str:
+    """Where exactness is claimed: the new model's change is the weighted mean of the clients' changes, for unequal
+    weights and partial participation, in each of four rounds."""
+    if not algorithm.exact:
+        raise NotApplicable("the algorithm does not claim to be exact")
+    run, worst = _Run(algorithm, seed), 0.0
+    for index in range(4):
+        outcomes = run.step(index, run.clients if index % 2 == 0 else run.clients[::2])
+        mass = sum(o.upload.client.num_examples for o in outcomes)
+        new = run.model(outcomes[0].upload.client, index + 1)
+        mean = {
+            n: sum((o.upload.client.num_examples / mass * o.after[n] for o in outcomes), torch.zeros_like(new[n]))
+            for n in run.problem.weights
+        }
+        worst = max(worst, _gap(mean, pick(new, lambda n: n in run.problem.weights)))
+        _require(worst < TOLERANCE, f"round {index}: the model is {worst:.1e} away from the mean of the clients'")
+    return f"difference {worst:.0e}"
+
+
+def law_frozen_stay(algorithm: Algorithm[Any], seed: int) -> str:
+    """A tensor that no client uploads is bit-identical after the round."""
+    run = _Run(algorithm, seed)
+    for index in range(3):
+        before = dict(run.shared(run.clients[0], index).params)
+        sent = {n for o in run.step(index) for n in o.upload.params}
+        after = run.shared(run.clients[0], index + 1).params
+        for name in before.keys() - sent:
+            _require(state.same(before[name], after[name]), f"round {index} changed {name}, which nobody uploaded")
+    return ""
+
+
+def law_no_mutation(algorithm: Algorithm[Any], seed: int) -> str:
+    """No argument is changed in place."""
+    run = _Run(algorithm, seed)
+    given = copy.deepcopy(dict(run.problem.params))
+    algorithm.init(run.problem.params, run.problem.weights, run.round(0))
+    _require(state.same(given, dict(run.problem.params)), "init changed the parameters that it was given")
+    for index in range(2):
+        held = copy.deepcopy((run.state, run.locals))
+        outcomes = [run.train([c], index)[0] for c in run.clients]
+        _require(state.same(held, (run.state, run.locals)), "client_update changed the state or what clients keep")
+        uploads = [o.upload for o in outcomes]
+        sent = copy.deepcopy(uploads)
+        new = algorithm.aggregate(run.state, uploads, run.round(index))
+        _require(state.same(held[0], run.state), "aggregate changed the state that it was given")
+        _require(state.same(sent, uploads), "aggregate changed an upload")
+        run.state = new
+        run.locals = {o.upload.client.id: o.local for o in outcomes}
+    return ""
+
+
+def law_state_survives(algorithm: Algorithm[Any], seed: int) -> str:
+    """The state survives safetensors bit for bit, and the run goes on from it to the same bits."""
+    run, other = _Run(algorithm, seed), _Run(algorithm, seed)
+    for each in (run, other):
+        each.step(0)
+    other.state = state.unpack(state.pack(run.state), run.state)
+    _require(state.same(run.state, other.state), "the state that was read back differs from the one saved")
+    for each in (run, other):
+        each.step(1)
+    _require(state.same(run.state, other.state), "a round from the state that was read back differs")
+    return ""
+
+
+def law_same_seed(algorithm: Algorithm[Any], seed: int) -> str:
+    """The same seed gives the same bits."""
+    runs = [_Run(algorithm, seed), _Run(algorithm, seed)]
+    for run in runs:
+        for index in range(3):
+            run.step(index)
+    _require(state.same(runs[0].state, runs[1].state), "two runs from one seed differ")
+    return ""
+
+
+def law_lost_local(algorithm: Algorithm[Any], seed: int) -> str:
+    """A client that lost what it kept takes part again, as a new one."""
+    run = _Run(algorithm, seed)
+    run.step(0)
+    run.locals.clear()
+    run.step(1)
+    finite = all(bool(t.isfinite().all()) for t in run.model(run.clients[0], 2).values())
+    _require(finite, "after the loss the model is not finite")
+    return ""
+
+
+def law_no_leak(algorithm: Algorithm[Any], seed: int) -> str:
+    """What a client computes does not depend on who was trained before it."""
+    first, last = LinearProblem.make(seed).clients[0], LinearProblem.make(seed).clients[-1]
+    results = []
+    for order in ([last], [first, last], [first, first, last]):
+        run = _Run(algorithm, seed)
+        run.step(0)
+        for client in order:
+            outcome = run.train([client], 1)[0]
+        results.append((dict(outcome.upload.params), dict(outcome.local)))
+    _require(all(state.same(results[0], r) for r in results[1:]), "training another client first changed the result")
+    return ""
+
+
+def law_cohort(algorithm: Algorithm[Any], seed: int) -> str:
+    """Client code is batch-transparent: a cohort gives each client what it gets alone."""
+    run, worst = _Run(algorithm, seed), 0.0
+    for index in range(2):
+        together = run.train(run.clients, index)
+        for one, other in zip(together, run.step(index), strict=True):
+            worst = max(worst, _gap(one.upload.params, other.upload.params), _gap(one.local, other.local))
+    _require(worst < 1e-12, f"a cohort and its clients one at a time differ by {worst:.1e}")
+    return f"difference {worst:.0e}"
+
+
+def law_bytes(algorithm: Algorithm[Any], seed: int, formulas: Formulas | None = None) -> str:
+    """Numbers sent equal the card's formula: up, and down to a client that took part in every round."""
+    if formulas is None:
+        raise NotApplicable("no formula was given")
+    run = _Run(algorithm, seed)
+    client, rank = run.clients[0], run.problem.rank
+    known: dict[str, Tensor] = {}
+    for index in range(5):
+        shared = run.shared(client, index)
+        news = {n: t for n, t in shared.params.items() if n not in known or not state.same(known[n], t)}
+        known |= shared.params
+        upload = next(o.upload for o in run.step(index) if o.upload.client == client)
+        seen = [("up", upload.params, formulas[0])]
+        if index > 0:
+            seen.append(("down", news, formulas[1]))
+        for way, params, formula in seen:
+            sent = sum(t.numel() for t in pick(params, ~head).values())
+            due = sum(formula(rank, w.shape[1], w.shape[0], index) for w in run.problem.weights.values())
+            _require(sent == due, f"round {index}: {sent} numbers {way}, the formula says {due}")
+    return ""
+
+
+LAWS: dict[str, Callable[[Algorithm[Any], int], str]] = {
+    "form": law_form,
+    "first round learns": law_first_round_learns,
+    "permutation": law_permutation,
+    "weight scale": law_weight_scale,
+    "weights count": law_weights_count,
+    "consensus": law_consensus,
+    "zero steps": law_zero_steps,
+    "exactness": law_exact,
+    "frozen stay frozen": law_frozen_stay,
+    "no mutation": law_no_mutation,
+    "state survives": law_state_survives,
+    "same seed": law_same_seed,
+    "lost local": law_lost_local,
+    "no leak": law_no_leak,
+    "cohort": law_cohort,
+}

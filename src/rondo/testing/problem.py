@@ -1,0 +1,121 @@
+"""A small network in float64 and a trainer of full-batch SGD: what the laws run on, of use in tests of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rondo.algorithm import Client, Fit, Objective, Round, Upload, Uploads, Weight, plain
+from rondo.lowrank import LowRank, total
+from rondo.params import Params, Select, client_row, everything
+
+NetworkLoss = Callable[[str, Params, Mapping[str, tuple[LowRank, ...]]], Tensor]
+"""(client id, what the network sees, base changes) to a scalar loss; no client axis."""
+
+
+@dataclass
+class SgdTrainer:
+    """A :class:`rondo.algorithm.Trainer` that takes ``steps`` full-batch gradient steps for each client."""
+
+    clients: tuple[Client, ...]
+    round: Round
+    loss: NetworkLoss
+    base: Mapping[str, tuple[LowRank, ...]] = field(default_factory=dict)
+    steps: int = 3
+    lr: float = 0.1
+    weights: Mapping[str, float] = field(default_factory=dict)
+    fits: list[Params] = field(default_factory=list)
+    """What every call of ``fit`` returned."""
+
+    def fit(
+        self,
+        params: Params,
+        *,
+        train: Select = everything,
+        objective: Objective = plain,
+        epochs: int | None = None,
+        steps: int | None = None,
+        lr: float | None = None,
+    ) -> Fit:
+        """See :meth:`rondo.algorithm.Trainer.fit`; an epoch is one step, the batch being all data."""
+        count = steps if steps is not None else epochs if epochs is not None else self.steps
+        trained = {n: t.detach().clone().requires_grad_() for n, t in params.items() if train(n)}
+        losses = torch.zeros(len(self.clients), dtype=torch.float64)
+        for _ in range(count):
+            value = objective({**params, **trained}, self._network)
+            grads = torch.autograd.grad(value.sum(), list(trained.values()), allow_unused=True)
+            losses = losses + value.detach() / count
+            with torch.no_grad():
+                for tensor, grad in zip(trained.values(), grads, strict=True):
+                    if grad is not None:
+                        tensor.sub_((self.lr if lr is None else lr) * grad)
+        done = {n: trained[n].detach() if n in trained else t for n, t in params.items()}
+        self.fits.append(done)
+        ones = torch.full((len(self.clients),), count)
+        return Fit(done, ones, ones * torch.tensor([c.num_examples for c in self.clients]), losses)
+
+    def _network(self, seen: Params) -> Tensor:
+        rows = [self.loss(c.id, client_row(seen, k), self.base) for k, c in enumerate(self.clients)]
+        return torch.stack(rows)
+
+    def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:
+        """See :meth:`rondo.algorithm.Trainer.upload`."""
+        return tuple(
+            Upload(c, client_row(params, k), self._weight(c) if weight is None else float(weight[k]))
+            for k, c in enumerate(self.clients)
+        )
+
+    def _weight(self, client: Client) -> float:
+        return self.weights.get(client.id, float(client.num_examples))
+
+
+@dataclass(frozen=True)
+class LinearProblem:
+    """``y = H tanh(W2 tanh(W1 x))`` with adapters on both layers: W1 (7, 5), W2 (7, 7), head H (3, 7).
+
+    Every client has data of its own from a map of its own, so that averaging is not trivial.
+    """
+
+    weights: Mapping[str, Weight]
+    params: Params
+    data: Mapping[str, tuple[Tensor, Tensor]]
+    clients: tuple[Client, ...]
+    rank: int
+
+    @staticmethod
+    def make(seed: int, *, rank: int = 2, clients: int = 3) -> LinearProblem:
+        """A problem from ``seed``; number of examples differs by client."""
+        g = torch.Generator().manual_seed(seed)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+        shapes = {"first": ((7, 5), 1.75), "second": ((7, 7), 0.5)}
+        weights, params = {}, {}
+        for path, ((out, inp), scale) in shapes.items():
+            matrix = normal(out, inp) / inp**0.5
+            weights[path] = Weight((out, inp), scale, lambda matrix=matrix: matrix)  # type: ignore[misc]
+            params[f"{path}.A"] = normal(rank, inp) / inp**0.5
+            params[f"{path}.B"] = torch.zeros(out, rank, dtype=torch.float64)
+        params["head:out.weight"] = normal(3, 7) / 7**0.5
+        members = tuple(Client(f"client-{k}", 4 + 3 * k) for k in range(clients))
+        data = {}
+        for c in members:
+            x = normal(c.num_examples, 5)
+            data[c.id] = (x, x @ normal(5, 3))
+        return LinearProblem(weights, params, data, members, rank)
+
+    def delta(self, seen: Params, base: Mapping[str, tuple[LowRank, ...]], path: str) -> Tensor:
+        """The change of one layer's weight that the network applies: base change plus scale * B A."""
+        change = self.weights[path].scale * (seen[f"{path}.B"] @ seen[f"{path}.A"])
+        return change + total(base[path]).dense() if base.get(path) else change
+
+    def loss(self, client: str, seen: Params, base: Mapping[str, tuple[LowRank, ...]]) -> Tensor:
+        """Half the mean squared error of one client; a :data:`NetworkLoss`."""
+        x, y = self.data[client]
+        for path, weight in self.weights.items():
+            x = torch.tanh(x @ (weight.matrix() + self.delta(seen, base, path)).T)
+        return 0.5 * (x @ seen["head:out.weight"].T - y).square().sum(-1).mean()

