@@ -185,7 +185,8 @@ def gram_align(anchor: Tensor, sketch: Tensor) -> Tensor:
         root = torch.where(keep, values, torch.zeros_like(values)).sqrt()
         inverse = torch.where(keep, 1 / root.clamp_min(torch.finfo(torch.float64).tiny), torch.zeros_like(root))
         aligned = polar(r @ (vectors * root[..., None, :])) @ ((vectors * inverse[..., None, :]).mT @ s)
-    return aligned.to(anchor.dtype)
+    result: Tensor = aligned.to(anchor.dtype)
+    return result
 
 
 def gram_top(stack: Tensor, rank: int) -> Tensor:
@@ -205,4 +206,5 @@ def gram_top(stack: Tensor, rank: int) -> Tensor:
     rows = torch.nn.functional.pad(rows[:rank], (0, 0, 0, max(0, rank - rows.shape[0])))
     largest = rows.gather(1, rows.abs().argmax(1, keepdim=True))
     signed: Tensor = rows * torch.where(largest < 0, -1.0, 1.0).to(rows.dtype)
-    return signed.to(stack.dtype)
+    result: Tensor = signed.to(stack.dtype)
+    return result

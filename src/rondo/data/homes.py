@@ -175,8 +175,8 @@ class _Grammar:
         if isinstance(node, kinds.TextChunk):
             return str(node.original_text)
         if isinstance(node, kinds.RuleReference):
-            rule = self._data.expansion_rules[node.rule_name].expression
-            return self._walk(rule, domains, words, rng)
+            rule = self._data.expansion_rules.get(node.rule_name)
+            return self._walk(rule.expression, domains, words, rng) if rule else f"<{node.rule_name}>"
         if isinstance(node, kinds.ListReference):
             return self._value(node.list_name, domains, words, rng)
         items = list(node.items)
@@ -201,7 +201,7 @@ class _Grammar:
             return str(rng.randrange(max(first, values.start), min(last, values.stop) + 1, step))
         if isinstance(values, self._intents.TextSlotList):
             return self._walk(rng.choice(list(values.values)).text_in, (), words, rng)
-        return f"{{{slot}}}"  # nothing here fills it: the sentence is refused
+        return f"{{{slot}}}"  # nothing here fills it: refused, like an unknown rule
 
 
 def _split(grammar: _Grammar, rng: random.Random) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
@@ -209,12 +209,13 @@ def _split(grammar: _Grammar, rng: random.Random) -> tuple[dict[str, list[str]],
     train: dict[str, list[str]] = {}
     test: dict[str, list[str]] = {}
     for intent, templates in grammar.templates.items():
-        texts = [t for t in templates if any(grammar.say(t, templates[t], _WORDS, rng) for _ in range(_TRIES))]
+        tries = range(_TRIES)
+        texts = [t for t, of in templates.items() if any(grammar.say(t, of, _WORDS, rng) for _ in tries)]
         if len(texts) < 2:
             continue
         rng.shuffle(texts)
         held = max(1, round(_TEST_SHARE * len(texts)))
-        said = {grammar.say(t, templates[t], _WORDS, rng) for t in texts[held:] for _ in range(_TRIES)}
+        said = {grammar.say(t, templates[t], _WORDS, rng) for t in texts[held:] for _ in tries}
         if len(said - {""}) >= _MIN_TRAIN:
             train[intent], test[intent] = texts[held:], texts[:held]
     return train, test

@@ -1,0 +1,410 @@
+"""The configuration: TOML (or a dict) to a validated, frozen :class:`RunConfig`. Imports no torch.
+
+All faults are found at once and listed with key path, reason and fix (:class:`ConfigError`), before a model is loaded.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field
+
+from rondo import algorithms
+
+Positive: TypeAlias = Annotated[int, Field(gt=0)]
+Fraction: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
+
+BUILTIN_MODEL = "builtin:minilm"
+BUILTIN_DATA = "builtin:home-intents"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One fault: the key path, what is wrong and how to mend it."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
+
+
+class ConfigError(ValueError):
+    """The user's input cannot be run. ``problems`` lists every fault found."""
+
+    def __init__(self, problems: Sequence[Problem], source: str = "config") -> None:
+        self.problems, self.source = tuple(problems), source
+        count = f"{len(problems)} problem{'s' if len(problems) != 1 else ''}"
+        super().__init__("\n".join([f"{source}: {count}", *(f"  {p}" for p in problems)]))
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class AlgorithmConfig(_Section):
+    """``name`` of the table or ``package.module:Class``; all other keys are the fields of its dataclass."""
+
+    model_config = ConfigDict(extra="allow")
+    name: str = "rolora"
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return dict(self.__pydantic_extra__ or {})
+
+
+class AdapterConfig(_Section):
+    """PEFT's ``LoraConfig``, its words and their meaning. ``start_from`` is the folder of an existing adapter."""
+
+    r: Positive = 8
+    lora_alpha: Annotated[float, Field(gt=0)] = 16
+    target_modules: str | list[str] = "all-linear"
+    exclude_modules: str | list[str] | None = None
+    layers_to_transform: int | list[int] | None = None
+    layers_pattern: str | list[str] | None = None
+    rank_pattern: dict[str, Positive] = Field(default_factory=dict)
+    alpha_pattern: dict[str, float] = Field(default_factory=dict)
+    use_rslora: bool = False
+    lora_dropout: Fraction = 0.0
+    init_lora_weights: Literal[True, "gaussian", "orthogonal"] = True
+    start_from: str | None = None
+
+
+class ModelConfig(_Section):
+    """``name``: a folder, a Hugging Face name or ``builtin:minilm``. ``head`` unset means the algorithm's own."""
+
+    name: str = BUILTIN_MODEL
+    head: Literal["shared", "local", "frozen"] | None = None
+    revision: str | None = None
+    gguf_file: str | None = None
+    quantization: Literal["int8"] | None = None
+
+
+class TaskConfig(_Section):
+    """What is learned. ``text`` is one or two columns; for causal-lm either ``text`` or ``prompt`` and ``response``."""
+
+    kind: Literal["sequence-classification", "causal-lm"] = "sequence-classification"
+    text: str | Annotated[list[str], Field(min_length=1, max_length=2)] | None = None
+    label: str | None = None
+    prompt: str | Annotated[list[str], Field(min_length=1)] | None = None
+    response: str | None = None
+    max_length: Annotated[int, Field(ge=4)] = 128
+
+
+class DataConfig(_Section):
+    """``source``: a file or folder of CSV, JSON lines or Parquet, a Hugging Face name, or ``builtin:home-intents``.
+
+    ``clients_from``: a folder or glob pattern with one file a client (then ``[partition]`` is not used).
+    """
+
+    source: str | None = None
+    subset: str | None = None
+    clients_from: str | None = None
+    train_split: str = "train"
+    test_split: str | None = "validation"
+    test_source: str | None = None
+    validation_fraction: Fraction = 0.1
+    max_train_rows: Positive | None = None
+    max_test_rows: Positive | None = None
+    bad_rows: Literal["error", "drop"] = "error"
+    min_examples: Positive = 1
+
+
+class PartitionConfig(_Section):
+    """How the rows are dealt to clients (flwr-datasets' partitioners)."""
+
+    kind: Literal["iid", "dirichlet", "shards", "classes", "natural", "lognormal"] = "iid"
+    clients: Annotated[int, Field(ge=1)] | None = None
+    alpha: Annotated[float, Field(gt=0)] | None = None
+    classes_per_client: Positive | None = None
+    shards_per_client: Positive | None = None
+    sigma: Annotated[float, Field(gt=0)] | None = None
+    column: str | None = None
+    min_size: Annotated[int, Field(ge=0)] = 1
+
+
+class ClientsConfig(_Section):
+    """Who takes part in a round, and how their uploads are weighted."""
+
+    per_round: Positive | None = None
+    sampling: Literal["uniform", "poisson", "full", "weighted"] = "uniform"
+    weighting: Literal["examples", "uniform"] = "examples"
+    min_clients: Positive = 1
+
+
+class TrainConfig(_Section):
+    """Local training. ``local_steps`` replaces ``local_epochs``; the schedule is a function of the round."""
+
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    lr: Annotated[float, Field(gt=0)] = 1e-3
+    momentum: Fraction = 0.0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    batch_size: Positive = 16
+    local_epochs: Positive | None = None
+    local_steps: Positive | None = None
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_rounds: Annotated[int, Field(ge=0)] = 0
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    precision: Literal["float32", "bf16"] = "float32"
+    length_grouping: bool = True
+
+
+class EvaluationConfig(_Section):
+    """``every`` and ``clients_every``: rounds between scores on the test set and on each client's own validation
+    rows (0: only after the last round). ``local_only``: also train each client alone, as a baseline."""
+
+    every: Annotated[int, Field(ge=0)] = 1
+    clients_every: Annotated[int, Field(ge=0)] = 0
+    batch_size: Positive = 64
+    local_only: bool = False
+
+
+class RunConfig(_Section):
+    """A whole run. Make one with :func:`load`, which also accepts a path or a dict."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    rounds: Positive = 20
+    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
+    adapter: AdapterConfig = Field(default_factory=AdapterConfig)
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    task: TaskConfig = Field(default_factory=TaskConfig)
+    data: DataConfig = Field(default_factory=DataConfig)
+    partition: PartitionConfig = Field(default_factory=PartitionConfig)
+    clients: ClientsConfig = Field(default_factory=ClientsConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+
+
+def load(source: str | os.PathLike[str] | Mapping[str, Any] | RunConfig, sets: Sequence[str] = ()) -> RunConfig:
+    """Read and validate a configuration; ``sets`` are ``key.path=value`` overrides (TOML values, else plain strings).
+
+    Raises :class:`ConfigError` with every fault found.
+    """
+    if isinstance(source, RunConfig):
+        name, raw = "config", source.model_dump(exclude_unset=True)
+    elif isinstance(source, Mapping):
+        name, raw = "config", _copied(source)
+    else:
+        name, raw = str(source), _read(Path(source))
+    bad = [p for text in sets if (p := _override(raw, text)) is not None]
+    try:
+        config = RunConfig.model_validate(raw)
+    except pydantic.ValidationError as error:
+        found = [_explain(e, raw) for e in error.errors(include_url=False)]
+        raise ConfigError([*bad, *found, *_algorithm_problems(raw.get("algorithm"))], name) from None
+    problems = [*bad, *_algorithm_problems(raw.get("algorithm")), *_cross_checks(config)]
+    if problems:
+        raise ConfigError(problems, name)
+    return config
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n"))
+    except FileNotFoundError:
+        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.toml")], n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "write one with: rondo init"
+        raise ConfigError([Problem(str(path), f"no such file; {hint}")], "config") from None
+    except IsADirectoryError:
+        raise ConfigError([Problem(str(path), "this is a folder; name a .toml file")], "config") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError([Problem(str(path), f"not TOML: {error}")], "config") from None
+    except OSError as error:
+        raise ConfigError([Problem(str(path), f"cannot be read: {error.strerror}")], "config") from None
+
+
+def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: _copied(v) if isinstance(v, Mapping) else v for k, v in tree.items()}
+
+
+def _override(raw: dict[str, Any], text: str) -> Problem | None:
+    """Apply ``key.path=value`` to ``raw``; the problem, if it has not that form."""
+    key, equals, value = text.partition("=")
+    parts = [p.strip() for p in key.split(".")]
+    if not equals or not all(parts):
+        return Problem(f"--set {text}", "expected KEY.PATH=VALUE, for instance adapter.r=8")
+    node = raw
+    for part in parts[:-1]:
+        node = node.setdefault(part, {})
+        if not isinstance(node, dict):
+            return Problem(f"--set {text}", f"{part!r} is a value, not a section")
+    try:
+        node[parts[-1]] = tomllib.loads(f"x = {value}")["x"]
+    except tomllib.TOMLDecodeError:
+        node[parts[-1]] = value.strip()
+    return None
+
+
+def _explain(error: Any, raw: Mapping[str, Any]) -> Problem:
+    """A pydantic error in our words: key path, what is wrong, how to mend it."""
+    # Union branches add their own names to the location; keep what exists in the input.
+    loc: list[str] = []
+    node: Any = raw
+    for part in error["loc"]:
+        if isinstance(node, Mapping) and part in node:
+            loc.append(str(part))
+            node = node[part]
+        elif isinstance(node, list) and isinstance(part, int):
+            loc[-1:] = [f"{loc[-1]}[{part}]"] if loc else [f"[{part}]"]
+            node = node[part] if part < len(node) else None
+        else:
+            break
+    path = ".".join(loc) or ".".join(str(p) for p in error["loc"])
+    if error["type"] == "extra_forbidden":
+        return Problem(path, _unknown_key(loc))
+    wanted = (
+        error["msg"]
+        .replace("Input should be ", "should be ")
+        .replace("a valid ", "a ")
+        .replace("a integer", "an integer")
+    )
+    if isinstance(node, Mapping) and error["type"] not in ("model_type", "dict_type"):
+        return Problem(path, wanted)
+    hint = ""
+    if error["type"] == "literal_error" and isinstance(node, str):
+        options = error["ctx"]["expected"].replace(" or ", ", ").replace("'", "").split(", ")
+        near = difflib.get_close_matches(node, options, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+    elif error["type"] == "model_type":
+        wanted = f"should be a section: [{path}]"
+    elif isinstance(node, str) and error["type"] in ("int_type", "float_type", "bool_type"):
+        hint = "; write it without quotes"
+    return Problem(path, f"{wanted}, got {node!r}{hint}")
+
+
+def _unknown_key(loc: list[str]) -> str:
+    """What to say of a key that does not exist: a near match in its own section, or the section that has it."""
+    section: Any = RunConfig
+    for part in loc[:-1]:
+        section = section.model_fields[part].annotation
+    near = difflib.get_close_matches(loc[-1], section.model_fields, n=1)
+    if near:
+        return f"unknown key; did you mean {near[0]!r}?"
+    homes = [
+        name
+        for name, f in RunConfig.model_fields.items()
+        if isinstance(f.annotation, type) and issubclass(f.annotation, BaseModel)
+        if loc[-1] in f.annotation.model_fields
+    ]
+    if homes:
+        return f"unknown key here; did you mean {homes[0]}.{loc[-1]}?"
+    return f"unknown key; known here: {', '.join(section.model_fields)}"
+
+
+def _algorithm_problems(section: Any) -> Iterator[Problem]:
+    """Faults in ``[algorithm]`` that the static table shows without importing the algorithm."""
+    name = section.get("name", "rolora") if isinstance(section, Mapping) else None
+    if not isinstance(name, str):
+        return
+    if ":" in name:
+        return  # a third party's class: checked when it is imported
+    try:
+        entry = algorithms.entry(name)
+    except algorithms.UnknownAlgorithm as error:
+        yield Problem("algorithm.name", str(error))
+        return
+    for key, value in section.items():
+        if key == "name":
+            continue
+        if key not in entry.fields:
+            near = difflib.get_close_matches(key, entry.fields, n=1)
+            known = f"its fields: {', '.join(entry.fields)}" if entry.fields else "it has no fields"
+            hint = f"did you mean {near[0]!r}?" if near else known
+            yield Problem(f"algorithm.{key}", f"{name} has no such field; {hint}")
+            continue
+        try:
+            pydantic.TypeAdapter(entry.fields[key], config=ConfigDict(strict=True)).validate_python(value)
+        except pydantic.ValidationError as error:
+            wanted = error.errors()[0]["msg"].replace("Input should be", "should be")
+            yield Problem(f"algorithm.{key}", f"{wanted}, got {value!r}")
+
+
+_NEEDS = {"dirichlet": "alpha", "shards": "shards_per_client", "classes": "classes_per_client", "natural": "column"}
+
+
+def _cross_checks(config: RunConfig) -> Iterator[Problem]:
+    """Faults that lie between keys."""
+    part, clients, data = config.partition, config.clients, config.data
+    own_data = data.source not in (None, BUILTIN_DATA) or data.clients_from is not None
+    if config.train.local_epochs is not None and config.train.local_steps is not None:
+        yield Problem("train.local_steps", "set local_steps or local_epochs, not both")
+    if config.train.momentum and config.train.optimizer != "sgd":
+        yield Problem("train.momentum", f"only sgd has momentum; optimizer is {config.train.optimizer!r}")
+    if config.train.warmup_rounds >= config.rounds:
+        yield Problem("train.warmup_rounds", f"must be below rounds = {config.rounds}, or nothing follows the warm-up")
+    if data.source is not None and data.clients_from is not None:
+        yield Problem("data.clients_from", "set data.source or data.clients_from, not both")
+    if data.clients_from is None and own_data:
+        needed = _NEEDS.get(part.kind)
+        if needed and getattr(part, needed) is None:
+            yield Problem(f"partition.{needed}", f"partition.kind = {part.kind!r} needs it")
+        if part.kind != "natural" and part.clients is None:
+            yield Problem("partition.clients", f"partition.kind = {part.kind!r} needs the number of clients")
+    if part.kind == "natural" and part.clients is not None:
+        yield Problem("partition.clients", "with kind = 'natural' there is one client a value of the column; remove it")
+    if clients.sampling == "full" and clients.per_round is not None:
+        yield Problem("clients.per_round", "sampling = 'full' takes every client; remove per_round")
+    if clients.sampling in ("poisson", "weighted") and clients.per_round is None:
+        yield Problem("clients.per_round", f"sampling = {clients.sampling!r} needs it")
+    if part.clients is not None and clients.per_round is not None and clients.per_round > part.clients:
+        yield Problem("clients.per_round", f"{clients.per_round} of {part.clients} clients: lower it to {part.clients}")
+    if clients.per_round is not None and clients.min_clients > clients.per_round:
+        yield Problem("clients.min_clients", f"above clients.per_round = {clients.per_round}: no round could succeed")
+    yield from _task_checks(config, own_data)
+    for key in ("source", "clients_from", "test_source"):
+        value = getattr(data, key)
+        if value is not None and _is_path(value) and not _exists(value):
+            yield Problem(f"data.{key}", f"no such file or folder: {value!r}")
+    if config.adapter.start_from is not None and not Path(config.adapter.start_from, "adapter_config.json").is_file():
+        yield Problem("adapter.start_from", f"no adapter_config.json in {config.adapter.start_from!r}")
+    if _is_path(config.model.name) and not Path(config.model.name).exists():
+        yield Problem("model.name", f"no such folder: {config.model.name!r}")
+    if config.model.name.startswith("builtin:") and config.model.name != BUILTIN_MODEL:
+        yield Problem("model.name", f"unknown built-in; did you mean {BUILTIN_MODEL!r}?")
+    if (data.source or "").startswith("builtin:") and data.source != BUILTIN_DATA:
+        yield Problem("data.source", f"unknown built-in; did you mean {BUILTIN_DATA!r}?")
+    if config.model.gguf_file and config.model.quantization:
+        yield Problem("model.quantization", "a GGUF file is loaded dequantised; remove gguf_file or quantization")
+
+
+def _task_checks(config: RunConfig, own_data: bool) -> Iterator[Problem]:
+    task = config.task
+    if task.kind == "causal-lm":
+        if config.model.head is not None:
+            yield Problem("model.head", "a causal language model has no task head; remove it")
+        if (task.text is None) == (task.prompt is None):
+            yield Problem("task.text", "causal-lm needs either task.text, or task.prompt and task.response")
+        if isinstance(task.text, list):
+            yield Problem("task.text", "causal-lm takes one text column")
+        if (task.prompt is None) != (task.response is None):
+            yield Problem("task.response", "task.prompt and task.response go together")
+        if task.label is not None:
+            yield Problem("task.label", "causal-lm has no label column; remove it")
+    else:
+        for key in ("prompt", "response"):
+            if getattr(task, key) is not None:
+                yield Problem(f"task.{key}", "only kind = 'causal-lm' uses it")
+        if own_data and task.text is None:
+            yield Problem("task.text", "name the column, or the two columns, with the text")
+        if own_data and task.label is None:
+            yield Problem("task.label", "name the column with the label")
+
+
+_DATA_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
+
+
+def _is_path(name: str) -> bool:
+    """Whether ``name`` can only be meant as a path: absolute, relative with a dot, or with a data file's ending."""
+    return name.startswith(("/", "./", "../", "~")) or name.endswith(_DATA_SUFFIXES)
+
+
+def _exists(name: str) -> bool:
+    path = Path(name).expanduser()
+    return path.exists() or any(path.parent.glob(path.name))

@@ -1,0 +1,117 @@
+"""Dealing rows to clients, by flwr-datasets' partitioners on local data (nothing is downloaded or reported)."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import os
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rondo.config import ConfigError, PartitionConfig, Problem
+
+
+@dataclass(frozen=True)
+class Deal:
+    """Row numbers by client id, sorted, and how many rows no client got (some partitioners drop rows)."""
+
+    rows: dict[str, tuple[int, ...]]
+    dropped: int
+
+
+def deal(
+    config: PartitionConfig,
+    labels: Sequence[str] | None,
+    ids: Sequence[str] | None,
+    count: int,
+    generator: torch.Generator,
+) -> Deal:
+    """Deal ``count`` rows. ``labels``: each row's class, for the kinds that skew by label; ``ids``: each row's owner,
+    for kind natural. Raises :class:`ConfigError` where the kind cannot be had from these rows."""
+    if config.kind == "natural":
+        if ids is None:
+            raise ConfigError([Problem("partition.column", "the rows do not say whose they are")])
+        labels = ids
+    elif config.kind in ("dirichlet", "shards", "classes") and labels is None:
+        raise ConfigError([Problem("partition.kind", f"{config.kind!r} deals by label, and this task has none")])
+    clients = config.clients or 0
+    if config.kind != "natural" and count < clients * max(1, config.min_size):
+        words = f"{count} rows are not enough for {clients} clients of at least {max(1, config.min_size)}"
+        raise ConfigError([Problem("partition.clients", words)])
+    order = torch.randperm(count, generator=generator).tolist()
+    seed = int(torch.randint(2**31, (1,), generator=generator))
+    partitioner = _partitioner(config, count, seed, generator)
+    # Rows are shuffled first: some partitioners deal them in file order.
+    import datasets
+
+    columns: dict[str, list[Any]] = {"row": order}
+    if labels is not None:
+        columns["by"] = [labels[i] for i in order]
+    partitioner.dataset = datasets.Dataset.from_dict(columns)
+    try:
+        # Their warnings concern dropped rows, which are counted here, and their progress bars ignore that no
+        # terminal may be there.
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            parts = [partitioner.load_partition(i)["row"] for i in range(partitioner.num_partitions)]
+    except ValueError as error:
+        reason = str(error).strip().split("\n")[0]
+        raise ConfigError([Problem("partition", f"kind {config.kind!r} is not possible here: {reason}")]) from None
+    if config.kind == "natural":
+        assert ids is not None
+        rows = {str(ids[part[0]]): tuple(sorted(part)) for part in parts}
+    else:
+        width = len(str(len(parts) - 1))
+        rows = {f"client-{i:0{width}d}": tuple(sorted(part)) for i, part in enumerate(parts)}
+    return Deal(dict(sorted(rows.items())), count - sum(map(len, rows.values())))
+
+
+def _partitioner(config: PartitionConfig, count: int, seed: int, generator: torch.Generator) -> Any:
+    # The package reports usage unless told not to; its partitioners alone do not, but their import loads it.
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    from flwr_datasets import partitioner as kinds
+
+    clients = config.clients
+    match config.kind:
+        case "iid":
+            return kinds.IidPartitioner(clients)
+        case "dirichlet":
+            return kinds.DirichletPartitioner(
+                clients, "by", alpha=config.alpha, min_partition_size=config.min_size, self_balancing=False, seed=seed
+            )
+        case "shards":
+            return kinds.ShardPartitioner(
+                clients, "by", num_shards_per_partition=config.shards_per_client, keep_incomplete_shard=True, seed=seed
+            )
+        case "classes":
+            return kinds.PathologicalPartitioner(
+                clients, "by", num_classes_per_partition=config.classes_per_client, seed=seed
+            )
+        case "natural":
+            return kinds.NaturalIdPartitioner("by")
+        case "lognormal":
+            assert clients is not None
+            return kinds.SizePartitioner(_lognormal_sizes(count, clients, config, generator))
+
+
+def _lognormal_sizes(count: int, clients: int, config: PartitionConfig, generator: torch.Generator) -> list[int]:
+    """Sizes proportional to exp(sigma z), z standard normal, at least ``min_size`` each, summing to ``count``."""
+    draw = torch.randn(clients, generator=generator, dtype=torch.float64)
+    share = torch.softmax((config.sigma or 1.0) * draw, 0).tolist()
+    floor = max(1, config.min_size)
+    exact = [floor + s * (count - floor * clients) for s in share]
+    sizes = [math.floor(x) for x in exact]
+    for i in sorted(range(clients), key=lambda i: sizes[i] - exact[i])[: count - sum(sizes)]:
+        sizes[i] += 1
+    return sizes
+
+
+def histogram(labels: Sequence[str]) -> dict[str, int]:
+    """Number of rows a label, in the labels' order of appearance by name."""
+    return dict(sorted(Counter(labels).items()))

@@ -1,0 +1,80 @@
+"""What would cross the network, counted by tensor version.
+
+An algorithm says what a client must know (``broadcast``); the ledger knows which versions of which tensors the client
+has and counts the rest. A tensor's version is a digest of its content, so a tensor that did not change costs nothing,
+and a client that missed rounds is brought up to date. Payload bytes are counted: elements times element size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rondo.algorithm import Shared, Upload
+from rondo.params import num_bytes
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of one exchange. ``first_contact`` is the part of ``down`` for names that the client never had."""
+
+    down: int
+    up: int
+    first_contact: int
+
+
+@dataclass
+class Ledger:
+    """Versions that each client holds, by client id and tensor name."""
+
+    held: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def send(self, client: str, shared: Shared) -> tuple[int, int]:
+        """Count what ``client`` lacks of ``shared`` and note that it has it now: (bytes down, of these the bytes of
+        names it never had). Chunks of the base are tensors like any other, each sent once."""
+        held = self.held.setdefault(client, {})
+        down = first = 0
+        for name, tensor in _named(shared).items():
+            now = version(tensor)
+            before = held.get(name)
+            if before != now:
+                size = tensor.numel() * tensor.element_size()
+                down += size
+                first += size if before is None else 0
+                held[name] = now
+        return down, first
+
+    def receive(self, upload: Upload) -> int:
+        """Bytes of an upload. What the client sent it still has, but the server's next version is another."""
+        return num_bytes(upload.params)
+
+
+def _named(shared: Shared) -> Mapping[str, Tensor]:
+    chunks = {
+        f"base:{path}:{i}:{part}": tensor
+        for path, parts in shared.base.items()
+        for i, chunk in enumerate(parts)
+        for part, tensor in (("up", chunk.up), ("down", chunk.down))
+    }
+    return {**shared.params, **chunks}
+
+
+_versions: dict[int, tuple[Tensor, str]] = {}
+
+
+def version(tensor: Tensor) -> str:
+    """A digest of dtype, shape and content. Remembered by identity, as one tensor is sent to many clients."""
+    known = _versions.get(id(tensor))
+    if known is not None and known[0] is tensor:
+        return known[1]
+    content = tensor.detach().cpu().contiguous()
+    digest = hashlib.blake2b(f"{content.dtype}{tuple(content.shape)}".encode(), digest_size=16)
+    digest.update(content.reshape(-1).view(torch.uint8).numpy().data)
+    if len(_versions) > 4096:  # states of past rounds
+        _versions.clear()
+    _versions[id(tensor)] = (tensor, digest.hexdigest())
+    return _versions[id(tensor)][1]

@@ -1,0 +1,236 @@
+"""Any number of clients in one process over one frozen base."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Shared, Upload
+from rondo.config import RunConfig
+from rondo.engine import evaluate
+from rondo.engine.evaluate import spread
+from rondo.engine.ledger import Ledger
+from rondo.engine.population import Population
+from rondo.engine.sampling import sample
+from rondo.lowrank import LowRank
+from rondo.model import Network
+from rondo.params import Params, add_client_axis, client_row
+from rondo.tasks import Task
+from rondo.trainer import LocalTrainer, learning_rate
+
+ATTEMPTS = 3
+"""How often a round with too few uploads is tried, each time with other random streams, before the run stops."""
+
+_NEWCOMER = Client("cold start", 0)
+"""The client whose model is scored on the common test set: one that has taken no part."""
+
+
+class RunStopped(Exception):
+    """A round failed ``ATTEMPTS`` times; what was committed before it stands."""
+
+
+class Observer(Protocol):
+    """Told what happens; for progress bars and records."""
+
+    def round_started(self, index: int, clients: int) -> None: ...
+    def client_done(self, client: str, loss: float | None) -> None: ...
+    def round_done(self, record: dict[str, Any]) -> None: ...
+
+
+@dataclass
+class Simulation:
+    """A run in the making. ``initial``: A, B and the head's tensors unless it is frozen."""
+
+    algorithm: Algorithm[Any]
+    network: Network
+    task: Task
+    population: Population
+    config: RunConfig
+    initial: Params
+    state: Any = field(init=False)
+    locals: dict[str, Params] = field(default_factory=dict)
+    ledger: Ledger = field(default_factory=Ledger)
+
+    def __post_init__(self) -> None:
+        self.state = self.algorithm.init(self.initial, self.network.weights(), self.round(0))
+
+    def round(self, index: int, attempt: int = 0) -> Round:
+        """Round ``index``; another attempt at it has random streams of its own."""
+        config = self.config
+        # Round seeds its streams with a hash of the seed as text, so any two integers are unrelated.
+        seed = config.seed + attempt * 2**64
+        return Round(index, config.rounds, seed, len(self.population.members))
+
+    def run_round(self, index: int, observer: Observer | None = None) -> tuple[dict[str, Any], list[str]]:
+        """One round, committed: its record, and the ids of the clients whose kept tensors changed.
+
+        Raises :class:`RunStopped` where too few clients finished in each of ``ATTEMPTS`` attempts.
+        """
+        skipped: list[dict[str, Any]] = []
+        for attempt in range(ATTEMPTS):
+            record, changed = self._attempt(self.round(index, attempt), observer)
+            if changed is not None:
+                for key in ("bytes_up", "bytes_down", "bytes_first_contact"):
+                    record[key] += sum(s[key] for s in skipped)
+                return (record | {"skipped_attempts": skipped} if skipped else record), changed
+            skipped.append(record)
+        needed, failed = self.config.clients.min_clients, skipped[-1]["failed"]
+        reasons = "; ".join(f"{f['client']}: {f['reason']} ({f['detail']})" for f in failed[:3])
+        raise RunStopped(f"round {index}: fewer than min_clients = {needed} uploads, {ATTEMPTS} times. {reasons}")
+
+    def _attempt(self, round: Round, observer: Observer | None) -> tuple[dict[str, Any], list[str] | None]:
+        started = time.perf_counter()
+        chosen = sample(self.config.clients, self.population.clients, round)
+        if observer is not None:
+            observer.round_started(round.index, len(chosen))
+        attempt = _Attempt(self, round, chosen, observer)
+        uploads = iter(attempt)
+        # An algorithm needs at least one upload; whether there were enough shows when all have come.
+        first = next(uploads, None)
+        new = self.state if first is None else self.algorithm.aggregate(self.state, _chain(first, uploads), round)
+        record = {
+            "round": round.index,
+            "clients": len(attempt.kept),
+            "sampled": len(chosen),
+            "failed": attempt.failed,
+            "loss": attempt.loss(),
+            "lr": learning_rate(self.config.train, round),
+            "bytes_up": attempt.up,
+            "bytes_down": attempt.down,
+            "bytes_first_contact": attempt.first_contact,
+        }
+        committed = len(attempt.kept) >= self.config.clients.min_clients
+        if committed:
+            self.state = new
+            self.locals |= {c: local for c, local in attempt.kept.items() if local}
+        record["train_seconds"] = time.perf_counter() - started
+        return record, list(attempt.kept) if committed else None
+
+    def train_client(self, client: Client, round: Round, shared: Shared) -> tuple[Upload, Params, float | None]:
+        """Local training of one client: its upload, what it keeps, and its mean training loss."""
+        device = self.network.device
+        local = self.locals.get(client.id)
+        if local is None:
+            local = self.algorithm.local_init(shared, client)
+        member = self.population.members[client.id]
+        trainer = LocalTrainer(
+            self.network,
+            self.task,
+            client,
+            member.train,
+            round,
+            self.config.train,
+            self.config.clients,
+            _base_to(shared.base, device),
+        )
+        there = replace(shared, params=add_client_axis(_to(shared.params, device)), base=trainer.base)
+        try:
+            (upload,), kept = self.algorithm.client_update(there, add_client_axis(_to(local, device)), trainer)
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise ClientFailed(client.id, "out_of_memory", str(error).split("\n")[0]) from None
+        loss = sum(trainer.losses) / len(trainer.losses) if trainer.losses else None
+        here = torch.device("cpu")
+        return replace(upload, params=_to(upload.params, here)), _to(client_row(kept, 0), here), loss
+
+    def model(self, client: Client, index: int, local: Params | None = None) -> tuple[Params, Any]:
+        """What the network sees, and the base's change, for ``client`` before round ``index``; no client axis."""
+        shared = self.algorithm.broadcast(self.state, client, self.round(index))
+        if local is None:
+            local = self.locals.get(client.id)
+        if local is None:
+            local = self.algorithm.local_init(shared, client)
+        return self.algorithm.view(shared, local), shared.base
+
+    def newcomer(self, index: int) -> tuple[Params, Any]:
+        """:meth:`model` of a client that has taken no part: the global, or for personal methods cold-start, model."""
+        return self.model(_NEWCOMER, index)
+
+    def score_newcomer(self, index: int) -> dict[str, Any]:
+        """Scores on the common test set: under "global", or "cold_start" where models are personal."""
+        if not self.population.test:
+            return {}
+        seen, base = self.newcomer(index)
+        return {"cold_start" if self.algorithm.personal else "global": self.scores(seen, base, self.population.test)}
+
+    def score_clients(self, index: int) -> dict[str, Any]:
+        """Scores of each client's model on its own validation rows, their mean and that of the worst tenth; under
+        "personal" where models are, else under "clients" (the global model at each client)."""
+        each = {}
+        for name, member in self.population.members.items():
+            if member.validation:
+                seen, base = self.model(member.client, index)
+                each[name] = self.scores(seen, base, member.validation)
+        if not each:
+            return {}
+        metric = self.task.primary
+        summary = spread(each, metric, higher_is_better=self.task.higher_is_better)
+        kind = "personal" if self.algorithm.personal else "clients"
+        return {kind: {metric: summary, "per_client": each}}
+
+    def scores(self, seen: Params, base: Any, examples: Any) -> dict[str, float | None]:
+        device = self.network.device
+        return evaluate.scores(
+            self.network,
+            self.task,
+            _to(seen, device),
+            _base_to(base, device),
+            examples,
+            batch_size=self.config.evaluation.batch_size,
+            precision=self.config.train.precision,
+        )
+
+
+class _Attempt:
+    """The uploads of one attempt at a round, made one by one as they are asked for, and what is known of them."""
+
+    def __init__(self, simulation: Simulation, round: Round, chosen: list[Client], observer: Observer | None) -> None:
+        self.simulation, self.round, self.chosen, self.observer = simulation, round, chosen, observer
+        self.kept: dict[str, Params] = {}
+        self.failed: list[dict[str, str]] = []
+        self.up = self.down = self.first_contact = 0
+        self._losses: list[tuple[float, float]] = []
+
+    def __iter__(self) -> Iterator[Upload]:
+        simulation = self.simulation
+        for client in self.chosen:
+            shared = simulation.algorithm.broadcast(simulation.state, client, self.round)
+            down, first = simulation.ledger.send(client.id, shared)
+            self.down += down
+            self.first_contact += first
+            loss = None
+            try:
+                upload, kept, loss = simulation.train_client(client, self.round, shared)
+            except ClientFailed as failure:
+                self.failed.append({"client": client.id, "reason": failure.reason, "detail": failure.detail})
+            else:
+                self.up += simulation.ledger.receive(upload)
+                self.kept[client.id] = kept
+                if loss is not None:
+                    self._losses.append((loss, upload.weight))
+                yield upload
+            finally:
+                if self.observer is not None:
+                    self.observer.client_done(client.id, loss)
+
+    def loss(self) -> float | None:
+        """Mean training loss, weighted as the uploads are."""
+        mass = sum(w for _, w in self._losses)
+        return sum(x * w for x, w in self._losses) / mass if mass else None
+
+
+def _chain(first: Upload, rest: Iterator[Upload]) -> Iterator[Upload]:
+    yield first
+    yield from rest
+
+
+def _to(params: Params, device: torch.device) -> dict[str, Tensor]:
+    return {n: t.to(device) for n, t in params.items()}
+
+
+def _base_to(base: Mapping[str, tuple[LowRank, ...]], device: torch.device) -> dict[str, tuple[LowRank, ...]]:
+    return {p: tuple(LowRank(c.up.to(device), c.down.to(device)) for c in chunks) for p, chunks in base.items()}

@@ -1,0 +1,238 @@
+"""The only file that imports peft: where adapters go, what they start as, how they are written and read.
+
+Adapters mean what PEFT's ``LoraConfig`` says they mean, because PEFT itself is asked: it injects into the module, the
+layers it chose are read off, and it is taken out again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import peft
+import safetensors.torch
+import torch
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+
+from rondo.config import AdapterConfig, ConfigError, Problem
+from rondo.lowrank import LowRank, total
+from rondo.model import Network, Site, UnsupportedLayer, layer_kind
+from rondo.params import HEAD_PREFIX, Params
+
+TaskType = Literal["SEQ_CLS", "CAUSAL_LM"]
+_KEY = "base_model.model."
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where adapters go and what they start as: sites, and A (r, in) and B (out, r) of each by name."""
+
+    sites: tuple[Site, ...]
+    params: Params
+    lora: peft.LoraConfig
+
+
+def plan(module: nn.Module, config: AdapterConfig, task: TaskType, head: Sequence[str], seed: int) -> Plan:
+    """Ask PEFT which layers of ``module`` the configuration adapts, with which rank, scale and initial factors.
+
+    ``module`` is left as it was. ``head`` names the head's tensors, whose modules are never adapted. Raises
+    :class:`ConfigError` where nothing matches, a layer cannot be adapted, or a rank exceeds a layer's size.
+    """
+    if config.start_from is not None:
+        return _plan_from(module, config.start_from, task, head)
+    options = config.model_dump(exclude={"start_from"})
+    lora = peft.LoraConfig(task_type=task, modules_to_save=_head_modules(head) or None, **options)
+    return _inject(module, lora, head, seed, "adapter.target_modules")
+
+
+def _inject(module: nn.Module, lora: peft.LoraConfig, head: Sequence[str], seed: int, key: str) -> Plan:
+    heads = _head_modules(head)
+    asked = lora.target_modules
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            # Without modules_to_save: a wrapped head would hide its tensors, and it is not PEFT that trains it.
+            tuner = peft.LoraModel(module, peft.LoraConfig(**{**lora.to_dict(), "modules_to_save": None}), "default")
+        except ValueError as error:
+            raise ConfigError([Problem(key, _no_match(module, asked, heads, error))]) from None
+    sites, params, problems = [], {}, []
+    for path, layer in tuner.model.named_modules():
+        if not isinstance(layer, LoraLayer) or any(path == h or path.startswith(h + ".") for h in heads):
+            continue
+        base = layer.get_base_layer()
+        try:
+            kind, shape = layer_kind(base, path)
+        except UnsupportedLayer as error:
+            problems.append(Problem(key, str(error)))
+            continue
+        rank = int(layer.r["default"])
+        if rank > min(shape):
+            problems.append(Problem("adapter.r", f"rank {rank} exceeds {path}, which is {shape[0]} x {shape[1]}"))
+        sites.append(Site(path, kind, shape, rank, float(layer.scaling["default"]), float(lora.lora_dropout)))
+        params[f"{path}.A"] = _flat(layer.lora_A["default"].weight).reshape(rank, shape[1])
+        params[f"{path}.B"] = _flat(layer.lora_B["default"].weight).reshape(shape[0], rank)
+    tuner.unload()
+    if not sites and not problems:
+        problems.append(Problem(key, f"{asked!r} matches only the task head"))
+    if problems:
+        raise ConfigError(problems)
+    return Plan(tuple(sites), params, lora)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().to(torch.float32).clone()
+
+
+def _head_modules(head: Sequence[str]) -> list[str]:
+    """The modules that own the head's tensors: PEFT's ``modules_to_save``."""
+    return sorted({name.rpartition(".")[0] for name in head})
+
+
+def _no_match(module: nn.Module, asked: object, heads: Sequence[str], error: Exception) -> str:
+    """Why no layer was chosen, with the names that could have been."""
+    names = []
+    for path, layer in module.named_modules():
+        try:
+            layer_kind(layer, path)
+        except UnsupportedLayer:
+            continue
+        if path not in heads:
+            names.append(path.rpartition(".")[2])
+    available = ", ".join(dict.fromkeys(names))
+    reason = str(error).split(". ")[0].strip()
+    return f"{asked!r} cannot be used: {reason}. Names of layers that can be adapted here: {available}"
+
+
+def _plan_from(module: nn.Module, folder: str, task: TaskType, head: Sequence[str]) -> Plan:
+    """The plan of an adapter that PEFT, or a run, has written: its configuration and its factors."""
+    lora = peft.LoraConfig.from_pretrained(folder)
+    if not isinstance(lora, peft.LoraConfig):
+        raise ConfigError([Problem("adapter.start_from", f"{folder!r} is not a LoRA adapter")])
+    lora.inference_mode, lora.task_type = False, task
+    planned = _inject(module, lora, head, 0, "adapter.start_from")
+    saved = read_tensors(folder)
+    params = dict(planned.params)
+    missing = [n for n in params if n not in saved]
+    unknown = [n for n in saved if n not in params and n.removeprefix(HEAD_PREFIX) not in head]
+    if missing or unknown:
+        words = f"its tensors do not fit this model: {len(missing)} missing, {len(unknown)} unknown"
+        example = (missing + unknown)[0]
+        raise ConfigError([Problem("adapter.start_from", f"{words} (for instance {example})")])
+    for name, tensor in saved.items():
+        if name in params and tensor.shape != params[name].reshape(tensor.flatten(1).shape).shape:
+            tensor = tensor.flatten(1)
+        params[name] = tensor.reshape(params[name].shape) if name in params else tensor
+    return Plan(planned.sites, params, lora)
+
+
+def read_tensors(folder: str | Path) -> dict[str, Tensor]:
+    """The tensors of a saved adapter under our names: ``<path>.A``, ``<path>.B``, ``head:<name>``."""
+    loaded = peft.load_peft_weights(str(folder), device="cpu")
+    result = {}
+    for key, tensor in loaded.items():
+        name = key.removeprefix(_KEY)
+        for ending, factor in ((".lora_A.weight", ".A"), (".lora_B.weight", ".B")):
+            if name.endswith(ending):
+                result[name.removesuffix(ending) + factor] = tensor.flatten(1)
+                break
+        else:
+            result[HEAD_PREFIX + name] = tensor
+    return result
+
+
+def adapter_factors(
+    sites: Sequence[Site], seen: Params, base: Mapping[str, tuple[LowRank, ...]]
+) -> dict[str, tuple[Tensor, Tensor, float]]:
+    """A, B and the scale of every site such that ``scale * B A`` is all that the network adds to the frozen weight.
+
+    Base changes are concatenated to the factors, so the rank grows by theirs; nothing is truncated.
+    """
+    factors = {}
+    for site in sites:
+        a, b = seen[f"{site.path}.A"].float(), seen[f"{site.path}.B"].float()
+        if base.get(site.path):
+            change = total(base[site.path]).to(torch.float32)
+            a, b = torch.cat([a, change.down]), torch.cat([b, change.up / site.scale], 1)
+        factors[site.path] = (a, b, site.scale)
+    return factors
+
+
+def write_adapter(
+    folder: str | Path,
+    network: Network,
+    lora: peft.LoraConfig,
+    seen: Params,
+    base: Mapping[str, tuple[LowRank, ...]],
+    *,
+    model_name: str,
+    tokenizer: Any = None,
+    labels: Sequence[str] = (),
+) -> None:
+    """Write ``adapter_config.json`` and ``adapter_model.safetensors`` as stock PEFT reads them, the head in
+    ``modules_to_save``, and beside them the tokenizer and the label names.
+
+    ``seen``: what the network sees, no client axis.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    factors = adapter_factors(tuple(network.sites.values()), seen, base)
+    head = {**network.initial_head, **{n: t for n, t in seen.items() if n.startswith(HEAD_PREFIX)}}
+    tensors: dict[str, Tensor] = {}
+    for path, (a, b, _) in factors.items():
+        module = network.module.get_submodule(path)
+        if isinstance(module, nn.Conv2d):
+            a, b = a.reshape(-1, module.in_channels, *module.kernel_size), b[:, :, None, None]
+        tensors[f"{_KEY}{path}.lora_A.weight"] = a.contiguous()
+        tensors[f"{_KEY}{path}.lora_B.weight"] = b.contiguous()
+    for name, tensor in head.items():
+        tensors[_KEY + name.removeprefix(HEAD_PREFIX)] = tensor.float().cpu().contiguous()
+    config = peft.LoraConfig(**lora.to_dict())
+    config.base_model_name_or_path = model_name
+    config.inference_mode = True
+    config.init_lora_weights = True
+    config.target_modules = sorted(factors)
+    config.exclude_modules = config.layers_to_transform = config.layers_pattern = None
+    config.modules_to_save = _head_modules([n.removeprefix(HEAD_PREFIX) for n in head]) or None
+    _set_ranks(config, factors)
+    config.save_pretrained(str(folder))
+    # save_pretrained turns the target modules into a set; their order in the file should not depend on hashing.
+    written = folder / "adapter_config.json"
+    content = json.loads(written.read_text())
+    content["target_modules"] = sorted(factors)
+    written.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+    safetensors.torch.save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    if tokenizer is not None:
+        tokenizer.save_pretrained(str(folder))
+    if labels:
+        (folder / "labels.json").write_text(json.dumps(list(labels), ensure_ascii=False, indent=2) + "\n")
+
+
+def _set_ranks(config: peft.LoraConfig, factors: Mapping[str, tuple[Tensor, Tensor, float]]) -> None:
+    """Rank and alpha of every site so that PEFT's own scaling gives ``scale``."""
+
+    def alpha(scale: float, rank: int) -> float:
+        return scale * (math.sqrt(rank) if config.use_rslora else rank)
+
+    ranks = {path: a.shape[0] for path, (a, _, _) in factors.items()}
+    alphas = {path: alpha(scale, ranks[path]) for path, (_, _, scale) in factors.items()}
+    config.r = max(set(ranks.values()), key=list(ranks.values()).count)
+    config.lora_alpha = max(set(alphas.values()), key=list(alphas.values()).count)
+    config.rank_pattern = {f"^{p}$": r for p, r in ranks.items() if r != config.r}
+    config.alpha_pattern = {f"^{p}$": a for p, a in alphas.items() if a != config.lora_alpha}
+
+
+def stock_model(module: nn.Module, folder: str | Path) -> nn.Module:
+    """A base model with the adapter in ``folder`` on it, loaded by PEFT and nothing of ours."""
+    loaded: nn.Module = peft.PeftModel.from_pretrained(module, str(folder)).eval()
+    return loaded
+
+
+def merged(module: nn.Module, folder: str | Path) -> nn.Module:
+    """The base model with the adapter folded into its weights: a plain transformers model."""
+    result: nn.Module = stock_model(module, folder).merge_and_unload()  # type: ignore[operator]
+    return result

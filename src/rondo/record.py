@@ -1,0 +1,121 @@
+"""The run directory: what is written where, and how it is read back. Imports no torch.
+
+::
+
+    config.toml       the configuration as it was run
+    manifest.json     versions, seed, threads, device, model and its hash, labels, head policy
+    metrics.jsonl     one line a round
+    summary.json      before and after, bytes, seconds
+    partition.json    rows and labels of every client; partition.png, the same as a picture
+    curve.png         the learning curve
+    checkpoint/       server state, and what clients keep
+    adapter/          the result as a PEFT adapter (for personal methods: the cold-start model)
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from rondo.config import ConfigError, Problem, RunConfig, load
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Paths of a run directory, and its small files."""
+
+    path: Path
+
+    @property
+    def adapter(self) -> Path:
+        return self.path / "adapter"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoint"
+
+    @staticmethod
+    def create(path: str | Path | None, algorithm: str) -> RunDirectory:
+        """A new directory, by default ``runs/<algorithm>-<time>``. Raises :class:`ConfigError` where ``path`` already
+        holds a run."""
+        if path is None:
+            stem = Path("runs", f"{algorithm.rpartition(':')[2]}-{datetime.now():%Y%m%d-%H%M%S}")
+            path, count = stem, 1
+            while path.exists():
+                path, count = stem.with_name(f"{stem.name}-{count}"), count + 1
+        path = Path(path)
+        if (path / "manifest.json").exists():
+            raise ConfigError([Problem("--run-dir", f"{str(path)!r} already holds a run; name another folder")])
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            words = f"{str(path)!r} cannot be made: {error.strerror}"
+            raise ConfigError([Problem("--run-dir", words)]) from None
+        return RunDirectory(path)
+
+    @staticmethod
+    def open(path: str | Path) -> RunDirectory:
+        """An existing run. Raises :class:`ConfigError` where there is none."""
+        directory = RunDirectory(Path(path))
+        for name in ("config.toml", "manifest.json"):
+            if not (directory.path / name).is_file():
+                words = f"{str(path)!r} is not a run directory: it has no {name}"
+                raise ConfigError([Problem("RUN_DIR", words)])
+        return directory
+
+    def config(self) -> RunConfig:
+        return load(self.path / "config.toml")
+
+    def write_config(self, config: RunConfig) -> None:
+        (self.path / "config.toml").write_text(to_toml(config))
+
+    def read(self, name: str) -> Any:
+        """A JSON file of the directory. Raises :class:`ConfigError` where it is missing or broken."""
+        try:
+            return json.loads((self.path / name).read_text())
+        except (OSError, json.JSONDecodeError) as error:
+            raise ConfigError([Problem("RUN_DIR", f"{name} cannot be read: {error}")]) from None
+
+    def write(self, name: str, content: Mapping[str, Any]) -> None:
+        (self.path / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+    def add_round(self, record: Mapping[str, Any]) -> None:
+        """Append one line to ``metrics.jsonl``."""
+        with (self.path / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def to_toml(config: RunConfig) -> str:
+    """The configuration as TOML; keys that are unset (None) are left out, as TOML has no null."""
+
+    def pruned(tree: Mapping[str, Any]) -> dict[str, Any]:
+        return {k: pruned(v) if isinstance(v, Mapping) else v for k, v in tree.items() if v is not None}
+
+    text: str = tomli_w.dumps(pruned(config.model_dump()))
+    return text
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine, for the manifest."""
+    packages = ("rondo-fl", "torch", "transformers", "peft", "safetensors", "datasets", "flwr-datasets", "numpy")
+    versions = {}
+    for package in packages:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return {
+        "versions": versions,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }

@@ -1,0 +1,116 @@
+"""What a run shows in a terminal: progress while it goes, a table at its end. Quiet where there is no terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+
+def human_bytes(count: float) -> str:
+    """1234567 as "1.2 MB" (powers of 1000)."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+class TerminalProgress:
+    """A :class:`rondo.engine.simulation.Observer` with two bars: rounds, and the clients of the round."""
+
+    def __init__(self, console: Console, rounds: int, metric: str) -> None:
+        self.metric, self.bytes = metric, 0
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed}/{task.total}"),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self.rounds = self.progress.add_task("rounds ", total=rounds, note="")
+        self.clients = self.progress.add_task("clients", total=None, note="")
+
+    def __enter__(self) -> TerminalProgress:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def round_started(self, index: int, clients: int) -> None:
+        self.progress.reset(self.clients, total=clients, note="")
+
+    def client_done(self, client: str, loss: float | None) -> None:
+        note = f"{client}  " + (f"loss {loss:.3f}" if loss is not None else "failed")
+        self.progress.update(self.clients, advance=1, note=note)
+
+    def round_done(self, record: dict[str, Any]) -> None:
+        self.bytes += record["bytes_up"] + record["bytes_down"]
+        parts = [f"loss {record['loss']:.3f}" if record["loss"] is not None else ""]
+        for kind in ("global", "cold_start"):
+            value = record.get("scores", {}).get(kind, {}).get(self.metric)
+            if value is not None:
+                parts.append(f"{self.metric} {value:.3f}")
+        self.progress.update(self.rounds, advance=1, note="  ".join([*parts, human_bytes(self.bytes)]))
+
+
+_KINDS = {
+    "global": "global model, test set",
+    "cold_start": "cold-start model, test set",
+    "clients": "global model at the clients",
+    "personal": "personal models at their clients",
+}
+
+
+def _number(value: Any) -> str:
+    return "-" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def summary_table(summary: Mapping[str, Any]) -> Table:
+    """The end of a run: scores before and after, bytes, seconds."""
+    table = Table(
+        title=f"{summary['algorithm']}: {summary['rounds']} rounds, {summary['clients']} clients", title_justify="left"
+    )
+    table.add_column("")
+    table.add_column("before", justify="right")
+    table.add_column("after", justify="right")
+    before, after = summary["before"], summary["after"]
+    for kind, label in _KINDS.items():
+        if kind in ("global", "cold_start"):
+            for metric, value in after.get(kind, {}).items():
+                if metric not in ("examples", "tokens"):
+                    table.add_row(f"{label}: {metric}", _number(before.get(kind, {}).get(metric)), _number(value))
+        elif kind in after:
+            metric = summary["primary"]
+            table.add_row(f"{label}: mean {metric}", "", _number(after[kind][metric]["mean"]))
+            table.add_row(f"{label}: worst tenth", "", _number(after[kind][metric]["worst_tenth"]))
+    if "local_only" in summary:
+        metric = summary["primary"]
+        local = summary["local_only"]
+        if local.get("test") is not None:
+            table.add_row(f"each client alone, test set: mean {metric}", "", _number(local["test"]["mean"]))
+        table.add_row(f"each client alone, own rows: mean {metric}", "", _number(local["own"]["mean"]))
+    traffic = summary["bytes"]
+    table.add_section()
+    table.add_row("up, a client and round", "", human_bytes(traffic["up_per_client_round"]))
+    table.add_row("down, a client and round", "", human_bytes(traffic["down_per_client_round"]))
+    table.add_row("up, in all", "", human_bytes(traffic["up"]))
+    table.add_row(
+        "down, in all (of it first contact)",
+        "",
+        f"{human_bytes(traffic['down'])} ({human_bytes(traffic['first_contact'])})",
+    )
+    table.add_row(
+        "seconds: training, in all", "", f"{summary['seconds']['train']:.1f}, {summary['seconds']['all']:.1f}"
+    )
+    if summary["failed_clients"]:
+        table.add_row("clients that failed in a round", "", str(summary["failed_clients"]))
+    return table

@@ -1,0 +1,125 @@
+"""Causal language modelling: plain text, or an instruction with the loss on the response only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.nn import functional
+
+from rondo.model import Batch
+from rondo.tasks.task import Example, Row, RowProblem, Scores, pad, text_problem
+
+IGNORED = -100  # torch's own index for a target that has no loss
+
+
+class CausalLM:
+    """``text`` is one column of plain text; or ``prompt`` columns (joined by a blank line, empty ones left out) and
+    ``response``. With a chat template the prompt is the user's turn and the response the assistant's; without one the
+    prompt ends with a newline. Only the response, and the end token after it, have a loss."""
+
+    task_type: Literal["SEQ_CLS", "CAUSAL_LM"] = "CAUSAL_LM"
+    primary = "loss"
+    higher_is_better = False
+    labels: tuple[str, ...] = ()
+
+    def __init__(
+        self, tokenizer: Any, text: str | None, prompt: Sequence[str], response: str | None, max_length: int
+    ) -> None:
+        self.tokenizer, self.text, self.max_length = tokenizer, text, max_length
+        self.prompt, self.response = tuple(prompt), response or ""
+
+    def check(self, row: Row, number: int) -> RowProblem | None:
+        """See :meth:`rondo.tasks.Task.check`. Prompt columns after the first may be empty."""
+        for column in [self.text] if self.text is not None else [self.prompt[0], self.response]:
+            if (problem := text_problem(row, number, column)) is not None:
+                return problem
+        for column in self.prompt[1:]:
+            if column not in row:
+                return RowProblem(number, column, f"no such column; there are: {', '.join(map(str, row))}")
+        return None
+
+    def encode(self, rows: Sequence[Row]) -> list[Example]:
+        """See :meth:`rondo.tasks.Task.encode`. Cut to ``max_length``; a row whose response is cut away entirely has
+        no target and is left out."""
+        examples = []
+        for row in rows:
+            ids, start = self._ids(row)
+            ids = ids[: self.max_length]
+            target = tuple(IGNORED if i < start else token for i, token in enumerate(ids))
+            # Targets are shifted by one, so the first token is never predicted.
+            if any(t != IGNORED for t in target[1:]):
+                examples.append(Example(tuple(ids), target))
+        return examples
+
+    def _ids(self, row: Row) -> tuple[list[int], int]:
+        """All ids of a row and the position where the loss starts."""
+        end = [self.tokenizer.eos_token_id] if self.tokenizer.eos_token_id is not None else []
+        if self.text is not None:
+            ids = self.tokenizer(row[self.text])["input_ids"]
+            return ids + [e for e in end if ids[-1:] != end], 0
+        asked = "\n\n".join(str(row[c]) for c in self.prompt if row[c] is not None and str(row[c]).strip())
+        if self.tokenizer.chat_template:
+            turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": row[self.response]}]
+            before = self.tokenizer.apply_chat_template(turns[:1], tokenize=False, add_generation_prompt=True)
+            whole = self.tokenizer.apply_chat_template(turns, tokenize=False)
+            after = whole[len(before) :] if whole.startswith(before) else row[self.response]
+            prompt = self.tokenizer(before, add_special_tokens=False)["input_ids"]
+            return prompt + self.tokenizer(after, add_special_tokens=False)["input_ids"], len(prompt)
+        prompt = self.tokenizer(asked + "\n")["input_ids"]
+        if end and prompt[-1:] == end:  # some tokenizers end every text
+            prompt = prompt[:-1]
+        response = self.tokenizer(row[self.response], add_special_tokens=False)["input_ids"]
+        return prompt + response + end, len(prompt)
+
+    def collate(self, examples: Sequence[Example]) -> tuple[Batch, Batch]:
+        """See :meth:`rondo.tasks.Task.collate`; the target is ``labels`` (rows, tokens), padding ignored."""
+        inputs = {
+            "input_ids": pad([e.ids for e in examples], self.tokenizer.pad_token_id),
+            "attention_mask": pad([[1] * e.length for e in examples], 0),
+        }
+        targets = [e.target if isinstance(e.target, tuple) else (e.target,) for e in examples]
+        return inputs, {"labels": pad(targets, IGNORED)}
+
+    def loss(self, logits: Tensor, targets: Batch, clients: int) -> Tensor:
+        """Mean cross-entropy a target token, shape (K,); logits (K * batch, tokens, vocabulary)."""
+        labels = targets["labels"][:, 1:]
+        each = functional.cross_entropy(
+            logits[:, :-1].float().transpose(1, 2), labels, ignore_index=IGNORED, reduction="none"
+        ).reshape(clients, -1)
+        counts = (labels != IGNORED).reshape(clients, -1).sum(1)
+        return each.sum(1) / counts
+
+    def tally(self) -> _Tally:
+        """An empty tally: loss a target token, perplexity, and accuracy of the next token."""
+        return _Tally()
+
+
+class _Tally:
+    def __init__(self) -> None:
+        self.loss = 0.0
+        self.hits = self.tokens = self.examples = 0
+
+    def add(self, logits: Tensor, batch: Batch) -> None:
+        labels = batch["labels"][:, 1:]
+        seen = logits[:, :-1]
+        self.loss += float(
+            functional.cross_entropy(seen.float().transpose(1, 2), labels, ignore_index=IGNORED, reduction="sum")
+        )
+        self.hits += int((seen.argmax(-1) == labels).sum())
+        self.tokens += int((labels != IGNORED).sum())
+        self.examples += len(labels)
+
+    def scores(self) -> Scores:
+        if self.tokens == 0:
+            return {"loss": None, "perplexity": None, "accuracy": None, "tokens": 0, "examples": self.examples}
+        loss = self.loss / self.tokens
+        return {
+            "loss": loss,
+            "perplexity": math.exp(loss) if loss < 700 else None,
+            "accuracy": self.hits / self.tokens,
+            "tokens": self.tokens,
+            "examples": self.examples,
+        }

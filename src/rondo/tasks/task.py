@@ -1,0 +1,96 @@
+"""The contract of a task, and the padding that all text tasks share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from rondo.model import Batch
+
+Row: TypeAlias = Mapping[str, Any]
+Scores: TypeAlias = dict[str, float | None]
+"""Metric to value; None where it is not defined on the data at hand (never NaN)."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One tokenised row: input ids, segment ids where the tokenizer gives them, and the target (a class or ids)."""
+
+    ids: tuple[int, ...]
+    target: int | tuple[int, ...]
+    segments: tuple[int, ...] | None = None
+
+    @property
+    def length(self) -> int:
+        """Number of tokens."""
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class RowProblem:
+    """A row that cannot be used: its 0-based number in its source, the column, and why."""
+
+    row: int
+    column: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"row {self.row}, column {self.column!r}: {self.reason}"
+
+
+class Tally(Protocol):
+    """Scores in the making, batch by batch."""
+
+    def add(self, logits: Tensor, batch: Batch) -> None: ...
+
+    def scores(self) -> Scores:
+        """The metrics so far. Not defined ones are None."""
+
+
+class Task(Protocol):
+    """A task. ``primary`` names the metric to show, ``higher_is_better`` its direction."""
+
+    task_type: Literal["SEQ_CLS", "CAUSAL_LM"]
+    primary: str
+    higher_is_better: bool
+
+    def check(self, row: Row, number: int) -> RowProblem | None:
+        """Why ``row`` cannot be used, or None."""
+
+    def encode(self, rows: Sequence[Row]) -> list[Example]:
+        """Tokenise rows that passed ``check``."""
+
+    def collate(self, examples: Sequence[Example]) -> tuple[Batch, Batch]:
+        """Inputs of the network and targets, padded to the longest example."""
+
+    def loss(self, logits: Tensor, targets: Batch, clients: int) -> Tensor:
+        """Mean loss, shape (K,), of K * batch rows ordered by client."""
+
+    def tally(self) -> Tally:
+        """An empty tally."""
+
+
+def pad(rows: Sequence[Sequence[int]], value: int) -> Tensor:
+    """Rows of ids as one (rows, longest) int64 tensor, filled on the right."""
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *[value] * (longest - len(row))] for row in rows])
+
+
+def text_problem(row: Row, number: int, column: str) -> RowProblem | None:
+    """Why the text in ``column`` cannot be used: the column is missing, or it is no text, or an empty one."""
+    if column not in row:
+        return RowProblem(number, column, f"no such column; there are: {', '.join(map(str, row))}")
+    value = row[column]
+    if not isinstance(value, str):
+        return RowProblem(number, column, f"expected text, got {value!r}")
+    if not value.strip():
+        return RowProblem(number, column, "the text is empty")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return RowProblem(number, column, "the text has a lone surrogate and is no valid Unicode")
+    return None

@@ -1,0 +1,58 @@
+"""What every test runs under: no network, one thread, no deadline."""
+
+from __future__ import annotations
+
+import os
+
+# Read by libraries when they are imported, so they are set before any of them is.
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    TRANSFORMERS_OFFLINE="1",
+    HF_DATASETS_OFFLINE="1",
+    FLWR_TELEMETRY_ENABLED="0",
+)
+
+import ipaddress
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+
+settings.register_profile("rondo", deadline=None, print_blob=True)
+settings.load_profile("rondo")
+
+
+def _is_local(family: int, address: Any) -> bool:
+    if family not in (socket.AF_INET, socket.AF_INET6):
+        return True
+    host = address[0]
+    if host in ("", "localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: socket.socket, *args: Any) -> Any:
+        address = args[-1]
+        if not _is_local(self.family, address):
+            raise RuntimeError(f"a test may not reach the network: {method.__name__} to {address!r}")
+        return method(self, *args)
+
+    return call
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_network() -> Iterator[None]:
+    """Refuses every connection but to this machine, from fixtures of any scope and from tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("connect", "connect_ex", "sendto"):
+            patch.setattr(socket.socket, name, _guarded(getattr(socket.socket, name)))
+        yield

@@ -1,0 +1,153 @@
+"""Every algorithm of the table obeys every law, for any seed and any value of its fields."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rondo import algorithms
+from rondo.algorithm import Algorithm, Round
+from rondo.algorithms.florg import FLoRG
+from rondo.algorithms.florg_unaligned import FLoRGUnaligned
+from rondo.algorithms.rolora import RoLoRA
+from rondo.head import LocalHead
+from rondo.params import add_client_axis
+from rondo.testing import LAWS, LinearProblem, SgdTrainer, check_algorithm
+from rondo.testing.laws import Formulas, LawBroken, law_bytes
+
+NAMES = algorithms.names()
+EVERY_LAW = {*LAWS, "bytes"}
+
+
+def formulas(name: str) -> Formulas:
+    entry = algorithms.entry(name)
+    return entry.up_numbers, entry.down_numbers
+
+
+def assert_lawful(algorithm: Algorithm[Any], formulas: Formulas, seeds: tuple[int, ...] = (0,)) -> None:
+    """Every law passes; only exactness may be inapplicable, and only where it is not claimed."""
+    results = check_algorithm(algorithm, formulas=formulas, seeds=seeds)
+    assert {r.law for r in results} == EVERY_LAW
+    assert [r for r in results if r.outcome == "failed"] == []
+    assert {r.law for r in results if r.outcome == "not applicable"} == (set() if algorithm.exact else {"exactness"})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_algorithm_of_the_table_obeys_every_law(name: str) -> None:
+    assert_lawful(algorithms.get(name), formulas(name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_obeys_every_law_with_a_local_head(name: str) -> None:
+    inner = algorithms.get(name)
+    wrapped = LocalHead(inner)
+    assert (wrapped.linear, wrapped.exact, wrapped.personal) == (inner.linear, inner.exact, True)
+    assert_lawful(wrapped, formulas(name))
+
+
+@settings(max_examples=30)
+@given(name=st.sampled_from(NAMES), local_head=st.booleans(), seed=st.integers(0, 2**31))
+def test_the_laws_hold_for_any_seed(name: str, local_head: bool, seed: int) -> None:
+    algorithm = algorithms.get(name)
+    assert_lawful(LocalHead(algorithm) if local_head else algorithm, formulas(name), seeds=(seed,))
+
+
+@settings(max_examples=6)
+@given(alternate_for=st.floats(0, 1), seed=st.integers(0, 2**31))
+def test_rolora_obeys_the_laws_for_any_share_of_alternating_rounds(alternate_for: float, seed: int) -> None:
+    assert_lawful(RoLoRA(alternate_for), rolora_formulas(alternate_for), seeds=(seed,))
+
+
+@pytest.mark.parametrize("alternate_for", [0.0, 0.5, 1.0])
+def test_rolora_obeys_the_laws_when_it_stops_alternating(alternate_for: float) -> None:
+    assert_lawful(RoLoRA(alternate_for), rolora_formulas(alternate_for))
+
+
+def rolora_formulas(alternate_for: float) -> Formulas:
+    """A travels up in odd rounds while alternating (the laws' runs have 8 rounds), and down one round later."""
+
+    def sends_down_factor(t: int) -> bool:
+        return t % 2 == 1 and t < alternate_for * 8
+
+    return (
+        lambda r, i, o, t: r * (i if sends_down_factor(t) else o),
+        lambda r, i, o, t: r * (i if sends_down_factor(t - 1) else o),
+    )
+
+
+FLORG_FIELDS = [
+    {"bases": bases, "gram_init": gram_init, "offset": offset}
+    for bases, gram_init, offset in itertools.product(
+        ("orthogonal", "kaiming", "svd"), ("gaussian", "kaiming", "orthogonal"), (False, True)
+    )
+]
+
+
+@pytest.mark.parametrize("fields", FLORG_FIELDS, ids=lambda f: "-".join(map(str, f.values())))
+def test_florg_obeys_the_laws_with_every_start(fields: dict[str, Any]) -> None:
+    assert_lawful(FLoRG(**fields), formulas("florg"))
+
+
+@settings(max_examples=6)
+@given(fields=st.sampled_from(FLORG_FIELDS), gram_std=st.floats(0.01, 0.5), seed=st.integers(0, 2**31))
+def test_unaligned_florg_obeys_the_laws_with_any_start(fields: dict[str, Any], gram_std: float, seed: int) -> None:
+    assert_lawful(FLoRGUnaligned(gram_std=gram_std, **fields), formulas("florg-unaligned"), seeds=(seed,))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("way", [0, 1], ids=["up", "down"])
+def test_the_law_of_bytes_sees_one_number_too_many(name: str, way: int) -> None:
+    right = formulas(name)
+    law_bytes(algorithms.get(name), 0, right)
+    wrong = list(right)
+    wrong[way] = lambda *of: right[way](*of) + 1
+    with pytest.raises(LawBroken, match=("up", "down")[way]):
+        law_bytes(algorithms.get(name), 0, (wrong[0], wrong[1]))
+
+
+def test_the_law_of_bytes_does_not_apply_without_a_formula() -> None:
+    outcomes = {r.law: r.outcome for r in check_algorithm(algorithms.get("fedit"), seeds=(0,))}
+    assert outcomes["bytes"] == "not applicable"
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [("rolora", "alternate_for", 1.1), ("rolora", "alternate_for", -0.1), ("rolora", "alternate_for", math.nan)]
+    + [
+        (name, field, value)
+        for name in ("florg", "florg-unaligned")
+        for field, value in (
+            ("gram_std", 0.0),
+            ("gram_std", math.nan),
+            ("gram_std", math.inf),
+            ("bases", "sdv"),
+            ("gram_init", "zeros"),
+        )
+    ],
+)
+def test_a_field_out_of_range_is_an_error_that_names_it(name: str, field: str, value: float | str) -> None:
+    with pytest.raises(ValueError, match=field):
+        algorithms.get(name, **{field: value})
+
+
+def test_the_problem_can_show_a_transpose_a_scale_and_unequal_weights() -> None:
+    problem = LinearProblem.make(0)
+    shapes = {w.shape for w in problem.weights.values()}
+    assert any(out != inp for out, inp in shapes)
+    assert any(out == inp for out, inp in shapes)
+    assert all(w.scale != 1 for w in problem.weights.values())
+    assert len({c.num_examples for c in problem.clients}) == len(problem.clients)
+
+
+def test_the_trainer_reports_steps_and_examples_of_every_client() -> None:
+    problem = LinearProblem.make(0)
+    trainer = SgdTrainer(problem.clients, Round(0, 1, 0, 3), problem.loss)
+    fit = trainer.fit(add_client_axis(problem.params, 3), steps=2)
+    assert fit.steps.tolist() == [2, 2, 2]
+    assert fit.examples.tolist() == [2 * c.num_examples for c in problem.clients]
+    assert fit.loss.shape == (3,)

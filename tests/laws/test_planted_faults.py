@@ -1,0 +1,448 @@
+"""Faults seen in public code, planted: each makes the law that is about it fail, and no law fails without a fault.
+
+The right FedEx-LoRA below passes every law, so it is the faults and not the harness that make the others fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from rondo.algorithm import (
+    Algorithm,
+    Client,
+    Mean,
+    Round,
+    ServerState,
+    Shared,
+    Trainer,
+    Upload,
+    Uploads,
+    Weight,
+    weighted_mean,
+)
+from rondo.lowrank import LowRank, residual
+from rondo.params import Params, Select, adapted_modules, down, head, pick, sub, up
+from rondo.testing import check_algorithm
+from rondo.testing.laws import Formulas
+
+
+def failures(algorithm: Algorithm[Any], formulas: Formulas | None = None) -> dict[str, str]:
+    """The laws that ``algorithm`` breaks, and what each says of it."""
+    return {r.law: r.detail for r in check_algorithm(algorithm, formulas=formulas) if r.outcome == "failed"}
+
+
+# --- an exact algorithm that moves the base: right, then with a fault each ---------------------------------------
+
+
+@dataclass(frozen=True)
+class FedExState:
+    params: Params
+    base: Mapping[str, tuple[LowRank, ...]]
+    scale: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class FedEx(Algorithm[FedExState]):
+    """FedEx-LoRA: factors are averaged, and the residual of the mean of products goes to the base."""
+
+    exact: ClassVar[bool] = True
+
+    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> FedExState:
+        return FedExState(params, {}, {path: w.scale for path, w in weights.items()})
+
+    def broadcast(self, state: FedExState, client: Client, round: Round) -> Shared:
+        return Shared(state.params, state.base)
+
+    def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
+        fit = trainer.fit(shared.params, train=down | up | head)
+        return trainer.upload(pick(fit.params, down | up | head)), local
+
+    def aggregate(self, state: FedExState, uploads: Iterable[Upload], round: Round) -> FedExState:
+        received = list(uploads)
+        base = dict(state.base)
+        for path in adapted_modules(state.params):
+            base[path] = (*base.get(path, ()), self.chunk(path, received, state.scale[path]))
+        return replace(self.finish(state, weighted_mean(received), round), base=base)
+
+    def chunk(self, path: str, received: list[Upload], scale: float) -> LowRank:
+        return scale * gap(path, received, [u.weight for u in received])
+
+
+def gap(path: str, received: list[Upload], weights: list[float]) -> LowRank:
+    return residual([u.params[f"{path}.B"] for u in received], [u.params[f"{path}.A"] for u in received], weights)
+
+
+class ScaleDropped(FedEx):
+    """alpha / r never reaches the residual."""
+
+    def chunk(self, path: str, received: list[Upload], scale: float) -> LowRank:
+        return gap(path, received, [u.weight for u in received])
+
+
+class ScaleTwice(FedEx):
+    """alpha / r is applied to the residual twice."""
+
+    def chunk(self, path: str, received: list[Upload], scale: float) -> LowRank:
+        return scale**2 * super().chunk(path, received, 1.0)
+
+
+class SquareResidualTransposed(FedEx):
+    """The residual of a square layer is added transposed: shapes fit, so nothing else complains."""
+
+    def chunk(self, path: str, received: list[Upload], scale: float) -> LowRank:
+        right = super().chunk(path, received, scale)
+        return LowRank(right.down.mT, right.up.mT) if right.shape[0] == right.shape[1] else right
+
+
+class ResidualOfUniformWeights(FedEx):
+    """The factors' means are weighted, the residual is that of uniform weights."""
+
+    def chunk(self, path: str, received: list[Upload], scale: float) -> LowRank:
+        return scale * gap(path, received, [1.0] * len(received))
+
+
+class OnlyTheLastResidual(FedEx):
+    """The base change is replaced every round instead of growing."""
+
+    def aggregate(self, state: FedExState, uploads: Iterable[Upload], round: Round) -> FedExState:
+        return super().aggregate(replace(state, base={}), uploads, round)
+
+
+class NoResidual(FedEx):
+    """FedIT that claims to be exact."""
+
+    aggregate = Algorithm.aggregate
+
+
+def test_the_right_fedex_breaks_no_law() -> None:
+    results = check_algorithm(FedEx(), seeds=range(5))
+    assert {r.law for r in results if r.outcome != "passed"} == {"bytes"}
+    assert next(r.outcome for r in results if r.law == "bytes") == "not applicable"  # no formula was given
+
+
+@pytest.mark.parametrize("cls", [ScaleDropped, ScaleTwice, SquareResidualTransposed, NoResidual])
+def test_a_wrong_residual_breaks_exactness_and_nothing_else(cls: type[FedEx]) -> None:
+    assert set(failures(cls())) == {"exactness"}
+
+
+def test_a_residual_of_uniform_weights_breaks_exactness_and_the_count_of_weights() -> None:
+    assert set(failures(ResidualOfUniformWeights())) == {"exactness", "weights count"}
+
+
+def test_forgetting_earlier_residuals_breaks_exactness_and_the_round_without_a_step() -> None:
+    assert {"exactness", "zero steps", "consensus"} == set(failures(OnlyTheLastResidual()))
+
+
+def test_a_change_of_the_base_is_counted_in_the_bytes_down() -> None:
+    """Three clients' residual has 2 r (in + out) numbers; a formula that leaves them out is wrong."""
+    assert failures(FedEx(), (lambda r, i, o, t: r * (i + o), lambda r, i, o, t: 3 * r * (i + o))) == {}
+    assert set(failures(FedEx(), (lambda r, i, o, t: r * (i + o),) * 2)) == {"bytes"}
+
+
+# --- factors swapped ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plain(Algorithm[ServerState]):
+    """Averages what its clients train. Exact where they train one factor."""
+
+    exact: ClassVar[bool] = False
+
+    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
+        return ServerState(params)
+
+    def trained(self, round: Round) -> Select:
+        return down | up
+
+    def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
+        trained = self.trained(trainer.round) | head
+        fit = trainer.fit(shared.params, train=trained)
+        return trainer.upload(pick(fit.params, trained)), local
+
+
+class UpOnly(Plain):
+    exact: ClassVar[bool] = True
+
+    def trained(self, round: Round) -> Select:
+        return up
+
+
+class DownFirst(UpOnly):
+    """RoLoRA that starts with A, whose gradient is zero while B is."""
+
+    def trained(self, round: Round) -> Select:
+        return down if round.index % 2 == 0 else up
+
+
+class UploadsTheOther(UpOnly):
+    """Trains B and uploads A."""
+
+    def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
+        fit = trainer.fit(shared.params, train=up | head)
+        return trainer.upload(pick(fit.params, down | head)), local
+
+
+class TrainsBothUploadsOne(UpOnly):
+    """Trains both factors and uploads B alone."""
+
+    def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
+        fit = trainer.fit(shared.params, train=down | up | head)
+        return trainer.upload(pick(fit.params, up | head)), local
+
+
+class FactorsSwappedInView(UpOnly):
+    """The network sees the factors in each other's place."""
+
+    def view(self, shared: Shared, local: Params) -> Params:
+        a, b = pick(shared.params, down), pick(shared.params, up)
+        swapped = {n[:-1] + "B": t for n, t in a.items()} | {n[:-1] + "A": t for n, t in b.items()}
+        return {**shared.params, **swapped}
+
+
+UP_FORMULAS: Formulas = (lambda r, i, o, t: r * o, lambda r, i, o, t: r * o)
+
+
+def test_training_and_sending_up_breaks_no_law() -> None:
+    assert failures(UpOnly(), UP_FORMULAS) == {}
+
+
+def test_starting_with_the_factor_that_cannot_learn_breaks_the_first_round() -> None:
+    assert set(failures(DownFirst())) == {"first round learns"}
+
+
+def test_uploading_the_untrained_factor_breaks_bytes_consensus_and_exactness() -> None:
+    broken = failures(UploadsTheOther(), UP_FORMULAS)
+    assert set(broken) == {"bytes", "consensus", "exactness"}
+    assert "numbers up" in broken["bytes"]
+
+
+def test_training_a_factor_that_is_not_uploaded_breaks_consensus_and_exactness() -> None:
+    assert set(failures(TrainsBothUploadsOne(), UP_FORMULAS)) == {"consensus", "exactness"}
+
+
+def test_swapped_factors_in_the_view_break_the_form() -> None:
+    assert "form" in failures(FactorsSwappedInView())
+
+
+# --- heads that leak, arguments that are written to ---------------------------------------------------------------
+
+
+class PrivateHead(Plain):
+    """Each client keeps its own head: right."""
+
+    personal: ClassVar[bool] = True
+
+    def local_init(self, shared: Shared, client: Client) -> Params:
+        return pick(shared.params, head)
+
+    def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
+        fit = trainer.fit({**shared.params, **local}, train=down | up | head)
+        return trainer.upload(pick(fit.params, down | up)), pick(fit.params, head)
+
+
+class HeadInAClassVariable(PrivateHead):
+    """The model object is shared: a client trains on with the head of whoever came before."""
+
+    last: ClassVar[dict[str, torch.Tensor]] = {}
+
+    def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
+        found = {n: t.expand_as(local[n]) for n, t in self.last.items()}
+        uploads, kept = super().client_update(shared, {**local, **found}, trainer)
+        self.last.update({n: t[-1:] for n, t in kept.items()})
+        return uploads, kept
+
+
+class WritesToShared(Plain):
+    """The client writes what it trained into the tensors that it was given."""
+
+    def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
+        uploads, kept = super().client_update(shared, local, trainer)
+        for name, tensor in pick(shared.params, head).items():
+            tensor.copy_(torch.stack([u.params[name] for u in uploads]))
+        return uploads, kept
+
+
+class WritesToLocal(PrivateHead):
+    """The client writes what it trained into the tensors that it kept."""
+
+    def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
+        uploads, kept = super().client_update(shared, local, trainer)
+        for name, tensor in local.items():
+            tensor.copy_(kept[name])
+        return uploads, local
+
+
+class WritesToState(Plain):
+    """The server averages in place."""
+
+    def aggregate(self, state: ServerState, uploads: Iterable[Upload], round: Round) -> ServerState:
+        for name, mean in weighted_mean(uploads).params.items():
+            state.params[name].copy_(mean)
+        return state
+
+
+class WritesToUploads(Plain):
+    """The server scales the uploads in place before it adds them."""
+
+    def aggregate(self, state: ServerState, uploads: Iterable[Upload], round: Round) -> ServerState:
+        received = list(uploads)
+        mass = sum(u.weight for u in received)
+        for upload in received:
+            for tensor in upload.params.values():
+                tensor.mul_(upload.weight / mass)
+        new = {n: torch.stack([u.params[n] for u in received]).sum(0) for n in received[0].params}
+        return ServerState({**state.params, **new})
+
+
+def test_a_private_head_breaks_no_law() -> None:
+    assert failures(PrivateHead()) == {}
+
+
+def test_a_head_handed_from_client_to_client_breaks_no_leak() -> None:
+    HeadInAClassVariable.last.clear()
+    assert {"no leak", "cohort"} <= set(failures(HeadInAClassVariable()))
+
+
+@pytest.mark.parametrize("cls", [WritesToShared, WritesToLocal, WritesToState, WritesToUploads])
+def test_writing_into_an_argument_breaks_no_mutation(cls: type[Plain]) -> None:
+    assert "no mutation" in failures(cls())
+
+
+# --- weights that do not count ------------------------------------------------------------------------------------
+
+
+class UniformMean(UpOnly):
+    """Every upload counts the same, whatever its weight."""
+
+    def aggregate(self, state: ServerState, uploads: Iterable[Upload], round: Round) -> ServerState:
+        return super().aggregate(state, [replace(u, weight=1.0) for u in uploads], round)
+
+
+class NotNormalised(UpOnly):
+    """Weights are shares of the population, not renormalised over who took part."""
+
+    def aggregate(self, state: ServerState, uploads: Iterable[Upload], round: Round) -> ServerState:
+        mean = weighted_mean(uploads)
+        population = 21.0  # the examples of the harness's three clients: 4 + 7 + 10
+        shrunk = {n: t * (mean.weight / population) for n, t in mean.params.items()}
+        return self.finish(state, replace(mean, params=shrunk), round)
+
+
+class OnlyTheFirst(UpOnly):
+    """A loop that keeps the first upload (a misspelt variable)."""
+
+    def aggregate(self, state: ServerState, uploads: Iterable[Upload], round: Round) -> ServerState:
+        return super().aggregate(state, list(uploads)[:1], round)
+
+
+def test_ignoring_weights_breaks_the_count_of_weights_and_exactness() -> None:
+    assert set(failures(UniformMean(), UP_FORMULAS)) == {"weights count", "exactness"}
+
+
+def test_ignoring_weights_is_seen_without_a_claim_of_exactness() -> None:
+    class Modest(UniformMean):
+        exact: ClassVar[bool] = False
+
+    assert set(failures(Modest())) == {"weights count"}
+
+
+def test_weights_that_are_not_renormalised_break_their_scale_and_exactness() -> None:
+    assert {"weight scale", "exactness"} <= set(failures(NotNormalised()))
+
+
+def test_keeping_one_upload_breaks_permutation_and_exactness() -> None:
+    assert {"permutation", "exactness"} <= set(failures(OnlyTheFirst()))
+
+
+# --- runs that cannot be repeated or saved ------------------------------------------------------------------------
+
+
+class Unseeded(Plain):
+    """The server adds noise from torch's global generator."""
+
+    def aggregate(self, state: ServerState, uploads: Iterable[Upload], round: Round) -> ServerState:
+        new = super().aggregate(state, uploads, round)
+        return ServerState({n: t + 1e-12 * torch.randn_like(t) for n, t in new.params.items()})
+
+
+class ThawsWhatIsFrozen(UpOnly):
+    """A tensor that nobody trains is rounded on its way through the server."""
+
+    def finish(self, state: ServerState, mean: Mean, round: Round) -> ServerState:
+        new = super().finish(state, mean, round)
+        return ServerState({**new.params, **{n: t.bfloat16().double() for n, t in pick(new.params, down).items()}})
+
+
+class NeedsWhatItKept(PrivateHead):
+    """After the first round a client relies on a memo that it should have kept."""
+
+    def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
+        if trainer.round.index > 0:
+            local["memo"]
+        uploads, kept = super().client_update(shared, pick(local, head), trainer)
+        return uploads, {**kept, "memo": torch.ones(len(trainer.clients), 1)}
+
+
+class LooksAtTheFirstClient(Plain):
+    """Code for one client that a cohort breaks: every client gets the first one's factors."""
+
+    def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
+        fit = trainer.fit(shared.params, train=down | up | head)
+        first = {n: t[:1].expand_as(t) for n, t in fit.params.items()}
+        return trainer.upload(first), local
+
+
+class WeighsTheCohort(Plain):
+    """Every client's weight is the number of examples of the whole cohort."""
+
+    def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
+        fit = trainer.fit(shared.params, train=down | up | head)
+        examples = sum(c.num_examples for c in trainer.clients)
+        return trainer.upload(fit.params, torch.full((len(trainer.clients),), float(examples))), local
+
+
+class DividesByTheStep(UpOnly):
+    """The server scales the step to its own length, which is 0 / 0 where nobody moved."""
+
+    def finish(self, state: ServerState, mean: Mean, round: Round) -> ServerState:
+        steps = sub(mean.params, state.params)
+        scaled = {n: t.norm() * (t / t.norm()) for n, t in steps.items()}
+        return super().finish(state, replace(mean, params={n: state.params[n] + t for n, t in scaled.items()}), round)
+
+
+def test_unseeded_noise_breaks_same_seed() -> None:
+    assert "same seed" in failures(Unseeded())
+
+
+def test_changing_a_frozen_tensor_breaks_frozen_stay_frozen() -> None:
+    assert "frozen stay frozen" in failures(ThawsWhatIsFrozen())
+
+
+def test_depending_on_what_was_kept_breaks_lost_local() -> None:
+    assert set(failures(NeedsWhatItKept())) == {"lost local"}
+
+
+def test_code_that_mixes_the_clients_of_a_cohort_breaks_cohort() -> None:
+    assert set(failures(LooksAtTheFirstClient())) == {"cohort"}
+
+
+def test_weights_that_mix_the_clients_of_a_cohort_break_cohort() -> None:
+    assert set(failures(WeighsTheCohort())) == {"cohort"}
+
+
+def test_a_model_of_nan_breaks_the_round_without_a_step() -> None:
+    assert "zero steps" in failures(DividesByTheStep())
+
+
+def test_an_algorithm_that_raises_fails_and_does_not_crash_the_check() -> None:
+    class Raises(Plain):
+        def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
+            raise ZeroDivisionError("oops")
+
+    broken = failures(Raises())
+    assert "ZeroDivisionError: oops" in broken["form"]

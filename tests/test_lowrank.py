@@ -1,0 +1,389 @@
+"""The low-rank algebra against dense oracles."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rondo.lowrank import (
+    LowRank,
+    gram_align,
+    gram_sketch,
+    gram_top,
+    polar,
+    residual,
+    row_basis,
+    total,
+)
+
+few = settings(max_examples=60)
+SIDE = st.integers(1, 9)
+RANK = st.integers(1, 4)
+SEED = st.integers(0, 2**31)
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def draw(seed: int, out: int, inp: int, rank: int) -> LowRank:
+    return LowRank(normal(seed, out, rank), normal(seed + 1, rank, inp))
+
+
+def orthonormal_rows(seed: int, rows: int, columns: int) -> Tensor:
+    return torch.linalg.qr(normal(seed, columns, rows))[0].mT
+
+
+def near(actual: Tensor, expected: Tensor | float, atol: float = 1e-10) -> None:
+    expected = torch.as_tensor(expected, dtype=actual.dtype)
+    torch.testing.assert_close(actual, expected.expand_as(actual), rtol=0, atol=atol)
+
+
+# --- LowRank ------------------------------------------------------------------------------------------------------
+
+
+@few
+@given(SEED, SIDE, SIDE, RANK, RANK, st.floats(-3, 3))
+def test_arithmetic_is_that_of_the_dense_matrices(seed: int, out: int, inp: int, r: int, q: int, factor: float) -> None:
+    x, y = draw(seed, out, inp, r), draw(seed + 7, out, inp, q)
+    near((x + y).dense(), x.dense() + y.dense())
+    near((x - y).dense(), x.dense() - y.dense())
+    near((-x).dense(), -x.dense())
+    near((factor * x).dense(), factor * x.dense())
+    near((x * factor).dense(), factor * x.dense())
+    near(total([x, y, x]).dense(), 2 * x.dense() + y.dense())
+    assert (x + y).rank == r + q
+    assert (x + y).shape == (out, inp) == tuple(x.dense().shape)
+
+
+@few
+@given(SEED, SIDE, SIDE, RANK, RANK)
+def test_inner_product_and_norm_are_those_of_the_dense_matrices(seed: int, out: int, inp: int, r: int, q: int) -> None:
+    x, y = draw(seed, out, inp, r), draw(seed + 7, out, inp, q)
+    near(x.inner(y), (x.dense() * y.dense()).sum())
+    near(x.norm(), torch.linalg.matrix_norm(x.dense()))
+
+
+def test_the_norm_keeps_its_digits_where_terms_cancel() -> None:
+    x = draw(0, 9, 8, 3)
+    y = LowRank(x.up + 1e-11 * normal(5, 9, 3), x.down)
+    expected = torch.linalg.matrix_norm((y.up - x.up) @ x.down)
+    assert abs((y - x).norm() / expected - 1) < 1e-3
+    assert (x - x).norm() < 1e-14
+
+
+@few
+@given(SEED, SIDE, SIDE, RANK)
+def test_a_client_axis_gives_each_client_its_own_result(seed: int, out: int, inp: int, r: int) -> None:
+    x = LowRank(normal(seed, 3, out, r), normal(seed + 1, 3, r, inp))
+    rows = [LowRank(x.up[k], x.down[k]) for k in range(3)]
+    near(x.norm(), torch.stack([y.norm() for y in rows]))
+    near(x.inner(x), torch.stack([y.inner(y) for y in rows]))
+    kept, error = x.truncate(1)
+    near(kept.dense(), torch.stack([y.truncate(1)[0].dense() for y in rows]))
+    near(error, torch.stack([y.truncate(1)[1] for y in rows]), atol=1e-9)
+
+
+@few
+@given(SEED, SIDE, SIDE, RANK)
+def test_the_svd_is_thin_and_rebuilds_the_matrix(seed: int, out: int, inp: int, r: int) -> None:
+    x = draw(seed, out, inp, r)
+    u, s, vh = x.svd()
+    assert s.shape[0] == min(out, inp, r)
+    near((u * s) @ vh, x.dense())
+    near(s, torch.linalg.svdvals(x.dense())[: s.shape[0]])
+    near(u.mT @ u, torch.eye(s.shape[0]))
+    near(vh @ vh.mT, torch.eye(s.shape[0]))
+
+
+@few
+@given(SEED, SIDE, SIDE, st.integers(1, 6), st.integers(1, 7))
+def test_truncation_is_eckart_young(seed: int, out: int, inp: int, r: int, rank: int) -> None:
+    x = draw(seed, out, inp, r)
+    kept, error = x.truncate(rank)
+    assert kept.rank == min(rank, out, inp, r)
+    near(error, torch.linalg.vector_norm(torch.linalg.svdvals(x.dense())[rank:]))
+    near(error, torch.linalg.matrix_norm(x.dense() - kept.dense()))
+    near(kept.down @ kept.down.mT, torch.eye(kept.rank))
+    for other in range(5):
+        rival = draw(seed + 100 + 2 * other, out, inp, rank)
+        rival = float(rival.inner(x) / rival.inner(rival)) * rival
+        assert torch.linalg.matrix_norm(x.dense() - rival.dense()) >= error - 1e-10
+        nudged = LowRank(kept.up + 1e-3 * normal(other, *kept.up.shape), kept.down)
+        assert torch.linalg.matrix_norm(x.dense() - nudged.dense()) >= error - 1e-10
+
+
+def test_truncations_of_one_matrix_are_nested() -> None:
+    x = draw(3, 8, 6, 5)
+    widest, _ = x.truncate(4)
+    for rank in (1, 2, 3):
+        kept, _ = x.truncate(rank)
+        near(kept.up, widest.up[:, :rank])
+        near(kept.down, widest.down[:rank])
+
+
+def test_a_zero_matrix_can_be_truncated_and_measured() -> None:
+    zero = LowRank(torch.zeros(4, 2, dtype=torch.float64), normal(0, 2, 5))
+    kept, error = zero.truncate(1)
+    assert float(error) == float(zero.norm()) == 0
+    assert not kept.dense().any()
+
+
+@pytest.mark.parametrize("rank", [0, -1])
+def test_a_rank_below_one_is_an_error(rank: int) -> None:
+    with pytest.raises(ValueError, match="rank must be at least 1"):
+        draw(0, 3, 3, 2).truncate(rank)
+
+
+def test_factors_that_do_not_fit_are_an_error() -> None:
+    with pytest.raises(ValueError, match="ranks differ"):
+        LowRank(torch.zeros(3, 2), torch.zeros(3, 4))
+
+
+def test_the_sum_of_nothing_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no low-rank matrices"):
+        total([])
+
+
+def test_to_converts_both_factors() -> None:
+    x = draw(0, 3, 4, 2).to(torch.float32)
+    assert (x.up.dtype, x.down.dtype) == (torch.float32, torch.float32)
+
+
+# --- the residual -------------------------------------------------------------------------------------------------
+
+
+@few
+@given(SEED, SIDE, SIDE, RANK, st.integers(1, 5), st.floats(0.1, 100))
+def test_the_residual_is_the_covariance_of_the_factors(
+    seed: int, out: int, inp: int, r: int, clients: int, scale: float
+) -> None:
+    ups = [normal(seed + 2 * k, out, r) for k in range(clients)]
+    downs = [normal(seed + 2 * k + 1, r, inp) for k in range(clients)]
+    weights = (scale * (normal(seed, clients).abs() + 0.05)).tolist()
+    p = [w / sum(weights) for w in weights]
+    up, down = (sum(q * x for q, x in zip(p, xs, strict=True)) for xs in (ups, downs))
+    products = sum(q * (b @ a) for q, b, a in zip(p, ups, downs, strict=True))
+    covariance = sum(q * ((b - up) @ (a - down)) for q, b, a in zip(p, ups, downs, strict=True))
+    got = residual(ups, downs, weights)
+    near(got.dense(), products - up @ down)
+    near(got.dense(), covariance)
+    assert got.rank == max(clients - 1, 1) * r
+
+
+def test_the_residuals_rank_is_reached() -> None:
+    ups, downs = [normal(k, 30, 3) for k in range(4)], [normal(10 + k, 3, 20) for k in range(4)]
+    assert torch.linalg.matrix_rank(residual(ups, downs, [1.0, 2.0, 3.0, 4.0]).dense()) == 9
+
+
+def test_there_is_no_residual_of_one_client_of_equal_clients_or_of_a_common_factor() -> None:
+    up, down = normal(0, 5, 2), normal(1, 2, 4)
+    assert not residual([up], [down], [3.0]).dense().any()
+    near(residual([up] * 3, [down] * 3, [1.0, 2.0, 4.0]).dense(), 0.0)
+    near(residual([up] * 2, [down, 2 * down], [1.0, 2.0]).dense(), 0.0)
+    near(residual([up, 2 * up], [down] * 2, [1.0, 2.0]).dense(), 0.0)
+
+
+# --- polar and row_basis ------------------------------------------------------------------------------------------
+
+
+@few
+@given(SEED, SIDE, SIDE)
+def test_polar_is_the_nearest_matrix_with_orthonormal_rows_or_columns(seed: int, rows: int, columns: int) -> None:
+    x = normal(seed, rows, columns)
+    q = polar(x)
+    near(q @ q.mT if rows <= columns else q.mT @ q, torch.eye(min(rows, columns)))
+    near((q.mT @ x).trace(), torch.linalg.svdvals(x).sum())
+    rival = orthonormal_rows(seed + 1, min(rows, columns), max(rows, columns))
+    rival = rival if rows <= columns else rival.mT
+    assert torch.linalg.matrix_norm(x - q) <= torch.linalg.matrix_norm(x - rival) + 1e-12
+
+
+def test_polar_leaves_out_directions_that_are_zero() -> None:
+    x = normal(0, 4, 2) @ normal(1, 2, 5)
+    q = polar(x)
+    near(torch.linalg.svdvals(q), torch.tensor([1.0, 1.0, 0.0, 0.0]))
+    near((q.mT @ x).trace(), torch.linalg.svdvals(x).sum())
+    assert not polar(torch.zeros(3, 4)).any()
+
+
+@few
+@given(SEED, RANK, st.integers(0, 6))
+def test_row_basis_is_an_lq_factorisation_with_a_sign_rule(seed: int, r: int, more: int) -> None:
+    a = normal(seed, r, r + more)
+    lower, v = row_basis(a)
+    near(lower @ v, a)
+    near(v @ v.mT, torch.eye(r))
+    assert torch.equal(lower, lower.tril())
+    assert (lower.diagonal() >= 0).all()
+
+
+def test_row_basis_does_not_see_the_signs_of_later_rows() -> None:
+    a = normal(0, 3, 5)
+    flipped = a * torch.tensor([[1.0], [1.0], [-1.0]])
+    near(row_basis(flipped)[1][:2], row_basis(a)[1][:2])
+    near(row_basis(flipped)[1][2], -row_basis(a)[1][2])
+
+
+# --- FLoRG's server step ------------------------------------------------------------------------------------------
+
+
+def paper(anchor: Tensor, clients: list[Tensor], p: list[float], zero: float = 1e-12) -> Tensor:
+    """FLoRG's eqs. (4), (6), (7) and (11) as printed: eigendecomposition of the k x k mean, then Procrustes."""
+    a = anchor.double().numpy()
+    grams = [g.double().numpy().T @ g.double().numpy() for g in clients]
+    values, vectors = np.linalg.eigh(sum(w * q for w, q in zip(p, grams, strict=True)))
+    keep = values > zero * max(values.max(), 0)
+    root = np.sqrt(values[keep])[:, None] * vectors[:, keep].T
+    u, s, vt = np.linalg.svd(a @ root.T, full_matrices=False)
+    nonzero = s > zero * s.max(initial=0)
+    return torch.from_numpy((u * nonzero) @ vt @ root)
+
+
+def mean_sketch(anchor: Tensor, clients: list[Tensor], p: list[float]) -> Tensor:
+    return sum((w * gram_sketch(anchor, g).double() for w, g in zip(p, clients, strict=True)), torch.zeros(()))
+
+
+def florg_clients(seed: int, r: int, k: int, step: float = 0.3) -> tuple[Tensor, list[Tensor], list[float]]:
+    """A well-conditioned anchor, three clients near it and their weights."""
+    sizes = torch.linspace(2, 1, r, dtype=torch.float64)
+    anchor = orthonormal_rows(seed, r, r) @ (sizes[:, None] * orthonormal_rows(seed + 1, r, k))
+    clients = [anchor + step * normal(seed + 2 + n, r, k) / math.sqrt(k) for n in range(3)]
+    return anchor, clients, [0.2, 0.3, 0.5]
+
+
+@few
+@given(SEED, RANK, st.integers(0, 10))
+def test_alignment_is_the_papers_eigendecomposition_and_procrustes(seed: int, r: int, more: int) -> None:
+    anchor, clients, p = florg_clients(seed, r, r + more)
+    near(gram_align(anchor, mean_sketch(anchor, clients, p)), paper(anchor, clients, p), atol=1e-10)
+
+
+@few
+@given(SEED, RANK, st.integers(0, 10))
+def test_a_sketch_is_v_times_the_gram_matrix(seed: int, r: int, more: int) -> None:
+    anchor, (g, *_), _ = florg_clients(seed, r, r + more)
+    q, lower = np.linalg.qr(anchor.numpy().T)
+    v = torch.from_numpy((q * np.sign(np.diag(lower))).T)
+    near(gram_sketch(anchor, g), v @ (g.mT @ g))
+
+
+@few
+@given(SEED, RANK, st.integers(0, 10))
+def test_clients_that_return_the_anchor_or_a_rotation_of_it_leave_it_unchanged(seed: int, r: int, more: int) -> None:
+    anchor, _, p = florg_clients(seed, r, r + more)
+    turned = [orthonormal_rows(seed + n, r, r) @ anchor for n in range(3)]
+    near(gram_align(anchor, gram_sketch(anchor, anchor)), anchor)
+    near(gram_align(anchor, mean_sketch(anchor, turned, p)), anchor)
+
+
+@few
+@given(SEED, RANK, st.integers(0, 10))
+def test_alignment_only_loses_energy_and_keeps_a_gram_matrix_of_low_rank(seed: int, r: int, more: int) -> None:
+    anchor, clients, p = florg_clients(seed, r, r + more)
+    mean = sum(w * g.mT @ g for w, g in zip(p, clients, strict=True))
+    new = gram_align(anchor, mean_sketch(anchor, clients, p))
+    assert torch.linalg.eigvalsh(mean - new.mT @ new).min() > -1e-10
+    alone = gram_align(anchor, gram_sketch(anchor, clients[0]))
+    near(alone.mT @ alone, clients[0].mT @ clients[0], atol=1e-9)
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(5))
+def test_where_the_mean_lacks_directions_they_are_left_out(seed: int, lost: int) -> None:
+    anchor, clients, p = florg_clients(seed, 4, 9)
+    span = orthonormal_rows(seed + 50, 4 - lost, 9)  # all clients' rows lie in it: the mean Gram matrix is deficient
+    clients = [g @ span.mT @ span for g in clients]
+    new = gram_align(anchor, mean_sketch(anchor, clients, p))
+    near(new, paper(anchor, clients, p), atol=1e-8)
+    assert torch.linalg.matrix_rank(new, rtol=1e-9) == 4 - lost
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_anchor_that_lacks_directions_does_not_invent_them(seed: int) -> None:
+    anchor, clients, p = florg_clients(seed, 4, 9)
+    anchor = torch.cat([anchor[:3], anchor[:1] + anchor[1:2]])
+    near(gram_align(anchor, mean_sketch(anchor, clients, p)), paper(anchor, clients, p), atol=1e-8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_zero_sketch_gives_zero(dtype: torch.dtype) -> None:
+    anchor = florg_clients(0, 3, 6)[0].to(dtype)
+    new = gram_align(anchor, torch.zeros(3, 6, dtype=dtype))
+    assert new.dtype == dtype
+    assert torch.equal(new, torch.zeros(3, 6, dtype=dtype))
+
+
+def test_an_indefinite_mean_as_noise_can_give_is_finite_and_leaves_negative_directions_out() -> None:
+    anchor = orthonormal_rows(0, 3, 6)
+    _, v = row_basis(anchor)
+    indefinite = torch.diag(torch.tensor([2.0, 1.0, -0.5], dtype=torch.float64))
+    new = gram_align(anchor, indefinite @ v)
+    assert new.isfinite().all()
+    near(new.mT @ new, v.mT @ torch.diag(torch.tensor([2.0, 1.0, 0.0], dtype=torch.float64)) @ v)
+
+
+def test_a_sketch_has_a_client_axis_where_the_client_has() -> None:
+    anchor, clients, _ = florg_clients(0, 3, 6)
+    together = gram_sketch(anchor.expand(3, 3, 6), torch.stack(clients))
+    near(together, torch.stack([gram_sketch(anchor, g) for g in clients]))
+
+
+@pytest.mark.parametrize("step", [0.01, 0.1, 1.0])
+def test_float32_uploads_at_condition_number_1000_are_good_to_a_millionth(step: float) -> None:
+    """Half of the draws within 1e-6 of the dense float64 result, relative to its norm, and all within 1e-5."""
+    errors = []
+    for seed in range(0, 250, 10):
+        r, k = 4, 32
+        sizes, turn = torch.logspace(0, -3, r, dtype=torch.float64)[:, None], orthonormal_rows(seed, r, r)
+        anchor = (turn @ (sizes * orthonormal_rows(seed + 1, r, k))).float()
+        steps = [turn @ (sizes * normal(seed + 2 + n, r, k)) / math.sqrt(k) for n in range(3)]
+        clients, p = [(anchor + step * d).float() for d in steps], [0.2, 0.3, 0.5]
+        assert gram_sketch(anchor, clients[0]).dtype == torch.float32
+        got, expected = gram_align(anchor.double(), mean_sketch(anchor, clients, p)), paper(anchor, clients, p)
+        errors.append(float((got - expected).norm() / expected.norm()))
+    assert np.median(errors) < 1e-6
+    assert max(errors) < 1e-5
+
+
+# --- FLoRG without alignment --------------------------------------------------------------------------------------
+
+
+@few
+@given(SEED, st.integers(1, 12), st.integers(1, 9), st.integers(1, 5))
+def test_gram_top_is_the_top_of_the_dense_eigendecomposition(seed: int, rows: int, k: int, rank: int) -> None:
+    """For fewer rows than columns and for more; the spectrum is spread so that each eigenvector is well determined."""
+    m = min(rows, k)
+    sizes = 1.5 ** -torch.arange(m, dtype=torch.float64)
+    stack = orthonormal_rows(seed, m, rows).mT @ (sizes[:, None] * orthonormal_rows(seed + 1, m, k))
+    values, vectors = np.linalg.eigh((stack.mT @ stack).numpy())
+    dense = np.sqrt(values.clip(0))[::-1, None] * vectors.T[::-1]
+    dense *= np.sign(dense[np.arange(k), np.abs(dense).argmax(1)])[:, None]
+    expected = np.zeros((rank, k))
+    expected[: min(rank, m)] = dense[: min(rank, m)]
+    got = gram_top(stack, rank)
+    assert got.shape == (rank, k)
+    near(got, torch.from_numpy(expected), atol=1e-9)
+
+
+@few
+@given(SEED, st.integers(1, 12), st.integers(1, 9))
+def test_gram_top_of_full_rank_keeps_the_gram_matrix_whatever_the_order_of_rows(seed: int, rows: int, k: int) -> None:
+    stack = normal(seed, rows, k)
+    top = gram_top(stack, k)
+    near(top.mT @ top, stack.mT @ stack, atol=1e-9)
+    best = gram_top(stack, 1)
+    near((best @ best.mT).squeeze(), torch.linalg.svdvals(stack)[0] ** 2, atol=1e-9)
+    other = gram_top(stack.flip(0), k)
+    near(other.mT @ other, stack.mT @ stack, atol=1e-9)
+
+
+def test_gram_top_of_zero_is_zero_and_keeps_the_dtype() -> None:
+    assert torch.equal(gram_top(torch.zeros(2, 5), 3), torch.zeros(3, 5))
+    assert gram_top(torch.ones(6, 2), 1).dtype == torch.float32

@@ -1,0 +1,137 @@
+"""Names, roles and collections of tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rondo import params as p
+from rondo.params import Role, Select, role
+
+EXAMPLES = {
+    "encoder.layer.0.query.A": Role.DOWN,
+    "encoder.layer.0.query.B": Role.UP,
+    "q.G": Role.GRAM,
+    "q.L": Role.FIXED,
+    "q.R": Role.FIXED,
+    "q.pA": Role.PERSONAL_DOWN,
+    "q.pB": Role.PERSONAL_UP,
+    "head:classifier.weight": Role.HEAD,
+    "head:q.A": Role.HEAD,
+    "head:": Role.HEAD,
+    "encoder.layer.0.query.weight": Role.BODY,
+    "A": Role.BODY,
+    "": Role.BODY,
+    "q.a": Role.BODY,
+    "q.A.weight": Role.BODY,
+    "qA": Role.BODY,
+    "heads:q.B": Role.UP,
+    "Head:x": Role.BODY,
+}
+NAMED = {
+    "down": {Role.DOWN},
+    "up": {Role.UP},
+    "gram": {Role.GRAM},
+    "fixed": {Role.FIXED},
+    "personal": {Role.PERSONAL_DOWN, Role.PERSONAL_UP},
+    "head": {Role.HEAD},
+    "body": {Role.BODY},
+    "everything": set(Role),
+    "nothing": set(),
+}
+SELECTS = st.frozensets(st.sampled_from(Role)).map(Select)
+NAMES = st.sampled_from(list(EXAMPLES))
+
+
+@pytest.mark.parametrize(("name", "expected"), EXAMPLES.items())
+def test_a_role_is_read_off_the_name(name: str, expected: Role) -> None:
+    assert role(name) is expected
+
+
+def test_every_role_has_an_example() -> None:
+    assert set(EXAMPLES.values()) == set(Role)
+
+
+@pytest.mark.parametrize(("select", "roles"), NAMED.items())
+def test_a_named_select_accepts_its_roles_and_no_other(select: str, roles: set[Role]) -> None:
+    for name, its in EXAMPLES.items():
+        assert getattr(p, select)(name) is (its in roles)
+
+
+@given(SELECTS, SELECTS, NAMES)
+def test_selects_combine_as_predicates(a: Select, b: Select, name: str) -> None:
+    assert (a | b)(name) is (a(name) or b(name))
+    assert (a & b)(name) is (a(name) and b(name))
+    assert (~a)(name) is (not a(name))
+
+
+@given(SELECTS, SELECTS, SELECTS)
+def test_selects_are_a_boolean_algebra(a: Select, b: Select, c: Select) -> None:
+    assert ~~a == a
+    assert ~(a | b) == ~a & ~b
+    assert a & (b | c) == (a & b) | (a & c)
+    assert a | ~a == p.everything
+    assert a & ~a == p.nothing
+    assert (a | b) == (b | a)
+    assert hash(a | a) == hash(a)
+
+
+def test_a_select_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        p.down.roles = frozenset()  # type: ignore[misc]
+
+
+def test_pick_keeps_the_order_and_the_tensors_themselves() -> None:
+    params = {n: torch.zeros(1) for n in EXAMPLES}
+    picked = p.pick(params, p.head | p.up)
+    assert list(picked) == [n for n in EXAMPLES if EXAMPLES[n] in (Role.HEAD, Role.UP)]
+    assert all(picked[n] is params[n] for n in picked)
+
+
+def test_adapted_modules_are_those_with_a_or_g_in_order() -> None:
+    params = {n: torch.zeros(1) for n in ("z.B", "z.A", "head:z.A", "a.b.G", "a.b.L", "c.weight", "d.B", "e.pA")}
+    assert p.adapted_modules(params) == ("z", "a.b")
+    assert p.module_of("a.b.G") == "a.b"
+
+
+def test_sub_takes_the_names_of_the_first_and_needs_them_in_the_second() -> None:
+    a, b = {"x": torch.tensor([3.0])}, {"x": torch.tensor([1.0]), "y": torch.tensor([5.0])}
+    assert p.sub(a, b) == {"x": torch.tensor([2.0])}
+    with pytest.raises(KeyError, match="y"):
+        p.sub(b, a)
+
+
+def test_sq_norm_is_one_number_a_client_over_all_tensors() -> None:
+    params = {"q.A": torch.arange(12.0).reshape(2, 2, 3), "head:bias": torch.tensor([[1.0], [2.0]]), "s": torch.ones(2)}
+    assert p.sq_norm(params).tolist() == [sum(i * i for i in range(6)) + 2, sum(i * i for i in range(6, 12)) + 5]
+
+
+def test_sq_norm_is_differentiable_and_keeps_clients_apart() -> None:
+    x = torch.ones(3, 2, 2, requires_grad=True)
+    (gradient,) = torch.autograd.grad(p.sq_norm({"q.A": x})[1], x)
+    assert gradient.sum((1, 2)).tolist() == [0, 8, 0]
+
+
+def test_clients_are_stacked_and_taken_apart_again() -> None:
+    rows = [{"q.A": torch.full((2, 3), float(k)), "s": torch.tensor(float(k))} for k in range(3)]
+    stacked = p.stack_clients(rows)
+    assert {n: t.shape for n, t in stacked.items()} == {"q.A": (3, 2, 3), "s": (3,)}
+    for k, row in enumerate(rows):
+        assert all(torch.equal(t, row[n]) for n, t in p.client_row(stacked, k).items())
+    assert p.stack_clients([]) == {}
+
+
+def test_a_client_axis_is_a_view() -> None:
+    x = torch.zeros(2, 3)
+    widened = p.add_client_axis({"q.A": x}, 4)["q.A"]
+    assert widened.shape == (4, 2, 3)
+    assert widened.data_ptr() == x.data_ptr()
+
+
+def test_bytes_are_elements_times_their_size() -> None:
+    assert p.num_bytes({"a": torch.zeros(2, 3), "b": torch.zeros(5, dtype=torch.bfloat16)}) == 24 + 10
+    assert p.num_bytes({}) == 0

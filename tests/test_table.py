@@ -1,0 +1,165 @@
+"""The table of algorithms says of every class what the class says of itself, and costs no import."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+import sys
+from typing import Any, get_type_hints
+
+import pytest
+
+from rondo import algorithms
+from rondo.algorithm import Algorithm
+from rondo.algorithms import TABLE, Entry, UnknownAlgorithm
+
+every_entry = pytest.mark.parametrize(("name", "entry"), TABLE.items(), ids=TABLE)
+
+
+@every_entry
+def test_an_entry_agrees_with_its_class(name: str, entry: Entry) -> None:
+    cls = algorithms.load(name)
+    instance = algorithms.get(name)
+    assert f"{cls.__module__}:{cls.__qualname__}" == entry.cls
+    assert (instance.exact, instance.linear, instance.personal, instance.default_head) == (
+        entry.exact,
+        entry.linear,
+        entry.personal,
+        entry.head,
+    )
+
+
+@every_entry
+def test_an_entrys_fields_are_the_classs_names_and_types(name: str, entry: Entry) -> None:
+    cls = algorithms.load(name)
+    hints = get_type_hints(cls)
+    assert dict(entry.fields) == {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+
+
+@every_entry
+def test_an_algorithm_is_final_frozen_and_its_fields_have_defaults(name: str, entry: Entry) -> None:
+    cls = algorithms.load(name)
+    assert cls.__final__  # type: ignore[attr-defined]
+    assert cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    assert all(f.default is not dataclasses.MISSING for f in dataclasses.fields(cls))
+    assert algorithms.get(name) == algorithms.get(entry.cls)
+
+
+def numbers(text: str, r: int, i: int, o: int, t: int) -> int:
+    """What an entry's formula in words comes to: ``"r*out, r*in in turn"`` alternates by the round."""
+    turns = text.removesuffix(" in turn").split(", ")
+    formula = turns[t % len(turns)].replace("r(", "r*(")
+    formula = re.sub(r"\bout\b", "o", re.sub(r"\bin\b", "i", formula))
+    return int(eval(formula, {"__builtins__": {}, "min": min}, {"r": r, "i": i, "o": o}))
+
+
+@every_entry
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_a_formula_in_words_is_the_formula_in_code(name: str, entry: Entry, way: str) -> None:
+    for r, i, o, t in [(2, 5, 7, 0), (2, 5, 7, 1), (3, 7, 5, 4), (3, 7, 5, 7), (1, 4, 4, 2)]:
+        assert numbers(getattr(entry, way), r, i, o, t) == getattr(entry, f"{way}_numbers")(r, i, o, t)
+
+
+@every_entry
+@pytest.mark.parametrize("line", ["Uploads:", "Exact:", "Linear:", "Personal:", "Reference:"])
+def test_a_paper_card_has_its_lines(name: str, entry: Entry, line: str) -> None:
+    assert algorithms.load(name).__doc__.count(line) == 1  # type: ignore[union-attr]
+
+
+@every_entry
+def test_a_paper_card_says_what_the_class_does(name: str, entry: Entry) -> None:
+    card = " ".join((algorithms.load(name).__doc__ or "").split())
+    assert re.search(r"Linear: (yes|no)\b", card)[1] == ("yes" if entry.linear else "no")  # type: ignore[index]
+    assert re.search(r"Personal: (yes|no)\b", card)[1] == ("yes" if entry.personal else "no")  # type: ignore[index]
+    assert bool(re.search(r"Exact: yes\b", card)) == entry.exact
+    assert f"here {entry.head} by default" in card
+    author, year = re.match(r"(\w+) et al\..*?(\d{4})$", entry.paper).groups()  # type: ignore[union-attr]
+    reference = card.partition("Reference:")[2]
+    assert author in reference
+    assert year in reference
+
+
+@pytest.mark.parametrize(
+    ("typed", "near"),
+    [("rolora2", "rolora"), ("RoLoRA", "rolora"), ("ffa", "ffa-lora"), ("flrog", "florg"), ("fedsa", "fedsa-lora")],
+)
+def test_an_unknown_name_is_an_error_with_near_matches(typed: str, near: str) -> None:
+    for look_up in (algorithms.entry, algorithms.load, algorithms.get):
+        with pytest.raises(UnknownAlgorithm, match=f"did you mean .*'{near}'"):
+            look_up(typed)
+
+
+def test_a_name_that_is_near_none_lists_them_all() -> None:
+    with pytest.raises(UnknownAlgorithm) as caught:
+        algorithms.get("xyzzy")
+    assert all(name in str(caught.value) for name in algorithms.names())
+    assert isinstance(caught.value, ValueError)
+
+
+class Ours(Algorithm[Any]):
+    """Not a dataclass."""
+
+
+@dataclasses.dataclass
+class Thawed(Algorithm[Any]):
+    """A dataclass that is not frozen."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "no.such.module:Class",
+        "rondo.algorithm:NoSuchClass",
+        "rondo.algorithm:",
+        "rondo.algorithm:Client",
+        "rondo.algorithm:Algorithm",
+        "os:path",
+        f"{__name__}:Ours",
+        f"{__name__}:Thawed",
+        ":RoLoRA",
+        ".rolora:RoLoRA",
+        ":",
+        "",
+    ],
+)
+def test_what_is_not_an_algorithm_is_an_error(name: str) -> None:
+    with pytest.raises(UnknownAlgorithm):
+        algorithms.load(name)
+
+
+def test_a_class_of_ones_own_is_given_by_its_path() -> None:
+    assert algorithms.get("rondo.algorithms.rolora:RoLoRA", alternate_for=0.5) == algorithms.get(
+        "rolora", alternate_for=0.5
+    )
+
+
+def test_a_field_that_the_class_lacks_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="alternate"):
+        algorithms.get("rolora", alternate=0.5)
+
+
+def test_names_are_the_tables_in_its_order() -> None:
+    assert algorithms.names() == tuple(TABLE)
+
+
+IMPORT = """
+import sys
+import rondo, rondo.algorithms
+assert rondo.algorithms.entry("rolora").exact and rondo.__version__
+heavy = {"torch", "numpy", "transformers", "peft", "datasets", "safetensors", "rondo.algorithm"} & set(sys.modules)
+print(sorted(heavy))
+"""
+
+
+def test_importing_the_package_and_the_table_imports_no_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_an_attribute_that_the_package_lacks_is_an_attribute_error() -> None:
+    import rondo
+
+    assert rondo.algorithms is algorithms
+    with pytest.raises(AttributeError, match="nope"):
+        _ = rondo.nope
