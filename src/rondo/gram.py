@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -27,6 +27,15 @@ class GramState:
 
     params: Params
     base: Mapping[str, tuple[LowRank, ...]]
+
+
+def check_fields(bases: str, gram_init: str, gram_std: float) -> None:
+    """Raises ValueError for a start that :func:`gram_start` does not know."""
+    for field, value, kinds in (("bases", bases, get_args(Bases)), ("gram_init", gram_init, get_args(GramInit))):
+        if value not in kinds:
+            raise ValueError(f"{field} is one of {', '.join(kinds)}; got {value!r}")
+    if not 0 < gram_std < math.inf:
+        raise ValueError(f"gram_std must be positive and finite (a zero matrix has a zero gradient); got {gram_std}")
 
 
 def gram_start(

@@ -103,7 +103,7 @@ def sub(a: Params, b: Params) -> dict[str, Tensor]:
 
 def sq_norm(params: Params) -> Tensor:
     """Sum of squares over every axis but the first, the clients': shape (K,)."""
-    terms = [tensor.square().flatten(1).sum(1) for tensor in params.values()]
+    terms = [tensor.square().unsqueeze(-1).flatten(1).sum(1) for tensor in params.values()]
     return torch.stack(terms).sum(0)
 
 

@@ -30,21 +30,22 @@ def pack(tree: Any) -> bytes:
 def unpack(data: bytes, like: Any) -> Any:
     """The tree in ``data``. ``like`` is any tree of the same kind: the dataclasses found in it, and LowRank, are the
     only ones that are rebuilt. Raises ValueError where the data are not a packed tree or name another dataclass."""
+    allowed = {LowRank.__name__: LowRank, **{t.__name__: t for t in _dataclasses_in(like)}}
     try:
         tensors = safetensors.torch.load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        skeleton = json.loads(header["__metadata__"]["skeleton"])
-    except Exception as error:
-        raise ValueError(f"not a saved state: {error}") from error
-    allowed = {LowRank.__name__: LowRank, **{t.__name__: t for t in _dataclasses_in(like)}}
-    return _rebuild(skeleton, tensors, allowed)
+        return _rebuild(json.loads(header["__metadata__"]["skeleton"]), tensors, allowed)
+    except Exception as error:  # damaged bytes can fail anywhere: in the parser, in a look-up, in a constructor
+        raise ValueError(f"not a saved state: {type(error).__name__}: {error}") from error
 
 
 def same(a: Any, b: Any) -> bool:
     """Whether two trees are equal bit for bit, types, dtypes and shapes included."""
     left: dict[str, Tensor] = {}
     right: dict[str, Tensor] = {}
-    if _skeleton(a, left, "state") != _skeleton(b, right, "state"):
+    # As JSON text, so that NaN equals itself, -0.0 differs from 0.0, and 1, 1.0 and True differ.
+    one, other = (json.dumps(_skeleton(t, found, "state"), sort_keys=True) for t, found in ((a, left), (b, right)))
+    if one != other:
         return False
     return all(
         t.dtype == right[n].dtype and t.shape == right[n].shape and _bits(t).equal(_bits(right[n]))
@@ -55,6 +56,11 @@ def same(a: Any, b: Any) -> bool:
 def _bits(tensor: Tensor) -> Tensor:
     """The bytes, so that NaN equals itself and -0.0 differs from 0.0."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _escaped(key: str) -> str:
+    """As in a JSON pointer, so that the keys "a/b" and "a" then "b" name different tensors."""
+    return key.replace("~", "~0").replace("/", "~1")
 
 
 def _skeleton(node: Any, tensors: dict[str, Tensor], path: str) -> Any:
@@ -72,7 +78,7 @@ def _skeleton(node: Any, tensors: dict[str, Tensor], path: str) -> Any:
     if isinstance(node, Mapping):
         if not all(isinstance(k, str) for k in node):
             raise TypeError(f"{path}: the keys of a mapping in a state must be strings")
-        return {"dict": {k: _skeleton(v, tensors, f"{path}/{k}") for k, v in node.items()}}
+        return {"dict": {k: _skeleton(v, tensors, f"{path}/{_escaped(k)}") for k, v in node.items()}}
     if isinstance(node, (tuple, list)):
         kind = "tuple" if isinstance(node, tuple) else "list"
         return {kind: [_skeleton(v, tensors, f"{path}/{i}") for i, v in enumerate(node)]}
@@ -83,7 +89,7 @@ def _rebuild(node: Any, tensors: Mapping[str, Tensor], allowed: Mapping[str, typ
     match node:
         case {"tensor": name}:
             return tensors[name]
-        case {"value": value}:
+        case {"value": bool() | int() | float() | str() | None as value}:
             return value
         case {"dict": items}:
             return {k: _rebuild(v, tensors, allowed) for k, v in items.items()}

