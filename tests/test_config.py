@@ -200,7 +200,7 @@ def test_all_faults_are_listed_at_once() -> None:
         "train.lr",
         "train.optimizer",
     }
-    with pytest.raises(ConfigError, match="^config: 8 problems\n"):
+    with pytest.raises(ConfigError, match=r"^config: 8 problems\n"):
         load(raw, ("oops",))
 
 
@@ -398,9 +398,7 @@ RAW = st.fixed_dictionaries(
 @given(RAW)
 def test_a_configuration_survives_toml(raw: dict[str, Any]) -> None:
     config = load(raw)
-    written = to_toml(config)
-    assert load(tomllib.loads(written)) == config
-    assert to_toml(load(tomllib.loads(written))) == written
+    assert load(tomllib.loads(to_toml(config))) == config
 
 
 @pytest.mark.parametrize("raw", [{"train": {"max_grad_norm": None}}, {"data": {"test_split": None}}], ids=str)

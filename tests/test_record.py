@@ -37,7 +37,7 @@ def test_a_folder_with_other_things_is_accepted_and_a_file_is_refused(tmp_path: 
     (tmp_path / "notes.txt").write_text("x")
     assert RunDirectory.create(tmp_path, "fedit").path == tmp_path
     for path in (tmp_path / "notes.txt", tmp_path / "notes.txt" / "run"):
-        with pytest.raises(ConfigError, match="--run-dir: .* cannot be made"):
+        with pytest.raises(ConfigError, match=r"--run-dir: .* cannot be made"):
             RunDirectory.create(path, "fedit")
 
 
@@ -45,7 +45,7 @@ def test_a_folder_with_other_things_is_accepted_and_a_file_is_refused(tmp_path: 
 def test_what_is_no_run_is_not_opened(tmp_path: Path, present: tuple[str, ...]) -> None:
     for name in present:
         (tmp_path / name).write_text("")
-    with pytest.raises(ConfigError, match="RUN_DIR: .* is not a run directory: it has no"):
+    with pytest.raises(ConfigError, match=r"RUN_DIR: .* is not a run directory: it has no"):
         RunDirectory.open(tmp_path)
     with pytest.raises(ConfigError, match="is not a run directory"):
         RunDirectory.open(tmp_path / "nowhere")

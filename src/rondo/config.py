@@ -11,18 +11,36 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Any
 
 import pydantic
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from rondo import algorithms
+from rondo.schema import (
+    BUILTIN_DATA,
+    BUILTIN_MODEL,
+    AdapterConfig,
+    ClientsConfig,
+    DataConfig,
+    PartitionConfig,
+    RunConfig,
+    TrainConfig,
+)
 
-Positive: TypeAlias = Annotated[int, Field(gt=0)]
-Fraction: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
-
-BUILTIN_MODEL = "builtin:minilm"
-BUILTIN_DATA = "builtin:home-intents"
+__all__ = [
+    "BUILTIN_DATA",
+    "BUILTIN_MODEL",
+    "AdapterConfig",
+    "ClientsConfig",
+    "ConfigError",
+    "DataConfig",
+    "PartitionConfig",
+    "Problem",
+    "RunConfig",
+    "TrainConfig",
+    "load",
+]
 
 
 @dataclass(frozen=True)
@@ -45,143 +63,6 @@ class ConfigError(ValueError):
         super().__init__("\n".join([f"{source}: {count}", *(f"  {p}" for p in problems)]))
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-class AlgorithmConfig(_Section):
-    """``name`` of the table or ``package.module:Class``; all other keys are the fields of its dataclass."""
-
-    model_config = ConfigDict(extra="allow")
-    name: str = "rolora"
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        return dict(self.__pydantic_extra__ or {})
-
-
-class AdapterConfig(_Section):
-    """PEFT's ``LoraConfig``, its words and their meaning. ``start_from`` is the folder of an existing adapter."""
-
-    r: Positive = 8
-    lora_alpha: Annotated[float, Field(gt=0)] = 16
-    target_modules: str | list[str] = "all-linear"
-    exclude_modules: str | list[str] | None = None
-    layers_to_transform: int | list[int] | None = None
-    layers_pattern: str | list[str] | None = None
-    rank_pattern: dict[str, Positive] = Field(default_factory=dict)
-    alpha_pattern: dict[str, float] = Field(default_factory=dict)
-    use_rslora: bool = False
-    lora_dropout: Fraction = 0.0
-    init_lora_weights: Literal[True, "gaussian", "orthogonal"] = True
-    start_from: str | None = None
-
-
-class ModelConfig(_Section):
-    """``name``: a folder, a Hugging Face name or ``builtin:minilm``. ``head`` unset means the algorithm's own."""
-
-    name: str = BUILTIN_MODEL
-    head: Literal["shared", "local", "frozen"] | None = None
-    revision: str | None = None
-    gguf_file: str | None = None
-    quantization: Literal["int8"] | None = None
-
-
-class TaskConfig(_Section):
-    """What is learned. ``text`` is one or two columns; for causal-lm either ``text`` or ``prompt`` and ``response``."""
-
-    kind: Literal["sequence-classification", "causal-lm"] = "sequence-classification"
-    text: str | Annotated[list[str], Field(min_length=1, max_length=2)] | None = None
-    label: str | None = None
-    prompt: str | Annotated[list[str], Field(min_length=1)] | None = None
-    response: str | None = None
-    max_length: Annotated[int, Field(ge=4)] = 128
-
-
-class DataConfig(_Section):
-    """``source``: a file or folder of CSV, JSON lines or Parquet, a Hugging Face name, or ``builtin:home-intents``.
-
-    ``clients_from``: a folder or glob pattern with one file a client (then ``[partition]`` is not used).
-    """
-
-    source: str | None = None
-    subset: str | None = None
-    clients_from: str | None = None
-    train_split: str = "train"
-    test_split: str | None = "validation"
-    test_source: str | None = None
-    validation_fraction: Fraction = 0.1
-    max_train_rows: Positive | None = None
-    max_test_rows: Positive | None = None
-    bad_rows: Literal["error", "drop"] = "error"
-    min_examples: Positive = 1
-
-
-class PartitionConfig(_Section):
-    """How the rows are dealt to clients (flwr-datasets' partitioners)."""
-
-    kind: Literal["iid", "dirichlet", "shards", "classes", "natural", "lognormal"] = "iid"
-    clients: Annotated[int, Field(ge=1)] | None = None
-    alpha: Annotated[float, Field(gt=0)] | None = None
-    classes_per_client: Positive | None = None
-    shards_per_client: Positive | None = None
-    sigma: Annotated[float, Field(gt=0)] | None = None
-    column: str | None = None
-    min_size: Annotated[int, Field(ge=0)] = 1
-
-
-class ClientsConfig(_Section):
-    """Who takes part in a round, and how their uploads are weighted."""
-
-    per_round: Positive | None = None
-    sampling: Literal["uniform", "poisson", "full", "weighted"] = "uniform"
-    weighting: Literal["examples", "uniform"] = "examples"
-    min_clients: Positive = 1
-
-
-class TrainConfig(_Section):
-    """Local training. ``local_steps`` replaces ``local_epochs``; the schedule is a function of the round."""
-
-    optimizer: Literal["adamw", "sgd"] = "adamw"
-    lr: Annotated[float, Field(gt=0)] = 1e-3
-    momentum: Fraction = 0.0
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    batch_size: Positive = 16
-    local_epochs: Positive | None = None
-    local_steps: Positive | None = None
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_rounds: Annotated[int, Field(ge=0)] = 0
-    max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
-    precision: Literal["float32", "bf16"] = "float32"
-    length_grouping: bool = True
-
-
-class EvaluationConfig(_Section):
-    """``every`` and ``clients_every``: rounds between scores on the test set and on each client's own validation
-    rows (0: only after the last round). ``local_only``: also train each client alone, as a baseline."""
-
-    every: Annotated[int, Field(ge=0)] = 1
-    clients_every: Annotated[int, Field(ge=0)] = 0
-    batch_size: Positive = 64
-    local_only: bool = False
-
-
-class RunConfig(_Section):
-    """A whole run. Make one with :func:`load`, which also accepts a path or a dict."""
-
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    rounds: Positive = 20
-    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
-    adapter: AdapterConfig = Field(default_factory=AdapterConfig)
-    model: ModelConfig = Field(default_factory=ModelConfig)
-    task: TaskConfig = Field(default_factory=TaskConfig)
-    data: DataConfig = Field(default_factory=DataConfig)
-    partition: PartitionConfig = Field(default_factory=PartitionConfig)
-    clients: ClientsConfig = Field(default_factory=ClientsConfig)
-    train: TrainConfig = Field(default_factory=TrainConfig)
-    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
-
-
 def load(source: str | os.PathLike[str] | Mapping[str, Any] | RunConfig, sets: Sequence[str] = ()) -> RunConfig:
     """Read and validate a configuration; ``sets`` are ``key.path=value`` overrides (TOML values, else plain strings).
 
@@ -197,12 +78,37 @@ def load(source: str | os.PathLike[str] | Mapping[str, Any] | RunConfig, sets: S
     try:
         config = RunConfig.model_validate(raw)
     except pydantic.ValidationError as error:
-        found = [_explain(e, raw) for e in error.errors(include_url=False)]
-        raise ConfigError([*bad, *found, *_algorithm_problems(raw.get("algorithm"))], name) from None
+        found = _merged(_explain(e, raw) for e in error.errors(include_url=False))
+        between = _despite(found, raw)
+        raise ConfigError([*bad, *found, *_algorithm_problems(raw.get("algorithm")), *between], name) from None
     problems = [*bad, *_algorithm_problems(raw.get("algorithm")), *_cross_checks(config)]
     if problems:
         raise ConfigError(problems, name)
     return config
+
+
+def _merged(problems: Iterator[Problem]) -> list[Problem]:
+    """One problem a key: a value that fits none of several types is told once, with all of them."""
+    by_path: dict[str, Problem] = {}
+    for problem in problems:
+        before = by_path.get(problem.path)
+        if before is not None:
+            alternatives = before.message.partition(", got ")[0]
+            wanted, got, rest = problem.message.removeprefix("should be ").partition(", got ")
+            problem = Problem(problem.path, f"{alternatives} or {wanted}{got}{rest}")
+        by_path[problem.path] = problem
+    return list(by_path.values())
+
+
+def _despite(found: Sequence[Problem], raw: Mapping[str, Any]) -> list[Problem]:
+    """Faults between keys that show although values are faulty: sections with a faulty value are left out, as a
+    default in its place could be what is at fault."""
+    faulty = {p.path.partition(".")[0] for p in found}
+    try:
+        rest = RunConfig.model_validate({k: v for k, v in raw.items() if k not in faulty})
+    except pydantic.ValidationError:
+        return []
+    return [p for p in _cross_checks(rest) if p.path.partition(".")[0] in raw.keys() - faulty]
 
 
 def _read(path: Path) -> dict[str, Any]:

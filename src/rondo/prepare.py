@@ -1,0 +1,161 @@
+"""From a configuration to everything loaded: model, adapters, head policy, task. Where a run, an export and an
+evaluation start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rondo import algorithms, peft
+from rondo.algorithm import Algorithm, HeadPolicy
+from rondo.config import BUILTIN_MODEL, ConfigError, Problem, RunConfig
+from rondo.data.loading import Source, label_names
+from rondo.engine.population import Population
+from rondo.engine.simulation import Simulation
+from rondo.head import LocalHead
+from rondo.model import Network, fingerprint, load_pretrained
+from rondo.params import HEAD_PREFIX, Params
+from rondo.tasks import CausalLM, SequenceClassification, Task
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A configuration with everything loaded: what a run, an export and an evaluation start from."""
+
+    config: RunConfig
+    algorithm: Algorithm[Any]
+    head: HeadPolicy | None
+    network: Network
+    task: Task
+    tokenizer: Any
+    lora: Any
+    initial: dict[str, Tensor]
+    model_name: str
+    model_hash: str
+
+    def simulation(self, population: Population) -> Simulation:
+        """A simulation over ``population``, at its start."""
+        return Simulation(self.algorithm, self.network, self.task, population, self.config, self.initial)
+
+
+def prepare(config: RunConfig, labels: Sequence[str], algorithm: Algorithm[Any], device: torch.device) -> Prepared:
+    """Load the model, find where adapters go, and settle the head policy. Raises :class:`ConfigError`."""
+    kind = config.task.kind
+    name, module, tokenizer, head_names = load_model(config, labels, config.seed)
+    module_hash = fingerprint(module)
+    task_type = "SEQ_CLS" if kind == "sequence-classification" else "CAUSAL_LM"
+    planned = peft.plan(module, config.adapter, task_type, head_names, config.seed)  # type: ignore[arg-type]
+    network = Network(module.to(device), planned.sites, head_names)
+    for tensor_name in network.initial_head:
+        if tensor_name in planned.params:
+            network.initial_head[tensor_name] = planned.params[tensor_name]
+    policy: HeadPolicy | None = None
+    if head_names:
+        policy = config.model.head or algorithm.default_head
+    initial = {n: t for n, t in planned.params.items() if not n.startswith(HEAD_PREFIX)}
+    if policy in ("shared", "local"):
+        initial |= {n: t.cpu() for n, t in network.initial_head.items()}
+    if policy == "local":
+        algorithm = LocalHead(algorithm)
+    task = _task(config, tokenizer, labels)
+    return Prepared(config, algorithm, policy, network, task, tokenizer, planned.lora, initial, name, module_hash)
+
+
+def load_model(config: RunConfig, labels: Sequence[str], seed: int) -> tuple[str, Any, Any, tuple[str, ...]]:
+    """The resolved name, the module, its tokenizer and its head's tensor names."""
+    model = config.model
+    name = model.name
+    if name == BUILTIN_MODEL:
+        from rondo.data.homes import minilm_path
+
+        try:
+            name = minilm_path()
+        except ImportError as error:
+            raise ConfigError([Problem("model.name", str(error))]) from None
+    try:
+        module, tokenizer, head = load_pretrained(
+            config.task.kind,
+            name,
+            seed=seed,
+            labels=labels,
+            revision=model.revision,
+            gguf_file=model.gguf_file,
+            quantization=model.quantization,
+        )
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise ConfigError([Problem("model.name", f"{model.name!r} cannot be loaded: {reason}")]) from None
+    return name, module, tokenizer, head
+
+
+def _task(config: RunConfig, tokenizer: Any, labels: Sequence[str]) -> Task:
+    task = config.task
+    if task.kind == "sequence-classification":
+        columns = [task.text] if isinstance(task.text, str) else list(task.text or ())
+        return SequenceClassification(tokenizer, columns, task.label or "", labels, task.max_length)
+    text = task.text if isinstance(task.text, str) else None
+    prompt = [task.prompt] if isinstance(task.prompt, str) else list(task.prompt or ())
+    return CausalLM(tokenizer, text, prompt, task.response, task.max_length)
+
+
+def make_algorithm(config: RunConfig) -> Algorithm[Any]:
+    try:
+        return algorithms.get(config.algorithm.name, **config.algorithm.fields)
+    except algorithms.UnknownAlgorithm as error:
+        raise ConfigError([Problem("algorithm.name", str(error))]) from None
+    except (TypeError, ValueError) as error:
+        raise ConfigError([Problem("algorithm", str(error))]) from None
+
+
+def find_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError([Problem("--device", "there is no CUDA device here; use auto or cpu")])
+    if name not in ("cpu", "cuda"):
+        raise ConfigError([Problem("--device", f"{name!r} is unknown; use auto, cpu or cuda")])
+    return torch.device(name)
+
+
+def with_columns(config: RunConfig, source: Source) -> RunConfig:
+    """Columns that the user left open and the data know."""
+    if config.task.kind != "sequence-classification":
+        return config
+    known = {"text": config.task.text or source.text, "label": config.task.label or source.label}
+    return config.model_copy(update={"task": config.task.model_copy(update=known)})
+
+
+def find_labels(config: RunConfig, source: Source) -> tuple[str, ...]:
+    """Label names, from all rows that will be used. Raises :class:`ConfigError` where there are not two."""
+    if config.task.kind != "sequence-classification":
+        return ()
+    rows = source.train if source.train is not None else [r for rs in (source.clients or {}).values() for r in rs]
+    column = config.task.label or ""
+    if rows and all(column not in r for r in rows):
+        there = ", ".join(map(str, rows[0]))
+        raise ConfigError([Problem("task.label", f"no column {column!r}; there are: {there}")])
+    names = label_names(rows, column)
+    if len(names) < 2:
+        raise ConfigError([Problem("task.label", f"column {column!r} has {len(names)} distinct labels; it needs two")])
+    if len(names) > 1000:
+        words = f"column {column!r} has {len(names)} distinct values; is it the label?"
+        raise ConfigError([Problem("task.label", words)])
+    return names
+
+
+def write_adapter(prepared: Prepared, folder: Path, seen: Params, base: Any, labels: Sequence[str]) -> None:
+    peft.write_adapter(
+        folder,
+        prepared.network,
+        prepared.lora,
+        seen,
+        base,
+        model_name=prepared.model_name,
+        tokenizer=prepared.tokenizer,
+        labels=labels,
+    )

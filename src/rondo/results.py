@@ -1,0 +1,177 @@
+"""A finished run, used again: exported as a stock PEFT adapter or a merged model, verified, evaluated."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rondo import peft
+from rondo.algorithm import Client
+from rondo.config import ConfigError, Problem
+from rondo.data.loading import load as load_source
+from rondo.engine import checkpoint
+from rondo.engine.evaluate import scores
+from rondo.engine.population import Population, build
+from rondo.engine.simulation import Simulation
+from rondo.params import Params, add_client_axis
+from rondo.prepare import Prepared, find_device, load_model, make_algorithm, prepare, write_adapter
+from rondo.record import RunDirectory
+
+
+@dataclass(frozen=True)
+class Reopened:
+    """A finished run, loaded again."""
+
+    prepared: Prepared
+    directory: RunDirectory
+    labels: tuple[str, ...]
+    simulation: Simulation
+    rounds: int
+
+    def model(self, client: str | None) -> tuple[Params, Any]:
+        """What the network sees for a client by id, or for a newcomer. Raises :class:`ConfigError`."""
+        if client is None:
+            return self.simulation.newcomer(self.rounds)
+        known = self.directory.read("partition.json")["clients"]
+        if client not in known:
+            near = difflib.get_close_matches(client, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(list(known)[:10])}"
+            raise ConfigError([Problem("--client", f"no client {client!r}; {hint}")])
+        return self.simulation.model(Client(client, known[client]["train"]), self.rounds)
+
+
+def reopen(run_dir: str | Path, population: Population | None = None, device: str = "auto") -> Reopened:
+    """Load a run's model and state from its directory. Raises :class:`ConfigError`."""
+    directory = RunDirectory.open(run_dir)
+    config = directory.config()
+    labels = tuple(directory.read("manifest.json")["labels"])
+    prepared = prepare(config, labels, make_algorithm(config), find_device(device))
+    members = population or Population({}, (), {})
+    simulation = prepared.simulation(members)
+    try:
+        point = checkpoint.load(directory.checkpoint, simulation.state)
+    except (OSError, ValueError, KeyError) as error:
+        words = f"its checkpoint cannot be read: {error}"
+        raise ConfigError([Problem("RUN_DIR", words)]) from None
+    simulation.state, simulation.locals = point.state, dict(point.locals)
+    return Reopened(prepared, directory, labels, simulation, point.rounds)
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Logits of Rondo's network and of stock PEFT on the same texts: the largest difference, and the largest logit."""
+
+    max_difference: float
+    largest: float
+    tolerance: float = 1e-4
+
+    @property
+    def passed(self) -> bool:
+        """Whether the difference is within ``tolerance`` of the largest logit (float32 rounding)."""
+        return self.max_difference <= self.tolerance * max(1.0, self.largest)
+
+
+def export(
+    run_dir: str | Path,
+    to: str | Path,
+    *,
+    client: str | None = None,
+    merged: bool = False,
+    verify: bool = False,
+) -> Verification | None:
+    """Write a run's result to ``to`` as a PEFT adapter, or ``merged`` into a whole model.
+
+    ``client``: that client's model (for personal methods), else the global or cold-start one. With ``verify`` it is
+    loaded again by stock libraries and its logits are compared. Raises :class:`ConfigError`.
+    """
+    opened = reopen(run_dir, device="cpu")
+    seen, base = opened.model(client)
+    to = Path(to)
+    if to.exists() and any(to.iterdir()):
+        raise ConfigError([Problem("--to", f"{str(to)!r} is not empty; name another folder")])
+    adapter = to if not merged else to / "adapter"
+    write_adapter(opened.prepared, adapter, seen, base, opened.labels)
+    if merged:
+        _, module, tokenizer, _ = load_model(opened.prepared.config, opened.labels, opened.prepared.config.seed + 1)
+        peft.merged(module, adapter).save_pretrained(str(to))  # type: ignore[operator]
+        tokenizer.save_pretrained(str(to))
+        (adapter / "README.md").unlink(missing_ok=True)
+    return _verify(opened, seen, base, to, merged) if verify else None
+
+
+_TEXTS = (
+    "Turn on the lights in the kitchen.",
+    "The film is a charming and often affecting journey.",
+    "No weapons of mass destruction were found.",
+    "What is the capital of France?",
+    "It rains; it pours, and nobody minds.",
+    "A",
+)
+
+
+@torch.no_grad()
+def _verify(opened: Reopened, seen: Params, base: Any, folder: Path, merged: bool) -> Verification:
+    """Load ``folder`` with transformers and peft only. The base model is drawn with another seed, so that a head that
+    was not saved would show."""
+    import transformers
+
+    prepared = opened.prepared
+    config = prepared.config
+    tokenizer = prepared.tokenizer
+    batch = dict(tokenizer(list(_TEXTS), padding=True, return_tensors="pt"))
+    ours = prepared.network(add_client_axis(seen), base, batch).logits
+    if merged:
+        auto = transformers.AutoModelForCausalLM
+        if config.task.kind == "sequence-classification":
+            auto = transformers.AutoModelForSequenceClassification
+        stock = auto.from_pretrained(str(folder)).eval()
+    else:
+        _, module, _, _ = load_model(config, opened.labels, config.seed + 1)
+        stock = peft.stock_model(module, folder)
+    theirs = stock(**batch).logits
+    mask = torch.ones_like(ours, dtype=torch.bool)
+    if ours.dim() == 3:  # positions of padding mean nothing
+        mask = batch["attention_mask"].bool()[:, :, None].expand_as(ours)
+    difference = float((ours - theirs).abs()[mask].max())
+    return Verification(difference, float(ours.abs()[mask].max()))
+
+
+def evaluate(path: str | Path, *, client: str | None = None, device: str = "auto") -> dict[str, Any]:
+    """Scores of a run directory, or of a PEFT adapter inside or exported from one.
+
+    A run: the newcomer's model on the test set, or with ``client`` that client's model on the test set and on its own
+    validation rows. Raises :class:`ConfigError`.
+    """
+    path = Path(path)
+    is_adapter = (path / "adapter_config.json").is_file()
+    directory = RunDirectory.open(path.parent if is_adapter and not (path / "config.toml").is_file() else path)
+    config = directory.config()
+    source = load_source(config)
+    labels = tuple(directory.read("manifest.json")["labels"])
+    if is_adapter:
+        if client is not None:
+            raise ConfigError([Problem("--client", "an adapter folder has one model; name the run directory instead")])
+        adapter = config.adapter.model_copy(update={"start_from": str(path)})
+        config = config.model_copy(update={"adapter": adapter})
+        prepared = prepare(config, labels, make_algorithm(config), find_device(device))
+        population = build(config, source, prepared.task, config.task.label, labels)
+        seen: Params = {**prepared.network.initial_head, **prepared.initial}
+        return {"test": _scored(prepared, seen, {}, population.test)}
+    opened = reopen(path, device=device)
+    population = build(config, source, opened.prepared.task, config.task.label, labels)
+    seen, base = opened.model(client)
+    result = {"test": _scored(opened.prepared, seen, base, population.test)}
+    if client is not None:
+        result["validation"] = _scored(opened.prepared, seen, base, population.members[client].validation)
+    return result
+
+
+def _scored(prepared: Prepared, seen: Params, base: Any, examples: Any) -> dict[str, Any]:
+    device = prepared.network.device
+    there = {n: t.to(device) for n, t in seen.items()}
+    size, precision = prepared.config.evaluation.batch_size, prepared.config.train.precision
+    return scores(prepared.network, prepared.task, there, base, examples, batch_size=size, precision=precision)

@@ -1,0 +1,150 @@
+"""The keys of a configuration, their types, ranges and defaults. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive: TypeAlias = Annotated[int, Field(gt=0)]
+Fraction: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
+
+BUILTIN_MODEL = "builtin:minilm"
+BUILTIN_DATA = "builtin:home-intents"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class AlgorithmConfig(_Section):
+    """``name`` of the table or ``package.module:Class``; all other keys are the fields of its dataclass."""
+
+    model_config = ConfigDict(extra="allow")
+    name: str = "rolora"
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return dict(self.__pydantic_extra__ or {})
+
+
+class AdapterConfig(_Section):
+    """PEFT's ``LoraConfig``, its words and their meaning. ``start_from`` is the folder of an existing adapter."""
+
+    r: Positive = 8
+    lora_alpha: Annotated[float, Field(gt=0)] = 16
+    target_modules: str | list[str] = "all-linear"
+    exclude_modules: str | list[str] | None = None
+    layers_to_transform: int | list[int] | None = None
+    layers_pattern: str | list[str] | None = None
+    rank_pattern: dict[str, Positive] = Field(default_factory=dict)
+    alpha_pattern: dict[str, float] = Field(default_factory=dict)
+    use_rslora: bool = False
+    lora_dropout: Fraction = 0.0
+    init_lora_weights: Literal[True, "gaussian", "orthogonal"] = True
+    start_from: str | None = None
+
+
+class ModelConfig(_Section):
+    """``name``: a folder, a Hugging Face name or ``builtin:minilm``. ``head`` unset means the algorithm's own."""
+
+    name: str = BUILTIN_MODEL
+    head: Literal["shared", "local", "frozen"] | None = None
+    revision: str | None = None
+    gguf_file: str | None = None
+    quantization: Literal["int8"] | None = None
+
+
+class TaskConfig(_Section):
+    """What is learned. ``text`` is one or two columns; for causal-lm either ``text`` or ``prompt`` and ``response``."""
+
+    kind: Literal["sequence-classification", "causal-lm"] = "sequence-classification"
+    text: str | Annotated[list[str], Field(min_length=1, max_length=2)] | None = None
+    label: str | None = None
+    prompt: str | Annotated[list[str], Field(min_length=1)] | None = None
+    response: str | None = None
+    max_length: Annotated[int, Field(ge=4)] = 128
+
+
+class DataConfig(_Section):
+    """``source``: a file or folder of CSV, JSON lines or Parquet, a Hugging Face name, or ``builtin:home-intents``.
+
+    ``clients_from``: a folder or glob pattern with one file a client (then ``[partition]`` is not used).
+    """
+
+    source: str | None = None
+    subset: str | None = None
+    clients_from: str | None = None
+    train_split: str = "train"
+    test_split: str | None = "validation"
+    test_source: str | None = None
+    validation_fraction: Fraction = 0.1
+    max_train_rows: Positive | None = None
+    max_test_rows: Positive | None = None
+    bad_rows: Literal["error", "drop"] = "error"
+    min_examples: Positive = 1
+
+
+class PartitionConfig(_Section):
+    """How the rows are dealt to clients (flwr-datasets' partitioners)."""
+
+    kind: Literal["iid", "dirichlet", "shards", "classes", "natural", "lognormal"] = "iid"
+    clients: Annotated[int, Field(ge=1)] | None = None
+    alpha: Annotated[float, Field(gt=0)] | None = None
+    classes_per_client: Positive | None = None
+    shards_per_client: Positive | None = None
+    sigma: Annotated[float, Field(gt=0)] | None = None
+    column: str | None = None
+    min_size: Annotated[int, Field(ge=0)] = 1
+
+
+class ClientsConfig(_Section):
+    """Who takes part in a round, and how their uploads are weighted."""
+
+    per_round: Positive | None = None
+    sampling: Literal["uniform", "poisson", "full", "weighted"] = "uniform"
+    weighting: Literal["examples", "uniform"] = "examples"
+    min_clients: Positive = 1
+
+
+class TrainConfig(_Section):
+    """Local training. ``local_steps`` replaces ``local_epochs``; the schedule is a function of the round."""
+
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    lr: Annotated[float, Field(gt=0)] = 1e-3
+    momentum: Fraction = 0.0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    batch_size: Positive = 16
+    local_epochs: Positive | None = None
+    local_steps: Positive | None = None
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_rounds: Annotated[int, Field(ge=0)] = 0
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    precision: Literal["float32", "bf16"] = "float32"
+    length_grouping: bool = True
+
+
+class EvaluationConfig(_Section):
+    """``every`` and ``clients_every``: rounds between scores on the test set and on each client's own validation
+    rows (0: only after the last round). ``local_only``: also train each client alone, as a baseline."""
+
+    every: Annotated[int, Field(ge=0)] = 1
+    clients_every: Annotated[int, Field(ge=0)] = 0
+    batch_size: Positive = 64
+    local_only: bool = False
+
+
+class RunConfig(_Section):
+    """A whole run. Make one with :func:`rondo.config.load`, which also accepts a path or a dict."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    rounds: Positive = 20
+    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
+    adapter: AdapterConfig = Field(default_factory=AdapterConfig)
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    task: TaskConfig = Field(default_factory=TaskConfig)
+    data: DataConfig = Field(default_factory=DataConfig)
+    partition: PartitionConfig = Field(default_factory=PartitionConfig)
+    clients: ClientsConfig = Field(default_factory=ClientsConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)

@@ -1,0 +1,217 @@
+"""What a run shows: numbers, the final table, progress and pictures."""
+
+from __future__ import annotations
+
+import io
+import struct
+import time
+import warnings
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rondo.report import pictures
+from rondo.report.terminal import TerminalProgress, human_bytes, summary_table
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (1234567, "1.2 MB"),
+        (2.5e9, "2.5 GB"),
+        (1e12, "1.0 TB"),
+        (5e15, "5000.0 TB"),
+        (0.4, "0 B"),
+        (-1500, "-1.5 kB"),
+    ],
+)
+def test_bytes_are_shown_in_powers_of_a_thousand(count: float, text: str) -> None:
+    assert human_bytes(count) == text
+
+
+@pytest.mark.parametrize("count", [999.6, 999_960, 999_999_999])
+def test_rounding_does_not_reach_a_thousand_of_a_unit(count: float) -> None:
+    assert not human_bytes(count).startswith("1000")
+
+
+# --- the final table -----------------------------------------------------------------------------------------------
+
+SUMMARY: dict[str, Any] = {
+    "algorithm": "fedit",
+    "rounds": 3,
+    "clients": 7,
+    "primary": "accuracy",
+    "before": {"global": {"accuracy": 0.25, "f1": None, "loss": 1.5, "examples": 20}},
+    "after": {
+        "global": {"accuracy": 0.75, "f1": None, "loss": 0.5, "examples": 20},
+        "clients": {"accuracy": {"mean": 0.625, "worst_tenth": 0.125, "clients": 7}, "per_client": {}},
+    },
+    "bytes": {"up": 21e6, "down": 42e6, "first_contact": 7e6, "up_per_client_round": 1e6, "down_per_client_round": 2e6},
+    "failed_clients": 0,
+    "seconds": {"train": 1.25, "all": 2.5},
+}
+
+
+def rendered(summary: dict[str, Any]) -> dict[str, list[str]]:
+    """The table's rows by their first cell, rendered without colours at a fixed width."""
+    console = Console(file=io.StringIO(), width=120, no_color=True)
+    console.print(summary_table(summary))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if "│" in line]
+    return {cells[0]: cells[1:] for cells in rows} | {"title": [lines[0].strip()]}
+
+
+def test_the_table_shows_scores_before_and_after_bytes_and_seconds() -> None:
+    rows = rendered(SUMMARY)
+    assert rows["title"] == ["fedit: 3 rounds, 7 clients"]
+    assert rows["global model, test set: accuracy"] == ["0.2500", "0.7500"]
+    assert rows["global model, test set: f1"] == ["-", "-"]
+    assert rows["global model at the clients: mean accuracy"] == ["", "0.6250"]
+    assert rows["global model at the clients: worst tenth"] == ["", "0.1250"]
+    assert rows["up, a client and round"] == ["", "1.0 MB"]
+    assert rows["up, in all"] == ["", "21.0 MB"]
+    assert rows["down, in all (of it first contact)"] == ["", "42.0 MB (7.0 MB)"]
+    assert "examples" not in "".join(rows)
+    assert "clients that failed in a round" not in rows
+
+
+def test_the_table_of_a_personal_method_with_its_baseline_and_failures() -> None:
+    summary = SUMMARY | {
+        "before": {},
+        "after": {
+            "cold_start": {"accuracy": 0.5},
+            "personal": {"accuracy": {"mean": 0.9, "worst_tenth": 0.4, "clients": 7}, "per_client": {}},
+        },
+        "local_only": {"own": {"mean": 0.8, "worst_tenth": 0.2}, "test": {"mean": 0.3, "worst_tenth": 0.1}},
+        "failed_clients": 2,
+    }
+    rows = rendered(summary)
+    assert rows["cold-start model, test set: accuracy"] == ["-", "0.5000"]
+    assert rows["personal models at their clients: mean accuracy"] == ["", "0.9000"]
+    assert rows["each client alone, test set: mean accuracy"] == ["", "0.3000"]
+    assert rows["each client alone, own rows: mean accuracy"] == ["", "0.8000"]
+    assert rows["clients that failed in a round"] == ["", "2"]
+    rows = rendered(summary | {"local_only": {"own": {"mean": None, "worst_tenth": None}, "test": None}})
+    assert rows["each client alone, own rows: mean accuracy"] == ["", "-"]
+    assert "each client alone, test set: mean accuracy" not in rows
+
+
+def test_a_run_without_any_score_has_a_table() -> None:
+    assert rendered(SUMMARY | {"before": {}, "after": {}})["up, in all"] == ["", "21.0 MB"]
+
+
+# --- progress ------------------------------------------------------------------------------------------------------
+
+
+def progress(client: str, *, terminal: bool) -> str:
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=120)
+    record = {"bytes_up": 1000, "bytes_down": 500, "loss": 0.5, "scores": {"global": {"accuracy": 0.75}}}
+    with TerminalProgress(console, 2, "accuracy") as shown:
+        shown.round_started(0, 2)
+        shown.client_done(client, 0.25)
+        shown.progress.refresh()
+        shown.client_done(client, None)
+        shown.round_done(record)
+        shown.round_done(record | {"loss": None, "scores": {}})
+        shown.progress.refresh()
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_progress_is_shown_on_a_terminal_and_nowhere_else() -> None:
+    text = progress("client-1", terminal=True)
+    assert "client-1" in text
+    assert "accuracy 0.750" in text
+    assert "3.0 kB" in text
+    assert progress("client-1", terminal=False) == ""
+
+
+@pytest.mark.parametrize("client", ["[/site]", "[site]", "[red]x[/red]"])
+def test_a_client_may_be_called_anything(client: str) -> None:
+    """Ids come from the user's files and columns; none is markup."""
+    assert client in progress(client, terminal=True)
+
+
+# --- pictures ------------------------------------------------------------------------------------------------------
+
+
+def assert_png(path: Path) -> None:
+    content = path.read_bytes()
+    assert len(content) > 1000
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    position, kinds, data = 8, [], b""
+    while position < len(content):
+        (length,) = struct.unpack(">I", content[position : position + 4])
+        kind, body = content[position + 4 : position + 8], content[position + 8 : position + 8 + length]
+        (check,) = struct.unpack(">I", content[position + 8 + length : position + 12 + length])
+        assert zlib.crc32(kind + body) == check
+        kinds.append(kind)
+        data += body if kind == b"IDAT" else b""
+        position += 12 + length
+    assert (kinds[0], kinds[-1]) == (b"IHDR", b"IEND")
+    assert zlib.decompress(data)
+
+
+def clients(names: list[str], labels: dict[str, int] | None) -> dict[str, Any]:
+    return {"clients": {n: {"train": 5, "validation": 1, "labels": labels} for n in names}}
+
+
+def numbered(count: int) -> list[str]:
+    return [f"client-{i}" for i in range(count)]
+
+
+@pytest.mark.parametrize("count", [1, 3, 100])
+@pytest.mark.parametrize("labels", [None, {"a": 4, "b": 2}, {str(i): i for i in range(30)}], ids=["none", "2", "30"])
+def test_the_picture_of_a_partition(tmp_path: Path, count: int, labels: dict[str, int] | None) -> None:
+    pictures.partition(clients(numbered(count), labels), tmp_path / "x.png")
+    assert_png(tmp_path / "x.png")
+
+
+def test_clients_may_lack_labels_that_others_have(tmp_path: Path) -> None:
+    report = clients(["a"], {"x": 3})["clients"] | clients(["b"], {"y": 2, "z": 1})["clients"]
+    pictures.partition({"clients": report}, tmp_path / "x.png")
+    assert_png(tmp_path / "x.png")
+
+
+@pytest.mark.parametrize("text", [r"$\frac$", "$5 and $10", "$%$", "_x", "", "好", "a\nb", r"\alpha", "x" * 200])
+def test_labels_and_clients_may_be_called_anything(tmp_path: Path, text: str) -> None:
+    """They are data, never formulas; and nothing is said of a font on the terminal."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pictures.partition(clients([text, "other"], {text: 3, "b": 2}), tmp_path / "x.png")
+    assert_png(tmp_path / "x.png")
+
+
+def test_the_picture_of_many_clients_and_labels_takes_no_minutes(tmp_path: Path) -> None:
+    began = time.process_time()
+    pictures.partition(clients(numbered(500), {str(i): 1 for i in range(20)}), tmp_path / "x.png")
+    assert_png(tmp_path / "x.png")
+    assert time.process_time() - began < 3
+
+
+HISTORY = [
+    {"round": 0, "loss": 0.7, "scores": {"global": {"accuracy": 0.5}}},
+    {"round": 1, "loss": None, "scores": {}},
+    {"round": 2, "loss": 0.4, "scores": {"global": {"accuracy": None}}},
+    {"round": 3, "loss": 0.3, "scores": {"cold_start": {"accuracy": 0.9}, "personal": {}}},
+]
+
+
+@pytest.mark.parametrize("before", [{}, {"accuracy": None}, {"accuracy": 0.25}])
+@pytest.mark.parametrize("history", [HISTORY, HISTORY[1:2], []], ids=["scores", "none", "no round"])
+def test_the_learning_curve(tmp_path: Path, before: dict[str, Any], history: list[dict[str, Any]]) -> None:
+    pictures.curve(before, history, "accuracy", "fedit, 3 clients", tmp_path / "x.png")
+    assert_png(tmp_path / "x.png")
+
+
+def test_pictures_are_closed(tmp_path: Path) -> None:
+    from matplotlib import pyplot
+
+    pictures.curve({}, HISTORY, "loss", "t", tmp_path / "x.png")
+    pictures.partition(clients(["a"], None), tmp_path / "x.png")
+    assert pyplot.get_fignums() == []
