@@ -100,7 +100,6 @@ def test_layers_ranks_and_scales_are_pefts(name: str) -> None:
     assert len(planned.sites) == count
     assert structure(module) == classes
     assert fingerprint(module) == before
-    assert all(p.requires_grad for p in module.parameters()) or not head
     for s in planned.sites:
         a, b = planned.params[f"{s.path}.A"], planned.params[f"{s.path}.B"]
         assert a.shape == (s.rank, s.shape[1])
@@ -236,7 +235,7 @@ class Written:
 
 def made(kind: str, *, with_head: bool = True, **options: Any) -> Written:
     make, task = MODELS[kind]
-    base = make()
+    base = make().double()  # so that a difference is a difference and not rounding
     module = copy.deepcopy(base)
     head = head_of(module, task)
     planned = plan(module, AdapterConfig(**{"r": 3, "lora_alpha": 5, **options}), task, head, 0)  # type: ignore[arg-type]
@@ -309,7 +308,7 @@ def test_merging_gives_a_plain_model_with_the_networks_logits(kind: str, tmp_pat
     assert not [n for n, _ in plain.named_parameters() if "lora" in n or "modules_to_save" in n]
     with torch.no_grad():
         difference = (run.logits(batch) - plain(**batch).logits).abs().max()
-    assert difference < 1e-5
+    assert difference < 1e-6
 
 
 def test_a_frozen_head_is_written_as_it_was(tmp_path: Path) -> None:
@@ -319,14 +318,14 @@ def test_a_frozen_head_is_written_as_it_was(tmp_path: Path) -> None:
 
 
 def test_convolutions_are_read_by_stock_peft(tmp_path: Path) -> None:
-    base = tiny.convolutions()
+    base = tiny.convolutions().double()
     module = copy.deepcopy(base)
     config = AdapterConfig(r=2, target_modules=["first", "second"], rank_pattern={"second": 4})
     planned = plan(module, config, "SEQ_CLS", tiny.head_names(module), 0)
     planned.lora.task_type = None  # images: PEFT's plain model
     network = Network(module, planned.sites, tiny.head_names(base))
     seen = tiny.factors(planned.sites, 1, dtype=torch.float32) | tiny.head_of(network, 2)
-    changes, batch = tiny.chunks(planned.sites, 3, torch.float32), tiny.image_batch(dtype=torch.float32)
+    changes, batch = tiny.chunks(planned.sites, 3, torch.float32), tiny.image_batch()
     write_adapter(tmp_path, network, planned.lora, seen, changes, model_name="a/model")
     with torch.no_grad():
         ours = network(add_client_axis(seen), changes, batch).logits
@@ -363,7 +362,7 @@ def test_florgs_offset_leaves_the_first_model_as_it_was() -> None:
     start = tiny.merged(run.base, (), head)
     with torch.no_grad():
         expected = start(**tiny.text_batch()).logits
-    torch.testing.assert_close(run.logits(tiny.text_batch(), shared.base), expected, rtol=0, atol=2e-5)
+    torch.testing.assert_close(run.logits(tiny.text_batch(), shared.base), expected, rtol=0, atol=1e-5)
 
 
 def test_writing_is_deterministic_and_brings_tokenizer_and_labels(tmp_path: Path) -> None:
@@ -390,7 +389,7 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
 def trained_by_peft(kind: str, folder: Path, **options: Any) -> tuple[Any, Tensor]:
     """An adapter saved by stock PEFT, its B and its classifier not as they started: base model and logits."""
     make, task = MODELS[kind]
-    base = make()
+    base = make().double()
     lora = peft.LoraConfig(task_type=task, **{"r": 3, "lora_alpha": 5, **options})
     model = peft.get_peft_model(copy.deepcopy(base), lora).eval()
     g = torch.Generator().manual_seed(3)

@@ -107,7 +107,7 @@ def llama_lm(seed: int = 0) -> Any:
 
 
 class Convolutions(nn.Module):
-    """Two convolutions with strides, paddings and a dilation, and a linear classifier."""
+    """Two convolutions with a stride and paddings, and a linear classifier."""
 
     base_model_prefix = "body"
 
@@ -116,7 +116,7 @@ class Convolutions(nn.Module):
         self.body = nn.ModuleDict(
             {
                 "first": nn.Conv2d(3, 6, 3, stride=2, padding=1),
-                "second": nn.Conv2d(6, 8, (3, 2), padding=(0, 1), dilation=(1, 2), bias=False, groups=groups),
+                "second": nn.Conv2d(6, 8, (3, 2), padding=(0, 1), bias=False, groups=groups),
             }
         )
         self.classifier = nn.Linear(8, 3)
