@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rondo.algorithms import TABLE
 from rondo.config import ConfigError, RunConfig, load
 from rondo.record import to_toml
 
@@ -59,7 +60,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"train": {"batch_size": [8]}}, "train.batch_size", "should be an integer, got [8]"),
     ({"train": {"length_grouping": "yes"}}, "train.length_grouping", "write it without quotes"),
     ({"evaluation": {"local_only": 1}}, "evaluation.local_only", "should be a boolean, got 1"),
-    ({"adapter": {"target_modules": 3}}, "adapter.target_modules", "should be a list, got 3"),
+    ({"adapter": {"target_modules": 3}}, "adapter.target_modules", "a list, got 3"),
     ({"adapter": {"rank_pattern": 3}}, "adapter.rank_pattern", "got 3"),
     ({"adapter": {"rank_pattern": {"q": 0}}}, "adapter.rank_pattern.q", "greater than 0, got 0"),
     ({"adapter": {"alpha_pattern": {"q": INF}}}, "adapter.alpha_pattern.q", "finite number, got inf"),
@@ -261,6 +262,18 @@ def test_the_example_loads(tmp_path: Path) -> None:
     assert (config.algorithm.name, config.partition.alpha, config.clients.per_round) == ("rolora", 0.5, 5)
     assert config.train.local_epochs == 1
     assert config.train.local_steps is None
+
+
+def test_the_configuration_of_the_readme_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    block = readme.partition("```toml\n")[2].partition("```")[0]
+    monkeypatch.chdir(tmp_path)
+    config = tomllib.loads(block)
+    for key in ("source", "test_source", "clients_from"):
+        if key in config["data"]:
+            Path(config["data"][key]).parent.mkdir(parents=True, exist_ok=True)
+            Path(config["data"][key]).write_text("sentence,label\n")
+    assert load(config).algorithm.name in TABLE
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_accepted(tmp_path: Path) -> None:

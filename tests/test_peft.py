@@ -43,6 +43,7 @@ def chosen_by_peft(module: nn.Module, task: str, **options: Any) -> dict[str, tu
 MODELS: dict[str, tuple[Callable[..., Any], str]] = {
     "bert": (tiny.bert, "SEQ_CLS"),
     "roberta": (tiny.roberta, "SEQ_CLS"),
+    "distilbert": (tiny.distilbert, "SEQ_CLS"),
     "gpt2": (tiny.gpt2, "SEQ_CLS"),
     "gpt2-lm": (tiny.gpt2_lm, "CAUSAL_LM"),
     "llama-lm": (tiny.llama_lm, "CAUSAL_LM"),
@@ -262,6 +263,7 @@ RELOADED: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("bert", {"target_modules": ["query", "value"]}),
     "bert-all-linear": ("bert", {}),
     "roberta": ("roberta", {"target_modules": ["query", "value"]}),
+    "distilbert": ("distilbert", {"target_modules": ["q_lin", "ffn.lin2"]}),
     "gpt2": ("gpt2", {"target_modules": ["c_attn"]}),
     "gpt2-all-linear": ("gpt2", {}),
     "gpt2-lm": ("gpt2-lm", {"target_modules": ["c_attn", "c_fc"]}),
@@ -289,8 +291,10 @@ def test_stock_peft_gives_the_networks_logits(name: str, changed: bool, tmp_path
         assert (ours - run.base(**batch).logits).abs().max() > 1e-2
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     assert config["target_modules"] == sorted(s.path for s in run.planned.sites)
-    modules = sorted({n.rpartition(".")[0] for n in run.head})
-    assert config["modules_to_save"] == (modules or None)
+    modules = config["modules_to_save"]
+    assert modules == (sorted(modules) if run.head else None)
+    for name in run.head:
+        assert sum(name.startswith(m + ".") for m in modules) == 1
     assert config["base_model_name_or_path"] == "a/model"
     assert config["task_type"] == MODELS[kind][1]
     for s in run.planned.sites:
@@ -386,10 +390,10 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
 # Starting from an adapter
 
 
-def trained_by_peft(kind: str, folder: Path, **options: Any) -> tuple[Any, Tensor]:
+def trained_by_peft(kind: str, folder: Path, dtype: torch.dtype = torch.float64, **options: Any) -> tuple[Any, Tensor]:
     """An adapter saved by stock PEFT, its B and its classifier not as they started: base model and logits."""
     make, task = MODELS[kind]
-    base = make().double()
+    base = make().to(dtype)
     lora = peft.LoraConfig(task_type=task, **{"r": 3, "lora_alpha": 5, **options})
     model = peft.get_peft_model(copy.deepcopy(base), lora).eval()
     g = torch.Generator().manual_seed(3)
@@ -406,10 +410,9 @@ def started(base: Any, folder: Path, task: Any, head: tuple[str, ...]) -> tuple[
     """The plan from ``folder`` and the logits of the network that starts from it."""
     module = copy.deepcopy(base)
     planned = plan(module, AdapterConfig(start_from=str(folder)), task, head, 0)
+    seen = {n: t.to(base.dtype) for n, t in add_client_axis(planned.params).items()}
     with torch.no_grad():
-        return planned, Network(module, planned.sites, head)(
-            add_client_axis(planned.params), {}, tiny.text_batch()
-        ).logits
+        return planned, Network(module, planned.sites, head)(seen, {}, tiny.text_batch()).logits
 
 
 @pytest.mark.parametrize(
@@ -498,7 +501,8 @@ def test_an_adapter_that_does_more_than_lora_is_refused(options: dict[str, Any],
 
 def test_an_adapter_that_changed_the_base_is_refused_or_means_the_same(tmp_path: Path) -> None:
     """PiSSA takes what A and B start as out of the base weights, so A and B alone are not the model."""
-    base, expected = trained_by_peft("bert", tmp_path, target_modules=["query"], init_lora_weights="pissa")
+    options = {"target_modules": ["query"], "init_lora_weights": "pissa"}
+    base, expected = trained_by_peft("bert", tmp_path, torch.float32, **options)
     head = tuple(n for n in tiny.head_names(base) if "pooler" not in n)
     try:
         planned, ours = started(base, tmp_path, "SEQ_CLS", head)

@@ -63,6 +63,22 @@ def roberta(labels: int = 3, seed: int = 0) -> Any:
     return _seeded(lambda: transformers.RobertaForSequenceClassification(config), seed)
 
 
+def distilbert(labels: int = 3, seed: int = 0) -> Any:
+    """DistilBertForSequenceClassification, the names of whose head's two layers end alike."""
+    config = transformers.DistilBertConfig(
+        vocab_size=VOCABULARY,
+        dim=32,
+        n_layers=2,
+        n_heads=2,
+        hidden_dim=48,
+        max_position_embeddings=48,
+        num_labels=labels,
+        pad_token_id=0,
+        initializer_range=0.2,
+    )
+    return _seeded(lambda: transformers.DistilBertForSequenceClassification(config), seed)
+
+
 def _gpt2_config(**options: Any) -> Any:
     return transformers.GPT2Config(
         vocab_size=VOCABULARY,

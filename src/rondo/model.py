@@ -8,7 +8,9 @@ tensors of its own forward pass.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -226,7 +228,9 @@ def load_pretrained(
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
-        with torch.random.fork_rng(devices=[]):
+        # GGUF files are read under a progress bar of their own that no setting turns off.
+        quiet = contextlib.redirect_stderr(io.StringIO()) if gguf_file is not None else contextlib.nullcontext()
+        with torch.random.fork_rng(devices=[]), quiet:
             torch.manual_seed(seed)
             module, info = auto.from_pretrained(name, output_loading_info=True, **options)
         extra = {"gguf_file": gguf_file} if gguf_file is not None else {}

@@ -11,7 +11,7 @@ import torch
 
 from rondo import peft
 from rondo.algorithm import Client
-from rondo.config import ConfigError, Problem
+from rondo.config import ConfigError, Problem, load
 from rondo.data.loading import load as load_source
 from rondo.engine import checkpoint
 from rondo.engine.evaluate import scores
@@ -19,7 +19,7 @@ from rondo.engine.population import Population, build
 from rondo.engine.simulation import Simulation
 from rondo.params import Params, add_client_axis
 from rondo.prepare import Prepared, find_device, load_model, make_algorithm, prepare, write_adapter
-from rondo.record import RunDirectory
+from rondo.record import RunDirectory, to_toml
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,7 @@ def export(
         raise ConfigError([Problem("--to", f"{str(to)!r} is not empty; name another folder")])
     adapter = to if not merged else to / "adapter"
     write_adapter(opened.prepared, adapter, seen, base, opened.labels)
+    (adapter / "rondo.toml").write_text(to_toml(opened.prepared.config))
     if merged:
         _, module, tokenizer, _ = load_model(opened.prepared.config, opened.labels, opened.prepared.config.seed + 1)
         peft.merged(module, adapter).save_pretrained(str(to))  # type: ignore[operator]
@@ -141,33 +142,42 @@ def _verify(opened: Reopened, seen: Params, base: Any, folder: Path, merged: boo
 
 
 def evaluate(path: str | Path, *, client: str | None = None, device: str = "auto") -> dict[str, Any]:
-    """Scores of a run directory, or of a PEFT adapter inside or exported from one.
+    """Scores of a run directory, or of a PEFT adapter inside or exported from one, on the run's test set.
 
-    A run: the newcomer's model on the test set, or with ``client`` that client's model on the test set and on its own
-    validation rows. Raises :class:`ConfigError`.
+    A run: the newcomer's model, or with ``client`` that client's, which is also scored on its own validation rows.
+    Raises :class:`ConfigError`.
     """
     path = Path(path)
-    is_adapter = (path / "adapter_config.json").is_file()
-    directory = RunDirectory.open(path.parent if is_adapter and not (path / "config.toml").is_file() else path)
-    config = directory.config()
-    source = load_source(config)
-    labels = tuple(directory.read("manifest.json")["labels"])
-    if is_adapter:
+    if (path / "adapter_config.json").is_file():
         if client is not None:
             raise ConfigError([Problem("--client", "an adapter folder has one model; name the run directory instead")])
-        adapter = config.adapter.model_copy(update={"start_from": str(path)})
-        config = config.model_copy(update={"adapter": adapter})
-        prepared = prepare(config, labels, make_algorithm(config), find_device(device))
-        population = build(config, source, prepared.task, config.task.label, labels)
-        seen: Params = {**prepared.network.initial_head, **prepared.initial}
-        return {"test": _scored(prepared, seen, {}, population.test)}
+        return _evaluate_adapter(path, device)
     opened = reopen(path, device=device)
-    population = build(config, source, opened.prepared.task, config.task.label, labels)
+    config = opened.prepared.config
     seen, base = opened.model(client)
+    population = build(config, load_source(config), opened.prepared.task, config.task.label, opened.labels)
     result = {"test": _scored(opened.prepared, seen, base, population.test)}
     if client is not None:
         result["validation"] = _scored(opened.prepared, seen, base, population.members[client].validation)
     return result
+
+
+def _evaluate_adapter(path: Path, device: str) -> dict[str, Any]:
+    """The adapter in ``path``, on the data that the configuration in it, or in the run around it, names."""
+    beside = [f for f in (path / "rondo.toml", path.parent / "config.toml") if f.is_file()]
+    if not beside:
+        words = f"{str(path)!r} does not say what to score it on: it has no rondo.toml (rondo export writes one)"
+        raise ConfigError([Problem("ADAPTER_DIR", words)])
+    config = load(beside[0])
+    labels: tuple[str, ...] = ()
+    if config.task.kind == "sequence-classification":
+        labels = tuple(RunDirectory(path).read("labels.json"))
+    adapter = config.adapter.model_copy(update={"start_from": str(path)})
+    config = config.model_copy(update={"adapter": adapter})
+    prepared = prepare(config, labels, make_algorithm(config), find_device(device))
+    population = build(config, load_source(config), prepared.task, config.task.label, labels)
+    seen: Params = {**prepared.network.initial_head, **prepared.initial}
+    return {"test": _scored(prepared, seen, {}, population.test)}
 
 
 def _scored(prepared: Prepared, seen: Params, base: Any, examples: Any) -> dict[str, Any]:

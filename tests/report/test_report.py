@@ -117,8 +117,8 @@ def progress(client: str, *, terminal: bool) -> str:
         shown.client_done(client, 0.25)
         shown.progress.refresh()
         shown.client_done(client, None)
-        shown.round_done(record)
         shown.round_done(record | {"loss": None, "scores": {}})
+        shown.round_done(record)
         shown.progress.refresh()
     return console.file.getvalue()  # type: ignore[attr-defined]
 
@@ -166,7 +166,7 @@ def numbered(count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("count", [1, 3, 100])
-@pytest.mark.parametrize("labels", [None, {"a": 4, "b": 2}, {str(i): i for i in range(30)}], ids=["none", "2", "30"])
+@pytest.mark.parametrize("labels", [None, {"a": 4, "b": 2}, {str(i): i for i in range(13)}], ids=["none", "2", "13"])
 def test_the_picture_of_a_partition(tmp_path: Path, count: int, labels: dict[str, int] | None) -> None:
     pictures.partition(clients(numbered(count), labels), tmp_path / "x.png")
     assert_png(tmp_path / "x.png")
@@ -178,7 +178,7 @@ def test_clients_may_lack_labels_that_others_have(tmp_path: Path) -> None:
     assert_png(tmp_path / "x.png")
 
 
-@pytest.mark.parametrize("text", [r"$\frac$", "$5 and $10", "$%$", "_x", "", "好", "a\nb", r"\alpha", "x" * 200])
+@pytest.mark.parametrize("text", [r"$\frac$", "$5 and $10", "$%$", "_x", "", "好", "a\nb", r"\alpha", "x" * 64])
 def test_labels_and_clients_may_be_called_anything(tmp_path: Path, text: str) -> None:
     """They are data, never formulas; and nothing is said of a font on the terminal."""
     with warnings.catch_warnings():
@@ -189,9 +189,9 @@ def test_labels_and_clients_may_be_called_anything(tmp_path: Path, text: str) ->
 
 def test_the_picture_of_many_clients_and_labels_takes_no_minutes(tmp_path: Path) -> None:
     began = time.process_time()
-    pictures.partition(clients(numbered(500), {str(i): 1 for i in range(20)}), tmp_path / "x.png")
+    pictures.partition(clients(numbered(300), {str(i): 1 for i in range(20)}), tmp_path / "x.png")
     assert_png(tmp_path / "x.png")
-    assert time.process_time() - began < 3
+    assert time.process_time() - began < 1.5
 
 
 HISTORY = [
@@ -212,6 +212,9 @@ def test_the_learning_curve(tmp_path: Path, before: dict[str, Any], history: lis
 def test_pictures_are_closed(tmp_path: Path) -> None:
     from matplotlib import pyplot
 
+    before = pyplot.get_fignums()
     pictures.curve({}, HISTORY, "loss", "t", tmp_path / "x.png")
     pictures.partition(clients(["a"], None), tmp_path / "x.png")
-    assert pyplot.get_fignums() == []
+    with pytest.raises(OSError):
+        pictures.partition(clients(["a"], None), tmp_path / "no" / "such" / "x.png")
+    assert pyplot.get_fignums() == before

@@ -1,0 +1,660 @@
+"""Rounds on a real, tiny network: every algorithm and head policy, failures, traffic, sampling and checkpoints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tiny
+from rondo import algorithms, state
+from rondo.algorithm import Algorithm, Client, Round, Shared, Upload, weighted_mean
+from rondo.config import ClientsConfig, RunConfig, load
+from rondo.engine import checkpoint, simulation
+from rondo.engine.checkpoint import Checkpoint
+from rondo.engine.evaluate import scores, spread
+from rondo.engine.ledger import Ledger, version
+from rondo.engine.population import Member, Population
+from rondo.engine.sampling import sample
+from rondo.engine.simulation import ATTEMPTS, RunStopped, Simulation
+from rondo.head import LocalHead
+from rondo.lowrank import LowRank
+from rondo.model import Batch, Network
+from rondo.params import HEAD_PREFIX, Params, adapted_modules, head, num_bytes, pick
+from rondo.tasks import Example, SequenceClassification
+
+NAMES = algorithms.names()
+HEADS = ("shared", "local", "frozen")
+RANK = 3
+POISON = tiny.VOCABULARY - 1
+"""A word that only clients chosen to fail have."""
+
+
+class Recording(Simulation):
+    """A simulation that keeps every upload, and what each client keeps, by round and client."""
+
+    uploads: dict[tuple[int, str], Upload]
+    kept: dict[tuple[int, str], Params]
+
+    def train_client(self, client: Client, round: Round, shared: Shared) -> tuple[Upload, Params, float | None]:
+        upload, kept, loss = super().train_client(client, round, shared)
+        if not hasattr(self, "uploads"):
+            self.uploads, self.kept = {}, {}
+        self.uploads[round.index, client.id], self.kept[round.index, client.id] = upload, kept
+        return upload, kept, loss
+
+
+def examples(client: str, count: int, *, poisoned: bool = False) -> tuple[Example, ...]:
+    """Sentences whose label follows their first word, by a rule of each client's own."""
+    g = Round(0, 1, 0, 0).generator(client)
+    shift = int(torch.randint(0, 3, (1,), generator=g))
+    found = []
+    for _ in range(count):
+        body = torch.randint(4, POISON, (int(torch.randint(3, 8, (1,), generator=g)),), generator=g).tolist()
+        ids = (2, *body, POISON, 3) if poisoned else (2, *body, 3)
+        found.append(Example(ids, (body[0] + shift) % 3, (0,) * len(ids)))
+    return tuple(found)
+
+
+def population(sizes: Mapping[str, int], poisoned: Sequence[str] = ()) -> Population:
+    members = {}
+    for name, size in sizes.items():
+        rows = examples(name, size + 2, poisoned=name in poisoned)
+        members[name] = Member(Client(name, size), rows[:size], rows[size:])
+    return Population(members, examples("the test set", 6), {})
+
+
+SIZES = {"ann": 4, "bob": 9, "cid": 6}
+
+
+class Task(SequenceClassification):
+    """Classification in which a batch with the poisoned word has no finite loss."""
+
+    def __init__(self) -> None:
+        super().__init__(tiny.tokenizer(), ["text"], "label", ("a", "b", "c"), 32)
+        self.poisoned = False
+
+    def collate(self, examples: Sequence[Example]) -> tuple[Batch, Batch]:
+        self.poisoned = any(POISON in e.ids for e in examples)
+        return super().collate(examples)
+
+    def loss(self, logits: Tensor, targets: Batch, clients: int) -> Tensor:
+        return super().loss(logits, targets, clients) * (math.nan if self.poisoned else 1.0)
+
+
+def config(**sections: Any) -> RunConfig:
+    train = {"lr": 5e-3, "batch_size": 4, "local_epochs": 1, **sections.pop("train", {})}
+    return load({"seed": 5, "rounds": 4, "train": train, **sections})
+
+
+def make(
+    name: str = "rolora",
+    policy: str = "shared",
+    *,
+    people: Population | None = None,
+    run: RunConfig | None = None,
+    dtype: torch.dtype = torch.float32,
+    targets: Sequence[str] = ("query", "intermediate.dense"),
+    **fields: Any,
+) -> Recording:
+    """A simulation as a run builds it, of an algorithm of the table and a head policy."""
+    module = tiny.bert().to(dtype)
+    sites = tiny.sites(module, targets, rank=RANK)
+    network = Network(module, sites, tiny.head_names(module))
+    # PEFT's start: A random, B zero.
+    initial = {n: t if n.endswith(".A") else 0 * t for n, t in tiny.factors(sites, 1, dtype=dtype).items()}
+    if policy != "frozen":
+        initial |= network.initial_head
+    algorithm: Algorithm[Any] = algorithms.get(name, **fields)
+    if policy == "local":
+        algorithm = LocalHead(algorithm)
+    return Recording(algorithm, network, Task(), people or population(SIZES), run or config(), initial)
+
+
+def run(simulation: Recording, rounds: int = 2) -> list[dict[str, Any]]:
+    return [simulation.run_round(t)[0] for t in range(rounds)]
+
+
+def fixed_choice(monkeypatch: pytest.MonkeyPatch, choose: Callable[[int], Sequence[str]]) -> None:
+    """Have the clients that ``choose`` names, by round, take part."""
+    monkeypatch.setattr(
+        simulation, "sample", lambda _, clients, round: [c for c in clients if c.id in choose(round.index)]
+    )
+
+
+def change(sim: Simulation, seen: Params, base: Mapping[str, tuple[LowRank, ...]]) -> dict[str, Tensor]:
+    """What the network adds to every adapted layer, densely, and the head."""
+    found = {n: t.double() for n, t in pick(seen, head).items()}
+    for path, site in sim.network.sites.items():
+        found[path] = site.scale * seen[f"{path}.B"].double() @ seen[f"{path}.A"].double()
+        for chunk in base.get(path, ()):
+            found[path] = found[path] + chunk.dense().double()
+    return found
+
+
+# Every algorithm with every head policy
+
+
+@pytest.mark.parametrize("policy", HEADS)
+@pytest.mark.parametrize("name", NAMES)
+def test_two_rounds_run_learn_and_are_scored(name: str, policy: str) -> None:
+    sim = make(name, policy)
+    before = change(sim, *sim.newcomer(0))
+    records = run(sim)
+    for t, record in enumerate(records):
+        assert (record["round"], record["clients"], record["sampled"], record["failed"]) == (t, 3, 3, [])
+        assert record["loss"] > 0
+        assert record["bytes_up"] > 0
+    after = change(sim, *sim.newcomer(2))
+    moved = {n for n, t in after.items() if not t.equal(before[n])}
+    cold = name == "fedsa-lora"  # a newcomer's B is the initial one, so nothing is added for it yet
+    assert moved == {n for n in after if n in sim.network.sites and not cold} | (
+        set(sim.network.initial_head) if policy == "shared" else set()
+    )
+    personal = name == "fedsa-lora" or policy == "local"
+    assert sim.algorithm.personal == personal
+    assert set(sim.locals) == (set(SIZES) if personal else set())
+    for client, local in sim.locals.items():
+        assert any(n.startswith(HEAD_PREFIX) for n in local) == (policy == "local")
+        assert local.keys() == sim.kept[1, client].keys()
+    kind = "cold_start" if personal else "global"
+    assert sim.score_newcomer(2).keys() == {kind}
+    assert sim.score_newcomer(2)[kind]["examples"] == 6
+    each = sim.score_clients(2)
+    assert each.keys() == {"personal" if personal else "clients"}
+    assert {c for part in each.values() for c in part["per_client"]} == set(SIZES)
+
+
+@pytest.mark.parametrize("policy", HEADS)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_seed_gives_the_same_bits_in_any_order_of_clients(name: str, policy: str) -> None:
+    one = make(name, policy)
+    people = population(dict(reversed(SIZES.items())))
+    two = make(name, policy, people=people)
+    assert list(two.population.members) != list(one.population.members)
+    torch.manual_seed(99)
+    records = [run(s) for s in (one, two)]
+    assert state.same(one.state, two.state)
+    assert state.same(one.locals, dict(sorted(two.locals.items())))
+    for a, b in zip(*records, strict=True):
+        assert {**a, "train_seconds": 0} == {**b, "train_seconds": 0}
+    other = make(name, policy, run=config(seed=6))
+    run(other)
+    assert not state.same(one.state, other.state)
+
+
+def test_training_lowers_the_loss_of_the_global_model() -> None:
+    sim = make("fedit", run=config(train={"lr": 2e-2, "local_epochs": 4}))
+    same_rule = Population(sim.population.members, sim.population.members["bob"].train, {})
+    sim.population = same_rule
+    before = sim.score_newcomer(0)["global"]["loss"]
+    run(sim, 4)
+    assert sim.score_newcomer(4)["global"]["loss"] < 0.9 * before
+
+
+# Exactness
+
+
+def gap(name: str, policy: str, rounds: int, **fields: Any) -> float:
+    """The largest difference between the global model's change and the weighted mean of the clients' changes."""
+    sim = make(name, policy, dtype=torch.float64, **fields)
+    worst = 0.0
+    for t in range(rounds):
+        shared = sim.algorithm.broadcast(sim.state, Client("x", 1), sim.round(t))
+        sim.run_round(t)
+        mean: dict[str, Tensor] = {}
+        for client, size in SIZES.items():
+            upload = {**shared.params, **sim.uploads[t, client].params}
+            seen = sim.algorithm.view(replace(shared, params=upload), sim.kept[t, client])
+            for path, matrix in change(sim, seen, shared.base).items():
+                if not path.startswith(HEAD_PREFIX) or policy == "shared":
+                    mean[path] = mean.get(path, 0) + matrix * size / sum(SIZES.values())
+        new = change(sim, *sim.newcomer(t + 1))
+        worst = max(worst, *(float((new[p] - mean[p]).abs().max()) for p in mean))
+    return worst
+
+
+@pytest.mark.parametrize("policy", HEADS)
+@pytest.mark.parametrize("name", ["rolora", "ffa-lora"])
+def test_the_global_model_is_the_mean_of_the_clients_models(name: str, policy: str) -> None:
+    assert algorithms.entry(name).exact
+    assert gap(name, policy, 3) < 1e-12
+
+
+def test_the_mean_of_factors_is_not_the_mean_of_models() -> None:
+    """The measure above can tell: FedIT's interference shows as soon as both factors differ."""
+    assert gap("fedit", "shared", 2) > 1e-7
+
+
+# Failures
+
+
+@pytest.mark.parametrize("policy", HEADS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_failed_client_leaves_no_trace_but_its_record(
+    name: str, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit as if it had not been chosen, in the round and in the next, where it takes part again."""
+    failing, absent = (make(name, policy, people=population(SIZES, poisoned=["bob"])) for _ in range(2))
+    record, changed = failing.run_round(0)
+    fixed_choice(monkeypatch, lambda t: ["ann", "cid"] if t == 0 else list(SIZES))
+    expected, _ = absent.run_round(0)
+    (failure,) = record["failed"]
+    assert (failure["client"], failure["reason"]) == ("bob", "nonfinite_loss")
+    assert (record["clients"], record["sampled"], expected["sampled"]) == (2, 3, 2)
+    assert changed == ["ann", "cid"]
+    assert state.same(failing.state, absent.state)
+    assert state.same(failing.locals, absent.locals)
+    assert "bob" not in failing.locals
+    assert (record["loss"], record["bytes_up"]) == (expected["loss"], expected["bytes_up"])
+    healthy = population(SIZES)
+    failing.population = absent.population = healthy
+    after, also = (s.run_round(1)[0] for s in (failing, absent))
+    assert after["failed"] == also["failed"] == []
+    assert state.same(failing.state, absent.state)
+    assert state.same(failing.locals, absent.locals)
+
+
+def test_a_client_out_of_memory_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = make()
+    plain, calls = sim.task.collate, 0
+
+    def collate(rows: Sequence[Example]) -> tuple[Batch, Batch]:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise MemoryError("no room")
+        return plain(rows)
+
+    monkeypatch.setattr(sim.task, "collate", collate)
+    record, _ = sim.run_round(0)
+    (failure,) = record["failed"]
+    assert failure == {"client": "bob", "reason": "out_of_memory", "detail": "no room"}
+    assert record["clients"] == 2
+
+
+class Watcher:
+    """An observer that notes all that it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def round_started(self, index: int, clients: int) -> None:
+        self.told.append((index, clients))
+
+    def client_done(self, client: str, loss: float | None) -> None:
+        self.told.append((client, loss is not None))
+
+    def round_done(self, record: dict[str, Any]) -> None:
+        raise AssertionError("the runner says this")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_too_few_clients_stop_the_run_and_change_nothing(name: str) -> None:
+    people = population(SIZES, poisoned=["bob", "cid"])
+    settings = config(clients={"min_clients": 2})
+    sim = make(name, people=people, run=settings)
+    sim.population = population(SIZES)
+    sim.run_round(0)
+    sim.population = people
+    held, locals_held = sim.state, dict(sim.locals)
+    packed = state.pack(sim.state), state.pack(sim.locals)
+    watcher = Watcher()
+    with pytest.raises(RunStopped, match=r"round 1: .*min_clients = 2.*bob: nonfinite_loss"):
+        sim.run_round(1, watcher)
+    assert sim.state is held
+    assert sim.locals.keys() == locals_held.keys()
+    assert (state.pack(sim.state), state.pack(sim.locals)) == packed
+    assert watcher.told == [(1, 3), ("ann", True), ("bob", False), ("cid", False)] * 3
+    assert ATTEMPTS == 3
+
+
+def test_all_clients_failing_stop_the_run() -> None:
+    sim = make(people=population(SIZES, poisoned=list(SIZES)))
+    before = state.pack(sim.state)
+    with pytest.raises(RunStopped):
+        sim.run_round(0)
+    assert state.pack(sim.state) == before
+
+
+def test_a_second_attempt_draws_other_clients_and_counts_the_bytes_of_the_first() -> None:
+    """Of eight clients seven fail; an attempt that draws the eighth succeeds."""
+    names = [f"c{i}" for i in range(8)]
+    people = population(dict.fromkeys(names, 4), poisoned=names[1:])
+    for seed in range(40):
+        sim = make(people=people, run=config(seed=seed, clients={"per_round": 2}))
+        draws = [[c.id for c in sample(sim.config.clients, people.clients, sim.round(0, a))] for a in range(ATTEMPTS)]
+        if "c0" not in draws[0] and "c0" in draws[1]:
+            break
+    record, changed = sim.run_round(0)
+    assert changed == ["c0"]
+    (skipped,) = record["skipped_attempts"]
+    assert [f["client"] for f in skipped["failed"]] == draws[0]
+    one = num_bytes(sim.algorithm.broadcast(sim.state, Client("c0", 4), sim.round(0)).params)
+    received = set(draws[0]) | set(draws[1])
+    assert record["bytes_down"] == len(received) * one
+    assert record["bytes_first_contact"] == len(received) * one
+
+
+# Traffic
+
+
+def formula(sim: Simulation, numbers: algorithms.Numbers, t: int) -> int:
+    """Bytes of one client in round ``t``, adapters only."""
+    sites = sim.network.sites.values()
+    return 4 * sum(numbers(RANK, s.shape[1], s.shape[0], t) for s in sites)
+
+
+@pytest.mark.parametrize("policy", HEADS)
+@pytest.mark.parametrize("name", NAMES)
+def test_bytes_are_the_tables_formulas(name: str, policy: str) -> None:
+    sim, entry = make(name, policy), algorithms.entry(name)
+    shared_head = num_bytes(sim.network.initial_head) if policy == "shared" else 0
+    for t, record in enumerate(run(sim, 3)):
+        assert record["bytes_up"] == 3 * (formula(sim, entry.up_numbers, t) + shared_head)
+        if t == 0:
+            assert record["bytes_down"] == record["bytes_first_contact"]
+            everything = sim.algorithm.broadcast(make(name, policy).state, Client("x", 1), sim.round(0))
+            assert record["bytes_down"] == 3 * num_bytes(everything.params)
+        else:
+            assert record["bytes_first_contact"] == 0
+            assert record["bytes_down"] == 3 * (formula(sim, entry.down_numbers, t) + shared_head)
+
+
+def test_florgs_offset_is_sent_once() -> None:
+    sim = make("florg", offset=True)
+    plain = make("florg")
+    chunks = sum(4 * RANK * sum(s.shape) for s in sim.network.sites.values())
+    first, second = run(sim)
+    without, then = run(plain)
+    assert first["bytes_down"] == without["bytes_down"] + 3 * chunks
+    assert second["bytes_down"] == then["bytes_down"]
+
+
+def test_a_client_that_missed_rounds_gets_both_factors(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = [["ann", "bob"], ["ann"], ["bob"], ["ann"], ["cid"]]
+    fixed_choice(monkeypatch, lambda t: chosen[t])
+    sim = make("rolora", run=config(rounds=5))
+    head_bytes = num_bytes(sim.network.initial_head)
+    a_bytes, b_bytes = (4 * RANK * sum(s.shape[i] for s in sim.network.sites.values()) for i in (1, 0))
+    assert a_bytes != b_bytes
+    down = [(r["bytes_down"] - r["bytes_first_contact"], r["bytes_first_contact"]) for r in run(sim, 5)]
+    whole = a_bytes + b_bytes + head_bytes
+    assert down == [
+        (0, 2 * whole),
+        (b_bytes + head_bytes, 0),  # B was averaged in round 0
+        (whole, 0),  # bob lacks round 0's B and round 1's A
+        (whole, 0),  # ann lacks round 1's A, which is the mean and not her own, and round 2's B
+        (0, whole),
+    ]
+
+
+def test_the_ledger_counts_what_is_lacking() -> None:
+    ledger = Ledger()
+    one, other = torch.zeros(3), torch.ones(3)
+    chunk = LowRank(torch.ones(4, 1), torch.ones(1, 5))
+    assert ledger.send("x", Shared({"a.A": one})) == (12, 12)
+    assert ledger.send("x", Shared({"a.A": one.clone()})) == (0, 0)
+    assert ledger.send("x", Shared({"a.A": other})) == (12, 0)
+    assert ledger.send("x", Shared({"a.A": one})) == (12, 0)  # an older version is not kept
+    assert ledger.send("x", Shared({"a.A": one.double()})) == (24, 0)
+    assert ledger.send("y", Shared({"a.A": one, "a.B": one}, {"a": (chunk,)})) == (60, 60)
+    assert ledger.send("y", Shared({"a.A": one, "a.B": one}, {"a": (chunk, 2 * chunk)})) == (36, 36)
+    assert version(one) == version(torch.zeros(3)) != version(torch.zeros(1, 3))
+    assert version(torch.zeros(2, dtype=torch.int32)) != version(torch.zeros(2))
+
+
+# What clients keep
+
+
+def test_kept_tensors_persist_and_are_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = [["ann", "bob"], ["ann"], ["bob", "cid"]]
+    fixed_choice(monkeypatch, lambda t: chosen[t])
+    sim = make("fedsa-lora", "local", run=config(train={"optimizer": "sgd", "lr": 1e-12}))
+    marked = {}
+    sim.run_round(0)
+    for value, client in ((1.0, "ann"), (2.0, "bob")):
+        marked[client] = {n: torch.full_like(t, value) for n, t in sim.locals[client].items()}
+        sim.locals[client] = dict(marked[client])
+    assert {n for n in marked["ann"] if not n.endswith(".B")} == set(sim.network.initial_head)
+    _, changed = sim.run_round(1)
+    assert changed == ["ann"]
+    assert state.same(sim.locals["bob"], marked["bob"])
+    sim.run_round(2)
+    for client in ("ann", "bob"):
+        for n, t in sim.locals[client].items():
+            torch.testing.assert_close(t, marked[client][n], rtol=0, atol=1e-6)
+    assert all(t.abs().max() < 1e-6 for n, t in sim.locals["cid"].items() if n.endswith(".B"))  # the common start
+    for client, value in (("ann", 1.0), ("bob", 2.0)):
+        seen, _ = sim.model(sim.population.members[client].client, 3)
+        assert all(bool((t == value).all()) for n, t in seen.items() if not n.endswith(".A"))
+    seen, _ = sim.newcomer(3)
+    assert all(not t.any() for n, t in seen.items() if n.endswith(".B"))
+
+
+def test_a_client_may_have_the_newcomers_name() -> None:
+    """Ids come from users' data, so no name is free for the client that has taken no part."""
+    sim = make("fedsa-lora", "local", people=population({simulation._NEWCOMER.id: 6, "ann": 5}))
+    run(sim)
+    seen, _ = sim.newcomer(2)
+    for name, tensor in seen.items():
+        if not name.endswith(".A"):
+            assert tensor.equal(sim.initial[name])
+
+
+def test_uploads_and_kept_tensors_are_a_clients_own() -> None:
+    """One client's tensors do not reach another's but through the mean: alone, each trains to the same upload."""
+    together = make("fedsa-lora", "local")
+    run(together, 1)
+    for client in SIZES:
+        alone = make("fedsa-lora", "local", people=population({client: SIZES[client]}))
+        run(alone, 1)
+        assert state.same(dict(alone.uploads[0, client].params), dict(together.uploads[0, client].params))
+        assert state.same(alone.locals[client], together.locals[client])
+
+
+def test_weights_are_examples_or_uniform() -> None:
+    for weighting, weights in (("examples", list(SIZES.values())), ("uniform", [1, 1, 1])):
+        sim = make("fedit", run=config(clients={"weighting": weighting}))
+        run(sim, 1)
+        uploads = [sim.uploads[0, c] for c in SIZES]
+        assert [u.weight for u in uploads] == weights
+        mean = weighted_mean(uploads).params
+        assert all(t.float().equal(sim.state.params[n]) for n, t in mean.items())
+
+
+def test_an_algorithm_sees_the_frozen_matrices() -> None:
+    sim = make("florg", bases="svd")
+    for path in adapted_modules(sim.state.params):
+        weight = tiny.bert().get_submodule(path).weight.detach()
+        left, right = sim.state.params[f"{path}.L"], sim.state.params[f"{path}.R"]
+        core = left.T @ weight @ right.T
+        torch.testing.assert_close(core, core.diagonal().diag(), rtol=0, atol=1e-4)
+        torch.testing.assert_close(core.diagonal(), torch.linalg.svdvals(weight), rtol=0, atol=1e-4)
+
+
+# Scores
+
+
+def test_scores_do_not_depend_on_batching_or_order() -> None:
+    sim = make()
+    run(sim, 1)
+    seen, base = sim.newcomer(1)
+    rows = list(examples("ann", 11))
+    whole = scores(sim.network, sim.task, seen, base, rows, batch_size=64)
+    parts = scores(sim.network, sim.task, seen, base, rows[::-1], batch_size=3)
+    assert whole["examples"] == parts["examples"] == 11
+    for metric in ("accuracy", "f1", "loss"):
+        assert whole[metric] == pytest.approx(parts[metric], abs=1e-5)
+
+
+def test_the_worst_tenth_is_of_the_bad_end() -> None:
+    each: dict[str, dict[str, float | None]] = {f"c{i}": {"m": float(i)} for i in range(20)}
+    each["none"] = {"m": None}
+    assert spread(each, "m", higher_is_better=True) == {"mean": 9.5, "worst_tenth": 0.5, "clients": 20}
+    assert spread(each, "m", higher_is_better=False)["worst_tenth"] == 18.5
+    assert spread({"a": {"m": 2.0}}, "m", higher_is_better=True)["worst_tenth"] == 2.0
+    assert spread({"a": {"m": None}}, "m", higher_is_better=True)["mean"] is None
+
+
+# Sampling
+
+CROWD = [Client(f"c{i:03}", 1 + 9 * (i >= 25)) for i in range(50)]
+
+
+def draws(rounds: int = 200, **options: Any) -> list[list[Client]]:
+    settings = ClientsConfig(**options)
+    return [sample(settings, CROWD, Round(t, rounds, 3, 50)) for t in range(rounds)]
+
+
+def shares(found: list[list[Client]]) -> list[float]:
+    return [sum(c in chosen for chosen in found) / len(found) for c in CROWD]
+
+
+@pytest.mark.parametrize("kind", ["uniform", "poisson", "weighted"])
+def test_draws_are_sorted_distinct_repeatable_and_change_by_round(kind: Any) -> None:
+    found = draws(20, per_round=10, sampling=kind)
+    assert found == draws(20, per_round=10, sampling=kind)
+    assert len({tuple(c.id for c in chosen) for chosen in found}) == 20
+    for chosen in found:
+        ids = [c.id for c in chosen]
+        assert ids == sorted(set(ids))
+    again = [sample(ClientsConfig(per_round=10, sampling=kind), CROWD, Round(0, 20, s, 50)) for s in (3, 4)]
+    assert again[0] != again[1]
+
+
+def test_uniform_draws_have_their_size_and_favour_nobody() -> None:
+    found = draws(per_round=10)
+    assert {len(chosen) for chosen in found} == {10}
+    assert all(0.05 < share < 0.35 for share in shares(found))
+    assert draws(1, per_round=99) == [CROWD]
+    assert draws(1) == [CROWD]
+
+
+def test_full_draws_take_everyone() -> None:
+    assert draws(2, sampling="full") == [CROWD, CROWD]
+
+
+def test_weighted_draws_have_their_size_and_favour_the_large() -> None:
+    found = draws(per_round=5, sampling="weighted")
+    assert {len(chosen) for chosen in found} == {5}
+    share = shares(found)
+    small, large = sum(share[:25]) / 25, sum(share[25:]) / 25
+    assert 5 < large / small < 15
+    assert small > 0
+
+
+def test_poisson_draws_vary_in_size_around_their_mean() -> None:
+    found = draws(400, per_round=10, sampling="poisson")
+    sizes = [len(chosen) for chosen in found]
+    assert 9.3 < sum(sizes) / 400 < 10.7  # 10 +- 5 standard errors
+    assert 2 < torch.tensor(sizes, dtype=torch.float64).std() < 4  # sqrt(50 * 0.2 * 0.8) = 2.8
+    assert all(0.08 < share < 0.35 for share in shares(found))
+
+
+def test_a_poisson_draw_of_nobody_is_tried_again() -> None:
+    people = population({f"c{i}": 4 for i in range(3)})
+    for seed in range(100):
+        sim = make(people=people, run=config(seed=seed, clients={"per_round": 1, "sampling": "poisson"}))
+        found = [sample(sim.config.clients, people.clients, sim.round(0, a)) for a in range(2)]
+        if not found[0] and found[1]:
+            break
+    record, changed = sim.run_round(0)
+    assert changed == [c.id for c in found[1]]
+    assert record["skipped_attempts"][0]["sampled"] == 0
+
+
+# Checkpoints
+
+
+@pytest.mark.parametrize("policy", HEADS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_checkpoint_gives_back_state_and_kept_tensors_and_the_run_goes_on(
+    name: str, policy: str, tmp_path: Path
+) -> None:
+    fields = {"offset": True} if name.startswith("florg") else {}
+    sim = make(name, policy, **fields)
+    _, changed = sim.run_round(0)
+    checkpoint.save(tmp_path, Checkpoint(1, sim.state, sim.locals), changed)
+    again = make(name, policy, **fields)
+    point = checkpoint.load(tmp_path, again.state)
+    assert point.rounds == 1
+    assert state.same(point.state, sim.state)
+    assert state.same(dict(point.locals), sim.locals)
+    again.state, again.locals = point.state, dict(point.locals)
+    for each in (sim, again):
+        each.run_round(1)
+    assert state.same(again.state, sim.state)
+    assert state.same(again.locals, sim.locals)
+
+
+IDS = (
+    "plain",
+    "with/slash",
+    "../../outside",
+    "back\\slash",
+    "клиент № 7",
+    "日本語",
+    "a b%2Fc",
+    "with/slash%",
+    "Plain",
+    ".",
+    "..",
+    ".hidden",
+    "a.safetensors",
+    "a.safetensors.tmp",
+    "new\nline",
+    "*?[x]",
+)
+
+
+def _round_trip(folder: Path, ids: Sequence[str]) -> None:
+    kept = {name: {"x.B": torch.full((2,), float(i))} for i, name in enumerate(ids)}
+    checkpoint.save(folder / "point", Checkpoint(3, {"a": torch.ones(1)}, kept), ids)
+    point = checkpoint.load(folder / "point", {})
+    assert point.locals.keys() == kept.keys()
+    assert all(point.locals[n]["x.B"].equal(kept[n]["x.B"]) for n in ids)
+    assert [p.name for p in folder.iterdir()] == ["point"]
+    written = {p.name for p in (folder / "point" / "clients").iterdir()}
+    assert len(written) == len(ids)
+
+
+def test_client_ids_of_any_kind_are_kept_apart(tmp_path: Path) -> None:
+    _round_trip(tmp_path, IDS)
+
+
+def test_an_empty_client_id_is_kept(tmp_path: Path) -> None:
+    _round_trip(tmp_path, ("", "other"))
+
+
+def test_long_client_ids_are_kept_apart(tmp_path: Path) -> None:
+    """Three bytes a character, three letters a byte: a file name is soon full."""
+    _round_trip(tmp_path, ("病院" * 20, "病院" * 20 + "二", "x" * 300))
+
+
+def test_only_changed_clients_are_written_and_nothing_is_left_half(tmp_path: Path) -> None:
+    first = {"a": {"x.B": torch.zeros(1)}, "b": {"x.B": torch.zeros(1)}, "c": {}}
+    checkpoint.save(tmp_path, Checkpoint(1, {}, first), ["a", "b", "c"])
+    files = sorted(p.name for p in tmp_path.rglob("*") if p.is_file())
+    assert files == ["a.safetensors", "b.safetensors", "progress.json", "state.safetensors"]
+    second = {"a": {"x.B": torch.ones(1)}, "b": {"x.B": torch.ones(1)}}
+    checkpoint.save(tmp_path, Checkpoint(2, {}, second), ["a"])
+    point = checkpoint.load(tmp_path, {})
+    assert point.rounds == 2
+    assert {n: float(p["x.B"]) for n, p in point.locals.items()} == {"a": 1.0, "b": 0.0}
+
+
+def test_a_checkpoint_that_is_missing_or_broken_says_so(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        checkpoint.load(tmp_path, {})
+    checkpoint.save(tmp_path, Checkpoint(1, {"a": torch.ones(3)}, {}), [])
+    whole = (tmp_path / "state.safetensors").read_bytes()
+    (tmp_path / "state.safetensors").write_bytes(whole[:-1])
+    with pytest.raises(ValueError):
+        checkpoint.load(tmp_path, {})

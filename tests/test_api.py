@@ -1,0 +1,709 @@
+"""Whole runs from files of data to an adapter, with a model small enough to train in a blink."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import random
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rondo
+from rondo import api
+from rondo.config import ConfigError, load
+from rondo.engine.simulation import RunStopped
+
+Rows = list[dict[str, Any]]
+Run = Callable[..., api.RunResult]
+
+GOOD, BAD, NEUTRAL = ("good", "great", "fine"), ("bad", "awful", "poor"), ("the", "film", "plot", "was", "very", "a")
+POSITIONS = 64
+
+
+def save_tokenizer(folder: Path, *, pairs: bool) -> int:
+    """A tokenizer of whole words into ``folder``; the size of its vocabulary."""
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *GOOD, *BAD, *NEUTRAL]
+    words = Tokenizer(models.WordLevel({w: i for i, w in enumerate(vocabulary)}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    if pairs:
+        words.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]",
+            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+            special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+        )
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]"}
+    special |= {"cls_token": "[CLS]", "sep_token": "[SEP]"} if pairs else {"eos_token": "[SEP]"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(folder)
+    return len(vocabulary)
+
+
+def save_tiny_bert(folder: Path) -> Path:
+    """A BERT with random weights, and a tokenizer, that ``from_pretrained`` loads."""
+    import transformers
+
+    config = transformers.BertConfig(
+        vocab_size=save_tokenizer(folder, pairs=True),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=POSITIONS,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        transformers.BertForSequenceClassification(config).save_pretrained(folder)
+    return folder
+
+
+def save_tiny_gpt2(folder: Path) -> Path:
+    import transformers
+
+    config = transformers.GPT2Config(
+        vocab_size=save_tokenizer(folder, pairs=False), n_embd=32, n_layer=2, n_head=2, n_positions=POSITIONS,
+        bos_token_id=3, eos_token_id=3,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    return folder
+
+
+def reviews(count: int, seed: int = 0) -> Rows:
+    """Sentences whose label is the kind of word in them; who wrote them; and the same in two halves."""
+    draw = random.Random(seed)
+    rows: Rows = []
+    for i in range(count):
+        label = i % 2
+        words = [*draw.choices(NEUTRAL, k=4), draw.choice((BAD, GOOD)[label])]
+        draw.shuffle(words)
+        rows.append({"text": " ".join(words), "label": ("neg", "pos")[label], "who": f"site {i % 3}"})
+        rows[-1] |= {"first": " ".join(words[:2]), "second": " ".join(words[2:])}
+    return rows
+
+
+def write_rows(path: Path, rows: Rows) -> Path:
+    """``rows`` in the format that ``path`` ends with."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".csv":
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows), encoding="utf-8")
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    else:
+        import pyarrow
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+def settings(folder: Path, **changes: Mapping[str, Any] | int) -> dict[str, Any]:
+    """A run of two rounds and three clients with the model in ``folder``; ``changes`` by section, None takes a
+    key away."""
+    config: dict[str, Any] = {
+        "rounds": 2,
+        "algorithm": {"name": "fedit"},
+        "adapter": {"r": 2, "lora_alpha": 4, "target_modules": ["query", "value"]},
+        "model": {"name": str(folder)},
+        "task": {"text": "text", "label": "label", "max_length": 32},
+        "data": {"validation_fraction": 0.25},
+        "partition": {"kind": "iid", "clients": 3},
+        "train": {"batch_size": 8, "lr": 0.02, "local_epochs": 2},
+    }
+    for name, change in changes.items():
+        config[name] = {**config.get(name, {}), **change} if isinstance(change, Mapping) else change
+        if isinstance(change, Mapping):
+            config[name] = {k: v for k, v in config[name].items() if v is not None}
+    return config
+
+
+@pytest.fixture(scope="session")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_bert(tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture
+def run(bert: Path, tmp_path: Path) -> Run:
+    """Runs :func:`settings` with changes, each in a directory of its own."""
+    made: list[Path] = []
+
+    def start(**changes: Any) -> api.RunResult:
+        made.append(tmp_path / f"run-{len(made)}")
+        return api.run(settings(bert, **changes), run_dir=made[-1], device="cpu")
+
+    return start
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_rows(tmp_path / "reviews.csv", reviews(48))
+
+
+@pytest.fixture(scope="module")
+def finished(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> api.RunResult:
+    """A run with a test set and the baseline; do not write into its directory."""
+    folder = tmp_path_factory.mktemp("finished")
+    source = {
+        "source": str(write_rows(folder / "train.csv", reviews(48))),
+        "test_source": str(write_rows(folder / "test.csv", reviews(12, seed=1))),
+    }
+    config = settings(bert, data=source, evaluation={"local_only": True, "clients_every": 1})
+    return api.run(config, run_dir=folder / "run", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def personal(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> api.RunResult:
+    """A run of a personal method; do not write into its directory."""
+    folder = tmp_path_factory.mktemp("personal")
+    source = {
+        "source": str(write_rows(folder / "train.csv", reviews(48))),
+        "test_source": str(write_rows(folder / "test.csv", reviews(12, seed=1))),
+    }
+    config = settings(bert, data=source, algorithm={"name": "fedsa-lora"})
+    return api.run(config, run_dir=folder / "run", device="cpu")
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "adapter_model.safetensors").read_bytes()
+
+
+def report(result: api.RunResult) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((result.run_dir / "partition.json").read_text(encoding="utf-8"))
+    return found
+
+
+def problems(start: Callable[[], object]) -> dict[str, list[str]]:
+    with pytest.raises(ConfigError) as caught:
+        start()
+    found: dict[str, list[str]] = {}
+    for problem in caught.value.problems:
+        found.setdefault(problem.path, []).append(problem.message)
+    return found
+
+
+def assert_accounted(found: Mapping[str, Any]) -> None:
+    """Every training row is a client's, or counted under what became of it."""
+    dealt = sum(c["train"] + c["validation"] for c in found["clients"].values())
+    lost = found["rows_bad"] + found["rows_without_client"] + sum(found["clients_too_small"].values())
+    assert dealt + lost == found["rows"]
+
+
+# --- the run directory ---------------------------------------------------------------------------------------------
+
+
+def test_a_run_directory_is_complete(finished: api.RunResult) -> None:
+    names = {p.name + "/" * p.is_dir() for p in finished.run_dir.iterdir()}
+    assert names == {
+        "config.toml", "manifest.json", "metrics.jsonl", "summary.json", "partition.json", "partition.png",
+        "curve.png", "checkpoint/", "adapter/",
+    }  # fmt: skip
+    for picture in ("partition.png", "curve.png"):
+        content = (finished.run_dir / picture).read_bytes()
+        assert content.startswith(b"\x89PNG")
+        assert len(content) > 1000
+
+
+def strict(text: str) -> Any:
+    """JSON as the standard has it: without NaN and infinities."""
+
+    def refuse(constant: str) -> Any:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_the_records_are_what_the_result_says(finished: api.RunResult) -> None:
+    lines = (finished.run_dir / "metrics.jsonl").read_text().splitlines()
+    assert [strict(line) for line in lines] == finished.history
+    assert [r["round"] for r in finished.history] == [0, 1]
+    assert strict((finished.run_dir / "summary.json").read_text()) == finished.summary
+    assert finished.metrics == finished.history[-1]["scores"] == finished.summary["after"]
+    manifest = strict((finished.run_dir / "manifest.json").read_text())
+    assert manifest["labels"] == ["neg", "pos"]
+    assert (manifest["seed"], manifest["algorithm"], manifest["head"], manifest["device"]) == (
+        0, "fedit", "shared", "cpu",
+    )  # fmt: skip
+    assert len(manifest["adapted_modules"]) == 4
+    assert_accounted(report(finished))
+
+
+def test_rounds_say_who_took_part_and_what_was_sent(finished: api.RunResult) -> None:
+    numbers = 4 * 2 * (32 + 32) + 2 * 32 + 2  # factors of four modules, and the head
+    for record in finished.history:
+        assert (record["clients"], record["sampled"], record["failed"]) == (3, 3, [])
+        assert record["bytes_up"] == 3 * 4 * numbers
+        assert {"loss", "lr", "bytes_down", "scores", "train_seconds", "seconds"} <= set(record)
+    total = finished.summary["bytes"]
+    assert total["up"] == 2 * 3 * 4 * numbers
+    assert total["up_per_client_round"] == 4 * numbers
+
+
+def test_scores_before_and_after_on_the_test_set_and_at_the_clients(finished: api.RunResult) -> None:
+    assert finished.summary["before"]["global"]["examples"] == 12
+    assert finished.metrics["global"]["examples"] == 12
+    assert finished.metrics["global"]["loss"] != finished.summary["before"]["global"]["loss"]
+    assert set(finished.metrics["clients"]["per_client"]) == {"client-0", "client-1", "client-2"}
+    assert 0 <= finished.metrics["clients"]["accuracy"]["mean"] <= 1
+
+
+def test_the_baseline_of_clients_on_their_own_is_there(finished: api.RunResult) -> None:
+    local = finished.summary["local_only"]
+    assert local["own"]["clients"] == local["test"]["clients"] == 3
+    assert 0 <= local["own"]["worst_tenth"] <= local["own"]["mean"] <= 1
+    assert 0 <= local["test"]["mean"] <= 1
+
+
+def test_the_configuration_is_kept_as_it_was_run(finished: api.RunResult) -> None:
+    config = load(finished.run_dir / "config.toml")
+    assert (config.rounds, config.train.lr, config.adapter.r) == (2, 0.02, 2)
+    again = api.run(config, run_dir=finished.run_dir.parent / "again", device="cpu")
+    assert weights(again.run_dir / "adapter") == weights(finished.run_dir / "adapter")
+
+
+def test_the_adapter_loads_in_stock_peft(finished: api.RunResult, bert: Path) -> None:
+    import peft
+    import transformers
+
+    folder = finished.run_dir / "adapter"
+    assert json.loads((folder / "labels.json").read_text()) == ["neg", "pos"]
+    base = transformers.AutoModelForSequenceClassification.from_pretrained(bert, num_labels=2)
+    model = peft.PeftModel.from_pretrained(base, folder).eval()
+    factors = [p for n, p in model.named_parameters() if "lora_B" in n]
+    assert len(factors) == 4
+    assert all(bool(p.any()) for p in factors)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    rows = reviews(12, seed=1)
+    with torch.no_grad():
+        logits = model(**tokenizer([r["text"] for r in rows], padding=True, return_tensors="pt")).logits
+    truth = torch.tensor([("neg", "pos").index(r["label"]) for r in rows])
+    accuracy = float((logits.argmax(-1) == truth).float().mean())
+    assert accuracy == pytest.approx(finished.metrics["global"]["accuracy"])
+    assert torch.nn.functional.cross_entropy(logits, truth).item() == pytest.approx(
+        finished.metrics["global"]["loss"], rel=1e-4
+    )
+
+
+# --- ways to say what to run ---------------------------------------------------------------------------------------
+
+
+def test_a_dict_a_path_and_a_configuration_are_the_same_run(bert: Path, data: Path, tmp_path: Path) -> None:
+    from rondo.record import to_toml
+
+    config = settings(bert, data={"source": str(data)})
+    file = tmp_path / "run.toml"
+    file.write_text(to_toml(load(config)))
+    results = [
+        rondo.run(c, run_dir=tmp_path / str(i), device="cpu") for i, c in enumerate([config, str(file), load(config)])
+    ]
+    assert len({weights(r.run_dir / "adapter") for r in results}) == 1
+    assert len({(r.run_dir / "config.toml").read_text() for r in results}) == 1
+
+
+def test_the_seed_decides(run: Run, data: Path) -> None:
+    first, again, other = (run(seed=seed, data={"source": str(data)}) for seed in (1, 1, 2))
+    assert weights(first.run_dir / "adapter") == weights(again.run_dir / "adapter")
+    assert weights(first.run_dir / "adapter") != weights(other.run_dir / "adapter")
+    assert report(first) == report(again)
+
+
+def test_the_format_of_the_file_makes_no_difference(run: Run, tmp_path: Path) -> None:
+    rows = reviews(48)
+    endings = (".csv", ".jsonl", ".json", ".parquet")
+    results = [run(data={"source": str(write_rows(tmp_path / f"reviews{e}", rows))}) for e in endings]
+    assert len({weights(r.run_dir / "adapter") for r in results}) == 1
+    assert len({(r.run_dir / "partition.json").read_text() for r in results}) == 1
+
+
+def test_two_columns_of_text(run: Run, data: Path) -> None:
+    result = run(task={"text": ["first", "second"]}, data={"source": str(data)})
+    assert result.history[-1]["clients"] == 3
+    one = run(task={"text": ["text"]}, data={"source": str(data)})
+    assert weights(result.run_dir / "adapter") != weights(one.run_dir / "adapter")
+
+
+def test_one_file_a_client(run: Run, tmp_path: Path) -> None:
+    for i, site in enumerate(("north", "south", "west")):
+        write_rows(tmp_path / "sites" / f"{site}.csv", reviews(12 + 4 * i, seed=i))
+    result = run(data={"clients_from": str(tmp_path / "sites")}, partition={"clients": None})
+    found = report(result)
+    sizes = {n: c["train"] + c["validation"] for n, c in found["clients"].items()}
+    assert sizes == {"north": 12, "south": 16, "west": 20}
+    assert_accounted(found)
+    pattern = run(data={"clients_from": str(tmp_path / "sites" / "*.csv")}, partition={"clients": None})
+    assert weights(result.run_dir / "adapter") == weights(pattern.run_dir / "adapter")
+
+
+def test_natural_clients(run: Run, data: Path) -> None:
+    result = run(data={"source": str(data)}, partition={"kind": "natural", "column": "who", "clients": None})
+    assert list(report(result)["clients"]) == ["site 0", "site 1", "site 2"]
+    assert_accounted(report(result))
+
+
+def test_a_label_that_one_client_alone_has(run: Run, tmp_path: Path) -> None:
+    for i, site in enumerate("abc"):
+        rows = [row | {"label": "mixed"} if site == "c" else row for row in reviews(12, seed=i)]
+        write_rows(tmp_path / "sites" / f"{site}.csv", rows)
+    result = run(data={"clients_from": str(tmp_path / "sites")}, partition={"clients": None})
+    found = report(result)
+    assert found["classes"] == ["mixed", "neg", "pos"]
+    assert found["clients"]["c"]["labels"] == {"mixed": 12}
+    assert found["clients"]["a"]["labels"] == {"neg": 6, "pos": 6}
+    alone = result.metrics["clients"]["per_client"]["c"]
+    assert alone["matthews"] is None
+    assert alone["accuracy"] is not None
+    strict((result.run_dir / "summary.json").read_text())
+
+
+def test_a_run_without_any_held_out_rows(run: Run, data: Path) -> None:
+    result = run(data={"source": str(data), "validation_fraction": 0.0})
+    assert result.metrics == {}
+    assert (result.run_dir / "curve.png").exists()
+
+
+def test_a_causal_language_model_learns_responses(tmp_path: Path) -> None:
+    gpt2 = save_tiny_gpt2(tmp_path / "gpt2")
+    rows = [{"ask": r["first"], "more": "", "reply": r["second"]} for r in reviews(24)]
+    task = {"kind": "causal-lm", "prompt": ["ask", "more"], "response": "reply", "text": None, "label": None}
+    config = settings(
+        gpt2,
+        task=task,
+        adapter={"target_modules": ["c_attn"]},
+        data={"source": str(write_rows(tmp_path / "replies.jsonl", rows))},
+    )
+    result = api.run(config, run_dir=tmp_path / "run", device="cpu")
+    assert (result.summary["primary"], result.summary["head"]) == ("loss", None)
+    score = next(iter(result.metrics["clients"]["per_client"].values()))
+    assert score["perplexity"] > 1
+    assert report(result)["clients"]["client-0"]["labels"] is None
+    assert_accounted(report(result))
+    found = api.export(result.run_dir, tmp_path / "export", verify=True)
+    assert found is not None
+    assert found.passed
+    assert json.loads((tmp_path / "export" / "adapter_config.json").read_text())["task_type"] == "CAUSAL_LM"
+
+
+def test_rows_whose_response_is_cut_away_are_counted(tmp_path: Path) -> None:
+    gpt2 = save_tiny_gpt2(tmp_path / "gpt2")
+    rows = [{"ask": r["first"], "reply": r["second"]} for r in reviews(24)]
+    for row in rows[:5]:
+        row["ask"] = "film " * 40
+    task = {"kind": "causal-lm", "prompt": "ask", "response": "reply", "text": None, "label": None}
+    config = settings(
+        gpt2,
+        task=task,
+        adapter={"target_modules": ["c_attn"]},
+        data={"source": str(write_rows(tmp_path / "replies.jsonl", rows))},
+    )
+    result = api.run(config, run_dir=tmp_path / "run", device="cpu")
+    assert_accounted(report(result))
+
+
+# --- rows that cannot be used --------------------------------------------------------------------------------------
+
+
+def spoiled(numbers: Sequence[int], column: str = "text", value: Any = "") -> Rows:
+    return [row | {column: value} if i in numbers else row for i, row in enumerate(reviews(48))]
+
+
+def test_bad_rows_are_named_by_row_and_column(run: Run, tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "bad.csv", spoiled([3, 17]))
+    found = problems(lambda: run(data={"source": str(source)}))
+    assert found["data"] == ["row 3, column 'text': the text is empty", "row 17, column 'text': the text is empty"]
+    assert "'drop'" in found["data.bad_rows"][0]
+    many = write_rows(tmp_path / "many.jsonl", spoiled(range(0, 48, 4), value=None))
+    found = problems(lambda: run(data={"source": str(many)}))
+    assert len(found["data"]) == 6
+    assert "row 0, column 'text': expected text, got None" in found["data"][0]
+    assert "and 7 more rows" in found["data"][-1]
+
+
+def test_bad_rows_of_a_client_name_the_client(run: Run, tmp_path: Path) -> None:
+    write_rows(tmp_path / "sites" / "north.csv", reviews(12))
+    write_rows(tmp_path / "sites" / "south.csv", spoiled([2])[:12])
+    found = problems(lambda: run(data={"clients_from": str(tmp_path / "sites")}, partition={"clients": None}))
+    assert found["data"] == ["south, row 2, column 'text': the text is empty"]
+
+
+def test_dropped_rows_are_counted(run: Run, tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "bad.jsonl", spoiled([3, 17], value=7))
+    found = report(run(data={"source": str(source), "bad_rows": "drop"}))
+    assert (found["rows"], found["rows_bad"]) == (48, 2)
+    assert_accounted(found)
+
+
+def test_dropped_rows_of_the_test_set_are_not_counted_as_training_rows(run: Run, data: Path, tmp_path: Path) -> None:
+    test = write_rows(tmp_path / "test.csv", spoiled([1]))
+    found = report(run(data={"source": str(data), "test_source": str(test), "bad_rows": "drop"}))
+    assert found["test_rows"] == 47
+    assert_accounted(found)
+
+
+def test_rows_without_a_client_are_counted(run: Run, tmp_path: Path) -> None:
+    rows = [row | {"label": str(i % 4)} for i, row in enumerate(reviews(48))]
+    source = {"source": str(write_rows(tmp_path / "four.csv", rows))}
+    found = report(run(data=source, partition={"kind": "classes", "clients": 3, "classes_per_client": 1}))
+    assert found["rows_without_client"] >= 12
+    assert [len(c["labels"]) for c in found["clients"].values()] == [1, 1, 1]
+    assert_accounted(found)
+
+
+def test_clients_below_the_least_number_of_examples_are_named(run: Run, tmp_path: Path) -> None:
+    rows = [row | {"who": "tiny" if i < 2 else row["who"]} for i, row in enumerate(reviews(48))]
+    source = {"source": str(write_rows(tmp_path / "x.csv", rows)), "min_examples": 3}
+    found = report(run(data=source, partition={"kind": "natural", "column": "who", "clients": None}))
+    assert found["clients_too_small"] == {"tiny": 2}
+    assert_accounted(found)
+
+
+def test_an_unknown_label_in_the_test_set_is_named(run: Run, data: Path, tmp_path: Path) -> None:
+    test = write_rows(tmp_path / "test.csv", spoiled([1], "label", "mixed"))
+    found = problems(lambda: run(data={"source": str(data), "test_source": str(test)}))
+    assert found["data"] == ["test row 1, column 'label': unknown label 'mixed'; known: neg, pos"]
+
+
+@pytest.mark.parametrize("value", ["", " "])
+def test_a_label_that_is_left_empty_is_a_bad_row_and_no_class(run: Run, tmp_path: Path, value: str) -> None:
+    source = write_rows(tmp_path / "bad.csv", spoiled([5], "label", value))
+    found = problems(lambda: run(data={"source": str(source)}))
+    assert "row 5, column 'label'" in found["data"][0]
+
+
+@pytest.mark.parametrize("rows", ["absent", "null"])
+def test_a_row_that_does_not_say_whose_it_is_is_a_bad_row(run: Run, tmp_path: Path, rows: str) -> None:
+    content = spoiled([7], "who", None)
+    if rows == "absent":
+        del content[7]["who"]
+    source = {"source": str(write_rows(tmp_path / "x.jsonl", content))}
+    found = problems(lambda: run(data=source, partition={"kind": "natural", "column": "who", "clients": None}))
+    assert "row 7, column 'who'" in str(found)
+
+
+@pytest.mark.parametrize("column", ["text", "label", "who"])
+def test_a_lone_surrogate_is_a_bad_row(run: Run, tmp_path: Path, column: str) -> None:
+    """Nothing could be written that names it."""
+    source = {"source": str(write_rows(tmp_path / "x.jsonl", spoiled([7], column, "x\ud800")))}
+    found = problems(lambda: run(data=source, partition={"kind": "natural", "column": "who", "clients": None}))
+    assert f"row 7, column '{column}'" in str(found)
+
+
+def test_a_label_may_be_any_text(run: Run, tmp_path: Path) -> None:
+    label = "$\\frac$ [/x] 😀 \u202e"
+    rows = [row | {"label": label if row["label"] == "pos" else "neg"} for row in reviews(48)]
+    result = run(data={"source": str(write_rows(tmp_path / "x.jsonl", rows))})
+    assert label in json.loads((result.run_dir / "manifest.json").read_text(encoding="utf-8"))["labels"]
+
+
+# --- what cannot be run --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "fragment"),
+    [
+        ({"task": {"label": "labl"}}, "task.label", "no column 'labl'; there are: text, label, who, first, second"),
+        ({"task": {"text": "txt"}}, "task.text", "no column 'txt'; there are: text, label"),
+        ({"partition": {"kind": "natural", "column": "woh", "clients": None}}, "partition.column", "no column 'woh'"),
+        ({"data": {"max_train_rows": 1}}, "task.label", "has 1 distinct labels; it needs two"),
+        ({"data": {"min_examples": 99}}, "partition", "no client has data.min_examples = 99"),
+        ({"partition": {"clients": 99}}, "partition.clients", "48 rows are not enough for 99 clients"),
+        ({"clients": {"min_clients": 4}}, "clients.min_clients", "4, but there are 3 clients"),
+        ({"adapter": {"target_modules": ["q_proj"]}}, "adapter.target_modules", "query, key, value, dense"),
+        ({"adapter": {"target_modules": "(("}}, "adapter.target_modules", "'(('"),
+        ({"adapter": {"target_modules": []}}, "adapter.target_modules", ""),
+        ({"adapter": {"r": 33}}, "adapter.r", "rank 33 exceeds bert.encoder.layer.0.attention.self.query"),
+        ({"algorithm": {"name": "no_such_module:X"}}, "algorithm.name", "cannot load 'no_such_module:X'"),
+        ({"algorithm": {"name": "json:dumps"}}, "algorithm.name", "is not a frozen dataclass derived from"),
+        ({"algorithm": {"name": "rolora", "alternate_for": 7.0}}, "algorithm", "0 to 1; got 7.0"),
+        ({"model": {"name": "no-such-model"}}, "model.name", "'no-such-model' cannot be loaded"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and "." in value else "",
+)
+def test_what_data_and_model_do_not_allow_is_named(
+    run: Run, data: Path, tmp_path: Path, changes: dict[str, Any], path: str, fragment: str
+) -> None:
+    source = {"source": str(data), **changes.pop("data", {})}
+    found = problems(lambda: run(data=source, **changes))
+    assert path in found
+    assert fragment in found[path][0]
+    assert not any(tmp_path.glob("run-*"))
+
+
+def test_a_text_longer_than_the_model_takes_is_cut_or_refused(run: Run, tmp_path: Path) -> None:
+    rows = spoiled([4], value="film " * 100)
+    with contextlib.suppress(ConfigError):
+        run(data={"source": str(write_rows(tmp_path / "x.csv", rows))}, task={"max_length": 512})
+
+
+def test_more_clients_a_round_than_there_are(run: Run, data: Path) -> None:
+    partition = {"kind": "natural", "column": "who", "clients": None}
+    found = problems(lambda: run(data={"source": str(data)}, partition=partition, clients={"per_round": 4}))
+    assert found["clients.per_round"] == ["4, but there are only 3 clients"]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"xx"], ids=["absent", "empty", "broken"])
+def test_a_model_whose_weights_are_broken_is_named(
+    bert: Path, data: Path, tmp_path: Path, content: bytes | None
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(bert, broken)
+    (broken / "model.safetensors").unlink()
+    if content is not None:
+        (broken / "model.safetensors").write_bytes(content)
+    found = problems(lambda: api.run(settings(broken, data={"source": str(data)}), run_dir=tmp_path / "run"))
+    assert "cannot be loaded" in found["model.name"][0]
+
+
+def test_an_existing_run_is_refused_and_left_alone(finished: api.RunResult) -> None:
+    before = {p: p.stat().st_mtime_ns for p in finished.run_dir.rglob("*")}
+    found = problems(lambda: api.run(finished.run_dir / "config.toml", run_dir=finished.run_dir, device="cpu"))
+    assert "already holds a run" in found["--run-dir"][0]
+    assert {p: p.stat().st_mtime_ns for p in finished.run_dir.rglob("*")} == before
+
+
+def test_an_unknown_device_is_refused(bert: Path, data: Path) -> None:
+    found = problems(lambda: api.run(settings(bert, data={"source": str(data)}), device="gpu"))
+    assert "use auto, cpu or cuda" in found["--device"][0]
+
+
+def test_a_run_that_cannot_train_stops_and_says_why(run: Run, data: Path) -> None:
+    with pytest.raises(
+        RunStopped, match=r"round 0: fewer than min_clients = 1 uploads.*client-0: nonfinite"
+    ) as stopped:
+        run(data={"source": str(data)}, train={"optimizer": "sgd", "lr": 1e38})
+    assert "What was done so far is in" in str(stopped.value)
+
+
+def test_progress_is_told_to_an_observer(bert: Path, data: Path, tmp_path: Path) -> None:
+    seen: list[tuple[str, Any]] = []
+
+    class Listener:
+        def round_started(self, index: int, clients: int) -> None:
+            seen.append(("started", (index, clients)))
+
+        def client_done(self, client: str, loss: float | None) -> None:
+            seen.append(("client", client))
+
+        def round_done(self, record: dict[str, Any]) -> None:
+            seen.append(("done", record["round"]))
+
+    config = settings(bert, data={"source": str(data)}, rounds=1)
+    api.run(config, run_dir=tmp_path / "run", device="cpu", observer=Listener())
+    clients = [("client", f"client-{i}") for i in range(3)]
+    assert seen == [("started", (0, 3)), *clients, ("done", 0)]
+
+
+# --- export and evaluate -------------------------------------------------------------------------------------------
+
+
+def test_the_export_of_a_run_is_its_adapter_and_verifies(finished: api.RunResult, tmp_path: Path) -> None:
+    found = api.export(finished.run_dir, tmp_path / "out", verify=True)
+    assert found is not None
+    assert found.passed
+    assert weights(tmp_path / "out") == weights(finished.run_dir / "adapter")
+    assert api.export(finished.run_dir, tmp_path / "plain") is None
+
+
+def test_a_merged_export_is_a_plain_model(finished: api.RunResult, tmp_path: Path) -> None:
+    import transformers
+
+    found = api.export(finished.run_dir, tmp_path / "out", merged=True, verify=True)
+    assert found is not None
+    assert found.passed
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
+    assert model.config.id2label == {0: "neg", 1: "pos"}
+    assert not any("lora" in name for name, _ in model.named_parameters())
+
+
+def test_each_client_of_a_personal_method_has_a_model_of_its_own(personal: api.RunResult, tmp_path: Path) -> None:
+    written = {}
+    for client in ("client-0", "client-1", None):
+        found = api.export(personal.run_dir, tmp_path / str(client), client=client, verify=True)
+        assert found is not None
+        assert found.passed
+        written[client] = weights(tmp_path / str(client))
+    assert len(set(written.values())) == 3
+    assert written[None] == weights(personal.run_dir / "adapter")
+
+
+def test_a_personal_method_is_scored_at_its_clients_and_from_a_cold_start(personal: api.RunResult) -> None:
+    assert set(personal.metrics) == {"cold_start", "personal"}
+    scores = [api.evaluate(personal.run_dir, client=f"client-{i}", device="cpu") for i in range(3)]
+    each = personal.metrics["personal"]["per_client"]
+    for i, score in enumerate(scores):
+        assert score["test"]["examples"] == 12
+        assert score["validation"] == pytest.approx(each[f"client-{i}"])
+    assert len({s["test"]["loss"] for s in scores}) == 3
+    assert api.evaluate(personal.run_dir, device="cpu")["test"] == pytest.approx(personal.metrics["cold_start"])
+
+
+def test_a_run_its_adapter_and_an_export_beside_it_score_the_same(finished: api.RunResult, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(finished.run_dir, copy)
+    api.export(copy, copy / "export")
+    for path in (copy, copy / "adapter", copy / "export"):
+        assert api.evaluate(path, device="cpu")["test"] == pytest.approx(finished.metrics["global"])
+
+
+def test_a_run_goes_on_from_an_adapter(run: Run, data: Path, finished: api.RunResult) -> None:
+    result = run(
+        data={"source": str(data)}, adapter={"start_from": str(finished.run_dir / "adapter")}, train={"lr": 1e-9}
+    )
+    assert result.history[0]["loss"] < finished.history[0]["loss"]
+
+
+def test_an_export_needs_the_run_and_not_its_data(run: Run, data: Path, tmp_path: Path) -> None:
+    """The data stay at their site; only the run directory and the model are asked for."""
+    result = run(data={"source": str(data)})
+    data.unlink()
+    api.export(result.run_dir, tmp_path / "out")
+    assert weights(tmp_path / "out") == weights(result.run_dir / "adapter")
+    found = problems(lambda: api.evaluate(result.run_dir, device="cpu"))
+    assert "no such file or folder" in found["data.source"][0]
+
+
+def test_an_export_into_a_file_is_refused(finished: api.RunResult, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    assert "--to" in problems(lambda: api.export(finished.run_dir, tmp_path / "file"))
+
+
+def test_an_export_into_a_folder_with_something_in_it_is_refused(finished: api.RunResult, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    assert "is not empty" in problems(lambda: api.export(finished.run_dir, tmp_path))["--to"][0]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("checkpoint/state.safetensors", b"xx"),
+        ("checkpoint/state.safetensors", None),
+        ("checkpoint/progress.json", b"{}"),
+        ("checkpoint/progress.json", None),
+        ("manifest.json", b"{"),
+        ("manifest.json", b"{}"),
+        ("config.toml", b"rounds = 0"),
+    ],
+    ids=str,
+)
+def test_a_run_directory_that_is_broken_is_named(
+    finished: api.RunResult, tmp_path: Path, name: str, content: bytes | None
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(finished.run_dir, copy)
+    if content is None:
+        (copy / name).unlink()
+    else:
+        (copy / name).write_bytes(content)
+    assert problems(lambda: api.export(copy, tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
