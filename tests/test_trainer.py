@@ -71,7 +71,7 @@ class Setup:
         weights |= {n.removeprefix("head:"): t for n, t in tensors.items() if n.startswith("head:")}
         inputs, targets = SequenceClassification.collate(self.task, batch)
         logits = functional_call(self.module, weights, (), dict(inputs)).logits
-        return torch.nn.functional.cross_entropy(logits.float(), targets["labels"])  # as the task does
+        return SequenceClassification.loss(self.task, logits, targets, 1)[0]
 
     def by_hand(self, select: Any, optimizer: Any, clip: float | None = None) -> dict[str, Tensor]:
         """The loop that the trainer should equal, on the batches that the trainer has just used."""

@@ -17,7 +17,7 @@ from rondo.engine import checkpoint
 from rondo.engine.evaluate import spread
 from rondo.engine.population import Population, build
 from rondo.engine.simulation import Observer, RunStopped, Simulation
-from rondo.prepare import Prepared, find_device, find_labels, make_algorithm, prepare, with_columns, write_adapter
+from rondo.prepare import Prepared, find_device, find_labels, make_algorithm, prepare, resolved, write_adapter
 from rondo.record import RunDirectory, environment
 from rondo.report import pictures
 from rondo.results import Verification, evaluate, export
@@ -55,7 +55,7 @@ def run(
     algorithm = make_algorithm(settings)
     target = find_device(device)
     source = load_source(settings)
-    settings = with_columns(settings, source)
+    settings = resolved(settings, source)
     labels = find_labels(settings, source)
     prepared = prepare(settings, labels, algorithm, target)
     population = build(settings, source, prepared.task, settings.task.label, labels)

@@ -90,6 +90,7 @@ def _run(settings: Any, run_dir: str | None, device: str) -> Any:
     from rich.console import Console
 
     console = Console()
+    _own_modules()
     _quiet_libraries()
     with console.status("loading model and data") if console.is_terminal else _nothing():
         from rondo import api
@@ -99,10 +100,10 @@ def _run(settings: Any, run_dir: str | None, device: str) -> Any:
     with TerminalProgress(console, settings.rounds, metric) as progress:
         result = api.run(settings, run_dir=run_dir, device=device, observer=progress)
     partition = RunDirectory(result.run_dir).read("partition.json")
-    lost = partition["rows_bad"] + partition["rows_without_client"]
-    if lost:
-        bad, without = partition["rows_bad"], partition["rows_without_client"]
-        print(f"{lost} of {partition['rows']} rows were not used: {bad} bad, {without} given to no client\n")
+    bad, without, cut = (partition[k] for k in ("rows_bad", "rows_without_client", "rows_cut"))
+    if bad + without + cut:
+        why = f"{bad} bad, {without} given to no client, {cut} with no response left within max_length"
+        print(f"{bad + without + cut} of {partition['rows']} rows were not used: {why}\n")
     if partition["clients_too_small"]:
         print(f"left out for too few examples: {', '.join(partition['clients_too_small'])}\n")
     console.print(summary_table(result.summary))
@@ -149,9 +150,9 @@ def list_() -> None:
     for name, e in algorithms.TABLE.items():
         flags = ["yes" if flag else "no" for flag in (e.exact, e.linear, e.personal)]
         table.add_row(name, e.summary, *flags, e.up, e.paper)
-    console = Console()
     # Off a terminal a line an algorithm, for grep and the like.
-    console.print(table, width=None if console.is_terminal else 200)
+    console = Console()
+    (console if console.is_terminal else Console(width=200)).print(table)
 
 
 @app.command()
@@ -168,11 +169,17 @@ def _algorithm_class(name: str) -> Any:
     from rondo import algorithms
     from rondo.config import ConfigError, Problem
 
-    sys.path.insert(0, os.getcwd())  # a class of one's own may lie in the folder one works in
+    _own_modules()
     try:
         return algorithms.load(name)
     except algorithms.UnknownAlgorithm as error:
         raise ConfigError([Problem("NAME", str(error))], "rondo") from None
+
+
+def _own_modules() -> None:
+    """A class of one's own may lie in the folder one works in."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
 
 
 @app.command()
@@ -182,6 +189,7 @@ def check(
     """Run the public laws on algorithms, ours or one of your own."""
     with _user_errors():
         from rondo import algorithms, testing
+        from rondo import config as configs
 
         failed = 0
         for name in names or algorithms.names():
@@ -189,7 +197,12 @@ def check(
             entry = algorithms.TABLE.get(name)
             formulas = (entry.up_numbers, entry.down_numbers) if entry is not None else None
             print(name)
-            for result in testing.check_algorithm(cls(), formulas=formulas):
+            try:
+                algorithm = cls()
+            except Exception as error:  # someone's class: a field without default, an abstract method left open
+                words = f"{name} cannot be made without arguments: {error}"
+                raise configs.ConfigError([configs.Problem("NAME", words)], "rondo") from None
+            for result in testing.check_algorithm(algorithm, formulas=formulas):
                 print(f"  {result.outcome:15} {result.law:20} {result.detail}".rstrip())
                 failed += result.outcome == "failed"
         print(f"\n{failed} failed" if failed else "\nall laws hold")
@@ -207,6 +220,7 @@ def export(
 ) -> None:
     """Write a run's result as a stock PEFT adapter, or merged into the model."""
     with _user_errors():
+        _own_modules()
         _quiet_libraries()
         if verify:
             if not _verified_export(run_dir, to, client=client, merged=merged):
@@ -240,6 +254,7 @@ def evaluate(
     with _user_errors():
         import json
 
+        _own_modules()
         _quiet_libraries()
         from rondo import api
 

@@ -40,6 +40,7 @@ __all__ = [
     "RunConfig",
     "TrainConfig",
     "load",
+    "partition_kind",
 ]
 
 
@@ -63,10 +64,15 @@ class ConfigError(ValueError):
         super().__init__("\n".join([f"{source}: {count}", *(f"  {p}" for p in problems)]))
 
 
-def load(source: str | os.PathLike[str] | Mapping[str, Any] | RunConfig, sets: Sequence[str] = ()) -> RunConfig:
+def load(
+    source: str | os.PathLike[str] | Mapping[str, Any] | RunConfig,
+    sets: Sequence[str] = (),
+    *,
+    check_paths: bool = True,
+) -> RunConfig:
     """Read and validate a configuration; ``sets`` are ``key.path=value`` overrides (TOML values, else plain strings).
 
-    Raises :class:`ConfigError` with every fault found.
+    ``check_paths=False`` does not ask whether the data are there (a finished run can be exported without them). Raises :class:`ConfigError` with every fault found.
     """
     if isinstance(source, RunConfig):
         name, raw = "config", source.model_dump(exclude_unset=True)
@@ -82,6 +88,8 @@ def load(source: str | os.PathLike[str] | Mapping[str, Any] | RunConfig, sets: S
         between = _despite(found, raw)
         raise ConfigError([*bad, *found, *_algorithm_problems(raw.get("algorithm")), *between], name) from None
     problems = [*bad, *_algorithm_problems(raw.get("algorithm")), *_cross_checks(config)]
+    if check_paths:
+        problems += _missing_files(config)
     if problems:
         raise ConfigError(problems, name)
     return config
@@ -108,7 +116,7 @@ def _despite(found: Sequence[Problem], raw: Mapping[str, Any]) -> list[Problem]:
         rest = RunConfig.model_validate({k: v for k, v in raw.items() if k not in faulty})
     except pydantic.ValidationError:
         return []
-    return [p for p in _cross_checks(rest) if p.path.partition(".")[0] in raw.keys() - faulty]
+    return [p for p in [*_cross_checks(rest), *_missing_files(rest)] if p.path.partition(".")[0] in raw.keys() - faulty]
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -150,7 +158,7 @@ def _override(raw: dict[str, Any], text: str) -> Problem | None:
 
 def _explain(error: Any, raw: Mapping[str, Any]) -> Problem:
     """A pydantic error in our words: key path, what is wrong, how to mend it."""
-    # Union branches add their own names to the location; keep what exists in the input.
+    # Branches of a union add their own names to the location; keep what exists in the input.
     loc: list[str] = []
     node: Any = raw
     for part in error["loc"]:
@@ -160,8 +168,6 @@ def _explain(error: Any, raw: Mapping[str, Any]) -> Problem:
         elif isinstance(node, list) and isinstance(part, int):
             loc[-1:] = [f"{loc[-1]}[{part}]"] if loc else [f"[{part}]"]
             node = node[part] if part < len(node) else None
-        else:
-            break
     path = ".".join(loc) or ".".join(str(p) for p in error["loc"])
     if error["type"] == "extra_forbidden":
         return Problem(path, _unknown_key(loc))
@@ -180,9 +186,22 @@ def _explain(error: Any, raw: Mapping[str, Any]) -> Problem:
         hint = f"; did you mean {near[0]!r}?" if near else ""
     elif error["type"] == "model_type":
         wanted = f"should be a section: [{path}]"
-    elif isinstance(node, str) and error["type"] in ("int_type", "float_type", "bool_type"):
+    elif isinstance(node, str) and error["type"] in _QUOTED and _is_toml(node):
         hint = "; write it without quotes"
     return Problem(path, f"{wanted}, got {node!r}{hint}")
+
+
+_QUOTED = ("int_type", "float_type", "bool_type")
+
+
+def _is_toml(text: str) -> bool:
+    """Whether ``text`` is a number or a boolean, as TOML or a habit from YAML writes them."""
+    if text.lower() in ("true", "false", "yes", "no", "on", "off"):
+        return True
+    try:
+        return isinstance(tomllib.loads(f"x = {text}")["x"], (int, float))
+    except tomllib.TOMLDecodeError:
+        return False
 
 
 def _unknown_key(loc: list[str]) -> str:
@@ -226,10 +245,20 @@ def _algorithm_problems(section: Any) -> Iterator[Problem]:
             yield Problem(f"algorithm.{key}", f"{name} has no such field; {hint}")
             continue
         try:
-            pydantic.TypeAdapter(entry.fields[key], config=ConfigDict(strict=True)).validate_python(value)
+            pydantic.TypeAdapter(
+                entry.fields[key], config=ConfigDict(strict=True, allow_inf_nan=False)
+            ).validate_python(value)
         except pydantic.ValidationError as error:
             wanted = error.errors()[0]["msg"].replace("Input should be", "should be")
             yield Problem(f"algorithm.{key}", f"{wanted}, got {value!r}")
+
+
+def partition_kind(config: RunConfig) -> str:
+    """The kind of partition where none was named: the built-in homes are clients by nature, other rows are dealt iid."""
+    if config.partition.kind is not None:
+        return config.partition.kind
+    builtin = config.data.source in (None, BUILTIN_DATA) and config.data.clients_from is None
+    return "natural" if builtin and config.partition.clients is None else "iid"
 
 
 _NEEDS = {"dirichlet": "alpha", "shards": "shards_per_client", "classes": "classes_per_client", "natural": "column"}
@@ -247,12 +276,13 @@ def _cross_checks(config: RunConfig) -> Iterator[Problem]:
         yield Problem("train.warmup_rounds", f"must be below rounds = {config.rounds}, or nothing follows the warm-up")
     if data.source is not None and data.clients_from is not None:
         yield Problem("data.clients_from", "set data.source or data.clients_from, not both")
-    if data.clients_from is None and own_data:
-        needed = _NEEDS.get(part.kind)
-        if needed and getattr(part, needed) is None:
-            yield Problem(f"partition.{needed}", f"partition.kind = {part.kind!r} needs it")
-        if part.kind != "natural" and part.clients is None:
-            yield Problem("partition.clients", f"partition.kind = {part.kind!r} needs the number of clients")
+    kind = partition_kind(config)
+    if data.clients_from is None:
+        needed = _NEEDS.get(kind)
+        if needed and getattr(part, needed) is None and (own_data or kind != "natural"):
+            yield Problem(f"partition.{needed}", f"partition.kind = {kind!r} needs it")
+        if kind != "natural" and part.clients is None:
+            yield Problem("partition.clients", f"partition.kind = {kind!r} needs the number of clients")
     if part.kind == "natural" and part.clients is not None:
         yield Problem("partition.clients", "with kind = 'natural' there is one client a value of the column; remove it")
     if clients.sampling == "full" and clients.per_round is not None:
@@ -264,13 +294,9 @@ def _cross_checks(config: RunConfig) -> Iterator[Problem]:
     if clients.per_round is not None and clients.min_clients > clients.per_round:
         yield Problem("clients.min_clients", f"above clients.per_round = {clients.per_round}: no round could succeed")
     yield from _task_checks(config, own_data)
-    for key in ("source", "clients_from", "test_source"):
-        value = getattr(data, key)
-        if value is not None and _is_path(value) and not _exists(value):
-            yield Problem(f"data.{key}", f"no such file or folder: {value!r}")
     if config.adapter.start_from is not None and not Path(config.adapter.start_from, "adapter_config.json").is_file():
         yield Problem("adapter.start_from", f"no adapter_config.json in {config.adapter.start_from!r}")
-    if _is_path(config.model.name) and not Path(config.model.name).exists():
+    if _is_path(config.model.name) and not _exists(config.model.name):
         yield Problem("model.name", f"no such folder: {config.model.name!r}")
     if config.model.name.startswith("builtin:") and config.model.name != BUILTIN_MODEL:
         yield Problem("model.name", f"unknown built-in; did you mean {BUILTIN_MODEL!r}?")
@@ -278,6 +304,18 @@ def _cross_checks(config: RunConfig) -> Iterator[Problem]:
         yield Problem("data.source", f"unknown built-in; did you mean {BUILTIN_DATA!r}?")
     if config.model.gguf_file and config.model.quantization:
         yield Problem("model.quantization", "a GGUF file is loaded dequantised; remove gguf_file or quantization")
+
+
+def _missing_files(config: RunConfig) -> Iterator[Problem]:
+    """Data that are named by a path at which there is nothing."""
+    for key in ("source", "clients_from", "test_source"):
+        value = getattr(config.data, key)
+        if value is not None and _is_path(value) and not _exists(value):
+            yield Problem(f"data.{key}", f"no such file or folder: {value!r}")
+        elif key != "clients_from" and value is not None and "*" in value:
+            yield Problem(
+                f"data.{key}", "one file or folder is wanted here; for one file a client use data.clients_from"
+            )
 
 
 def _task_checks(config: RunConfig, own_data: bool) -> Iterator[Problem]:
@@ -312,5 +350,8 @@ def _is_path(name: str) -> bool:
 
 
 def _exists(name: str) -> bool:
-    path = Path(name).expanduser()
-    return path.exists() or any(path.parent.glob(path.name))
+    try:
+        path = Path(name).expanduser()
+        return path.exists() or any(path.parent.glob(path.name))
+    except (ValueError, RuntimeError, OSError):  # a pattern or a home that no system accepts
+        return False

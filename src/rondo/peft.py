@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,7 @@ def _inject(module: nn.Module, lora: peft.LoraConfig, head: Sequence[str], seed:
         try:
             # Without modules_to_save: a wrapped head would hide its tensors, and it is not PEFT that trains it.
             tuner = peft.LoraModel(module, peft.LoraConfig(**{**lora.to_dict(), "modules_to_save": None}), "default")
-        except ValueError as error:
+        except (ValueError, re.error) as error:
             raise ConfigError([Problem(key, _no_match(module, asked, heads, error))]) from None
     sites, params, problems = [], {}, []
     for path, layer in tuner.model.named_modules():
@@ -105,7 +106,8 @@ def _no_match(module: nn.Module, asked: object, heads: Sequence[str], error: Exc
             names.append(path.rpartition(".")[2])
     available = ", ".join(dict.fromkeys(names))
     reason = str(error).split(". ")[0].strip()
-    return f"{asked!r} cannot be used: {reason}. Names of layers that can be adapted here: {available}"
+    shown = sorted(asked) if isinstance(asked, (set, list)) else asked
+    return f"{shown!r} cannot be used: {reason}. Names of layers that can be adapted here: {available}"
 
 
 def _plan_from(module: nn.Module, folder: str, task: TaskType, head: Sequence[str]) -> Plan:

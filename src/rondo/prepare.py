@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from rondo import algorithms, peft
 from rondo.algorithm import Algorithm, HeadPolicy
-from rondo.config import BUILTIN_MODEL, ConfigError, Problem, RunConfig
+from rondo.config import BUILTIN_MODEL, ConfigError, Problem, RunConfig, partition_kind
 from rondo.data.loading import Source, label_names
 from rondo.engine.population import Population
 from rondo.engine.simulation import Simulation
@@ -69,7 +70,7 @@ def prepare(config: RunConfig, labels: Sequence[str], algorithm: Algorithm[Any],
 def load_model(config: RunConfig, labels: Sequence[str], seed: int) -> tuple[str, Any, Any, tuple[str, ...]]:
     """The resolved name, the module, its tokenizer and its head's tensor names."""
     model = config.model
-    name = model.name
+    name = model.name if not model.name.startswith("~") else str(Path(model.name).expanduser())
     if name == BUILTIN_MODEL:
         from rondo.data.homes import minilm_path
 
@@ -87,7 +88,7 @@ def load_model(config: RunConfig, labels: Sequence[str], seed: int) -> tuple[str
             gguf_file=model.gguf_file,
             quantization=model.quantization,
         )
-    except (OSError, ValueError, ImportError, KeyError) as error:
+    except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
         reason = str(error).strip().split("\n")[0]
         raise ConfigError([Problem("model.name", f"{model.name!r} cannot be loaded: {reason}")]) from None
     return name, module, tokenizer, head
@@ -122,8 +123,12 @@ def find_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def with_columns(config: RunConfig, source: Source) -> RunConfig:
-    """Columns that the user left open and the data know."""
+def resolved(config: RunConfig, source: Source) -> RunConfig:
+    """What the user left open and the data know: the kind of partition, and columns."""
+    kind = partition_kind(config)
+    owner = config.partition.column or (source.natural if kind == "natural" else None)
+    partition = config.partition.model_copy(update={"kind": kind, "column": owner})
+    config = config.model_copy(update={"partition": partition})
     if config.task.kind != "sequence-classification":
         return config
     known = {"text": config.task.text or source.text, "label": config.task.label or source.label}

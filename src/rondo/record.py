@@ -72,24 +72,24 @@ class RunDirectory:
         return directory
 
     def config(self) -> RunConfig:
-        return load(self.path / "config.toml")
+        return load(self.path / "config.toml", check_paths=False)
 
     def write_config(self, config: RunConfig) -> None:
-        (self.path / "config.toml").write_text(to_toml(config))
+        (self.path / "config.toml").write_text(to_toml(config), encoding="utf-8")
 
     def read(self, name: str) -> Any:
         """A JSON file of the directory. Raises :class:`ConfigError` where it is missing or broken."""
         try:
-            return json.loads((self.path / name).read_text())
-        except (OSError, json.JSONDecodeError) as error:
+            return json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
             raise ConfigError([Problem("RUN_DIR", f"{name} cannot be read: {error}")]) from None
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
-        (self.path / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        (self.path / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
     def add_round(self, record: Mapping[str, Any]) -> None:
         """Append one line to ``metrics.jsonl``."""
-        with (self.path / "metrics.jsonl").open("a") as file:
+        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 

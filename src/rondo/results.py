@@ -48,7 +48,7 @@ def reopen(run_dir: str | Path, population: Population | None = None, device: st
     """Load a run's model and state from its directory. Raises :class:`ConfigError`."""
     directory = RunDirectory.open(run_dir)
     config = directory.config()
-    labels = tuple(directory.read("manifest.json")["labels"])
+    labels = _manifest_labels(directory)
     prepared = prepare(config, labels, make_algorithm(config), find_device(device))
     members = population or Population({}, (), {})
     simulation = prepared.simulation(members)
@@ -59,6 +59,13 @@ def reopen(run_dir: str | Path, population: Population | None = None, device: st
         raise ConfigError([Problem("RUN_DIR", words)]) from None
     simulation.state, simulation.locals = point.state, dict(point.locals)
     return Reopened(prepared, directory, labels, simulation, point.rounds)
+
+
+def _manifest_labels(directory: RunDirectory) -> tuple[str, ...]:
+    labels = directory.read("manifest.json").get("labels")
+    if not isinstance(labels, list):
+        raise ConfigError([Problem("RUN_DIR", "manifest.json has no labels: it is not one that a run has written")])
+    return tuple(map(str, labels))
 
 
 @dataclass(frozen=True)
@@ -88,11 +95,11 @@ def export(
     ``client``: that client's model (for personal methods), else the global or cold-start one. With ``verify`` it is
     loaded again by stock libraries and its logits are compared. Raises :class:`ConfigError`.
     """
+    to = Path(to)
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise ConfigError([Problem("--to", f"{str(to)!r} is not an empty folder; name another one")])
     opened = reopen(run_dir, device="cpu")
     seen, base = opened.model(client)
-    to = Path(to)
-    if to.exists() and any(to.iterdir()):
-        raise ConfigError([Problem("--to", f"{str(to)!r} is not empty; name another folder")])
     adapter = to if not merged else to / "adapter"
     write_adapter(opened.prepared, adapter, seen, base, opened.labels)
     (adapter / "rondo.toml").write_text(to_toml(opened.prepared.config))

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 Positive: TypeAlias = Annotated[int, Field(gt=0)]
 Fraction: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _zero_if_none(value: Any) -> Any:
+    return 0.0 if value is None or value is False else value
+
+
+def _empty_if_none(value: Any) -> Any:
+    return "" if value is None else value
+
 
 BUILTIN_MODEL = "builtin:minilm"
 BUILTIN_DATA = "builtin:home-intents"
@@ -32,7 +41,7 @@ class AdapterConfig(_Section):
     """PEFT's ``LoraConfig``, its words and their meaning. ``start_from`` is the folder of an existing adapter."""
 
     r: Positive = 8
-    lora_alpha: Annotated[float, Field(gt=0)] = 16
+    lora_alpha: Annotated[float, Field(gt=0)] = 16.0
     target_modules: str | list[str] = "all-linear"
     exclude_modules: str | list[str] | None = None
     layers_to_transform: int | list[int] | None = None
@@ -69,14 +78,14 @@ class TaskConfig(_Section):
 class DataConfig(_Section):
     """``source``: a file or folder of CSV, JSON lines or Parquet, a Hugging Face name, or ``builtin:home-intents``.
 
-    ``clients_from``: a folder or glob pattern with one file a client (then ``[partition]`` is not used).
+    ``test_split = ""``: no test set. ``clients_from``: a folder or glob pattern with one file a client (then ``[partition]`` is not used).
     """
 
     source: str | None = None
     subset: str | None = None
     clients_from: str | None = None
     train_split: str = "train"
-    test_split: str | None = "validation"
+    test_split: Annotated[str, BeforeValidator(_empty_if_none)] = "validation"
     test_source: str | None = None
     validation_fraction: Fraction = 0.1
     max_train_rows: Positive | None = None
@@ -86,9 +95,10 @@ class DataConfig(_Section):
 
 
 class PartitionConfig(_Section):
-    """How the rows are dealt to clients (flwr-datasets' partitioners)."""
+    """How the rows are dealt to clients (flwr-datasets' partitioners). ``kind`` left out: iid, or the homes of the
+    built-in data."""
 
-    kind: Literal["iid", "dirichlet", "shards", "classes", "natural", "lognormal"] = "iid"
+    kind: Literal["iid", "dirichlet", "shards", "classes", "natural", "lognormal"] | None = None
     clients: Annotated[int, Field(ge=1)] | None = None
     alpha: Annotated[float, Field(gt=0)] | None = None
     classes_per_client: Positive | None = None
@@ -108,7 +118,9 @@ class ClientsConfig(_Section):
 
 
 class TrainConfig(_Section):
-    """Local training. ``local_steps`` replaces ``local_epochs``; the schedule is a function of the round."""
+    """Local training. ``local_steps`` replaces ``local_epochs``; the schedule is a function of the round.
+
+    ``max_grad_norm = 0``: no clipping."""
 
     optimizer: Literal["adamw", "sgd"] = "adamw"
     lr: Annotated[float, Field(gt=0)] = 1e-3
@@ -119,7 +131,7 @@ class TrainConfig(_Section):
     local_steps: Positive | None = None
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_rounds: Annotated[int, Field(ge=0)] = 0
-    max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    max_grad_norm: Annotated[float, Field(ge=0), BeforeValidator(_zero_if_none)] = 1.0
     precision: Literal["float32", "bf16"] = "float32"
     length_grouping: bool = True
 

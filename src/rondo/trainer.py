@@ -103,7 +103,7 @@ class LocalTrainer:
                 raise ClientFailed(self.client.id, "nonfinite_loss", f"step {len(losses)}, loss {value.item()}")
             optimizer.zero_grad(set_to_none=True)
             value.sum().backward()  # type: ignore[no-untyped-call]
-            if config.max_grad_norm is not None:
+            if config.max_grad_norm > 0:
                 torch.nn.utils.clip_grad_norm_(list(trained.values()), config.max_grad_norm)
             optimizer.step()
             losses.append(value.detach())

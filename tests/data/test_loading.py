@@ -90,7 +90,7 @@ def test_a_text_of_a_megabyte_is_read(write: Write, name: str) -> None:
         ("a.csv", "t,l\nx,1\n\n\ny,2\nz,3,4\n", "row 2 has not 2 columns"),
         ("a.csv", 't,l\nx,1\n"y,2\n', "unexpected end of data"),
         ("a.csv", 't,l\n"x"y,1\n', "expected"),
-        ("a.csv", b"t,l\n\xff,1\n", "'utf-8' codec can't decode byte 0xff"),
+        ("a.csv", b"t,l\n\xff,1\n", "save it as UTF-8"),
         ("a.csv", "", "has no rows"),
         ("a.csv", "t,l\n", "has no rows"),
         ("a.jsonl", '{"t": 1}\n{"t": \n', "line 2: "),

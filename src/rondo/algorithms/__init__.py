@@ -188,8 +188,8 @@ def load(name: str) -> type[Algorithm[Any]]:
     module, _, attribute = (name if ":" in name else entry(name).cls).partition(":")
     try:
         cls = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise UnknownAlgorithm(f"cannot load {name!r}: {error}") from error
+    except Exception as error:  # importing someone's module may raise anything
+        raise UnknownAlgorithm(f"cannot load {name!r}: {type(error).__name__}: {error}") from error
     if not (isinstance(cls, type) and issubclass(cls, Algorithm) and _frozen(cls)):
         raise UnknownAlgorithm(f"{name!r} is not a frozen dataclass derived from rondo.algorithm.Algorithm")
     return cls

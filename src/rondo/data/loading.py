@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -101,7 +102,7 @@ def _client_files(pattern: str) -> dict[str, Rows]:
     """One file a client: the client's id is the file's name without its ending."""
     path = Path(pattern).expanduser()
     files = sorted(path.iterdir()) if path.is_dir() else sorted(path.parent.glob(path.name))
-    files = [f for f in files if f.suffix in _SUFFIXES]
+    files = [f for f in files if f.suffix.lower() in _SUFFIXES]
     if not files:
         endings = ", ".join(_SUFFIXES)
         raise ConfigError([Problem("data.clients_from", f"no data files ({endings}) match {pattern!r}")])
@@ -114,7 +115,7 @@ def _client_files(pattern: str) -> dict[str, Rows]:
 def read_rows(path: str | os.PathLike[str], key: str) -> Rows:
     """All rows of a CSV, TSV, JSON, JSON lines or Parquet file. Raises :class:`ConfigError` under ``key``."""
     path = Path(path).expanduser()
-    if path.suffix not in _SUFFIXES:
+    if path.suffix.lower() not in _SUFFIXES:
         raise ConfigError([Problem(key, f"{str(path)!r}: unknown ending; known: {', '.join(_SUFFIXES)}")])
     try:
         rows = _read(path)
@@ -122,6 +123,8 @@ def read_rows(path: str | os.PathLike[str], key: str) -> Rows:
         raise
     except OSError as error:
         raise ConfigError([Problem(key, f"{str(path)!r} cannot be read: {error.strerror or error}")]) from None
+    except UnicodeDecodeError:
+        raise ConfigError([Problem(key, f"{str(path)!r} is not UTF-8 text; save it as UTF-8")]) from None
     except Exception as error:  # a parser's complaint about the user's file, in the parser's own words
         raise ConfigError([Problem(key, f"{str(path)!r} is not a valid {path.suffix[1:]} file: {error}")]) from None
     if not rows:
@@ -130,25 +133,32 @@ def read_rows(path: str | os.PathLike[str], key: str) -> Rows:
 
 
 def _read(path: Path) -> Rows:
-    if path.suffix == ".parquet":
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
         import pyarrow.parquet
 
         rows: Rows = pyarrow.parquet.read_table(path).to_pylist()
         return rows
-    if path.suffix in (".csv", ".tsv"):
+    if suffix in (".csv", ".tsv"):
         import csv
 
+        csv.field_size_limit(2**31 - 1)
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, delimiter=_SUFFIXES[path.suffix], strict=True)
+            reader = csv.DictReader(file, delimiter=_SUFFIXES[suffix], strict=True)
+            names = list(reader.fieldnames or ())
+            if twice := sorted({n for n in names if names.count(n) > 1}):
+                raise ValueError(f"two columns are called {twice[0]!r}")
             rows = []
-            for number, row in enumerate(reader):
-                if None in row or None in row.values():
-                    columns = len(reader.fieldnames or ())
-                    raise ValueError(f"row {number} has not {columns} columns like the header")
-                rows.append(row)
+            try:
+                for number, row in enumerate(reader):
+                    if None in row or None in row.values():
+                        raise ValueError(f"row {number} has not {len(names)} columns like the header")
+                    rows.append(row)
+            except csv.Error as error:
+                raise ValueError(f"line {reader.line_num}: {error}") from None
             return rows
     text = path.read_text(encoding="utf-8-sig")
-    if path.suffix == ".json" and text.lstrip().startswith("["):
+    if suffix == ".json" and text.lstrip().startswith("["):
         rows = json.loads(text)
     else:
         rows = []
@@ -192,12 +202,13 @@ def _hub(data: DataConfig) -> Source:
 
 def label_names(rows: Sequence[dict[str, Any]], column: str) -> tuple[str, ...]:
     """The labels that occur, as text: numbers in their order, other labels in alphabetical order."""
-    seen = {str(row[column]) for row in rows if row.get(column) is not None}
+    seen = {str(row[column]) for row in rows if row.get(column) is not None and str(row[column]).strip()}
 
     def order(name: str) -> tuple[int, float, str]:
         try:
-            return (0, float(name), name)
+            number = float(name)
         except ValueError:
             return (1, 0.0, name)
+        return (0, number, name) if math.isfinite(number) else (1, 0.0, name)
 
     return tuple(sorted(seen, key=order))

@@ -44,25 +44,38 @@ def deal(
     if config.kind != "natural" and count < clients * max(1, config.min_size):
         words = f"{count} rows are not enough for {clients} clients of at least {max(1, config.min_size)}"
         raise ConfigError([Problem("partition.clients", words)])
+    for kind, needed in (("dirichlet", "alpha"), ("shards", "shards_per_client"), ("classes", "classes_per_client")):
+        if config.kind == kind and getattr(config, needed) is None:
+            raise ConfigError([Problem(f"partition.{needed}", f"kind {kind!r} needs it")])
+    if config.kind == "shards" and clients * (config.shards_per_client or 1) > count:
+        words = f"{clients} clients of {config.shards_per_client} shards each are more shards than the {count} rows"
+        raise ConfigError([Problem("partition.shards_per_client", words)])
     order = torch.randperm(count, generator=generator).tolist()
     seed = int(torch.randint(2**31, (1,), generator=generator))
-    partitioner = _partitioner(config, count, seed, generator)
     # Rows are shuffled first: some partitioners deal them in file order.
     import datasets
 
     columns: dict[str, list[Any]] = {"row": order}
     if labels is not None:
         columns["by"] = [labels[i] for i in order]
-    partitioner.dataset = datasets.Dataset.from_dict(columns)
     try:
+        partitioner = _partitioner(config, count, seed, generator)
+        partitioner.dataset = datasets.Dataset.from_dict(columns)
         # Their warnings concern dropped rows, which are counted here, and their progress bars ignore that no
         # terminal may be there.
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             parts = [partitioner.load_partition(i)["row"] for i in range(partitioner.num_partitions)]
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         reason = str(error).strip().split("\n")[0]
-        raise ConfigError([Problem("partition", f"kind {config.kind!r} is not possible here: {reason}")]) from None
+        hint = "; lower partition.min_size or partition.clients" if config.kind == "dirichlet" else ""
+        raise ConfigError(
+            [Problem("partition", f"kind {config.kind!r} is not possible here: {reason}{hint}")]
+        ) from None
+    smallest = min(map(len, parts))
+    if config.kind in ("shards", "classes") and smallest < config.min_size:
+        words = f"kind {config.kind!r} gives a client {smallest} rows; lower partition.min_size or partition.clients"
+        raise ConfigError([Problem("partition.min_size", words)])
     if config.kind == "natural":
         assert ids is not None
         rows = {str(ids[part[0]]): tuple(sorted(part)) for part in parts}

@@ -11,7 +11,7 @@ from rondo.algorithm import Client, Round
 from rondo.config import ConfigError, Problem, RunConfig
 from rondo.data.loading import Rows, Source
 from rondo.data.partition import deal
-from rondo.tasks import Example, Row, Task
+from rondo.tasks import Example, Row, Task, value_problem
 
 
 @dataclass(frozen=True)
@@ -42,36 +42,29 @@ def build(config: RunConfig, source: Source, task: Task, label: str | None, clas
     Raises :class:`ConfigError` where rows are bad (or all of them are dropped) or no client has enough examples.
     """
     whole = Round(0, config.rounds, config.seed, 0)
-    bad: list[str] = []
+    owner = config.partition.column if config.partition.kind == "natural" and source.clients is None else None
+    check = _Checker(config, task, owner)
     if source.clients is not None:
-        kept = {c: _usable(rows, task, config, f"{c}, ", bad) for c, rows in source.clients.items()}
+        kept = {c: check.usable(rows, f"{c}, ") for c, rows in source.clients.items()}
         loaded, dealt_dropped = sum(map(len, source.clients.values())), 0
     else:
         assert source.train is not None
         loaded = len(source.train)
-        rows = _usable(source.train, task, config, "", bad)
-        column = config.partition.column or source.natural
-        natural = config.partition.kind == "natural" or (
-            config.partition.clients is None and source.natural is not None
-        )
-        ids = None
-        if natural and column is not None:
-            if rows and column not in rows[0]:
-                there = ", ".join(rows[0])
-                raise ConfigError([Problem("partition.column", f"no column {column!r}; there are: {there}")])
-            ids = [str(r[column]) for r in rows]
-        partition = config.partition
-        if natural and partition.kind != "natural":
-            partition = partition.model_copy(update={"kind": "natural", "clients": None})
+        rows = check.usable(source.train, "")
         labels = [str(r[label]) for r in rows] if label is not None else None
-        dealt = deal(partition, labels, ids, len(rows), whole.generator("partition"))
+        ids = [str(r[owner]) for r in rows] if owner is not None else None
+        dealt = deal(config.partition, labels, ids, len(rows), whole.generator("partition"))
         kept = {c: [rows[i] for i in numbers] for c, numbers in dealt.rows.items()}
         dealt_dropped = dealt.dropped
-    test = _usable(source.test or [], task, config, "test ", bad)
+    bad = check.dropped
+    test = _Checker(config, task, None)
+    test_rows = test.usable(source.test or [], "test ")
     small = {c: len(r) for c, r in kept.items() if len(r) < config.data.min_examples}
-    members = {}
+    members, cut = {}, 0
     for name in sorted(kept.keys() - small.keys()):
-        members[name] = _member(name, task.encode(kept[name]), config, whole)
+        examples = task.encode(kept[name])
+        cut += len(kept[name]) - len(examples)
+        members[name] = _member(name, examples, config, whole)
     without = sorted(m.client.id for m in members.values() if not m.train)
     members = {n: m for n, m in members.items() if m.train}
     if not members:
@@ -79,9 +72,11 @@ def build(config: RunConfig, source: Source, task: Task, label: str | None, clas
         raise ConfigError([Problem("partition", words)])
     report = {
         "rows": loaded,
-        "rows_bad": len(bad),
+        "rows_bad": bad,
         "rows_without_client": dealt_dropped,
-        "test_rows": len(test),
+        "rows_cut": cut,
+        "test_rows": len(test_rows),
+        "test_rows_bad": test.dropped,
         "clients_too_small": small,
         "clients_without_examples": without,
         "classes": list(classes),
@@ -94,27 +89,51 @@ def build(config: RunConfig, source: Source, task: Task, label: str | None, clas
             for n, m in members.items()
         },
     }
-    return Population(members, tuple(task.encode(test)), report)
+    return Population(members, tuple(task.encode(test_rows)), report)
 
 
-def _usable(rows: Sequence[Row], task: Task, config: RunConfig, where: str, bad: list[str]) -> Rows:
-    """The rows that pass the task's check; the others are noted in ``bad``, or all reported as an error."""
-    kept, problems = [], []
-    for number, row in enumerate(rows):
-        problem = task.check(row, number)
-        if problem is None:
-            kept.append(dict(row))
-        else:
-            problems.append(f"{where}{problem}")
-    if problems and (config.data.bad_rows == "error" or not kept):
-        shown = [Problem("data", text) for text in problems[:5]]
-        if len(problems) > 5:
-            shown.append(Problem("data", f"and {len(problems) - 5} more rows like these"))
-        if kept:
-            shown.append(Problem("data.bad_rows", "mend the rows, or leave them out with data.bad_rows = 'drop'"))
-        raise ConfigError(shown)
-    bad += problems
-    return kept
+class _Checker:
+    """Sorts out rows that cannot be used. ``owner``: the column that says whose a row is, if rows are dealt by it."""
+
+    def __init__(self, config: RunConfig, task: Task, owner: str | None) -> None:
+        self.config, self.task, self.owner = config, task, owner
+        self.dropped = 0
+
+    def usable(self, rows: Sequence[Row], where: str) -> Rows:
+        """The usable rows. The others are counted in ``dropped``, or all reported in a :class:`ConfigError`."""
+        if rows:
+            self._columns(rows[0])
+        kept, problems = [], []
+        for number, row in enumerate(rows):
+            problem = self.task.check(row, number)
+            if problem is None and self.owner is not None:
+                problem = value_problem(row, number, self.owner)
+            if problem is None:
+                kept.append(dict(row))
+            else:
+                problems.append(f"{where}{problem}")
+        if problems and (self.config.data.bad_rows == "error" or not kept):
+            shown = [Problem("data", text) for text in problems[:5]]
+            if len(problems) > 5:
+                shown.append(Problem("data", f"and {len(problems) - 5} more rows like these"))
+            if kept:
+                shown.append(Problem("data.bad_rows", "mend the rows, or leave them out with data.bad_rows = 'drop'"))
+            raise ConfigError(shown)
+        self.dropped += len(problems)
+        return kept
+
+    def _columns(self, first: Row) -> None:
+        """A column that does not exist is one fault of the configuration, not one of every row."""
+        task = self.config.task
+        named = [("task.label", task.label), ("task.response", task.response), ("partition.column", self.owner)]
+        for key, value in (("task.text", task.text), ("task.prompt", task.prompt)):
+            named += [(key, column) for column in ([value] if isinstance(value, str) else value or ())]
+        there = ", ".join(map(str, first))
+        missing = [
+            Problem(k, f"no column {c!r}; there are: {there}") for k, c in named if c is not None and c not in first
+        ]
+        if missing:
+            raise ConfigError(missing)
 
 
 def _member(name: str, examples: list[Example], config: RunConfig, whole: Round) -> Member:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 _MANY_LABELS = 12
 """Above this number of classes the legend would hide the bars, so there is none."""
+_SHOWN_LABELS = 19
+"""Classes with a colour of their own; the rarer ones are one bar, "other"."""
+_MANY_CLIENTS = 200
+"""Above this number bars would be thinner than a pixel; a histogram of sizes is drawn instead."""
 
 
 def _axes(width: float, height: float) -> Any:
@@ -25,38 +31,63 @@ def _axes(width: float, height: float) -> Any:
 def _save(figure: Any, path: Path) -> None:
     from matplotlib import pyplot
 
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a glyph that the font lacks becomes a box
+            figure.savefig(path, dpi=120)
+    finally:
+        pyplot.close(figure)
+
+
+def _plain(name: str) -> str:
+    """A name as text: no formulas between dollar signs, and not longer than a tick can be."""
+    short = name if len(name) <= 24 else name[:23] + "…"
+    return short.replace("$", r"\$")
 
 
 def partition(report: Mapping[str, Any], path: Path) -> None:
-    """Rows of every client as a bar, stacked by label where there are labels."""
+    """Rows of every client as a bar, stacked by label where there are labels; for many clients, how many of which
+    size there are."""
+    clients = report["clients"]
+    sizes = [c["train"] + c["validation"] for c in clients.values()]
+    figure, axes = _axes(min(14, max(6, 0.35 * len(clients) + 3)), 4)
+    axes.set_title(f"{len(clients)} clients", loc="left")
+    if len(clients) > _MANY_CLIENTS:
+        axes.hist(sizes, bins=40)
+        axes.set_xlabel("rows")
+        axes.set_ylabel("clients")
+    else:
+        _bars(axes, clients, sizes)
+    _save(figure, path)
+
+
+def _bars(axes: Any, clients: Mapping[str, Any], sizes: Sequence[int]) -> None:
     from matplotlib import colormaps
 
-    clients = report["clients"]
-    names = list(clients)
-    figure, axes = _axes(min(14, max(6, 0.35 * len(names) + 3)), 4)
-    positions = range(len(names))
-    labels = sorted({label for c in clients.values() for label in (c["labels"] or {})})
-    if labels:
-        colours = colormaps["tab20" if len(labels) > 10 else "tab10"]
-        bottom = [0] * len(names)
-        for i, label in enumerate(labels):
-            heights = [clients[n]["labels"].get(label, 0) for n in names]
-            axes.bar(positions, heights, bottom=bottom, color=colours(i % colours.N), label=label, width=0.8)
+    counts: Counter[str] = Counter()
+    for c in clients.values():
+        counts.update(c["labels"] or {})
+    shown = sorted(label for label, _ in counts.most_common(_SHOWN_LABELS))
+    positions = range(len(clients))
+    if counts:
+        colours = colormaps["tab20" if len(counts) > 10 else "tab10"]
+        bottom = [0] * len(clients)
+        for i, label in enumerate(shown):
+            heights = [c["labels"].get(label, 0) for c in clients.values()]
+            axes.bar(positions, heights, bottom=bottom, color=colours(i), label=_plain(label), width=0.8)
             bottom = [b + h for b, h in zip(bottom, heights, strict=True)]
-        if len(labels) <= _MANY_LABELS:
+        if len(counts) > len(shown):
+            rest = [s - b for s, b in zip(sizes, bottom, strict=True)]
+            axes.bar(positions, rest, bottom=bottom, color="0.8", label="other", width=0.8)
+        if len(counts) <= _MANY_LABELS:
             axes.legend(title="label", frameon=False, bbox_to_anchor=(1.0, 1.0), loc="upper left")
     else:
-        axes.bar(positions, [clients[n]["train"] + clients[n]["validation"] for n in names], width=0.8)
-    what = f"rows, coloured by label ({len(labels)} labels)" if labels else "rows"
-    axes.set_ylabel(what)
-    axes.set_title(f"{len(names)} clients", loc="left")
-    if len(names) <= 40:
-        axes.set_xticks(positions, names, rotation=60, ha="right", fontsize=8)
+        axes.bar(positions, sizes, width=0.8)
+    axes.set_ylabel(f"rows, coloured by label ({len(counts)} labels)" if counts else "rows")
+    if len(clients) <= 40:
+        axes.set_xticks(positions, [_plain(n) for n in clients], rotation=60, ha="right", fontsize=8)
     else:
         axes.set_xlabel("client")
-    _save(figure, path)
 
 
 def curve(before: Mapping[str, Any], history: Sequence[Mapping[str, Any]], metric: str, title: str, path: Path) -> None:
@@ -80,5 +111,5 @@ def curve(before: Mapping[str, Any], history: Sequence[Mapping[str, Any]], metri
         right.plot([x for x, _ in losses], [y for _, y in losses], color="tab:orange", ls="--", lw=1)
         right.set_ylabel("training loss", color="tab:orange")
         right.set_ylim(bottom=0)
-    axes.set_title(title, loc="left")
+    axes.set_title(title.replace("$", r"\$"), loc="left")
     _save(figure, path)

@@ -12,9 +12,9 @@ from rich.table import Table
 
 def human_bytes(count: float) -> str:
     """1234567 as "1.2 MB" (powers of 1000)."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+    for unit, digits in (("B", 0), ("kB", 1), ("MB", 1), ("GB", 1)):
+        if abs(round(count, digits)) < 1000:
+            return f"{count:.{digits}f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
 
@@ -25,10 +25,10 @@ class TerminalProgress:
     def __init__(self, console: Console, rounds: int, metric: str) -> None:
         self.metric, self.bytes = metric, 0
         self.progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             TextColumn("{task.completed}/{task.total}"),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=console,

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rondo.model import Batch
-from rondo.tasks.task import Example, Row, RowProblem, Scores, pad, text_problem
+from rondo.tasks.task import Example, Row, RowProblem, Scores, pad, text_problem, value_problem
 
 
 class SequenceClassification:
@@ -33,11 +33,9 @@ class SequenceClassification:
         for column in self.columns:
             if (problem := text_problem(row, number, column)) is not None:
                 return problem
-        if self.label not in row:
-            return RowProblem(number, self.label, f"no such column; there are: {', '.join(map(str, row))}")
+        if (problem := value_problem(row, number, self.label)) is not None:
+            return problem
         value = row[self.label]
-        if value is None:
-            return RowProblem(number, self.label, "the label is missing")
         if str(value) not in self._index:
             return RowProblem(number, self.label, f"unknown label {value!r}; known: {', '.join(self.labels[:20])}")
         return None

@@ -94,3 +94,13 @@ def text_problem(row: Row, number: int, column: str) -> RowProblem | None:
     except UnicodeEncodeError:
         return RowProblem(number, column, "the text has a lone surrogate and is no valid Unicode")
     return None
+
+
+def value_problem(row: Row, number: int, column: str) -> RowProblem | None:
+    """Why the value in ``column`` cannot name a class or a client: it is missing, empty, or no valid Unicode."""
+    if column not in row:
+        return RowProblem(number, column, f"no such column; there are: {', '.join(map(str, row))}")
+    value = row[column]
+    if value is None or not str(value).strip():
+        return RowProblem(number, column, "the value is missing")
+    return text_problem({column: str(value)}, number, column)
