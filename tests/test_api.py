@@ -197,7 +197,9 @@ def problems(start: Callable[[], object]) -> dict[str, list[str]]:
 def assert_accounted(found: Mapping[str, Any]) -> None:
     """Every training row is a client's, or counted under what became of it."""
     dealt = sum(c["train"] + c["validation"] for c in found["clients"].values())
-    lost = found["rows_bad"] + found["rows_without_client"] + sum(found["clients_too_small"].values())
+    lost = (
+        found["rows_bad"] + found["rows_without_client"] + found["rows_cut"] + sum(found["clients_too_small"].values())
+    )
     assert dealt + lost == found["rows"]
 
 

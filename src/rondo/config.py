@@ -40,6 +40,7 @@ __all__ = [
     "RunConfig",
     "TrainConfig",
     "load",
+    "missing_files",
     "partition_kind",
 ]
 
@@ -72,7 +73,8 @@ def load(
 ) -> RunConfig:
     """Read and validate a configuration; ``sets`` are ``key.path=value`` overrides (TOML values, else plain strings).
 
-    ``check_paths=False`` does not ask whether the data are there (a finished run can be exported without them). Raises :class:`ConfigError` with every fault found.
+    ``check_paths=False`` does not ask whether the data are there (a finished run can be exported without them).
+    Raises :class:`ConfigError` with every fault found.
     """
     if isinstance(source, RunConfig):
         name, raw = "config", source.model_dump(exclude_unset=True)
@@ -89,7 +91,7 @@ def load(
         raise ConfigError([*bad, *found, *_algorithm_problems(raw.get("algorithm")), *between], name) from None
     problems = [*bad, *_algorithm_problems(raw.get("algorithm")), *_cross_checks(config)]
     if check_paths:
-        problems += _missing_files(config)
+        problems += missing_files(config)
     if problems:
         raise ConfigError(problems, name)
     return config
@@ -116,7 +118,7 @@ def _despite(found: Sequence[Problem], raw: Mapping[str, Any]) -> list[Problem]:
         rest = RunConfig.model_validate({k: v for k, v in raw.items() if k not in faulty})
     except pydantic.ValidationError:
         return []
-    return [p for p in [*_cross_checks(rest), *_missing_files(rest)] if p.path.partition(".")[0] in raw.keys() - faulty]
+    return [p for p in [*_cross_checks(rest), *missing_files(rest)] if p.path.partition(".")[0] in raw.keys() - faulty]
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -254,7 +256,7 @@ def _algorithm_problems(section: Any) -> Iterator[Problem]:
 
 
 def partition_kind(config: RunConfig) -> str:
-    """The kind of partition where none was named: the built-in homes are clients by nature, other rows are dealt iid."""
+    """The kind of partition where none was named: the built-in homes are clients by nature, other rows go iid."""
     if config.partition.kind is not None:
         return config.partition.kind
     builtin = config.data.source in (None, BUILTIN_DATA) and config.data.clients_from is None
@@ -306,7 +308,7 @@ def _cross_checks(config: RunConfig) -> Iterator[Problem]:
         yield Problem("model.quantization", "a GGUF file is loaded dequantised; remove gguf_file or quantization")
 
 
-def _missing_files(config: RunConfig) -> Iterator[Problem]:
+def missing_files(config: RunConfig) -> Iterator[Problem]:
     """Data that are named by a path at which there is nothing."""
     for key in ("source", "clients_from", "test_source"):
         value = getattr(config.data, key)

@@ -49,8 +49,9 @@ class UnsupportedLayer(ValueError):
 def layer_kind(module: nn.Module, path: str) -> tuple[LayerKind, tuple[int, int]]:
     """The kind of a layer and the shape (out, in) of its matrix. Raises :class:`UnsupportedLayer`."""
     if isinstance(module, nn.Conv2d):
-        if module.groups != 1 or module.padding_mode != "zeros":
-            raise UnsupportedLayer(f"{path}: a convolution with groups or a padding mode cannot be adapted")
+        if module.groups != 1 or module.padding_mode != "zeros" or module.dilation != (1, 1):
+            # Groups and padding modes are not one matrix product; dilation PEFT's own adapter leaves out.
+            raise UnsupportedLayer(f"{path}: a convolution with groups, dilation or a padding mode cannot be adapted")
         height, width = module.kernel_size
         return "conv2d", (module.out_channels, module.in_channels * height * width)
     if isinstance(module, nn.Linear):  # quantised linears (bitsandbytes, torchao) derive from it
@@ -62,11 +63,36 @@ def layer_kind(module: nn.Module, path: str) -> tuple[LayerKind, tuple[int, int]
     raise UnsupportedLayer(f"{path}: a {type(module).__name__} cannot be adapted; Linear, Conv1D and Conv2d can")
 
 
+class _Calls:
+    """What the slots of a network must know of its calls, because activation checkpointing runs layers again in
+    ``backward``: whether a call is under way, and how many calls were made whose layers could yet run again."""
+
+    def __init__(self) -> None:
+        self.inside = False
+        self.open = 0
+        self.again = False
+
+    def begin(self) -> None:
+        if self.again:
+            self.open, self.again = 0, False
+        if torch.is_grad_enabled():
+            self.open += 1
+        self.inside = True
+
+    def layer_runs(self) -> None:
+        """Raises RuntimeError where a layer runs again with another call's tensors in place."""
+        if not self.inside:
+            self.again = True
+            if self.open > 1:
+                raise RuntimeError("activation checkpointing allows one network call before each backward")
+
+
 class _Slot:
     """One adapted layer of a network: the tensors of the current call, and the hook that adds their effect."""
 
-    def __init__(self, site: Site, module: nn.Module) -> None:
-        self.site, self.module = site, module
+    def __init__(self, site: Site, module: nn.Module, calls: _Calls) -> None:
+        self.site, self.module, self.calls = site, module, calls
+        self.masks: list[Tensor] = []
         self.a: Tensor | None = None
         self.b: Tensor | None = None
         self.base: LowRank | None = None
@@ -74,6 +100,7 @@ class _Slot:
         module.register_forward_hook(self._hook)
 
     def _hook(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        self.calls.layer_runs()
         x = args[0]
         if self.base is not None:
             output = output + self._apply(x, self.base.down.unsqueeze(0), self.base.up.unsqueeze(0)).to(output.dtype)
@@ -104,12 +131,16 @@ class _Slot:
         """Adapter dropout, each client's mask from its own generator."""
         if self.dropout is None or self.site.dropout == 0:
             return x
-        keep = 1 - self.site.dropout
-        masks = [
-            torch.empty(part.shape, dtype=torch.float32).bernoulli_(keep, generator=g)
-            for part, g in zip(x.chunk(clients), self.dropout, strict=True)
-        ]
-        return x * (torch.cat(masks) / keep).to(x.device, x.dtype)
+        if self.calls.inside:
+            keep = 1 - self.site.dropout
+            parts = [
+                torch.empty(part.shape, dtype=torch.float32).bernoulli_(keep, generator=g)
+                for part, g in zip(x.chunk(clients), self.dropout, strict=True)
+            ]
+            self.masks.append((torch.cat(parts) / keep).to(x.device, x.dtype))
+        elif len(self.masks) != 1:
+            raise RuntimeError(f"{self.site.path} runs several times a call: no dropout with activation checkpointing")
+        return x * self.masks[-1]
 
 
 class Network:
@@ -122,7 +153,8 @@ class Network:
     def __init__(self, module: nn.Module, sites: Sequence[Site], head: Sequence[str]) -> None:
         self.module = module.eval().requires_grad_(False)
         self.sites = {s.path: s for s in sites}
-        self._slots = {s.path: _Slot(s, module.get_submodule(s.path)) for s in sites}
+        self._calls = _Calls()
+        self._slots = {s.path: _Slot(s, module.get_submodule(s.path), self._calls) for s in sites}
         self._owners: dict[str, tuple[nn.Module, str]] = {}
         self.initial_head: dict[str, Tensor] = {}
         for name in head:
@@ -159,13 +191,17 @@ class Network:
         for path, slot in self._slots.items():
             slot.a, slot.b = params[f"{path}.A"], params[f"{path}.B"]
             slot.base = total(base[path]) if base.get(path) else None
-            slot.dropout = dropout
+            slot.dropout, slot.masks = dropout, []
         for name, (owner, attribute) in self._owners.items():
             tensor = params[name] if name in params else self.initial_head[name].unsqueeze(0)
             if tensor.shape[0] != 1:
                 raise ValueError(f"{name} has {tensor.shape[0]} clients; heads are trained one client at a time")
             setattr(owner, attribute, tensor[0].to(self.device))
-        return self.module(**batch)
+        self._calls.begin()
+        try:
+            return self.module(**batch)
+        finally:
+            self._calls.inside = False
 
 
 @torch.no_grad()

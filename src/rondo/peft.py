@@ -18,6 +18,7 @@ import peft
 import safetensors.torch
 import torch
 from peft.tuners.lora import LoraLayer
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from rondo.config import AdapterConfig, ConfigError, Problem
@@ -47,12 +48,12 @@ def plan(module: nn.Module, config: AdapterConfig, task: TaskType, head: Sequenc
     if config.start_from is not None:
         return _plan_from(module, config.start_from, task, head)
     options = config.model_dump(exclude={"start_from"})
-    lora = peft.LoraConfig(task_type=task, modules_to_save=_head_modules(head) or None, **options)
+    lora = peft.LoraConfig(task_type=task, modules_to_save=_head_modules(module, head) or None, **options)
     return _inject(module, lora, head, seed, "adapter.target_modules")
 
 
 def _inject(module: nn.Module, lora: peft.LoraConfig, head: Sequence[str], seed: int, key: str) -> Plan:
-    heads = _head_modules(head)
+    heads = _head_modules(module, head)
     asked = lora.target_modules
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -89,9 +90,17 @@ def _flat(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().to(torch.float32).clone()
 
 
-def _head_modules(head: Sequence[str]) -> list[str]:
-    """The modules that own the head's tensors: PEFT's ``modules_to_save``."""
-    return sorted({name.rpartition(".")[0] for name in head})
+def _head_modules(module: nn.Module, head: Sequence[str]) -> list[str]:
+    """The largest modules that hold nothing but head: PEFT's ``modules_to_save``. (RoBERTa's is "classifier", not the
+    two layers in it, which PEFT would wrap twice.)"""
+    others = [n for n, _ in module.named_parameters() if n not in head]
+    modules = set()
+    for name in head:
+        parts = name.split(".")[:-1]
+        paths = [".".join(parts[: i + 1]) for i in range(len(parts))]
+        pure = [p for p in paths if not any(o.startswith(p + ".") for o in others)]
+        modules.add(pure[0] if pure else paths[-1])
+    return sorted(modules)
 
 
 def _no_match(module: nn.Module, asked: object, heads: Sequence[str], error: Exception) -> str:
@@ -115,20 +124,28 @@ def _plan_from(module: nn.Module, folder: str, task: TaskType, head: Sequence[st
     lora = peft.LoraConfig.from_pretrained(folder)
     if not isinstance(lora, peft.LoraConfig):
         raise ConfigError([Problem("adapter.start_from", f"{folder!r} is not a LoRA adapter")])
+    if lora.init_lora_weights not in (True, False, "gaussian", "orthogonal"):
+        words = f"{folder!r} was started by {lora.init_lora_weights!r}, which changed the base weights too"
+        raise ConfigError([Problem("adapter.start_from", words)])
     lora.inference_mode, lora.task_type = False, task
     planned = _inject(module, lora, head, 0, "adapter.start_from")
-    saved = read_tensors(folder)
-    params = dict(planned.params)
-    missing = [n for n in params if n not in saved]
-    unknown = [n for n in saved if n not in params and n.removeprefix(HEAD_PREFIX) not in head]
-    if missing or unknown:
-        words = f"its tensors do not fit this model: {len(missing)} missing, {len(unknown)} unknown"
-        example = (missing + unknown)[0]
-        raise ConfigError([Problem("adapter.start_from", f"{words} (for instance {example})")])
-    for name, tensor in saved.items():
-        if name in params and tensor.shape != params[name].reshape(tensor.flatten(1).shape).shape:
-            tensor = tensor.flatten(1)
-        params[name] = tensor.reshape(params[name].shape) if name in params else tensor
+    try:
+        saved = read_tensors(folder)
+    except (OSError, ValueError, SafetensorError) as error:
+        reason = str(error).split("\n")[0]
+        raise ConfigError(
+            [Problem("adapter.start_from", f"{folder!r} has no adapter that can be read: {reason}")]
+        ) from None
+    heads = dict(module.named_parameters())
+    due = {n: tuple(t.shape) for n, t in planned.params.items()}
+    due |= {HEAD_PREFIX + n: tuple(heads[n].shape) for n in head if HEAD_PREFIX + n in saved}
+    found = {n: tuple(t.shape) for n, t in saved.items()}
+    if due != found:
+        name = min(n for n in due.keys() | found.keys() if due.get(n) != found.get(n))
+        missing, unknown = len(due.keys() - found.keys()), len(found.keys() - due.keys())
+        words = f"{missing} missing, {unknown} unknown; {name} is {found.get(name, 'missing')} in it and {due.get(name, 'unknown')} in this model"
+        raise ConfigError([Problem("adapter.start_from", f"{folder!r} does not fit the model: {words}")])
+    params = {**planned.params, **saved}
     return Plan(planned.sites, params, lora)
 
 
@@ -199,7 +216,7 @@ def write_adapter(
     config.init_lora_weights = True
     config.target_modules = sorted(factors)
     config.exclude_modules = config.layers_to_transform = config.layers_pattern = None
-    config.modules_to_save = _head_modules([n.removeprefix(HEAD_PREFIX) for n in head]) or None
+    config.modules_to_save = _head_modules(network.module, [n.removeprefix(HEAD_PREFIX) for n in head]) or None
     _set_ranks(config, factors)
     config.save_pretrained(str(folder))
     # save_pretrained turns the target modules into a set; their order in the file should not depend on hashing.

@@ -49,6 +49,10 @@ def prepare(config: RunConfig, labels: Sequence[str], algorithm: Algorithm[Any],
     kind = config.task.kind
     name, module, tokenizer, head_names = load_model(config, labels, config.seed)
     module_hash = fingerprint(module)
+    limit = _longest(module, tokenizer)
+    if config.task.max_length > limit:
+        words = f"{config.task.max_length}, but this model takes {limit} tokens: lower it to {limit}"
+        raise ConfigError([Problem("task.max_length", words)])
     task_type = "SEQ_CLS" if kind == "sequence-classification" else "CAUSAL_LM"
     planned = peft.plan(module, config.adapter, task_type, head_names, config.seed)  # type: ignore[arg-type]
     network = Network(module.to(device), planned.sites, head_names)
@@ -65,6 +69,12 @@ def prepare(config: RunConfig, labels: Sequence[str], algorithm: Algorithm[Any],
         algorithm = LocalHead(algorithm)
     task = _task(config, tokenizer, labels)
     return Prepared(config, algorithm, policy, network, task, tokenizer, planned.lora, initial, name, module_hash)
+
+
+def _longest(module: Any, tokenizer: Any) -> int:
+    """The most tokens that the model's positions allow (the tokenizer knows of padding offsets, as RoBERTa's)."""
+    positions = getattr(module.config, "max_position_embeddings", None)
+    return min(int(tokenizer.model_max_length), int(positions) if positions else int(tokenizer.model_max_length))
 
 
 def load_model(config: RunConfig, labels: Sequence[str], seed: int) -> tuple[str, Any, Any, tuple[str, ...]]:

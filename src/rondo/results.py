@@ -97,7 +97,8 @@ def export(
     """
     to = Path(to)
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise ConfigError([Problem("--to", f"{str(to)!r} is not an empty folder; name another one")])
+        what = "is not empty" if to.is_dir() else "is not a folder"
+        raise ConfigError([Problem("--to", f"{str(to)!r} {what}; name another folder")])
     opened = reopen(run_dir, device="cpu")
     seen, base = opened.model(client)
     adapter = to if not merged else to / "adapter"

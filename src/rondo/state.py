@@ -39,6 +39,21 @@ def unpack(data: bytes, like: Any) -> Any:
         raise ValueError(f"not a saved state: {type(error).__name__}: {error}") from error
 
 
+def canonical(tree: Any) -> Any:
+    """``tree`` with every tensor contiguous, as :func:`unpack` gives it back: results of matrix products can depend on
+    the layout in their last bit, so a run must go on with the layout that it would be resumed with."""
+    if isinstance(tree, Tensor):
+        return tree.contiguous()
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        names = [f.name for f in dataclasses.fields(tree)]
+        return dataclasses.replace(tree, **{n: canonical(getattr(tree, n)) for n in names})
+    if isinstance(tree, Mapping):
+        return {k: canonical(v) for k, v in tree.items()}
+    if isinstance(tree, (tuple, list)):
+        return type(tree)(canonical(v) for v in tree)
+    return tree
+
+
 def same(a: Any, b: Any) -> bool:
     """Whether two trees are equal bit for bit, types, dtypes and shapes included."""
     left: dict[str, Tensor] = {}

@@ -89,6 +89,8 @@ class LocalTrainer:
         self._fits += 1
         if steps is None and epochs is None:
             steps, epochs = config.local_steps, config.local_epochs
+        if not self.examples:
+            raise ClientFailed(self.client.id, "no_targets", "the client has nothing to train on")
         data = self.round.generator("data", self.client.id, stream)
         dropout = [self.round.generator("dropout", self.client.id, stream)]
         trained = {n: t.detach().clone().requires_grad_() for n, t in params.items() if train(n)}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rondo.config import BUILTIN_DATA, ConfigError, DataConfig, Problem, RunConfig
+from rondo.config import BUILTIN_DATA, ConfigError, DataConfig, Problem, RunConfig, missing_files
 
 Rows: TypeAlias = list[dict[str, Any]]
 
@@ -37,6 +37,8 @@ class Source:
 def load(config: RunConfig) -> Source:
     """Load what ``[data]`` names. Raises :class:`ConfigError` with key path, row and reason."""
     data = config.data
+    if problems := list(missing_files(config)):
+        raise ConfigError(problems)
     if data.clients_from is not None:
         clients = _client_files(data.clients_from)
         test = read_rows(data.test_source, "data.test_source") if data.test_source else None

@@ -6,13 +6,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from rondo import state as states
 from rondo.params import Params
@@ -34,7 +35,8 @@ def save(folder: Path, checkpoint: Checkpoint, changed: Iterable[str]) -> None:
     for client in changed:
         if checkpoint.locals.get(client):
             clients.mkdir(exist_ok=True)
-            replace(clients / f"{quote(client, safe='')}.safetensors", states.pack(dict(checkpoint.locals[client])))
+            content = {"id": client, "params": dict(checkpoint.locals[client])}
+            replace(clients / _file_name(client), states.pack(content))
     replace(folder / "state.safetensors", states.pack(checkpoint.state))
     replace(folder / "progress.json", (json.dumps({"rounds": checkpoint.rounds}) + "\n").encode())
 
@@ -43,10 +45,18 @@ def load(folder: Path, like: Any) -> Checkpoint:
     """Read a checkpoint; ``like`` is a state of the same algorithm. Raises FileNotFoundError or ValueError."""
     rounds = json.loads((folder / "progress.json").read_text())["rounds"]
     state = states.unpack((folder / "state.safetensors").read_bytes(), like)
-    kept = {
-        unquote(p.stem): states.unpack(p.read_bytes(), {}) for p in sorted((folder / "clients").glob("*.safetensors"))
-    }
+    files = sorted((folder / "clients").glob("*.safetensors"))
+    each = [states.unpack(f.read_bytes(), {}) for f in files]
+    kept = {c["id"]: c["params"] for c in each}
     return Checkpoint(rounds, state, kept)
+
+
+def _file_name(client: str) -> str:
+    """The id percent-encoded, or its digest where that is no good file name (too long, or empty)."""
+    name = quote(client, safe="")
+    if not 0 < len(name) <= 120:
+        name = "id-" + hashlib.blake2b(client.encode(), digest_size=16).hexdigest()
+    return f"{name}.safetensors"
 
 
 def replace(path: Path, content: bytes) -> None:

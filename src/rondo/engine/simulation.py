@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from rondo import state as states
 from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Shared, Upload
 from rondo.config import RunConfig
 from rondo.engine import evaluate
@@ -57,7 +58,7 @@ class Simulation:
     ledger: Ledger = field(default_factory=Ledger)
 
     def __post_init__(self) -> None:
-        self.state = self.algorithm.init(self.initial, self.network.weights(), self.round(0))
+        self.state = states.canonical(self.algorithm.init(self.initial, self.network.weights(), self.round(0)))
 
     def round(self, index: int, attempt: int = 0) -> Round:
         """Round ``index``; another attempt at it has random streams of its own."""
@@ -106,8 +107,8 @@ class Simulation:
         }
         committed = len(attempt.kept) >= self.config.clients.min_clients
         if committed:
-            self.state = new
-            self.locals |= {c: local for c, local in attempt.kept.items() if local}
+            self.state = states.canonical(new)
+            self.locals |= {c: states.canonical(local) for c, local in attempt.kept.items() if local}
         record["train_seconds"] = time.perf_counter() - started
         return record, list(attempt.kept) if committed else None
 
@@ -140,7 +141,7 @@ class Simulation:
     def model(self, client: Client, index: int, local: Params | None = None) -> tuple[Params, Any]:
         """What the network sees, and the base's change, for ``client`` before round ``index``; no client axis."""
         shared = self.algorithm.broadcast(self.state, client, self.round(index))
-        if local is None:
+        if local is None and client is not _NEWCOMER:  # by identity: a client may have any id
             local = self.locals.get(client.id)
         if local is None:
             local = self.algorithm.local_init(shared, client)

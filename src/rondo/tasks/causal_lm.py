@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rondo.model import Batch
-from rondo.tasks.task import Example, Row, RowProblem, Scores, pad, text_problem
+from rondo.tasks.task import Example, Row, RowProblem, Scores, pad, text_problem, wide
 
 IGNORED = -100  # torch's own index for a target that has no loss
 
@@ -65,7 +65,9 @@ class CausalLM:
             turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": row[self.response]}]
             before = self.tokenizer.apply_chat_template(turns[:1], tokenize=False, add_generation_prompt=True)
             whole = self.tokenizer.apply_chat_template(turns, tokenize=False)
-            after = whole[len(before) :] if whole.startswith(before) else row[self.response]
+            # The generation prompt of some templates (reasoning models) opens what a finished turn does not have.
+            plain = self.tokenizer.apply_chat_template(turns[:1], tokenize=False)
+            after = whole[len(before) :] if whole.startswith(before) else _from(row[self.response], whole[len(plain) :])
             prompt = self.tokenizer(before, add_special_tokens=False)["input_ids"]
             return prompt + self.tokenizer(after, add_special_tokens=False)["input_ids"], len(prompt)
         prompt = self.tokenizer(asked + "\n")["input_ids"]
@@ -87,7 +89,7 @@ class CausalLM:
         """Mean cross-entropy a target token, shape (K,); logits (K * batch, tokens, vocabulary)."""
         labels = targets["labels"][:, 1:]
         each = functional.cross_entropy(
-            logits[:, :-1].float().transpose(1, 2), labels, ignore_index=IGNORED, reduction="none"
+            wide(logits[:, :-1]).transpose(1, 2), labels, ignore_index=IGNORED, reduction="none"
         ).reshape(clients, -1)
         counts = (labels != IGNORED).reshape(clients, -1).sum(1)
         return each.sum(1) / counts
@@ -95,6 +97,11 @@ class CausalLM:
     def tally(self) -> _Tally:
         """An empty tally: loss a target token, perplexity, and accuracy of the next token."""
         return _Tally()
+
+
+def _from(text: str, whole: str) -> str:
+    """``whole`` from where ``text`` begins in it; ``text`` itself where a template has changed it."""
+    return whole[whole.index(text) :] if text in whole else text
 
 
 class _Tally:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rondo.model import Batch
-from rondo.tasks.task import Example, Row, RowProblem, Scores, pad, text_problem, value_problem
+from rondo.tasks.task import Example, Row, RowProblem, Scores, pad, text_problem, value_problem, wide
 
 
 class SequenceClassification:
@@ -64,7 +64,7 @@ class SequenceClassification:
 
     def loss(self, logits: Tensor, targets: Batch, clients: int) -> Tensor:
         """Mean cross-entropy, shape (K,); logits (K * batch, classes)."""
-        each = functional.cross_entropy(logits.float(), targets["labels"], reduction="none")
+        each = functional.cross_entropy(wide(logits), targets["labels"], reduction="none")
         return each.reshape(clients, -1).mean(1)
 
     def tally(self) -> _Tally:

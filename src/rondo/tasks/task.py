@@ -104,3 +104,8 @@ def value_problem(row: Row, number: int, column: str) -> RowProblem | None:
     if value is None or not str(value).strip():
         return RowProblem(number, column, "the value is missing")
     return text_problem({column: str(value)}, number, column)
+
+
+def wide(logits: Tensor) -> Tensor:
+    """bfloat16 logits in float32, where a loss belongs; wider ones as they are."""
+    return logits.float() if logits.element_size() < 4 else logits
