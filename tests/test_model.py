@@ -190,10 +190,21 @@ def test_checkpointing_with_two_calls_before_backward_is_right_or_refused() -> N
 
     try:
         ours = grads(recomputed)
-    except (RuntimeError, AttributeError) as error:
-        pytest.skip(f"refused: {error}")
+    except RuntimeError as error:
+        if "one network call" not in str(error):
+            raise
+        return
     for a, b in zip(ours, grads(stored), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_checkpointing_after_a_call_without_backward() -> None:
+    """A loss that is not finite is dropped before its backward; the next client must not suffer for it."""
+    stored, recomputed, first, second = _pair()
+    recomputed({n: t.clone().requires_grad_() for n, t in second.items()}, {}, tiny.text_batch())
+    ours, theirs = _gradients(recomputed, first), _gradients(stored, first)
+    for name, grad in ours.items():
+        torch.testing.assert_close(grad, theirs[name], rtol=1e-9, atol=1e-12)
 
 
 def test_checkpointing_recomputes_with_the_same_dropout_masks() -> None:

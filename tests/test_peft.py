@@ -291,7 +291,7 @@ def test_stock_peft_gives_the_networks_logits(name: str, changed: bool, tmp_path
         assert (ours - run.base(**batch).logits).abs().max() > 1e-2
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     assert config["target_modules"] == sorted(s.path for s in run.planned.sites)
-    assert not (config["exclude_modules"] or config["layers_to_transform"] or config["layers_pattern"])
+    assert not any(config[key] for key in ("exclude_modules", "layers_to_transform", "layers_pattern"))
     modules = config["modules_to_save"]
     assert modules == (sorted(modules) if run.head else None)
     for name in run.head:

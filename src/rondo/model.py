@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -63,27 +64,40 @@ def layer_kind(module: nn.Module, path: str) -> tuple[LayerKind, tuple[int, int]
     raise UnsupportedLayer(f"{path}: a {type(module).__name__} cannot be adapted; Linear, Conv1D and Conv2d can")
 
 
+class _Token:
+    """Lives as long as the graph of the call that it was made for."""
+
+
 class _Calls:
     """What the slots of a network must know of its calls, because activation checkpointing runs layers again in
-    ``backward``: whether a call is under way, and how many calls were made whose layers could yet run again."""
+    ``backward``: whether a call is under way, and which calls have a graph whose layers could yet run again."""
 
     def __init__(self) -> None:
         self.inside = False
-        self.open = 0
+        self.open: list[weakref.ref[_Token]] = []
         self.again = False
 
     def begin(self) -> None:
-        if self.again:
-            self.open, self.again = 0, False
-        if torch.is_grad_enabled():
-            self.open += 1
+        if self.again:  # the backward that ran layers again was the earlier calls' own
+            self.open, self.again = [], False
         self.inside = True
+
+    def end(self, output: Any) -> None:
+        """Note the call as open for as long as its graph lives."""
+        self.inside = False
+        self.open = [ref for ref in self.open if ref() is not None]
+        tensors = [output] if isinstance(output, Tensor) else list(output.values())
+        nodes = [t.grad_fn for t in tensors if isinstance(t, Tensor) and t.grad_fn is not None]
+        if nodes:
+            token = _Token()
+            nodes[0].metadata["rondo call"] = token  # type: ignore[index]
+            self.open.append(weakref.ref(token))
 
     def layer_runs(self) -> None:
         """Raises RuntimeError where a layer runs again with another call's tensors in place."""
         if not self.inside:
             self.again = True
-            if self.open > 1:
+            if sum(ref() is not None for ref in self.open) > 1:
                 raise RuntimeError("activation checkpointing allows one network call before each backward")
 
 
@@ -198,10 +212,12 @@ class Network:
                 raise ValueError(f"{name} has {tensor.shape[0]} clients; heads are trained one client at a time")
             setattr(owner, attribute, tensor[0].to(self.device))
         self._calls.begin()
+        output = None
         try:
-            return self.module(**batch)
+            output = self.module(**batch)
         finally:
-            self._calls.inside = False
+            self._calls.end({} if output is None else output)
+        return output
 
 
 @torch.no_grad()

@@ -143,7 +143,8 @@ def _plan_from(module: nn.Module, folder: str, task: TaskType, head: Sequence[st
     if due != found:
         name = min(n for n in due.keys() | found.keys() if due.get(n) != found.get(n))
         missing, unknown = len(due.keys() - found.keys()), len(found.keys() - due.keys())
-        words = f"{missing} missing, {unknown} unknown; {name} is {found.get(name, 'missing')} in it and {due.get(name, 'unknown')} in this model"
+        words = f"{missing} missing, {unknown} unknown; {name} is {found.get(name, 'missing')} in it, "
+        words += f"{due.get(name, 'unknown')} in this model"
         raise ConfigError([Problem("adapter.start_from", f"{folder!r} does not fit the model: {words}")])
     params = {**planned.params, **saved}
     return Plan(planned.sites, params, lora)

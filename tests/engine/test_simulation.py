@@ -163,6 +163,9 @@ def test_two_rounds_run_learn_and_are_scored(name: str, policy: str) -> None:
     for client, local in sim.locals.items():
         assert any(n.startswith(HEAD_PREFIX) for n in local) == (policy == "local")
         assert local.keys() == sim.kept[1, client].keys()
+        for tensor in local:  # trained, and not another client's
+            others = [sim.initial[tensor], *(sim.locals[c][tensor] for c in SIZES if c != client)]
+            assert not any(local[tensor].equal(t) for t in others)
     kind = "cold_start" if personal else "global"
     assert sim.score_newcomer(2).keys() == {kind}
     assert sim.score_newcomer(2)[kind]["examples"] == 6

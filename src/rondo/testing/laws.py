@@ -142,7 +142,7 @@ def _agree(run: _Run, uploads: Sequence[Upload], others: Sequence[Upload], what:
 
 
 def law_form(algorithm: Algorithm[Any], seed: int) -> str:
-    """It is a frozen dataclass that says whether it is exact; its view has finite A (r, in) and B (out, r) everywhere."""
+    """A frozen dataclass that says whether it is exact; its view has finite A (r, in) and B (out, r) everywhere."""
     _require(dataclasses.is_dataclass(algorithm), "it is not a dataclass")
     _require(algorithm.__dataclass_params__.frozen, "its dataclass is not frozen")  # type: ignore[attr-defined]
     _require(hasattr(algorithm, "exact"), "it does not declare whether it is exact: exact: ClassVar[bool] = ...")
