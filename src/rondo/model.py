@@ -86,11 +86,10 @@ class _Calls:
         """Note the call as open for as long as its graph lives."""
         self.inside = False
         self.open = [ref for ref in self.open if ref() is not None]
-        tensors = [output] if isinstance(output, Tensor) else list(output.values())
-        nodes = [t.grad_fn for t in tensors if isinstance(t, Tensor) and t.grad_fn is not None]
-        if nodes:
+        logits = getattr(output, "logits", output)
+        if isinstance(logits, Tensor) and logits.grad_fn is not None:
             token = _Token()
-            nodes[0].metadata["rondo call"] = token  # type: ignore[index]
+            logits.grad_fn.metadata["rondo call"] = token  # type: ignore[index]
             self.open.append(weakref.ref(token))
 
     def layer_runs(self) -> None:
@@ -216,7 +215,7 @@ class Network:
         try:
             output = self.module(**batch)
         finally:
-            self._calls.end({} if output is None else output)
+            self._calls.end(output)
         return output
 
 
@@ -239,11 +238,19 @@ def _matrix(slot: _Slot) -> Tensor:
 def fingerprint(module: nn.Module) -> str:
     """SHA-256 over the names and bytes of all parameters and buffers."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        if isinstance(tensor, Tensor):
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+    for name, value in sorted(module.state_dict().items()):
+        for part, tensor in _plain_parts(name, value) if isinstance(value, Tensor) else ():
+            digest.update(f"{part} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def _plain_parts(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
+    """A tensor of a packed format (quantised) as the plain ones that it is made of."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return [(name, tensor)]
+    parts, _ = tensor.__tensor_flatten__()
+    return [found for part in parts for found in _plain_parts(f"{name}.{part}", getattr(tensor, part))]
 
 
 def load_pretrained(

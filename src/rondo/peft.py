@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +80,10 @@ def _inject(module: nn.Module, lora: peft.LoraConfig, head: Sequence[str], seed:
         params[f"{path}.A"] = _flat(layer.lora_A["default"].weight).reshape(rank, shape[1])
         params[f"{path}.B"] = _flat(layer.lora_B["default"].weight).reshape(shape[0], rank)
     tuner.unload()
+    if isinstance(asked, (set, list)):
+        idle = [n for n in sorted(asked) if not any(s.path == n or s.path.endswith("." + n) for s in sites)]
+        if idle and sites:
+            warnings.warn(f"{key}: {', '.join(idle)} match no layer; {len(sites)} layers are adapted", stacklevel=2)
     if not sites and not problems:
         problems.append(Problem(key, f"{asked!r} matches only the task head"))
     if problems:

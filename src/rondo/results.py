@@ -99,6 +99,9 @@ def export(
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         what = "is not empty" if to.is_dir() else "is not a folder"
         raise ConfigError([Problem("--to", f"{str(to)!r} {what}; name another folder")])
+    if merged and RunDirectory.open(run_dir).config().model.quantization is not None:
+        words = "the base is int8, and merging would round the adapter away with it; export the adapter alone"
+        raise ConfigError([Problem("--merged", words)])
     opened = reopen(run_dir, device="cpu")
     seen, base = opened.model(client)
     adapter = to if not merged else to / "adapter"
