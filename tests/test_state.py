@@ -207,7 +207,7 @@ def test_keys_that_are_not_strings_are_a_type_error(tree: Any) -> None:
         pack(tree)
 
 
-@pytest.mark.parametrize("leaf", [object(), {1, 2}, b"bytes", 1j, Inner, len], ids=repr)
+@pytest.mark.parametrize("leaf", [object(), {1, 2}, b"bytes", 1j, Inner, len], ids=lambda value: type(value).__name__)
 def test_a_leaf_of_another_kind_is_a_type_error_that_says_where(leaf: Any) -> None:
     with pytest.raises(TypeError, match="state/deep/1"):
         pack({"deep": (1, leaf)})

@@ -146,7 +146,7 @@ def resolved(config: RunConfig, source: Source) -> RunConfig:
 
 
 def find_labels(config: RunConfig, source: Source) -> tuple[str, ...]:
-    """Label names, from all training and test rows (a class that only the test set has is still a class).
+    """Label names, from all training rows (a label that only the test set has is reported as a bad row).
 
     Raises :class:`ConfigError` where there are not two.
     """
@@ -157,7 +157,7 @@ def find_labels(config: RunConfig, source: Source) -> tuple[str, ...]:
     if rows and all(column not in r for r in rows):
         there = ", ".join(map(str, rows[0]))
         raise ConfigError([Problem("task.label", f"no column {column!r}; there are: {there}")])
-    names = label_names([*rows, *(source.test or [])], column)
+    names = label_names(rows, column)
     if len(names) < 2:
         raise ConfigError([Problem("task.label", f"column {column!r} has {len(names)} distinct labels; it needs two")])
     if len(names) > 1000:
