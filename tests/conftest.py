@@ -10,7 +10,10 @@ os.environ.update(
     TRANSFORMERS_OFFLINE="1",
     HF_DATASETS_OFFLINE="1",
     FLWR_TELEMETRY_ENABLED="0",
+    TERM="xterm-256color",  # what is shown in a terminal does not depend on the one that runs the tests
 )
+for switch in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+    os.environ.pop(switch, None)
 
 import ipaddress
 import socket
