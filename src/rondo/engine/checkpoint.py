@@ -52,10 +52,11 @@ def load(folder: Path, like: Any) -> Checkpoint:
 
 
 def _file_name(client: str) -> str:
-    """The id percent-encoded, or its digest where that is no good file name (too long, or empty)."""
+    """The id percent-encoded; with a digest where that alone is no good file name: too long, empty, or with capitals,
+    which not every file system tells from small letters."""
     name = quote(client, safe="")
-    if not 0 < len(name) <= 120:
-        name = "id-" + hashlib.blake2b(client.encode(), digest_size=16).hexdigest()
+    if not 0 < len(name) <= 120 or client != client.lower():
+        name = f"{name[:80]}-{hashlib.blake2b(client.encode(), digest_size=16).hexdigest()}"
     return f"{name}.safetensors"
 
 
