@@ -48,13 +48,13 @@ def main() -> None:
     config = load(starter, [f"rounds={args.rounds}", "evaluation.every=0"])
 
     tokens: list[int] = []
-    collated = trainer.LocalTrainer._to_device
+    collated = trainer.CohortTrainer._to_device
 
     def counting(self: Any, both: Any) -> Any:
         tokens.append(both[0]["input_ids"].numel())
         return collated(self, both)
 
-    trainer.LocalTrainer._to_device = counting  # type: ignore[method-assign]
+    trainer.CohortTrainer._to_device = counting  # type: ignore[method-assign]
     weights = 6 * (4 * 384 * 384 + 2 * 384 * 1536)  # MiniLM's encoder: six layers
     result: dict[str, Any] = {"threads": args.threads, "torch": torch.__version__, "algorithms": {}}
     print(f"{'algorithm':16} {'s a round':>10} {'floor':>8} {'ratio':>6}")

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import rondo
-from rondo import api
+from rondo import api, kernels
 from rondo.config import ConfigError, load
 from rondo.engine.simulation import RunStopped
 
@@ -625,6 +625,20 @@ def test_a_merged_export_is_a_plain_model(finished: api.RunResult, tmp_path: Pat
     model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
     assert model.config.id2label == {0: "neg", 1: "pos"}
     assert not any("lora" in name for name, _ in model.named_parameters())
+
+
+@pytest.mark.parametrize("merged", [False, True], ids=["adapter", "merged"])
+def test_the_export_of_a_fast_run_is_compared_in_single_precision(
+    merged: bool, run: Run, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stock libraries load the model in float32, so the rounding of training is no difference to them."""
+    monkeypatch.setattr(kernels, "native_bf16", lambda: True)
+    result = run(data={"source": str(data)}, train={"precision": "fast"}, rounds=1)
+    manifest = json.loads((result.run_dir / "manifest.json").read_text())
+    assert manifest["kernels"]["dtype"] == "bfloat16"
+    found = api.export(result.run_dir, tmp_path / "out", merged=merged, verify=True)
+    assert found is not None
+    assert found.passed
 
 
 def test_each_client_of_a_personal_method_has_a_model_of_its_own(personal: api.RunResult, tmp_path: Path) -> None:

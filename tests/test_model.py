@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import tiny
-from rondo.model import Network, UnsupportedLayer, fingerprint, layer_kind, load_pretrained
+from rondo.model import Network, Rows, UnsupportedLayer, fingerprint, layer_kind, load_pretrained
 from rondo.params import add_client_axis, client_row
 
 Case = tuple[Callable[[], Any], tuple[str, ...], Callable[..., dict[str, Tensor]]]
@@ -309,8 +311,95 @@ def test_the_head_is_trained_and_otherwise_the_initial_one() -> None:
     initial = network(add_client_axis(params), {}, batch).logits
     torch.testing.assert_close(initial, tiny.merged(module, sites, params)(**batch).logits, rtol=0, atol=1e-10)
     assert not initial.requires_grad
+
+
+@pytest.mark.parametrize("counts", [(3, 3, 3), (4, 0, 5), (2, 7)], ids=["even", "uneven", "two"])
+@pytest.mark.parametrize("make", [tiny.bert, tiny.roberta, tiny.distilbert], ids=["bert", "roberta", "distilbert"])
+def test_clients_have_heads_of_their_own(make: Any, counts: tuple[int, ...]) -> None:
+    """Each client's rows get the logits, and its head the gradients, that it would have alone."""
+    module = make().double()
+    sites = tiny.sites(module, ("query", "q_lin", "value"))
+    network = Network(copy.deepcopy(module), sites, tiny.head_names(module))
+    assert network.one_at_a_time is None
+    each = [tiny.factors(sites, k) | tiny.head_of(network, 10 + k) for k in range(len(counts))]
+    batch = tiny.text_batch(sum(counts))
+    leaves = {n: torch.stack([one[n] for one in each]).requires_grad_() for n in each[0]}
+    logits = network(leaves, {}, batch, rows=Rows(counts)).logits
+    logits.square().sum().backward()
+    start = 0
+    for k, count in enumerate(counts):
+        part = {n: t[start : start + count] for n, t in batch.items()}
+        found, start = logits[start : start + count], start + count
+        assert len(found) == count
+        if count == 0:
+            assert not any(t.grad[k].any() for t in leaves.values())  # type: ignore[index]
+            continue
+        expected = tiny.merged(module, sites, each[k])(**part).logits
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+        alone = {n: t.unsqueeze(0).clone().requires_grad_() for n, t in each[k].items()}
+        network(alone, {}, part).logits.square().sum().backward()
+        for n, t in alone.items():
+            torch.testing.assert_close(leaves[n].grad[k], t.grad[0], rtol=1e-10, atol=1e-10)  # type: ignore[index]
+
+
+class Normed(nn.Module):
+    """A body of one layer, and a head of a normalisation and a linear layer."""
+
+    base_model_prefix = "body"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.ModuleDict({"layer": nn.Linear(6, 5)})
+        self.norm = nn.LayerNorm(5)
+        self.classifier = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.classifier(self.norm(self.body["layer"](x))))
+
+
+def test_a_head_with_trained_tensors_in_other_layers_is_trained_one_client_at_a_time() -> None:
+    g = torch.Generator().manual_seed(0)
+    module = Normed().double()
+    sites = tiny.sites(module, ("layer",))
+    network = Network(copy.deepcopy(module), sites, tiny.head_names(module))
+    reason = network.one_at_a_time
+    assert reason is not None
+    assert "LayerNorm" in reason
+    assert "Linear" not in reason
+    params, head = tiny.factors(sites, 1), tiny.head_of(network, 2)
+    batch = {"x": torch.randn(4, 6, generator=g, dtype=torch.float64)}
+    logits = network(add_client_axis(params | head), {}, batch).logits
+    torch.testing.assert_close(logits, tiny.merged(module, sites, params | head)(**batch).logits, rtol=0, atol=1e-10)
     with pytest.raises(ValueError, match="2 clients"):
         network(add_client_axis(params | head, 2), {}, batch)
+
+
+# Whose rows are whose
+
+
+def test_sums_of_rows_are_each_clients() -> None:
+    values = torch.arange(1.0, 7.0)
+    assert Rows((2, 2, 2)).sum(values).tolist() == [3.0, 7.0, 11.0]
+    assert Rows((6,)).sum(values).tolist() == [21.0]
+    assert Rows((1, 0, 3, 2)).sum(values).tolist() == [1.0, 0.0, 9.0, 11.0]
+    assert Rows((2, 2, 2)).even
+    assert not Rows((1, 0, 3, 2)).even
+    assert Rows((1, 0, 3, 2)).index.tolist() == [0, 2, 2, 2, 3, 3]
+    assert Rows((1, 0, 3, 2)).to(torch.device("cpu")).index.tolist() == [0, 2, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("counts", [(2, 2, 2), (1, 3, 2)])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_stays_its_clients(counts: tuple[int, ...], bad: float) -> None:
+    values = torch.ones(6)
+    values[counts[0]] = bad
+    values.requires_grad_()
+    found = Rows(counts).sum(values)
+    assert found.isfinite().tolist() == [True, False, True]
+    assert [float(found[k]) for k in (0, 2)] == [counts[0], counts[2]]
+    torch.where(found.isfinite(), found, 0.0).sum().backward()
+    assert values.grad is not None
+    assert values.grad.tolist() == [1.0] * counts[0] + [0.0] * counts[1] + [1.0] * counts[2]
 
 
 def test_a_missing_factor_is_an_error() -> None:

@@ -11,6 +11,7 @@ from sklearn import metrics
 from torch import Tensor
 
 import tiny
+from rondo.model import Rows
 from rondo.tasks import CausalLM, Example, RowProblem, SequenceClassification, Task
 
 BOS, EOS = 2, 3
@@ -112,14 +113,24 @@ def test_padding_changes_no_logits() -> None:
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-10)
 
 
+def of_each(rows: Rows, found: tuple[Tensor, Tensor]) -> Tensor:
+    """The loss of each client, as the trainer makes it of the sums and numbers of the rows."""
+    return rows.sum(found[0]) / rows.sum(found[1])
+
+
 def test_the_loss_is_the_mean_of_each_client() -> None:
     logits = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
     labels = torch.tensor([0, 1, 2, 2, 1, 0])
     task = classification(labels=("a", "b", "c"))
     by_hand = -logits.log_softmax(-1)[range(6), labels]
+    sums, counts = task.loss(logits, {"labels": labels})
+    torch.testing.assert_close(sums, by_hand)
+    assert counts.tolist() == [1] * 6
     for clients in (1, 2, 3):
-        loss = task.loss(logits, {"labels": labels}, clients)
+        loss = of_each(Rows((6 // clients,) * clients), (sums, counts))
         torch.testing.assert_close(loss, by_hand.reshape(clients, -1).mean(1))
+    uneven = of_each(Rows((1, 3, 2)), (sums, counts))
+    torch.testing.assert_close(uneven, torch.stack([part.mean() for part in by_hand.split([1, 3, 2])]))
 
 
 def _scores(task: Task, logits: Tensor, labels: Tensor) -> dict[str, Any]:
@@ -296,7 +307,8 @@ def test_the_loss_is_transformers_own(make: Any) -> None:
     inputs, targets = task.collate(task.encode(ROWS))
     with torch.no_grad():
         output = module(**inputs, labels=targets["labels"])
-    torch.testing.assert_close(task.loss(output.logits, targets, 1)[0], output.loss, rtol=1e-6, atol=1e-6)
+    loss = of_each(Rows((len(ROWS),)), task.loss(output.logits, targets))
+    torch.testing.assert_close(loss[0], output.loss, rtol=1e-6, atol=1e-6)
 
 
 def test_the_loss_by_hand_and_of_each_client() -> None:
@@ -311,8 +323,12 @@ def test_the_loss_by_hand_and_of_each_client() -> None:
         first = example.target.index(next(t for t in example.target if t != -100))
         terms.append([-float(logp[i - 1, example.ids[i]]) for i in range(first, example.length)])
     assert [len(t) for t in terms] == [3, 2]
-    assert task.loss(logits, targets, 1).tolist() == pytest.approx([sum(map(sum, terms)) / 5], abs=1e-5)
-    each = task.loss(logits, targets, 2)
+    sums, counts = task.loss(logits, targets)
+    assert counts.tolist() == [3, 2]
+    assert sums.tolist() == pytest.approx([sum(t) for t in terms], abs=1e-5)
+    whole = of_each(Rows((2,)), (sums, counts))
+    assert whole.tolist() == pytest.approx([sum(map(sum, terms)) / 5], abs=1e-5)
+    each = of_each(Rows((1, 1)), (sums, counts))
     assert each.tolist() == pytest.approx([sum(t) / len(t) for t in terms], abs=1e-5)
 
 
@@ -355,4 +371,24 @@ def test_the_loss_of_double_precision_logits_is_in_double_precision(kind: str) -
     labels = torch.tensor([0, 1, 1, 0]) if kind == "classification" else torch.randint(0, 40, (4, 3), generator=g)
     used, wanted = (logits, labels) if kind == "classification" else (logits[:, :-1], labels[:, 1:])
     expected = torch.nn.functional.cross_entropy(used.flatten(0, -2), wanted.flatten())
-    assert abs(float(task.loss(logits, {"labels": labels}, 1)[0]) - float(expected)) < 1e-14
+    loss = of_each(Rows((4,)), task.loss(logits, {"labels": labels}))
+    assert loss.dtype == torch.float64
+    assert abs(float(loss[0]) - float(expected)) < 1e-14
+
+
+def test_the_loss_of_bfloat16_logits_is_in_float32() -> None:
+    g = torch.Generator().manual_seed(0)
+    logits, labels = torch.randn(4, 2, generator=g).bfloat16(), torch.tensor([0, 1, 1, 0])
+    sums, _ = classification().loss(logits, {"labels": labels})
+    expected = torch.nn.functional.cross_entropy(logits.float(), labels, reduction="none")
+    torch.testing.assert_close(sums, expected, rtol=0, atol=0)
+    words, ids = torch.randn(2, 3, 40, generator=g).bfloat16(), torch.randint(0, 40, (2, 3), generator=g)
+    assert language().loss(words, {"labels": ids})[0].dtype == torch.float32
+
+
+def test_a_row_without_a_target_counts_for_nothing() -> None:
+    logits = torch.randn(2, 3, 40, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([[7, -100, -100], [7, 8, -100]])
+    sums, counts = language().loss(logits, {"labels": labels})
+    assert (counts.tolist(), float(sums[0])) == ([0, 1], 0.0)
+    assert float(sums[1]) > 0

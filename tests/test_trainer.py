@@ -15,10 +15,11 @@ from torch.func import functional_call
 import tiny
 from rondo.algorithm import Client, ClientFailed, Fit, Loss, Round
 from rondo.config import ClientsConfig, TrainConfig
+from rondo.kernels import Kernels, apply
 from rondo.model import Batch, Network, Site
 from rondo.params import Params, add_client_axis, down, everything, head, up
 from rondo.tasks import Example, SequenceClassification
-from rondo.trainer import LocalTrainer, batches, learning_rate
+from rondo.trainer import CohortTrainer, batches, learning_rate
 
 LABELS = ("no", "yes", "maybe")
 
@@ -56,8 +57,8 @@ class Setup:
         self.task = Recorder()
         config = TrainConfig(**{"batch_size": 4, "max_grad_norm": None, **options})
         self.round = round or Round(2, 10, 7, 3)
-        self.trainer = LocalTrainer(
-            network, self.task, Client("ann", count), examples(count), self.round, config, ClientsConfig(), {}
+        self.trainer = CohortTrainer(
+            network, self.task, (Client("ann", count),), (examples(count),), self.round, config, ClientsConfig(), {}
         )
         self.start = tiny.factors(self.sites, 1) | {n: t.double() for n, t in tiny.head_of(network, 2).items()}
         self.params = add_client_axis(self.start)
@@ -71,7 +72,8 @@ class Setup:
         weights |= {n.removeprefix("head:"): t for n, t in tensors.items() if n.startswith("head:")}
         inputs, targets = SequenceClassification.collate(self.task, batch)
         logits = functional_call(self.module, weights, (), dict(inputs)).logits
-        return SequenceClassification.loss(self.task, logits, targets, 1)[0]
+        sums, counts = SequenceClassification.loss(self.task, logits, targets)
+        return sums.sum() / counts.sum()
 
     def by_hand(self, select: Any, optimizer: Any, clip: float | None = None) -> dict[str, Tensor]:
         """The loop that the trainer should equal, on the batches that the trainer has just used."""
@@ -139,14 +141,17 @@ def test_the_reported_loss_is_the_mean_over_steps() -> None:
     fit = setup.trainer.fit(setup.params)
     with torch.no_grad():
         each = [float(setup.loss(setup.start, batch)) for batch in setup.task.seen]
-    assert setup.trainer.losses == pytest.approx(each, abs=1e-5)
+    (table,) = setup.trainer.losses
+    assert table.shape == (3, 1)
+    assert table[:, 0].tolist() == pytest.approx(each, abs=1e-5)
+    assert setup.trainer.mean_loss(0) == pytest.approx(sum(each) / len(each), abs=1e-5)
     assert fit.loss.tolist() == pytest.approx([sum(each) / len(each)], abs=1e-5)
 
 
 def test_training_learns() -> None:
     setup = Setup(36, lr=2e-2, local_epochs=8, batch_size=12)
     setup.trainer.fit(setup.params)
-    losses = setup.trainer.losses
+    losses = setup.trainer.losses[0][:, 0].tolist()
     assert sum(losses[-3:]) < 0.5 * sum(losses[:3])
 
 
@@ -183,12 +188,12 @@ def test_every_fit_has_a_fresh_optimizer_and_the_next_stream() -> None:
     assert all(second.params[n].equal(alone.params[n]) for n in second.params)
     assert setup.task.seen[:3] != setup.task.seen[3:]
     for half in (setup.task.seen[:3], setup.task.seen[3:]):
-        assert {e for batch in half for e in batch} == set(setup.trainer.examples)
+        assert {e for batch in half for e in batch} == set(setup.trainer.examples[0])
 
 
 def _order(round: Round, client: str = "ann", fits: int = 0) -> list[list[Example]]:
     setup = Setup(20, round=round, lr=1e-6)
-    setup.trainer.client = Client(client, 20)
+    setup.trainer.clients = (Client(client, 20),)
     setup.trainer._fits = fits
     setup.trainer.fit(setup.params, train=up)
     return setup.task.seen
@@ -221,11 +226,12 @@ def test_adapter_dropout_is_on_in_training_and_differs_by_fit() -> None:
     for setup in (with_dropout, without):
         setup.trainer.fit(setup.params)
         setup.trainer.fit(setup.params)
-    assert without.trainer.losses[0] == pytest.approx(without.trainer.losses[1], abs=1e-6)
-    assert abs(with_dropout.trainer.losses[0] - with_dropout.trainer.losses[1]) > 1e-4
+    (first, second), (dropped, other) = ([float(t) for t in s.trainer.losses] for s in (without, with_dropout))
+    assert first == pytest.approx(second, abs=1e-6)
+    assert abs(dropped - other) > 1e-4
     again = Setup(4, dropout=0.5, lr=1e-12)
     again.trainer.fit(again.params)
-    assert again.trainer.losses == with_dropout.trainer.losses[:1]
+    assert float(again.trainer.losses[0]) == dropped
 
 
 @pytest.mark.parametrize(
@@ -257,7 +263,7 @@ def test_steps_beyond_an_epoch_go_on_with_a_new_order() -> None:
     setup.trainer.fit(setup.params, train=up)
     first, second = setup.task.seen[:2], setup.task.seen[2:]
     for half in (first, second):
-        assert {e for batch in half for e in batch} == set(setup.trainer.examples)
+        assert {e for batch in half for e in batch} == set(setup.trainer.examples[0])
     assert first != second
 
 
@@ -326,16 +332,19 @@ def test_a_loss_that_is_not_finite_fails_the_client(value: float, monkeypatch: p
     setup = Setup()
     plain, calls = setup.task.loss, 0
 
-    def loss(logits: Tensor, targets: Batch, clients: int) -> Tensor:
+    def loss(logits: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
         nonlocal calls
         calls += 1
-        return plain(logits, targets, clients) * (value if calls == 2 else 1.0)
+        sums, counts = plain(logits, targets)
+        return sums * (value if calls == 2 else 1.0), counts
 
     monkeypatch.setattr(setup.task, "loss", loss)
     with pytest.raises(ClientFailed) as caught:
         setup.trainer.fit(setup.params)
     assert (caught.value.client, caught.value.reason) == ("ann", "nonfinite_loss")
     assert "step 1" in caught.value.detail
+    assert setup.trainer.failed.keys() == {"ann"}
+    assert setup.trainer.upload(setup.params) == ()
 
 
 def test_parameters_that_are_not_finite_fail_the_client() -> None:
@@ -355,7 +364,7 @@ def test_parameters_that_are_not_finite_fail_the_client() -> None:
 @pytest.mark.parametrize("config", [{"local_epochs": 1}, {"local_steps": 3}], ids=["epochs", "steps"])
 def test_a_client_without_examples_fails_and_does_not_hang(config: Any) -> None:
     setup = Setup(**config)
-    setup.trainer.examples = ()
+    setup.trainer.examples = ((),)
     with pytest.raises(ClientFailed) as caught:
         setup.trainer.fit(setup.params)
     assert caught.value.reason == "no_targets"
@@ -399,14 +408,15 @@ def test_length_grouping_saves_padding_and_keeps_the_order_random() -> None:
 
 
 def test_bfloat16_is_near_float32_and_keeps_the_tensors_in_float32() -> None:
-    def trained(precision: str) -> dict[str, Tensor]:
-        setup = Setup(optimizer="sgd", lr=0.02, precision=precision)
+    def trained(dtype: torch.dtype) -> dict[str, Tensor]:
+        setup = Setup(optimizer="sgd", lr=0.02)
         setup.trainer.network = Network(tiny.bert(), setup.sites, tiny.head_names(setup.module))
+        apply(setup.trainer.network.module, Kernels(dtype, "torch", "torch"))
         start = {n: t.float() for n, t in setup.params.items()}
         fit = setup.trainer.fit(start)
         return {n: t - start[n] for n, t in fit.params.items()}
 
-    exact, rough = trained("float32"), trained("bf16")
+    exact, rough = trained(torch.float32), trained(torch.bfloat16)
     assert all(t.dtype == torch.float32 for t in rough.values())
     flat = [torch.cat([t.flatten() for t in each.values()]) for each in (exact, rough)]
     difference = float((flat[0] - flat[1]).norm() / flat[0].norm())

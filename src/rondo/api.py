@@ -17,7 +17,17 @@ from rondo.engine import checkpoint
 from rondo.engine.evaluate import spread
 from rondo.engine.population import Population, build
 from rondo.engine.simulation import Observer, RunStopped, Simulation
-from rondo.prepare import Prepared, find_device, find_labels, make_algorithm, prepare, resolved, write_adapter
+from rondo.prefix import Prefix
+from rondo.prepare import (
+    Prepared,
+    Shortened,
+    find_device,
+    find_labels,
+    make_algorithm,
+    prepare,
+    resolved,
+    write_adapter,
+)
 from rondo.record import RunDirectory, environment
 from rondo.report import pictures
 from rondo.results import Verification, evaluate, export
@@ -62,10 +72,11 @@ def run(
     _check_population(settings, population)
     directory = RunDirectory.create(run_dir, settings.algorithm.name)
     directory.write_config(settings)
-    directory.write("manifest.json", _manifest(prepared, labels, target))
+    shortened = prepared.shorten(population)
+    directory.write("manifest.json", _manifest(prepared, labels, target, shortened))
     directory.write("partition.json", population.report)
     pictures.partition(population.report, directory.path / "partition.png")
-    return _Runner(prepared, population, directory, labels, observer, began).run()
+    return _Runner(prepared, population, directory, labels, observer, began, shortened.prefix).run()
 
 
 class _Runner:
@@ -79,10 +90,12 @@ class _Runner:
         labels: Sequence[str],
         observer: Observer | None,
         began: float,
+        prefix: Prefix | None,
     ) -> None:
         self.prepared, self.population, self.directory = prepared, population, directory
         self.labels, self.observer, self.began = labels, observer, began
         self.simulation = prepared.simulation(population)
+        self.simulation.prefix = prefix
         self.history: list[dict[str, Any]] = []
 
     def run(self) -> RunResult:
@@ -175,6 +188,7 @@ class _Runner:
                 replace(self.population, members={name: member}),
                 alone_config,
                 self.prepared.initial,
+                prefix=self.simulation.prefix,
             )
             for index in range(rounds):
                 alone.run_round(index)
@@ -203,7 +217,7 @@ def _check_population(config: RunConfig, population: Population) -> None:
         )
 
 
-def _manifest(prepared: Prepared, labels: Sequence[str], device: torch.device) -> dict[str, Any]:
+def _manifest(prepared: Prepared, labels: Sequence[str], device: torch.device, shortened: Shortened) -> dict[str, Any]:
     config, network = prepared.config, prepared.network
     return {
         **environment(),
@@ -211,6 +225,9 @@ def _manifest(prepared: Prepared, labels: Sequence[str], device: torch.device) -
         "threads": torch.get_num_threads(),
         "device": str(device),
         "precision": config.train.precision,
+        "kernels": prepared.kernels.record(),
+        **shortened.record(),
+        "one_at_a_time": network.one_at_a_time,
         "algorithm": config.algorithm.name,
         "linear": prepared.algorithm.linear,
         "personal": prepared.algorithm.personal,

@@ -19,9 +19,30 @@ from rondo.data.loading import Source, label_names
 from rondo.engine.population import Population
 from rondo.engine.simulation import Simulation
 from rondo.head import LocalHead
+from rondo.kernels import Kernels, apply, choose
 from rondo.model import Network, fingerprint, load_pretrained
 from rondo.params import HEAD_PREFIX, Params
+from rondo.pooled import AllTokensMatter, first_token_only
+from rondo.prefix import Prefix, PrefixRefused
 from rondo.tasks import CausalLM, SequenceClassification, Task
+
+
+@dataclass(frozen=True)
+class Shortened:
+    """The layers that are computed once an example, or why none are; and why all tokens are computed to the end, if
+    they are."""
+
+    prefix: Prefix | None
+    no_prefix: str | None
+    all_tokens: str | None
+
+    def record(self) -> dict[str, Any]:
+        """For the manifest."""
+        layers = self.prefix.layers if self.prefix is not None else 0
+        return {
+            "prefix": {"layers": layers, "reason": self.no_prefix},
+            "first_token_only": {"on": self.all_tokens is None, "reason": self.all_tokens},
+        }
 
 
 @dataclass(frozen=True)
@@ -36,12 +57,38 @@ class Prepared:
     tokenizer: Any
     lora: Any
     initial: dict[str, Tensor]
+    kernels: Kernels
     model_name: str
     model_hash: str
 
     def simulation(self, population: Population) -> Simulation:
         """A simulation over ``population``, at its start."""
         return Simulation(self.algorithm, self.network, self.task, population, self.config, self.initial)
+
+    def shorten(self, population: Population) -> Shortened:
+        """Leave out what need not be computed: all but the first token at the end, where only that is read, and the
+        layers below the lowest adapted one, which are computed once an example."""
+        examples = population.sample(4)
+        if not examples:
+            return Shortened(None, "there is nothing to train on", "there is nothing to train on")
+        device = self.network.device
+        seen = {n: t.to(device) for n, t in {**self.network.initial_head, **self.initial}.items()}
+        inputs = {n: t.to(device) for n, t in self.task.collate(examples)[0].items()}
+        all_tokens = prefix = no_prefix = None
+        try:
+            first_token_only(self.network, seen, inputs)
+        except AllTokensMatter as reason:
+            all_tokens = str(reason)
+        config = self.config.simulation
+        try:
+            if not config.reuse_prefix:
+                raise PrefixRefused("simulation.reuse_prefix is off")
+            memory, disk = config.prefix_memory_mb * 2**20, config.prefix_disk_mb * 2**20
+            prefix = Prefix(self.network, self.task, memory=memory, disk=disk)
+            prefix.check(seen, inputs)
+        except PrefixRefused as reason:
+            prefix, no_prefix = None, str(reason)
+        return Shortened(prefix, no_prefix, all_tokens)
 
 
 def prepare(config: RunConfig, labels: Sequence[str], algorithm: Algorithm[Any], device: torch.device) -> Prepared:
@@ -55,7 +102,9 @@ def prepare(config: RunConfig, labels: Sequence[str], algorithm: Algorithm[Any],
         raise ConfigError([Problem("task.max_length", words)])
     task_type = "SEQ_CLS" if kind == "sequence-classification" else "CAUSAL_LM"
     planned = peft.plan(module, config.adapter, task_type, head_names, config.seed)  # type: ignore[arg-type]
+    kernels = choose(config.train.precision, device, quantized=config.model.quantization is not None)
     network = Network(module.to(device), planned.sites, head_names)
+    apply(module, kernels)
     for tensor_name in network.initial_head:
         if tensor_name in planned.params:
             network.initial_head[tensor_name] = planned.params[tensor_name]
@@ -68,7 +117,9 @@ def prepare(config: RunConfig, labels: Sequence[str], algorithm: Algorithm[Any],
     if policy == "local":
         algorithm = LocalHead(algorithm)
     task = _task(config, tokenizer, labels)
-    return Prepared(config, algorithm, policy, network, task, tokenizer, planned.lora, initial, name, module_hash)
+    return Prepared(
+        config, algorithm, policy, network, task, tokenizer, planned.lora, initial, kernels, name, module_hash
+    )
 
 
 def _longest(module: Any, tokenizer: Any) -> int:

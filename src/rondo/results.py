@@ -44,10 +44,15 @@ class Reopened:
         return self.simulation.model(Client(client, known[client]["train"]), self.rounds)
 
 
-def reopen(run_dir: str | Path, population: Population | None = None, device: str = "auto") -> Reopened:
-    """Load a run's model and state from its directory. Raises :class:`ConfigError`."""
+def reopen(
+    run_dir: str | Path, population: Population | None = None, device: str = "auto", *, exact: bool = False
+) -> Reopened:
+    """Load a run's model and state from its directory; ``exact``: in float32 even if it was trained otherwise. Raises
+    :class:`ConfigError`."""
     directory = RunDirectory.open(run_dir)
     config = directory.config()
+    if exact:
+        config = config.model_copy(update={"train": config.train.model_copy(update={"precision": "exact"})})
     labels = _manifest_labels(directory)
     prepared = prepare(config, labels, make_algorithm(config), find_device(device))
     members = population or Population({}, (), {})
@@ -102,7 +107,8 @@ def export(
     if merged and RunDirectory.open(run_dir).config().model.quantization is not None:
         words = "the base is int8, and merging would round the adapter away with it; export the adapter alone"
         raise ConfigError([Problem("--merged", words)])
-    opened = reopen(run_dir, device="cpu")
+    # Stock libraries load the model in float32, so that is what their logits are compared with.
+    opened = reopen(run_dir, device="cpu", exact=True)
     seen, base = opened.model(client)
     adapter = to if not merged else to / "adapter"
     write_adapter(opened.prepared, adapter, seen, base, opened.labels)
@@ -194,5 +200,5 @@ def _evaluate_adapter(path: Path, device: str) -> dict[str, Any]:
 def _scored(prepared: Prepared, seen: Params, base: Any, examples: Any) -> dict[str, Any]:
     device = prepared.network.device
     there = {n: t.to(device) for n, t in seen.items()}
-    size, precision = prepared.config.evaluation.batch_size, prepared.config.train.precision
-    return scores(prepared.network, prepared.task, there, base, examples, batch_size=size, precision=precision)
+    size = prepared.config.evaluation.batch_size
+    return scores(prepared.network, prepared.task, there, base, examples, batch_size=size)

@@ -121,7 +121,8 @@ class ClientsConfig(_Section):
 class TrainConfig(_Section):
     """Local training. ``local_steps`` replaces ``local_epochs``; the schedule is a function of the round.
 
-    ``max_grad_norm = 0``: no clipping."""
+    ``max_grad_norm = 0``: no clipping. ``precision``: exact is float32 throughout; fast has the frozen layers in
+    bfloat16 where the hardware multiplies it, and is else the same."""
 
     optimizer: Literal["adamw", "sgd"] = "adamw"
     lr: Annotated[float, Field(gt=0)] = 1e-3
@@ -133,7 +134,7 @@ class TrainConfig(_Section):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_rounds: Annotated[int, Field(ge=0)] = 0
     max_grad_norm: Annotated[float, Field(ge=0), BeforeValidator(_zero_if_none)] = 1.0
-    precision: Literal["float32", "bf16"] = "float32"
+    precision: Literal["exact", "fast"] = "fast"
     length_grouping: bool = True
 
 
@@ -145,6 +146,18 @@ class EvaluationConfig(_Section):
     clients_every: Annotated[int, Field(ge=0)] = 0
     batch_size: Positive = 64
     local_only: bool = False
+
+
+class SimulationConfig(_Section):
+    """How the clients of a round share this machine. ``cohort``: how many train in one forward pass; "auto" takes as
+    many as ``memory_mb`` holds and the machine gains from. ``reuse_prefix``: keep the hidden states below the lowest
+    adapted layer, up to ``prefix_memory_mb`` in memory and ``prefix_disk_mb`` in temporary files."""
+
+    cohort: Positive | Literal["auto"] = "auto"
+    memory_mb: Positive = 1024
+    reuse_prefix: bool = True
+    prefix_memory_mb: Annotated[int, Field(ge=0)] = 1024
+    prefix_disk_mb: Annotated[int, Field(ge=0)] = 4096
 
 
 class RunConfig(_Section):
@@ -160,4 +173,5 @@ class RunConfig(_Section):
     partition: PartitionConfig = Field(default_factory=PartitionConfig)
     clients: ClientsConfig = Field(default_factory=ClientsConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
+    simulation: SimulationConfig = Field(default_factory=SimulationConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)

@@ -22,7 +22,7 @@ from rondo.engine.evaluate import scores, spread
 from rondo.engine.ledger import Ledger, version
 from rondo.engine.population import Member, Population
 from rondo.engine.sampling import sample
-from rondo.engine.simulation import ATTEMPTS, RunStopped, Simulation
+from rondo.engine.simulation import ATTEMPTS, RunStopped, Simulation, Trained
 from rondo.head import LocalHead
 from rondo.lowrank import LowRank
 from rondo.model import Batch, Network
@@ -42,12 +42,15 @@ class Recording(Simulation):
     uploads: dict[tuple[int, str], Upload]
     kept: dict[tuple[int, str], Params]
 
-    def train_client(self, client: Client, round: Round, shared: Shared) -> tuple[Upload, Params, float | None]:
-        upload, kept, loss = super().train_client(client, round, shared)
+    def train(self, clients: tuple[Client, ...], round: Round, shared: tuple[Shared, ...]) -> list[Trained]:
         if not hasattr(self, "uploads"):
             self.uploads, self.kept = {}, {}
-        self.uploads[round.index, client.id], self.kept[round.index, client.id] = upload, kept
-        return upload, kept, loss
+        result = super().train(clients, round, shared)
+        for one in result:
+            if one.upload is not None:
+                self.uploads[round.index, one.client.id] = one.upload
+                self.kept[round.index, one.client.id] = one.kept
+        return result
 
 
 def examples(client: str, count: int, *, poisoned: bool = False) -> tuple[Example, ...]:
@@ -74,23 +77,27 @@ SIZES = {"ann": 4, "bob": 9, "cid": 6}
 
 
 class Task(SequenceClassification):
-    """Classification in which a batch with the poisoned word has no finite loss."""
+    """Classification in which a row with the poisoned word has no finite loss."""
 
     def __init__(self) -> None:
         super().__init__(tiny.tokenizer(), ["text"], "label", ("a", "b", "c"), 32)
-        self.poisoned = False
 
     def collate(self, examples: Sequence[Example]) -> tuple[Batch, Batch]:
-        self.poisoned = any(POISON in e.ids for e in examples)
-        return super().collate(examples)
+        inputs, targets = super().collate(examples)
+        poisoned = torch.tensor([POISON in e.ids for e in examples])
+        return inputs, {**targets, "poison": torch.where(poisoned, math.nan, 1.0)}
 
-    def loss(self, logits: Tensor, targets: Batch, clients: int) -> Tensor:
-        return super().loss(logits, targets, clients) * (math.nan if self.poisoned else 1.0)
+    def loss(self, logits: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
+        sums, counts = super().loss(logits, targets)
+        return sums * targets["poison"], counts
 
 
 def config(**sections: Any) -> RunConfig:
     train = {"lr": 5e-3, "batch_size": 4, "local_epochs": 1, **sections.pop("train", {})}
     return load({"seed": 5, "rounds": 4, "train": train, **sections})
+
+
+ALONE = config(simulation={"cohort": 1})
 
 
 def make(
@@ -243,8 +250,11 @@ def test_the_mean_of_factors_is_not_the_mean_of_models() -> None:
 def test_a_failed_client_leaves_no_trace_but_its_record(
     name: str, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit for bit as if it had not been chosen, in the round and in the next, where it takes part again."""
-    failing, absent = (make(name, policy, people=population(SIZES, poisoned=["bob"])) for _ in range(2))
+    """Bit for bit as if it had not been chosen, in the round and in the next, where it takes part again.
+
+    Bits need a cohort of one: the numbers of rows that are multiplied together decide how sums are rounded. For
+    cohorts see test_cohort.py."""
+    failing, absent = (make(name, policy, people=population(SIZES, poisoned=["bob"]), run=ALONE) for _ in range(2))
     record, changed = failing.run_round(0)
     fixed_choice(monkeypatch, lambda t: ["ann", "cid"] if t == 0 else list(SIZES))
     expected, _ = absent.run_round(0)
@@ -265,21 +275,37 @@ def test_a_failed_client_leaves_no_trace_but_its_record(
 
 
 def test_a_client_out_of_memory_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    sim = make()
-    plain, calls = sim.task.collate, 0
+    sim = make(people=population(SIZES, poisoned=["bob"]))
+    plain = sim.task.collate
 
     def collate(rows: Sequence[Example]) -> tuple[Batch, Batch]:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
+        if any(POISON in e.ids for e in rows):
             raise MemoryError("no room")
         return plain(rows)
 
     monkeypatch.setattr(sim.task, "collate", collate)
-    record, _ = sim.run_round(0)
+    assert len(sim.cohorts(sim.population.clients)) == 1  # so that the cohort has to be halved
+    record, changed = sim.run_round(0)
     (failure,) = record["failed"]
     assert failure == {"client": "bob", "reason": "out_of_memory", "detail": "no room"}
-    assert record["clients"] == 2
+    assert (record["clients"], changed) == (2, ["ann", "cid"])
+
+
+def test_a_cohort_that_is_out_of_memory_is_halved_and_nobody_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim, alone = make(), make(run=ALONE)
+    plain = sim.task.collate
+
+    def collate(rows: Sequence[Example]) -> tuple[Batch, Batch]:
+        if len(rows) > 4:  # more than one client's
+            raise torch.OutOfMemoryError("no room")
+        return plain(rows)
+
+    sim.cohorts(sim.population.clients)
+    monkeypatch.setattr(sim.task, "collate", collate)
+    record, expected = sim.run_round(0)[0], alone.run_round(0)[0]
+    assert {**record, "train_seconds": 0} == {**expected, "train_seconds": 0}
+    assert record["failed"] == []
+    assert state.same(sim.state, alone.state)
 
 
 class Watcher:
@@ -452,11 +478,13 @@ def test_a_client_may_have_the_newcomers_name() -> None:
 
 
 def test_uploads_and_kept_tensors_are_a_clients_own() -> None:
-    """One client's tensors do not reach another's but through the mean: alone, each trains to the same upload."""
-    together = make("fedsa-lora", "local")
+    """One client's tensors do not reach another's but through the mean: alone, each trains to the same upload.
+
+    In cohorts of one, to the bit; in larger ones see test_cohort.py."""
+    together = make("fedsa-lora", "local", run=ALONE)
     run(together, 1)
     for client in SIZES:
-        alone = make("fedsa-lora", "local", people=population({client: SIZES[client]}))
+        alone = make("fedsa-lora", "local", people=population({client: SIZES[client]}), run=ALONE)
         run(alone, 1)
         assert state.same(dict(alone.uploads[0, client].params), dict(together.uploads[0, client].params))
         assert state.same(alone.locals[client], together.locals[client])

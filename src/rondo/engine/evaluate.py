@@ -12,7 +12,6 @@ from rondo.lowrank import LowRank
 from rondo.model import Network
 from rondo.params import Params, add_client_axis
 from rondo.tasks import Example, Task
-from rondo.trainer import autocast
 
 
 @torch.no_grad()
@@ -24,7 +23,6 @@ def scores(
     examples: Sequence[Example],
     *,
     batch_size: int,
-    precision: str = "float32",
 ) -> dict[str, float | None]:
     """The task's metrics of the model ``seen`` (no client axis), on batches of similar length."""
     tally = task.tally()
@@ -33,8 +31,7 @@ def scores(
     for start in range(0, len(ordered), batch_size):
         inputs, targets = task.collate(ordered[start : start + batch_size])
         inputs, targets = ({n: t.to(network.device) for n, t in part.items()} for part in (inputs, targets))
-        with autocast(network.device, precision):
-            logits = network(batched, base, inputs).logits
+        logits = network(batched, base, inputs).logits
         tally.add(logits.float(), targets)
     return tally.scores()
 

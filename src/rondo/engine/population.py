@@ -35,6 +35,15 @@ class Population:
     def clients(self) -> list[Client]:
         return [m.client for m in self.members.values()]
 
+    def longest(self, client: str) -> int:
+        """Tokens of a client's longest training example."""
+        return max((e.length for e in self.members[client].train), default=1)
+
+    def sample(self, count: int) -> tuple[Example, ...]:
+        """Up to ``count`` training examples of the first client, for trying a model out."""
+        first = next(iter(self.members.values()), None)
+        return first.train[:count] if first is not None else ()
+
 
 def build(config: RunConfig, source: Source, task: Task, label: str | None, classes: Sequence[str] = ()) -> Population:
     """Check, deal, tokenise and split the rows. ``label``: the label column, if the task has one.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any, Protocol
 
 import torch
@@ -14,15 +15,17 @@ from rondo import state as states
 from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Shared, Upload
 from rondo.config import RunConfig
 from rondo.engine import evaluate
+from rondo.engine.cohort import CPU_TOKENS, activation_bytes, in_order, plan, workers
 from rondo.engine.evaluate import spread
 from rondo.engine.ledger import Ledger
 from rondo.engine.population import Population
 from rondo.engine.sampling import sample
 from rondo.lowrank import LowRank
 from rondo.model import Network
-from rondo.params import Params, add_client_axis, client_row
+from rondo.params import Params, client_row
+from rondo.prefix import Prefix, States
 from rondo.tasks import Task
-from rondo.trainer import LocalTrainer, learning_rate
+from rondo.trainer import CohortTrainer, learning_rate
 
 ATTEMPTS = 3
 """How often a round with too few uploads is tried, each time with other random streams, before the run stops."""
@@ -43,6 +46,17 @@ class Observer(Protocol):
     def round_done(self, record: dict[str, Any]) -> None: ...
 
 
+@dataclass(frozen=True)
+class Trained:
+    """What became of one client of a cohort: its upload and what it keeps, or why it failed."""
+
+    client: Client
+    upload: Upload | None
+    kept: Params
+    loss: float | None
+    failure: ClientFailed | None
+
+
 @dataclass
 class Simulation:
     """A run in the making. ``initial``: A, B and the head's tensors unless it is frozen."""
@@ -56,8 +70,12 @@ class Simulation:
     state: Any = field(init=False)
     locals: dict[str, Params] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
+    prefix: Prefix | None = None
+    workers: int = 1
+    _tokens_a_pass: int | None = None
 
     def __post_init__(self) -> None:
+        self.workers = workers(self.network)
         self.state = states.canonical(self.algorithm.init(self.initial, self.network.weights(), self.round(0)))
 
     def round(self, index: int, attempt: int = 0) -> Round:
@@ -112,31 +130,80 @@ class Simulation:
         record["train_seconds"] = time.perf_counter() - started
         return record, list(attempt.kept) if committed else None
 
-    def train_client(self, client: Client, round: Round, shared: Shared) -> tuple[Upload, Params, float | None]:
-        """Local training of one client: its upload, what it keeps, and its mean training loss."""
-        device = self.network.device
-        local = self.locals.get(client.id)
-        if local is None:
-            local = self.algorithm.local_init(shared, client)
-        member = self.population.members[client.id]
-        trainer = LocalTrainer(
+    def cohorts(self, chosen: Sequence[Client]) -> list[tuple[Client, ...]]:
+        """The clients of a round, as they train together."""
+        if self.network.one_at_a_time is not None:
+            return [(c,) for c in chosen]
+        config = self.config
+        longest = max((self.population.longest(c.id) for c in chosen), default=1)
+        return plan(
+            chosen,
+            config.simulation.cohort,
+            workers=self.workers,
+            tokens=self._tokens(),
+            tokens_a_client=config.train.batch_size * longest,
+        )
+
+    def _tokens(self) -> int:
+        """Tokens of one forward pass, from the memory budget; on a CPU no more than it gains from."""
+        if self._tokens_a_pass is None:
+            examples = self.population.sample(2)
+            seen, _ = self.newcomer(0)
+            each = activation_bytes(self.network, self.task, _to(seen, self.network.device), examples)
+            budget = int(self.config.simulation.memory_mb * 2**20 / self.workers / max(1.0, each))
+            self._tokens_a_pass = min(budget, CPU_TOKENS) if self.network.device.type == "cpu" else budget
+        return self._tokens_a_pass
+
+    def train(self, clients: tuple[Client, ...], round: Round, shared: tuple[Shared, ...]) -> list[Trained]:
+        """Local training of a cohort, what each client received in ``shared``. A cohort for which memory is not
+        enough is halved."""
+        try:
+            return self._train(clients, round, shared)
+        except ClientFailed as failure:
+            if len(clients) == 1:
+                return [Trained(clients[0], None, {}, None, failure)]
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            if len(clients) == 1:
+                reason = ClientFailed(clients[0].id, "out_of_memory", str(error).split("\n")[0])
+                return [Trained(clients[0], None, {}, None, reason)]
+        half = len(clients) // 2
+        return self.train(clients[:half], round, shared[:half]) + self.train(clients[half:], round, shared[half:])
+
+    def _train(self, clients: tuple[Client, ...], round: Round, shared: tuple[Shared, ...]) -> list[Trained]:
+        device, algorithm = self.network.device, self.algorithm
+        kept = [self.locals.get(c.id) for c in clients]
+        local = [algorithm.local_init(s, c) if k is None else k for k, s, c in zip(kept, shared, clients, strict=True)]
+        examples = tuple(self.population.members[c.id].train for c in clients)
+        states = None
+        if self.prefix is not None:
+            each = [self.prefix.states(c.id, rows) for c, rows in zip(clients, examples, strict=True)]
+            states = reduce(States.__or__, each)
+        trainer = CohortTrainer(
             self.network,
             self.task,
-            client,
-            member.train,
+            clients,
+            examples,
             round,
             self.config.train,
             self.config.clients,
-            _base_to(shared.base, device),
+            _base_to(shared[0].base, device),
+            self.prefix,
+            states,
         )
-        there = replace(shared, params=add_client_axis(_to(shared.params, device)), base=trainer.base)
-        try:
-            (upload,), kept = self.algorithm.client_update(there, add_client_axis(_to(local, device)), trainer)
-        except (MemoryError, torch.OutOfMemoryError) as error:
-            raise ClientFailed(client.id, "out_of_memory", str(error).split("\n")[0]) from None
-        loss = sum(trainer.losses) / len(trainer.losses) if trainer.losses else None
+        there = replace(shared[0], params=_stacked([s.params for s in shared], device), base=trainer.base)
+        uploads, after = algorithm.client_update(there, _stacked(local, device), trainer)
+        sent = {u.client.id: u for u in uploads}
         here = torch.device("cpu")
-        return replace(upload, params=_to(upload.params, here)), _to(client_row(kept, 0), here), loss
+        result = []
+        for k, client in enumerate(clients):
+            failure = trainer.failed.get(client.id)
+            if failure is not None:
+                result.append(Trained(client, None, {}, None, failure))
+                continue
+            upload = sent[client.id]
+            upload = replace(upload, params=_to(upload.params, here))
+            result.append(Trained(client, upload, _to(client_row(after, k), here), trainer.mean_loss(k), None))
+        return result
 
     def model(self, client: Client, index: int, local: Params | None = None) -> tuple[Params, Any]:
         """What the network sees, and the base's change, for ``client`` before round ``index``; no client axis."""
@@ -182,12 +249,11 @@ class Simulation:
             _base_to(base, device),
             examples,
             batch_size=self.config.evaluation.batch_size,
-            precision=self.config.train.precision,
         )
 
 
 class _Attempt:
-    """The uploads of one attempt at a round, made one by one as they are asked for, and what is known of them."""
+    """The uploads of one attempt at a round, made cohort by cohort as they are asked for, and what is known of them."""
 
     def __init__(self, simulation: Simulation, round: Round, chosen: list[Client], observer: Observer | None) -> None:
         self.simulation, self.round, self.chosen, self.observer = simulation, round, chosen, observer
@@ -198,25 +264,34 @@ class _Attempt:
 
     def __iter__(self) -> Iterator[Upload]:
         simulation = self.simulation
-        for client in self.chosen:
-            shared = simulation.algorithm.broadcast(simulation.state, client, self.round)
-            down, first = simulation.ledger.send(client.id, shared)
+        cohorts = simulation.cohorts(self.chosen)
+        for trained in in_order(self._train, (self._prepared(c) for c in cohorts), simulation.workers):
+            for one in trained:
+                if one.failure is not None:
+                    failure = one.failure
+                    self.failed.append({"client": one.client.id, "reason": failure.reason, "detail": failure.detail})
+                if self.observer is not None:
+                    self.observer.client_done(one.client.id, one.loss)
+                if one.upload is not None:
+                    self.up += simulation.ledger.receive(one.upload)
+                    self.kept[one.client.id] = one.kept
+                    if one.loss is not None:
+                        self._losses.append((one.loss, one.upload.weight))
+                    yield one.upload
+
+    def _prepared(self, clients: tuple[Client, ...]) -> tuple[tuple[Client, ...], tuple[Shared, ...]]:
+        """What each client of a cohort receives; it is counted here."""
+        simulation = self.simulation
+        shared = tuple(simulation.algorithm.broadcast(simulation.state, c, self.round) for c in clients)
+        for client, one in zip(clients, shared, strict=True):
+            down, first = simulation.ledger.send(client.id, one)
             self.down += down
             self.first_contact += first
-            loss = None
-            try:
-                upload, kept, loss = simulation.train_client(client, self.round, shared)
-            except ClientFailed as failure:
-                self.failed.append({"client": client.id, "reason": failure.reason, "detail": failure.detail})
-            else:
-                self.up += simulation.ledger.receive(upload)
-                self.kept[client.id] = kept
-                if loss is not None:
-                    self._losses.append((loss, upload.weight))
-                yield upload
-            finally:
-                if self.observer is not None:
-                    self.observer.client_done(client.id, loss)
+        return clients, shared
+
+    def _train(self, work: tuple[tuple[Client, ...], tuple[Shared, ...]]) -> list[Trained]:
+        clients, shared = work
+        return self.simulation.train(clients, self.round, shared)
 
     def loss(self) -> float | None:
         """Mean training loss, weighted as the uploads are."""
@@ -227,6 +302,17 @@ class _Attempt:
 def _chain(first: Upload, rest: Iterator[Upload]) -> Iterator[Upload]:
     yield first
     yield from rest
+
+
+def _stacked(each: Sequence[Params], device: torch.device) -> dict[str, Tensor]:
+    """The tensors of several clients with a client axis; one that all share is not copied."""
+    stacked = {}
+    for name, first in each[0].items():
+        if all(one[name] is first for one in each[1:]):
+            stacked[name] = first.to(device).unsqueeze(0).expand(len(each), *first.shape)
+        else:
+            stacked[name] = torch.stack([one[name] for one in each]).to(device)
+    return stacked
 
 
 def _to(params: Params, device: torch.device) -> dict[str, Tensor]:

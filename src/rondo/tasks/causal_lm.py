@@ -85,14 +85,13 @@ class CausalLM:
         targets = [e.target if isinstance(e.target, tuple) else (e.target,) for e in examples]
         return inputs, {"labels": pad(targets, IGNORED)}
 
-    def loss(self, logits: Tensor, targets: Batch, clients: int) -> Tensor:
-        """Mean cross-entropy a target token, shape (K,); logits (K * batch, tokens, vocabulary)."""
+    def loss(self, logits: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
+        """See :meth:`rondo.tasks.Task.loss`: cross-entropy of the target tokens; logits (rows, tokens, vocabulary)."""
         labels = targets["labels"][:, 1:]
         each = functional.cross_entropy(
             wide(logits[:, :-1]).transpose(1, 2), labels, ignore_index=IGNORED, reduction="none"
-        ).reshape(clients, -1)
-        counts = (labels != IGNORED).reshape(clients, -1).sum(1)
-        return each.sum(1) / counts
+        )
+        return each.sum(1), (labels != IGNORED).sum(1)
 
     def tally(self) -> _Tally:
         """An empty tally: loss a target token, perplexity, and accuracy of the next token."""

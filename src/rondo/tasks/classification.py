@@ -62,10 +62,10 @@ class SequenceClassification:
             inputs["token_type_ids"] = pad([e.segments or () for e in examples], 0)
         return inputs, {"labels": torch.tensor([e.target for e in examples])}
 
-    def loss(self, logits: Tensor, targets: Batch, clients: int) -> Tensor:
-        """Mean cross-entropy, shape (K,); logits (K * batch, classes)."""
+    def loss(self, logits: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
+        """See :meth:`rondo.tasks.Task.loss`: cross-entropy, one target a row; logits (rows, classes)."""
         each = functional.cross_entropy(wide(logits), targets["labels"], reduction="none")
-        return each.reshape(clients, -1).mean(1)
+        return each, torch.ones_like(targets["labels"])
 
     def tally(self) -> _Tally:
         """An empty tally: accuracy, F1 (binary, or macro over the classes seen), Matthews correlation, loss."""

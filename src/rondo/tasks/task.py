@@ -67,8 +67,9 @@ class Task(Protocol):
     def collate(self, examples: Sequence[Example]) -> tuple[Batch, Batch]:
         """Inputs of the network and targets, padded to the longest example."""
 
-    def loss(self, logits: Tensor, targets: Batch, clients: int) -> Tensor:
-        """Mean loss, shape (K,), of K * batch rows ordered by client."""
+    def loss(self, logits: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
+        """The sum of the losses of every row's targets, and their number: both of shape (rows,). A client's loss is
+        the sum over its rows divided by the number."""
 
     def tally(self) -> Tally:
         """An empty tally."""

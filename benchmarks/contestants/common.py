@@ -1,0 +1,133 @@
+"""What the contestants share: their arguments, the model under stock PEFT, and plain local training."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import functools
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from workloads import TOKENS, WORKLOADS, Workload, model_source, tokenizer
+
+
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """The command line of every contestant."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--work", choices=WORKLOADS, required=True)
+    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    return parser
+
+
+def since_start(moment: float) -> float:
+    """Seconds from the start of this process to ``moment`` (of ``time.time``)."""
+    return moment - psutil.Process().create_time()
+
+
+@dataclass
+class Outcome:
+    """What a contestant reports: one loss and one duration a round, and the seconds until the first round began."""
+
+    startup_seconds: float
+    round_seconds: list[float]
+    loss: list[float]
+    parameters: int
+
+    def print(self, workload: Workload) -> None:
+        """Print the last line that ``simulation.py`` reads."""
+        print(json.dumps({**vars(self), "samples_per_round": workload.samples_per_round}), flush=True)
+
+
+def build_model(workload: Workload) -> Any:
+    """The pre-trained model in float32 with fresh PEFT adapters, in eval mode as nothing is dropped."""
+    import peft
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    folder, gguf = model_source(workload)
+    options: dict[str, Any] = {"dtype": torch.float32}
+    torch.manual_seed(workload.seed)
+    if workload.kind == "causal-lm":
+        options |= {"gguf_file": gguf, "quantization_config": transformers.GgufConfig(dequantize=True)}
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, **options)
+    else:
+        model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2, **options)
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM" if workload.kind == "causal-lm" else "SEQ_CLS",
+        r=workload.rank,
+        lora_alpha=workload.alpha,
+        target_modules=list(workload.targets),
+        layers_to_transform=None if workload.layers is None else list(workload.layers),
+    )
+    return peft.get_peft_model(model, config).eval()
+
+
+def trained(model: Any) -> list[Any]:
+    """The tensors that are trained."""
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def adapter_state(model: Any) -> dict[str, Any]:
+    """PEFT's state dict of what is trained. Told not to look for embeddings, or it may ask the model hub each time."""
+    import peft
+
+    found: dict[str, Any] = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
+    return found
+
+
+@functools.cache
+def clients(workload: Workload, file: Path) -> list[Any]:
+    """The tokenised rows of every client as a ``TensorDataset`` of ids, mask and labels; read once a process."""
+    import torch
+
+    coder = tokenizer(workload)
+    rows: dict[str, list[dict[str, str]]] = {}
+    with file.open(newline="", encoding="utf-8") as lines:
+        for row in csv.DictReader(lines):
+            rows.setdefault(row["client"], []).append(row)
+    found = []
+    for own in rows.values():
+        coded = coder([r["text"] for r in own], truncation=True, max_length=TOKENS)
+        ids = torch.tensor(coded["input_ids"])
+        labels = ids if workload.kind == "causal-lm" else torch.tensor([int(r["label"]) for r in own])
+        found.append(torch.utils.data.TensorDataset(ids, torch.tensor(coded["attention_mask"]), labels))
+    return found
+
+
+def train(model: Any, workload: Workload, dataset: Any) -> float:
+    """One client's local training in place, with a fresh optimizer. The mean loss of its steps."""
+    import torch
+
+    tensors = trained(model)
+    optimizer = torch.optim.AdamW(tensors, lr=workload.lr, weight_decay=0.0)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=workload.batch, shuffle=True)
+    losses = []
+    while len(losses) < workload.local_steps:
+        for ids, mask, labels in loader:
+            if len(losses) == workload.local_steps:
+                break
+            loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(tensors, workload.clip)
+            optimizer.step()
+            losses.append(loss.detach())
+    return float(torch.stack(losses).mean())
+
+
+def weighted_mean(states: Sequence[dict[str, Any]], weights: Sequence[float]) -> dict[str, Any]:
+    """The weighted mean of state dicts."""
+    whole = sum(weights)
+    return {n: sum(s[n] * (w / whole) for s, w in zip(states, weights, strict=True)) for n in states[0]}

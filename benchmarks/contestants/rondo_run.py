@@ -1,0 +1,91 @@
+"""Rondo: one call of ``rondo.run``."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from common import Outcome, arguments, since_start
+from workloads import TOKENS, WORKLOADS, Workload, model_source
+
+
+class Watch:
+    """Notes when the first round starts."""
+
+    began: float | None = None
+
+    def round_started(self, index: int, clients: int) -> None:
+        if self.began is None:
+            self.began = time.time()
+
+    def client_done(self, client: str, loss: float | None) -> None: ...
+
+    def round_done(self, record: dict[str, Any]) -> None: ...
+
+
+def configuration(workload: Workload, data: Path, rounds: int, precision: str) -> dict[str, Any]:
+    """The run as a configuration: FedAvg of both factors and the head."""
+    folder, gguf = model_source(workload)
+    classify = workload.kind == "sequence-classification"
+    return {
+        "seed": workload.seed,
+        "rounds": rounds,
+        "algorithm": {"name": "fedit"},
+        "adapter": {
+            "r": workload.rank,
+            "lora_alpha": float(workload.alpha),
+            "target_modules": list(workload.targets),
+            "layers_to_transform": None if workload.layers is None else list(workload.layers),
+        },
+        "model": {"name": folder, "gguf_file": gguf, "head": "shared" if classify else None},
+        "task": {
+            "kind": workload.kind,
+            "text": "text",
+            "label": "label" if classify else None,
+            "max_length": TOKENS,
+        },
+        "data": {"source": str(data), "test_split": "", "validation_fraction": 0.0},
+        "partition": {"kind": "natural", "column": "client"},
+        "train": {
+            "lr": workload.lr,
+            "batch_size": workload.batch,
+            "local_epochs": 1 if workload.steps is None else None,
+            "local_steps": workload.steps,
+            "max_grad_norm": workload.clip,
+            "precision": precision,
+        },
+        "evaluation": {"every": 0},
+    }
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--precision", choices=("exact", "fast"), required=True)
+    args = parser.parse_args()
+
+    import torch
+
+    import rondo
+
+    torch.set_num_threads(args.threads)
+    workload, watch = WORKLOADS[args.work], Watch()
+    config = configuration(workload, args.data, args.rounds, args.precision)
+    with tempfile.TemporaryDirectory() as folder:
+        result = rondo.run(config, run_dir=f"{folder}/run", device="cpu", observer=watch)
+    if watch.began is None:
+        raise SystemExit("no round was started")
+    if failed := result.summary["failed_clients"]:
+        raise SystemExit(f"{failed} clients failed")
+    history = result.history
+    Outcome(
+        since_start(watch.began),
+        [r["train_seconds"] for r in history],
+        [r["loss"] for r in history],
+        history[0]["bytes_up"] // history[0]["sampled"] // 4,
+    ).print(workload)
+
+
+if __name__ == "__main__":
+    main()

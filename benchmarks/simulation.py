@@ -1,0 +1,208 @@
+"""Rondo beside other ways to simulate federated fine-tuning on one machine: the same model, rows, steps and threads.
+
+    pip install -r benchmarks/requirements.txt          # see there for what comes first
+    python benchmarks/simulation.py --work W --against loop,flower --rounds 5 --threads 2 --json w.json
+
+Every contestant runs by itself in a fresh process. Seconds a round are the median over the rounds; memory is the peak
+of the sum over the process and all that it started, as resident set size (shared pages counted in each process) and as
+proportional set size (shared pages counted once). Starting up lasts from the start of the process to the first round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from workloads import WORKLOADS, Workload, write_rows
+
+PEERS = {"loop": ("loop", None), "flower": ("flower", "flwr"), "pfl": ("pfl_run", "pfl")}
+"""Every peer: its script, and the package that it needs beside Rondo's own."""
+
+_MARK = "RONDO_BENCHMARK"
+_RSS_SECONDS, _PSS_SECONDS = 0.05, 1.0
+_SETTLED_SECONDS = 2.0
+"""The environment of a process cannot be read in its very first moments."""
+
+
+@dataclass
+class Memory:
+    """Peaks of the memory of a process and of all that it started: those whose parent is one of them, or that carry
+    its mark in their environment (Ray's may outlive their parent)."""
+
+    root: psutil.Process
+    mark: str
+    peak_rss: int = 0
+    peak_pss: int = 0
+    _mine: dict[int, psutil.Process] = field(init=False)
+    _others: set[int] = field(default_factory=set)
+    _next_pss: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._mine = {self.root.pid: self.root}
+
+    def sample(self) -> None:
+        """Look for new processes, and add up."""
+        pids = set(psutil.pids())
+        self._others &= pids
+        self._mine = {p: process for p, process in self._mine.items() if p in pids}
+        for pid in sorted(pids - self._others - self._mine.keys()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                if self._belongs(process):
+                    self._mine[pid] = process
+                elif time.time() - process.create_time() > _SETTLED_SECONDS:
+                    self._others.add(pid)
+        self.peak_rss = max(self.peak_rss, self._sum(lambda p: p.memory_info().rss))
+        if time.monotonic() >= self._next_pss:
+            self.peak_pss = max(self.peak_pss, self._sum(lambda p: p.memory_full_info().pss))
+            self._next_pss = time.monotonic() + _PSS_SECONDS
+
+    def _belongs(self, process: psutil.Process) -> bool:
+        if process.ppid() in self._mine:
+            return True
+        try:
+            return process.environ().get(_MARK) == self.mark
+        except psutil.AccessDenied:
+            return False
+
+    def _sum(self, value: Any) -> int:
+        total = 0
+        for process in self._mine.values():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                total += value(process)
+        return total
+
+
+def contest(script: str, workload: Workload, rounds: int, threads: int, data: Path, *extra: str) -> dict[str, Any]:
+    """Run one contestant and watch its memory. Raises SystemExit with the end of its output where it fails."""
+    command = [sys.executable, str(Path(__file__).parent / "contestants" / f"{script}.py")]
+    command += ["--work", workload.name, "--rounds", str(rounds), "--threads", str(threads), "--data", str(data)]
+    mark = uuid.uuid4().hex
+    environment = {**os.environ, _MARK: mark, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen([*command, *extra], stdout=out, stderr=err, env=environment)
+        memory = Memory(psutil.Process(process.pid), mark)
+        try:
+            while process.poll() is None:
+                memory.sample()
+                time.sleep(_RSS_SECONDS)
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+        out.seek(0)
+        err.seek(0)
+        lines = out.read().strip().splitlines()
+        if process.returncode != 0 or not lines:
+            raise SystemExit(f"{script} failed with code {process.returncode}:\n{err.read()[-4000:]}")
+    found: dict[str, Any] = json.loads(lines[-1])
+    seconds = statistics.median(found["round_seconds"])
+    return {
+        "seconds_per_round": seconds,
+        "round_seconds": found["round_seconds"],
+        "samples_per_second": found["samples_per_round"] / seconds,
+        "clients_per_second": workload.clients / seconds,
+        "peak_rss_mb": memory.peak_rss / 2**20,
+        "peak_pss_mb": memory.peak_pss / 2**20,
+        "startup_seconds": found["startup_seconds"],
+        "loss": found["loss"],
+        "parameters": found["parameters"],
+    }
+
+
+def peers(text: str) -> list[str]:
+    """The names in a comma-separated list. Raises SystemExit for one that is unknown or not installed."""
+    names = [name for name in text.split(",") if name]
+    for name in names:
+        if name not in PEERS:
+            raise SystemExit(f"--against: no contestant {name!r}; there are: {', '.join(PEERS)}")
+        package = PEERS[name][1]
+        if package is not None and importlib.util.find_spec(package) is None:
+            raise SystemExit(f"{name} needs {package}: pip install -r benchmarks/requirements.txt")
+    return names
+
+
+def machine() -> dict[str, Any]:
+    """Where it ran."""
+    names = [
+        line.partition(":")[2].strip()
+        for line in (Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ())
+        if line.startswith("model name")
+    ]
+    return {
+        "processor": names[0] if names else platform.processor(),
+        "cores": os.cpu_count(),
+        "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
+        "system": platform.platform(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Python and every package that takes part."""
+    found = {"python": platform.python_version()}
+    for name in ("rondo-fl", "torch", "transformers", "peft", "flwr", "ray", "pfl"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result for reading."""
+    rows = {f"rondo {p}": one for p, one in result["rondo"].items()} | result["peers"]
+    heads = ("s a round", "samples/s", "clients/s", "RSS MB", "PSS MB", "start s", "loss", "x fast", "x exact")
+    lines = [f"{result['work']:14}" + "".join(f"{head:>11}" for head in heads)]
+    for name, one in rows.items():
+        cells = [one["seconds_per_round"], one["samples_per_second"], one["clients_per_second"]]
+        cells += [one["peak_rss_mb"], one["peak_pss_mb"], one["startup_seconds"], one["loss"][-1]]
+        cells += result["ratio"].get(name, {}).values()
+        lines.append(f"{name:14}" + "".join(f"{cell:11.{0 if cell >= 1000 else 3}f}" for cell in cells))
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", choices=WORKLOADS, default="W")
+    parser.add_argument("--against", default="loop,flower", help=f"of {', '.join(PEERS)}; separated by commas")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+
+    names, workload = peers(args.against), WORKLOADS[args.work]
+    result: dict[str, Any] = {"work": args.work, "rounds": args.rounds, "threads": args.threads}
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "train.csv"
+        write_rows(workload, data)
+        common = (workload, args.rounds, args.threads, data)
+        result["rondo"] = {p: contest("rondo_run", *common, "--precision", p) for p in ("fast", "exact")}
+        result["peers"] = {name: contest(PEERS[name][0], *common) for name in names}
+    ours = result["rondo"]
+    if len(counts := {one["parameters"] for one in (*ours.values(), *result["peers"].values())}) > 1:
+        raise SystemExit(f"the contestants train different numbers of parameters: {sorted(counts)}")
+    result["ratio"] = {
+        name: {p: one["seconds_per_round"] / ours[p]["seconds_per_round"] for p in ours}
+        for name, one in result["peers"].items()
+    }
+    result |= {"machine": machine(), "versions": versions()}
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    print(table(result))
+
+
+if __name__ == "__main__":
+    main()

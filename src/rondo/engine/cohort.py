@@ -1,0 +1,102 @@
+"""Which clients train together, and on how many threads.
+
+A cohort shares each forward pass over the frozen layers. On a CPU several cohorts run at once, one thread each: small
+operations do not divide well among threads, and two threads with work of their own are faster than one piece of work
+on two (docs/log.md). Who is trained with whom depends on the clients of the round, their numbers of examples, the
+configuration and the number of threads, never on timing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from rondo.algorithm import Client
+from rondo.model import Network
+from rondo.params import Params, add_client_axis
+from rondo.tasks import Example, Task
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+CPU_TOKENS = 4096
+"""Tokens of a forward pass beyond which a CPU gains nothing: its caches no longer hold the activations."""
+
+
+def plan(
+    clients: Sequence[Client], size: int | Literal["auto"], *, workers: int, tokens: int, tokens_a_client: int
+) -> list[tuple[Client, ...]]:
+    """Cohorts of at most ``size`` clients of equal rank; "auto": as many as ``tokens`` allow, each step of a client
+    being ``tokens_a_client``, and few enough that every worker has one.
+
+    Their order is kept (within a rank), so that uploads come in it.
+    """
+    largest = max(1, tokens // max(1, tokens_a_client)) if size == "auto" else size
+    if size == "auto":
+        largest = min(largest, -(-len(clients) // workers))
+    cohorts: list[list[Client]] = []
+    for rank in dict.fromkeys(c.rank for c in clients):
+        same = [c for c in clients if c.rank == rank]
+        count = -(-len(same) // largest)
+        if size == "auto":  # as many for each worker
+            count = min(len(same), -(-count // workers) * workers)
+        # Cohorts of nearly equal size, rather than a small last one.
+        cohorts += [same[i * len(same) // count : (i + 1) * len(same) // count] for i in range(count)]
+    return [tuple(c) for c in cohorts]
+
+
+def activation_bytes(network: Network, task: Task, seen: Params, examples: Sequence[Example]) -> float:
+    """Bytes a token that a training step keeps for its backward pass, measured on ``examples``."""
+    kept: dict[int, int] = {}
+    frozen = {p.untyped_storage().data_ptr() for p in network.module.parameters()}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in frozen:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    inputs, targets = task.collate(examples)
+    inputs, targets = ({n: t.to(network.device) for n, t in part.items()} for part in (inputs, targets))
+    leaves = {n: t.detach().clone().requires_grad_() for n, t in add_client_axis(seen).items()}
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        sums, _ = task.loss(network(leaves, {}, inputs).logits, targets)
+        sums.sum()
+    return sum(kept.values()) / max(1, inputs["input_ids"].numel())
+
+
+def workers(network: Network) -> int:
+    """How many cohorts may train at once: as many as there are threads on a CPU, one on an accelerator."""
+    if network.device.type != "cpu" or network.one_at_a_time is not None:
+        return 1
+    return torch.get_num_threads()
+
+
+def in_order(work: Callable[[T], R], items: Iterable[T], count: int) -> Iterator[R]:
+    """``work`` on every item by ``count`` threads of one torch thread each; results in the order of the items, never
+    more than ``count`` of them waiting."""
+    if count == 1:
+        yield from map(work, items)
+        return
+    threads = torch.get_num_threads()
+    pending: deque[Future[R]] = deque()
+    pool = ThreadPoolExecutor(count, "rondo-cohort", initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        for item in items:
+            pending.append(pool.submit(work, item))
+            if len(pending) >= count:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        for future in pending:
+            future.cancel()
+        pool.shutdown(wait=True)
+        with contextlib.suppress(RuntimeError):
+            torch.set_num_threads(threads)  # a worker's setting reaches the thread that started it
