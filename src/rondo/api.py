@@ -75,7 +75,6 @@ def run(
     shortened = prepared.shorten(population)
     directory.write("manifest.json", _manifest(prepared, labels, target, shortened))
     directory.write("partition.json", population.report)
-    pictures.partition(population.report, directory.path / "partition.png")
     return _Runner(prepared, population, directory, labels, observer, began, shortened.prefix).run()
 
 
@@ -115,6 +114,8 @@ class _Runner:
         metric = self.prepared.task.primary
         start: Mapping[str, Any] = next(iter(before.values()), {})
         title = f"{config.algorithm.name}, {len(self.population.members)} clients"
+        # Pictures come last: their library takes most of a second to import.
+        pictures.partition(self.population.report, self.directory.path / "partition.png")
         pictures.curve(start, self.history, metric, title, self.directory.path / "curve.png")
         return RunResult(self.history, self.directory.path, after, summary)
 

@@ -136,7 +136,7 @@ class Prefix:
             chosen, order = order[:size], order[size:]
             hidden = self._capture(self._inputs([examples[i] for i in chosen])).cpu()
             found |= {i: hidden[row, : examples[i].length] for row, i in enumerate(chosen)}
-        return torch.cat([found[i] for i in range(len(examples))])
+        return torch.cat([found[i] for i in range(len(examples))]) if found else torch.zeros(0)
 
     def _inputs(self, examples: Sequence[Example]) -> Batch:
         inputs, _ = self.task.collate(examples)

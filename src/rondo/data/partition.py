@@ -34,11 +34,9 @@ def deal(
 ) -> Deal:
     """Deal ``count`` rows. ``labels``: each row's class, for the kinds that skew by label; ``ids``: each row's owner,
     for kind natural. Raises :class:`ConfigError` where the kind cannot be had from these rows."""
-    if config.kind == "natural":
-        if ids is None:
-            raise ConfigError([Problem("partition.column", "the rows do not say whose they are")])
-        labels = ids
-    elif config.kind in ("dirichlet", "shards", "classes") and labels is None:
+    if config.kind == "natural" and ids is None:
+        raise ConfigError([Problem("partition.column", "the rows do not say whose they are")])
+    if config.kind in ("dirichlet", "shards", "classes") and labels is None:
         raise ConfigError([Problem("partition.kind", f"{config.kind!r} deals by label, and this task has none")])
     clients = config.clients or 0
     if config.kind != "natural" and count < clients * max(1, config.min_size):
@@ -50,6 +48,13 @@ def deal(
     if config.kind == "shards" and clients * (config.shards_per_client or 1) > count:
         words = f"{clients} clients of {config.shards_per_client} shards each are more shards than the {count} rows"
         raise ConfigError([Problem("partition.shards_per_client", words)])
+    if config.kind == "natural":
+        # Nothing is drawn and nothing dropped: no partitioner (and its import) is needed.
+        assert ids is not None
+        owned: dict[str, list[int]] = {}
+        for number, owner in enumerate(ids):
+            owned.setdefault(str(owner), []).append(number)
+        return Deal({owner: tuple(numbers) for owner, numbers in sorted(owned.items())}, 0)
     order = torch.randperm(count, generator=generator).tolist()
     seed = int(torch.randint(2**31, (1,), generator=generator))
     # Rows are shuffled first: some partitioners deal them in file order.
@@ -76,12 +81,8 @@ def deal(
     if config.kind in ("shards", "classes") and smallest < config.min_size:
         words = f"kind {config.kind!r} gives a client {smallest} rows; lower partition.min_size or partition.clients"
         raise ConfigError([Problem("partition.min_size", words)])
-    if config.kind == "natural":
-        assert ids is not None
-        rows = {str(ids[part[0]]): tuple(sorted(part)) for part in parts}
-    else:
-        width = len(str(len(parts) - 1))
-        rows = {f"client-{i:0{width}d}": tuple(sorted(part)) for i, part in enumerate(parts)}
+    width = len(str(len(parts) - 1))
+    rows = {f"client-{i:0{width}d}": tuple(sorted(part)) for i, part in enumerate(parts)}
     return Deal(dict(sorted(rows.items())), count - sum(map(len, rows.values())))
 
 
@@ -106,8 +107,6 @@ def _partitioner(config: PartitionConfig, count: int, seed: int, generator: torc
             return kinds.PathologicalPartitioner(
                 clients, "by", num_classes_per_partition=config.classes_per_client, seed=seed
             )
-        case "natural":
-            return kinds.NaturalIdPartitioner("by")
         case "lognormal":
             assert clients is not None
             return kinds.SizePartitioner(_lognormal_sizes(count, clients, config, generator))

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from sklearn import metrics
 from torch import Tensor
 from torch.nn import functional
 
@@ -89,6 +88,8 @@ class _Tally:
         count = len(self.true)
         if count == 0:
             return {"accuracy": None, "f1": None, "matthews": None, "loss": None, "examples": 0}
+        from sklearn import metrics  # a second to import, and not needed before the first scores
+
         average = "binary" if self.classes == 2 else "macro"
         # Correlation and F1 say nothing where there is only one class; scikit-learn would return 0.
         varied = len(set(self.true)) > 1
