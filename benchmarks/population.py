@@ -1,0 +1,154 @@
+"""Seconds and memory of a round against the size of the population, 100 clients a round.
+
+    python benchmarks/population.py --clients 1000 10000 100000 --rounds 10 --json population.json --plot population.png
+
+The same rows (two for each client of the largest population) are dealt to ever more clients; each takes one local step
+on two rows. The algorithm, fedsa-lora, has personal tensors and a personal head, so what clients keep must not stay in
+memory either. Each population runs in a process of its own. The resident set is read after every round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+PER_ROUND = 100
+WORDS = ("good", "bad", "film", "story", "time", "people", "house", "music", "light", "water", "road", "night")
+
+
+def write_rows(path: Path, clients: int, rows: int) -> None:
+    """Short sentences of two labels, dealt evenly to ``clients``."""
+    draw = random.Random(0)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text", "label", "client"])
+        for number in range(rows):
+            label = draw.randrange(2)
+            words = [draw.choice(WORDS) for _ in range(8)]
+            writer.writerow([" ".join([WORDS[label], *words]), label, f"c{number % clients:06d}"])
+
+
+class Watch:
+    """Seconds from start to the first round, and the resident set after every round."""
+
+    def __init__(self) -> None:
+        self.began, self.first, self.resident = time.perf_counter(), 0.0, list[float]()
+
+    def round_started(self, index: int, clients: int) -> None:
+        self.first = self.first or time.perf_counter() - self.began
+
+    def client_done(self, client: str, loss: float | None) -> None: ...
+
+    def round_done(self, record: dict[str, Any]) -> None:
+        import psutil
+
+        self.resident.append(psutil.Process().memory_info().rss / 2**20)
+
+
+def one(clients: int, rows: int, rounds: int, threads: int, algorithm: str) -> dict[str, Any]:
+    """One run in this process."""
+    import torch
+
+    import rondo
+
+    torch.set_num_threads(threads)
+    watch = Watch()
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder, "rows.csv")
+        write_rows(data, clients, rows)
+        watch.began = time.perf_counter()
+        run = rondo.run(
+            {
+                "rounds": rounds,
+                "algorithm": {"name": algorithm},
+                "adapter": {"r": 4, "target_modules": ["query", "value"], "layers_to_transform": [5]},
+                "task": {"text": "text", "label": "label", "max_length": 16},
+                "data": {"source": str(data), "test_split": "", "validation_fraction": 0.0},
+                "partition": {"kind": "natural", "column": "client"},
+                "clients": {"per_round": PER_ROUND},
+                "train": {"batch_size": 2, "local_steps": 1},
+                # Nearly every client is a new one, so nothing of the lower layers would be used twice.
+                "simulation": {"reuse_prefix": False},
+                "evaluation": {"every": 0, "clients_every": 0},
+            },
+            run_dir=f"{folder}/run",
+            device="cpu",
+            observer=watch,
+        )
+    seconds = [r["train_seconds"] for r in run.history]
+    return {
+        "clients": clients,
+        "startup_seconds": watch.first,
+        "round_seconds": seconds,
+        "seconds_per_round": statistics.median(seconds),
+        "resident_mb": watch.resident,
+        "growth_mb_per_round": (watch.resident[-1] - watch.resident[1]) / max(1, rounds - 2),
+    }
+
+
+def plot(results: list[dict[str, Any]], path: Path) -> None:
+    """Seconds a round and resident memory over the population."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    sizes = [r["clients"] for r in results]
+    for place, values, name in (
+        (axes[0], [r["seconds_per_round"] for r in results], f"seconds a round of {PER_ROUND} clients"),
+        (axes[1], [r["resident_mb"][-1] for r in results], "resident memory after the last round, MB"),
+    ):
+        place.plot(sizes, values, marker="o")
+        place.set_xscale("log")
+        place.set_ylim(0, 1.3 * max(values))
+        place.set_xlabel("clients in the population")
+        place.set_title(name, loc="left", fontsize=10)
+        for side in ("top", "right"):
+            place.spines[side].set_visible(False)
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, nargs="+", default=[1000, 10_000, 100_000])
+    parser.add_argument("--rows", type=int, help="default: two for each client of the largest population")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--algorithm", default="fedsa-lora")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    rows = args.rows or 2 * max(args.clients)
+    if args.one is not None:
+        print(json.dumps(one(args.one, rows, args.rounds, args.threads, args.algorithm)))
+        return
+    results = []
+    print(f"{'clients':>8} {'start s':>8} {'s a round':>10} {'MB':>7} {'MB a round':>11}")
+    for clients in args.clients:
+        command = [sys.executable, __file__, "--one", clients, "--rows", rows, "--rounds", args.rounds]
+        command += ["--threads", args.threads, "--algorithm", args.algorithm]
+        done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, check=True, env=os.environ)
+        r = json.loads(done.stdout.splitlines()[-1])
+        results.append(r)
+        figures = f"{r['startup_seconds']:8.1f} {r['seconds_per_round']:10.2f} {r['resident_mb'][-1]:7.0f}"
+        print(f"{clients:8} {figures} {r['growth_mb_per_round']:11.2f}", flush=True)
+    if args.json:
+        args.json.write_text(json.dumps({"algorithm": args.algorithm, "rows": rows, "runs": results}, indent=2) + "\n")
+    if args.plot:
+        plot(results, args.plot)
+
+
+if __name__ == "__main__":
+    main()
