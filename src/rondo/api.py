@@ -75,6 +75,8 @@ def run(
     shortened = prepared.shorten(population)
     directory.write("manifest.json", _manifest(prepared, labels, target, shortened))
     directory.write("partition.json", population.report)
+    population = replace(population, report={})  # a line a client, of no further use
+    del source
     return _Runner(prepared, population, directory, labels, observer, began, shortened.prefix).run()
 
 
@@ -95,6 +97,7 @@ class _Runner:
         self.labels, self.observer, self.began = labels, observer, began
         self.simulation = prepared.simulation(population)
         self.simulation.prefix = prefix
+        self.simulation.locals = checkpoint.Kept(directory.checkpoint)
         self.history: list[dict[str, Any]] = []
 
     def run(self) -> RunResult:
@@ -115,7 +118,7 @@ class _Runner:
         start: Mapping[str, Any] = next(iter(before.values()), {})
         title = f"{config.algorithm.name}, {len(self.population.members)} clients"
         # Pictures come last: their library takes most of a second to import.
-        pictures.partition(self.population.report, self.directory.path / "partition.png")
+        pictures.partition(self.directory.read("partition.json"), self.directory.path / "partition.png")
         pictures.curve(start, self.history, metric, title, self.directory.path / "curve.png")
         return RunResult(self.history, self.directory.path, after, summary)
 

@@ -41,7 +41,11 @@ class Reopened:
             near = difflib.get_close_matches(client, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(list(known)[:10])}"
             raise ConfigError([Problem("--client", f"no client {client!r}; {hint}")])
-        return self.simulation.model(Client(client, known[client]["train"]), self.rounds)
+        try:
+            return self.simulation.model(Client(client, known[client]["train"]), self.rounds)
+        except (OSError, ValueError) as error:
+            words = f"what client {client!r} keeps cannot be read: {error}"
+            raise ConfigError([Problem("RUN_DIR", words)]) from None
 
 
 def reopen(
@@ -62,7 +66,7 @@ def reopen(
     except (OSError, ValueError, KeyError) as error:
         words = f"its checkpoint cannot be read: {error}"
         raise ConfigError([Problem("RUN_DIR", words)]) from None
-    simulation.state, simulation.locals = point.state, dict(point.locals)
+    simulation.state, simulation.locals = point.state, point.locals
     return Reopened(prepared, directory, labels, simulation, point.rounds)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,43 @@ class Checkpoint:
 
     rounds: int
     state: Any
-    locals: Mapping[str, Params]
+    locals: MutableMapping[str, Params]
+
+
+class Kept(MutableMapping[str, Params]):
+    """What clients keep, by id, in the ``clients`` folder of a checkpoint: read when it is asked for. What is set stays
+    in memory until :func:`save` has written it, so memory does not grow with the number of clients."""
+
+    def __init__(self, folder: Path) -> None:
+        self._clients = folder / "clients"
+        self._unsaved: dict[str, Params] = {}
+
+    def __getitem__(self, client: str) -> Params:
+        if client in self._unsaved:
+            return self._unsaved[client]
+        try:
+            content = (self._clients / _file_name(client)).read_bytes()
+        except FileNotFoundError:
+            raise KeyError(client) from None
+        params: Params = states.unpack(content, {})["params"]
+        return params
+
+    def __setitem__(self, client: str, params: Params) -> None:
+        self._unsaved[client] = params
+
+    def __delitem__(self, client: str) -> None:
+        raise TypeError("what a client keeps is replaced, never deleted")
+
+    def __iter__(self) -> Iterator[str]:
+        saved = (states.unpack(f.read_bytes(), {})["id"] for f in sorted(self._clients.glob("*.safetensors")))
+        yield from dict.fromkeys([*saved, *self._unsaved])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def saved(self, client: str) -> None:
+        """Note that the client's file is written."""
+        self._unsaved.pop(client, None)
 
 
 def save(folder: Path, checkpoint: Checkpoint, changed: Iterable[str]) -> None:
@@ -37,6 +73,8 @@ def save(folder: Path, checkpoint: Checkpoint, changed: Iterable[str]) -> None:
             clients.mkdir(exist_ok=True)
             content = {"id": client, "params": dict(checkpoint.locals[client])}
             replace(clients / _file_name(client), states.pack(content))
+            if isinstance(checkpoint.locals, Kept):
+                checkpoint.locals.saved(client)
     replace(folder / "state.safetensors", states.pack(checkpoint.state))
     replace(folder / "progress.json", (json.dumps({"rounds": checkpoint.rounds}) + "\n").encode())
 
@@ -45,10 +83,7 @@ def load(folder: Path, like: Any) -> Checkpoint:
     """Read a checkpoint; ``like`` is a state of the same algorithm. Raises FileNotFoundError or ValueError."""
     rounds = json.loads((folder / "progress.json").read_text())["rounds"]
     state = states.unpack((folder / "state.safetensors").read_bytes(), like)
-    files = sorted((folder / "clients").glob("*.safetensors"))
-    each = [states.unpack(f.read_bytes(), {}) for f in files]
-    kept = {c["id"]: c["params"] for c in each}
-    return Checkpoint(rounds, state, kept)
+    return Checkpoint(rounds, state, Kept(folder))
 
 
 def _file_name(client: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,15 +12,18 @@ from rondo.config import ConfigError, Problem, RunConfig
 from rondo.data.loading import Rows, Source
 from rondo.data.partition import deal
 from rondo.tasks import Example, Row, Task, value_problem
+from rondo.tasks.store import ExampleStore, Stored
+
+_ROWS_A_CALL = 2000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Member:
     """A client and its examples. ``validation`` is never trained on."""
 
     client: Client
-    train: tuple[Example, ...]
-    validation: tuple[Example, ...]
+    train: Sequence[Example]
+    validation: Sequence[Example]
 
 
 @dataclass(frozen=True)
@@ -37,12 +40,13 @@ class Population:
 
     def longest(self, client: str) -> int:
         """Tokens of a client's longest training example."""
-        return max((e.length for e in self.members[client].train), default=1)
+        train = self.members[client].train
+        return train.longest if isinstance(train, Stored) else max((e.length for e in train), default=0)
 
     def sample(self, count: int) -> tuple[Example, ...]:
         """Up to ``count`` training examples of the first client, for trying a model out."""
         first = next(iter(self.members.values()), None)
-        return first.train[:count] if first is not None else ()
+        return tuple(first.train[:count]) if first is not None else ()
 
 
 def build(config: RunConfig, source: Source, task: Task, label: str | None, classes: Sequence[str] = ()) -> Population:
@@ -70,10 +74,10 @@ def build(config: RunConfig, source: Source, task: Task, label: str | None, clas
     test_rows = test.usable(source.test or [], "test ")
     small = {c: len(r) for c, r in kept.items() if len(r) < config.data.min_examples}
     members, cut = {}, 0
-    for name in sorted(kept.keys() - small.keys()):
-        examples = task.encode(kept[name])
-        cut += len(kept[name]) - len(examples)
-        members[name] = _member(name, examples, config, whole)
+    store = ExampleStore()
+    for name, numbers in _encoded(store, task, {n: kept[n] for n in sorted(kept.keys() - small.keys())}):
+        cut += len(kept[name]) - len(numbers)
+        members[name] = _member(name, store, numbers, config, whole)
     without = sorted(m.client.id for m in members.values() if not m.train)
     members = {n: m for n, m in members.items() if m.train}
     if not members:
@@ -145,12 +149,32 @@ class _Checker:
             raise ConfigError(missing)
 
 
-def _member(name: str, examples: list[Example], config: RunConfig, whole: Round) -> Member:
+def _encoded(store: ExampleStore, task: Task, rows: Mapping[str, Rows]) -> Iterator[tuple[str, range]]:
+    """Every client's rows tokenised into ``store``, many clients a call: each call has a price of its own."""
+    names = list(rows)
+    while names:
+        count, size = 0, 0
+        while count < len(names) and (count == 0 or size + len(rows[names[count]]) <= _ROWS_A_CALL):
+            size += len(rows[names[count]])
+            count += 1
+        chosen, names = names[:count], names[count:]
+        numbers = store.add(task.encode([row for n in chosen for row in rows[n]]))
+        if len(numbers) == size:
+            start = numbers.start
+            for name in chosen:
+                yield name, range(start, start + len(rows[name]))
+                start += len(rows[name])
+        else:  # rows were left out, and the call does not tell whose
+            for name in chosen:
+                yield name, store.add(task.encode(rows[name]))
+
+
+def _member(name: str, store: ExampleStore, numbers: range, config: RunConfig, whole: Round) -> Member:
     """Split one client's examples at random; at least one is left to train on."""
     import torch
 
-    order = torch.randperm(len(examples), generator=whole.generator("split", name)).tolist()
-    held = min(round(len(examples) * config.data.validation_fraction), len(examples) - 1)
-    validation = tuple(examples[i] for i in sorted(order[: max(0, held)]))
-    train = tuple(examples[i] for i in sorted(order[max(0, held) :]))
+    order = torch.randperm(len(numbers), generator=whole.generator("split", name)).tolist()
+    held = max(0, min(round(len(numbers) * config.data.validation_fraction), len(numbers) - 1))
+    validation = Stored(store, (numbers[i] for i in sorted(order[:held])))
+    train = Stored(store, (numbers[i] for i in sorted(order[held:])))
     return Member(Client(name, len(train)), train, validation)

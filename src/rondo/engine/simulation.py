@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, Protocol
@@ -68,7 +68,7 @@ class Simulation:
     config: RunConfig
     initial: Params
     state: Any = field(init=False)
-    locals: dict[str, Params] = field(default_factory=dict)
+    locals: MutableMapping[str, Params] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     prefix: Prefix | None = None
     workers: int = 1
@@ -126,7 +126,7 @@ class Simulation:
         committed = len(attempt.kept) >= self.config.clients.min_clients
         if committed:
             self.state = states.canonical(new)
-            self.locals |= {c: states.canonical(local) for c, local in attempt.kept.items() if local}
+            self.locals.update({c: states.canonical(local) for c, local in attempt.kept.items() if local})
         record["train_seconds"] = time.perf_counter() - started
         return record, list(attempt.kept) if committed else None
 
@@ -173,7 +173,7 @@ class Simulation:
         device, algorithm = self.network.device, self.algorithm
         kept = [self.locals.get(c.id) for c in clients]
         local = [algorithm.local_init(s, c) if k is None else k for k, s, c in zip(kept, shared, clients, strict=True)]
-        examples = tuple(self.population.members[c.id].train for c in clients)
+        examples = tuple(tuple(self.population.members[c.id].train) for c in clients)
         states = None
         if self.prefix is not None:
             each = [self.prefix.states(c.id, rows) for c, rows in zip(clients, examples, strict=True)]
