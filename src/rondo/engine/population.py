@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 from rondo.algorithm import Client, Round
 from rondo.config import ConfigError, Problem, RunConfig
@@ -26,17 +28,68 @@ class Member:
     validation: Sequence[Example]
 
 
+class Members(Mapping[str, Member]):
+    """Clients, sorted by id, whose examples are in a store. A member is made when it is asked for: between rounds a
+    client costs its id and four bytes an example, so there may be a hundred thousand of them."""
+
+    def __init__(self, store: ExampleStore) -> None:
+        self._store = store
+        self._names: list[str] = []
+        self._numbers = array("I")
+        # Of each client the ends of its training and of its validation examples in ``_numbers``.
+        self._trained, self._ends = array("q"), array("q", [0])
+
+    def add(self, name: str, train: Iterable[int], validation: Iterable[int]) -> None:
+        """Another client, whose id comes after all others', with the numbers of its examples."""
+        self._names.append(name)
+        self._numbers.extend(train)
+        self._trained.append(len(self._numbers))
+        self._numbers.extend(validation)
+        self._ends.append(len(self._numbers))
+
+    def __getitem__(self, name: str) -> Member:
+        place = bisect_left(self._names, name)
+        if place == len(self._names) or self._names[place] != name:
+            raise KeyError(name)
+        start, middle, end = self._ends[place], self._trained[place], self._ends[place + 1]
+        train, validation = self._numbers[start:middle], self._numbers[middle:end]
+        return Member(Client(name, len(train)), Stored(self._store, train), Stored(self._store, validation))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class _Clients(Sequence[Client]):
+    def __init__(self, members: Mapping[str, Member]) -> None:
+        self._members, self._names = members, list(members)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @overload
+    def __getitem__(self, place: int) -> Client: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Client]: ...
+    def __getitem__(self, place: int | slice) -> Client | Sequence[Client]:
+        if isinstance(place, slice):
+            return [self._members[n].client for n in self._names[place]]
+        return self._members[self._names[place]].client
+
+
 @dataclass(frozen=True)
 class Population:
     """All clients, sorted by id, the common test set, and what was done to the rows (for ``partition.json``)."""
 
-    members: dict[str, Member]
+    members: Mapping[str, Member]
     test: tuple[Example, ...]
     report: dict[str, Any]
 
     @property
-    def clients(self) -> list[Client]:
-        return [m.client for m in self.members.values()]
+    def clients(self) -> Sequence[Client]:
+        return _Clients(self.members)
 
     def longest(self, client: str) -> int:
         """Tokens of a client's longest training example."""
@@ -73,13 +126,14 @@ def build(config: RunConfig, source: Source, task: Task, label: str | None, clas
     test = _Checker(config, task, None)
     test_rows = test.usable(source.test or [], "test ")
     small = {c: len(r) for c, r in kept.items() if len(r) < config.data.min_examples}
-    members, cut = {}, 0
     store = ExampleStore()
+    members, without, cut = Members(store), [], 0
     for name, numbers in _encoded(store, task, {n: kept[n] for n in sorted(kept.keys() - small.keys())}):
         cut += len(kept[name]) - len(numbers)
-        members[name] = _member(name, store, numbers, config, whole)
-    without = sorted(m.client.id for m in members.values() if not m.train)
-    members = {n: m for n, m in members.items() if m.train}
+        if numbers:
+            members.add(name, *_split(name, numbers, config, whole))
+        else:
+            without.append(name)
     if not members:
         words = f"no client has data.min_examples = {config.data.min_examples} usable examples"
         raise ConfigError([Problem("partition", words)])
@@ -169,12 +223,10 @@ def _encoded(store: ExampleStore, task: Task, rows: Mapping[str, Rows]) -> Itera
                 yield name, store.add(task.encode(rows[name]))
 
 
-def _member(name: str, store: ExampleStore, numbers: range, config: RunConfig, whole: Round) -> Member:
-    """Split one client's examples at random; at least one is left to train on."""
+def _split(name: str, numbers: range, config: RunConfig, whole: Round) -> tuple[list[int], list[int]]:
+    """One client's examples, split at random into those to train on, at least one, and those to validate on."""
     import torch
 
     order = torch.randperm(len(numbers), generator=whole.generator("split", name)).tolist()
     held = max(0, min(round(len(numbers) * config.data.validation_fraction), len(numbers) - 1))
-    validation = Stored(store, (numbers[i] for i in sorted(order[:held])))
-    train = Stored(store, (numbers[i] for i in sorted(order[held:])))
-    return Member(Client(name, len(train)), train, validation)
+    return sorted(numbers[i] for i in order[held:]), sorted(numbers[i] for i in order[:held])
