@@ -18,7 +18,7 @@ import tiny
 from rondo import algorithms
 from rondo.algorithm import Algorithm, Client, Round
 from rondo.config import RunConfig, load
-from rondo.engine.cohort import activation_bytes, in_order, plan
+from rondo.engine.cohort import Budget, activation_bytes, budget, in_order, plan
 from rondo.engine.population import Member, Population
 from rondo.engine.simulation import Simulation, Trained
 from rondo.head import LocalHead
@@ -184,6 +184,27 @@ def test_the_law_in_single_precision(name: str, policy: str) -> None:
 def test_steps_epochs_and_batches(train: Any) -> None:
     sim = make("fedit", run=config(**train))
     assert_law(trained(sim, alone=False), trained(sim, alone=True), EXACT)
+
+
+@pytest.mark.parametrize(("megabytes", "at_once"), [(0.2, 3), (0.4, 2), (0.6, 1), (10.0, 1)])
+def test_memory_decides_how_many_train_at_once(megabytes: float, at_once: int) -> None:
+    sim = make("fedit", run=config("auto"))
+    settings = sim.config.simulation.model_copy(update={"memory_mb": 1})
+    sim.config = sim.config.model_copy(update={"simulation": settings})
+    sim.workers = 3
+    clients = sim.population.clients
+    sim._activation_bytes = megabytes * 2**20 / sim._tokens_a_client(clients)
+    cohorts = sim.cohorts(clients)
+    assert [len(c) for c in cohorts] == [1] * len(SIZES)
+    assert sim.at_once(cohorts) == at_once
+    assert sim.at_once(cohorts[:1]) == 1
+    assert sim.at_once([]) == 1
+
+
+def test_half_of_the_machines_memory_is_for_activations() -> None:
+    allowed = budget(torch.device("cpu"), "auto")
+    assert 2**26 < allowed.cohort < allowed.total < 2**44
+    assert budget(torch.device("cpu"), 3) == Budget(3 * 2**20, 3 * 2**20)
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -150,11 +150,12 @@ class EvaluationConfig(_Section):
 
 class SimulationConfig(_Section):
     """How the clients of a round share this machine. ``cohort``: how many train in one forward pass; "auto" takes as
-    many as ``memory_mb`` holds and the machine gains from. ``reuse_prefix``: keep the hidden states below the lowest
-    adapted layer, up to ``prefix_memory_mb`` in memory and ``prefix_disk_mb`` in temporary files."""
+    many as ``memory_mb`` of activations hold and the machine gains from. ``memory_mb`` is for all that train at once;
+    "auto" is half of the machine's memory, or the accelerator's. ``reuse_prefix``: keep the hidden states below the
+    lowest adapted layer, up to ``prefix_memory_mb`` in memory and ``prefix_disk_mb`` in temporary files."""
 
     cohort: Positive | Literal["auto"] = "auto"
-    memory_mb: Positive = 1024
+    memory_mb: Positive | Literal["auto"] = "auto"
     reuse_prefix: bool = True
     prefix_memory_mb: Annotated[int, Field(ge=0)] = 1024
     prefix_disk_mb: Annotated[int, Field(ge=0)] = 4096

@@ -9,9 +9,11 @@ configuration and the number of threads, never on timing.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import torch
@@ -25,8 +27,27 @@ from rondo.tasks import Example, Task
 T = TypeVar("T")
 R = TypeVar("R")
 
-CPU_TOKENS = 4096
-"""Tokens of a forward pass beyond which a CPU gains nothing: its caches no longer hold the activations."""
+CPU_COHORT_BYTES = 128 * 2**20
+"""Activations of a cohort beyond which one thread of a CPU gains next to nothing (docs/log.md)."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bytes of activations: of all cohorts that train at once, and of one cohort that is to grow by another client."""
+
+    total: int
+    cohort: int
+
+
+def budget(device: torch.device, megabytes: int | Literal["auto"]) -> Budget:
+    """What ``simulation.memory_mb`` allows. "auto": half of the memory that there is."""
+    if megabytes != "auto":
+        return Budget(megabytes * 2**20, megabytes * 2**20)
+    if device.type == "cuda":
+        half = torch.cuda.get_device_properties(device).total_memory // 2
+        return Budget(half, half)
+    half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return Budget(half, CPU_COHORT_BYTES)
 
 
 def plan(
@@ -79,14 +100,15 @@ def workers(network: Network) -> int:
 
 
 def in_order(work: Callable[[T], R], items: Iterable[T], count: int) -> Iterator[R]:
-    """``work`` on every item by ``count`` threads of one torch thread each; results in the order of the items, never
-    more than ``count`` of them waiting."""
+    """``work`` on every item by ``count`` threads that share torch's threads evenly; results in the order of the items,
+    never more than ``count`` of them waiting."""
     if count == 1:
         yield from map(work, items)
         return
     threads = torch.get_num_threads()
     pending: deque[Future[R]] = deque()
-    pool = ThreadPoolExecutor(count, "rondo-cohort", initializer=torch.set_num_threads, initargs=(1,))
+    each = max(1, threads // count)
+    pool = ThreadPoolExecutor(count, "rondo-cohort", initializer=torch.set_num_threads, initargs=(each,))
     try:
         for item in items:
             pending.append(pool.submit(work, item))

@@ -17,6 +17,8 @@ from torch import Tensor
 from rondo.algorithm import Shared, Upload
 from rondo.params import num_bytes
 
+_STATES = 1024
+
 
 @dataclass(frozen=True)
 class Traffic:
@@ -48,6 +50,8 @@ class Ledger:
                 down += size
                 first += size if before is None else 0
                 held[name] = now
+        if len(self._known) > _STATES:  # those of rounds long past; who holds them keeps them
+            self._known.clear()
         self.held[client] = self._known.setdefault(frozenset(held.items()), held)
         return down, first
 

@@ -15,7 +15,7 @@ from rondo import state as states
 from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Shared, Upload
 from rondo.config import RunConfig
 from rondo.engine import evaluate
-from rondo.engine.cohort import CPU_TOKENS, activation_bytes, in_order, plan, workers
+from rondo.engine.cohort import activation_bytes, budget, in_order, plan, workers
 from rondo.engine.evaluate import spread
 from rondo.engine.ledger import Ledger
 from rondo.engine.population import Population
@@ -72,7 +72,7 @@ class Simulation:
     ledger: Ledger = field(default_factory=Ledger)
     prefix: Prefix | None = None
     workers: int = 1
-    _tokens_a_pass: int | None = None
+    _activation_bytes: float | None = None
 
     def __post_init__(self) -> None:
         self.workers = workers(self.network)
@@ -134,25 +134,42 @@ class Simulation:
         """The clients of a round, as they train together."""
         if self.network.one_at_a_time is not None:
             return [(c,) for c in chosen]
-        config = self.config
-        longest = max((self.population.longest(c.id) for c in chosen), default=1)
+        tokens = self._tokens_a_client(chosen)
+        allowed = budget(self.network.device, self.config.simulation.memory_mb)
+        at_once = self._at_once(tokens)
+        bytes_a_cohort = min(allowed.cohort, allowed.total // at_once)
         return plan(
             chosen,
-            config.simulation.cohort,
-            workers=self.workers,
-            tokens=self._tokens(),
-            tokens_a_client=config.train.batch_size * longest,
+            self.config.simulation.cohort,
+            workers=at_once,
+            tokens=int(bytes_a_cohort / self._bytes_a_token()),
+            tokens_a_client=tokens,
         )
 
-    def _tokens(self) -> int:
-        """Tokens of one forward pass, from the memory budget; on a CPU no more than it gains from."""
-        if self._tokens_a_pass is None:
+    def at_once(self, cohorts: Sequence[Sequence[Client]]) -> int:
+        """How many of these cohorts train at once."""
+        tokens = self._tokens_a_client([c for cohort in cohorts for c in cohort])
+        largest = max(map(len, cohorts), default=1)
+        return max(1, min(len(cohorts), self._at_once(largest * tokens)))
+
+    def _at_once(self, tokens: int) -> int:
+        if self.workers == 1:
+            return 1
+        total = budget(self.network.device, self.config.simulation.memory_mb).total
+        return max(1, min(self.workers, int(total / (self._bytes_a_token() * tokens))))
+
+    def _tokens_a_client(self, clients: Sequence[Client]) -> int:
+        """Tokens of a client's longest possible batch."""
+        return self.config.train.batch_size * max((self.population.longest(c.id) for c in clients), default=1)
+
+    def _bytes_a_token(self) -> float:
+        """Bytes that a training step keeps a token, tried out once."""
+        if self._activation_bytes is None:
             examples = self.population.sample(2)
             seen, _ = self.newcomer(0)
             each = activation_bytes(self.network, self.task, _to(seen, self.network.device), examples)
-            budget = int(self.config.simulation.memory_mb * 2**20 / self.workers / max(1.0, each))
-            self._tokens_a_pass = min(budget, CPU_TOKENS) if self.network.device.type == "cpu" else budget
-        return self._tokens_a_pass
+            self._activation_bytes = max(1.0, each)
+        return self._activation_bytes
 
     def train(self, clients: tuple[Client, ...], round: Round, shared: tuple[Shared, ...]) -> list[Trained]:
         """Local training of a cohort, what each client received in ``shared``. A cohort for which memory is not
@@ -265,7 +282,7 @@ class _Attempt:
     def __iter__(self) -> Iterator[Upload]:
         simulation = self.simulation
         cohorts = simulation.cohorts(self.chosen)
-        for trained in in_order(self._train, (self._prepared(c) for c in cohorts), simulation.workers):
+        for trained in in_order(self._train, (self._prepared(c) for c in cohorts), simulation.at_once(cohorts)):
             for one in trained:
                 if one.failure is not None:
                     failure = one.failure

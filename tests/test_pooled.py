@@ -1,0 +1,119 @@
+"""The last layer of a classifier cut down to its first token: same logits and gradients, less work; or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tiny
+from rondo.model import Network
+from rondo.params import Params
+from rondo.pooled import AllTokensMatter, first_token_only
+
+
+def network_of(module: Any, endings: Sequence[str], dropout: float = 0.0) -> tuple[Network, Params]:
+    """A network, and what two clients see of it."""
+    module = module.double()
+    network = Network(module, tiny.sites(module, endings, dropout=dropout), tiny.head_names(module))
+    seen = tiny.factors(tuple(network.sites.values()), 1, clients=2)
+    head = {n: torch.stack([t, t + 0.1]) for n, t in network.initial_head.items()}
+    return network, seen | head
+
+
+def one(seen: Params) -> Params:
+    return {n: t[0] for n, t in seen.items()}
+
+
+def passed(network: Network, seen: Params, **options: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """Logits for two clients of two rows each, and the gradients of a sum of their squares."""
+    leaves = {n: t.clone().requires_grad_() for n, t in seen.items()}
+    logits = network(leaves, {}, tiny.text_batch(), **options).logits
+    logits.square().sum().backward()
+    return logits.detach(), {n: t.grad for n, t in leaves.items() if t.grad is not None}
+
+
+CUT: dict[str, Callable[[], Any]] = {"bert": tiny.bert, "roberta": tiny.roberta}
+EVERYWHERE = ("query", "value", "attention.output.dense", "intermediate.dense")
+
+
+@pytest.mark.parametrize("kind", CUT)
+def test_logits_and_gradients_are_the_same(kind: str) -> None:
+    network, seen = network_of(CUT[kind](), EVERYWHERE)
+    logits, gradients = passed(network, seen)
+    first_token_only(network, one(seen), tiny.text_batch())
+    again, after = passed(network, seen)
+    torch.testing.assert_close(again, logits, rtol=0, atol=1e-12)
+    assert after.keys() == gradients.keys()
+    for name, gradient in after.items():
+        torch.testing.assert_close(gradient, gradients[name], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", CUT)
+def test_only_the_first_token_passes_the_rest_of_the_last_layer(kind: str) -> None:
+    network, seen = network_of(CUT[kind](), ("query",))
+    first_token_only(network, one(seen), tiny.text_batch())
+    tokens = []
+    layers = next(m for m in network.module.modules() if isinstance(m, nn.ModuleList))
+    for layer in layers:
+        layer.intermediate.register_forward_hook(lambda _, args, __: tokens.append(args[0].shape[1]))
+    passed(network, seen)
+    assert tokens == [9, 1]
+
+
+def test_one_token_is_dropped_out_as_one_token() -> None:
+    network, seen = network_of(tiny.bert(), EVERYWHERE, dropout=0.5)
+    first_token_only(network, one(seen), tiny.text_batch())
+    draws = [[torch.Generator().manual_seed(k) for k in (3, 4)] for _ in range(2)]
+    (first, _), (again, _) = (passed(network, seen, dropout=d) for d in draws)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, passed(network, seen)[0])
+
+
+class Mean(nn.Module):
+    """A classifier of the mean of all states."""
+
+    base_model_prefix = "bert"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bert = tiny.bert().bert
+        self.classifier = nn.Linear(32, 3)
+
+    def forward(self, **inputs: Any) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.classifier(self.bert(**inputs).last_hidden_state.mean(1)))
+
+
+class Twice(Mean):
+    """A classifier of the first state that also reads another of the last layer's."""
+
+    def forward(self, **inputs: Any) -> SimpleNamespace:
+        states = self.bert(**inputs).last_hidden_state
+        return SimpleNamespace(logits=self.classifier(states[:, 0] + states[:, 2]))
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "distilbert": (tiny.distilbert, "q_lin"),  # its residual is added outside of what is called attention
+    "gpt2": (tiny.gpt2, "c_attn"),
+    "llama-lm": (tiny.llama_lm, "q_proj"),
+    "convolutions": (tiny.convolutions, "second"),
+    "mean": (Mean, "query"),
+    "twice": (Twice, "query"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_model_that_reads_more_is_refused_and_left_as_it_was(kind: str) -> None:
+    make, ending = REFUSED[kind]
+    network, seen = network_of(make(), (ending,))
+    inputs = tiny.image_batch() if kind == "convolutions" else tiny.text_batch()
+    before = network(seen, {}, inputs).logits
+    hooks = [len(m._forward_hooks) for m in network.module.modules()]
+    with pytest.raises(AllTokensMatter, match="last layer"):
+        first_token_only(network, one(seen), inputs)
+    assert torch.equal(network(seen, {}, inputs).logits, before)
+    assert [len(m._forward_hooks) for m in network.module.modules()] == hooks
