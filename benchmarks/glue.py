@@ -2,6 +2,7 @@
 
     python benchmarks/glue.py --data FOLDER --task sst2 --clients 3 20 50 --seeds 0 1 2 --lr 1e-2 --out sst2.jsonl
     python benchmarks/glue.py --data FOLDER --task rte --clients 20 --seeds 0 1 2 --lr 1e-2 --out rte.jsonl
+    python benchmarks/glue.py --data FOLDER --lr 1e-2 --seeds 0 1 2 --precision exact fast --out precision.jsonl
     python benchmarks/glue.py --table sst2.jsonl rte.jsonl
 
 FOLDER holds glue_sst2/ and glue_rte/ with train.parquet and validation.parquet. One line a run is appended to --out;
@@ -32,7 +33,21 @@ SHARES = {
 }
 
 
-def one_run(args: argparse.Namespace, algorithm: str, clients: int, seed: int, lr: float) -> dict[str, Any]:
+def in_float32(run_dir: Path) -> float:
+    """Accuracy of a finished run's model on the test set in float32, whatever precision it was trained in."""
+    from rondo.data.loading import load_source
+    from rondo.engine.population import build
+    from rondo.results import reopen
+
+    opened = reopen(run_dir, exact=True)
+    config, task = opened.prepared.config, opened.prepared.task
+    test = build(config, load_source(config), task, config.task.label, opened.labels).test
+    return float(opened.simulation.scores(*opened.model(None), test)["accuracy"] or 0.0)
+
+
+def one_run(
+    args: argparse.Namespace, algorithm: str, clients: int, seed: int, lr: float, precision: str
+) -> dict[str, Any]:
     """Run one cell and return what the table needs."""
     import rondo
 
@@ -47,6 +62,7 @@ def one_run(args: argparse.Namespace, algorithm: str, clients: int, seed: int, l
         f"train.local_steps={steps}",
         f"train.batch_size={batch}",
         f"train.lr={lr}",
+        f'train.precision="{precision}"',
         f"rounds={args.rounds}",
     ]
     if args.tune:
@@ -54,6 +70,7 @@ def one_run(args: argparse.Namespace, algorithm: str, clients: int, seed: int, l
     with tempfile.TemporaryDirectory() as folder:
         config = Path(__file__).with_name("runs") / f"{args.task}.toml"
         result = rondo.run(config, sets=sets, run_dir=f"{folder}/run")
+        exact = in_float32(result.run_dir)
     curve = {r["round"] + 1: r["scores"]["global"]["accuracy"] for r in result.history if "global" in r["scores"]}
     moved = [r["bytes_up"] + r["bytes_down"] for r in result.history]
     cell = {
@@ -62,6 +79,8 @@ def one_run(args: argparse.Namespace, algorithm: str, clients: int, seed: int, l
         "clients": clients,
         "seed": seed,
         "lr": lr,
+        "precision": precision,
+        "accuracy_in_float32": exact,
         "rounds": args.rounds,
         "accuracy": curve,
         "bytes_by_round": [sum(moved[: i + 1]) for i in range(len(moved))],
@@ -84,14 +103,14 @@ def finished(path: Path) -> Iterator[dict[str, Any]]:
 
 def table(paths: list[Path]) -> None:
     """Mean and standard deviation over seeds at equal rounds, and at the bytes of the cheapest method."""
-    cells = [c for p in paths for c in finished(p) if "held_out" not in c]
-    print("| task | clients | algorithm | lr | accuracy, 20 rounds | at equal bytes | MB up | MB down | s a run |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    cells = [{"precision": "exact", **c} for p in paths for c in finished(p) if "held_out" not in c]
+    print("| task | clients | algorithm | precision | lr | accuracy | at equal bytes | MB up | MB down | s a run |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for task, clients in sorted({(c["task"], c["clients"]) for c in cells}):
         group = [c for c in cells if (c["task"], c["clients"]) == (task, clients)]
         budget = min(c["bytes_by_round"][-1] for c in group)
-        for algorithm in ALGORITHMS:
-            runs = [c for c in group if c["algorithm"] == algorithm]
+        for algorithm, precision in product(ALGORITHMS, ("exact", "fast")):
+            runs = [c for c in group if (c["algorithm"], c["precision"]) == (algorithm, precision)]
             if not runs:
                 continue
             last = [100 * c["accuracy"][str(c["rounds"])] for c in runs]
@@ -103,8 +122,8 @@ def table(paths: list[Path]) -> None:
             up, down, seconds = (statistics.mean(c[k] for c in runs) for k in ("bytes_up", "bytes_down", "seconds"))
             rates = "/".join(sorted({f"{c['lr']:g}" for c in runs}))
             print(
-                f"| {task} | {clients} | {algorithm} | {rates} | {_spread(last)} | {_spread(equal)} (round "
-                f"{'/'.join(map(str, sorted(at)))}) | {up / 1e6:.1f} | {down / 1e6:.1f} | {seconds:.0f} |"
+                f"| {task} | {clients} | {algorithm} | {precision} | {rates} | {_spread(last)} | {_spread(equal)} "
+                f"(round {'/'.join(map(str, sorted(at)))}) | {up / 1e6:.1f} | {down / 1e6:.1f} | {seconds:.0f} |"
             )
 
 
@@ -121,6 +140,7 @@ def main() -> None:
     parser.add_argument("--clients", nargs="+", type=int, default=[20])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--lr", nargs="+", type=float, default=[5e-3])
+    parser.add_argument("--precision", nargs="+", choices=("exact", "fast"), default=["exact"])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tune", action="store_true")
@@ -133,16 +153,18 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(args.threads)
-    key = ("algorithm", "clients", "seed", "lr")
-    done = {tuple(c[k] for k in key) for c in finished(args.out)}
-    for clients, seed, algorithm, lr in product(args.clients, args.seeds, args.algorithms, args.lr):
-        if (algorithm, clients, seed, lr) in done:
+    key = ("algorithm", "clients", "seed", "lr", "precision")
+    done = {tuple(c.get(k, "exact") for k in key) for c in finished(args.out)}
+    for clients, seed, algorithm, lr, precision in product(
+        args.clients, args.seeds, args.algorithms, args.lr, args.precision
+    ):
+        if (algorithm, clients, seed, lr, precision) in done:
             continue
-        cell = one_run(args, algorithm, clients, seed, lr)
+        cell = one_run(args, algorithm, clients, seed, lr, precision)
         with args.out.open("a") as file:
             file.write(json.dumps(cell) + "\n")
-        scores = {r: round(a, 4) for r, a in cell["accuracy"].items()}
-        print(algorithm, clients, seed, lr, scores, cell.get("held_out"), f"{cell['seconds']:.0f} s", flush=True)
+        scores = {r: round(a, 4) for r, a in cell["accuracy"].items()} | {"float32": cell["accuracy_in_float32"]}
+        print(*(cell[k] for k in key), scores, cell.get("held_out"), f"{cell['seconds']:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

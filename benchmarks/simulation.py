@@ -6,6 +6,7 @@
 Every contestant runs by itself in a fresh process. Seconds a round are the median over the rounds; memory is the peak
 of the sum over the process and all that it started, as resident set size (shared pages counted in each process) and as
 proportional set size (shared pages counted once). Starting up lasts from the start of the process to the first round.
+The floor is what ``floor.py`` says: the operations a sample needs over the rate of this machine's matrix products.
 """
 
 from __future__ import annotations
@@ -125,6 +126,16 @@ def contest(script: str, workload: Workload, rounds: int, threads: int, data: Pa
     }
 
 
+def floor(workload: Workload, threads: int, ours: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What ``floor.py`` says, and what share of it Rondo reaches."""
+    command = [sys.executable, str(Path(__file__).with_name("floor.py")), "--work", workload.name]
+    done = subprocess.run([*command, "--threads", str(threads)], stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    for precision, one in ours.items():
+        found[precision]["share"] = one["samples_per_second"] / found[precision]["samples_per_second"]
+    return found
+
+
 def peers(text: str) -> list[str]:
     """The names in a comma-separated list. Raises SystemExit for one that is unknown or not installed."""
     names = [name for name in text.split(",") if name]
@@ -171,6 +182,14 @@ def table(result: dict[str, Any]) -> str:
         cells += [one["peak_rss_mb"], one["peak_pss_mb"], one["startup_seconds"], one["loss"][-1]]
         cells += result["ratio"].get(name, {}).values()
         lines.append(f"{name:14}" + "".join(f"{cell:11.{0 if cell >= 1000 else 3}f}" for cell in cells))
+    least = result["floor"]
+    lines.append(f"floor: {least['operations_per_sample'] / 1e9:.2f} GFLOP a sample")
+    for precision in result["rondo"]:
+        one = least[precision]
+        lines.append(
+            f"  {precision}: {one['gflops']:.0f} GFLOP/s, {one['samples_per_second']:.1f} samples/s; rondo reaches "
+            f"{one['share']:.0%}"
+        )
     return "\n".join(lines)
 
 
@@ -198,6 +217,7 @@ def main() -> None:
         name: {p: one["seconds_per_round"] / ours[p]["seconds_per_round"] for p in ours}
         for name, one in result["peers"].items()
     }
+    result["floor"] = floor(workload, args.threads, ours)
     result |= {"machine": machine(), "versions": versions()}
     if args.json:
         args.json.write_text(json.dumps(result, indent=2) + "\n")

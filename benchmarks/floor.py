@@ -1,0 +1,121 @@
+"""The floor of a workload: the operations that a sample needs, over the rate that this machine reaches on its matrices.
+
+    python benchmarks/floor.py --work W --threads 2
+
+Operations: every frozen linear layer forward and, above the lowest adapted layer, backward to its input (frozen weights
+have no gradient); the two products of attention; the factors. Not counted, because they need not be computed: layers
+below the lowest adapted one (once an example, not once a step), that layer's backward pass to its own input, and, in a
+classifier of the first token, all other tokens after the last layer's attention. Elementwise work counts as free.
+
+Rate: as many threads as there are, each with one torch thread, multiply matrices of the workload's own shapes at the
+same time; float32 by the faster of torch's and oneDNN's linear layer, bfloat16 by torch's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter
+from typing import Any
+
+from workloads import TOKENS, WORKLOADS, Workload, model_source
+
+ROWS = 1024
+"""Rows of the matrices whose rate is measured."""
+
+TRY_SECONDS = 0.5
+"""For how long each shape is tried; the best time counts."""
+
+
+def shapes(workload: Workload) -> tuple[Counter[tuple[int, int]], float]:
+    """Tokens of a sample that pass weights of each shape (out, in), forward or backward to their input; and operations
+    that it needs beside those."""
+    import torch
+    import transformers
+    from torch import nn
+
+    folder, gguf = model_source(workload)
+    config = transformers.AutoConfig.from_pretrained(folder, **({"gguf_file": gguf} if gguf else {}))
+    classify = workload.kind == "sequence-classification"
+    auto = transformers.AutoModelForSequenceClassification if classify else transformers.AutoModelForCausalLM
+    with torch.device("meta"):
+        model = auto.from_config(config)
+    layers = max((m for m in model.modules() if isinstance(m, nn.ModuleList)), key=len)
+    adapted = range(len(layers)) if workload.layers is None else sorted(workload.layers)
+    passes: Counter[tuple[int, int]] = Counter()
+    other = 0.0
+    for number in range(adapted[0], len(layers)):
+        last = classify and number == len(layers) - 1
+        for path, linear in layers[number].named_modules():
+            if not isinstance(linear, nn.Linear):
+                continue
+            shape = (linear.out_features, linear.in_features)
+            reads = path.endswith(("query", "key", "value", "q_proj", "k_proj", "v_proj"))
+            tokens = 1 if last and not reads else TOKENS
+            # The input of the lowest adapted layer needs no gradient.
+            passes[shape] += tokens * (1 if reads and number == adapted[0] else 2)
+            if number in adapted and path.endswith(workload.targets):
+                other += 3 * 2 * TOKENS * workload.rank * sum(shape)
+        # Scores and their sum of values; backward twice that.
+        other += 3 * 2 * 2 * TOKENS**2 * config.hidden_size
+    if not classify:
+        passes[config.vocab_size, config.hidden_size] += 2 * TOKENS
+    return passes, other
+
+
+def rate(passes: Counter[tuple[int, int]], bf16: bool, threads: int) -> float:
+    """Operations a second of all threads on these weights, each as often as it is passed; the best of several tries."""
+    import torch
+    from torch.nn import functional
+
+    from rondo.engine.cohort import in_order
+    from rondo.kernels import has_onednn
+
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    linears: list[Any] = [functional.linear]
+    if not bf16 and has_onednn():
+        linears.append(lambda x, w: torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], ""))
+
+    def seconds(shape: tuple[int, int]) -> float:
+        """Seconds a row, forward and backward to the input being the same product."""
+        weight, x = torch.randn(*shape).to(dtype), torch.randn(ROWS, shape[1]).to(dtype)
+        best = float("inf")
+        for linear in linears:
+            until = time.perf_counter() + TRY_SECONDS
+            while (began := time.perf_counter()) < until:
+                linear(x, weight)
+                best = min(best, (time.perf_counter() - began) / ROWS)
+        return best
+
+    spent = 0.0
+    with torch.no_grad():
+        for shape, times in passes.items():
+            spent += times * max(in_order(seconds, [shape] * threads, threads))
+    return threads * sum(2 * o * i * n for (o, i), n in passes.items()) / spent
+
+
+def floor(workload: Workload, threads: int) -> dict[str, Any]:
+    """The floor in both precisions."""
+    passes, other = shapes(workload)
+    operations = sum(2 * o * i * n for (o, i), n in passes.items()) + other
+    found: dict[str, Any] = {"operations_per_sample": operations}
+    for name, bf16 in (("fast", True), ("exact", False)):
+        reached = rate(passes, bf16, threads)
+        found[name] = {"gflops": reached / 1e9, "samples_per_second": reached / operations}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", choices=WORKLOADS, default="W")
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    import torch
+
+    torch.set_num_threads(args.threads)
+    print(json.dumps(floor(WORKLOADS[args.work], args.threads)))
+
+
+if __name__ == "__main__":
+    main()
