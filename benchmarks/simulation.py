@@ -35,7 +35,8 @@ PEERS = {"loop": ("loop", None), "flower": ("flower", "flwr"), "pfl": ("pfl_run"
 """Every peer: its script, and the package that it needs beside Rondo's own."""
 
 _MARK = "RONDO_BENCHMARK"
-_RSS_SECONDS, _PSS_SECONDS = 0.05, 1.0
+_RSS_SECONDS, _LOOK_SECONDS, _PSS_SECONDS = 0.1, 0.5, 10.0
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 _SETTLED_SECONDS = 2.0
 """The environment of a process cannot be read in its very first moments."""
 
@@ -43,35 +44,47 @@ _SETTLED_SECONDS = 2.0
 @dataclass
 class Memory:
     """Peaks of the memory of a process and of all that it started: those whose parent is one of them, or that carry
-    its mark in their environment (Ray's may outlive their parent)."""
+    its mark in their environment (Ray's may outlive their parent).
+
+    Watching must not slow down what is watched: resident sizes are read from ``statm`` ten times a second, new
+    processes are looked for twice a second, and proportional sizes, for which the kernel walks all pages and keeps the
+    process from mapping more, are read every ten seconds.
+    """
 
     root: psutil.Process
     mark: str
     peak_rss: int = 0
     peak_pss: int = 0
-    _mine: dict[int, psutil.Process] = field(init=False)
+    _mine: set[int] = field(init=False)
     _others: set[int] = field(default_factory=set)
-    _next_pss: float = 0.0
+    _next_look: float = 0.0
+    _next_pss: float = field(default_factory=lambda: time.monotonic() + _PSS_SECONDS)
 
     def __post_init__(self) -> None:
-        self._mine = {self.root.pid: self.root}
+        self._mine = {self.root.pid}
 
     def sample(self) -> None:
         """Look for new processes, and add up."""
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._look()
+            self._next_look = now + _LOOK_SECONDS
+        self.peak_rss = max(self.peak_rss, sum(map(_resident, self._mine)))
+        if now >= self._next_pss:
+            self.peak_pss = max(self.peak_pss, sum(map(_proportional, self._mine)))
+            self._next_pss = now + _PSS_SECONDS
+
+    def _look(self) -> None:
         pids = set(psutil.pids())
         self._others &= pids
-        self._mine = {p: process for p, process in self._mine.items() if p in pids}
-        for pid in sorted(pids - self._others - self._mine.keys()):
+        self._mine &= pids
+        for pid in sorted(pids - self._others - self._mine):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process = psutil.Process(pid)
                 if self._belongs(process):
-                    self._mine[pid] = process
+                    self._mine.add(pid)
                 elif time.time() - process.create_time() > _SETTLED_SECONDS:
                     self._others.add(pid)
-        self.peak_rss = max(self.peak_rss, self._sum(lambda p: p.memory_info().rss))
-        if time.monotonic() >= self._next_pss:
-            self.peak_pss = max(self.peak_pss, self._sum(lambda p: p.memory_full_info().pss))
-            self._next_pss = time.monotonic() + _PSS_SECONDS
 
     def _belongs(self, process: psutil.Process) -> bool:
         if process.ppid() in self._mine:
@@ -81,12 +94,20 @@ class Memory:
         except psutil.AccessDenied:
             return False
 
-    def _sum(self, value: Any) -> int:
-        total = 0
-        for process in self._mine.values():
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                total += value(process)
-        return total
+
+def _resident(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
+    except OSError:  # it is gone
+        return 0
+
+
+def _proportional(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
 def contest(script: str, workload: Workload, rounds: int, threads: int, data: Path, *extra: str) -> dict[str, Any]:
