@@ -5,7 +5,7 @@
 Operations: every frozen linear layer forward and, above the lowest adapted layer, backward to its input (frozen weights
 have no gradient); the two products of attention; the factors. Not counted, because they need not be computed: layers
 below the lowest adapted one (once an example, not once a step), that layer's backward pass to its own input, and, in a
-classifier of the first token, all other tokens after the last layer's attention. Elementwise work counts as free.
+classifier of the first token, all other tokens of the last layer but as keys and values. Elementwise work is free.
 
 Rate: as many threads as there are, each with one torch thread, multiply matrices of the workload's own shapes at the
 same time; float32 by the faster of torch's and oneDNN's linear layer, bfloat16 by torch's.
@@ -52,13 +52,13 @@ def shapes(workload: Workload) -> tuple[Counter[tuple[int, int]], float]:
                 continue
             shape = (linear.out_features, linear.in_features)
             reads = path.endswith(("query", "key", "value", "q_proj", "k_proj", "v_proj"))
-            tokens = 1 if last and not reads else TOKENS
+            tokens = 1 if last and not path.endswith(("key", "value")) else TOKENS
             # The input of the lowest adapted layer needs no gradient.
             passes[shape] += tokens * (1 if reads and number == adapted[0] else 2)
             if number in adapted and path.endswith(workload.targets):
                 other += 3 * 2 * TOKENS * workload.rank * sum(shape)
         # Scores and their sum of values; backward twice that.
-        other += 3 * 2 * 2 * TOKENS**2 * config.hidden_size
+        other += 3 * 2 * 2 * (1 if last else TOKENS) * TOKENS * config.hidden_size
     if not classify:
         passes[config.vocab_size, config.hidden_size] += 2 * TOKENS
     return passes, other

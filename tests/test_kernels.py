@@ -17,7 +17,7 @@ from rondo.params import add_client_axis
 
 CPU = torch.device("cpu")
 ONEDNN = Kernels(torch.float32, "onednn", "torch")
-FAST = Kernels(torch.bfloat16, "torch", "eager")
+FAST = Kernels(torch.bfloat16, "torch", "written out")
 
 needs_onednn = pytest.mark.skipif(not kernels.has_onednn(), reason="torch has no oneDNN here")
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import tiny
+from rondo import attention
 from rondo.model import Network
 from rondo.params import Params
 from rondo.pooled import AllTokensMatter, first_token_only
@@ -57,12 +58,38 @@ def test_logits_and_gradients_are_the_same(kind: str) -> None:
 def test_only_the_first_token_passes_the_rest_of_the_last_layer(kind: str) -> None:
     network, seen = network_of(CUT[kind](), ("query",))
     first_token_only(network, one(seen), tiny.text_batch())
-    tokens = []
+    tokens: dict[str, list[int]] = {}
     layers = next(m for m in network.module.modules() if isinstance(m, nn.ModuleList))
     for layer in layers:
-        layer.intermediate.register_forward_hook(lambda _, args, __: tokens.append(args[0].shape[1]))
+        for path in ("attention.self.query", "attention.self.key", "attention.output.dense", "intermediate"):
+            seen_here = tokens.setdefault(path, [])
+            layer.get_submodule(path).register_forward_hook(
+                lambda _, args, __, here=seen_here: here.append(args[0].shape[1])
+            )
     passed(network, seen)
-    assert tokens == [9, 1]
+    assert tokens.pop("attention.self.key") == [9, 9]
+    assert set(map(tuple, tokens.values())) == {(9, 1)}
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa", attention.NAME])
+def test_any_attention_may_be_cut(implementation: str) -> None:
+    module = tiny.bert()
+    attention.use(module)  # known from now on
+    module.set_attn_implementation(implementation)
+    network, seen = network_of(module, EVERYWHERE)
+    logits, _ = passed(network, seen)
+    first_token_only(network, one(seen), tiny.text_batch())
+    torch.testing.assert_close(passed(network, seen)[0], logits, rtol=0, atol=1e-12)
+
+
+def test_an_attention_of_another_make_is_cut_after_its_output() -> None:
+    network, seen = network_of(tiny.bert(), EVERYWHERE)
+    logits, _ = passed(network, seen)
+    for layer in next(m for m in network.module.modules() if isinstance(m, nn.ModuleList)):
+        del layer.attention.self.attention_head_size
+        layer.attention.self.attention_head_size = torch.tensor(16)  # not what the cut knows
+    first_token_only(network, one(seen), tiny.text_batch())
+    torch.testing.assert_close(passed(network, seen)[0], logits, rtol=0, atol=1e-12)
 
 
 def test_one_token_is_dropped_out_as_one_token() -> None:

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rondo import attention
+
 _NATIVE_BF16 = ("avx512_bf16", "amx_bf16", "bf16")  # x86 and ARM names
 
 
@@ -26,7 +28,7 @@ class Kernels:
 
     dtype: torch.dtype
     linear: Literal["torch", "onednn"]
-    attention: Literal["torch", "eager"]
+    attention: Literal["torch", "written out"]
     reason: str | None = None
 
     def record(self) -> dict[str, Any]:
@@ -47,7 +49,7 @@ def choose(precision: Literal["exact", "fast"], device: torch.device, *, quantiz
     if not (native_bf16() if cpu else torch.cuda.is_bf16_supported()):
         return Kernels(plain.dtype, plain.linear, plain.attention, "no native bfloat16 here")
     # On a CPU torch's fused attention is several times slower in bfloat16, backward, than the products written out.
-    return Kernels(torch.bfloat16, "torch", "eager" if cpu else "torch")
+    return Kernels(torch.bfloat16, "torch", "written out" if cpu else "torch")
 
 
 def native_bf16() -> bool:
@@ -70,8 +72,8 @@ def apply(module: nn.Module, kernels: Kernels) -> None:
     are quantised or that carry trained tensors of their own are left alone."""
     if kernels.dtype is not torch.float32:
         module.to(kernels.dtype)
-    if kernels.attention == "eager" and hasattr(module, "set_attn_implementation"):
-        module.set_attn_implementation("eager")  # type: ignore[operator]
+    if kernels.attention == "written out":
+        attention.use(module)
     if kernels.linear == "onednn":
         for layer in module.modules():
             if type(layer) is nn.Linear and type(layer._parameters.get("weight")) is nn.Parameter:
