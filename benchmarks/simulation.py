@@ -5,7 +5,7 @@
 
 Every contestant runs by itself in a fresh process. Seconds a round are the median over the rounds; memory is the peak
 of the sum over the process and all that it started, as resident set size (shared pages counted in each process) and as
-proportional set size (shared pages counted once). Starting up lasts from the start of the process to the first round.
+proportional set size (shared pages counted once). Starting up lasts from the first import to the first round.
 The floor is what ``floor.py`` says: the operations a sample needs over the rate of this machine's matrix products.
 """
 

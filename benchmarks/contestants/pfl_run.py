@@ -6,8 +6,8 @@ import itertools
 import time
 from typing import Any
 
+from common import Outcome, arguments, build_model, clients, since_start, trained  # isort: skip
 import torch
-from common import Outcome, arguments, build_model, clients, since_start, trained
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.aggregate.weighting import WeightByDatapoints
 from pfl.algorithm.base import NNAlgorithmParams

@@ -70,15 +70,17 @@ def main() -> None:
     parser.add_argument("--precision", choices=("exact", "fast"), required=True)
     args = parser.parse_args()
 
-    import torch
-
     import rondo
+
+    run = rondo.run  # imports torch, as a user's first line does
+
+    import torch
 
     torch.set_num_threads(args.threads)
     workload, watch = WORKLOADS[args.work], Watch()
     config = configuration(workload, args.data, args.rounds, args.precision)
     with tempfile.TemporaryDirectory() as folder:
-        result = rondo.run(config, run_dir=f"{folder}/run", device="cpu", observer=watch)
+        result = run(config, run_dir=f"{folder}/run", device="cpu", observer=watch)
     if watch.began is None:
         raise SystemExit("no round was started")
     if failed := result.summary["failed_clients"]:

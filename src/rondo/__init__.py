@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,19 @@ __all__ = ["ConfigError", "RunConfig", "RunResult", "__version__", "run"]
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    if name in ("algorithms", "testing", "lowrank", "algorithm", "params"):
-        return importlib.import_module(f"rondo.{name}")
+        return getattr(_load(_HOMES[name]), name)
+    if name in ("api", "algorithms", "testing", "lowrank", "algorithm", "params"):
+        return _load(f"rondo.{name}")
     raise AttributeError(f"module 'rondo' has no attribute {name!r}")
+
+
+def _load(module: str) -> Any:
+    """Import a module with the garbage collector paused: it would look through the hundreds of thousands of objects of
+    torch, transformers and peft again and again, for a seventh of the time that importing them takes."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return importlib.import_module(module)
+    finally:
+        if collecting:
+            gc.enable()
