@@ -116,7 +116,7 @@ def export(
     seen, base = opened.model(client)
     adapter = to if not merged else to / "adapter"
     write_adapter(opened.prepared, adapter, seen, base, opened.labels)
-    (adapter / "rondo.toml").write_text(to_toml(opened.prepared.config))
+    (adapter / "rondo.toml").write_text(to_toml(opened.directory.config()))
     if merged:
         _, module, tokenizer, _ = load_model(opened.prepared.config, opened.labels, opened.prepared.config.seed + 1)
         peft.merged(module, adapter).save_pretrained(str(to))  # type: ignore[operator]
@@ -177,6 +177,7 @@ def evaluate(path: str | Path, *, client: str | None = None, device: str = "auto
     config = opened.prepared.config
     seen, base = opened.model(client)
     population = build(config, load_source(config), opened.prepared.task, config.task.label, opened.labels)
+    opened.prepared.shorten(population)  # computed as in the run, so that the same bits come out
     result = {"test": _scored(opened.prepared, seen, base, population.test)}
     if client is not None:
         result["validation"] = _scored(opened.prepared, seen, base, population.members[client].validation)
@@ -197,6 +198,7 @@ def _evaluate_adapter(path: Path, device: str) -> dict[str, Any]:
     config = config.model_copy(update={"adapter": adapter})
     prepared = prepare(config, labels, make_algorithm(config), find_device(device))
     population = build(config, load_source(config), prepared.task, config.task.label, labels)
+    prepared.shorten(population)
     seen: Params = {**prepared.network.initial_head, **prepared.initial}
     return {"test": _scored(prepared, seen, {}, population.test)}
 
