@@ -35,7 +35,7 @@ SHARES = {
 
 def in_float32(run_dir: Path) -> float:
     """Accuracy of a finished run's model on the test set in float32, whatever precision it was trained in."""
-    from rondo.data.loading import load_source
+    from rondo.data.loading import load as load_source
     from rondo.engine.population import build
     from rondo.results import reopen
 
