@@ -131,7 +131,9 @@ def assert_law(together: Sequence[Trained], alone: Sequence[Trained], allowed: f
     for one, other in zip(together, alone, strict=True):
         assert one.upload is not None
         assert other.upload is not None
-        assert (one.upload.client, one.upload.weight) == (other.upload.client, other.upload.weight)
+        assert one.upload.client == other.upload.client
+        # Where it is a norm of what was trained, it differs as that does.
+        assert one.upload.weight == pytest.approx(other.upload.weight, rel=allowed)
         assert_same(one.upload.params, other.upload.params, allowed)
         assert_same(one.kept, other.kept, allowed)
         assert one.loss == pytest.approx(other.loss, abs=max(allowed, 1e-9))

@@ -71,7 +71,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"task": {"text": ["a", "b", "c"]}}, "task.text", "at most 2 items"),
     ({"task": {"text": []}}, "task.text", "at least 1 item"),
     # near misses of values
-    ({"algorithm": {"name": "rolra"}}, "algorithm.name", "did you mean 'rolora'?"),
+    ({"algorithm": {"name": "rolra"}}, "algorithm.name", "did you mean 'rolora'"),
     ({"algorithm": {"name": "FedIT"}}, "algorithm.name", "did you mean 'fedit'"),
     ({"algorithm": {"name": "zzzzz"}}, "algorithm.name", "known: fedit, ffa-lora, rolora"),
     ({"algorithm": {"name": 5}}, "algorithm.name", "should be a string, got 5"),

@@ -46,19 +46,22 @@ def test_an_algorithm_is_final_frozen_and_its_fields_have_defaults(name: str, en
     assert algorithms.get(name) == algorithms.get(entry.cls)
 
 
-def numbers(text: str, r: int, i: int, o: int, t: int) -> int:
-    """What an entry's formula in words comes to: ``"r*out, r*in in turn"`` alternates by the round."""
-    turns = text.removesuffix(" in turn").split(", ")
-    formula = turns[t % len(turns)].replace("r(", "r*(")
+def numbers(text: str, r: int, i: int, o: int, t: int, k: int) -> int:
+    """What an entry's formula in words comes to: ``"r*out, r*in in turn"`` alternates by the round; ``", twice after
+    every tau rounds"`` doubles it in rounds 10, 20 ..."""
+    words, twice, _ = text.partition(", twice after every tau rounds")
+    turns = re.split(r", (?=[^()]*(?:\(|$))", words.removesuffix(" in turn")) if words.endswith(" in turn") else [words]
+    formula = re.sub(r"(?<=[r)])\(", "*(", turns[t % len(turns)])
     formula = re.sub(r"\bout\b", "o", re.sub(r"\bin\b", "i", formula))
-    return int(eval(formula, {"__builtins__": {}, "min": min}, {"r": r, "i": i, "o": o}))
+    value = int(eval(formula, {"__builtins__": {}, "min": min}, {"r": r, "i": i, "o": o, "K": k}))
+    return 2 * value if twice and t > 0 and t % 10 == 0 else value
 
 
 @every_entry
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_a_formula_in_words_is_the_formula_in_code(name: str, entry: Entry, way: str) -> None:
-    for r, i, o, t in [(2, 5, 7, 0), (2, 5, 7, 1), (3, 7, 5, 4), (3, 7, 5, 7), (1, 4, 4, 2)]:
-        assert numbers(getattr(entry, way), r, i, o, t) == getattr(entry, f"{way}_numbers")(r, i, o, t)
+    for of in [(2, 5, 7, 0, 3), (2, 5, 7, 1, 1), (3, 7, 5, 4, 2), (3, 7, 5, 7, 9), (1, 4, 4, 10, 2), (1, 40, 30, 2, 5)]:
+        assert numbers(getattr(entry, way), *of) == getattr(entry, f"{way}_numbers")(*of)
 
 
 @every_entry

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from rondo.lowrank import LowRank
-from rondo.params import Params, Select, everything
+from rondo.params import Params, Select, everything, pad_rank
 
 Loss: TypeAlias = Callable[[Params], Tensor]
 """Network loss on the current batch, of tensors as ``view`` returns them; shape (K,), one a client."""
@@ -155,6 +155,25 @@ class ServerState:
     params: Params
 
 
+@dataclass(frozen=True)
+class BaseState:
+    """The state of an algorithm whose server also moves the frozen base: ``base`` is its change so far, in chunks, in
+    W's units, and ``scale`` the adapter's scale, both by module path."""
+
+    params: Params
+    base: Mapping[str, tuple[LowRank, ...]]
+    scale: Mapping[str, float]
+
+    @staticmethod
+    def start(params: Params, weights: Mapping[str, Weight]) -> BaseState:
+        """``params`` and an unchanged base."""
+        return BaseState(params, {}, {path: w.scale for path, w in weights.items()})
+
+    def with_chunks(self, chunks: Mapping[str, LowRank]) -> BaseState:
+        """``chunks`` appended to the base's change."""
+        return replace(self, base={**self.base, **{p: (*self.base.get(p, ()), c) for p, c in chunks.items()}})
+
+
 class HasParams(Protocol):
     @property
     def params(self) -> Params: ...
@@ -201,6 +220,11 @@ class Algorithm(ABC, Generic[S]):
     """Clients keep tensors of their own, so there is one model a client and a cold-start model for new ones."""
     default_head: ClassVar[HeadPolicy] = "shared"
     """What happens to a task head when the user does not say."""
+    client_ranks: ClassVar[bool] = False
+    """Clients may have ranks of their own (``Client.rank``), up to the run's."""
+    same_coordinates: ClassVar[bool] = True
+    """Uploads are new values of the tensors that were broadcast, so that their differences to those may be scaled and
+    given to a server optimizer."""
 
     @property
     def linear(self) -> bool:
@@ -227,6 +251,13 @@ class Algorithm(ABC, Generic[S]):
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         """Local training of the trainer's K clients (client axis on every tensor): uploads and what they keep."""
 
+    def expand(self, state: S, upload: Upload) -> Upload:
+        """What an upload means in the server's coordinates, where all uploads have the same names and shapes. Default:
+        the factors of a client with a rank of its own are padded with zeros to the server's."""
+        if upload.client.rank is None:
+            return upload
+        return replace(upload, params=pad_rank(upload.params, state.params))
+
     def finish(self, state: S, mean: Mean, round: Round) -> S:
         """The next state, from the mean. Default: each mean replaces the tensor that it is a mean of."""
         new = {name: tensor.to(state.params[name].dtype) for name, tensor in mean.params.items()}
@@ -234,7 +265,7 @@ class Algorithm(ABC, Generic[S]):
 
     def aggregate(self, state: S, uploads: Iterable[Upload], round: Round) -> S:
         """The next state, from individual uploads. Overriding it makes the algorithm non-linear."""
-        return self.finish(state, weighted_mean(uploads), round)
+        return self.finish(state, weighted_mean(self.expand(state, u) for u in uploads), round)
 
     def view(self, shared: Shared, local: Params) -> Params:
         """What the network sees: A, B, head and body tensors. Pure and differentiable."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rondo.algorithm import Round, Weight
 from rondo.lowrank import LowRank, row_basis
-from rondo.params import Params, Role, adapted_modules, module_of, pick, role
+from rondo.params import Params, Role, adapted_modules, kaiming, module_of, pick, role
 
 Bases: TypeAlias = Literal["orthogonal", "kaiming", "svd"]
 GramInit: TypeAlias = Literal["gaussian", "kaiming", "orthogonal"]
@@ -90,23 +90,17 @@ def _bases(kind: Bases, weight: Weight, generator: torch.Generator) -> tuple[Ten
         u, _, vh = torch.linalg.svd(weight.matrix().double(), full_matrices=False)
         return u, vh
     if kind == "kaiming":
-        return _uniform(out, k, generator), _uniform(k, inp, generator)
+        return kaiming(out, k, generator), kaiming(k, inp, generator)
     return row_basis(_normal(k, out, generator))[1].mT, row_basis(_normal(k, inp, generator))[1]
 
 
 def _gram(kind: GramInit, rank: int, k: int, std: float, generator: torch.Generator) -> Tensor:
     """G (r, k) in float64. "orthogonal" has the Frobenius norm that a Gaussian of that deviation has on average."""
     if kind == "kaiming":
-        return _uniform(rank, k, generator)
+        return kaiming(rank, k, generator)
     draw = _normal(rank, k, generator)
     return std * draw if kind == "gaussian" else std * math.sqrt(k) * row_basis(draw)[1]
 
 
 def _normal(rows: int, columns: int, generator: torch.Generator) -> Tensor:
     return torch.randn(rows, columns, generator=generator, dtype=torch.float64)
-
-
-def _uniform(rows: int, columns: int, generator: torch.Generator) -> Tensor:
-    """U(-1/sqrt(columns), 1/sqrt(columns)): PEFT's Kaiming-uniform with a = sqrt(5)."""
-    bound = 1 / math.sqrt(columns)
-    return (torch.rand(rows, columns, generator=generator, dtype=torch.float64) * 2 - 1) * bound

@@ -58,6 +58,14 @@ class LocalHead(Algorithm[LocalHeadState]):
     def exact(self) -> bool:  # type: ignore[override]
         return self.algorithm.exact
 
+    @property
+    def same_coordinates(self) -> bool:  # type: ignore[override]
+        return self.algorithm.same_coordinates
+
+    @property
+    def client_ranks(self) -> bool:  # type: ignore[override]
+        return self.algorithm.client_ranks
+
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> LocalHeadState:
         return LocalHeadState(self.algorithm.init(pick(params, ~head), weights, round), pick(params, head))
 
@@ -72,6 +80,9 @@ class LocalHead(Algorithm[LocalHeadState]):
         beside = _HeadBeside(trainer, pick(local, head))
         uploads, kept = self.algorithm.client_update(_headless(shared), pick(local, ~head), beside)
         return uploads, {**kept, **beside.head}
+
+    def expand(self, state: LocalHeadState, upload: Upload) -> Upload:
+        return self.algorithm.expand(state.inner, upload)
 
     def finish(self, state: LocalHeadState, mean: Mean, round: Round) -> LocalHeadState:
         return replace(state, inner=self.algorithm.finish(state.inner, mean, round))

@@ -88,6 +88,15 @@ class LowRank:
         u, s, vh = torch.linalg.svd(core, full_matrices=False)
         return q_up @ u, s, vh @ q_down.mT
 
+    def compact(self) -> LowRank:
+        """The same matrix in as few numbers: itself, or past rank min(in, out) the dense matrix beside an identity,
+        which is smaller from there on."""
+        least = min(self.shape)
+        if self.rank <= least:
+            return self
+        one = torch.eye(least, dtype=self.up.dtype, device=self.up.device)
+        return LowRank(one, self.dense()) if self.shape[0] <= self.shape[1] else LowRank(self.dense(), one)
+
     def truncate(self, rank: int) -> tuple[LowRank, Tensor]:
         """The best approximation of the given rank (Eckart-Young) and its Frobenius error.
 
@@ -106,6 +115,32 @@ def total(parts: Iterable[LowRank]) -> LowRank:
     if not chunks:
         raise ValueError("the sum of no low-rank matrices has no shape")
     return reduce(LowRank.__add__, chunks)
+
+
+def mean_product(ups: Sequence[Tensor], downs: Sequence[Tensor], weights: Sequence[float]) -> LowRank:
+    """``sum p B A`` as one stack, of the sum of the ranks. ``weights`` need not be normalised; ranks may differ."""
+    mass = float(sum(weights))
+    return LowRank(torch.cat([w / mass * b for w, b in zip(weights, ups, strict=True)], -1), torch.cat(list(downs), -2))
+
+
+def top_factors(matrix: LowRank, like: LowRank, *, balanced: bool) -> LowRank:
+    """The best approximation of ``matrix`` with the rank of ``like``: singular values in ``up`` and orthonormal rows in
+    ``down``, or ``balanced`` with their roots in both.
+
+    Where a singular value is zero to working precision, its column of ``up`` is zero and its row of ``down`` a unit
+    vector, or ``like``'s where there is none, so that training can go on from there. Computed in float64; in ``like``'s
+    type.
+    """
+    wide = matrix.to(torch.float64)
+    u, s, vh = wide.svd()
+    count = min(like.rank, s.shape[0])
+    u, s, vh = u[:, :count], s[:count], vh[:count]
+    there = s > s.amax().clamp_min(torch.finfo(s.dtype).tiny) * max(matrix.shape) * torch.finfo(s.dtype).eps
+    s = torch.where(there, s, 0.0)
+    up, down = torch.zeros_like(like.up, dtype=torch.float64), like.down.double().clone()
+    up[:, :count] = u * (s.sqrt() if balanced else s)
+    down[:count] = vh * torch.where(there, s.sqrt(), 1.0)[:, None] if balanced else vh
+    return LowRank(up, down).to(like.up.dtype)
 
 
 def residual(ups: Sequence[Tensor], downs: Sequence[Tensor], weights: Sequence[float]) -> LowRank:

@@ -7,6 +7,7 @@ function of its name. PEFT's orientation holds everywhere: A is ``(r, in)``, B i
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -121,6 +122,31 @@ def stack_clients(each: Iterable[Params]) -> dict[str, Tensor]:
 def client_row(params: Params, index: int) -> dict[str, Tensor]:
     """One client's tensors out of a cohort's: the leading axis is removed."""
     return {name: tensor[index] for name, tensor in params.items()}
+
+
+def cut_rank(params: Params, rank: int | None) -> dict[str, Tensor]:
+    """The first ``rank`` rows of every DOWN and columns of every UP (no client axis); all where ``rank`` is None."""
+    if rank is None:
+        return dict(params)
+    kept = {Role.DOWN: (slice(rank), slice(None)), Role.UP: (slice(None), slice(rank))}
+    return {name: tensor[kept[role(name)]] if role(name) in kept else tensor for name, tensor in params.items()}
+
+
+def pad_rank(params: Params, like: Params) -> dict[str, Tensor]:
+    """Every DOWN (r, in) and UP (out, r) padded with zeros to the rank it has in ``like``, so that B A stays the same
+    (no client axis). A rank that is already larger is left for the caller to refuse."""
+    result = dict(params)
+    for name in pick(params, down | up):
+        axis = 0 if role(name) is Role.DOWN else 1
+        missing = max(0, like[name].shape[axis] - params[name].shape[axis]) if name in like else 0
+        result[name] = torch.nn.functional.pad(params[name], (0, 0, 0, missing) if axis == 0 else (0, missing))
+    return result
+
+
+def kaiming(rows: int, columns: int, generator: torch.Generator) -> Tensor:
+    """U(-1/sqrt(columns), 1/sqrt(columns)) in float64: PEFT's Kaiming-uniform with a = sqrt(5), how it starts A."""
+    bound = 1 / math.sqrt(columns)
+    return (torch.rand(rows, columns, generator=generator, dtype=torch.float64) * 2 - 1) * bound
 
 
 def num_bytes(params: Params) -> int:

@@ -164,14 +164,16 @@ def test_two_rounds_run_learn_and_are_scored(name: str, policy: str) -> None:
     assert moved == {n for n in after if n in sim.network.sites and not cold} | (
         set(sim.network.initial_head) if policy == "shared" else set()
     )
-    personal = name == "fedsa-lora" or policy == "local"
+    personal = algorithms.entry(name).personal or policy == "local"
+    start = make(name, policy)
+    first = start.algorithm.local_init(start.algorithm.broadcast(start.state, NEW, start.round(0)), NEW)
     assert sim.algorithm.personal == personal
     assert set(sim.locals) == (set(SIZES) if personal else set())
     for client, local in sim.locals.items():
         assert any(n.startswith(HEAD_PREFIX) for n in local) == (policy == "local")
         assert local.keys() == sim.kept[1, client].keys()
         for tensor in local:  # trained, and not another client's
-            others = [sim.initial[tensor], *(sim.locals[c][tensor] for c in SIZES if c != client)]
+            others = [first[tensor], *(sim.locals[c][tensor] for c in SIZES if c != client)]
             assert not any(local[tensor].equal(t) for t in others)
     kind = "cold_start" if personal else "global"
     assert sim.score_newcomer(2).keys() == {kind}
@@ -377,7 +379,14 @@ def test_a_second_attempt_draws_other_clients_and_counts_the_bytes_of_the_first(
 def formula(sim: Simulation, numbers: algorithms.Numbers, t: int) -> int:
     """Bytes of one client in round ``t``, adapters only."""
     sites = sim.network.sites.values()
-    return 4 * sum(numbers(RANK, s.shape[1], s.shape[0], t) for s in sites)
+    return 4 * sum(numbers(RANK, s.shape[1], s.shape[0], t, 3) for s in sites)
+
+
+NEW = Client("new", 1)
+
+
+def num_of(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 @pytest.mark.parametrize("policy", HEADS)
@@ -390,7 +399,8 @@ def test_bytes_are_the_tables_formulas(name: str, policy: str) -> None:
         if t == 0:
             assert record["bytes_down"] == record["bytes_first_contact"]
             everything = sim.algorithm.broadcast(make(name, policy).state, Client("x", 1), sim.round(0))
-            assert record["bytes_down"] == 3 * num_bytes(everything.params)
+            chunks = [t for c in everything.base.values() for one in c for t in (one.up, one.down)]
+            assert record["bytes_down"] == 3 * (num_bytes(everything.params) + sum(map(num_of, chunks)))
         else:
             assert record["bytes_first_contact"] == 0
             assert record["bytes_down"] == 3 * (formula(sim, entry.down_numbers, t) + shared_head)
@@ -434,7 +444,7 @@ def test_the_ledger_counts_what_is_lacking() -> None:
     assert ledger.send("x", Shared({"a.A": one})) == (12, 0)  # an older version is not kept
     assert ledger.send("x", Shared({"a.A": one.double()})) == (24, 0)
     assert ledger.send("y", Shared({"a.A": one, "a.B": one}, {"a": (chunk,)})) == (60, 60)
-    assert ledger.send("y", Shared({"a.A": one, "a.B": one}, {"a": (chunk, 2 * chunk)})) == (36, 36)
+    assert ledger.send("y", Shared({"a.A": one, "a.B": one}, {"a": (chunk, 2 * chunk)})) == (36, 0)  # news, not contact
     assert version(one) == version(torch.zeros(3)) != version(torch.zeros(1, 3))
     assert version(torch.zeros(2, dtype=torch.int32)) != version(torch.zeros(2))
 

@@ -75,8 +75,8 @@ def rolora_formulas(alternate_for: float) -> Formulas:
         return t % 2 == 1 and t < alternate_for * 8
 
     return (
-        lambda r, i, o, t: r * (i if sends_down_factor(t) else o),
-        lambda r, i, o, t: r * (i if sends_down_factor(t - 1) else o),
+        lambda r, i, o, t, k: r * (i if sends_down_factor(t) else o),
+        lambda r, i, o, t, k: r * (i if sends_down_factor(t - 1) else o),
     )
 
 

@@ -140,8 +140,8 @@ def test_forgetting_earlier_residuals_breaks_exactness_and_the_round_without_a_s
 
 def test_a_change_of_the_base_is_counted_in_the_bytes_down() -> None:
     """Three clients' residual has 2 r (in + out) numbers; a formula that leaves them out is wrong."""
-    assert failures(FedEx(), (lambda r, i, o, t: r * (i + o), lambda r, i, o, t: 3 * r * (i + o))) == {}
-    assert set(failures(FedEx(), (lambda r, i, o, t: r * (i + o),) * 2)) == {"bytes"}
+    assert failures(FedEx(), (lambda r, i, o, t, k: r * (i + o), lambda r, i, o, t, k: 3 * r * (i + o))) == {}
+    assert set(failures(FedEx(), (lambda r, i, o, t, k: r * (i + o),) * 2)) == {"bytes"}
 
 
 # --- factors swapped ----------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ class FactorsSwappedInView(UpOnly):
         return {**shared.params, **swapped}
 
 
-UP_FORMULAS: Formulas = (lambda r, i, o, t: r * o, lambda r, i, o, t: r * o)
+UP_FORMULAS: Formulas = (lambda r, i, o, t, k: r * o, lambda r, i, o, t, k: r * o)
 
 
 def test_training_and_sending_up_breaks_no_law() -> None:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 if TYPE_CHECKING:
     from rondo.algorithm import Algorithm
 
-Numbers: TypeAlias = Callable[[int, int, int, int], int]
-"""Numbers sent for one adapted module: (rank, in, out, round index) to a count. A shared head comes on top."""
+Numbers: TypeAlias = Callable[[int, int, int, int, int], int]
+"""Numbers sent for one adapted module: (rank, in, out, round index, uploads of a round) to a count. A shared head comes
+on top."""
 
 
 @dataclass(frozen=True)
@@ -37,30 +38,45 @@ class Entry:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _both(r: int, i: int, o: int, t: int) -> int:
+def _both(r: int, i: int, o: int, t: int, k: int) -> int:
     return r * (i + o)
 
 
-def _up(r: int, i: int, o: int, t: int) -> int:
+def _up(r: int, i: int, o: int, t: int, k: int) -> int:
     return r * o
 
 
-def _down(r: int, i: int, o: int, t: int) -> int:
+def _down(r: int, i: int, o: int, t: int, k: int) -> int:
     return r * i
 
 
-def _alternating(r: int, i: int, o: int, t: int) -> int:
+def _alternating(r: int, i: int, o: int, t: int, k: int) -> int:
     return r * (o if t % 2 == 0 else i)
 
 
-def _alternating_down(r: int, i: int, o: int, t: int) -> int:
+def _alternating_down(r: int, i: int, o: int, t: int, k: int) -> int:
     """A client that took part in round t - 1 lacks the factor averaged there."""
     return r * (o if t % 2 == 1 else i)
 
 
-def _gram(r: int, i: int, o: int, t: int) -> int:
+def _gram(r: int, i: int, o: int, t: int, k: int) -> int:
     return r * min(i, o)
 
+
+def _residual(r: int, i: int, o: int, t: int, k: int) -> int:
+    return (r + min((k - 1) * r, i, o)) * (i + o)
+
+
+def _stack(r: int, i: int, o: int, t: int, k: int) -> int:
+    return min(k * r, i, o) * (i + o)
+
+
+def _accumulated(r: int, i: int, o: int, t: int, k: int) -> int:
+    """After every tenth round (tau), what was added to the base as well as the new factors."""
+    return (2 if t % 10 == 0 and t > 0 else 1) * r * (i + o)
+
+
+_CYCLE_FIELDS = {"tau": int, "restart": Literal["random", "momentum"]}
 
 _FLORG_FIELDS = {
     "bases": Literal["orthogonal", "kaiming", "svd"],
@@ -151,6 +167,130 @@ TABLE: dict[str, Entry] = {
         down_numbers=_gram,
         fields=_FLORG_FIELDS,
     ),
+    "flexlora": Entry(
+        cls="rondo.algorithms.flexlora:FlexLoRA",
+        summary="the mean of the products, truncated to each client's rank by SVD",
+        paper="Bai et al., NeurIPS 2024",
+        exact=False,
+        linear=False,
+        personal=False,
+        head="shared",
+        up="r(in+out)",
+        down="r(in+out)",
+        up_numbers=_both,
+        down_numbers=_both,
+        fields={"split": Literal["up", "both"]},
+    ),
+    "flora": Entry(
+        cls="rondo.algorithms.flora:FLoRA",
+        summary="factors are stacked and added to the base; every round starts from fresh ones",
+        paper="Wang et al., NeurIPS 2024",
+        exact=True,
+        linear=False,
+        personal=False,
+        head="shared",
+        up="r(in+out)",
+        down="min(K*r,in,out)(in+out)",
+        up_numbers=_both,
+        down_numbers=_stack,
+    ),
+    "fedex-lora": Entry(
+        cls="rondo.algorithms.fedex_lora:FedExLoRA",
+        summary="FedIT, and what averaging the factors loses is added to the base",
+        paper="Singhal et al. 2024",
+        exact=True,
+        linear=False,
+        personal=False,
+        head="shared",
+        up="r(in+out)",
+        down="(r+min((K-1)*r,in,out))(in+out)",
+        up_numbers=_both,
+        down_numbers=_residual,
+    ),
+    "federa": Entry(
+        cls="rondo.algorithms.federa:FeDeRA",
+        summary="FedIT from the leading singular directions of the pre-trained weight",
+        paper="Yan et al. 2024",
+        exact=False,
+        linear=True,
+        personal=False,
+        head="shared",
+        up="r(in+out)",
+        down="r(in+out)",
+        up_numbers=_both,
+        down_numbers=_both,
+        fields={"aggregation": Literal["factors", "product"]},
+    ),
+    "fedsvd": Entry(
+        cls="rondo.algorithms.fedsvd:FedSVD",
+        summary="FFA-LoRA whose A turns into the singular vectors of what was learned",
+        paper="Lee et al. 2025",
+        exact=True,
+        linear=True,
+        personal=False,
+        head="frozen",
+        up="r*out",
+        down="r(in+out)",
+        up_numbers=_up,
+        down_numbers=_both,
+        fields={"period": int},
+    ),
+    "hetlora": Entry(
+        cls="rondo.algorithms.hetlora:HetLoRA",
+        summary="clients of different ranks: cut, padded with zeros, weighted by their norm",
+        paper="Cho et al., EMNLP 2024",
+        exact=False,
+        linear=True,
+        personal=False,
+        head="shared",
+        up="r(in+out)",
+        down="r(in+out)",
+        up_numbers=_both,
+        down_numbers=_both,
+        fields={"penalty": float, "keep": float},
+    ),
+    "lora-fair": Entry(
+        cls="rondo.algorithms.lora_fair:LoRAFAIR",
+        summary="FedIT whose B is corrected towards the mean of the products (Frobenius variant)",
+        paper="Bian et al. 2024",
+        exact=False,
+        linear=False,
+        personal=False,
+        head="shared",
+        up="r(in+out)",
+        down="r(in+out)",
+        up_numbers=_both,
+        down_numbers=_both,
+        fields={"penalty": float},
+    ),
+    "fedloru": Entry(
+        cls="rondo.algorithms.fedloru:FedLoRU",
+        summary="FedIT whose factors are added to the base every tau rounds",
+        paper="Park et al. 2024",
+        exact=False,
+        linear=True,
+        personal=False,
+        head="shared",
+        up="r(in+out)",
+        down="r(in+out), twice after every tau rounds",
+        up_numbers=_both,
+        down_numbers=_accumulated,
+        fields=_CYCLE_FIELDS,
+    ),
+    "pfedloru": Entry(
+        cls="rondo.algorithms.pfedloru:PFedLoRU",
+        summary="FedLoRU beside a personal pair of factors",
+        paper="Park et al. 2024",
+        exact=False,
+        linear=True,
+        personal=True,
+        head="shared",
+        up="r(in+out)",
+        down="r(in+out), twice after every tau rounds",
+        up_numbers=_both,
+        down_numbers=_accumulated,
+        fields=_CYCLE_FIELDS,
+    ),
 }
 
 
@@ -167,7 +307,8 @@ def entry(name: str) -> Entry:
     """The table's entry. Raises :class:`UnknownAlgorithm` with near matches."""
     if name in TABLE:
         return TABLE[name]
-    near = difflib.get_close_matches(name.lower(), TABLE, n=3, cutoff=0.5)
+    begun = [n for n in TABLE if name and n.startswith(name.lower())]
+    near = begun or difflib.get_close_matches(name.lower(), TABLE, n=3, cutoff=0.6)
     hint = f"did you mean {' or '.join(repr(n) for n in near)}?" if near else f"known: {', '.join(TABLE)}"
     raise UnknownAlgorithm(
         f"no algorithm is called {name!r}; {hint} (one of your own is given as package.module:Class)"

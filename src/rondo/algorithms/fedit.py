@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from rondo.algorithm import Algorithm, Round, ServerState, Shared, Trainer, Uploads, Weight
-from rondo.params import Params, down, head, pick, up
+from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.params import Params, cut_rank, down, head, pick, up
 
 
 @final
@@ -20,6 +20,8 @@ class FedIT(Algorithm[ServerState]):
 
     Symbols: A (r x in) and B (out x r) are PEFT's; delta W = scale * B A. RoLoRA's text calls this "LoRA", FedLoRU's
     "FedLoRA".
+    Ranks of the clients: a client of rank r_k gets the first r_k rows of A and columns of B; what it sends is padded
+    with zeros (FLoRA's and HetLoRA's "zero padding"; it shrinks the trailing ranks, which fewer clients train).
     Uploads: A and B, r (in + out) numbers a module; down the same.
     Exact: no. The mean of products differs from the product of means by sum_k p_k (B_k - Bbar)(A_k - Abar).
     Linear: yes. Personal: no. Head in the source: causal LM, none; here shared by default.
@@ -28,9 +30,13 @@ class FedIT(Algorithm[ServerState]):
     """
 
     exact: ClassVar[bool] = False
+    client_ranks: ClassVar[bool] = True
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
         return ServerState(params)
+
+    def broadcast(self, state: ServerState, client: Client, round: Round) -> Shared:
+        return Shared(cut_rank(state.params, client.rank))
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         trained = down | up | head

@@ -18,6 +18,7 @@ from rondo.algorithm import Shared, Upload
 from rondo.params import num_bytes
 
 _STATES = 1024
+_CHUNK = "base:"
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,9 @@ class Ledger:
 
     def send(self, client: str, shared: Shared) -> tuple[int, int]:
         """Count what ``client`` lacks of ``shared`` and note that it has it now: (bytes down, of these the bytes of
-        names it never had). Chunks of the base are tensors like any other, each sent once."""
+        names it never had). Chunks of the base are tensors like any other, each sent once; one that a later round
+        appends is news of that round, not of a first contact."""
+        known = client in self.held
         held = dict(self.held.get(client, {}))
         down = first = 0
         for name, tensor in _named(shared).items():
@@ -48,7 +51,7 @@ class Ledger:
             if before != now:
                 size = tensor.numel() * tensor.element_size()
                 down += size
-                first += size if before is None else 0
+                first += size if before is None and not (known and name.startswith(_CHUNK)) else 0
                 held[name] = now
         if len(self._known) > _STATES:  # those of rounds long past; who holds them keeps them
             self._known.clear()
@@ -62,7 +65,7 @@ class Ledger:
 
 def _named(shared: Shared) -> Mapping[str, Tensor]:
     chunks = {
-        f"base:{path}:{i}:{part}": tensor
+        f"{_CHUNK}{path}:{i}:{part}": tensor
         for path, parts in shared.base.items()
         for i, chunk in enumerate(parts)
         for part, tensor in (("up", chunk.up), ("down", chunk.down))

@@ -1,0 +1,56 @@
+"""FedLoRU's accumulation: factors that are added to the base and start anew, alone or beside personal ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from rondo.algorithm import BaseState, Round
+from rondo.lowrank import LowRank
+from rondo.params import Params, adapted_modules, kaiming, personal, pick
+
+Restart = Literal["random", "momentum"]
+
+
+def check_cycle(tau: int, restart: str) -> None:
+    """Raises ValueError for an accumulation that there is not."""
+    if tau < 1:
+        raise ValueError(f"tau is a number of rounds, at least 1; got {tau}")
+    if restart not in get_args(Restart):
+        raise ValueError(f"restart is one of {', '.join(get_args(Restart))}; got {restart!r}")
+
+
+def merged(state: BaseState, round: Round, restart: Restart) -> BaseState:
+    """``state`` with scale * B A added to the base. "random": A is drawn anew and B is zero; "momentum": both stay."""
+    new, chunks = dict(state.params), {}
+    for path in adapted_modules(state.params):
+        a, b = state.params[f"{path}.A"], state.params[f"{path}.B"]
+        chunks[path] = LowRank(state.scale[path] * b, a)
+        if restart == "random":
+            draw = kaiming(a.shape[0], a.shape[1], round.generator("restart", path))
+            new |= {f"{path}.A": draw.to(a), f"{path}.B": torch.zeros_like(b)}
+    return replace(state, params=new).with_chunks(chunks)
+
+
+def with_personal(params: Params, round: Round) -> dict[str, Tensor]:
+    """``params`` and, for every module, a personal pair pA (r, in), random, and pB (out, r), zero."""
+    own = {}
+    for path in adapted_modules(params):
+        a, b = params[f"{path}.A"], params[f"{path}.B"]
+        own[f"{path}.pA"] = kaiming(a.shape[0], a.shape[1], round.generator("personal", path)).to(a)
+        own[f"{path}.pB"] = torch.zeros_like(b)
+    return {**params, **own}
+
+
+def joined(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What the network sees of two pairs: A (2r, in) and B (out, 2r), whose product is B A + pB pA. A client axis may
+    lead."""
+    seen = pick(params, ~personal)
+    for path in adapted_modules(params):
+        seen[f"{path}.A"] = torch.cat([params[f"{path}.A"], params[f"{path}.pA"]], -2)
+        seen[f"{path}.B"] = torch.cat([params[f"{path}.B"], params[f"{path}.pB"]], -1)
+    return seen

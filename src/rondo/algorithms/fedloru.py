@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, final
+
+from rondo.accumulate import check_cycle, merged
+from rondo.algorithm import Algorithm, BaseState, Client, Mean, Round, Shared, Trainer, Uploads, Weight
+from rondo.params import Params, down, head, pick, up
+
+
+@final
+@dataclass(frozen=True)
+class FedLoRU(Algorithm[BaseState]):
+    """FedIT whose factors are added to the base every ``tau`` rounds, so that the rank of the whole update grows.
+
+    Update (Algorithm 1), with p_k the weights of the participants, summing to 1, and t the 0-based round::
+
+        client k:  (A_k, B_k) <- local training of A and B from (A, B)
+        server:    A <- sum_k p_k A_k        B <- sum_k p_k B_k
+                   if (t + 1) mod tau = 0:   W <- W + scale * B A;   restart A and B
+
+    ``restart`` "random": A is drawn anew and B = 0, so the model stays what it was; "momentum": A and B stay, so the
+    model moves by another scale * B A (the algorithm box, taken at its word).
+    Symbols: the paper's A (m x r, Kaiming) and B (r x n, zero) are, by what they start as, PEFT's A and B; its alpha is
+    the scale. Its form for fine-tuning (appendix C.1) keeps the list of past (A, B) beside an untouched base: so does
+    this one, always, as a list of changes of the base; an export concatenates or merges them.
+    Uploads: A and B, r (in + out) numbers a module. Down the same, and twice that in the round after a restart.
+    Exact: no. Linear: yes. Personal: no. Head in the source: a part of the model, averaged; here shared by default.
+    Deviations: p_k over the participants (the paper's sum need not reach 1); what came after the last merge is part of
+    the result (the paper's formula drops it).
+    Reference: Park and Klabjan, Communication-Efficient Federated Low-Rank Update Algorithm and its Connection to
+    Implicit Regularization, 2024.
+    """
+
+    exact: ClassVar[bool] = False
+    tau: int = 10
+    restart: Literal["random", "momentum"] = "random"
+
+    def __post_init__(self) -> None:
+        check_cycle(self.tau, self.restart)
+
+    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> BaseState:
+        return BaseState.start(params, weights)
+
+    def broadcast(self, state: BaseState, client: Client, round: Round) -> Shared:
+        return Shared(state.params, state.base)
+
+    def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
+        trained = down | up | head
+        fit = trainer.fit(shared.params, train=trained)
+        return trainer.upload(pick(fit.params, trained)), local
+
+    def finish(self, state: BaseState, mean: Mean, round: Round) -> BaseState:
+        new = {n: t.to(state.params[n].dtype) for n, t in mean.params.items()}
+        state = replace(state, params={**state.params, **new})
+        return merged(state, round, self.restart) if (round.index + 1) % self.tau == 0 else state

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, final
+
+import torch
+
+from rondo.algorithm import Algorithm, HeadPolicy, Mean, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.lowrank import LowRank
+from rondo.params import Params, adapted_modules, head, pick, up
+
+
+@final
+@dataclass(frozen=True)
+class FedSVD(Algorithm[ServerState]):
+    """FFA-LoRA whose server turns the factors into singular vectors after averaging: A follows what was learned.
+
+    Update, with p_k the weights of the participants, summing to 1::
+
+        client k:  B_k <- local training of B from (A, B), A fixed
+        server:    B <- sum_k p_k B_k;   every ``period`` rounds:  U S V^T = svd(B A);   A <- V^T,  B <- U S
+
+    The product stays what it was, and A gets orthonormal rows; computed by QR and an SVD of an r x r core.
+    Symbols: A (r x in) and B (out x r) are PEFT's.
+    Uploads: B, r out numbers a module. Down: A and B, r (in + out) (B alone after rounds without a turn).
+    Exact: yes. Linear: yes. Personal: no. Head in the source: frozen; here frozen by default.
+    Deviations: the authors' code has a warm-up before the first turn; here the first comes after ``period`` rounds.
+    Reference: Lee et al., FedSVD: Adaptive Orthogonalization for Private Federated Learning with LoRA, 2025.
+    """
+
+    exact: ClassVar[bool] = True
+    same_coordinates: ClassVar[bool] = False
+    default_head: ClassVar[HeadPolicy] = "frozen"
+    period: int = 1
+
+    def __post_init__(self) -> None:
+        if self.period < 1:
+            raise ValueError(f"period is a number of rounds, at least 1; got {self.period}")
+
+    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
+        return ServerState(params)
+
+    def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
+        fit = trainer.fit(shared.params, train=up | head)
+        return trainer.upload(pick(fit.params, up | head)), local
+
+    def finish(self, state: ServerState, mean: Mean, round: Round) -> ServerState:
+        new = {**state.params, **mean.params}
+        if (round.index + 1) % self.period == 0:
+            for path in adapted_modules(state.params):
+                product = LowRank(new[f"{path}.B"], new[f"{path}.A"]).to(torch.float64)
+                u, s, vh = product.svd()
+                new |= {f"{path}.A": vh, f"{path}.B": u * s}
+        return replace(state, params={n: t.to(state.params[n].dtype) for n, t in new.items()})

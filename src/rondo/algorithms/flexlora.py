@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, final, get_args
+
+from torch import Tensor
+
+from rondo.algorithm import (
+    Algorithm,
+    Client,
+    Mean,
+    Round,
+    ServerState,
+    Shared,
+    Trainer,
+    Upload,
+    Uploads,
+    Weight,
+    weighted_mean,
+)
+from rondo.lowrank import LowRank, mean_product, top_factors
+from rondo.params import Params, adapted_modules, cut_rank, down, head, pick, up
+
+Split = Literal["up", "both"]
+
+
+@final
+@dataclass(frozen=True)
+class FlexLoRA(Algorithm[ServerState]):
+    """The mean of the clients' products, truncated by SVD to each client's rank.
+
+    Update, with p_k the weights of the participants, summing to 1::
+
+        client k:  (A_k, B_k) <- local training of its factors, of rank r_k
+        server:    D = sum_k p_k B_k A_k = U S V^T
+        down:      the first r_k rows of A = V^T and columns of B = U S       (split = "up")
+                   A = sqrt(S) V^T and B = U sqrt(S)                          (split = "both")
+
+    computed by QR of the stacked factors and an SVD of their small core; one factorisation serves every rank, because
+    truncations are nested. The split does not change the model, but how it trains from there.
+    Symbols: A (r x in) and B (out x r) are PEFT's; the scale is the run's and is not part of D.
+    Uploads: r_k (in + out) numbers a module; down the same.
+    Exact: no; the sent model is the best of its rank (Eckart-Young), and the error is what the SVD drops. Linear: no.
+    Personal: no. Head in the source: causal LM, none; here shared by default.
+    Deviations: the server keeps the first r singular directions, r the run's rank, because no client asks for more;
+    where there are fewer, the last rows of A stay and their columns of B are zero.
+    Reference: Bai et al., Federated Fine-tuning of Large Language Models under Heterogeneous Tasks and Client
+    Resources, NeurIPS 2024.
+    """
+
+    exact: ClassVar[bool] = False
+    client_ranks: ClassVar[bool] = True
+    same_coordinates: ClassVar[bool] = False
+    split: Split = "up"
+
+    def __post_init__(self) -> None:
+        if self.split not in get_args(Split):
+            raise ValueError(f"split is one of {', '.join(get_args(Split))}; got {self.split!r}")
+
+    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
+        return ServerState(params)
+
+    def broadcast(self, state: ServerState, client: Client, round: Round) -> Shared:
+        return Shared(cut_rank(state.params, client.rank))
+
+    def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
+        trained = down | up | head
+        fit = trainer.fit(shared.params, train=trained)
+        return trainer.upload(pick(fit.params, trained)), local
+
+    def aggregate(self, state: ServerState, uploads: Iterable[Upload], round: Round) -> ServerState:
+        received = list(uploads)
+        weights = [u.weight for u in received]
+        new: dict[str, Tensor] = {}
+        for path in adapted_modules(state.params):
+            a, b = ([u.params[f"{path}.{part}"].double() for u in received] for part in "AB")
+            like = LowRank(state.params[f"{path}.B"], state.params[f"{path}.A"])
+            best = top_factors(mean_product(b, a, weights), like, balanced=self.split == "both")
+            new |= {f"{path}.A": best.down, f"{path}.B": best.up}
+        new |= weighted_mean(replace(u, params=pick(u.params, head)) for u in received).params
+        return self.finish(state, Mean(new, sum(weights), len(received)), round)

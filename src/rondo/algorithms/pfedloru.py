@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, final
+
+from rondo.accumulate import check_cycle, joined, merged, with_personal
+from rondo.algorithm import Algorithm, BaseState, Client, Mean, Round, Shared, Trainer, Uploads, Weight
+from rondo.params import Params, down, head, personal, pick, up
+
+
+@final
+@dataclass(frozen=True)
+class PFedLoRU(Algorithm[BaseState]):
+    """FedLoRU beside a personal pair of factors that never leaves its client.
+
+    Update (Algorithm 2), with L_k (out x r) and U_k (r x in) client k's own::
+
+        delta W_k = change of the base + scale * (B A + L_k U_k)
+        client k:  (L_k, U_k) <- local training, A and B fixed;   then (A_k, B_k) <- local training, L_k and U_k fixed
+        server:    as FedLoRU: means of A and B, added to the base every ``tau`` rounds
+
+    Symbols: the paper's A, B as in ``fedloru``; its L, U are pB, pA here. Each phase is as long as the run's local
+    training, so the work is twice FedIT's.
+    Uploads: A and B, r (in + out) numbers a module; down as FedLoRU (the common start of the personal pair once).
+    Exact: no. Linear: yes. Personal: yes; a new client (the cold-start model) has a personal pair whose product is 0.
+    Head in the source: a part of the model, averaged; here shared by default and trained in the second phase.
+    Deviations: one scale and one rank for both pairs (the paper: two scales, and its experiments a smaller personal
+    rank); p_k over the participants.
+    Reference: Park and Klabjan, 2024, appendix C.2.
+    """
+
+    exact: ClassVar[bool] = False
+    personal: ClassVar[bool] = True
+    tau: int = 10
+    restart: Literal["random", "momentum"] = "random"
+
+    def __post_init__(self) -> None:
+        check_cycle(self.tau, self.restart)
+
+    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> BaseState:
+        return BaseState.start(with_personal(params, round), weights)
+
+    def broadcast(self, state: BaseState, client: Client, round: Round) -> Shared:
+        return Shared(state.params, state.base)
+
+    def local_init(self, shared: Shared, client: Client) -> Params:
+        return pick(shared.params, personal)
+
+    def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
+        own = trainer.fit({**shared.params, **local}, train=personal, objective=lambda p, loss: loss(joined(p)))
+        fit = trainer.fit(own.params, train=down | up | head, objective=lambda p, loss: loss(joined(p)))
+        return trainer.upload(pick(fit.params, down | up | head)), pick(fit.params, personal)
+
+    def finish(self, state: BaseState, mean: Mean, round: Round) -> BaseState:
+        new = {n: t.to(state.params[n].dtype) for n, t in mean.params.items()}
+        state = replace(state, params={**state.params, **new})
+        return merged(state, round, self.restart) if (round.index + 1) % self.tau == 0 else state
+
+    def view(self, shared: Shared, local: Params) -> Params:
+        return joined({**shared.params, **local})

@@ -1,0 +1,248 @@
+"""What the methods of the exact family must do beyond the laws: dense forms, ranks of clients, options."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rondo import algorithms
+from rondo.algorithm import Algorithm, Client, Round, Upload
+from rondo.algorithms.fedloru import FedLoRU
+from rondo.algorithms.fedsvd import FedSVD
+from rondo.algorithms.flexlora import FlexLoRA
+from rondo.algorithms.hetlora import HetLoRA
+from rondo.lowrank import LowRank, mean_product, total
+from rondo.params import Params, cut_rank, pad_rank
+from rondo.testing import LinearProblem, SgdTrainer
+from rondo.testing.laws import LAWS, LawBroken, _Run
+
+RANKED = [n for n in algorithms.names() if algorithms.load(n).client_ranks]
+
+
+def uploads(seed: int, ranks: tuple[int, ...], out: int = 9, inp: int = 7) -> list[Upload]:
+    """One module's factors and a head from each client, of its rank, with unequal weights."""
+    g = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    return [
+        Upload(Client(f"c{k}", 3 + k, r), {"m.A": normal(r, inp), "m.B": normal(out, r), "head:w": normal(2)}, 3.0 + k)
+        for k, r in enumerate(ranks)
+    ]
+
+
+def start(algorithm: Algorithm[Any], rank: int, out: int = 9, inp: int = 7, scale: float = 1.75) -> Any:
+    from rondo.algorithm import Weight
+
+    g = torch.Generator().manual_seed(99)
+    matrix = torch.randn(out, inp, generator=g, dtype=torch.float64)
+    params = {
+        "m.A": torch.randn(rank, inp, generator=g, dtype=torch.float64),
+        "m.B": torch.zeros(out, rank, dtype=torch.float64),
+        "head:w": torch.zeros(2, dtype=torch.float64),
+    }
+    return algorithm.init(params, {"m": Weight((out, inp), scale, lambda: matrix)}, Round(0, 4, 0, 3))
+
+
+def dense_mean(received: list[Upload]) -> Tensor:
+    mass = sum(u.weight for u in received)
+    return sum((u.weight / mass * u.params["m.B"] @ u.params["m.A"] for u in received), torch.zeros(9, 7).double())
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 2**31), st.lists(st.integers(1, 4), min_size=1, max_size=4), st.sampled_from(["up", "both"]))
+def test_flexlora_is_the_dense_truncation(seed: int, ranks: list[int], split: Any) -> None:
+    algorithm = FlexLoRA(split)
+    received = uploads(seed, tuple(ranks))
+    state = algorithm.aggregate(start(algorithm, 4), received, Round(0, 4, 0, 3))
+    u, s, vh = torch.linalg.svd(dense_mean(received))
+    for rank in range(1, 5):
+        mine = cut_rank(state.params, rank)
+        best = (u[:, :rank] * s[:rank]) @ vh[:rank]
+        torch.testing.assert_close(mine["m.B"] @ mine["m.A"], best, rtol=0, atol=1e-10)
+    if split == "both":
+        sizes = state.params["m.A"].norm(dim=1), state.params["m.B"].norm(dim=0)
+        torch.testing.assert_close(sizes[0][: sum(ranks)], sizes[1][: sum(ranks)], rtol=1e-9, atol=1e-9)
+    assert bool((state.params["m.A"].norm(dim=1) > 0).all())  # a row of zeros beside a column of zeros never moves
+
+
+@pytest.mark.parametrize("split", ["up", "both"])
+def test_flexlora_of_nothing_learned_can_still_learn(split: Any) -> None:
+    algorithm = FlexLoRA(split)
+    zero = [replace(u, params={**u.params, "m.B": torch.zeros(9, 2).double()}) for u in uploads(0, (2, 2))]
+    state = algorithm.aggregate(start(algorithm, 2), zero, Round(0, 4, 0, 3))
+    assert not state.params["m.B"].any()
+    assert bool((state.params["m.A"].norm(dim=1) > 0.1).all())
+
+
+@pytest.mark.parametrize("name", ["flora", "fedex-lora"])
+@pytest.mark.parametrize("clients", [1, 2, 6])
+def test_the_base_takes_what_the_factors_lose(name: str, clients: int) -> None:
+    algorithm = algorithms.get(name)
+    received = uploads(5, (2,) * clients)
+    state = algorithm.aggregate(start(algorithm, 2), received, Round(0, 4, 0, 3))
+    chunk = total(state.base["m"])
+    factors = state.params["m.B"] @ state.params["m.A"]
+    torch.testing.assert_close(chunk.dense() + 1.75 * factors, 1.75 * dense_mean(received), rtol=0, atol=1e-10)
+    assert chunk.rank <= 7  # past min(in, out) the dense matrix is smaller
+
+
+def test_compact_is_the_same_matrix_in_fewer_numbers() -> None:
+    for shape in ((9, 7), (7, 9), (8, 8)):
+        for rank in (1, 7, 8, 20):
+            g = torch.Generator().manual_seed(rank)
+            matrix = LowRank(*(torch.randn(s, generator=g).double() for s in ((shape[0], rank), (rank, shape[1]))))
+            compact = matrix.compact()
+            torch.testing.assert_close(compact.dense(), matrix.dense(), rtol=0, atol=1e-12)
+            assert compact.rank == min(rank, *shape)
+
+
+@pytest.mark.parametrize("name", RANKED)
+def test_clients_of_different_ranks_take_part(name: str) -> None:
+    algorithm = algorithms.get(name)
+    problem = LinearProblem.make(3, rank=4)
+    clients = [replace(c, rank=r) for c, r in zip(problem.clients, (1, 4, 2), strict=True)]
+    state = algorithm.init(problem.params, problem.weights, Round(0, 3, 0, 3))
+    for index in range(3):
+        at, sent = Round(index, 3, 0, 3), []
+        deltas, mass = {}, sum(c.num_examples for c in clients)
+        for client in clients:
+            shared = algorithm.broadcast(state, client, at)
+            assert shared.params["first.A"].shape == (client.rank, 5)
+            assert shared.params["second.B"].shape == (7, client.rank)
+            trainer = SgdTrainer((client,), at, problem.loss, shared.base)
+            given, _ = algorithm.client_update(
+                replace(shared, params={n: t.unsqueeze(0) for n, t in shared.params.items()}), {}, trainer
+            )
+            fit = {n: t[0] for n, t in trainer.fits[-1].items()}
+            for path in problem.weights:
+                deltas[path] = deltas.get(path, 0) + client.num_examples / mass * problem.delta(fit, shared.base, path)
+            sent.extend(given)
+            assert sent[-1].params["first.A"].shape == (client.rank, 5)
+        state = algorithm.aggregate(state, sent, at)
+        whole = algorithm.broadcast(state, Client("new", 1), Round(index + 1, 3, 0, 3))
+        seen = algorithm.view(whole, {})
+        assert all(bool(t.isfinite().all()) for t in seen.values())
+        if algorithm.exact:
+            for path in problem.weights:
+                torch.testing.assert_close(problem.delta(seen, whole.base, path), deltas[path], rtol=0, atol=1e-10)
+
+
+def test_padding_keeps_the_product() -> None:
+    (upload,) = uploads(1, (2,))
+    like: Params = {"m.A": torch.zeros(5, 7), "m.B": torch.zeros(9, 5), "head:w": torch.zeros(2)}
+    wide = pad_rank(upload.params, like)
+    assert {n: t.shape for n, t in wide.items()} == {n: t.shape for n, t in like.items()}
+    torch.testing.assert_close(wide["m.B"] @ wide["m.A"], upload.params["m.B"] @ upload.params["m.A"])
+
+
+def test_an_upload_of_a_rank_above_the_servers_is_refused() -> None:
+    algorithm = algorithms.get("fedit")
+    with pytest.raises(ValueError, match=r"m\.A is"):
+        algorithm.aggregate(start(algorithm, 2), uploads(1, (2, 3)), Round(0, 4, 0, 3))
+
+
+def test_hetlora_weighs_by_the_norm_of_the_product() -> None:
+    problem = LinearProblem.make(0)
+    algorithm = HetLoRA()
+    run = _Run(algorithm, 0)
+    for outcome in run.step(0):
+        params = outcome.upload.params
+        products = [params[f"{p}.B"] @ params[f"{p}.A"] for p in problem.weights]
+        assert outcome.upload.weight == pytest.approx(
+            float(
+                torch.stack([p.square().sum() for p in products[:1]]).sum()
+                + sum(p.square().sum() for p in products[1:])
+            )
+            ** 0.5
+        )
+
+
+def test_hetloras_penalty_shrinks_the_tail() -> None:
+    tails = []
+    for penalty in (0.0, 0.5):
+        run = _Run(HetLoRA(penalty=penalty, keep=0.5), 0, steps=20)
+        for index in range(3):
+            run.step(index)
+        params = run.state.params
+        tails.append(
+            float(sum(params[f"{p}.B"][:, 1:].norm() * params[f"{p}.A"][1:].norm() for p in ("first", "second")))
+        )
+    assert tails[1] < 0.7 * tails[0]
+
+
+FIELDS: list[Algorithm[Any]] = [
+    FlexLoRA("both"),
+    algorithms.get("federa", aggregation="product"),
+    FedSVD(period=2),
+    HetLoRA(penalty=0.1, keep=0.5),
+    FedLoRU(tau=1),
+    FedLoRU(tau=2),
+    algorithms.get("pfedloru", tau=1),
+    algorithms.get("lora-fair", penalty=1.0),
+]
+
+
+@pytest.mark.parametrize("algorithm", FIELDS, ids=str)
+@pytest.mark.parametrize("law", LAWS)
+def test_options_obey_the_laws(algorithm: Algorithm[Any], law: str) -> None:
+    if law == "exactness" and not algorithm.exact:
+        return
+    LAWS[law](algorithm, 0)
+
+
+def test_momentum_restarts_move_the_model_by_the_factors() -> None:
+    algorithm = FedLoRU(tau=1, restart="momentum")
+    with pytest.raises(LawBroken):
+        LAWS["zero steps"](algorithm, 0)
+    run = _Run(algorithm, 0)
+    run.step(0)
+    before = {p: 1.0 * run.model(run.clients[0], 1)[p] for p in run.problem.weights}
+    run.steps = 0
+    factors = {p: run.problem.delta(run.state.params, {}, p) for p in run.problem.weights}
+    run.step(1)
+    for path, change in run.model(run.clients[0], 2).items():
+        if path in factors:
+            torch.testing.assert_close(change, before[path] + factors[path], rtol=0, atol=1e-12)
+
+
+def test_the_rank_of_the_whole_update_grows() -> None:
+    run = _Run(FedLoRU(tau=1), 0)
+    for index in range(3):
+        run.step(index)
+        rank = int(torch.linalg.matrix_rank(run.model(run.clients[0], index + 1)["second"]))
+        assert rank == min(7, 2 * (index + 1))
+
+
+def test_the_mean_of_products_is_one_stack() -> None:
+    received = uploads(4, (1, 3, 2))
+    stack = mean_product(
+        [u.params["m.B"] for u in received], [u.params["m.A"] for u in received], [u.weight for u in received]
+    )
+    assert stack.rank == 6
+    torch.testing.assert_close(stack.dense(), dense_mean(received), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("flexlora", "split", "down"),
+        ("federa", "aggregation", "sum"),
+        ("fedsvd", "period", 0),
+        ("hetlora", "penalty", -1.0),
+        ("hetlora", "keep", 0.0),
+        ("lora-fair", "penalty", 0.0),
+        ("fedloru", "tau", 0),
+        ("pfedloru", "restart", "never"),
+    ],
+)
+def test_a_field_out_of_range_is_an_error_that_names_it(name: str, field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=field):
+        algorithms.get(name, **{field: value})
