@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import tiny
-from rondo.model import Network, Rows, UnsupportedLayer, fingerprint, layer_kind, load_pretrained
+from rondo.model import Network, Rows, UnsupportedLayer, layer_kind
 from rondo.params import add_client_axis, client_row
+from rondo.pretrained import fingerprint, load_pretrained
 
 Case = tuple[Callable[[], Any], tuple[str, ...], Callable[..., dict[str, Tensor]]]
 

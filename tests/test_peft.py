@@ -20,9 +20,10 @@ from rondo.algorithm import Round
 from rondo.algorithms.florg import FLoRG
 from rondo.config import AdapterConfig, ConfigError
 from rondo.lowrank import LowRank
-from rondo.model import Network, fingerprint
+from rondo.model import Network
 from rondo.params import add_client_axis, pick
 from rondo.peft import Plan, merged, plan, read_tensors, stock_model, write_adapter
+from rondo.pretrained import fingerprint
 
 
 def structure(module: nn.Module) -> list[tuple[str, type]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 
-from common import Outcome, adapter_state, arguments, build_model, clients, since_start, train, trained
+from contestant import Outcome, adapter_state, arguments, build_model, clients, since_start, train, trained
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import time
 
-from common import Outcome, adapter_state, arguments, build_model, clients, since_start, train, trained, weighted_mean
+from contestant import (
+    Outcome,
+    adapter_state,
+    arguments,
+    build_model,
+    clients,
+    since_start,
+    train,
+    trained,
+    weighted_mean,
+)
 from workloads import WORKLOADS
 
 

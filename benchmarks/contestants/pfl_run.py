@@ -6,7 +6,7 @@ import itertools
 import time
 from typing import Any
 
-from common import Outcome, arguments, build_model, clients, since_start, trained  # isort: skip
+from contestant import Outcome, arguments, build_model, clients, since_start, trained  # isort: skip
 import torch
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.aggregate.weighting import WeightByDatapoints

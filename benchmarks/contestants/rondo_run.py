@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import Outcome, arguments, since_start
+from contestant import Outcome, arguments, since_start
 from workloads import TOKENS, WORKLOADS, Workload, model_source
 
 

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from rondo.algorithm import BaseState, Round
+from rondo.algorithm import BaseState, Mean, Round
 from rondo.lowrank import LowRank
 from rondo.params import Params, adapted_modules, kaiming, personal, pick
 
@@ -24,11 +24,15 @@ def check_cycle(tau: int, restart: str) -> None:
         raise ValueError(f"restart is one of {', '.join(get_args(Restart))}; got {restart!r}")
 
 
-def merged(state: BaseState, round: Round, restart: Restart) -> BaseState:
-    """``state`` with scale * B A added to the base. "random": A is drawn anew and B is zero; "momentum": both stay."""
-    new, chunks = dict(state.params), {}
+def accumulated(state: BaseState, mean: Mean, round: Round, tau: int, restart: Restart) -> BaseState:
+    """The means in place of what they are means of and, after every ``tau`` rounds, scale * B A added to the base. Then
+    "random": A is drawn anew and B is zero; "momentum": both stay. Source: FedLoRU, Algorithm 1."""
+    new = {**state.params, **{n: t.to(state.params[n].dtype) for n, t in mean.params.items()}}
+    if (round.index + 1) % tau != 0:
+        return replace(state, params=new)
+    chunks = {}
     for path in adapted_modules(state.params):
-        a, b = state.params[f"{path}.A"], state.params[f"{path}.B"]
+        a, b = new[f"{path}.A"], new[f"{path}.B"]
         chunks[path] = LowRank(state.scale[path] * b, a)
         if restart == "random":
             draw = kaiming(a.shape[0], a.shape[1], round.generator("restart", path))

@@ -20,10 +20,11 @@ from rondo.engine.population import Population
 from rondo.engine.simulation import Simulation
 from rondo.head import LocalHead
 from rondo.kernels import Kernels, apply, choose
-from rondo.model import Network, fingerprint, load_pretrained
+from rondo.model import Network
 from rondo.params import HEAD_PREFIX, Params
 from rondo.pooled import AllTokensMatter, first_token_only
 from rondo.prefix import Prefix, PrefixRefused
+from rondo.pretrained import fingerprint, load_pretrained
 from rondo.tasks import CausalLM, SequenceClassification, Task
 
 

@@ -1,17 +1,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal, final, get_args
 
 import torch
-from torch import Tensor
 
 from rondo.algorithm import (
     Algorithm,
     BaseState,
     Client,
-    Mean,
     Round,
     Shared,
     Trainer,
@@ -20,8 +18,9 @@ from rondo.algorithm import (
     Weight,
     weighted_mean,
 )
-from rondo.lowrank import LowRank, mean_product, top_factors
+from rondo.lowrank import LowRank
 from rondo.params import Params, adapted_modules, down, head, pick, up
+from rondo.products import truncated_mean
 
 Aggregation = Literal["factors", "product"]
 
@@ -86,13 +85,4 @@ class FeDeRA(Algorithm[BaseState]):
     def aggregate(self, state: BaseState, uploads: Iterable[Upload], round: Round) -> BaseState:
         if self.aggregation == "factors":
             return self.finish(state, weighted_mean(uploads), round)
-        received = list(uploads)
-        weights = [u.weight for u in received]
-        new: dict[str, Tensor] = {}
-        for path in adapted_modules(state.params):
-            a, b = ([u.params[f"{path}.{part}"].double() for u in received] for part in "AB")
-            like = LowRank(state.params[f"{path}.B"], state.params[f"{path}.A"])
-            best = top_factors(mean_product(b, a, weights), like, balanced=True)
-            new |= {f"{path}.A": best.down, f"{path}.B": best.up}
-        new |= weighted_mean(replace(u, params=pick(u.params, head)) for u in received).params
-        return self.finish(state, Mean(new, sum(weights), len(received)), round)
+        return self.finish(state, truncated_mean(state.params, list(uploads), balanced=True), round)

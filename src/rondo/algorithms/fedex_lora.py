@@ -18,6 +18,7 @@ from rondo.algorithm import (
 )
 from rondo.lowrank import residual
 from rondo.params import Params, adapted_modules, down, head, pick, up
+from rondo.products import compacted, pairs
 
 
 @final
@@ -59,10 +60,6 @@ class FedExLoRA(Algorithm[BaseState]):
 
     def aggregate(self, state: BaseState, uploads: Iterable[Upload], round: Round) -> BaseState:
         received = list(uploads)
-        weights = [u.weight for u in received]
-        chunks = {}
-        for path in adapted_modules(state.params):
-            a, b = ([u.params[f"{path}.{part}"].double() for u in received] for part in "AB")
-            gap = state.scale[path] * residual(b, a, weights)
-            chunks[path] = gap.compact().to(state.params[f"{path}.A"].dtype)
-        return self.finish(state, weighted_mean(received), round).with_chunks(chunks)
+        gaps = {p: residual(*pairs(received, p)) for p in adapted_modules(state.params)}
+        new = self.finish(state, weighted_mean(received), round)
+        return new.with_chunks(compacted(gaps, state.scale, state.params))

@@ -1,15 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal, final, get_args
-
-from torch import Tensor
 
 from rondo.algorithm import (
     Algorithm,
     Client,
-    Mean,
     Round,
     ServerState,
     Shared,
@@ -17,10 +14,9 @@ from rondo.algorithm import (
     Upload,
     Uploads,
     Weight,
-    weighted_mean,
 )
-from rondo.lowrank import LowRank, mean_product, top_factors
-from rondo.params import Params, adapted_modules, cut_rank, down, head, pick, up
+from rondo.params import Params, cut_rank, down, head, pick, up
+from rondo.products import truncated_mean
 
 Split = Literal["up", "both"]
 
@@ -70,13 +66,5 @@ class FlexLoRA(Algorithm[ServerState]):
         return trainer.upload(pick(fit.params, trained)), local
 
     def aggregate(self, state: ServerState, uploads: Iterable[Upload], round: Round) -> ServerState:
-        received = list(uploads)
-        weights = [u.weight for u in received]
-        new: dict[str, Tensor] = {}
-        for path in adapted_modules(state.params):
-            a, b = ([u.params[f"{path}.{part}"].double() for u in received] for part in "AB")
-            like = LowRank(state.params[f"{path}.B"], state.params[f"{path}.A"])
-            best = top_factors(mean_product(b, a, weights), like, balanced=self.split == "both")
-            new |= {f"{path}.A": best.down, f"{path}.B": best.up}
-        new |= weighted_mean(replace(u, params=pick(u.params, head)) for u in received).params
-        return self.finish(state, Mean(new, sum(weights), len(received)), round)
+        mean = truncated_mean(state.params, list(uploads), balanced=self.split == "both")
+        return self.finish(state, mean, round)

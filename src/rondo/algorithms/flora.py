@@ -17,10 +17,10 @@ from rondo.algorithm import (
     Upload,
     Uploads,
     Weight,
-    weighted_mean,
 )
 from rondo.lowrank import LowRank, mean_product
 from rondo.params import Params, adapted_modules, cut_rank, down, head, kaiming, pick, up
+from rondo.products import compacted, heads, pairs
 
 
 @final
@@ -65,13 +65,9 @@ class FLoRA(Algorithm[BaseState]):
 
     def aggregate(self, state: BaseState, uploads: Iterable[Upload], round: Round) -> BaseState:
         received = list(uploads)
-        chunks = {}
-        for path in adapted_modules(state.params):
-            a, b = ([u.params[f"{path}.{part}"].double() for u in received] for part in "AB")
-            stack = state.scale[path] * mean_product(b, a, [u.weight for u in received])
-            chunks[path] = stack.compact().to(state.params[f"{path}.A"].dtype)
-        heads = weighted_mean(replace(u, params=pick(u.params, head)) for u in received)
-        return self.finish(state, heads, round).with_chunks(chunks)
+        stacks = {p: mean_product(*pairs(received, p)) for p in adapted_modules(state.params)}
+        new = self.finish(state, heads(received), round)
+        return new.with_chunks(compacted(stacks, state.scale, state.params))
 
 
 def _fresh(name: str, like: Tensor, trainer: Trainer) -> Tensor:

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, final
+from dataclasses import dataclass
+from typing import ClassVar, final
 
-from rondo.accumulate import check_cycle, joined, merged, with_personal
+from rondo.accumulate import Restart, accumulated, check_cycle, joined, with_personal
 from rondo.algorithm import Algorithm, BaseState, Client, Mean, Round, Shared, Trainer, Uploads, Weight
 from rondo.params import Params, down, head, personal, pick, up
 
@@ -33,7 +33,7 @@ class PFedLoRU(Algorithm[BaseState]):
     exact: ClassVar[bool] = False
     personal: ClassVar[bool] = True
     tau: int = 10
-    restart: Literal["random", "momentum"] = "random"
+    restart: Restart = "random"
 
     def __post_init__(self) -> None:
         check_cycle(self.tau, self.restart)
@@ -53,9 +53,7 @@ class PFedLoRU(Algorithm[BaseState]):
         return trainer.upload(pick(fit.params, down | up | head)), pick(fit.params, personal)
 
     def finish(self, state: BaseState, mean: Mean, round: Round) -> BaseState:
-        new = {n: t.to(state.params[n].dtype) for n, t in mean.params.items()}
-        state = replace(state, params={**state.params, **new})
-        return merged(state, round, self.restart) if (round.index + 1) % self.tau == 0 else state
+        return accumulated(state, mean, round, self.tau, self.restart)
 
     def view(self, shared: Shared, local: Params) -> Params:
         return joined({**shared.params, **local})

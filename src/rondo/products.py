@@ -1,0 +1,40 @@
+"""What a server does with the clients' products B A, for methods that need each upload by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from rondo.algorithm import Mean, Upload, weighted_mean
+from rondo.lowrank import LowRank, mean_product, top_factors
+from rondo.params import Params, adapted_modules, head, pick
+
+
+def pairs(uploads: Sequence[Upload], path: str) -> tuple[list[Tensor], list[Tensor], list[float]]:
+    """Every client's B (out, r_k) and A (r_k, in) of a module, in float64, and its weight."""
+    ups, downs = ([u.params[f"{path}.{part}"].double() for u in uploads] for part in "BA")
+    return ups, downs, [u.weight for u in uploads]
+
+
+def heads(uploads: Sequence[Upload]) -> Mean:
+    """The weighted mean of the heads alone."""
+    return weighted_mean(replace(u, params=pick(u.params, head)) for u in uploads)
+
+
+def truncated_mean(params: Params, uploads: Sequence[Upload], *, balanced: bool) -> Mean:
+    """For every module of ``params`` the factors, of the rank there, of the best approximation of the mean of products
+    (:func:`rondo.lowrank.top_factors`), and the mean of the heads."""
+    mean = heads(uploads)
+    factors: dict[str, Tensor] = {}
+    for path in adapted_modules(params):
+        like = LowRank(params[f"{path}.B"], params[f"{path}.A"])
+        best = top_factors(mean_product(*pairs(uploads, path)), like, balanced=balanced)
+        factors |= {f"{path}.A": best.down, f"{path}.B": best.up}
+    return replace(mean, params={**mean.params, **factors})
+
+
+def compacted(chunks: Mapping[str, LowRank], scale: Mapping[str, float], like: Params) -> dict[str, LowRank]:
+    """``chunks`` by module, times its scale, in as few numbers as they need and in ``like``'s type."""
+    return {p: (scale[p] * c).compact().to(like[f"{p}.A"].dtype) for p, c in chunks.items()}
