@@ -75,13 +75,34 @@ def test_an_input_that_is_not_contiguous_is_as_good() -> None:
 
 
 @needs_onednn
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
 def test_other_precisions_go_to_torch(dtype: torch.dtype) -> None:
     plain = nn.Linear(16, 8).requires_grad_(False).to(dtype)
     ours = copy.deepcopy(plain)
     apply(ours, ONEDNN)
     x = torch.randn(5, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
     assert ours(x).equal(plain(x))
+
+
+@needs_onednn
+def test_bfloat16_is_rounded_no_more_than_torch_rounds_it() -> None:
+    plain = nn.Linear(384, 96).requires_grad_(False)
+    exact = copy.deepcopy(plain).double()
+    exact.weight.data, exact.bias.data = (t.bfloat16().double() for t in (plain.weight, plain.bias))
+    plain.bfloat16()
+    ours = copy.deepcopy(plain)
+    apply(ours, ONEDNN)
+    g = torch.Generator().manual_seed(0)
+    x, back = torch.randn(50, 384, generator=g).bfloat16(), torch.randn(50, 96, generator=g).bfloat16()
+    errors = []
+    for layer, dtype in ((ours, torch.bfloat16), (plain, torch.bfloat16), (exact, torch.float64)):
+        leaf = x.to(dtype).requires_grad_()
+        out = layer(leaf)
+        (grad,) = torch.autograd.grad(out, leaf, back.to(dtype))
+        assert out.dtype is dtype
+        errors.append((out.detach().double(), grad.double()))
+    for one, other, true in zip(*errors, strict=True):
+        assert (one - true).abs().max() <= 1.5 * (other - true).abs().max()
 
 
 class Quantised(nn.Linear):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import tiny
 from rondo import attention
-from rondo.model import Network
+from rondo.model import Network, Rows
 from rondo.params import Params
 from rondo.pooled import AllTokensMatter, first_token_only
 
@@ -40,43 +40,56 @@ def passed(network: Network, seen: Params, **options: Any) -> tuple[Tensor, dict
 
 CUT: dict[str, Callable[[], Any]] = {"bert": tiny.bert, "roberta": tiny.roberta}
 EVERYWHERE = ("query", "value", "attention.output.dense", "intermediate.dense")
+"""But for the key, so that there need be none."""
+KEYS = ("query", "key", "value")
 
 
+@pytest.mark.parametrize("rows", [None, Rows((3, 1))], ids=["even", "uneven"])
+@pytest.mark.parametrize("endings", [EVERYWHERE, KEYS], ids=["folded", "keys"])
 @pytest.mark.parametrize("kind", CUT)
-def test_logits_and_gradients_are_the_same(kind: str) -> None:
-    network, seen = network_of(CUT[kind](), EVERYWHERE)
-    logits, gradients = passed(network, seen)
+def test_logits_and_gradients_are_the_same(kind: str, endings: Sequence[str], rows: Rows | None) -> None:
+    network, seen = network_of(CUT[kind](), endings)
+    logits, gradients = passed(network, seen, rows=rows)
     first_token_only(network, one(seen), tiny.text_batch())
-    again, after = passed(network, seen)
+    again, after = passed(network, seen, rows=rows)
     torch.testing.assert_close(again, logits, rtol=0, atol=1e-12)
     assert after.keys() == gradients.keys()
     for name, gradient in after.items():
         torch.testing.assert_close(gradient, gradients[name], rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("endings", "dropout", "keys", "values"),
+    [(("query", "value"), 0.0, [9], [9, 2]), (KEYS, 0.0, [9, 9], [9, 9]), (("value",), 0.5, [9, 9], [9, 9])],
+    ids=["folded", "the key is adapted", "dropout differs from token to token"],
+)
 @pytest.mark.parametrize("kind", CUT)
-def test_only_the_first_token_passes_the_rest_of_the_last_layer(kind: str) -> None:
-    network, seen = network_of(CUT[kind](), ("query",))
+def test_only_the_first_token_passes_the_rest_of_the_last_layer(
+    kind: str, endings: Sequence[str], dropout: float, keys: list[int], values: list[int]
+) -> None:
+    network, seen = network_of(CUT[kind](), endings, dropout=dropout)
     first_token_only(network, one(seen), tiny.text_batch())
     tokens: dict[str, list[int]] = {}
     layers = next(m for m in network.module.modules() if isinstance(m, nn.ModuleList))
     for layer in layers:
-        for path in ("attention.self.query", "attention.self.key", "attention.output.dense", "intermediate"):
+        for path in ("attention.self.query", "attention.self.key", "attention.self.value", "intermediate"):
             seen_here = tokens.setdefault(path, [])
             layer.get_submodule(path).register_forward_hook(
                 lambda _, args, __, here=seen_here: here.append(args[0].shape[1])
             )
     passed(network, seen)
-    assert tokens.pop("attention.self.key") == [9, 9]
-    assert set(map(tuple, tokens.values())) == {(9, 1)}
+    assert tokens["attention.self.key"] == keys
+    assert tokens["attention.self.value"] == values  # a row a head, where there are no values of tokens
+    assert tokens["attention.self.query"] == tokens["intermediate"] == [9, 1]
 
 
+@pytest.mark.parametrize("endings", [EVERYWHERE, KEYS], ids=["folded", "keys"])
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", attention.NAME])
-def test_any_attention_may_be_cut(implementation: str) -> None:
+def test_any_attention_may_be_cut(implementation: str, endings: Sequence[str]) -> None:
     module = tiny.bert()
     attention.use(module)  # known from now on
     module.set_attn_implementation(implementation)
-    network, seen = network_of(module, EVERYWHERE)
+    network, seen = network_of(module, endings)
     logits, _ = passed(network, seen)
     first_token_only(network, one(seen), tiny.text_batch())
     torch.testing.assert_close(passed(network, seen)[0], logits, rtol=0, atol=1e-12)

@@ -49,7 +49,7 @@ def choose(precision: Literal["exact", "fast"], device: torch.device, *, quantiz
     if not (native_bf16() if cpu else torch.cuda.is_bf16_supported()):
         return Kernels(plain.dtype, plain.linear, plain.attention, "no native bfloat16 here")
     # On a CPU torch's fused attention is several times slower in bfloat16, backward, than the products written out.
-    return Kernels(torch.bfloat16, "torch", "written out" if cpu else "torch")
+    return Kernels(torch.bfloat16, plain.linear, "written out" if cpu else "torch")
 
 
 def native_bf16() -> bool:
@@ -81,14 +81,15 @@ def apply(module: nn.Module, kernels: Kernels) -> None:
 
 
 class _OneDnn:
-    """The forward of a frozen linear layer by oneDNN; anything but float32 goes to torch."""
+    """The forward of a frozen linear layer by oneDNN: in float32 for the product, in bfloat16 for the bias, which torch
+    adds in a pass of its own. Anything else goes to torch."""
 
     def __init__(self, layer: nn.Linear) -> None:
         self.layer = layer
 
     def __call__(self, x: Tensor) -> Tensor:
         weight, bias = self.layer.weight, self.layer.bias
-        if x.dtype is not torch.float32 or weight.dtype is not torch.float32 or x.device.type != "cpu":
+        if x.dtype is not weight.dtype or x.dtype not in (torch.float32, torch.bfloat16) or x.device.type != "cpu":
             return functional.linear(x, weight, bias)
         result: Tensor = _FrozenLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
         return result

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rondo.adapter import add_low_rank
 from rondo.algorithm import Weight
 from rondo.lowrank import LowRank, total
 from rondo.params import HEAD_PREFIX, Params
@@ -171,7 +172,7 @@ class _Slot:
             down, up = down[rows.index], up[rows.index]
         flat = x.reshape(down.shape[0], -1, x.shape[-1])
         wide = output.to(x.dtype).reshape(up.shape[0], -1, output.shape[-1])
-        return torch.baddbmm(wide, flat @ down.mT, up.mT).reshape(output.shape).to(output.dtype)
+        return add_low_rank(wide, flat, down, up).reshape(output.shape).to(output.dtype)
 
     def _convolved(self, x: Tensor, down: Tensor, up: Tensor, rows: Rows) -> Tensor:
         conv = self.module
