@@ -102,8 +102,8 @@ def test_the_network_sees_the_clients_own_head(name: str) -> None:
         assert torch.equal(run.algorithm.view(shared, run.locals[client.id])[HEAD], run.locals[client.id][HEAD])
 
 
-# pFedLoRU trains twice a round, and a shared head only the second time.
-@pytest.mark.parametrize("name", [n for n in algorithms.names() if n != "pfedloru"])
+# pFedLoRU and pFedLoRA train twice a round, and a shared head only the second time.
+@pytest.mark.parametrize("name", [n for n in algorithms.names() if n not in ("pfedloru", "pfedlora")])
 def test_a_first_round_alone_trains_the_same_with_a_shared_and_a_local_head(name: str) -> None:
     """Until heads are averaged the policies do not differ, so the adapters' uploads are equal."""
     local, shared = Federation(LocalHead(algorithms.get(name))), Federation(algorithms.get(name))

@@ -48,8 +48,13 @@ def test_an_algorithm_is_final_frozen_and_its_fields_have_defaults(name: str, en
 
 def numbers(text: str, r: int, i: int, o: int, t: int, k: int) -> int:
     """What an entry's formula in words comes to: ``"r*out, r*in in turn"`` alternates by the round; ``", twice after
-    every tau rounds"`` doubles it in rounds 10, 20 ..."""
+    every tau rounds"`` doubles it in rounds 10, 20 ...; ``", then "`` parts the first five rounds from the
+    rest."""
     words, twice, _ = text.partition(", twice after every tau rounds")
+    if ", then " in words:
+        words = words.split(", then ")[0 if t < 5 else 1]
+    if words == "density*in*out":
+        return max(1, int(0.01 * i * o + 0.5))
     turns = re.split(r", (?=[^()]*(?:\(|$))", words.removesuffix(" in turn")) if words.endswith(" in turn") else [words]
     formula = re.sub(r"(?<=[r)])\(", "*(", turns[t % len(turns)])
     formula = re.sub(r"\bout\b", "o", re.sub(r"\bin\b", "i", formula))

@@ -27,6 +27,10 @@ class Role(enum.Enum):
     UP = "up"  #: ``<module>.B``, (out, r)
     GRAM = "gram"  #: ``<module>.G``, (r, min(in, out)); FLoRG's single trained matrix
     FIXED = "fixed"  #: ``<module>.L`` (out, k) and ``<module>.R`` (k, in); never trained
+    DENSE = "dense"  #: ``<module>.D``, (out, in); a full-rank change, in units of the scale
+    SPARSE = "sparse"  #: ``<module>.S``, (n,); values of a change that is zero elsewhere, in units of the scale
+    INDEX = "index"  #: ``<module>.I``, (n,) integers; which positions or slots; never trained
+    NESTED = "nested"  #: ``<module>.Ad`` ``.Au`` ``.Bd`` ``.Bu``; factors of a change of A or of B
     PERSONAL_DOWN = "personal down"  #: ``<module>.pA``
     PERSONAL_UP = "personal up"  #: ``<module>.pB``
     HEAD = "head"  #: ``head:<torch's own name>``
@@ -39,6 +43,13 @@ _SUFFIXES = {
     "G": Role.GRAM,
     "L": Role.FIXED,
     "R": Role.FIXED,
+    "D": Role.DENSE,
+    "S": Role.SPARSE,
+    "I": Role.INDEX,
+    "Ad": Role.NESTED,
+    "Au": Role.NESTED,
+    "Bd": Role.NESTED,
+    "Bu": Role.NESTED,
     "pA": Role.PERSONAL_DOWN,
     "pB": Role.PERSONAL_UP,
 }
@@ -82,6 +93,9 @@ down = Select(frozenset({Role.DOWN}))
 up = Select(frozenset({Role.UP}))
 gram = Select(frozenset({Role.GRAM}))
 fixed = Select(frozenset({Role.FIXED}))
+dense = Select(frozenset({Role.DENSE}))
+sparse = Select(frozenset({Role.SPARSE}))
+nested = Select(frozenset({Role.NESTED}))
 personal = Select(frozenset({Role.PERSONAL_DOWN, Role.PERSONAL_UP}))
 head = Select(frozenset({Role.HEAD}))
 body = Select(frozenset({Role.BODY}))
@@ -93,8 +107,8 @@ def pick(params: Params, select: Callable[[str], bool]) -> dict[str, Tensor]:
 
 
 def adapted_modules(params: Params) -> tuple[str, ...]:
-    """Module paths that have an adapter (a DOWN or a GRAM tensor) in ``params``, in order."""
-    return tuple(module_of(n) for n in params if role(n) in (Role.DOWN, Role.GRAM))
+    """Module paths that have an adapter (a DOWN, a GRAM or a DENSE tensor) in ``params``, in order."""
+    return tuple(module_of(n) for n in params if role(n) in (Role.DOWN, Role.GRAM, Role.DENSE))
 
 
 def sub(a: Params, b: Params) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Golden files of fourteen federated low-rank algorithms: an independent oracle.
+"""Golden files of nineteen federated low-rank algorithms: an independent oracle.
 
 Written from the papers with NumPy alone, in float64; it shares no code with the
 package under test. It favours the papers' literal form over speed: dense products and
@@ -52,6 +52,28 @@ References
              with their client. LOCAL_STEPS on pA and pB alone come first, then as many on
              A, B and H. delta_w is a new client's, whose pB is 0: C + s B A. Its box, as
              FedLoRU's, leaves the restart open: FedLoRU's random one.
+  mFedLoRU   The same paper's appendix C.3: Algorithm 3, eqs. (82) and (83). Its A_d A_u is
+             our (Au Ad)^T, its B_d B_u our (Bu Bd)^T, transposed as A and B are: a client's
+             W_eff = W0 + C + s (B + c Bu Bd)(A + c Au Ad), A and B fixed, one c for both.
+             Ad and Bd are drawn anew by every client in every round, Au and Bu start at
+             zero. The restart is FedLoRU's random one.
+  pFedLoRA   The same paper's appendix C.4: Algorithm 4, eqs. (84) to (86). W is shared and
+             trained whole, here as its change in units of s: W_eff = W0 + s (D + pB pA),
+             D zero at first. pA and pB as in pFedLoRU. Variant 1: LOCAL_STEPS on pA and pB,
+             then as many on D and H; variant 2 ("together"): LOCAL_STEPS on all. delta_w is
+             a new client's: s D.
+  LoRA-A2    Koo et al., "Towards robust and efficient federated low-rank adaptation with
+             heterogeneous clients": B and A alternate as in RoLoRA, and a client trains and
+             uploads only the slots i (column of B, row of A) that score highest after one
+             epoch from the broadcast, here one step. That probe is then undone. H takes
+             part in both; one lr for A and B.
+  SLoRA      Babakniya et al., "SLoRA: federated parameter efficient fine-tuning of language
+             models": rounds of a change s D, sparse by one mask for all, then FedIT from
+             the truncated SVD of D; W0 stays. The split B = U S, A = V^T (s is outside D)
+             is ours after FlexLoRA's.
+  FedHM      Yao et al., "FedHM: efficient federated learning for heterogeneous models via
+             low-rank factorization": FlexLoRA with its split B = U S^(1/2),
+             A = S^(1/2) V^T, here of the change of W alone, W0 being frozen.
 """
 
 import argparse
@@ -68,10 +90,20 @@ SCALE, LR, LOCAL_STEPS = 1.75, 0.1, 3
 ROWS = {"a": 6, "b": 3}
 P = {c: n / sum(ROWS.values()) for c, n in ROWS.items()}
 A, B, G, L, R = (f"layer.{x}" for x in "ABGLR")
-PA, PB = "layer.pA", "layer.pB"  # pFedLoRU: the personal pair
+PA, PB = "layer.pA", "layer.pB"  # pFedLoRU, pFedLoRA: the personal pair
+AD, AU, BD, BU = (f"layer.{x}" for x in ("Ad", "Au", "Bd", "Bu"))  # mFedLoRU: nested
+D, S = "layer.D", "layer.S"  # pFedLoRA: a whole change; SLoRA: a sparse one's values
+SLOTS = "layer.I"  # LoRA-A2: which slots an upload holds, ascending
 H = "head:out.weight"
-TAU = 2  # FedLoRU, pFedLoRU: rounds from one accumulation to the next
+TAU = 2  # FedLoRU, pFedLoRU, mFedLoRU: rounds from one accumulation to the next
 LAMBDA = 0.01  # LoRA-FAIR: weight of the penalty
+CLIENT_RANK = 1  # LoRA-A2, mFedLoRU: of every client
+BALANCE = np.array([1.0, 1.13])  # LoRA-A2: what multiplies the rows of the first A
+INNER = 0.5  # mFedLoRU: its alpha_A and alpha_B
+SPARSE_ROUNDS = 2  # SLoRA: rounds of its first stage
+# SLoRA: the trained positions of W, flat indices of its rows one after the other.
+# Of the seeds, one where D does not fall apart into blocks and has rank 3.
+MASK = np.sort(np.random.default_rng(SEED + 19).choice(OUT * IN, 5, replace=False))
 
 
 def orthonormal(rng, rows, cols):
@@ -83,8 +115,8 @@ def orthonormal(rng, rows, cols):
 def make_problem():
     """Base weight, client data and starting tensors, the same for every algorithm.
 
-    Last, the generator as it then stands: restarts draw their A from it, and after them
-    pFedLoRU its personal pA.
+    Last, the generator as it then stands: restarts draw their A from it, mFedLoRU its Ad
+    and Bd, and after them pFedLoRU and pFedLoRA their personal pA.
     """
     rng = np.random.default_rng(SEED)
     w0 = 0.5 * rng.standard_normal((OUT, IN))
@@ -108,22 +140,50 @@ def fresh_a(rng):
     return 0.5 * rng.standard_normal((RANK, IN))  # as the first A
 
 
+def fresh_nested(t, rng):
+    """mFedLoRU: a.Ad, a.Bd, b.Ad, b.Bd as a round starts, then the server's as FedLoRU's."""
+    widths = [(c, n, k) for c in ROWS for n, k in (("Ad", IN), ("Bd", RANK))]
+    drawn = {f"{c}.{n}": rng.standard_normal((CLIENT_RANK, k)) for c, n, k in widths}
+    return drawn | ({"server": fresh_a(rng)} if accumulates(t) else {})
+
+
 def fresh_draws(name, rounds, rng):
-    """The random A of every restart, an input of the algorithm: {who: A} by round."""
+    """The random factors of every restart, an input of the algorithm: {who: A} by round."""
     if name == "flora":  # every client, at the start of every round
         return [{c: fresh_a(rng) for c in ROWS} for _ in range(rounds)]
     if name in ("fedloru", "pfedloru"):  # the server, as a round that accumulates ends
         return [{"server": fresh_a(rng)} if accumulates(t) else None for t in range(rounds)]
+    if name == "mfedloru":
+        return [fresh_nested(t, rng) for t in range(rounds)]
     return None
 
 
 # --- the network, its loss and its hand-derived gradients ---------------------------
 
 
+def sparse(values):
+    """SLoRA's D: zero but for the mask."""
+    change = np.zeros(OUT * IN)
+    change[MASK] = values
+    return change.reshape(OUT, IN)
+
+
+def nested(t):
+    """mFedLoRU eq. (83): A + c Au Ad and B + c Bu Bd, in the parentheses of eq. (82)."""
+    return {A: t[A] + INNER * t[AU] @ t[AD], B: t[B] + INNER * t[BU] @ t[BD]}
+
+
 def delta_w(t):
-    """s B A, FLoRG eq. (1): s L G^T G R, or pFedLoRU: s (B A + pB pA)."""
+    """s B A, FLoRG eq. (1): s L G^T G R, pFedLoRU: s (B A + pB pA), mFedLoRU eq. (82),
+    pFedLoRA: s (D + pB pA), or SLoRA's first stage: s D."""
     if G in t:
         return SCALE * t[L] @ t[G].T @ t[G] @ t[R]
+    if S in t:
+        return SCALE * sparse(t[S])
+    if D in t:
+        return SCALE * (t[D] + (t[PB] @ t[PA] if PA in t else 0.0))
+    if AD in t:
+        return delta_w(nested(t))
     if PA in t:
         return SCALE * (t[B] @ t[A] + t[PB] @ t[PA])
     return SCALE * t[B] @ t[A]
@@ -139,9 +199,17 @@ def loss_and_grads(w0, t, x, y):
     if G in t:  # FLoRG eq. (2): G (M + M^T), M = s L^T (dF/dW) R^T
         m = SCALE * t[L].T @ d_w @ t[R].T
         grads[G] = t[G] @ (m + m.T)
+    elif S in t:
+        grads[S] = SCALE * d_w.ravel()[MASK]
+    elif D in t:
+        grads[D] = SCALE * d_w
     else:
-        grads[A] = SCALE * t[B].T @ d_w
-        grads[B] = SCALE * d_w @ t[A].T
+        seen = nested(t) if AD in t else t
+        grads[A] = SCALE * seen[B].T @ d_w
+        grads[B] = SCALE * d_w @ seen[A].T
+    if AD in t:  # through A + c Au Ad and B + c Bu Bd
+        grads[AD], grads[AU] = INNER * t[AU].T @ grads[A], INNER * grads[A] @ t[AD].T
+        grads[BD], grads[BU] = INNER * t[BU].T @ grads[B], INNER * grads[B] @ t[BD].T
     if PA in t:
         grads[PA] = SCALE * t[PB].T @ d_w
         grads[PB] = SCALE * d_w @ t[PA].T
@@ -155,8 +223,15 @@ def check_gradients(h=1e-5, tolerance=1e-8):
     lora = lora | {B: rng.standard_normal((OUT, RANK))}
     moved = w0 + rng.standard_normal(w0.shape)  # a base that changed, as the rounds use it
     pair = {PA: fresh_a(rng), PB: rng.standard_normal((OUT, RANK))}
+    shapes = {AD: (CLIENT_RANK, IN), AU: (RANK, CLIENT_RANK)}
+    shapes |= {BD: (CLIENT_RANK, RANK), BU: (OUT, CLIENT_RANK)}
+    inner = {n: rng.standard_normal(shape) for n, shape in shapes.items()}
+    whole = {D: rng.standard_normal((OUT, IN)), H: lora[H]}
+    values = {S: rng.standard_normal(len(MASK)), H: lora[H]}
+    points = [(w0, lora), (w0, gram), (moved, lora), (moved, lora | pair)]
+    points += [(moved, lora | inner), (w0, whole), (w0, whole | pair), (w0, values)]
     worst = 0.0
-    for w, t in ((w0, lora), (w0, gram), (moved, lora), (moved, lora | pair)):
+    for w, t in points:
         assert len(loss_and_grads(w, t, *data["a"])[1]) == (2 if G in t else len(t))
         for x, y in data.values():
             _, grads = loss_and_grads(w, t, x, y)
@@ -317,6 +392,44 @@ def lora_fair(t, state, base, uploads, draw):
     return mean | {B: new_b}, base, {}
 
 
+def fedhm(t, state, base, uploads, draw):
+    """M = sum p_k B_k A_k = U S V^T; the best rank-r approximation of M goes on, as
+    B = U_r S_r^(1/2), A = S_r^(1/2) V_r^T."""
+    m = mean_product(uploads)
+    u, sigma, vt = leading_svd(m)
+    root = np.sqrt(sigma)
+    state = {A: root[:, None] * vt, B: u * root, H: average(uploads, H)}
+    assert close(state[B].T @ state[B], state[A] @ state[A].T)  # balanced
+    return state, base, {"truncation": np.linalg.norm(SCALE * m - delta_w(state))}
+
+
+def slora(t, state, base, uploads, draw):
+    """The mean of S; of the last such, D = U S V^T: B <- U_r S_r, A <- V_r^T. Then FedIT."""
+    state, _, _ = fedavg(t, state, base, uploads, draw)
+    if t != SPARSE_ROUNDS - 1:
+        return state, base, {}
+    d = sparse(state[S])
+    u, sigma, vt = leading_svd(d)
+    state = {A: vt, B: u * sigma, H: state[H]}
+    return state, base, {"truncation": np.linalg.norm(SCALE * d - delta_w(state))}
+
+
+def slot_index(name, slots):
+    """Where slots lie in a factor: columns of B, rows of A."""
+    return np.s_[:, slots] if name == B else slots
+
+
+def lora_a2(t, state, base, uploads, draw):
+    """The mean of the stored factor with each client's slots put into it."""
+    active = B if B in uploads["a"] else A
+    filled = {}
+    for c, sent in uploads.items():
+        factor = state[active].copy()
+        factor[slot_index(active, sent[SLOTS])] = sent[active]
+        filled[c] = {active: factor, H: sent[H]}
+    return fedavg(t, state, base, filled, draw)
+
+
 def accumulates(t):
     return (t + 1) % TAU == 0  # "t mod tau = 0", t from 1
 
@@ -340,6 +453,12 @@ def fedloru(restart):
         return state, base + update, {}
 
     return server
+
+
+def mfedloru(t, state, base, uploads, draw):
+    """Algorithm 3: eq. (83) for every client, then Algorithm 1."""
+    recovered = {c: nested(state | sent) | {H: sent[H]} for c, sent in uploads.items()}
+    return fedloru(restart=True)(t, state, base, recovered, draw)
 
 
 def federa_start(w0):
@@ -375,25 +494,78 @@ ALGORITHMS = {
     "fedloru": (4, lambda t: (A, B), (), fedloru(restart=True)),
     "fedloru-momentum": (4, lambda t: (A, B), (), fedloru(restart=False)),
     "pfedloru": (4, lambda t: (A, B), (PA, PB), fedloru(restart=True)),
+    "lora-a2": (4, lambda t: (B,) if t % 2 == 0 else (A,), (), lora_a2),
+    "slora": (4, lambda t: (S,) if t < SPARSE_ROUNDS else (A, B), (), slora),
+    "mfedloru": (4, lambda t: (AD, AU, BD, BU), (), mfedloru),
+    "pfedlora": (3, lambda t: (D,), (PA, PB), fedavg),
+    "pfedlora-together": (3, lambda t: (D,), (PA, PB), fedavg),
+    "fedhm": (3, lambda t: (A, B), (), fedhm),
 }
 MOVES_BASE = {"fedex-lora", "flora", "federa", "fedloru", "fedloru-momentum", "pfedloru"}
-EXACT = {"ffa-lora", "rolora", "fedex-lora", "fedsvd", "flora"}
+MOVES_BASE |= {"mfedloru"}
+EXACT = {"ffa-lora", "rolora", "fedex-lora", "fedsvd", "flora", "lora-a2"}
+EXACT |= {"pfedlora", "pfedlora-together"}
 SETTINGS = {
     "lora-fair": {"lambda": LAMBDA},
     "fedloru": {"tau": TAU},
     "fedloru-momentum": {"tau": TAU},
     "pfedloru": {"tau": TAU},
+    "slora": {"sparse_rounds": SPARSE_ROUNDS, "mask": MASK},
+    "mfedloru": {"tau": TAU, "inner_multiplier": INNER},
 }
+RANKED = {"lora-a2", "mfedloru"}  # whose clients have a rank of their own
 
 
-def check_mean(name, delta, mean, extra):
+def check_mean(name, state, delta, mean, extra):
     """RoLoRA eqs. (1)-(4): who has interference. The mean is of total changes."""
     gap = np.abs(delta - mean).max()
-    # pFedLoRU's personal pairs take up what sets the clients apart: 4e-4 in its last round
-    least = 1e-4 if name == "pfedloru" else 1e-3
-    assert gap < 1e-12 if name in EXACT else gap > least, (name, gap)
-    if name == "flexlora":
+    # pFedLoRU's personal pairs take up what sets the clients apart: 4e-4 in its last round.
+    # mFedLoRU's A hardly moves while B is near zero: 4e-5 after the first restart
+    least = {"pfedloru": 1e-4, "mfedloru": 1e-5}.get(name, 1e-3)
+    exact = name in EXACT or S in state  # the mean of S is
+    assert gap < 1e-12 if exact else gap > least, (name, gap)
+    if "truncation" in extra:
         assert close(np.linalg.norm(delta - mean), extra["truncation"])
+
+
+def local_start(name, client, draw):
+    """What a client sets afresh as a round starts, whatever the round before left."""
+    if name == "flora":
+        return {A: draw[client], B: np.zeros((OUT, RANK))}
+    if name == "mfedloru":  # the nested products are zero
+        down = {AD: draw[f"{client}.Ad"], BD: draw[f"{client}.Bd"]}
+        return down | {AU: np.zeros((RANK, CLIENT_RANK)), BU: np.zeros((OUT, CLIENT_RANK))}
+    return {}
+
+
+def start_state(name, init, private):
+    """What the server has before the first round."""
+    if name == "slora":
+        return {S: np.zeros(len(MASK)), H: init[H]}
+    if name.startswith("pfedlora"):
+        return {D: np.zeros((OUT, IN)), H: init[H]}
+    return {n: v for n, v in init.items() if n not in private}
+
+
+def descend(w, t, x, y, names, steps=LOCAL_STEPS, kept=None):
+    """Gradient steps on the named tensors; kept: {name: where alone a gradient counts}."""
+    for _ in range(steps):
+        _, grads = loss_and_grads(w, t, x, y)
+        for n, where in (kept or {}).items():
+            masked = np.zeros(grads[n].shape)
+            masked[where] = grads[n][where]
+            grads[n] = masked
+        t = t | {n: t[n] - LR * grads[n] for n in names}
+    return t
+
+
+def best_slots(before, probe, active):
+    """LoRA-A2: the highest |dB[:,i]| |A[i,:]| (B active) or |B[:,i]| |dA[i,:]|, d = probe
+    minus broadcast; of one module, the top CLIENT_RANK."""
+    factors = before | {active: probe[active] - before[active]}
+    scores = np.linalg.norm(factors[B], axis=0) * np.linalg.norm(factors[A], axis=1)
+    assert np.diff(np.sort(scores)).min() > 1e-6, scores  # no ties
+    return np.sort(np.argsort(scores)[-CLIENT_RANK:])
 
 
 def run(name):
@@ -401,8 +573,10 @@ def run(name):
     w0, data, lora, gram, rng = make_problem()
     draws = fresh_draws(name, rounds, rng)
     init = gram if name.startswith("florg") else lora
+    if name == "lora-a2":  # rows so balanced that the clients choose different slots
+        init = lora | {A: lora[A] * BALANCE[:, None]}
     pair = {PA: fresh_a(rng), PB: np.zeros((OUT, RANK))} if PA in private else {}
-    state = {n: v for n, v in init.items() if n not in private}
+    state = start_state(name, init, private)
     local = {c: {n: (init | pair)[n] for n in private} for c in ROWS}
     base, start = np.zeros(w0.shape), {}
     if name == "federa":
@@ -416,28 +590,35 @@ def run(name):
         w = w0 + base
         uploads, losses, products = {}, {}, {}
         for c, (x, y) in data.items():
-            t = state | local[c]
-            if name == "flora":  # whatever the round before left
-                t = t | {A: draw[c], B: np.zeros((OUT, RANK))}
+            t = state | local[c] | local_start(name, c, draw)
             losses[c], _ = loss_and_grads(w, t, x, y)
-            for names in (tuple(pair), trained) if pair else (trained,):
-                for _ in range(LOCAL_STEPS):
-                    _, grads = loss_and_grads(w, t, x, y)
-                    t = t | {n: t[n] - LR * grads[n] for n in names}
+            phases = (tuple(pair), trained) if pair else (trained,)
+            if name == "pfedlora-together":
+                phases = ((*pair, *trained),)
+            slots, kept = None, {}
+            if name == "lora-a2":
+                slots = best_slots(t, descend(w, t, x, y, trained, steps=1), trained[0])
+                kept = {trained[0]: slot_index(trained[0], slots)}
+            for names in phases:
+                t = descend(w, t, x, y, names, kept=kept)
             shared = {n: v for n, v in t.items() if n not in pair}
             products[c] = {"delta": base + delta_w(shared)}
             local[c] = {n: t[n] for n in private}
             uploads[c] = {n: t[n] for n in trained if n not in private}
+            if name == "lora-a2":
+                sent = {n: t[n][where] for n, where in kept.items()}
+                uploads[c] = sent | {SLOTS: slots, H: t[H]}
         state, base, extra = server(index, state, base, uploads, draw)
         # private B: no global delta W; FLoRA: no factors, all is in the base
         delta = None if B in private else base + (0.0 if name == "flora" else delta_w(state))
         if B not in private and G not in state:
-            check_mean(name, delta, average(products, "delta"), extra)
+            check_mean(name, state, delta, average(products, "delta"), extra)
         if name in MOVES_BASE:
             extra = extra | {"base": base}
         result = {"state": state, "delta_w": delta, "local": dict(local)}
         expected.append(result | {"uploads": uploads, "loss": losses} | extra)
-    clients = {c: {"x": x, "y": y} for c, (x, y) in data.items()}
+    rank = {"rank": CLIENT_RANK} if name in RANKED else {}
+    clients = {c: {"x": x, "y": y} | rank for c, (x, y) in data.items()}
     golden = {"algorithm": name, "seed": SEED, "scale": SCALE, "lr": LR}
     golden |= {"local_steps": LOCAL_STEPS, "rounds": rounds, "W0": w0}
     golden |= SETTINGS.get(name, {}) | ({"draws": draws} if draws else {})

@@ -22,7 +22,9 @@ on top."""
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known of an algorithm without importing it. A test holds every field against the class."""
+    """What is known of an algorithm without importing it. A test holds every field against the class.
+
+    ``up`` and ``down``: numbers for one adapted module, of a client that has the run's rank r."""
 
     cls: str
     summary: str
@@ -74,6 +76,15 @@ def _stack(r: int, i: int, o: int, t: int, k: int) -> int:
 def _accumulated(r: int, i: int, o: int, t: int, k: int) -> int:
     """After every tenth round (tau), what was added to the base as well as the new factors."""
     return (2 if t % 10 == 0 and t > 0 else 1) * r * (i + o)
+
+
+def _sparse(r: int, i: int, o: int, t: int, k: int) -> int:
+    """One position in a hundred (density) for five rounds (sparse_rounds), then both factors."""
+    return max(1, int(0.01 * i * o + 0.5)) if t < 5 else r * (i + o)
+
+
+def _whole(r: int, i: int, o: int, t: int, k: int) -> int:
+    return i * o
 
 
 _CYCLE_FIELDS = {"tau": int, "restart": Literal["random", "momentum"]}
@@ -290,6 +301,74 @@ TABLE: dict[str, Entry] = {
         up_numbers=_both,
         down_numbers=_accumulated,
         fields=_CYCLE_FIELDS,
+    ),
+    "mfedloru": Entry(
+        cls="rondo.algorithms.mfedloru:MFedLoRU",
+        summary="FedLoRU whose clients change A and B by nested factors of their rank",
+        paper="Park et al. 2024",
+        exact=False,
+        linear=True,
+        personal=False,
+        head="shared",
+        up="r(in+out)",
+        down="r(in+out), twice after every tau rounds",
+        up_numbers=_both,
+        down_numbers=_accumulated,
+        fields={**_CYCLE_FIELDS, "nested_scale": float},
+    ),
+    "pfedlora": Entry(
+        cls="rondo.algorithms.pfedlora:PFedLoRA",
+        summary="a shared change of full rank beside a personal pair of factors",
+        paper="Park et al. 2024",
+        exact=False,
+        linear=True,
+        personal=True,
+        head="shared",
+        up="in*out",
+        down="in*out",
+        up_numbers=_whole,
+        down_numbers=_whole,
+        fields={"phases": Literal["separate", "together"]},
+    ),
+    "fedhm": Entry(
+        cls="rondo.algorithms.fedhm:FedHM",
+        summary="whole weights averaged, factorised for each client at its rank",
+        paper="Yao et al. 2021",
+        exact=False,
+        linear=False,
+        personal=False,
+        head="shared",
+        up="r(in+out)",
+        down="r(in+out)",
+        up_numbers=_both,
+        down_numbers=_both,
+    ),
+    "slora": Entry(
+        cls="rondo.algorithms.slora:SLoRA",
+        summary="sparse fine-tuning first; FedIT from its singular vectors",
+        paper="Babakniya et al. 2023",
+        exact=False,
+        linear=True,
+        personal=False,
+        head="shared",
+        up="density*in*out, then r(in+out)",
+        down="density*in*out, then r(in+out)",
+        up_numbers=_sparse,
+        down_numbers=_sparse,
+        fields={"sparse_rounds": int, "density": float},
+    ),
+    "lora-a2": Entry(
+        cls="rondo.algorithms.lora_a2:LoRAA2",
+        summary="RoLoRA whose clients train and send only the slots that matter most to them",
+        paper="Koo et al. 2024",
+        exact=True,
+        linear=True,
+        personal=False,
+        head="frozen",
+        up="r*out, r*in in turn",
+        down="r*in, r*out in turn",
+        up_numbers=_alternating,
+        down_numbers=_alternating_down,
     ),
 }
 

@@ -38,6 +38,7 @@ class FLoRG(Algorithm[GramState]):
 
     exact: ClassVar[bool] = False
     same_coordinates: ClassVar[bool] = False
+    readable: ClassVar[bool] = False
     bases: Bases = "orthogonal"
     gram_init: GramInit = "gaussian"
     gram_std: float = 0.02

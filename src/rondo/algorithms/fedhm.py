@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Upload, Uploads, Weight
+from rondo.params import Params, cut_rank, down, head, pick, up
+from rondo.products import truncated_mean
+
+
+@final
+@dataclass(frozen=True)
+class FedHM(Algorithm[ServerState]):
+    """The server averages whole weights; each client gets them factorised at its rank, the roots on both sides.
+
+    Update on the change W - W0 of the frozen base, with p_k the weights of the participants, summing to 1::
+
+        down:      W - W0 = U S V^T;   A = the first r_k rows of sqrt(S) V^T,   B = the first r_k columns of U sqrt(S)
+        client k:  (A_k, B_k) <- local training
+        server:    W <- W0 + sum_k p_k B_k A_k
+
+    Symbols: the paper's U, V^T (with the roots inside) are PEFT's B, A. The weight itself is never formed: the mean of
+    products is truncated in factored form, and truncations are nested, so the server keeps the first r directions.
+    Uploads: r_k (in + out) numbers a module; down the same.
+    Exact: no; averaging whole weights is, what a client's rank cuts off on the way down is lost. Linear: no. Personal:
+    no. Head in the source: a part of the model, averaged; here shared by default.
+    Deviations: the paper trains from scratch and factorises W; on a pre-trained model that would destroy it, so the
+    change is factorised, as its authors' attention variant does (W - W_init). There the method and FlexLoRA with
+    split = "both" are one. Equal weights, as in the paper, are the run's ``weighting = "uniform"``.
+    Reference: Yao et al., FedHM: Efficient Federated Learning for Heterogeneous Models via Low-rank Factorization,
+    2021.
+    """
+
+    exact: ClassVar[bool] = False
+    client_ranks: ClassVar[bool] = True
+    same_coordinates: ClassVar[bool] = False
+
+    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
+        return ServerState(params)
+
+    def broadcast(self, state: ServerState, client: Client, round: Round) -> Shared:
+        return Shared(cut_rank(state.params, client.rank))
+
+    def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
+        trained = down | up | head
+        fit = trainer.fit(shared.params, train=trained)
+        return trainer.upload(pick(fit.params, trained)), local
+
+    def aggregate(self, state: ServerState, uploads: Iterable[Upload], round: Round) -> ServerState:
+        return self.finish(state, truncated_mean(state.params, list(uploads), balanced=True), round)

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from rondo.algorithm import Algorithm, HeadPolicy, Round, ServerState, Shared, Trainer, Upload, Uploads, Weight
+from rondo.params import Params, Role, Select, adapted_modules, down, head, module_of, pick, role, up
+
+
+@final
+@dataclass(frozen=True)
+class LoRAA2(Algorithm[ServerState]):
+    """The factors take turns, and a client trains and sends only the slots that matter most to it.
+
+    Update, with t the round; a slot is a row of A and the same column of B; r_k is the rank of client k, M the number
+    of adapted modules::
+
+        t even (B active; t odd: A, with the letters swapped):
+        client k:  dB <- one epoch of B;   score of slot i of a module: |dB[:, i]| |A[i, :]|
+                   keep the r_k M best slots of all modules;   B_k <- local training of their columns of B
+        server:    B <- sum_k p_k B_k, where a column that client k did not keep is the server's
+
+    UP goes first, as in RoLoRA: with B = 0 the gradient of A is zero. A client without a rank of its own keeps all
+    slots, and the method is RoLoRA.
+    Uploads: the kept columns (or rows) and their numbers: over all modules r_k M slots of out + 1 (in + 1) numbers.
+    Down: the factor just averaged, r out or r in; both for a client that missed rounds.
+    Exact: yes, the other factor is shared. Linear: yes. Personal: no. Head in the source: frozen; here frozen by default.
+    A head that is trained is trained and sent in every round, and in the probing epoch.
+    Deviations: one learning rate for both factors (the source: five times more for B); p_k over the participants. The
+    probing epoch is work on top of the run's local training.
+    Reference: Koo et al., Towards Robust and Efficient Federated Low-Rank Adaptation with Heterogeneous Clients, 2024.
+    """
+
+    exact: ClassVar[bool] = True
+    client_ranks: ClassVar[bool] = True
+    default_head: ClassVar[HeadPolicy] = "frozen"
+
+    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
+        return ServerState(params)
+
+    def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
+        active, start = up if trainer.round.index % 2 == 0 else down, shared.params
+        rank = trainer.clients[0].rank  # of all clients of a cohort
+        if rank is None:
+            fit = trainer.fit(start, train=active | head)
+            return trainer.upload(pick(fit.params, active | head)), local
+        probe = trainer.fit(start, train=active | head, epochs=1)
+        kept = _best(start, probe.params, active, rank)
+
+        def masked(params: Params) -> dict[str, Tensor]:
+            """Slots that are not kept as they were: no gradient reaches them, and no decay."""
+            return {n: torch.where(kept[n], t, start[n]) if n in kept else t for n, t in params.items()}
+
+        fit = trainer.fit(start, train=active | head, objective=lambda p, loss: loss(masked(p)))
+        uploads = trainer.upload(pick(masked(fit.params), active | head))
+        masks = [{n: m[k].flatten() for n, m in kept.items()} for k in range(len(uploads))]
+        return tuple(_packed(u, m) for u, m in zip(uploads, masks, strict=True)), local
+
+    def expand(self, state: ServerState, upload: Upload) -> Upload:
+        whole = dict(upload.params)
+        for path in (module_of(n) for n in upload.params if role(n) is Role.INDEX):
+            slots = whole.pop(f"{path}.I").long()
+            name = f"{path}.B" if f"{path}.B" in whole else f"{path}.A"
+            values = whole[name].to(state.params[name].dtype)
+            whole[name] = state.params[name].index_copy(1 if up(name) else 0, slots, values)
+        return replace(upload, params=whole)
+
+
+def _best(start: Params, probe: Params, active: Select, rank: int) -> dict[str, Tensor]:
+    """For every active factor, which slots each client keeps: (K, 1, r) for B, (K, r, 1) for A."""
+    paths = adapted_modules(start)
+    part, other, axis, along = ("B", "A", -2, -1) if active is up else ("A", "B", -1, -2)
+    moved = [(probe[f"{p}.{part}"] - start[f"{p}.{part}"]).norm(dim=axis) for p in paths]
+    scores = [m * start[f"{p}.{other}"].norm(dim=along) for m, p in zip(moved, paths, strict=True)]
+    flat = torch.cat(scores, -1)
+    # Stable, so that equal scores are broken by position on every machine.
+    order = flat.sort(dim=-1, descending=True, stable=True).indices[:, : rank * len(paths)]
+    mask = torch.zeros_like(flat, dtype=torch.bool).scatter(-1, order, True)
+    parts = torch.split(mask, [s.shape[-1] for s in scores], -1)
+    return {f"{p}.{part}": m.unsqueeze(axis) for p, m in zip(paths, parts, strict=True)}
+
+
+def _packed(upload: Upload, masks: Mapping[str, Tensor]) -> Upload:
+    """Only the kept slots, and their numbers."""
+    params = dict(upload.params)
+    for name, mask in masks.items():
+        slots = mask.nonzero().flatten().cpu()
+        params[name] = params[name].index_select(1 if up(name) else 0, slots.to(params[name].device))
+        params[f"{module_of(name)}.I"] = slots.to(torch.int32)
+    return replace(upload, params=params)

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal, final, get_args
+
+from torch import Tensor
+
+from rondo.accumulate import with_personal
+from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.fullrank import beside
+from rondo.params import Params, adapted_modules, dense, down, head, personal, pick, up
+
+Phases = Literal["separate", "together"]
+
+
+@final
+@dataclass(frozen=True)
+class PFedLoRA(Algorithm[ServerState]):
+    """A shared change of full rank beside a personal pair of factors: what pFedLoRU is compared with.
+
+    Update (Algorithm 4), with L_k (out x r) and U_k (r x in) client k's own and D (out x in) shared::
+
+        delta W_k = scale * (D + L_k U_k)
+        "separate" (pFedLoRA(1)):  (L_k, U_k) <- local training, D fixed;   then D_k <- local training, L_k, U_k fixed
+        "together" (pFedLoRA(2)):  (D_k, L_k, U_k) <- local training of all
+        server:    D <- sum_k p_k D_k
+
+    Symbols: the paper's W is W0 + scale * D, its L, U are pB, pA here. "separate" takes two phases as long as the run's
+    local training, "together" one: a fair comparison gives the second twice the epochs.
+    Uploads: D, in * out numbers a module, however small the rank: it is a comparison, not low-rank communication. Down
+    the same. An export has rank min(in, out) + r.
+    Exact: no. Linear: yes. Personal: yes; a new client (the cold-start model) has a personal pair whose product is 0.
+    Head in the source: a part of the model, averaged; here shared by default, trained with D.
+    Deviations: only adapted layers move; D is in units of the scale, so one step on it moves W by scale^2 times what a
+    step on W would; one scale for both; p_k over the participants.
+    Reference: Park and Klabjan, 2024, appendix C.4, after Yi et al., pFedLoRA, 2023.
+    """
+
+    exact: ClassVar[bool] = False
+    personal: ClassVar[bool] = True
+    phases: Phases = "separate"
+
+    def __post_init__(self) -> None:
+        if self.phases not in get_args(Phases):
+            raise ValueError(f"phases is one of {', '.join(get_args(Phases))}; got {self.phases!r}")
+
+    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
+        # An adapter that the run starts from is where D starts.
+        full = {f"{p}.D": params[f"{p}.B"] @ params[f"{p}.A"] for p in adapted_modules(params)}
+        return ServerState({**full, **pick(with_personal(params, round), ~(down | up))})
+
+    def local_init(self, shared: Shared, client: Client) -> Params:
+        return pick(shared.params, personal)
+
+    def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
+        params: Params = {**shared.params, **local}
+        phases = (personal, dense | head) if self.phases == "separate" else (personal | dense | head,)
+        for trained in phases:
+            params = trainer.fit(params, train=trained, objective=lambda p, loss: loss(_seen(p))).params
+        return trainer.upload(pick(params, dense | head)), pick(params, personal)
+
+    def view(self, shared: Shared, local: Params) -> Params:
+        return _seen({**shared.params, **local})
+
+
+def _seen(params: Params) -> dict[str, Tensor]:
+    """D + pB pA as one A and B. A client axis may lead."""
+    seen = pick(params, ~(dense | personal))
+    for path in adapted_modules(params):
+        full, a, b = (params[f"{path}.{part}"] for part in ("D", "pA", "pB"))
+        seen[f"{path}.A"], seen[f"{path}.B"] = beside(full, a, b)
+    return seen

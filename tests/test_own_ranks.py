@@ -1,0 +1,304 @@
+"""LoRA-A2, mFedLoRU, SLoRA, pFedLoRA and FedHM beyond the laws: ranks of clients, stages, dense forms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rondo import algorithms
+from rondo.algorithm import Algorithm, Client, Round, Upload
+from rondo.params import module_of, pick, role
+from rondo.testing import LAWS, LinearProblem
+from rondo.testing.laws import _Run
+
+PATHS = ("first", "second")
+
+
+@pytest.fixture(params=[1, 2])
+def rank(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Every client of the laws' problem has this rank of its own, the server 3."""
+    make = LinearProblem.make
+
+    def ranked(seed: int, **options: Any) -> LinearProblem:
+        problem = make(seed, rank=3, **options)
+        return replace(problem, clients=tuple(replace(c, rank=request.param) for c in problem.clients))
+
+    monkeypatch.setattr(LinearProblem, "make", staticmethod(ranked))
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", ["lora-a2", "mfedloru", "fedhm", "flexlora", "fedit"])
+@pytest.mark.parametrize("law", [n for n in LAWS if n not in ("consensus", "zero steps", "exactness")])
+def test_laws_hold_for_clients_with_a_rank(name: str, law: str, rank: int) -> None:
+    if (name, law, rank) == ("lora-a2", "first round learns", 1):
+        pytest.skip("all slots may be of one layer")
+    LAWS[law](algorithms.get(name), 0)  # raises LawBroken
+
+
+@pytest.mark.parametrize("name", ["lora-a2", "mfedloru"])
+@pytest.mark.parametrize("law", ["consensus", "zero steps"])
+def test_what_does_not_cut_the_factors_agrees_and_rests(name: str, law: str, rank: int) -> None:
+    LAWS[law](algorithms.get(name), 0)
+
+
+def test_lora_a2_stays_exact(rank: int) -> None:
+    LAWS["exactness"](algorithms.get("lora-a2"), 0)
+
+
+# LoRA-A2
+
+
+def fits(run: _Run, index: int) -> list[Upload]:
+    return [run.train([c], index)[0].upload for c in run.clients]
+
+
+def test_lora_a2_sends_the_best_slots_of_the_whole_model(rank: int) -> None:
+    run = _Run(algorithms.get("lora-a2"), 0)
+    for index, part in ((0, "B"), (1, "A")):
+        other = "A" if part == "B" else "B"
+        for client in run.clients:
+            shared = run.shared(client, index)
+            probe = run.train([replace(client, rank=None)], index)  # with all slots, to compare with
+            upload = run.train([client], index)[0].upload
+            assert set(pick(upload.params, lambda n: n.endswith((".A", ".B")))) == {f"{p}.{part}" for p in PATHS}
+            kept = {p: upload.params[f"{p}.I"].tolist() for p in PATHS}
+            assert sum(map(len, kept.values())) == rank * len(PATHS)
+            for p in PATHS:
+                assert kept[p] == sorted(set(kept[p]))
+                assert upload.params[f"{p}.{part}"].shape[1 if part == "B" else 0] == len(kept[p])
+            # The scores of one full-batch step, from the gradient by finite differences of the whole loss.
+            step = 1e-6
+            scores = {}
+            for p in PATHS:
+                tensor = shared.params[f"{p}.{part}"]
+                gradient = torch.zeros_like(tensor)
+                for i in range(tensor.numel()):
+                    ends = []
+                    for sign in (1, -1):
+                        moved = tensor.clone().flatten()
+                        moved[i] += sign * step
+                        seen = {**shared.params, f"{p}.{part}": moved.view(tensor.shape)}
+                        ends.append(run.problem.loss(client.id, seen, {}))
+                    gradient.view(-1)[i] = (ends[0] - ends[1]) / (2 * step)
+                along = (0, 1) if part == "B" else (1, 0)
+                each = gradient.norm(dim=along[0]) * shared.params[f"{p}.{other}"].norm(dim=along[1])
+                scores |= {(p, slot): float(value) for slot, value in enumerate(each)}
+            best = sorted(scores, key=lambda s: -scores[s])[: rank * len(PATHS)]
+            assert {(p, slot) for p in PATHS for slot in kept[p]} == set(best)
+            assert len(probe) == 1
+        run.step(index)
+
+
+def test_slots_that_nobody_kept_stay_bit_for_bit_in_single_precision(rank: int) -> None:
+    run = _Run(algorithms.get("lora-a2"), 0)
+    for index in range(3):
+        sent = fits(run, index)
+        run.state = replace(run.state, params={n: t.float() for n, t in run.state.params.items()})
+        narrow = [
+            replace(u, params={n: t.float() if t.is_floating_point() else t for n, t in u.params.items()}) for u in sent
+        ]
+        after = run.algorithm.aggregate(run.state, narrow, run.round(index))
+        for p in PATHS:
+            name = next(n for n in sent[0].params if n in (f"{p}.A", f"{p}.B"))
+            axis = 1 if name.endswith("B") else 0
+            union = {int(i) for u in sent for i in u.params[f"{p}.I"]}
+            for slot in range(3):
+                same = run.state.params[name].select(axis, slot).equal(after.params[name].select(axis, slot))
+                assert same == (slot not in union)
+        run.state = replace(after, params={n: t.double() for n, t in after.params.items()})
+
+
+def test_decay_does_not_reach_what_is_not_kept(rank: int) -> None:
+    """The factor that the trainer returns may have moved where no gradient went; what is sent has not."""
+    algorithm = algorithms.get("lora-a2")
+    run = _Run(algorithm, 0)
+    run.step(0)
+    client = run.clients[0]
+    shared = run.shared(client, 2)
+
+    class Decaying:
+        clients, round = (client,), run.round(2)
+
+        def fit(self, params: Any, **options: Any) -> Any:
+            from rondo.algorithm import Fit
+
+            one = torch.ones(1)
+            return Fit({n: 0.9 * t if options["train"](n) else t for n, t in params.items()}, one, one, one)
+
+        def upload(self, params: Any, weight: Any = None) -> Any:
+            return (Upload(client, {n: t[0] for n, t in params.items()}, 1.0),)
+
+    stacked = replace(shared, params={n: t.unsqueeze(0) for n, t in shared.params.items()})
+    ((sent,), _) = algorithm.client_update(stacked, {}, Decaying())  # type: ignore[arg-type]
+    whole = algorithm.expand(run.state, sent)
+    for p in PATHS:
+        kept = sent.params[f"{p}.I"].tolist()
+        for slot in range(3):
+            factor = 0.9 if slot in kept else 1.0
+            torch.testing.assert_close(whole.params[f"{p}.B"][:, slot], factor * run.state.params[f"{p}.B"][:, slot])
+
+
+def test_without_ranks_lora_a2_is_rolora() -> None:
+    one, other = _Run(algorithms.get("lora-a2"), 0), _Run(algorithms.get("rolora"), 0)
+    for index in range(3):
+        for run in (one, other):
+            run.step(index)
+    for name, tensor in one.state.params.items():
+        assert tensor.equal(other.state.params[name])
+
+
+# mFedLoRU
+
+
+def test_mfedloru_starts_where_fedloru_stands_and_sends_nested_factors(rank: int) -> None:
+    run = _Run(algorithms.get("mfedloru", nested_scale=0.25), 0)
+    run.step(0)
+    client = run.clients[0]
+    before = run.state.params
+    outcome = run.train([client], 1)[0]
+    sent = outcome.upload.params
+    shapes = {"Ad": (rank, 5), "Au": (3, rank), "Bd": (rank, 3), "Bu": (7, rank)}
+    assert {n.removeprefix("first."): tuple(t.shape) for n, t in sent.items() if n.startswith("first.")} == shapes
+    whole = run.algorithm.expand(run.state, outcome.upload).params
+    for part in "AB":
+        change = 0.25 * sent[f"first.{part}u"] @ sent[f"first.{part}d"]
+        torch.testing.assert_close(whole[f"first.{part}"], before[f"first.{part}"] + change, rtol=0, atol=1e-12)
+        assert int(torch.linalg.matrix_rank(change)) == rank
+    zero = _Run(run.algorithm, 0, steps=0)
+    zero.state = run.state
+    rested = zero.algorithm.expand(zero.state, zero.train([client], 1)[0].upload).params
+    for name in before:
+        assert rested[name].equal(before[name].double())
+
+
+def test_clients_with_and_without_nested_factors_take_part_together() -> None:
+    algorithm = algorithms.get("mfedloru", tau=2)
+    run = _Run(algorithm, 0)
+    mixed = [replace(c, rank=r) for c, r in zip(run.clients, (None, 1, None), strict=True)]
+    for index in range(3):
+        sent = [run.train([c], index)[0].upload for c in mixed]
+        whole = [algorithm.expand(run.state, u) for u in sent]
+        mass = sum(u.weight for u in sent)
+        expected: Tensor = sum(u.weight / mass * u.params["second.A"] for u in whole)  # type: ignore[assignment]
+        run.state = algorithm.aggregate(run.state, sent, run.round(index))
+        if index == 0:
+            torch.testing.assert_close(run.state.params["second.A"], expected, rtol=0, atol=1e-12)
+    assert run.state.base["first"][0].rank == run.problem.rank
+
+
+def test_without_ranks_mfedloru_is_fedloru() -> None:
+    one, other = _Run(algorithms.get("mfedloru", tau=2), 0), _Run(algorithms.get("fedloru", tau=2), 0)
+    for index in range(3):
+        for run in (one, other):
+            run.step(index)
+    assert one.gap(one.state, other.state, 3) == 0
+
+
+# SLoRA
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_sloras_second_stage_starts_from_the_best_approximation(rounds: int) -> None:
+    run = _Run(algorithms.get("slora", sparse_rounds=rounds, density=0.3), 0)
+    for index in range(rounds - 1):
+        run.step(index)
+    outcomes = run.step(rounds - 1)
+    mass = sum(o.upload.weight for o in outcomes)
+    for path, weight in run.problem.weights.items():
+        mean: Tensor = sum(o.upload.weight / mass * o.after[path] for o in outcomes)  # type: ignore[assignment]
+        u, s, vh = torch.linalg.svd(mean)
+        best = (u[:, :2] * s[:2]) @ vh[:2]
+        torch.testing.assert_close(run.problem.delta(run.state.params, {}, path), best, rtol=0, atol=1e-10)
+        torch.testing.assert_close(
+            run.state.params[f"{path}.A"] @ run.state.params[f"{path}.A"].T, torch.eye(2).double(), rtol=0, atol=1e-10
+        )
+        assert weight.scale != 1
+    assert {n.rpartition(".")[2] for n in run.state.params if not n.startswith("head")} == {"A", "B"}
+
+
+def test_sloras_clients_move_the_weight_at_the_common_positions_only() -> None:
+    run = _Run(algorithms.get("slora", density=0.3), 0)
+    where = {p: run.state.params[f"{p}.I"].long() for p in PATHS}
+    assert {p: len(where[p]) for p in PATHS} == {"first": 11, "second": 15}  # of 35 and 49
+    for outcome in run.step(0):
+        assert {n for n in outcome.upload.params if not n.startswith("head")} == {"first.S", "second.S"}
+        for path in PATHS:
+            moved = (outcome.after[path] != outcome.before[path]).flatten().nonzero().flatten()
+            assert set(moved.tolist()) <= set(where[path].tolist())
+            assert len(moved) > 0
+
+
+def test_slora_keeps_an_adapter_that_the_run_starts_from() -> None:
+    problem = LinearProblem.make(0)
+    g = torch.Generator().manual_seed(1)
+    given = {
+        n: torch.randn(t.shape, generator=g).double() if n.endswith(".B") else t for n, t in problem.params.items()
+    }
+    algorithm = algorithms.get("slora", sparse_rounds=1)
+    state = algorithm.init(given, problem.weights, Round(0, 4, 0, 3))
+    seen = algorithm.view(algorithm.broadcast(state, problem.clients[0], Round(0, 4, 0, 3)), {})
+    for path in problem.weights:
+        torch.testing.assert_close(problem.delta(seen, {}, path), problem.delta(given, {}, path), rtol=0, atol=1e-12)
+
+
+STAGED: list[Algorithm[Any]] = [
+    algorithms.get("slora", sparse_rounds=1, density=0.3),
+    algorithms.get("slora", sparse_rounds=0),
+    algorithms.get("slora", sparse_rounds=20, density=1.0),
+    algorithms.get("pfedlora", phases="together"),
+    algorithms.get("mfedloru", tau=1, nested_scale=1.0),
+]
+
+
+@pytest.mark.parametrize("algorithm", STAGED, ids=str)
+@pytest.mark.parametrize("law", [n for n in LAWS if n != "exactness"])
+def test_options_obey_the_laws(algorithm: Algorithm[Any], law: str) -> None:
+    LAWS[law](algorithm, 0)  # raises LawBroken
+
+
+# pFedLoRA and FedHM
+
+
+@pytest.mark.parametrize("phases", ["separate", "together"])
+def test_pfedloras_shared_change_has_full_rank_and_an_average(phases: str) -> None:
+    run = _Run(algorithms.get("pfedlora", phases=phases), 0)
+    outcomes = run.step(0)
+    mass = sum(o.upload.weight for o in outcomes)
+    for path, (out, inp) in {"first": (7, 5), "second": (7, 7)}.items():
+        mean: Tensor = sum(o.upload.weight / mass * o.upload.params[f"{path}.D"] for o in outcomes)  # type: ignore[assignment]
+        torch.testing.assert_close(run.state.params[f"{path}.D"], mean, rtol=0, atol=1e-12)
+        assert int(torch.linalg.matrix_rank(mean)) == min(out, inp)
+        newcomer = run.model(Client("new", 1), 1)[path]
+        torch.testing.assert_close(newcomer, run.problem.weights[path].scale * mean, rtol=0, atol=1e-12)
+        for o in outcomes:
+            own = o.upload.params[f"{path}.D"] + o.local[f"{path}.pB"] @ o.local[f"{path}.pA"]
+            torch.testing.assert_close(o.after[path], run.problem.weights[path].scale * own, rtol=0, atol=1e-12)
+            assert {role(n).value for n in o.local} == {"personal down", "personal up"}
+            assert module_of(next(iter(o.local))) in PATHS
+
+
+def test_fedhm_is_flexlora_with_both_split() -> None:
+    one, other = _Run(algorithms.get("fedhm"), 0), _Run(algorithms.get("flexlora", split="both"), 0)
+    for index in range(3):
+        for run in (one, other):
+            run.step(index)
+    assert one.gap(one.state, other.state, 3) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("slora", "sparse_rounds", -1),
+        ("slora", "density", 0.0),
+        ("pfedlora", "phases", "both"),
+        ("mfedloru", "nested_scale", 0.0),
+        ("mfedloru", "tau", 0),
+    ],
+)
+def test_a_field_out_of_range_is_an_error_that_names_it(name: str, field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=field):
+        algorithms.get(name, **{field: value})
