@@ -6,6 +6,8 @@
 Every contestant runs by itself in a fresh process. Seconds a round are the median over the rounds; memory is the peak
 of the sum over the process and all that it started, as resident set size (shared pages counted in each process) and as
 proportional set size (shared pages counted once). Starting up lasts from the first import to the first round.
+Where the machine's speed drifts over minutes (neighbours on a shared host), ``--passes N`` lets the contestants take
+turns N times, each time in fresh processes, and pools their rounds.
 The floor is what ``floor.py`` says: the operations a sample needs over the rate of this machine's matrix products.
 """
 
@@ -133,17 +135,23 @@ def contest(script: str, workload: Workload, rounds: int, threads: int, data: Pa
         if process.returncode != 0 or not lines:
             raise SystemExit(f"{script} failed with code {process.returncode}:\n{err.read()[-4000:]}")
     found: dict[str, Any] = json.loads(lines[-1])
-    seconds = statistics.median(found["round_seconds"])
+    return {**found, "peak_rss_mb": memory.peak_rss / 2**20, "peak_pss_mb": memory.peak_pss / 2**20}
+
+
+def pooled(found: list[dict[str, Any]], workload: Workload) -> dict[str, Any]:
+    """One contestant's passes as one: medians of rounds and start-ups, the highest peaks."""
+    rounds = [s for one in found for s in one["round_seconds"]]
+    seconds = statistics.median(rounds)
     return {
         "seconds_per_round": seconds,
-        "round_seconds": found["round_seconds"],
-        "samples_per_second": found["samples_per_round"] / seconds,
+        "round_seconds": rounds,
+        "samples_per_second": found[0]["samples_per_round"] / seconds,
         "clients_per_second": workload.clients / seconds,
-        "peak_rss_mb": memory.peak_rss / 2**20,
-        "peak_pss_mb": memory.peak_pss / 2**20,
-        "startup_seconds": found["startup_seconds"],
-        "loss": found["loss"],
-        "parameters": found["parameters"],
+        "peak_rss_mb": max(one["peak_rss_mb"] for one in found),
+        "peak_pss_mb": max(one["peak_pss_mb"] for one in found),
+        "startup_seconds": statistics.median(one["startup_seconds"] for one in found),
+        "loss": found[0]["loss"],
+        "parameters": found[0]["parameters"],
     }
 
 
@@ -218,20 +226,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", choices=WORKLOADS, default="W")
     parser.add_argument("--against", default="loop,flower", help=f"of {', '.join(PEERS)}; separated by commas")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="of each pass")
+    parser.add_argument("--passes", type=int, default=1, help="how often the contestants take turns")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
 
     names, workload = peers(args.against), WORKLOADS[args.work]
-    result: dict[str, Any] = {"work": args.work, "rounds": args.rounds, "threads": args.threads}
+    result: dict[str, Any] = {"work": args.work, "rounds": args.rounds, "passes": args.passes}
+    result["threads"] = args.threads
+    turns: dict[str, tuple[str, ...]] = {f"rondo {p}": ("rondo_run", "--precision", p) for p in ("fast", "exact")}
+    turns |= {name: (PEERS[name][0],) for name in names}
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in turns}
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "train.csv"
         write_rows(workload, data)
-        common = (workload, args.rounds, args.threads, data)
-        result["rondo"] = {p: contest("rondo_run", *common, "--precision", p) for p in ("fast", "exact")}
-        result["peers"] = {name: contest(PEERS[name][0], *common) for name in names}
-    ours = result["rondo"]
+        for _ in range(args.passes):
+            for name, (script, *extra) in turns.items():
+                found[name].append(contest(script, workload, args.rounds, args.threads, data, *extra))
+    each = {name: pooled(passes, workload) for name, passes in found.items()}
+    ours = result["rondo"] = {p: each[f"rondo {p}"] for p in ("fast", "exact")}
+    result["peers"] = {name: each[name] for name in names}
     if len(counts := {one["parameters"] for one in (*ours.values(), *result["peers"].values())}) > 1:
         raise SystemExit(f"the contestants train different numbers of parameters: {sorted(counts)}")
     result["ratio"] = {
