@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 import rondo
-from rondo import api, kernels
+from rondo import algorithms, api, kernels
 from rondo.config import ConfigError, load
 from rondo.engine.simulation import RunStopped
+from rondo.peft import read_tensors
 
 Rows = list[dict[str, Any]]
 Run = Callable[..., api.RunResult]
@@ -390,7 +392,7 @@ def test_a_causal_language_model_learns_responses(tmp_path: Path) -> None:
     assert score["perplexity"] > 1
     assert report(result)["clients"]["client-0"]["labels"] is None
     assert_accounted(report(result))
-    found = api.export(result.run_dir, tmp_path / "export", verify=True)
+    found = api.export(result.run_dir, tmp_path / "export", verify=True).verification
     assert found is not None
     assert found.passed
     assert json.loads((tmp_path / "export" / "adapter_config.json").read_text())["task_type"] == "CAUSAL_LM"
@@ -507,6 +509,102 @@ def test_a_label_may_be_any_text(run: Run, tmp_path: Path) -> None:
     assert label in json.loads((result.run_dir / "manifest.json").read_text(encoding="utf-8"))["labels"]
 
 
+# --- ranks of clients, and the server's optimizer --------------------------------------------------------------------
+
+
+def ranks_of(result: api.RunResult) -> list[int | None]:
+    return [c.get("rank") for c in report(result)["clients"].values()]
+
+
+def test_clients_have_the_ranks_that_are_asked_for(run: Run, data: Path) -> None:
+    plain = run(data={"source": str(data)}, adapter={"r": 4}, rounds=1)
+    assert ranks_of(plain) == [None] * 3
+    listed = run(data={"source": str(data)}, adapter={"r": 4}, clients={"ranks": [4, 1, 2]}, rounds=1)
+    assert ranks_of(listed) == [4, 1, 2]
+    factors = 4 * 4 * (32 + 32)  # bytes of rank 1: four modules
+    head = 4 * (2 * 32 + 2)
+    assert listed.history[0]["bytes_up"] == (4 + 1 + 2) * factors + 3 * head
+    shared = {"ranks": {"1": 0.34, "4": 0.66}}
+    dealt, again = (run(data={"source": str(data)}, adapter={"r": 4}, clients=shared, rounds=1) for _ in range(2))
+    assert sorted(filter(None, ranks_of(dealt))) == [1, 4, 4]
+    assert ranks_of(again) == ranks_of(dealt)
+    budget = {"bytes_budget": [3 * factors - 1, factors, 9 * factors]}
+    afforded = run(data={"source": str(data)}, adapter={"r": 4}, clients=budget, rounds=1)
+    assert ranks_of(afforded) == [2, 1, 4]
+    manifest = json.loads((afforded.run_dir / "manifest.json").read_text())
+    scales = {m["scale"] for m in manifest["adapted_modules"].values()}
+    assert scales == {1.0}  # alpha / the run's rank, for all
+
+
+@pytest.mark.parametrize("name", ["fedit", "flora"])
+def test_a_run_of_different_ranks_is_exported_evaluated_and_compared_with_the_baseline(
+    name: str, run: Run, data: Path, tmp_path: Path
+) -> None:
+    source = {"source": str(data), "test_source": str(write_rows(tmp_path / "test.csv", reviews(12, seed=1)))}
+    result = run(
+        data=source,
+        algorithm={"name": name},
+        adapter={"r": 4},
+        clients={"ranks": [4, 1, 2]},
+        evaluation={"local_only": True, "clients_every": 1},
+    )
+    assert result.summary["local_only"]["own"]["clients"] == 3
+    each = result.metrics["clients"]["per_client"]
+    for client, rank in (("client-1", 1), ("client-2", 2), (None, 4)):
+        found = api.export(result.run_dir, tmp_path / str(client), client=client, verify=True).verification
+        assert found is not None
+        assert found.passed
+        if name == "fedit":  # flora's base grows
+            assert json.loads((tmp_path / str(client) / "adapter_config.json").read_text())["r"] == rank
+    assert api.evaluate(tmp_path / "client-1", device="cpu")["test"]["examples"] == 12
+    assert api.evaluate(result.run_dir, device="cpu")["test"] == pytest.approx(result.metrics["global"])
+    scored = api.evaluate(result.run_dir, client="client-1", device="cpu")
+    assert scored["validation"] == pytest.approx(each["client-1"])
+
+
+def test_a_server_optimizer_steps_and_its_moments_are_kept(run: Run, data: Path, tmp_path: Path) -> None:
+    source = {"source": str(data), "test_source": str(write_rows(tmp_path / "test.csv", reviews(12, seed=1)))}
+    baseline = {"local_only": True}
+    plain = run(data=source, evaluation=baseline)
+    momentum = run(data=source, evaluation=baseline, server={"optimizer": "momentum", "beta1": 0.5})
+    one = run(data=source, server={"optimizer": "sgd", "lr": 1.0})
+    # The first round of momentum is plain averaging, the second is not.
+    losses = [[r["scores"]["global"]["loss"] for r in result.history] for result in (plain, momentum, one)]
+    assert losses[1][0] == pytest.approx(losses[0][0], rel=1e-5)
+    assert losses[1][1] != pytest.approx(losses[0][1], rel=1e-5)
+    assert losses[2] == pytest.approx(losses[0], rel=1e-5)
+    assert momentum.summary["local_only"] == plain.summary["local_only"]  # who is alone has no server
+    saved = safetensors.torch.load_file(momentum.run_dir / "checkpoint" / "state.safetensors")
+    moments = {n: t for n, t in saved.items() if "moments" in n}
+    assert len(moments) == 4 * 2 + 2
+    assert all(t.any() for t in moments.values())
+    found = api.export(momentum.run_dir, tmp_path / "out", verify=True).verification
+    assert found is not None
+    assert found.passed
+    assert weights(tmp_path / "out") == weights(momentum.run_dir / "adapter")
+    assert api.evaluate(momentum.run_dir, device="cpu")["test"] == pytest.approx(momentum.metrics["global"])
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "path", "fragment"),
+    [
+        ("rolora", {"clients": {"ranks": [1, 2, 1]}}, "clients.ranks", "rolora does not define clients of different"),
+        ("fedsvd", {"clients": {"bytes_budget": 999}}, "clients.bytes_budget", "or take one of fedit, flexlora"),
+        ("fedit", {"clients": {"bytes_budget": 9}}, "clients.bytes_budget", "9 bytes do not hold an upload of rank 1"),
+        ("lora-fair", {"server": {"optimizer": "adam"}}, "server.optimizer", "lora-fair is not linear"),
+        ("florg", {"server": {"optimizer": "adam"}}, "server.optimizer", "other coordinates than what it sent"),
+        ("fedsvd", {"server": {"optimizer": "yogi"}}, "server.optimizer", "other coordinates than what it sent"),
+    ],
+)
+def test_what_a_method_does_not_define_is_refused_with_the_reason(
+    run: Run, data: Path, monkeypatch: pytest.MonkeyPatch, name: str, changes: Any, path: str, fragment: str
+) -> None:
+    if "bytes do not hold" not in fragment:  # only that needs the model
+        monkeypatch.setattr(api, "prepare", lambda *_: pytest.fail("a model was loaded"))
+    found = problems(lambda: run(data={"source": str(data)}, algorithm={"name": name}, **changes))
+    assert fragment in found[path][0]
+
+
 # --- what cannot be run --------------------------------------------------------------------------------------------
 
 
@@ -609,17 +707,49 @@ def test_progress_is_told_to_an_observer(bert: Path, data: Path, tmp_path: Path)
 
 
 def test_the_export_of_a_run_is_its_adapter_and_verifies(finished: api.RunResult, tmp_path: Path) -> None:
-    found = api.export(finished.run_dir, tmp_path / "out", verify=True)
+    found = api.export(finished.run_dir, tmp_path / "out", verify=True).verification
     assert found is not None
     assert found.passed
     assert weights(tmp_path / "out") == weights(finished.run_dir / "adapter")
-    assert api.export(finished.run_dir, tmp_path / "plain") is None
+    assert api.export(finished.run_dir, tmp_path / "plain").verification is None
+
+
+@pytest.mark.parametrize("name", algorithms.names())
+def test_the_result_of_every_method_reloads_in_stock_peft(name: str, run: Run, data: Path, tmp_path: Path) -> None:
+    fields = {"fedloru": {"tau": 1}, "mfedloru": {"tau": 1}, "pfedloru": {"tau": 1}, "slora": {"sparse_rounds": 1}}
+    algorithm = {"name": name, **fields.get(name, {})}
+    result = run(data={"source": str(data)}, algorithm=algorithm, rounds=2, train={"lr": 0.05, "local_epochs": 1})
+    personal = algorithms.entry(name).personal
+    whole = api.export(result.run_dir, tmp_path / "out", client="client-1" if personal else None, verify=True)
+    assert whole.verification is not None
+    assert whole.verification.passed
+    assert whole.relative_error == 0
+    width = 32  # of the model
+    assert 2 <= whole.rank <= {"pfedlora": width + 2, "pfedloru": 2 * (2 + 2)}.get(name, 4 + 2 * 6)
+    small = api.export(result.run_dir, tmp_path / "small", rank=1, verify=True)
+    assert small.verification is not None
+    assert small.verification.passed  # equal to what the truncated model computes
+    assert small.rank == 1
+    before = read_tensors(result.run_dir / "adapter")
+    after = read_tensors(tmp_path / "small")
+    lost = total = 0.0
+    adapted = json.loads((result.run_dir / "manifest.json").read_text())["adapted_modules"]
+    for path, site in adapted.items():
+        one, other = (site["scale"] * t[f"{path}.B"].double() @ t[f"{path}.A"].double() for t in (before, after))
+        values = torch.linalg.svdvals(one)
+        lost, total = lost + float((values[1:] ** 2).sum()), total + float((values**2).sum())
+        assert float((one - other).norm()) == pytest.approx(float(values[1:].norm()), abs=1e-5)
+    assert small.relative_error == pytest.approx((lost / total) ** 0.5 if total > 0 else 0.0, abs=1e-5)
+
+
+def test_a_rank_below_one_is_refused(finished: api.RunResult, tmp_path: Path) -> None:
+    assert "at least 1" in problems(lambda: api.export(finished.run_dir, tmp_path / "out", rank=0))["--rank"][0]
 
 
 def test_a_merged_export_is_a_plain_model(finished: api.RunResult, tmp_path: Path) -> None:
     import transformers
 
-    found = api.export(finished.run_dir, tmp_path / "out", merged=True, verify=True)
+    found = api.export(finished.run_dir, tmp_path / "out", merged=True, verify=True).verification
     assert found is not None
     assert found.passed
     model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
@@ -636,7 +766,7 @@ def test_the_export_of_a_fast_run_is_compared_in_single_precision(
     result = run(data={"source": str(data)}, train={"precision": "fast"}, rounds=1)
     manifest = json.loads((result.run_dir / "manifest.json").read_text())
     assert manifest["kernels"]["dtype"] == "bfloat16"
-    found = api.export(result.run_dir, tmp_path / "out", merged=merged, verify=True)
+    found = api.export(result.run_dir, tmp_path / "out", merged=merged, verify=True).verification
     assert found is not None
     assert found.passed
 
@@ -644,7 +774,7 @@ def test_the_export_of_a_fast_run_is_compared_in_single_precision(
 def test_each_client_of_a_personal_method_has_a_model_of_its_own(personal: api.RunResult, tmp_path: Path) -> None:
     written = {}
     for client in ("client-0", "client-1", None):
-        found = api.export(personal.run_dir, tmp_path / str(client), client=client, verify=True)
+        found = api.export(personal.run_dir, tmp_path / str(client), client=client, verify=True).verification
         assert found is not None
         assert found.passed
         written[client] = weights(tmp_path / str(client))

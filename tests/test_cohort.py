@@ -18,7 +18,7 @@ import tiny
 from rondo import algorithms
 from rondo.algorithm import Algorithm, Client, Round
 from rondo.config import RunConfig, load
-from rondo.engine.cohort import Budget, activation_bytes, budget, in_order, plan
+from rondo.engine.cohort import Budget, activation_bytes, budget, in_order, in_turn, plan
 from rondo.engine.population import Member, Population
 from rondo.engine.simulation import Simulation, Trained
 from rondo.head import LocalHead
@@ -282,6 +282,26 @@ def test_a_plan_has_every_client_once_in_order(
         sizes = [len(cohort) for cohort in mine]
         assert 1 <= min(sizes) <= max(sizes) <= min(limit, min(sizes) + 1)
     assert all(len({c.rank for c in cohort}) == 1 for cohort in found)
+    firsts = [clients.index(cohort[0]) for cohort in found]
+    assert firsts == sorted(firsts)
+
+
+@given(ranks=st.lists(st.integers(1, 4), max_size=40), size=st.integers(1, 12))
+def test_results_come_in_the_clients_order_and_few_wait(ranks: list[int], size: int) -> None:
+    clients = [Client(f"c{i:02}", 1, rank) for i, rank in enumerate(ranks)]
+    cohorts = plan(clients, size, workers=1, tokens=1, tokens_a_client=1)
+    made: list[Client] = []
+
+    def train() -> Iterator[list[Trained]]:
+        for cohort in cohorts:
+            made.extend(cohort)
+            yield [Trained(c, None, {}, None, None) for c in cohort]
+
+    given: list[Client] = []
+    for one in in_turn(train(), clients):
+        given.append(one.client)
+        assert len(made) - len(given) <= 4 * size
+    assert given == clients
 
 
 def test_auto_gives_every_worker_a_cohort() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 import textwrap
@@ -16,6 +17,8 @@ from hypothesis import strategies as st
 from rondo.algorithms import TABLE
 from rondo.config import ConfigError, RunConfig, load
 from rondo.record import to_toml
+from rondo.schema import SERVER_OPTIONS
+from rondo.server_optim import OPTIMIZERS
 
 NAN, INF = float("nan"), float("inf")
 
@@ -134,6 +137,31 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"task": {"kind": "causal-lm", "text": "t", "label": "l"}}, "task.label", "no label column; remove it"),
     ({"task": {"kind": "causal-lm", "text": "t"}, "model": {"head": "local"}}, "model.head", "no task head; remove it"),
     ({"model": {"gguf_file": "m.gguf", "quantization": "int8"}}, "model.quantization", "remove gguf_file"),
+    # ranks of clients
+    ({"clients": {"ranks": 4}}, "clients.ranks", "should be a list or a dictionary, got 4"),
+    ({"clients": {"ranks": []}}, "clients.ranks", "at least 1 item"),
+    ({"clients": {"ranks": {}}}, "clients.ranks", "at least 1 item"),
+    ({"clients": {"ranks": [2, 0]}}, "clients.ranks[1]", "greater than 0, got 0"),
+    ({"clients": {"ranks": {"4": 2}}}, "clients.ranks.4", "less than or equal to 1, got 2"),
+    ({"clients": {"ranks": {"four": 1.0}}}, "clients.ranks", "'four' is no rank: give shares of the clients by rank"),
+    ({"clients": {"ranks": {"04": 1.0}}}, "clients.ranks", "'04' is no rank"),
+    ({"clients": {"ranks": {"0": 1.0}}}, "clients.ranks", "'0' is no rank"),
+    ({"clients": {"ranks": {"2": 0.5, "4": 0.4}}}, "clients.ranks", "the shares sum to 0.9: they must sum to 1"),
+    ({"clients": {"ranks": {"2": 0.5, "16": 0.5}}}, "clients.ranks", "rank 16 is above adapter.r = 8: lower it or"),
+    ({"clients": {"ranks": [8, 9]}}, "clients.ranks", "rank 9 is above adapter.r = 8"),
+    (own({"source": "hub"}, clients={"ranks": [2, 4]}), "clients.ranks", "2 for 3 clients: give one a client, in the"),
+    (own({"source": "hub"}, clients={"bytes_budget": [2]}), "clients.bytes_budget", "1 for 3 clients"),
+    ({"clients": {"ranks": [2], "bytes_budget": 9}}, "clients.bytes_budget", "not both"),
+    ({"clients": {"bytes_budget": 0}}, "clients.bytes_budget", "greater than 0"),
+    # the server's optimizer
+    ({"server": {"optimizer": "fedadam"}}, "server.optimizer", "did you mean 'adam'?"),
+    ({"server": {"lr": 0.1}}, "server.lr", "name server.optimizer too"),
+    ({"server": {"optimizer": "momentum", "beta2": 0.9}}, "server.beta2", "'momentum' has no beta2; it has lr, beta1"),
+    ({"server": {"optimizer": "adagrad", "beta2": 0.9}}, "server.beta2", "'adagrad' has no beta2"),
+    ({"server": {"optimizer": "sgd", "tau": 0.1}}, "server.tau", "'sgd' has no tau; it has lr"),
+    ({"server": {"optimizer": "adam", "lr": 0.0}}, "server.lr", "greater than 0"),
+    ({"server": {"optimizer": "adam", "beta1": 1.0}}, "server.beta1", "less than 1"),
+    ({"server": {"optimizer": "adam", "tau": 0.0}}, "server.tau", "greater than 0"),
     # missing files and folders
     (own({"source": "./no/such.csv"}), "data.source", "no such file or folder: './no/such.csv'"),
     (own({"source": "nosuch.parquet"}), "data.source", "no such file or folder: 'nosuch.parquet'"),
@@ -401,6 +429,17 @@ RAW = st.fixed_dictionaries(
         ),
         "task": st.fixed_dictionaries({"text": TEXT | st.lists(TEXT, min_size=1, max_size=2), "label": TEXT}),
         "model": st.fixed_dictionaries({}, optional={"head": st.sampled_from(["shared", "local", "frozen", None])}),
+        "clients": st.fixed_dictionaries(
+            {},
+            optional={
+                "ranks": st.lists(st.integers(1, 1), min_size=1, max_size=3) | st.just({"1": 1.0}),
+                "sampling": st.just("full"),
+            },
+        ),
+        "server": st.fixed_dictionaries(
+            {"optimizer": st.sampled_from(["adam", "yogi"])},
+            optional={"lr": NUMBER, "beta1": st.just(0.5), "beta2": st.just(0.5), "tau": NUMBER},
+        ),
         "train": st.fixed_dictionaries(
             {}, optional={"lr": NUMBER, "weight_decay": NUMBER, "local_steps": st.none() | st.integers(1, 99)}
         ),
@@ -418,6 +457,17 @@ def test_a_configuration_survives_toml(raw: dict[str, Any]) -> None:
 def test_what_is_switched_off_survives_toml(raw: dict[str, Any]) -> None:
     config = load(raw)
     assert load(tomllib.loads(to_toml(config))) == config
+
+
+def test_ranks_may_be_numbers_in_a_dict() -> None:
+    assert load({"clients": {"ranks": {2: 0.5, 4: 0.5}}}) == load({"clients": {"ranks": {"2": 0.5, "4": 0.5}}})
+    assert load({}, ("clients.ranks={2 = 0.5, 4 = 0.5}",)).clients.ranks == {"2": 0.5, "4": 0.5}
+
+
+def test_the_options_of_server_optimizers_are_their_arguments() -> None:
+    assert {n: tuple(inspect.signature(f).parameters) for n, f in OPTIMIZERS.items()} == {
+        n: options for n, options in SERVER_OPTIONS.items() if n != "none"
+    }
 
 
 def test_a_configuration_is_frozen() -> None:

@@ -68,6 +68,8 @@ def test_members_are_a_mapping_of_their_clients() -> None:
     assert list(clients) == [Client("ann", 2), Client("bob", 1), Client("cid", 2)]
     assert clients[-1] == Client("cid", 2)
     assert list(clients[1:]) == [Client("bob", 1), Client("cid", 2)]
+    members.give_ranks([2, 4, 1])
+    assert list(clients) == [Client("ann", 2, 2), Client("bob", 1, 4), Client("cid", 2, 1)]
     for unknown in ("", "b", "zoe"):
         assert unknown not in members
         with pytest.raises(KeyError):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
@@ -188,27 +188,51 @@ def weighted_mean(uploads: Iterable[Upload]) -> Mean:
     The engine gives uploads sorted by client id, so that the result does not depend on who answered first. Raises
     ValueError where there is nothing to average, a weight is not positive and finite, or names or shapes differ.
     """
-    sums: dict[str, Tensor] = {}
+    shapes: dict[str, torch.Size] = {}
+    sums: dict[tuple[str, ...], Tensor] = {}
     weight, count = 0.0, 0
     for upload in uploads:
         if not 0 < upload.weight < float("inf"):
             raise ValueError(f"client {upload.client.id}: weight must be positive and finite, got {upload.weight}")
         if count == 0:
-            sums = {n: torch.zeros_like(t, dtype=torch.float64) for n, t in upload.params.items()}
-        if upload.params.keys() != sums.keys():
-            differing = sorted(upload.params.keys() ^ sums.keys())
+            shapes = {n: t.shape for n, t in upload.params.items()}
+            sums = {names: _joined(upload.params, names).double().zero_() for names in _alike(upload.params)}
+        if upload.params.keys() != shapes.keys():
+            differing = sorted(upload.params.keys() ^ shapes.keys())
             raise ValueError(f"client {upload.client.id} uploaded other tensors than the first: {differing}")
         for name, tensor in upload.params.items():
-            if tensor.shape != sums[name].shape:
+            if tensor.shape != shapes[name]:
                 raise ValueError(
-                    f"client {upload.client.id}: {name} is {tuple(tensor.shape)}, expected {tuple(sums[name].shape)}"
+                    f"client {upload.client.id}: {name} is {tuple(tensor.shape)}, expected {tuple(shapes[name])}"
                 )
-            sums[name].add_(tensor.double(), alpha=upload.weight)
+        for names, added in sums.items():
+            added.add_(_joined(upload.params, names), alpha=upload.weight)
         weight += upload.weight
         count += 1
     if count == 0:
         raise ValueError("no uploads to average")
-    return Mean({n: t / weight for n, t in sums.items()}, weight, count)
+    rows = {n: row for names, added in sums.items() for n, row in zip(names, added.chunk(len(names)), strict=True)}
+    return Mean({n: rows[n].reshape(shape) / weight for n, shape in shapes.items()}, weight, count)
+
+
+_TOGETHER = 2**17
+"""About how many numbers are added at a time: far more than a call costs, and few enough for a processor's cache."""
+
+
+def _alike(params: Params) -> Iterator[tuple[str, ...]]:
+    """Names of tensors of the same shape, type and device, as many as have ``_TOGETHER`` numbers (at least one)."""
+    kinds: dict[object, list[str]] = {}
+    for name, tensor in params.items():
+        kinds.setdefault((tensor.shape, tensor.dtype, tensor.device), []).append(name)
+    for names in kinds.values():
+        size = max(1, _TOGETHER // max(1, params[names[0]].numel()))
+        yield from (tuple(names[i : i + size]) for i in range(0, len(names), size))
+
+
+def _joined(params: Params, names: tuple[str, ...]) -> Tensor:
+    """The tensors of these names, all of one shape, one below the other."""
+    tensors = [params[n] for n in names]
+    return torch.cat(tensors) if tensors[0].dim() else torch.stack(tensors)
 
 
 class Algorithm(ABC, Generic[S]):
@@ -225,6 +249,9 @@ class Algorithm(ABC, Generic[S]):
     same_coordinates: ClassVar[bool] = True
     """Uploads are new values of the tensors that were broadcast, so that their differences to those may be scaled and
     given to a server optimizer."""
+    readable: ClassVar[bool] = True
+    """An upload, expanded and put in place of what was broadcast, is its client's model. Where not, aggregating it
+    alone gives that model."""
 
     @property
     def linear(self) -> bool:

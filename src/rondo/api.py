@@ -32,6 +32,7 @@ from rondo.prepare import (
 from rondo.record import RunDirectory, environment
 from rondo.report import pictures
 from rondo.results import Verification, evaluate, export
+from rondo.server_step import ServerStep
 
 __all__ = ["RunResult", "RunStopped", "Verification", "evaluate", "export", "run"]
 
@@ -69,7 +70,7 @@ def run(
     settings = resolved(settings, source)
     labels = find_labels(settings, source)
     prepared = prepare(settings, labels, algorithm, target)
-    population = build(settings, source, prepared.task, settings.task.label, labels)
+    population = build(settings, source, prepared.task, settings.task.label, labels, prepared.ranks)
     _check_population(settings, population)
     directory = RunDirectory.create(run_dir, settings.algorithm.name)
     directory.write_config(settings)
@@ -178,17 +179,22 @@ class _Runner:
         return summary
 
     def _local_only(self) -> dict[str, Any]:
-        """The same algorithm and rounds with each client on its own: a federation of one, scored at its end."""
+        """The same algorithm and rounds with each client on its own: a federation of one, scored at its end. It has no
+        server, so no server optimizer."""
         rounds, task = self.prepared.config.rounds, self.prepared.task
         own: dict[str, Any] = {}
         test: dict[str, Any] = {}
         settings = self.prepared.config.clients.model_copy(
             update={"per_round": None, "sampling": "full", "min_clients": 1}
         )
-        alone_config = self.prepared.config.model_copy(update={"clients": settings})
+        scored = self.prepared.config.evaluation.model_copy(update={"diagnostics_every": 0})
+        alone_config = self.prepared.config.model_copy(update={"clients": settings, "evaluation": scored})
+        algorithm = self.prepared.algorithm
+        if isinstance(algorithm, ServerStep):
+            algorithm = algorithm.algorithm
         for name, member in self.population.members.items():
             alone = Simulation(
-                self.prepared.algorithm,
+                algorithm,
                 self.prepared.network,
                 task,
                 replace(self.population, members={name: member}),

@@ -20,11 +20,13 @@ from rondo import algorithms
 from rondo.schema import (
     BUILTIN_DATA,
     BUILTIN_MODEL,
+    SERVER_OPTIONS,
     AdapterConfig,
     ClientsConfig,
     DataConfig,
     PartitionConfig,
     RunConfig,
+    ServerConfig,
     TrainConfig,
 )
 
@@ -38,6 +40,7 @@ __all__ = [
     "PartitionConfig",
     "Problem",
     "RunConfig",
+    "ServerConfig",
     "TrainConfig",
     "load",
     "missing_files",
@@ -295,6 +298,8 @@ def _cross_checks(config: RunConfig) -> Iterator[Problem]:
         yield Problem("clients.per_round", f"{clients.per_round} of {part.clients} clients: lower it to {part.clients}")
     if clients.per_round is not None and clients.min_clients > clients.per_round:
         yield Problem("clients.min_clients", f"above clients.per_round = {clients.per_round}: no round could succeed")
+    yield from _rank_checks(config)
+    yield from _server_checks(config)
     yield from _task_checks(config, own_data)
     if config.adapter.start_from is not None and not Path(config.adapter.start_from, "adapter_config.json").is_file():
         yield Problem("adapter.start_from", f"no adapter_config.json in {config.adapter.start_from!r}")
@@ -306,6 +311,38 @@ def _cross_checks(config: RunConfig) -> Iterator[Problem]:
         yield Problem("data.source", f"unknown built-in; did you mean {BUILTIN_DATA!r}?")
     if config.model.gguf_file and config.model.quantization:
         yield Problem("model.quantization", "a GGUF file is loaded dequantised; remove gguf_file or quantization")
+
+
+def _rank_checks(config: RunConfig) -> Iterator[Problem]:
+    clients, adapter = config.clients, config.adapter
+    ranks = clients.ranks
+    if ranks is not None and clients.bytes_budget is not None:
+        yield Problem("clients.bytes_budget", "set clients.ranks or clients.bytes_budget, not both")
+    count = config.partition.clients if config.data.clients_from is None else None
+    for key, value in (("ranks", ranks), ("bytes_budget", clients.bytes_budget)):
+        if isinstance(value, list) and count is not None and len(value) != count:
+            words = f"{len(value)} for {count} clients: give one a client, in the order of their ids"
+            yield Problem(f"clients.{key}", words)
+    if isinstance(ranks, dict):
+        odd = [k for k in ranks if not (k.isdecimal() and k == str(int(k)) and int(k) > 0)]
+        if odd:
+            words = f"{odd[0]!r} is no rank: give shares of the clients by rank, for instance {{ 4 = 0.5, 8 = 0.5 }}"
+            yield Problem("clients.ranks", words)
+            return
+        if abs(sum(ranks.values()) - 1) > 1e-6:
+            yield Problem("clients.ranks", f"the shares sum to {sum(ranks.values()):.6g}: they must sum to 1")
+    largest = max(map(int, ranks)) if ranks is not None else 0
+    if largest > adapter.r and adapter.start_from is None and not adapter.rank_pattern:
+        yield Problem("clients.ranks", f"rank {largest} is above adapter.r = {adapter.r}: lower it or raise adapter.r")
+
+
+def _server_checks(config: RunConfig) -> Iterator[Problem]:
+    kind = config.server.optimizer
+    known = SERVER_OPTIONS[kind]
+    for key in ("lr", "beta1", "beta2", "tau"):
+        if key not in known and getattr(config.server, key) is not None:
+            words = f"{kind!r} has no {key}; it has {', '.join(known)}" if known else "name server.optimizer too"
+            yield Problem(f"server.{key}", words)
 
 
 def missing_files(config: RunConfig) -> Iterator[Problem]:

@@ -63,6 +63,10 @@ class LocalHead(Algorithm[LocalHeadState]):
         return self.algorithm.same_coordinates
 
     @property
+    def readable(self) -> bool:  # type: ignore[override]
+        return self.algorithm.readable
+
+    @property
     def client_ranks(self) -> bool:  # type: ignore[override]
         return self.algorithm.client_ranks
 

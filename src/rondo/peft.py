@@ -175,7 +175,8 @@ def adapter_factors(
 ) -> dict[str, tuple[Tensor, Tensor, float]]:
     """A, B and the scale of every site such that ``scale * B A`` is all that the network adds to the frozen weight.
 
-    Base changes are concatenated to the factors, so the rank grows by theirs; nothing is truncated.
+    Base changes are concatenated to the factors, so the rank grows by theirs; nothing is truncated. Beside them, pairs
+    of a row and a column of which one is zero are left out.
     """
     factors = {}
     for site in sites:
@@ -183,8 +184,26 @@ def adapter_factors(
         if base.get(site.path):
             change = total(base[site.path]).to(torch.float32)
             a, b = torch.cat([a, change.down]), torch.cat([b, change.up / site.scale], 1)
+            there = a.any(1) & b.any(0)
+            there[0] |= not there.any()  # an adapter has at least rank 1
+            a, b = a[there], b[:, there]
         factors[site.path] = (a, b, site.scale)
     return factors
+
+
+def truncated(
+    sites: Sequence[Site], seen: Params, base: Mapping[str, tuple[LowRank, ...]], rank: int
+) -> tuple[dict[str, Tensor], float]:
+    """What the network sees with every site's whole change, base included, at its best approximation of ``rank``
+    (Eckart-Young), and what is lost: the Frobenius norm of all that was dropped over that of all changes."""
+    result, lost, whole = dict(seen), 0.0, 0.0
+    for site in sites:
+        a, b = seen[f"{site.path}.A"].double(), seen[f"{site.path}.B"].double()
+        change = total([LowRank(site.scale * b, a), *(c.to(torch.float64) for c in base.get(site.path, ()))])
+        kept, dropped = change.truncate(rank)
+        result[f"{site.path}.A"], result[f"{site.path}.B"] = kept.down.float(), (kept.up / site.scale).float()
+        lost, whole = lost + float(dropped) ** 2, whole + float(change.norm()) ** 2
+    return result, math.sqrt(lost / whole) if whole > 0 else 0.0
 
 
 def write_adapter(

@@ -3,7 +3,7 @@ evaluation start."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,10 @@ from torch import Tensor
 
 from rondo import algorithms, peft
 from rondo.algorithm import Algorithm, HeadPolicy
-from rondo.config import BUILTIN_MODEL, ConfigError, Problem, RunConfig, partition_kind
+from rondo.config import BUILTIN_MODEL, ConfigError, Problem, RunConfig, ServerConfig, partition_kind
 from rondo.data.loading import Source, label_names
 from rondo.engine.population import Population
+from rondo.engine.ranks import client_ranks, upload_bytes
 from rondo.engine.simulation import Simulation
 from rondo.head import LocalHead
 from rondo.kernels import Kernels, apply, choose
@@ -25,6 +26,8 @@ from rondo.params import HEAD_PREFIX, Params
 from rondo.pooled import AllTokensMatter, first_token_only
 from rondo.prefix import Prefix, PrefixRefused
 from rondo.pretrained import fingerprint, load_pretrained
+from rondo.server_optim import OPTIMIZERS, ServerOptimizer
+from rondo.server_step import ServerStep
 from rondo.tasks import CausalLM, SequenceClassification, Task
 
 
@@ -65,6 +68,15 @@ class Prepared:
     def simulation(self, population: Population) -> Simulation:
         """A simulation over ``population``, at its start."""
         return Simulation(self.algorithm, self.network, self.task, population, self.config, self.initial)
+
+    def ranks(self, count: int) -> tuple[int, ...] | None:
+        """The ranks of ``count`` clients, in the order of their ids, where they have ranks of their own. Raises
+        :class:`ConfigError`."""
+
+        def size(rank: int) -> int:
+            return upload_bytes(self.algorithm, self.initial, self.network.weights(), self.config.rounds, rank)
+
+        return client_ranks(self.config, count, max(s.rank for s in self.network.sites.values()), size)
 
     def shorten(self, population: Population) -> Shortened:
         """Leave out what need not be computed: all but the first token at the end, where only that is read, and the
@@ -117,6 +129,8 @@ def prepare(config: RunConfig, labels: Sequence[str], algorithm: Algorithm[Any],
         initial |= {n: t.cpu() for n, t in network.initial_head.items()}
     if policy == "local":
         algorithm = LocalHead(algorithm)
+    if config.server.optimizer != "none":
+        algorithm = ServerStep(algorithm, _server_optimizer(config.server))
     task = _task(config, tokenizer, labels)
     return Prepared(
         config, algorithm, policy, network, task, tokenizer, planned.lora, initial, kernels, name, module_hash
@@ -167,12 +181,42 @@ def _task(config: RunConfig, tokenizer: Any, labels: Sequence[str]) -> Task:
 
 
 def make_algorithm(config: RunConfig) -> Algorithm[Any]:
+    """The algorithm, without a head policy or a server optimizer. Raises :class:`ConfigError`, also for options of the
+    run that this algorithm does not define."""
     try:
-        return algorithms.get(config.algorithm.name, **config.algorithm.fields)
+        algorithm = algorithms.get(config.algorithm.name, **config.algorithm.fields)
     except algorithms.UnknownAlgorithm as error:
         raise ConfigError([Problem("algorithm.name", str(error))]) from None
     except (TypeError, ValueError) as error:
         raise ConfigError([Problem("algorithm", str(error))]) from None
+    problems = list(_refused(config, algorithm))
+    if problems:
+        raise ConfigError(problems)
+    return algorithm
+
+
+def _refused(config: RunConfig, algorithm: Algorithm[Any]) -> Iterator[Problem]:
+    """Options of the run that ``algorithm`` does not define, with the reason."""
+    name = config.algorithm.name
+    for key in ("ranks", "bytes_budget"):
+        if getattr(config.clients, key) is not None and not algorithm.client_ranks:
+            others = ", ".join(n for n in algorithms.names() if algorithms.load(n).client_ranks)
+            words = f"{name} does not define clients of different ranks; remove {key}, or take one of {others}"
+            yield Problem(f"clients.{key}", words)
+    if config.server.optimizer == "none":
+        return
+    if not algorithm.linear:
+        words = f"{name} is not linear: its server works on single uploads, so there is no mean to step towards; "
+        yield Problem("server.optimizer", words + 'set it to "none", or take a linear method (rondo list)')
+    elif not algorithm.same_coordinates:
+        words = f"{name}'s server puts what it gets into other coordinates than what it sent, so the difference is no "
+        words += 'direction to step in; set it to "none", or take another linear method (rondo list)'
+        yield Problem("server.optimizer", words)
+
+
+def _server_optimizer(config: ServerConfig) -> ServerOptimizer:
+    options = config.model_dump(exclude={"optimizer"}, exclude_none=True)
+    return OPTIMIZERS[config.optimizer](**options)
 
 
 def find_device(name: str) -> torch.device:

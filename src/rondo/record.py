@@ -87,6 +87,14 @@ class RunDirectory:
     def write(self, name: str, content: Mapping[str, Any]) -> None:
         (self.path / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
+    def rounds(self) -> list[dict[str, Any]]:
+        """The lines of ``metrics.jsonl``. Raises :class:`ConfigError` where it is missing or broken."""
+        try:
+            lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+            return [json.loads(line) for line in lines]
+        except (OSError, ValueError) as error:
+            raise ConfigError([Problem("RUN_DIR", f"metrics.jsonl cannot be read: {error}")]) from None
+
     def add_round(self, record: Mapping[str, Any]) -> None:
         """Append one line to ``metrics.jsonl``."""
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:

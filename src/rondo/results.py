@@ -42,7 +42,8 @@ class Reopened:
             hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(list(known)[:10])}"
             raise ConfigError([Problem("--client", f"no client {client!r}; {hint}")])
         try:
-            return self.simulation.model(Client(client, known[client]["train"]), self.rounds)
+            found = known[client]
+            return self.simulation.model(Client(client, found["train"], found.get("rank")), self.rounds)
         except (OSError, ValueError) as error:
             words = f"what client {client!r} keeps cannot be read: {error}"
             raise ConfigError([Problem("RUN_DIR", words)]) from None
@@ -91,19 +92,33 @@ class Verification:
         return self.max_difference <= self.tolerance * max(1.0, self.largest)
 
 
+@dataclass(frozen=True)
+class Exported:
+    """What was written: the largest rank of its layers, what truncation lost (of the change's Frobenius norm; 0 where
+    nothing was truncated), and how it compared, if it was verified."""
+
+    rank: int
+    relative_error: float
+    verification: Verification | None
+
+
 def export(
     run_dir: str | Path,
     to: str | Path,
     *,
     client: str | None = None,
     merged: bool = False,
+    rank: int | None = None,
     verify: bool = False,
-) -> Verification | None:
+) -> Exported:
     """Write a run's result to ``to`` as a PEFT adapter, or ``merged`` into a whole model.
 
-    ``client``: that client's model (for personal methods), else the global or cold-start one. With ``verify`` it is
-    loaded again by stock libraries and its logits are compared. Raises :class:`ConfigError`.
+    ``client``: that client's model (for personal methods), else the global or cold-start one. ``rank``: truncate to it;
+    else the adapter has the rank that it needs, which for methods that change the base is above the run's. With
+    ``verify`` it is loaded again by stock libraries and its logits are compared. Raises :class:`ConfigError`.
     """
+    if rank is not None and rank < 1:
+        raise ConfigError([Problem("--rank", f"must be at least 1, got {rank}")])
     to = Path(to)
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         what = "is not empty" if to.is_dir() else "is not a folder"
@@ -114,6 +129,11 @@ def export(
     # Stock libraries load the model in float32, so that is what their logits are compared with.
     opened = reopen(run_dir, device="cpu", exact=True)
     seen, base = opened.model(client)
+    error = 0.0
+    sites = tuple(opened.prepared.network.sites.values())
+    if rank is not None:
+        seen, error = peft.truncated(sites, seen, base, rank)
+        base = {}
     adapter = to if not merged else to / "adapter"
     write_adapter(opened.prepared, adapter, seen, base, opened.labels)
     (adapter / "rondo.toml").write_text(to_toml(opened.directory.config()))
@@ -122,7 +142,8 @@ def export(
         peft.merged(module, adapter).save_pretrained(str(to))  # type: ignore[operator]
         tokenizer.save_pretrained(str(to))
         (adapter / "README.md").unlink(missing_ok=True)
-    return _verify(opened, seen, base, to, merged) if verify else None
+    ranks = [a.shape[0] for a, _, _ in peft.adapter_factors(sites, seen, base).values()]
+    return Exported(max(ranks), error, _verify(opened, seen, base, to, merged) if verify else None)
 
 
 _TEXTS = (

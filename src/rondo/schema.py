@@ -18,6 +18,11 @@ def _empty_if_none(value: Any) -> Any:
     return "" if value is None else value
 
 
+def _text_keys(value: Any) -> Any:
+    """TOML's keys are text; a dict's may be numbers."""
+    return {str(k): v for k, v in value.items()} if isinstance(value, dict) else value
+
+
 BUILTIN_MODEL = "builtin:minilm"
 BUILTIN_DATA = "builtin:home-intents"
 
@@ -109,13 +114,51 @@ class PartitionConfig(_Section):
     min_size: Annotated[int, Field(ge=0)] = 1
 
 
+Ranks: TypeAlias = (
+    Annotated[list[Positive], Field(min_length=1)]
+    | Annotated[dict[str, Annotated[float, Field(gt=0, le=1)]], Field(min_length=1)]
+)
+
+
 class ClientsConfig(_Section):
-    """Who takes part in a round, and how their uploads are weighted."""
+    """Who takes part in a round, how their uploads are weighted, and which rank each has.
+
+    ``ranks``: a list, one a client in the order of their ids, or shares of the clients by rank, which the run's seed
+    deals out. ``bytes_budget``: instead, for all or one a client: each has the largest rank whose upload in a round
+    fits, the head not counted. Left out, all have the run's rank, which none may exceed and which alone sets the scale.
+    """
 
     per_round: Positive | None = None
     sampling: Literal["uniform", "poisson", "full", "weighted"] = "uniform"
     weighting: Literal["examples", "uniform"] = "examples"
     min_clients: Positive = 1
+    ranks: Annotated[Ranks | None, BeforeValidator(_text_keys)] = None
+    bytes_budget: Positive | Annotated[list[Positive], Field(min_length=1)] | None = None
+
+
+class ServerConfig(_Section):
+    """The optimizer that steps from the server's tensors towards the mean of the uploads; "none": the mean itself.
+
+    Left out, ``lr`` is 1 for sgd and momentum and 0.01 for the others, ``beta1`` 0.9 (adagrad: 0), ``beta2`` 0.99 and
+    ``tau``, the adaptive ones' floor, 1e-3.
+    """
+
+    optimizer: Literal["none", "sgd", "momentum", "adam", "yogi", "adagrad"] = "none"
+    lr: Annotated[float, Field(gt=0)] | None = None
+    beta1: Fraction | None = None
+    beta2: Fraction | None = None
+    tau: Annotated[float, Field(gt=0)] | None = None
+
+
+SERVER_OPTIONS: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "sgd": ("lr",),
+    "momentum": ("lr", "beta1"),
+    "adam": ("lr", "beta1", "beta2", "tau"),
+    "yogi": ("lr", "beta1", "beta2", "tau"),
+    "adagrad": ("lr", "beta1", "tau"),
+}
+"""The keys of ``[server]`` that each optimizer takes."""
 
 
 class TrainConfig(_Section):
@@ -140,10 +183,12 @@ class TrainConfig(_Section):
 
 class EvaluationConfig(_Section):
     """``every`` and ``clients_every``: rounds between scores on the test set and on each client's own validation
-    rows (0: only after the last round). ``local_only``: also train each client alone, as a baseline."""
+    rows (0: only after the last round). ``diagnostics_every``: rounds between measurements of what aggregation did, the
+    last round included (0: none). ``local_only``: also train each client alone, as a baseline."""
 
     every: Annotated[int, Field(ge=0)] = 1
     clients_every: Annotated[int, Field(ge=0)] = 0
+    diagnostics_every: Annotated[int, Field(ge=0)] = 5
     batch_size: Positive = 64
     local_only: bool = False
 
@@ -174,5 +219,6 @@ class RunConfig(_Section):
     partition: PartitionConfig = Field(default_factory=PartitionConfig)
     clients: ClientsConfig = Field(default_factory=ClientsConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
+    server: ServerConfig = Field(default_factory=ServerConfig)
     simulation: SimulationConfig = Field(default_factory=SimulationConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)

@@ -41,11 +41,11 @@ def sgd(lr: float = 1.0) -> ServerOptimizer:
     return ServerOptimizer(lambda params: OptimState(), update)
 
 
-def momentum(lr: float = 1.0, beta: float = 0.9) -> ServerOptimizer:
-    """FedAvgM: ``m = beta m + D; step = lr m`` (Hsu et al. 2019)."""
+def momentum(lr: float = 1.0, beta1: float = 0.9) -> ServerOptimizer:
+    """FedAvgM: ``m = beta1 m + D; step = lr m`` (Hsu et al. 2019)."""
 
     def update(delta: Params, state: OptimState) -> tuple[Params, OptimState]:
-        m = {n: beta * state.first[n] + d for n, d in delta.items()}
+        m = {n: beta1 * state.first[n] + d for n, d in delta.items()}
         return {n: lr * m[n] for n in delta}, OptimState({**state.first, **m})
 
     return ServerOptimizer(lambda params: OptimState(_full(params, 0.0)), update)
@@ -80,3 +80,13 @@ def _adaptive(lr: float, beta1: float, tau: float, second: Callable[[Tensor, Ten
 
 def _full(params: Params, value: float) -> dict[str, Tensor]:
     return {name: torch.full_like(tensor, value) for name, tensor in params.items()}
+
+
+OPTIMIZERS: Mapping[str, Callable[..., ServerOptimizer]] = {
+    "sgd": sgd,
+    "momentum": momentum,
+    "adam": adam,
+    "yogi": yogi,
+    "adagrad": adagrad,
+}
+"""By the names that a configuration gives them."""

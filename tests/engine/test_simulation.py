@@ -24,7 +24,7 @@ from rondo.engine.population import Member, Population
 from rondo.engine.sampling import sample
 from rondo.engine.simulation import ATTEMPTS, RunStopped, Simulation, Trained
 from rondo.head import LocalHead
-from rondo.lowrank import LowRank
+from rondo.lowrank import LowRank, total
 from rondo.model import Batch, Network
 from rondo.params import HEAD_PREFIX, Params, adapted_modules, head, num_bytes, pick
 from rondo.tasks import Example, SequenceClassification
@@ -699,3 +699,29 @@ def test_a_checkpoint_that_is_missing_or_broken_says_so(tmp_path: Path) -> None:
     (tmp_path / "state.safetensors").write_bytes(whole[:-1])
     with pytest.raises(ValueError):
         checkpoint.load(tmp_path, {})
+
+
+# What is added to the base
+
+
+def test_a_long_list_of_base_changes_is_applied_as_one_small_matrix() -> None:
+    sim = make("flora", dtype=torch.float64)
+    g = torch.Generator().manual_seed(0)
+    base = {}
+    for path, site in sim.network.sites.items():
+        (out, inp), chunks = site.shape, []
+        for rank in (3, 40, 5):  # 48 in all, above min(in, out)
+            up, down = (torch.randn(s, generator=g).double() / 50 for s in ((out, rank), (rank, inp)))
+            chunks.append(LowRank(up, down))
+        base[path] = tuple(chunks)
+    one = sim._base(base)
+    assert sim._base(base) is one  # made once for all clients of a round
+    for path, chunks in base.items():
+        assert len(one[path]) == 1
+        assert one[path][0].rank == min(sim.network.sites[path].shape)
+        torch.testing.assert_close(one[path][0].dense(), total(chunks).dense(), rtol=0, atol=1e-12)
+    seen = {**sim.network.initial_head, **sim.initial}
+    rows = sim.population.test
+    assert sim.scores(seen, base, rows) == pytest.approx(sim.scores(seen, one, rows), rel=1e-12)
+    changed = {**base, **{p: c[:1] for p, c in base.items()}}
+    assert sim.scores(seen, changed, rows) != pytest.approx(sim.scores(seen, base, rows), rel=1e-6)

@@ -28,8 +28,8 @@ class LoRAA2(Algorithm[ServerState]):
     slots, and the method is RoLoRA.
     Uploads: the kept columns (or rows) and their numbers: over all modules r_k M slots of out + 1 (in + 1) numbers.
     Down: the factor just averaged, r out or r in; both for a client that missed rounds.
-    Exact: yes, the other factor is shared. Linear: yes. Personal: no. Head in the source: frozen; here frozen by default.
-    A head that is trained is trained and sent in every round, and in the probing epoch.
+    Exact: yes, the other factor is shared. Linear: yes. Personal: no. Head in the source: frozen; here frozen by
+    default. A head that is trained is trained and sent in every round, and in the probing epoch.
     Deviations: one learning rate for both factors (the source: five times more for B); p_k over the participants. The
     probing epoch is work on top of the run's local training.
     Reference: Koo et al., Towards Robust and Efficient Federated Low-Rank Adaptation with Heterogeneous Clients, 2024.

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,16 @@ from rondo.tasks import Example, Task
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+class OfClient(Protocol):
+    """A result that says whose it is."""
+
+    @property
+    def client(self) -> Client: ...
+
+
+C = TypeVar("C", bound=OfClient)
 
 CPU_COHORT_BYTES = 128 * 2**20
 """Activations of a cohort beyond which one thread of a CPU gains next to nothing (docs/log.md)."""
@@ -56,7 +66,8 @@ def plan(
     """Cohorts of at most ``size`` clients of equal rank; "auto": as many as ``tokens`` allow, each step of a client
     being ``tokens_a_client``, and few enough that every worker has one.
 
-    Their order is kept (within a rank), so that uploads come in it.
+    Their order is kept within a rank, and cohorts come in the order of their first clients, so that :func:`in_turn`
+    has few results waiting.
     """
     largest = max(1, tokens // max(1, tokens_a_client)) if size == "auto" else size
     if size == "auto":
@@ -69,7 +80,8 @@ def plan(
             count = min(len(same), -(-count // workers) * workers)
         # Cohorts of nearly equal size, rather than a small last one.
         cohorts += [same[i * len(same) // count : (i + 1) * len(same) // count] for i in range(count)]
-    return [tuple(c) for c in cohorts]
+    place = {c.id: i for i, c in enumerate(clients)}
+    return [tuple(c) for c in sorted(cohorts, key=lambda c: place[c[0].id])]
 
 
 def activation_bytes(network: Network, task: Task, seen: Params, examples: Sequence[Example]) -> float:
@@ -122,3 +134,15 @@ def in_order(work: Callable[[T], R], items: Iterable[T], count: int) -> Iterator
         pool.shutdown(wait=True)
         with contextlib.suppress(RuntimeError):
             torch.set_num_threads(threads)  # a worker's setting reaches the thread that started it
+
+
+def in_turn(cohorts: Iterable[Sequence[C]], clients: Sequence[Client]) -> Iterator[C]:
+    """The results of cohorts in the order of ``clients``, so that a sum over them does not depend on who trained with
+    whom. Of what :func:`plan` gives, at most a cohort a rank waits for its turn."""
+    waiting: dict[str, C] = {}
+    turn = 0
+    for cohort in cohorts:
+        waiting |= {one.client.id: one for one in cohort}
+        while turn < len(clients) and clients[turn].id in waiting:
+            yield waiting.pop(clients[turn].id)
+            turn += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -38,6 +38,7 @@ class Members(Mapping[str, Member]):
         self._numbers = array("I")
         # Of each client the ends of its training and of its validation examples in ``_numbers``.
         self._trained, self._ends = array("q"), array("q", [0])
+        self._ranks: array[int] | None = None
 
     def add(self, name: str, train: Iterable[int], validation: Iterable[int]) -> None:
         """Another client, whose id comes after all others', with the numbers of its examples."""
@@ -47,13 +48,18 @@ class Members(Mapping[str, Member]):
         self._numbers.extend(validation)
         self._ends.append(len(self._numbers))
 
+    def give_ranks(self, ranks: Sequence[int]) -> None:
+        """Give each client, in the order of their ids, a rank of its own."""
+        self._ranks = array("I", ranks)
+
     def __getitem__(self, name: str) -> Member:
         place = bisect_left(self._names, name)
         if place == len(self._names) or self._names[place] != name:
             raise KeyError(name)
         start, middle, end = self._ends[place], self._trained[place], self._ends[place + 1]
         train, validation = self._numbers[start:middle], self._numbers[middle:end]
-        return Member(Client(name, len(train)), Stored(self._store, train), Stored(self._store, validation))
+        client = Client(name, len(train), None if self._ranks is None else self._ranks[place])
+        return Member(client, Stored(self._store, train), Stored(self._store, validation))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -102,8 +108,16 @@ class Population:
         return tuple(first.train[:count]) if first is not None else ()
 
 
-def build(config: RunConfig, source: Source, task: Task, label: str | None, classes: Sequence[str] = ()) -> Population:
-    """Check, deal, tokenise and split the rows. ``label``: the label column, if the task has one.
+def build(
+    config: RunConfig,
+    source: Source,
+    task: Task,
+    label: str | None,
+    classes: Sequence[str] = (),
+    ranks: Callable[[int], Sequence[int] | None] = lambda count: None,
+) -> Population:
+    """Check, deal, tokenise and split the rows. ``label``: the label column, if the task has one. ``ranks``: from the
+    number of clients to the rank of each, in the order of their ids, if they have ranks of their own.
 
     Raises :class:`ConfigError` where rows are bad (or all of them are dropped) or no client has enough examples.
     """
@@ -137,6 +151,9 @@ def build(config: RunConfig, source: Source, task: Task, label: str | None, clas
     if not members:
         words = f"no client has data.min_examples = {config.data.min_examples} usable examples"
         raise ConfigError([Problem("partition", words)])
+    given = ranks(len(members))
+    if given is not None:
+        members.give_ranks(given)
     report = {
         "rows": loaded,
         "rows_bad": bad,
@@ -152,6 +169,7 @@ def build(config: RunConfig, source: Source, task: Task, label: str | None, clas
                 "train": len(m.train),
                 "validation": len(m.validation),
                 "labels": dict(sorted(Counter(str(r[label]) for r in kept[n]).items())) if label is not None else None,
+                **({} if m.client.rank is None else {"rank": m.client.rank}),
             }
             for n, m in members.items()
         },

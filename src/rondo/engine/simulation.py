@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, Protocol
@@ -15,14 +15,15 @@ from rondo import state as states
 from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Shared, Upload
 from rondo.config import RunConfig
 from rondo.engine import evaluate
-from rondo.engine.cohort import activation_bytes, budget, in_order, plan, workers
+from rondo.engine.cohort import activation_bytes, budget, in_order, in_turn, plan, workers
+from rondo.engine.diagnostics import HELD_BYTES, diagnose
 from rondo.engine.evaluate import spread
 from rondo.engine.ledger import Ledger
 from rondo.engine.population import Population
 from rondo.engine.sampling import sample
-from rondo.lowrank import LowRank
+from rondo.lowrank import LowRank, total
 from rondo.model import Network
-from rondo.params import Params, client_row
+from rondo.params import Params, client_row, num_bytes
 from rondo.prefix import Prefix, States
 from rondo.tasks import Task
 from rondo.trainer import CohortTrainer, learning_rate
@@ -73,6 +74,7 @@ class Simulation:
     prefix: Prefix | None = None
     workers: int = 1
     _activation_bytes: float | None = None
+    _applied: tuple[Any, dict[str, tuple[LowRank, ...]]] = (None, {})
 
     def __post_init__(self) -> None:
         self.workers = workers(self.network)
@@ -108,7 +110,10 @@ class Simulation:
         if observer is not None:
             observer.round_started(round.index, len(chosen))
         attempt = _Attempt(self, round, chosen, observer)
-        uploads = iter(attempt)
+        every = self.config.evaluation.diagnostics_every
+        diagnosed = every > 0 and ((round.index + 1) % every == 0 or round.index + 1 == round.total)
+        held: list[Upload] = []
+        uploads = _noted(attempt, held) if diagnosed else iter(attempt)
         # An algorithm needs at least one upload; whether there were enough shows when all have come.
         first = next(uploads, None)
         new = self.state if first is None else self.algorithm.aggregate(self.state, _chain(first, uploads), round)
@@ -123,11 +128,13 @@ class Simulation:
             "bytes_down": attempt.down,
             "bytes_first_contact": attempt.first_contact,
         }
-        committed = len(attempt.kept) >= self.config.clients.min_clients
+        committed, before = len(attempt.kept) >= self.config.clients.min_clients, self.state
         if committed:
             self.state = states.canonical(new)
             self.locals.update({c: states.canonical(local) for c, local in attempt.kept.items() if local})
         record["train_seconds"] = time.perf_counter() - started
+        if committed and diagnosed:
+            record["diagnostics"] = diagnose(self.algorithm, self.network.sites, before, self.state, held, round)
         return record, list(attempt.kept) if committed else None
 
     def cohorts(self, chosen: Sequence[Client]) -> list[tuple[Client, ...]]:
@@ -203,7 +210,7 @@ class Simulation:
             round,
             self.config.train,
             self.config.clients,
-            _base_to(shared[0].base, device),
+            self._base(shared[0].base),
             self.prefix,
             states,
         )
@@ -257,13 +264,24 @@ class Simulation:
         kind = "personal" if self.algorithm.personal else "clients"
         return {kind: {metric: summary, "per_client": each}}
 
+    def _base(self, base: Mapping[str, tuple[LowRank, ...]]) -> dict[str, tuple[LowRank, ...]]:
+        """The base's change on the device, one matrix a module, in the form that is smaller; made once for all clients
+        that share it."""
+        applied = self._applied
+        if applied[0] is not base:
+            device = self.network.device
+            sums = {p: total(chunks).compact() for p, chunks in base.items() if chunks}
+            applied = (base, {p: (LowRank(c.up.to(device), c.down.to(device)),) for p, c in sums.items()})
+            self._applied = applied
+        return applied[1]
+
     def scores(self, seen: Params, base: Any, examples: Any) -> dict[str, float | None]:
         device = self.network.device
         return evaluate.scores(
             self.network,
             self.task,
             _to(seen, device),
-            _base_to(base, device),
+            self._base(base),
             examples,
             batch_size=self.config.evaluation.batch_size,
         )
@@ -282,19 +300,19 @@ class _Attempt:
     def __iter__(self) -> Iterator[Upload]:
         simulation = self.simulation
         cohorts = simulation.cohorts(self.chosen)
-        for trained in in_order(self._train, (self._prepared(c) for c in cohorts), simulation.at_once(cohorts)):
-            for one in trained:
-                if one.failure is not None:
-                    failure = one.failure
-                    self.failed.append({"client": one.client.id, "reason": failure.reason, "detail": failure.detail})
-                if self.observer is not None:
-                    self.observer.client_done(one.client.id, one.loss)
-                if one.upload is not None:
-                    self.up += simulation.ledger.receive(one.upload)
-                    self.kept[one.client.id] = one.kept
-                    if one.loss is not None:
-                        self._losses.append((one.loss, one.upload.weight))
-                    yield one.upload
+        trained = in_order(self._train, (self._prepared(c) for c in cohorts), simulation.at_once(cohorts))
+        for one in in_turn(trained, self.chosen):
+            if one.failure is not None:
+                failure = one.failure
+                self.failed.append({"client": one.client.id, "reason": failure.reason, "detail": failure.detail})
+            if self.observer is not None:
+                self.observer.client_done(one.client.id, one.loss)
+            if one.upload is not None:
+                self.up += simulation.ledger.receive(one.upload)
+                self.kept[one.client.id] = one.kept
+                if one.loss is not None:
+                    self._losses.append((one.loss, one.upload.weight))
+                yield one.upload
 
     def _prepared(self, clients: tuple[Client, ...]) -> tuple[tuple[Client, ...], tuple[Shared, ...]]:
         """What each client of a cohort receives; it is counted here."""
@@ -321,6 +339,18 @@ def _chain(first: Upload, rest: Iterator[Upload]) -> Iterator[Upload]:
     yield from rest
 
 
+def _noted(uploads: Iterable[Upload], into: list[Upload]) -> Iterator[Upload]:
+    """``uploads``, each also appended to ``into``, which is left empty where they have more than ``HELD_BYTES``."""
+    held = 0
+    for upload in uploads:
+        held += num_bytes(upload.params)
+        if held <= HELD_BYTES:
+            into.append(upload)
+        else:
+            into.clear()
+        yield upload
+
+
 def _stacked(each: Sequence[Params], device: torch.device) -> dict[str, Tensor]:
     """The tensors of several clients with a client axis; one that all share is not copied."""
     stacked = {}
@@ -334,7 +364,3 @@ def _stacked(each: Sequence[Params], device: torch.device) -> dict[str, Tensor]:
 
 def _to(params: Params, device: torch.device) -> dict[str, Tensor]:
     return {n: t.to(device) for n, t in params.items()}
-
-
-def _base_to(base: Mapping[str, tuple[LowRank, ...]], device: torch.device) -> dict[str, tuple[LowRank, ...]]:
-    return {p: tuple(LowRank(c.up.to(device), c.down.to(device)) for c in chunks) for p, chunks in base.items()}
