@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -163,11 +164,16 @@ def test_run_export_and_evaluate(rondo: Invoke, tiny: dict[str, Any]) -> None:
 
     code, output = rondo("export", "first", "--to", "out", "--client", "client-1", "--verify")
     assert code == 0
-    assert "wrote out\nverified: reloaded by stock PEFT" in output
+    assert "wrote out, rank 2\nverified: reloaded by stock PEFT" in output
     code, output = rondo("export", "first", "--to", "merged", "--merged", "--verify")
     assert code == 0
     assert "verified: reloaded by transformers alone" in output
-    assert rondo("export", "first", "--to", "plain") == (0, "wrote plain\n")
+    assert rondo("export", "first", "--to", "plain") == (0, "wrote plain, rank 2\n")
+    code, output = rondo("export", "first", "--to", "small", "--rank", "1", "--verify")
+    assert code == 0
+    assert re.search(
+        r"wrote small, rank 1\ntruncated to rank 1: \d+\.\d\d% of the change \(Frobenius norm\) is lost", output
+    )
 
     code, output = rondo("evaluate", "first", "--client", "client-1", "--device", "cpu")
     assert code == 0
@@ -207,7 +213,7 @@ def test_show_prints_the_card(rondo: Invoke, name: str) -> None:
 
 
 def test_help_of_every_command(rondo: Invoke) -> None:
-    for command in ("run", "demo", "init", "list", "show", "check", "export", "evaluate"):
+    for command in ("run", "compare", "demo", "init", "list", "show", "check", "export", "evaluate"):
         code, output = rondo(command, "--help")
         assert code == 0
         assert "Usage:" in output
@@ -218,7 +224,8 @@ def test_help_and_list_load_no_torch() -> None:
     code = """
         import sys
         from rondo.cli import app
-        for arguments in (["--help"], ["list"], ["run", "--help"], ["run", "nope.toml"], ["init", "/no/such/x.toml"]):
+        commands = ["--help"], ["list"], ["run", "--help"], ["run", "nope.toml"], ["init", "/no/x.toml"]
+        for arguments in (*commands, ["compare", "fedit,rolra"]):
             try:
                 app(arguments)
             except SystemExit as done:

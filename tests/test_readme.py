@@ -51,3 +51,9 @@ def test_the_table_is_the_table() -> None:
         flags = ["yes" if flag else "no" for flag in (entry.exact, entry.linear, entry.personal)]
         row = [f"`{name}`", entry.summary, *flags, entry.up, entry.down, entry.paper]
         assert f"| {' | '.join(row)} |" in TEXT
+
+
+def test_the_methods_for_clients_of_different_ranks_are_those_that_define_them() -> None:
+    (listed,) = re.findall(r"Clients of different means \((.*?)\)", TEXT, re.S)
+    ranked = {n for n in algorithms.names() if algorithms.load(n).client_ranks}
+    assert set(re.findall(r"`(.*?)`", listed)) == ranked

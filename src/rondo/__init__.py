@@ -10,16 +10,19 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from rondo.api import RunResult, run
+    from rondo.comparison import Comparison, compare
     from rondo.config import ConfigError, RunConfig
 
 _HOMES = {
     "run": "rondo.api",
     "RunResult": "rondo.api",
+    "compare": "rondo.comparison",
+    "Comparison": "rondo.comparison",
     "RunConfig": "rondo.config",
     "ConfigError": "rondo.config",
 }
 
-__all__ = ["ConfigError", "RunConfig", "RunResult", "__version__", "run"]
+__all__ = ["Comparison", "ConfigError", "RunConfig", "RunResult", "__version__", "compare", "run"]
 
 
 def __getattr__(name: str) -> Any:

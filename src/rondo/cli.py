@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,7 +81,8 @@ def demo(sets: Sets = None, run_dir: str | None = None, device: Device = "auto")
         print("assistant). Each trains on its own sentences; only low-rank factors and the head travel.\n")
         summary = _run(settings, run_dir, device)
         print()
-        if not _verified_export(summary.run_dir, summary.run_dir / "export", client=None, merged=False):
+        folder = summary.run_dir / "export"
+        if not _exported(summary.run_dir, folder, client=None, merged=False, rank=None, verify=True):
             raise typer.Exit(FAILED)
         print(f"Learning curve: {summary.run_dir / 'curve.png'}")
 
@@ -109,6 +111,88 @@ def _run(settings: Any, run_dir: str | None, device: str) -> Any:
     console.print(summary_table(result.summary))
     print(f"\nrun directory: {result.run_dir}\nadapter:       {result.run_dir / 'adapter'}")
     return result
+
+
+@app.command()
+def compare(
+    algorithms: Annotated[
+        str | None, typer.Argument(metavar="ALGORITHMS", help="names with commas between, or package.module:Class")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="the whole table")] = False,
+    config: Annotated[str | None, typer.Option(help="a TOML file; left out: the demo's")] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="override: KEY.PATH=VALUE for all, NAME.KEY.PATH=VALUE for one algorithm"),
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="numbers with commas between; left out: the file's")] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(help="where to write; left out: runs/compare-TIME. Runs that it holds finished are not run again"),
+    ] = None,
+    device: Device = "auto",
+) -> None:
+    """Several algorithms on the same data, split, seeds and rounds: a table and a picture."""
+    with _user_errors():
+        from rondo import comparison
+
+        _own_modules()
+        configs = comparison.plan(_named(algorithms, every), config, sets=sets or [], seeds=_numbers(seeds))
+        found = _compared(configs, out, device)
+    if found.stopped:
+        raise typer.Exit(FAILED)
+
+
+def _named(algorithms: str | None, every: bool) -> tuple[str, ...]:
+    from rondo import algorithms as table
+    from rondo.config import ConfigError, Problem
+
+    if every and algorithms is not None:
+        raise ConfigError([Problem("--all", "names are given too; leave out one of the two")], "rondo compare")
+    return table.names() if every else tuple(n.strip() for n in (algorithms or "").split(",") if n.strip())
+
+
+def _numbers(seeds: str | None) -> list[int]:
+    from rondo.config import ConfigError, Problem
+
+    try:
+        return [int(text) for text in seeds.split(",")] if seeds is not None else []
+    except ValueError:
+        words = f"{seeds!r} should be whole numbers with commas between, for instance 0,1,2"
+        raise ConfigError([Problem("--seeds", words)], "rondo compare") from None
+
+
+def _compared(configs: Any, out: str | None, device: str) -> Any:
+    """Compare with progress and a final table."""
+    from rich.console import Console
+
+    from rondo import comparison
+    from rondo.report.terminal import TerminalProgress, comparison_table
+
+    console = Console()
+    _quiet_libraries()
+    print(f"{len(configs)} runs of {configs[0].rounds} rounds", flush=True)
+    metric = "accuracy" if configs[0].task.kind == "sequence-classification" else "loss"
+
+    @contextmanager
+    def watched(planned: Any) -> Iterator[Any]:
+        began = time.perf_counter()
+        if planned.finished:
+            yield None
+            print(f"{planned}: finished before, not run again ({planned.run_dir})", flush=True)
+            return
+        with TerminalProgress(console, planned.config.rounds, metric) as progress:
+            yield progress
+        print(f"{planned}: {time.perf_counter() - began:.0f} s ({planned.run_dir})", flush=True)
+
+    found = comparison.carry_out(configs, out, device=device, watch=watched)
+    for one in found.stopped:
+        print(f"{one['algorithm']}, seed {one['seed']} stopped: {one['reason']}", file=sys.stderr)
+    if found.runs:
+        print()
+        # Off a terminal a line an algorithm, for grep and the like.
+        (console if console.is_terminal else Console(width=200)).print(comparison_table(vars(found)))
+        print(f"\ncomparison: {found.out / 'comparison.json'}\npicture:    {found.out / 'comparison.png'}")
+    return found
 
 
 @contextmanager
@@ -216,32 +300,33 @@ def export(
     to: Annotated[str, typer.Option(help="an empty or new folder")],
     client: ClientId = None,
     merged: Annotated[bool, typer.Option(help="fold the adapter into the whole model")] = False,
+    rank: Annotated[int | None, typer.Option(help="truncate to this rank; what is lost is printed")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="load it with stock PEFT and compare logits")] = False,
 ) -> None:
-    """Write a run's result as a stock PEFT adapter, or merged into the model."""
+    """Write a run's result as a stock PEFT adapter of the rank it needs, or merged into the model."""
     with _user_errors():
         _own_modules()
         _quiet_libraries()
-        if verify:
-            if not _verified_export(run_dir, to, client=client, merged=merged):
-                raise typer.Exit(FAILED)
-            return
-        from rondo import api
-
-        api.export(run_dir, to, client=client, merged=merged)
-        print(f"wrote {to}")
+        if not _exported(run_dir, to, client=client, merged=merged, rank=rank, verify=verify):
+            raise typer.Exit(FAILED)
 
 
-def _verified_export(run_dir: str | Path, to: str | Path, *, client: str | None, merged: bool) -> bool:
+def _exported(
+    run_dir: str | Path, to: str | Path, *, client: str | None, merged: bool, rank: int | None, verify: bool
+) -> bool:
+    """Export and say what came of it; False if what was loaded again is not equal."""
     from rondo import api
 
-    found = api.export(run_dir, to, client=client, merged=merged, verify=True)
-    assert found is not None
+    done = api.export(run_dir, to, client=client, merged=merged, rank=rank, verify=verify)
+    print(f"wrote {to}, rank {done.rank}")
+    if rank is not None:
+        print(f"truncated to rank {rank}: {done.relative_error:.2%} of the change (Frobenius norm) is lost")
+    if done.verification is None:
+        return True
     loader = "transformers alone" if merged else "stock PEFT"
-    verdict = "verified" if found.passed else "NOT EQUAL"
-    print(f"wrote {to}")
-    print(f"{verdict}: reloaded by {loader}, largest difference of a logit {found.max_difference:.1e}")
-    return found.passed
+    verdict = "verified" if done.verification.passed else "NOT EQUAL"
+    print(f"{verdict}: reloaded by {loader}, largest difference of a logit {done.verification.max_difference:.1e}")
+    return done.verification.passed
 
 
 @app.command()

@@ -60,6 +60,6 @@ class FedExLoRA(Algorithm[BaseState]):
 
     def aggregate(self, state: BaseState, uploads: Iterable[Upload], round: Round) -> BaseState:
         received = list(uploads)
-        gaps = {p: residual(*pairs(received, p)) for p in adapted_modules(state.params)}
+        gaps = ((p, residual(*pairs(received, p))) for p in adapted_modules(state.params))
         new = self.finish(state, weighted_mean(received), round)
         return new.with_chunks(compacted(gaps, state.scale, state.params))

@@ -65,7 +65,7 @@ class FLoRA(Algorithm[BaseState]):
 
     def aggregate(self, state: BaseState, uploads: Iterable[Upload], round: Round) -> BaseState:
         received = list(uploads)
-        stacks = {p: mean_product(*pairs(received, p)) for p in adapted_modules(state.params)}
+        stacks = ((p, mean_product(*pairs(received, p))) for p in adapted_modules(state.params))
         new = self.finish(state, heads(received), round)
         return new.with_chunks(compacted(stacks, state.scale, state.params))
 

@@ -16,15 +16,17 @@ _MANY_CLIENTS = 200
 """Above this number bars would be thinner than a pixel; a histogram of sizes is drawn instead."""
 
 
-def _axes(width: float, height: float) -> Any:
+def _axes(width: float, height: float, panels: int = 1) -> Any:
+    """A figure and its axes, an array of them where there are several panels (side by side, with the same heights)."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(width, height), layout="constrained")
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    figure, axes = pyplot.subplots(1, panels, figsize=(width, height), layout="constrained", sharey=True)
+    for one in figure.axes:
+        for side in ("top", "right"):
+            one.spines[side].set_visible(False)
     return figure, axes
 
 
@@ -112,4 +114,63 @@ def curve(before: Mapping[str, Any], history: Sequence[Mapping[str, Any]], metri
         right.set_ylabel("training loss", color="tab:orange")
         right.set_ylim(bottom=0)
     axes.set_title(title.replace("$", r"\$"), loc="left")
+    _save(figure, path)
+
+
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Okabe and Ito's palette, which colour-blind people can tell apart, without its yellow, too pale for a line."""
+_DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)))
+_MARKERS = "osD"
+"""With every round of the palette another dash and marker: 21 lines differ."""
+_FAR_APART = 4
+"""Above this ratio of the most to the least that an algorithm sends, megabytes are on a logarithmic axis: on a linear
+one all the frugal algorithms would be a single upright line."""
+
+
+def comparison(content: Mapping[str, Any], path: Path) -> None:
+    """The score over rounds and over bytes, a line an algorithm: the mean over seeds, and a band from the lowest to the
+    highest seed. ``content``: as in ``comparison.json``."""
+    figure, (left, right) = _axes(12, 5, panels=2)
+    totals = [r["curve"][-1]["bytes"] for r in content["runs"] if r["curve"]]
+    logarithmic = max(totals, default=0) > _FAR_APART * min(totals, default=0) > 0
+    lines = []
+    for i, name in enumerate(content["algorithms"]):
+        runs = [r for r in content["runs"] if r["algorithm"] == name]
+        # Seeds score after the same rounds; by position their points belong together.
+        columns = list(zip(*(r["curve"] for r in runs), strict=False))
+        if not columns:
+            continue
+        scores = [[p["score"] for p in column] for column in columns]
+        means = [sum(s) / len(s) for s in scores]
+        turn, place = divmod(i, len(_COLOURS))
+        style = {"color": _COLOURS[place], "ls": _DASHES[turn % 3], "marker": _MARKERS[turn % 3], "ms": 3.5, "lw": 1.5}
+        model = (runs[0]["test"] or runs[0]["own_rows"])["model"]
+        label = _plain(name) + ("" if model == "global" else f" ({model})")
+        rounds = [column[0]["round"] for column in columns]
+        megabytes = [sum(p["bytes"] for p in column) / len(column) / 1e6 for column in columns]
+        for axes, x in ((left, rounds), (right, megabytes)):
+            axes.fill_between(
+                x, [min(s) for s in scores], [max(s) for s in scores], color=style["color"], alpha=0.12, lw=0
+            )
+            (line,) = axes.plot(x, means, label=label, **style)
+        lines.append((means[-1], line))
+    left.set_ylabel(f"{'test' if any(r['test'] for r in content['runs']) else 'own rows'} {content['primary']}")
+    left.set_xlabel("rounds")
+    left.xaxis.get_major_locator().set_params(integer=True)
+    right.set_xlabel("MB sent up and down by all clients, first contact included")
+    if logarithmic:
+        from matplotlib import ticker
+
+        right.set_xscale("log", nonpositive="mask")  # which leaves out the score before the first round, at 0 bytes
+        right.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        right.xaxis.set_major_formatter("{x:g}")
+        right.xaxis.set_minor_locator(ticker.NullLocator())
+    for axes in (left, right):
+        axes.grid(alpha=0.25, lw=0.5)
+    seeds = content["seeds"]
+    told = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean over {len(seeds)} seeds, band from lowest to highest"
+    left.set_title(f"{content['rounds']} rounds, {content['clients']} clients, {told}", loc="left")
+    # In the order in which the lines end, from the top.
+    ordered = [line for _, line in sorted(lines, key=lambda pair: -pair[0])]
+    figure.legend(handles=ordered, loc="outside right upper", frameon=False, handlelength=3)
     _save(figure, path)

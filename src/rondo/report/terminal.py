@@ -74,6 +74,54 @@ def _number(value: Any) -> str:
     return "-" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
+def comparison_table(content: Mapping[str, Any]) -> Table:
+    """A comparison, a row an algorithm: means over seeds, with standard deviations for scores. ``content``: as in
+    ``comparison.json``. A score that is not of the global model says of which it is."""
+    seeds, primary = content["seeds"], content["primary"]
+    over = (
+        f"seed {seeds[0]}" if len(seeds) == 1 else f"mean ± standard deviation over seeds {', '.join(map(str, seeds))}"
+    )
+    table = Table(
+        title=f"{content['rounds']} rounds, {content['clients']} clients; {over}",
+        title_justify="left",
+        caption="Scores are of the global model where no other is named; down includes the first contact.",
+        caption_justify="left",
+        box=None,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    table.add_column("algorithm", no_wrap=True)
+    table.add_column("head", no_wrap=True)
+    for column in (f"test {primary}", "at the clients", "up", "down", "first contact", "train s", "interference"):
+        table.add_column(column, justify="right")
+    for name, found in content["algorithms"].items():
+        up, down, first, seconds, interference = (
+            found[key]["mean"]
+            for key in ("bytes_up", "bytes_down", "bytes_first_contact", "train_seconds", "interference")
+        )
+        table.add_row(
+            name,
+            found["head"] or "-",
+            _of_model(found["test"]),
+            _of_model(found["own_rows"]),
+            human_bytes(up),
+            human_bytes(down),
+            human_bytes(first),
+            f"{seconds:.0f}",
+            "-" if interference is None else f"{interference:.2g}",
+        )
+    return table
+
+
+def _of_model(score: Mapping[str, Any]) -> str:
+    """ "0.750 ± 0.010 personal": a mean over seeds, its standard deviation if there is one, and whose model it is."""
+    if score["mean"] is None:
+        return "-"
+    deviation = "" if score["sd"] is None else f" ± {score['sd']:.3f}"
+    model = "" if score["model"] == "global" else f" {score['model']}"
+    return f"{score['mean']:.3f}{deviation}{model}"
+
+
 def summary_table(summary: Mapping[str, Any]) -> Table:
     """The end of a run: scores before and after, bytes, seconds."""
     table = Table(
