@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import weakref
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,11 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from rondo.algorithm import Client, Upload, weighted_mean
 from rondo.lowrank import (
     LowRank,
     gram_align,
     gram_sketch,
     gram_top,
+    mean_product,
     polar,
     residual,
     row_basis,
@@ -29,7 +33,7 @@ SEED = st.integers(0, 2**31)
 
 
 def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def draw(seed: int, out: int, inp: int, rank: int) -> LowRank:
@@ -156,6 +160,100 @@ def test_to_converts_both_factors() -> None:
     assert (x.up.dtype, x.down.dtype) == (torch.float32, torch.float32)
 
 
+# --- leading triplets ---------------------------------------------------------------------------------------------
+
+
+def check_leading(x: LowRank, rank: int) -> None:
+    """``x.leading(rank)`` beside the SVD of the dense matrix, whose largest singular value is about 1."""
+    u, s, vh = x.leading(rank)
+    dense_u, dense_s, dense_vh = torch.linalg.svd(x.dense(), full_matrices=False)
+    count = min(rank, x.rank, *x.shape)
+    assert (u.shape, s.shape, vh.shape) == ((x.shape[0], count), (count,), (count, x.shape[1]))
+    near(s, dense_s[:count])
+    near(u.mT @ u, torch.eye(count))
+    near(vh @ vh.mT, torch.eye(count))
+    near(torch.linalg.matrix_norm(x.dense() - (u * s) @ vh), torch.linalg.vector_norm(dense_s[count:]))
+    if count == len(dense_s) or dense_s[count - 1] - dense_s[count] > 1e-4:  # the best approximation is well determined
+        near((u * s) @ vh, (dense_u[:, :count] * dense_s[:count]) @ dense_vh[:count])
+
+
+def spread(seed: int, out: int, inp: int, rank: int, condition: float) -> LowRank:
+    """Factors whose singular values fall from 1 to 1 / condition, in unrelated directions."""
+    sizes = torch.logspace(0, -math.log10(condition), rank, dtype=torch.float64)
+    up, down = (orthonormal_rows(seed + n, min(rank, side), side) for n, side in enumerate((out, inp)))
+    mix, turn = (orthonormal_rows(seed + 2 + n, rank, rank) for n in range(2))
+    up, down = up.mT @ (mix * sizes)[: len(up)], (turn * sizes)[: len(down)].mT @ down
+    norm = torch.linalg.matrix_norm(up @ down, 2)
+    return LowRank(up / norm, down)
+
+
+WIDE = st.integers(8, 60)
+STACK = st.integers(1, 70)
+
+
+@few
+@given(SEED, WIDE, WIDE, STACK, RANK, st.sampled_from([1.0, 10.0, 1e3, 1e8]))
+def test_leading_triplets_are_those_of_the_dense_matrix(
+    seed: int, out: int, inp: int, stack: int, rank: int, condition: float
+) -> None:
+    check_leading(spread(seed, out, inp, stack, condition), rank)
+
+
+@few
+@given(SEED, WIDE, WIDE, st.integers(1, 6), st.integers(1, 6), st.integers(1, 8), st.booleans())
+def test_leading_triplets_of_repeated_factors_are_those_of_the_dense_matrix(
+    seed: int, out: int, inp: int, r: int, clients: int, rank: int, jitter: bool
+) -> None:
+    """Clients that agree, wholly or but for rounding: the stack is deficient however many there are."""
+    one = draw(seed, out, inp, r)
+    one = LowRank(one.up / torch.linalg.matrix_norm(one.dense(), 2), one.down)
+    ups = [one.up * (1 + jitter * 1e-13 * normal(seed + k, out, r)) for k in range(clients)]
+    check_leading(mean_product(ups, [one.down] * clients, [1.0 + k for k in range(clients)]), rank)
+
+
+@few
+@given(SEED, WIDE, WIDE, st.integers(2, 8), st.floats(0, 1e-3))
+def test_leading_triplets_where_singular_values_are_equal_or_nearly(
+    seed: int, out: int, inp: int, stack: int, apart: float
+) -> None:
+    sizes = 1 - apart * torch.arange(stack, dtype=torch.float64) / stack
+    x = LowRank(orthonormal_rows(seed, stack, out).mT * sizes, orthonormal_rows(seed + 1, stack, inp))
+    for rank in range(1, stack + 2):
+        check_leading(x, rank)
+
+
+@pytest.mark.parametrize("zero", ["up", "down", "a column"])
+def test_leading_triplets_of_zero_factors(zero: str) -> None:
+    x = draw(0, 30, 20, 6)
+    x = LowRank(x.up / torch.linalg.matrix_norm(x.dense(), 2), x.down)
+    if zero == "a column":
+        x.up[:, 2] = 0
+    else:
+        getattr(x, zero).zero_()
+    check_leading(x, 2)
+
+
+def test_squares_are_used_where_they_lose_nothing_and_only_there() -> None:
+    even, steep = spread(0, 60, 50, 40, 10.0), spread(0, 60, 50, 40, 1e8)
+    assert even._leading_rows(4) is not None
+    assert steep._leading_rows(30) is None
+    tie = LowRank(torch.eye(60, dtype=torch.float64)[:, :9], torch.eye(50, dtype=torch.float64)[:9])
+    assert tie._leading_rows(4) is None
+
+
+@few
+@given(SEED, SIDE, SIDE, st.lists(RANK, min_size=1, max_size=5), st.sampled_from([torch.float32, torch.float64]))
+def test_the_mean_product_is_the_dense_mean_in_float64(
+    seed: int, out: int, inp: int, ranks: list[int], dtype: torch.dtype
+) -> None:
+    parts = [draw(seed + 2 * k, out, inp, r).to(dtype) for k, r in enumerate(ranks)]
+    weights = [1.0 + 3 * k for k in range(len(ranks))]
+    got = mean_product([x.up for x in parts], [x.down for x in parts], weights)
+    assert (got.rank, got.up.dtype, got.down.dtype) == (sum(ranks), torch.float64, torch.float64)
+    expected = sum(w * x.to(torch.float64).dense() for w, x in zip(weights, parts, strict=True))
+    near(got.dense(), expected / sum(weights))
+
+
 # --- the residual -------------------------------------------------------------------------------------------------
 
 
@@ -188,6 +286,30 @@ def test_there_is_no_residual_of_one_client_of_equal_clients_or_of_a_common_fact
     near(residual([up] * 3, [down] * 3, [1.0, 2.0, 4.0]).dense(), 0.0)
     near(residual([up] * 2, [down, 2 * down], [1.0, 2.0]).dense(), 0.0)
     near(residual([up, 2 * up], [down] * 2, [1.0, 2.0]).dense(), 0.0)
+
+
+@few
+@given(SEED, st.integers(2, 40), st.integers(2, 40), RANK, st.integers(2, 12), st.floats(1e-8, 1))
+def test_the_residual_of_clients_close_together_keeps_its_digits(
+    seed: int, out: int, inp: int, r: int, clients: int, step: float
+) -> None:
+    """Also for more columns than sides; relative to the residual, which the difference of dense products is not."""
+    up, down = normal(seed, out, r), normal(seed + 1, r, inp)
+    left, right = (
+        [step * normal(seed + 2 + 2 * k + n, *x.shape) for k in range(clients)] for n, x in enumerate((up, down))
+    )
+    got = residual([up + x for x in left], [down + x for x in right], [1.0 + k for k in range(clients)])
+    p = [(1.0 + k) / (clients * (clients + 1) / 2) for k in range(clients)]
+    mean_left, mean_right = (sum(q * x for q, x in zip(p, xs, strict=True)) for xs in (left, right))
+    products = sum(q * (x @ y) for q, x, y in zip(p, left, right, strict=True))
+    near(got.dense(), products - mean_left @ mean_right, atol=1e-14 + 1e-13 * step)
+
+
+def test_the_residual_of_float32_uploads_is_computed_in_float64() -> None:
+    ups, downs = [normal(k, 5, 2).float() for k in range(3)], [normal(9 + k, 2, 4).float() for k in range(3)]
+    got, weights = residual(ups, downs, [1.0, 2.0, 4.0]), [1.0, 2.0, 4.0]
+    assert (got.up.dtype, got.down.dtype) == (torch.float64, torch.float64)
+    near(got.dense(), residual([b.double() for b in ups], [a.double() for a in downs], weights).dense(), atol=0)
 
 
 # --- polar and row_basis ------------------------------------------------------------------------------------------
@@ -294,6 +416,18 @@ def test_alignment_only_loses_energy_and_keeps_a_gram_matrix_of_low_rank(seed: i
     near(alone.mT @ alone, clients[0].mT @ clients[0], atol=1e-9)
 
 
+@pytest.mark.parametrize("lost", [0, 2])
+def test_modules_are_aligned_together_as_one_by_one(lost: int) -> None:
+    anchors, sketches = [], []
+    for seed in range(3):
+        anchor, clients, p = florg_clients(seed, 4, 9)
+        span = orthonormal_rows(50, 4 - lost, 9) if lost and seed == 1 else torch.eye(9, dtype=torch.float64)
+        anchors.append(anchor)
+        sketches.append(mean_sketch(anchor, [g @ span.mT @ span for g in clients], p))
+    each = [gram_align(a, s) for a, s in zip(anchors, sketches, strict=True)]
+    near(gram_align(torch.stack(anchors), torch.stack(sketches)), torch.stack(each))
+
+
 @pytest.mark.parametrize("lost", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(5))
 def test_where_the_mean_lacks_directions_they_are_left_out(seed: int, lost: int) -> None:
@@ -387,3 +521,70 @@ def test_gram_top_of_full_rank_keeps_the_gram_matrix_whatever_the_order_of_rows(
 def test_gram_top_of_zero_is_zero_and_keeps_the_dtype() -> None:
     assert torch.equal(gram_top(torch.zeros(2, 5), 3), torch.zeros(3, 5))
     assert gram_top(torch.ones(6, 2), 1).dtype == torch.float32
+
+
+# --- the mean of uploads ------------------------------------------------------------------------------------------
+
+
+def one_by_one(uploads: list[Upload]) -> dict[str, Tensor]:
+    """The weighted mean, tensor by tensor."""
+    sums = {n: torch.zeros(t.shape, dtype=torch.float64) for n, t in uploads[0].params.items()}
+    for upload in uploads:
+        for name, tensor in upload.params.items():
+            sums[name] += upload.weight * tensor.double()
+    return {n: t / sum(u.weight for u in uploads) for n, t in sums.items()}
+
+
+@few
+@given(
+    SEED,
+    st.lists(st.lists(st.integers(0, 40), max_size=3), min_size=1, max_size=12),
+    st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
+    st.integers(1, 4),
+)
+def test_tensors_added_together_have_the_mean_of_each(
+    seed: int, shapes: list[list[int]], dtype: torch.dtype, clients: int
+) -> None:
+    """Any shapes, also none and empty ones; transposed; a tensor of another type among them."""
+    uploads = []
+    for k in range(clients):
+        tensors = [normal(seed + 13 * k + n, *s).to(torch.float64 if n == 2 else dtype) for n, s in enumerate(shapes)]
+        tensors = [t.mT.contiguous().mT if n % 2 and t.dim() > 1 else t for n, t in enumerate(tensors)]
+        uploads.append(Upload(Client(f"c{k}", 1), {f"t{n}": t for n, t in enumerate(tensors)}, 1.3 + 0.7 * k))
+    mean, expected = weighted_mean(iter(uploads)).params, one_by_one(uploads)
+    assert list(mean) == list(expected)
+    for name, tensor in mean.items():
+        assert tensor.shape == expected[name].shape
+        assert tensor.is_contiguous()
+        near(tensor, expected[name], atol=1e-14)
+    pointers = [t.untyped_storage().data_ptr() for t in mean.values() if t.numel()]
+    assert len(set(pointers)) == len(pointers)  # no tensor keeps another's memory alive
+
+
+def test_a_mean_has_the_bits_of_an_addition_after_the_other() -> None:
+    """Sizes on both sides of a processor's vectors and of what is added at a time."""
+    shapes = [(4, 1024)] * 40 + [(3, 5)] * 7 + [(17,)] * 3 + [()] * 2 + [(1000, 333)]
+    uploads = []
+    for k in range(3):
+        params = {f"t{n}": normal(100 * k + n, *shape).float() for n, shape in enumerate(shapes)}
+        uploads.append(Upload(Client(f"c{k}", 1), params, 1.3 + 0.7 * k))
+    expected = {n: torch.zeros(t.shape, dtype=torch.float64) for n, t in uploads[0].params.items()}
+    for upload in uploads:
+        for name, tensor in upload.params.items():
+            expected[name].add_(tensor.double(), alpha=upload.weight)
+    mean = weighted_mean(uploads)
+    assert all(torch.equal(t, expected[n] / mean.weight) for n, t in mean.params.items())
+
+
+def test_an_upload_is_asked_for_only_after_the_one_before_was_added() -> None:
+    alive: list[weakref.ref[Tensor]] = []
+
+    def stream() -> Iterator[Upload]:
+        for k in range(4):
+            assert not any(ref() is not None for ref in alive[:-1])
+            tensor = normal(k, 3, 4)
+            alive.append(weakref.ref(tensor))
+            yield Upload(Client(f"c{k}", 1), {"t": tensor}, 1.0)
+            del tensor
+
+    assert weighted_mean(stream()).count == 4

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rondo.algorithm import Round, Weight
-from rondo.lowrank import LowRank, row_basis
+from rondo.lowrank import LowRank, gram_align, row_basis
 from rondo.params import Params, Role, adapted_modules, kaiming, module_of, pick, role
 
 Bases: TypeAlias = Literal["orthogonal", "kaiming", "svd"]
@@ -80,6 +80,18 @@ def gram_view(params: Params) -> dict[str, Tensor]:
         seen[f"{path}.A"] = params[name] @ params[f"{path}.R"]
         seen[f"{path}.B"] = params[f"{path}.L"] @ params[name].mT
     return seen
+
+
+def aligned(anchors: Params, sketches: Params) -> dict[str, Tensor]:
+    """The next G of every name in ``sketches`` (:func:`rondo.lowrank.gram_align`), those of one shape together."""
+    kinds: dict[torch.Size, list[str]] = {}
+    for name, sketch in sketches.items():
+        kinds.setdefault(sketch.shape, []).append(name)
+    found: dict[str, Tensor] = {}
+    for names in kinds.values():
+        rows = gram_align(*(torch.stack([of[n] for n in names]) for of in (anchors, sketches)))
+        found |= {n: row.clone() for n, row in zip(names, rows, strict=True)}
+    return found
 
 
 def _bases(kind: Bases, weight: Weight, generator: torch.Generator) -> tuple[Tensor, Tensor]:

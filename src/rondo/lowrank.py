@@ -12,6 +12,10 @@ from functools import reduce
 
 import torch
 from torch import Tensor
+from torch.linalg import matrix_norm
+
+_SQUARED = 1e-12
+"""What :meth:`LowRank.leading` may lose by squaring, as a part of the largest singular value."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ class LowRank:
         By the small core of a QR of both factors rather than ``sqrt(inner(self, self))``, which loses half the
         digits where terms cancel (a difference of nearly equal matrices).
         """
-        norm: Tensor = torch.linalg.matrix_norm(self._core()[1])
+        norm: Tensor = matrix_norm(self._core()[1])
         return norm
 
     def _core(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -87,6 +91,40 @@ class LowRank:
         q_up, core, q_down = self._core()
         u, s, vh = torch.linalg.svd(core, full_matrices=False)
         return q_up @ u, s, vh @ q_down.mT
+
+    def leading(self, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The ``rank`` largest singular triplets ``(U, S, Vh)`` of one matrix (no leading axes), or all that
+        :meth:`svd` gives where there are fewer.
+
+        Their subspace comes from the eigenvectors of an R x R matrix, in half the time of :meth:`svd` for a stack of
+        many factors, unless squaring would cost digits; then from :meth:`svd`. Within it they are exact to rounding.
+        """
+        rows = self._leading_rows(rank) if rank < self.rank < min(self.shape) else None
+        if rows is None:
+            u, s, vh = self.svd()
+            return u[:, :rank], s[:rank], vh[:rank]
+        u, s, vh = torch.linalg.svd(self.up @ (self.down @ rows), full_matrices=False)
+        return u, s, vh @ rows.mT
+
+    def _leading_rows(self, rank: int) -> Tensor | None:
+        """An orthonormal basis (in, rank) of the first right singular vectors; None where squares lose too much.
+
+        With up^T up = L L^T (Cholesky), up = Q L^T for some orthonormal Q. So the matrix is Q L^T down, the squares of
+        its singular values are the eigenvalues of L^T down down^T L, and eigenvectors w give right vectors
+        down^T L w.
+        """
+        gram_up, gram_down = self.up.mT @ self.up, self.down @ self.down.mT
+        root, failed = torch.linalg.cholesky_ex(gram_up)
+        if bool(failed):
+            return None
+        squares, vectors = torch.linalg.eigh(root.mT @ gram_down @ root)
+        s = squares.clamp_min(0).sqrt()
+        # Rounding moves the squares by this much, and what the subspace keeps of the matrix by that over the gap.
+        noise = torch.finfo(s.dtype).eps * matrix_norm(gram_up, torch.inf) * matrix_norm(gram_down, torch.inf)
+        if not bool(noise <= _SQUARED * s[-1] * (s[-rank] - s[-rank - 1])):
+            return None
+        rows: Tensor = torch.linalg.qr(self.down.mT @ (root @ vectors[:, -rank:])).Q
+        return rows
 
     def compact(self) -> LowRank:
         """The same matrix in as few numbers: itself, or past rank min(in, out) the dense matrix beside an identity,
@@ -118,9 +156,12 @@ def total(parts: Iterable[LowRank]) -> LowRank:
 
 
 def mean_product(ups: Sequence[Tensor], downs: Sequence[Tensor], weights: Sequence[float]) -> LowRank:
-    """``sum p B A`` as one stack, of the sum of the ranks. ``weights`` need not be normalised; ranks may differ."""
+    """``sum p B A`` as one stack, of the sum of the ranks, in float64. ``weights`` need not be normalised; ranks may
+    differ."""
     mass = float(sum(weights))
-    return LowRank(torch.cat([w / mass * b for w, b in zip(weights, ups, strict=True)], -1), torch.cat(list(downs), -2))
+    share = [w / mass for w, b in zip(weights, ups, strict=True) for _ in range(b.shape[-1])]
+    up, down = torch.cat(list(ups), -1).double(), torch.cat(list(downs), -2).double()
+    return LowRank(up.mul_(up.new_tensor(share)), down)
 
 
 def top_factors(matrix: LowRank, like: LowRank, *, balanced: bool) -> LowRank:
@@ -131,10 +172,10 @@ def top_factors(matrix: LowRank, like: LowRank, *, balanced: bool) -> LowRank:
     vector, or ``like``'s where there is none, so that training can go on from there. Computed in float64; in ``like``'s
     type.
     """
-    wide = matrix.to(torch.float64)
-    u, s, vh = wide.svd()
-    count = min(like.rank, s.shape[0])
-    u, s, vh = u[:, :count], s[:count], vh[:count]
+    u, s, vh = matrix.to(torch.float64).leading(like.rank)
+    # Signs are open: the largest entry of a row is positive, so that rounding elsewhere does not turn factors over.
+    sign = torch.where(vh.gather(1, vh.abs().argmax(1, keepdim=True)) < 0, -1.0, 1.0).to(s.dtype)
+    u, vh, count = u * sign.mT, vh * sign, s.shape[0]
     there = s > s.amax().clamp_min(torch.finfo(s.dtype).tiny) * max(matrix.shape) * torch.finfo(s.dtype).eps
     s = torch.where(there, s, 0.0)
     up, down = torch.zeros_like(like.up, dtype=torch.float64), like.down.double().clone()
@@ -144,23 +185,20 @@ def top_factors(matrix: LowRank, like: LowRank, *, balanced: bool) -> LowRank:
 
 
 def residual(ups: Sequence[Tensor], downs: Sequence[Tensor], weights: Sequence[float]) -> LowRank:
-    """``sum p B A - (sum p B)(sum p A)``, the gap between the mean of products and the product of means.
+    """``sum p B A - (sum p B)(sum p A)``, the gap between the mean of products and the product of means, in float64.
 
-    It equals ``sum p (B - Bbar)(A - Abar)``, of rank at most (K - 1) r because the centred factors sum to zero.
-    ``weights`` need not be normalised. Source: FedEx-LoRA, the residual that the server adds to the base.
+    It equals ``sum p (B - C)(A - Abar)`` for any C, because the centred A sum to zero; with the last client's B for C
+    one term is zero, and the rank is at most (K - 1) r. ``weights`` need not be normalised; ranks must be equal.
+    Source: FedEx-LoRA, the residual that the server adds to the base.
     """
-    mass = float(sum(weights))
-    p = [w / mass for w in weights]
-    mean_up = sum((q * b for q, b in zip(p, ups, strict=True)), torch.zeros_like(ups[0]))
-    mean_down = sum((q * a for q, a in zip(p, downs, strict=True)), torch.zeros_like(downs[0]))
+    up, down = torch.stack(list(ups)).double(), torch.stack(list(downs)).double()
+    share = up.new_tensor(weights) / float(sum(weights))
     if len(ups) == 1:
-        return LowRank(torch.zeros_like(ups[0]), torch.zeros_like(downs[0]))
-    # sum_k p_k (A_k - Abar) = 0, so the last client's centred A is a combination of the others':
-    # p_K (B_K - Bbar)(A_K - Abar) = -(B_K - Bbar) sum_{k<K} p_k (A_k - Abar).
-    last = ups[-1] - mean_up
-    up = torch.cat([q * (b - mean_up - last) for q, b in zip(p[:-1], ups[:-1], strict=True)], -1)
-    down = torch.cat([a - mean_down for a in downs[:-1]], -2)
-    return LowRank(up, down)
+        return LowRank(torch.zeros_like(up[0]), torch.zeros_like(down[0]))
+    # In place, in copies of our own: half of the time is memory's.
+    left = up[:-1].sub_(up[-1]).mul_(share[:-1, None, None])
+    right = down[:-1].sub_(torch.tensordot(share, down, 1))
+    return LowRank(left.movedim(0, 1).flatten(1), right.flatten(0, 1))
 
 
 def polar(x: Tensor) -> Tensor:
@@ -169,8 +207,8 @@ def polar(x: Tensor) -> Tensor:
     Singular directions whose value is zero to working precision are left out, so a zero matrix gives zero.
     """
     u, s, vh = torch.linalg.svd(x, full_matrices=False)
-    keep = s > s.amax(-1, keepdim=True) * max(x.shape[-2:]) * torch.finfo(x.dtype).eps
-    factor: Tensor = (u * keep.to(x.dtype)[..., None, :]) @ vh
+    keep = s > s[..., :1] * max(x.shape[-2:]) * torch.finfo(x.dtype).eps
+    factor: Tensor = (u * keep[..., None, :]) @ vh
     return factor
 
 
@@ -209,10 +247,8 @@ def gram_align(anchor: Tensor, sketch: Tensor) -> Tensor:
     g = s @ v.mT
     g = (g + g.mT) / 2
     c, failed = torch.linalg.cholesky_ex(g)
-    well_conditioned = bool((failed == 0).all()) and bool(
-        (c.diagonal(dim1=-2, dim2=-1).amin(-1) ** 2 > 1e-12 * c.diagonal(dim1=-2, dim2=-1).amax(-1) ** 2).all()
-    )
-    if well_conditioned:
+    least, most = c.diagonal(dim1=-2, dim2=-1).aminmax(dim=-1)
+    if not bool(failed.any()) and bool((least > 1e-6 * most).all()):
         aligned = polar(r @ c) @ torch.linalg.solve_triangular(c, s, upper=False)
     else:
         values, vectors = torch.linalg.eigh(g)

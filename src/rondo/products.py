@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -13,8 +13,8 @@ from rondo.params import Params, adapted_modules, head, pick
 
 
 def pairs(uploads: Sequence[Upload], path: str) -> tuple[list[Tensor], list[Tensor], list[float]]:
-    """Every client's B (out, r_k) and A (r_k, in) of a module, in float64, and its weight."""
-    ups, downs = ([u.params[f"{path}.{part}"].double() for u in uploads] for part in "BA")
+    """Every client's B (out, r_k) and A (r_k, in) of a module, as it sent them, and its weight."""
+    ups, downs = ([u.params[f"{path}.{part}"] for u in uploads] for part in "BA")
     return ups, downs, [u.weight for u in uploads]
 
 
@@ -35,6 +35,7 @@ def truncated_mean(params: Params, uploads: Sequence[Upload], *, balanced: bool)
     return replace(mean, params={**mean.params, **factors})
 
 
-def compacted(chunks: Mapping[str, LowRank], scale: Mapping[str, float], like: Params) -> dict[str, LowRank]:
-    """``chunks`` by module, times its scale, in as few numbers as they need and in ``like``'s type."""
-    return {p: (scale[p] * c).compact().to(like[f"{p}.A"].dtype) for p, c in chunks.items()}
+def compacted(chunks: Iterable[tuple[str, LowRank]], scale: Mapping[str, float], like: Params) -> dict[str, LowRank]:
+    """``chunks`` by module, times its scale, in as few numbers as they need and in ``like``'s type. They are taken one
+    by one, so that a generator holds no more than one in float64."""
+    return {p: (scale[p] * c).compact().to(like[f"{p}.A"].dtype) for p, c in chunks}

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 from rondo.algorithm import Algorithm, Client, Mean, Round, Shared, Trainer, Uploads, Weight
-from rondo.gram import Bases, GramInit, GramState, check_fields, gram_start, gram_view
-from rondo.lowrank import gram_align, gram_sketch
+from rondo.gram import Bases, GramInit, GramState, aligned, check_fields, gram_start, gram_view
+from rondo.lowrank import gram_sketch
 from rondo.params import Params, gram, head, pick
 
 
@@ -68,7 +68,7 @@ class FLoRG(Algorithm[GramState]):
 
     def finish(self, state: GramState, mean: Mean, round: Round) -> GramState:
         new = {n: t.to(state.params[n].dtype) for n, t in pick(mean.params, head).items()}
-        new |= {n: gram_align(state.params[n], sketch) for n, sketch in pick(mean.params, gram).items()}
+        new |= aligned(state.params, pick(mean.params, gram))
         return replace(state, params={**state.params, **new})
 
     def view(self, shared: Shared, local: Params) -> Params:

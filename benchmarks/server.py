@@ -1,0 +1,282 @@
+"""What a server's round costs: the dense forms that the papers print beside Rondo's factored ones, on the same uploads.
+
+    python benchmarks/server.py --threads 2 --json server.json
+
+Factored is ``Algorithm.aggregate`` as a run calls it. Dense is written here from the papers, module by module and in
+float32 as their code does: FlexLoRA takes the SVD of the mean of products, FedEx-LoRA forms the residual as a matrix,
+FLoRG eigendecomposes the k x k mean of Gram matrices and aligns its root; FedIT's is a loop of averages. All modules
+are counted; where dense is slow, one is timed and the rest are reckoned from it (``dense_modules``).
+
+Times are the best of several. ``max_abs_diff`` is the largest difference of an entry of delta W between Rondo's float32
+result and the dense form in float64, over as many modules as one (FLoRG's without the orthogonal L and R, which are the
+same on both sides); ``max_abs`` is delta W's largest entry. Floor: the bytes of all uploads, read once, and of the
+new float32 state (FedEx-LoRA: and the residual's factors), written once, over the rate at which this machine copies,
+where each byte counts twice, once read and once written. Peaks of memory are of one aggregation in a fresh process,
+above what it held with all uploads in memory before; dense ones are of the modules that are timed.
+``published_ms`` is RoLoRA's Table 15, from another machine, for the same number of clients and rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from simulation import machine, versions
+from torch import Tensor
+
+from rondo import algorithms
+from rondo.algorithm import BaseState, Client, Round, ServerState, Upload
+from rondo.gram import GramState
+from rondo.lowrank import gram_sketch
+from rondo.params import num_bytes
+
+TRY_SECONDS = 3.0
+"""For how long each form is tried, at least once; the best time counts."""
+
+COPY_BYTES = 2**28
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Square modules of a model; ``dense`` of them are timed in dense form."""
+
+    modules: int
+    side: int
+    rank: int
+    dense: int
+
+    @property
+    def paths(self) -> list[str]:
+        return [f"layer.{m}" for m in range(self.modules)]
+
+
+SHAPES = {"roberta-large": Shape(18, 1024, 4, 18), "llama-2-7b": Shape(32, 4096, 8, 1)}
+CLIENTS = {"fedit": 50, "fedex-lora": 50, "flexlora": 50, "florg": 20}
+PUBLISHED_MS = {("roberta-large", "fedit"): 41.5, ("roberta-large", "flexlora"): 2252.0}
+
+Adapter = tuple[Tensor, ...]
+"""A module's (B, A), or (B, A, what is added to the base), or FLoRG's (G,)."""
+
+
+def mean(tensors: Sequence[Tensor], p: Sequence[float]) -> Tensor:
+    total = torch.zeros_like(tensors[0])
+    for share, tensor in zip(p, tensors, strict=True):
+        total += share * tensor
+    return total
+
+
+def fedit(sent: Sequence[Adapter], p: Sequence[float], start: Adapter) -> Adapter:
+    return mean([b for b, _ in sent], p), mean([a for _, a in sent], p)
+
+
+def fedex(sent: Sequence[Adapter], p: Sequence[float], start: Adapter) -> Adapter:
+    b, a = fedit(sent, p, start)
+    return b, a, mean_of_products(sent, p) - b @ a
+
+
+def flexlora(sent: Sequence[Adapter], p: Sequence[float], start: Adapter) -> Adapter:
+    rank = start[1].shape[0]
+    u, s, vh = torch.linalg.svd(mean_of_products(sent, p), full_matrices=False)
+    return u[:, :rank] * s[:rank], vh[:rank]
+
+
+def florg(sent: Sequence[Adapter], p: Sequence[float], start: Adapter) -> Adapter:
+    """Equations 4, 6, 7 and 11; the mean has rank K r at most."""
+    (anchor,) = start
+    gram = anchor.new_zeros(anchor.shape[1], anchor.shape[1])
+    for share, (g,) in zip(p, sent, strict=True):
+        gram += share * (g.mT @ g)
+    values, vectors = torch.linalg.eigh(gram)
+    rank = min(len(values), len(sent) * len(anchor))
+    root = values[-rank:].clamp_min(0).sqrt()[:, None] * vectors[:, -rank:].mT
+    u, _, vh = torch.linalg.svd(anchor @ root.mT, full_matrices=False)
+    return (u @ vh @ root,)
+
+
+def mean_of_products(sent: Sequence[Adapter], p: Sequence[float]) -> Tensor:
+    b, a = sent[0]
+    total = b.new_zeros(b.shape[0], a.shape[1])
+    for share, (b, a) in zip(p, sent, strict=True):
+        total += share * (b @ a)
+    return total
+
+
+DENSE = {"fedit": fedit, "fedex-lora": fedex, "flexlora": flexlora, "florg": florg}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A server before it aggregates: its state, what Rondo's clients upload, and what the paper's clients send, by
+    module and client."""
+
+    shape: Shape
+    method: str
+    state: Any
+    uploads: list[Upload]
+    sent: list[list[Adapter]]
+
+    @staticmethod
+    def draw(shape: Shape, method: str) -> Case:
+        """Clients whose factors lie around a common start, as far from it as it is large; unequal weights."""
+        generator = torch.Generator().manual_seed(0)
+        parts = {"G": (shape.rank, shape.side)}
+        if method != "florg":
+            parts = {"B": (shape.side, shape.rank), "A": (shape.rank, shape.side)}
+
+        def draw() -> dict[str, Tensor]:
+            sizes = {f"{path}.{part}": size for path in shape.paths for part, size in parts.items()}
+            return {n: torch.randn(*size, generator=generator) / shape.side**0.5 for n, size in sizes.items()}
+
+        start = draw()
+        clients = [{n: start[n] + t for n, t in draw().items()} for _ in range(CLIENTS[method])]
+        sent = [[tuple(c[f"{path}.{part}"] for part in parts) for c in clients] for path in shape.paths]
+        state: Any = ServerState(start)
+        if method == "florg":
+            state, clients = GramState(start, {}), [{n: gram_sketch(start[n], c[n]) for n in c} for c in clients]
+        elif method == "fedex-lora":
+            state = BaseState(start, {}, dict.fromkeys(shape.paths, 1.0))
+        uploads = [Upload(Client(f"c{k:02}", 100 + k), c, 100.0 + k) for k, c in enumerate(clients)]
+        return Case(shape, method, state, uploads, sent)
+
+    def factored(self) -> Any:
+        """The next state, by Rondo."""
+        return algorithms.get(self.method).aggregate(self.state, self.uploads, Round(0, 1, 0, len(self.uploads)))
+
+    def dense(self, modules: int, dtype: torch.dtype = torch.float32) -> list[Adapter]:
+        """The next adapters of the first modules, by the paper."""
+        weight = sum(u.weight for u in self.uploads)
+        p = [u.weight / weight for u in self.uploads]
+        found = []
+        for path, sent in zip(self.shape.paths[:modules], self.sent, strict=False):
+            wide = [tuple(t.to(dtype) for t in one) for one in sent]
+            found.append(DENSE[self.method](wide, p, tuple(t.to(dtype) for t in self.adapter(self.state, path))))
+        return found
+
+    def adapter(self, state: Any, path: str) -> Adapter:
+        """A module's adapter in a state of Rondo's."""
+        if self.method == "florg":
+            return (state.params[f"{path}.G"],)
+        base = [chunk.to(torch.float64).dense() for chunk in getattr(state, "base", {}).get(path, ())]
+        return (state.params[f"{path}.B"], state.params[f"{path}.A"], *base)
+
+    def moved(self) -> int:
+        """Bytes that must be read and written."""
+        new = self.factored()
+        chunks = [t for c in getattr(new, "base", {}).values() for low in c for t in (low.up, low.down)]
+        written = num_bytes(new.params) + sum(t.numel() * t.element_size() for t in chunks)
+        return sum(num_bytes(u.params) for u in self.uploads) + written
+
+
+def delta(adapter: Adapter) -> Tensor:
+    """The change of the weight in float64."""
+    first, *rest = (t.double() for t in adapter)
+    if not rest:
+        return first.mT @ first
+    return sum(rest[1:], first @ rest[0])
+
+
+def best_ms(work: Callable[[], object]) -> float:
+    """Milliseconds of the fastest of several tries."""
+    best, until = float("inf"), time.perf_counter() + TRY_SECONDS
+    while (began := time.perf_counter()) < until:
+        work()
+        best = min(best, time.perf_counter() - began)
+    return best * 1e3
+
+
+def copy_rate() -> float:
+    """Bytes read and written a second when a large tensor is copied."""
+    source = torch.zeros(COPY_BYTES, dtype=torch.uint8)
+    copy = torch.empty_like(source)
+    return 2 * COPY_BYTES / best_ms(lambda: copy.copy_(source)) * 1e3
+
+
+def peak_mb(shape: str, method: str, form: str, threads: int) -> float:
+    """The peak of memory of one aggregation in a fresh process."""
+    command = [sys.executable, __file__, "--peak", shape, method, form, "--threads", str(threads)]
+    return float(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+
+
+def own_peak_mb(case: Case, form: str) -> float:
+    """The peak of memory of one aggregation in this process, above what it holds before."""
+    before = psutil.Process().memory_info().rss
+    kept = case.factored() if form == "factored" else case.dense(case.shape.dense)
+    # Not getrusage: its peak is that of the parent where the parent's was higher.
+    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    del kept
+    return int(peak.split()[1]) / 2**10 - before / 2**20
+
+
+def compare(name: str, method: str, rate: float, threads: int) -> dict[str, Any]:
+    """One row of the table."""
+    shape = SHAPES[name]
+    case = Case.draw(shape, method)
+    timed = shape.modules if method == "fedit" else shape.dense
+    factored = best_ms(case.factored)
+    dense = best_ms(lambda: case.dense(timed)) * shape.modules / timed
+    path = shape.paths[0]
+    exact = delta(case.dense(1, torch.float64)[0])
+    return {
+        "shape": name,
+        "method": method,
+        "modules": shape.modules,
+        "side": shape.side,
+        "rank": shape.rank,
+        "clients": CLIENTS[method],
+        "dense_ms": dense,
+        "dense_modules": timed,
+        "factored_ms": factored,
+        "ratio": dense / factored,
+        "peak_mb": peak_mb(name, method, "factored", threads),
+        "dense_peak_mb": peak_mb(name, method, "dense", threads),
+        "floor_ms": case.moved() / rate * 1e3,
+        "max_abs_diff": float((delta(case.adapter(case.factored(), path)) - exact).abs().max()),
+        "max_abs": float(exact.abs().max()),
+        "published_ms": PUBLISHED_MS.get((name, method)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--methods", nargs="+", choices=CLIENTS, default=list(CLIENTS))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--peak", nargs=3, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    if args.peak:
+        shape, method, form = args.peak
+        print(own_peak_mb(Case.draw(SHAPES[shape], method), form))
+        return
+
+    result: dict[str, Any] = {"threads": args.threads, "rows": []}
+    rate = copy_rate()
+    result["copy_gb_per_second"] = rate / 1e9
+    print(f"copy: {rate / 1e9:.1f} GB/s, read and written")
+    heads = ("dense ms", "ms", "ratio", "floor ms", "x floor", "peak MB", "dense MB", "max diff")
+    print(f"{'shape':14}{'method':11}" + "".join(f"{head:>10}" for head in heads), flush=True)
+    for shape in args.shapes:
+        for method in args.methods:
+            row = compare(shape, method, rate, args.threads)
+            result["rows"].append(row)
+            cells = [row["dense_ms"], row["factored_ms"], row["ratio"], row["floor_ms"]]
+            cells += [row["factored_ms"] / row["floor_ms"], row["peak_mb"], row["dense_peak_mb"]]
+            text = "".join(f"{cell:10.{0 if cell >= 1000 else 2}f}" for cell in cells)
+            print(f"{shape:14}{method:11}{text}{row['max_abs_diff']:10.1e}", flush=True)
+    result |= {"machine": machine(), "versions": versions()}
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
