@@ -14,6 +14,7 @@ import torch
 from rondo.config import ConfigError, Problem, RunConfig, load
 from rondo.data.loading import load as load_source
 from rondo.engine import checkpoint
+from rondo.engine.allocator import freed_memory_kept
 from rondo.engine.evaluate import spread
 from rondo.engine.population import Population, build
 from rondo.engine.simulation import Observer, RunStopped, Simulation
@@ -78,7 +79,8 @@ def run(
     directory.write("partition.json", population.report)
     population = replace(population, report={})  # a line a client, of no further use
     del source
-    return _Runner(prepared, population, directory, labels, observer, began, shortened.prefix).run()
+    with freed_memory_kept():
+        return _Runner(prepared, population, directory, labels, observer, began, shortened.prefix).run()
 
 
 class _Runner:
