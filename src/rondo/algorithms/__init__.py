@@ -8,16 +8,15 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
+
+from rondo.algorithms import numbers
+from rondo.algorithms.numbers import Numbers as Numbers
 
 if TYPE_CHECKING:
     from rondo.algorithm import Algorithm
-
-Numbers: TypeAlias = Callable[[int, int, int, int, int], int]
-"""Numbers sent for one adapted module: (rank, in, out, round index, uploads of a round) to a count. A shared head comes
-on top."""
 
 
 @dataclass(frozen=True)
@@ -40,53 +39,6 @@ class Entry:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _both(r: int, i: int, o: int, t: int, k: int) -> int:
-    return r * (i + o)
-
-
-def _up(r: int, i: int, o: int, t: int, k: int) -> int:
-    return r * o
-
-
-def _down(r: int, i: int, o: int, t: int, k: int) -> int:
-    return r * i
-
-
-def _alternating(r: int, i: int, o: int, t: int, k: int) -> int:
-    return r * (o if t % 2 == 0 else i)
-
-
-def _alternating_down(r: int, i: int, o: int, t: int, k: int) -> int:
-    """A client that took part in round t - 1 lacks the factor averaged there."""
-    return r * (o if t % 2 == 1 else i)
-
-
-def _gram(r: int, i: int, o: int, t: int, k: int) -> int:
-    return r * min(i, o)
-
-
-def _residual(r: int, i: int, o: int, t: int, k: int) -> int:
-    return (r + min((k - 1) * r, i, o)) * (i + o)
-
-
-def _stack(r: int, i: int, o: int, t: int, k: int) -> int:
-    return min(k * r, i, o) * (i + o)
-
-
-def _accumulated(r: int, i: int, o: int, t: int, k: int) -> int:
-    """After every tenth round (tau), what was added to the base as well as the new factors."""
-    return (2 if t % 10 == 0 and t > 0 else 1) * r * (i + o)
-
-
-def _sparse(r: int, i: int, o: int, t: int, k: int) -> int:
-    """One position in a hundred (density) for five rounds (sparse_rounds), then both factors."""
-    return max(1, int(0.01 * i * o + 0.5)) if t < 5 else r * (i + o)
-
-
-def _whole(r: int, i: int, o: int, t: int, k: int) -> int:
-    return i * o
-
-
 _CYCLE_FIELDS = {"tau": int, "restart": Literal["random", "momentum"]}
 
 _FLORG_FIELDS = {
@@ -107,8 +59,8 @@ TABLE: dict[str, Entry] = {
         head="shared",
         up="r(in+out)",
         down="r(in+out)",
-        up_numbers=_both,
-        down_numbers=_both,
+        up_numbers=numbers.both,
+        down_numbers=numbers.both,
     ),
     "ffa-lora": Entry(
         cls="rondo.algorithms.ffa_lora:FFALoRA",
@@ -120,8 +72,8 @@ TABLE: dict[str, Entry] = {
         head="shared",
         up="r*out",
         down="r*out",
-        up_numbers=_up,
-        down_numbers=_up,
+        up_numbers=numbers.up,
+        down_numbers=numbers.up,
     ),
     "rolora": Entry(
         cls="rondo.algorithms.rolora:RoLoRA",
@@ -133,8 +85,8 @@ TABLE: dict[str, Entry] = {
         head="shared",
         up="r*out, r*in in turn",
         down="r*in, r*out in turn",
-        up_numbers=_alternating,
-        down_numbers=_alternating_down,
+        up_numbers=numbers.alternating,
+        down_numbers=numbers.alternating_down,
         fields={"alternate_for": float},
     ),
     "fedsa-lora": Entry(
@@ -147,8 +99,8 @@ TABLE: dict[str, Entry] = {
         head="local",
         up="r*in",
         down="r*in",
-        up_numbers=_down,
-        down_numbers=_down,
+        up_numbers=numbers.down,
+        down_numbers=numbers.down,
     ),
     "florg": Entry(
         cls="rondo.algorithms.florg:FLoRG",
@@ -160,8 +112,8 @@ TABLE: dict[str, Entry] = {
         head="shared",
         up="r*min(in,out)",
         down="r*min(in,out)",
-        up_numbers=_gram,
-        down_numbers=_gram,
+        up_numbers=numbers.gram,
+        down_numbers=numbers.gram,
         fields=_FLORG_FIELDS,
     ),
     "florg-unaligned": Entry(
@@ -174,8 +126,8 @@ TABLE: dict[str, Entry] = {
         head="shared",
         up="r*min(in,out)",
         down="r*min(in,out)",
-        up_numbers=_gram,
-        down_numbers=_gram,
+        up_numbers=numbers.gram,
+        down_numbers=numbers.gram,
         fields=_FLORG_FIELDS,
     ),
     "flexlora": Entry(
@@ -188,8 +140,8 @@ TABLE: dict[str, Entry] = {
         head="shared",
         up="r(in+out)",
         down="r(in+out)",
-        up_numbers=_both,
-        down_numbers=_both,
+        up_numbers=numbers.both,
+        down_numbers=numbers.both,
         fields={"split": Literal["up", "both"]},
     ),
     "flora": Entry(
@@ -202,8 +154,8 @@ TABLE: dict[str, Entry] = {
         head="shared",
         up="r(in+out)",
         down="min(K*r,in,out)(in+out)",
-        up_numbers=_both,
-        down_numbers=_stack,
+        up_numbers=numbers.both,
+        down_numbers=numbers.stack,
     ),
     "fedex-lora": Entry(
         cls="rondo.algorithms.fedex_lora:FedExLoRA",
@@ -215,8 +167,8 @@ TABLE: dict[str, Entry] = {
         head="shared",
         up="r(in+out)",
         down="(r+min((K-1)*r,in,out))(in+out)",
-        up_numbers=_both,
-        down_numbers=_residual,
+        up_numbers=numbers.both,
+        down_numbers=numbers.residual,
     ),
     "federa": Entry(
         cls="rondo.algorithms.federa:FeDeRA",
@@ -228,8 +180,8 @@ TABLE: dict[str, Entry] = {
         head="shared",
         up="r(in+out)",
         down="r(in+out)",
-        up_numbers=_both,
-        down_numbers=_both,
+        up_numbers=numbers.both,
+        down_numbers=numbers.both,
         fields={"aggregation": Literal["factors", "product"]},
     ),
     "fedsvd": Entry(
@@ -242,8 +194,8 @@ TABLE: dict[str, Entry] = {
         head="frozen",
         up="r*out",
         down="r(in+out)",
-        up_numbers=_up,
-        down_numbers=_both,
+        up_numbers=numbers.up,
+        down_numbers=numbers.both,
         fields={"period": int},
     ),
     "hetlora": Entry(
@@ -256,8 +208,8 @@ TABLE: dict[str, Entry] = {
         head="shared",
         up="r(in+out)",
         down="r(in+out)",
-        up_numbers=_both,
-        down_numbers=_both,
+        up_numbers=numbers.both,
+        down_numbers=numbers.both,
         fields={"penalty": float, "keep": float},
     ),
     "lora-fair": Entry(
@@ -270,8 +222,8 @@ TABLE: dict[str, Entry] = {
         head="shared",
         up="r(in+out)",
         down="r(in+out)",
-        up_numbers=_both,
-        down_numbers=_both,
+        up_numbers=numbers.both,
+        down_numbers=numbers.both,
         fields={"penalty": float},
     ),
     "fedloru": Entry(
@@ -284,8 +236,8 @@ TABLE: dict[str, Entry] = {
         head="shared",
         up="r(in+out)",
         down="r(in+out), twice after every tau rounds",
-        up_numbers=_both,
-        down_numbers=_accumulated,
+        up_numbers=numbers.both,
+        down_numbers=numbers.accumulated,
         fields=_CYCLE_FIELDS,
     ),
     "pfedloru": Entry(
@@ -298,8 +250,8 @@ TABLE: dict[str, Entry] = {
         head="shared",
         up="r(in+out)",
         down="r(in+out), twice after every tau rounds",
-        up_numbers=_both,
-        down_numbers=_accumulated,
+        up_numbers=numbers.both,
+        down_numbers=numbers.accumulated,
         fields=_CYCLE_FIELDS,
     ),
     "mfedloru": Entry(
@@ -312,8 +264,8 @@ TABLE: dict[str, Entry] = {
         head="shared",
         up="r(in+out)",
         down="r(in+out), twice after every tau rounds",
-        up_numbers=_both,
-        down_numbers=_accumulated,
+        up_numbers=numbers.both,
+        down_numbers=numbers.accumulated,
         fields={**_CYCLE_FIELDS, "nested_scale": float},
     ),
     "pfedlora": Entry(
@@ -326,8 +278,8 @@ TABLE: dict[str, Entry] = {
         head="shared",
         up="in*out",
         down="in*out",
-        up_numbers=_whole,
-        down_numbers=_whole,
+        up_numbers=numbers.whole,
+        down_numbers=numbers.whole,
         fields={"phases": Literal["separate", "together"]},
     ),
     "fedhm": Entry(
@@ -340,8 +292,8 @@ TABLE: dict[str, Entry] = {
         head="shared",
         up="r(in+out)",
         down="r(in+out)",
-        up_numbers=_both,
-        down_numbers=_both,
+        up_numbers=numbers.both,
+        down_numbers=numbers.both,
     ),
     "slora": Entry(
         cls="rondo.algorithms.slora:SLoRA",
@@ -353,8 +305,8 @@ TABLE: dict[str, Entry] = {
         head="shared",
         up="density*in*out, then r(in+out)",
         down="density*in*out, then r(in+out)",
-        up_numbers=_sparse,
-        down_numbers=_sparse,
+        up_numbers=numbers.sparse,
+        down_numbers=numbers.sparse,
         fields={"sparse_rounds": int, "density": float},
     ),
     "lora-a2": Entry(
@@ -367,8 +319,8 @@ TABLE: dict[str, Entry] = {
         head="frozen",
         up="r*out, r*in in turn",
         down="r*in, r*out in turn",
-        up_numbers=_alternating,
-        down_numbers=_alternating_down,
+        up_numbers=numbers.alternating,
+        down_numbers=numbers.alternating_down,
     ),
 }
 
