@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -204,9 +205,24 @@ def test_memory_decides_how_many_train_at_once(megabytes: float, at_once: int) -
 
 
 def test_half_of_the_machines_memory_is_for_activations() -> None:
-    allowed = budget(torch.device("cpu"), "auto")
+    network = make("fedit", run=config("auto")).network
+    allowed = budget(network, "auto")
     assert 2**26 < allowed.cohort < allowed.total < 2**44
-    assert budget(torch.device("cpu"), 3) == Budget(3 * 2**20, 3 * 2**20)
+    assert budget(network, 3) == Budget(3 * 2**20, 3 * 2**20, sys.maxsize)
+
+
+@pytest.mark.parametrize(("dtype", "together"), [(torch.float32, 2), (torch.bfloat16, 4)])
+def test_a_processor_takes_no_larger_steps_than_it_gains_from(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, together: int
+) -> None:
+    sim = make("fedit", run=config("auto"))
+    sim.network.module.to(dtype)
+    sim.workers = 1
+    sim._activation_bytes = 1.0  # memory alone would allow one cohort of all
+    clients = sim.population.clients
+    assert max(map(len, sim.cohorts(clients))) == len(SIZES)
+    monkeypatch.setattr("rondo.engine.cohort.CPU_COHORT_TOKENS", 4 * sim._tokens_a_client(clients))
+    assert max(map(len, sim.cohorts(clients))) == together
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -216,7 +232,7 @@ def test_rounds_in_cohorts_of_any_size_and_threads_agree(name: str, count: int) 
     for cohort in (1, 2, "auto"):
         sim = make(name, "local", run=config(cohort))
         sim.workers = count
-        records = [sim.run_round(t)[0] for t in range(3)]
+        records = [sim.run_round(t) for t in range(3)]
         assert all(r["failed"] == [] and r["clients"] == len(SIZES) for r in records)
         states.append((sim, records))
     (first, expected), *others = states

@@ -23,7 +23,8 @@ from rondo.model import Batch, Network
 from rondo.params import Params, add_client_axis
 from rondo.tasks import Example, Task
 
-_BATCH_TOKENS = 4096
+_BATCH_TOKENS = 1024
+"""Tokens computed at a time: more take more memory and are not faster (docs/log.md)."""
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 3e-2}
 """Largest difference of logits, relative to the largest one, between two ways to compute the same."""
 

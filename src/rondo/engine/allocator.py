@@ -23,6 +23,7 @@ def freed_memory_kept() -> Iterator[None]:
     except (OSError, AttributeError, TypeError):
         yield
         return
+    trim(0)  # what loading the model and the data has left
     # Tensors of a step are smaller than the first, all of a step's together than the second. More of any costs memory.
     mallopt(_MMAP_THRESHOLD, 16 * 2**20)
     mallopt(_TRIM_THRESHOLD, 96 * 2**20)

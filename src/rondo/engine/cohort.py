@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -39,25 +40,31 @@ C = TypeVar("C", bound=OfClient)
 
 CPU_COHORT_BYTES = 128 * 2**20
 """Activations of a cohort beyond which one thread of a CPU gains next to nothing (docs/log.md)."""
+CPU_COHORT_TOKENS = 2048
+"""Tokens of its step likewise, where the base has two bytes a number; half as many where it has four. Where few layers
+are adapted, little is kept for the backward pass, but what is thrown away at once grows all the same."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Bytes of activations: of all cohorts that train at once, and of one cohort that is to grow by another client."""
+    """Bytes of activations: of all cohorts that train at once, and of one cohort that is to grow by another client.
+    ``tokens``: of a step of such a cohort."""
 
     total: int
     cohort: int
+    tokens: int
 
 
-def budget(device: torch.device, megabytes: int | Literal["auto"]) -> Budget:
+def budget(network: Network, megabytes: int | Literal["auto"]) -> Budget:
     """What ``simulation.memory_mb`` allows. "auto": half of the memory that there is."""
     if megabytes != "auto":
-        return Budget(megabytes * 2**20, megabytes * 2**20)
-    if device.type == "cuda":
-        half = torch.cuda.get_device_properties(device).total_memory // 2
-        return Budget(half, half)
+        return Budget(megabytes * 2**20, megabytes * 2**20, sys.maxsize)
+    if network.device.type == "cuda":
+        half = torch.cuda.get_device_properties(network.device).total_memory // 2
+        return Budget(half, half, sys.maxsize)
     half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    return Budget(half, CPU_COHORT_BYTES)
+    size = next(network.module.parameters()).element_size()
+    return Budget(half, CPU_COHORT_BYTES, 2 * CPU_COHORT_TOKENS // size)
 
 
 def plan(

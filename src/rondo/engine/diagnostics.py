@@ -46,7 +46,7 @@ from torch import Tensor
 from rondo.algorithm import Algorithm, Client, Round, Shared, Upload
 from rondo.lowrank import LowRank, total
 from rondo.model import Site
-from rondo.params import Params, add_client_axis, down, gram, head, pick, stack_clients, up
+from rondo.params import Params, add_client_axis, down, gram, head, pick, up
 
 HELD_BYTES = 256 * 2**20
 """Above this the uploads of a round are not held for its diagnostics, so that no cohort is too large for the server."""
@@ -143,7 +143,8 @@ def _clients(
     if not algorithm.readable:
         alone = (algorithm.aggregate(state, [u], round) for u in uploads)
         own = [algorithm.broadcast(s, _NEWCOMER, _next(round)).params for s in alone]
-    factors = _wide(stack_clients(pick(params, _factors) for params in own))
+    # Tensor by tensor, so that there is no copy of all clients' in their own type beside the one in float64.
+    factors = {n: torch.stack([params[n] for params in own]).double() for n in pick(own[0], _factors)}
     return algorithm.view(replace(shared, params={**add_client_axis(shared.params, len(own)), **factors}), {})
 
 
