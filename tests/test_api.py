@@ -574,7 +574,7 @@ def test_a_server_optimizer_steps_and_its_moments_are_kept(run: Run, data: Path,
     assert losses[1][1] != pytest.approx(losses[0][1], rel=1e-5)
     assert losses[2] == pytest.approx(losses[0], rel=1e-5)
     assert momentum.summary["local_only"] == plain.summary["local_only"]  # who is alone has no server
-    saved = safetensors.torch.load_file(momentum.run_dir / "checkpoint" / "state.safetensors")
+    saved = safetensors.torch.load_file(momentum.run_dir / "checkpoint" / "round-000002" / "state.safetensors")
     moments = {n: t for n, t in saved.items() if "moments" in n}
     assert len(moments) == 4 * 2 + 2
     assert all(t.any() for t in moments.values())
@@ -831,10 +831,10 @@ def test_an_export_into_a_folder_with_something_in_it_is_refused(finished: api.R
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("checkpoint/state.safetensors", b"xx"),
-        ("checkpoint/state.safetensors", None),
-        ("checkpoint/progress.json", b"{}"),
-        ("checkpoint/progress.json", None),
+        ("checkpoint/round-00000[12]/state.safetensors", b"xx"),
+        ("checkpoint/round-00000[12]/state.safetensors", None),
+        ("checkpoint/round-00000[12]/manifest.json", b"{}"),
+        ("checkpoint/round-00000[12]/manifest.json", None),
         ("manifest.json", b"{"),
         ("manifest.json", b"{}"),
         ("config.toml", b"rounds = 0"),
@@ -846,9 +846,10 @@ def test_a_run_directory_that_is_broken_is_named(
 ) -> None:
     copy = tmp_path / "run"
     shutil.copytree(finished.run_dir, copy)
-    if content is None:
-        (copy / name).unlink()
-    else:
-        (copy / name).write_bytes(content)
+    for path in copy.glob(name):
+        if content is None:
+            path.unlink()
+        else:
+            path.write_bytes(content)
     assert problems(lambda: api.export(copy, tmp_path / "out"))
     assert not (tmp_path / "out").exists()

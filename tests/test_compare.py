@@ -147,13 +147,18 @@ def made(folder: Path) -> dict[str, float]:
     return {p.parent.name: p.stat().st_mtime_ns for p in folder.glob("*/summary.json")}
 
 
-def test_a_comparison_started_again_runs_what_is_missing(copy: Path, compared: Any, tiny: dict[str, Any]) -> None:
-    (copy / run_dir("fedsa-lora", 3) / "summary.json").unlink()  # as where it was cut off
-    before = made(copy)
+def test_a_comparison_started_again_goes_on_with_what_was_cut_off(
+    copy: Path, compared: Any, tiny: dict[str, Any]
+) -> None:
+    before, cut = made(copy), copy / run_dir("fedsa-lora", 3)
+    (cut / "summary.json").unlink()
+    shutil.rmtree(max((cut / "checkpoint").glob("round-*")))  # the last round was not committed
     found = rondo.compare(NAMES, tiny, seeds=SEEDS, out=copy, device="cpu")
-    assert made(copy) == before | {"fedsa-lora-seed-3-1": made(copy)["fedsa-lora-seed-3-1"]}
-    assert [r["run_dir"] for r in found.runs][-1] == "fedsa-lora-seed-3-1"
+    assert made(copy).keys() == before.keys()
+    assert [n for n in before if made(copy)[n] != before[n]] == ["fedsa-lora-seed-3"]
+    assert found.runs[-1]["run_dir"] == "fedsa-lora-seed-3"
     assert [r["test"] for r in found.runs] == [r["test"] for r in compared.runs]
+    assert [r["bytes_up"] for r in found.runs] == [r["bytes_up"] for r in compared.runs]
 
 
 def test_a_run_of_another_configuration_is_left_and_not_taken(copy: Path, tiny: dict[str, Any]) -> None:

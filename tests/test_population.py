@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rondo import state
 from rondo.algorithm import Client, Shared
-from rondo.engine import checkpoint
-from rondo.engine.checkpoint import Checkpoint, Kept
 from rondo.engine.ledger import Ledger
 from rondo.engine.population import Members, Population
-from rondo.params import Params
 from rondo.tasks import Example
 from rondo.tasks.store import ExampleStore, Stored
 
@@ -74,36 +68,6 @@ def test_members_are_a_mapping_of_their_clients() -> None:
         assert unknown not in members
         with pytest.raises(KeyError):
             members[unknown]
-
-
-def kept(value: float) -> Params:
-    return {"a": torch.full((2, 3), value)}
-
-
-def test_what_a_client_keeps_leaves_memory_once_it_is_saved(tmp_path: Path) -> None:
-    here = Kept(tmp_path)
-    here.update({"ann": kept(1.0), "bob": kept(2.0)})
-    assert "cid" not in here
-    assert here.get("cid") is None
-    checkpoint.save(tmp_path, Checkpoint(1, {}, here), ["ann"])
-    assert state.same(dict(here), {"ann": kept(1.0), "bob": kept(2.0)})
-    assert list(Kept(tmp_path)) == ["ann"]
-    here["ann"] = kept(3.0)
-    assert state.same(here["ann"], kept(3.0))
-    assert state.same(Kept(tmp_path)["ann"], kept(1.0))
-    assert len(here) == 2
-    checkpoint.save(tmp_path, Checkpoint(2, {}, here), ["ann", "bob"])
-    for each in (here, Kept(tmp_path), checkpoint.load(tmp_path, {}).locals):
-        assert state.same(dict(each), {"ann": kept(3.0), "bob": kept(2.0)})
-    # Nothing is left in memory: what is asked for now comes from the files.
-    for file in (tmp_path / "clients").iterdir():
-        file.unlink()
-    assert dict(here) == {}
-
-
-def test_nothing_a_client_keeps_is_deleted(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="never deleted"):
-        del Kept(tmp_path)["ann"]
 
 
 def test_clients_that_hold_the_same_share_one_record() -> None:

@@ -64,12 +64,10 @@ def test_json_files_are_read_back(tmp_path: Path) -> None:
     content = {"labels": ["é", "好", "😀", "\u202e"], "x": None, "y": 0.1}
     directory.write("manifest.json", content)
     assert directory.read("manifest.json") == content
-    records = [{"round": 0, "loss": None}, {"round": 1, "client": "好\n"}]
-    for record in records:
-        directory.add_round(record)
-    lines = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").split("\n")
-    assert [json.loads(line) for line in lines[:-1]] == records
-    assert lines[-1] == ""
+    records = [{"round": 0, "loss": None}, {"round": 1, "client": "好\n\u2028\x85"}]
+    text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    directory.metrics.write_text(text, encoding="utf-8")
+    assert directory.rounds() == records
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "\0"])

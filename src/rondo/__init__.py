@@ -9,20 +9,34 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from rondo.api import RunResult, run
+    from rondo.api import RunInterrupted, RunResult, RunStopped, resume, run
     from rondo.comparison import Comparison, compare
     from rondo.config import ConfigError, RunConfig
 
 _HOMES = {
     "run": "rondo.api",
+    "resume": "rondo.api",
     "RunResult": "rondo.api",
+    "RunStopped": "rondo.api",
+    "RunInterrupted": "rondo.api",
     "compare": "rondo.comparison",
     "Comparison": "rondo.comparison",
     "RunConfig": "rondo.config",
     "ConfigError": "rondo.config",
 }
 
-__all__ = ["Comparison", "ConfigError", "RunConfig", "RunResult", "__version__", "compare", "run"]
+__all__ = [
+    "Comparison",
+    "ConfigError",
+    "RunConfig",
+    "RunInterrupted",
+    "RunResult",
+    "RunStopped",
+    "__version__",
+    "compare",
+    "resume",
+    "run",
+]
 
 
 def __getattr__(name: str) -> Any:

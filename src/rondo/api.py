@@ -1,24 +1,31 @@
-"""The Python API: run, export and evaluate. The command line is a thin layer over these functions."""
+"""The Python API: run, resume, export and evaluate. The command line is a thin layer over these functions."""
 
 from __future__ import annotations
 
+import json
 import os
+import threading
 import time
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from rondo import durable
 from rondo.config import ConfigError, Problem, RunConfig, load
 from rondo.data.loading import load as load_source
+from rondo.durable import Journal
 from rondo.engine import checkpoint
 from rondo.engine.allocator import freed_memory_kept
+from rondo.engine.checkpoint import Checkpoint, Kept
+from rondo.engine.cohort import budget
 from rondo.engine.evaluate import spread
 from rondo.engine.population import Population, build
 from rondo.engine.simulation import Observer, RunStopped, Simulation
-from rondo.prefix import Prefix
 from rondo.prepare import (
     Prepared,
     Shortened,
@@ -29,12 +36,13 @@ from rondo.prepare import (
     resolved,
     write_adapter,
 )
-from rondo.record import RunDirectory, environment
+from rondo.record import RunDirectory, differences, environment
 from rondo.report import pictures
 from rondo.results import Verification, evaluate, export
 from rondo.server_step import ServerStep
+from rondo.trainer import StopRequested
 
-__all__ = ["RunResult", "RunStopped", "Verification", "evaluate", "export", "run"]
+__all__ = ["RunInterrupted", "RunResult", "RunStopped", "Verification", "evaluate", "export", "resume", "run"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,14 @@ class RunResult:
     summary: dict[str, Any]
 
 
+class RunInterrupted(Exception):
+    """A run was asked to stop, and did after its current step. What was committed is in ``run_dir``."""
+
+    def __init__(self, run_dir: Path) -> None:
+        super().__init__(f"interrupted; what was done so far is in {run_dir}")
+        self.run_dir = run_dir
+
+
 def run(
     config: str | os.PathLike[str] | Mapping[str, Any] | RunConfig,
     *,
@@ -55,15 +71,137 @@ def run(
     run_dir: str | Path | None = None,
     device: str = "auto",
     observer: Observer | None = None,
+    stop: threading.Event | None = None,
 ) -> RunResult:
     """Run a whole federated fine-tuning and write its run directory.
 
     ``config``: a path, a dict or a :class:`RunConfig`; ``sets``: ``key.path=value`` overrides; ``device``: "auto",
-    "cpu" or "cuda". Raises :class:`ConfigError` for anything the user must mend, before training starts, and
-    :class:`rondo.engine.simulation.RunStopped` where a round keeps failing.
+    "cpu" or "cuda"; ``stop``: set it, from a signal handler or another thread, to end the run after its current step.
+
+    Every round is committed to the disk before the next one starts, and :func:`resume` goes on after the last of them.
+    Raises :class:`ConfigError` for anything the user must mend, before training starts;
+    :class:`rondo.engine.simulation.RunStopped` where a round keeps failing or the disk does not take what is written;
+    :class:`RunInterrupted` after ``stop``.
     """
     began = time.perf_counter()
-    settings = load(config, sets)
+    ready = _ready(load(config, sets), device)
+    directory = RunDirectory.create(run_dir, ready.prepared.config.algorithm.name)
+    with _alone(directory):
+        _begin(directory, ready)
+        return _Runner(ready, directory, observer, stop, began).run()
+
+
+def resume(
+    run_dir: str | Path,
+    *,
+    device: str = "auto",
+    allow_nondeterministic: bool = False,
+    observer: Observer | None = None,
+    stop: threading.Event | None = None,
+) -> RunResult:
+    """Go on with a run after its last committed round; its end is, bit for bit, that of a run that was never stopped.
+
+    ``device``: "auto" is the one that it ran on. Where configuration, versions, threads, model or data are not what
+    they were, that cannot be promised: it is refused with every difference, unless ``allow_nondeterministic``. A run
+    that is finished is left as it is. Raises as :func:`run` does.
+    """
+    began = time.perf_counter()
+    directory = RunDirectory.open(run_dir)
+    with _alone(directory):
+        if directory.finished:
+            history = directory.rounds()
+            return RunResult(history, directory.path, history[-1]["scores"], directory.read("summary.json"))
+        then = directory.read("manifest.json")
+        settings = directory.config()
+        device = str(then.get("device", device)) if device == "auto" else device
+        now = {**environment(), "config": settings.model_dump(mode="json"), "threads": torch.get_num_threads()}
+        _must_equal(then, now, allow_nondeterministic)
+        ready = _ready(settings, device)
+        dealt = {key: ready.population.report[key] for key in _DATA}
+        _must_equal(
+            {**then, "partition": directory.read("partition.json")},
+            {**ready.manifest(), "partition": dealt},
+            allow_nondeterministic,
+        )
+        return _Runner(ready, directory, observer, stop, began, resumed=True).run()
+
+
+_DATA = ("rows", "examples_sha256", "test_rows", "test_examples_sha256")
+"""Of ``partition.json``, what tells whether the data are still the same."""
+
+
+def _begin(directory: RunDirectory, ready: _Ready) -> None:
+    """What a run can be resumed from, before its first checkpoint; the manifest, which says that it can, comes last."""
+    with _written(directory):
+        directory.write_config(ready.prepared.config)
+        directory.write("partition.json", ready.population.report)
+        directory.write("manifest.json", ready.manifest())
+
+
+def _must_equal(then: Mapping[str, Any], now: Mapping[str, Any], whatever: bool) -> None:
+    found = differences(then, now)
+    if found and not whatever:
+        words = "give it to go on all the same; the result will not be, bit for bit, what it would have been"
+        raise ConfigError([*found, Problem("--allow-nondeterministic", words)], "rondo resume")
+
+
+@contextmanager
+def _alone(directory: RunDirectory) -> Iterator[None]:
+    """Raises :class:`ConfigError` where another process is writing the directory."""
+    with durable.locked(directory.path) as alone:
+        if not alone:
+            words = f"another process is running in {str(directory.path)!r}; wait for its end, or stop it"
+            raise ConfigError([Problem("RUN_DIR", words)])
+        yield
+
+
+@contextmanager
+def _written(directory: RunDirectory) -> Iterator[None]:
+    """Raises :class:`RunStopped` for a disk that is full or broken."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename if error.filename is not None else directory.path
+        raise RunStopped(f"{where} cannot be written: {error.strerror}") from None
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A configuration with everything loaded and its rows dealt."""
+
+    prepared: Prepared
+    population: Population
+    labels: tuple[str, ...]
+    device: torch.device
+    shortened: Shortened
+
+    def manifest(self) -> dict[str, Any]:
+        prepared = self.prepared
+        config, network = prepared.config, prepared.network
+        return {
+            **environment(),
+            "config": config.model_dump(mode="json"),
+            "seed": config.seed,
+            "threads": torch.get_num_threads(),
+            "activation_memory_mb": budget(network, config.simulation.memory_mb).total >> 20,
+            "device": str(self.device),
+            "precision": config.train.precision,
+            "kernels": prepared.kernels.record(),
+            **self.shortened.record(),
+            "one_at_a_time": network.one_at_a_time,
+            "algorithm": config.algorithm.name,
+            "linear": prepared.algorithm.linear,
+            "personal": prepared.algorithm.personal,
+            "model": prepared.model_name,
+            "model_sha256": prepared.model_hash,
+            "head": prepared.head,
+            "labels": list(self.labels),
+            "adapted_modules": {s.path: {"rank": s.rank, "scale": s.scale} for s in network.sites.values()},
+        }
+
+
+def _ready(settings: RunConfig, device: str) -> _Ready:
+    """Raises :class:`ConfigError`."""
     algorithm = make_algorithm(settings)
     target = find_device(device)
     source = load_source(settings)
@@ -72,15 +210,7 @@ def run(
     prepared = prepare(settings, labels, algorithm, target)
     population = build(settings, source, prepared.task, settings.task.label, labels, prepared.ranks)
     _check_population(settings, population)
-    directory = RunDirectory.create(run_dir, settings.algorithm.name)
-    directory.write_config(settings)
-    shortened = prepared.shorten(population)
-    directory.write("manifest.json", _manifest(prepared, labels, target, shortened))
-    directory.write("partition.json", population.report)
-    population = replace(population, report={})  # a line a client, of no further use
-    del source
-    with freed_memory_kept():
-        return _Runner(prepared, population, directory, labels, observer, began, shortened.prefix).run()
+    return _Ready(prepared, population, labels, target, prepared.shorten(population))
 
 
 class _Runner:
@@ -88,47 +218,92 @@ class _Runner:
 
     def __init__(
         self,
-        prepared: Prepared,
-        population: Population,
+        ready: _Ready,
         directory: RunDirectory,
-        labels: Sequence[str],
         observer: Observer | None,
+        stop: threading.Event | None,
         began: float,
-        prefix: Prefix | None,
+        *,
+        resumed: bool = False,
     ) -> None:
-        self.prepared, self.population, self.directory = prepared, population, directory
-        self.labels, self.observer, self.began = labels, observer, began
-        self.simulation = prepared.simulation(population)
-        self.simulation.prefix = prefix
-        self.simulation.locals = checkpoint.Kept(directory.checkpoint)
+        self.prepared, self.labels = ready.prepared, ready.labels
+        self.population = replace(ready.population, report={})  # a line a client, of no further use
+        self.directory, self.observer, self.stop, self.began = directory, observer, stop, began
+        self.simulation = self.prepared.simulation(self.population)
+        self.simulation.prefix, self.simulation.stop = ready.shortened.prefix, stop
+        self.simulation.measure()
+        self.journal = Journal(directory.metrics)
         self.history: list[dict[str, Any]] = []
+        self.scores: dict[str, Any] = {}
+        self.kept = Kept(directory.checkpoint)
+        self.resumed = resumed
 
     def run(self) -> RunResult:
-        config = self.prepared.config
-        before = self.simulation.score_newcomer(0)
+        """All rounds that are left, and the end."""
+        config, folder = self.prepared.config, self.directory.path
+        with freed_memory_kept():
+            try:
+                if not (self.resumed and self._went_on()):
+                    self.scores["before"] = self.simulation.score_newcomer(0)
+                    self._commit(0)
+                self.simulation.locals = self.kept
+                for index in range(len(self.history), config.rounds):
+                    self._round(index)
+                return self._finish()
+            except StopRequested:
+                raise RunInterrupted(folder) from None
+            except RunStopped as stopped:
+                if self.history:
+                    self._write_adapter()
+                raise RunStopped(f"{stopped}. What was done so far is in {folder}") from None
+
+    def _went_on(self) -> bool:
+        """Take up the newest checkpoint that is whole; False where there is none yet. Raises :class:`ConfigError` where
+        all are damaged."""
+        folder = self.directory.checkpoint
         try:
-            for index in range(config.rounds):
-                self._round(index)
-        except RunStopped as stopped:
-            if self.history:
-                self._write_adapter()
-            raise RunStopped(f"{stopped}. What was done so far is in {self.directory.path}") from None
-        after: dict[str, Any] = self.history[-1]["scores"]
+            point, passed_over = checkpoint.load(folder, self.simulation.state, self.journal)
+        except FileNotFoundError:
+            return False
+        except ValueError as error:
+            words = f"no checkpoint is as it was written, so the run cannot go on: {error}"
+            raise ConfigError([Problem("RUN_DIR", words)], "rondo resume") from None
+        if self.observer is not None:
+            self.observer.resumed(point.rounds, passed_over)
+        elif passed_over:
+            warnings.warn(f"going on after round {point.rounds}: {'; '.join(passed_over)}", stacklevel=3)
+        self.history = [json.loads(line) for line in self.journal.lines(point.journal)]
+        self.journal.go_on(point.journal)
+        checkpoint.clean(folder, point)
+        self.simulation.state, self.simulation.ledger = point.state, point.ledger
+        self.kept, self.scores = point.locals, dict(point.scores)
+        return True
+
+    def _commit(self, rounds: int) -> None:
+        simulation = self.simulation
+        point = Checkpoint(rounds, simulation.state, self.kept, simulation.ledger, self.journal.position, self.scores)
+        with _written(self.directory):
+            checkpoint.save(self.directory.checkpoint, point)
+
+    def _finish(self) -> RunResult:
+        config = self.prepared.config
+        before, after = self.scores["before"], self.history[-1]["scores"]
         self._write_adapter()
         summary = self._summary(before, after)
-        self.directory.write("summary.json", summary)
         metric = self.prepared.task.primary
         start: Mapping[str, Any] = next(iter(before.values()), {})
         title = f"{config.algorithm.name}, {len(self.population.members)} clients"
         # Pictures come last: their library takes most of a second to import.
         pictures.partition(self.directory.read("partition.json"), self.directory.path / "partition.png")
         pictures.curve(start, self.history, metric, title, self.directory.path / "curve.png")
+        with _written(self.directory):
+            self.directory.write("summary.json", summary)  # last: a run that has it is finished
         return RunResult(self.history, self.directory.path, after, summary)
 
     def _round(self, index: int) -> None:
         config, simulation = self.prepared.config, self.simulation
         started = time.perf_counter()
-        record, changed = simulation.run_round(index, self.observer)
+        record = simulation.run_round(index, self.observer)
         last = index == config.rounds - 1
         found: dict[str, Any] = {}
         if last or _due(index, config.evaluation.every):
@@ -136,16 +311,28 @@ class _Runner:
         if last or _due(index, config.evaluation.clients_every):
             found |= simulation.score_clients(index + 1)
         record["scores"] = found
+        self._note_best(record)
         record["seconds"] = time.perf_counter() - started
-        point = checkpoint.Checkpoint(index + 1, simulation.state, simulation.locals)
-        checkpoint.save(self.directory.checkpoint, point, changed)
-        self.directory.add_round(record)
+        with _written(self.directory):
+            self.journal.append(json.dumps(record, ensure_ascii=False).encode())
+        self._commit(index + 1)
         self.history.append(record)
         if self.observer is not None:
             self.observer.round_done(record)
 
+    def _note_best(self, record: Mapping[str, Any]) -> None:
+        """The best score so far on the common test set, and the round after which it was reached."""
+        task = self.prepared.task
+        first: Mapping[str, Any] = next(iter(record["scores"].values()), {})
+        value = first.get(task.primary)
+        if not isinstance(value, float):
+            return
+        best = self.scores.get("best")
+        if best is None or (value > best[task.primary] if task.higher_is_better else value < best[task.primary]):
+            self.scores["best"] = {"rounds": record["round"] + 1, task.primary: value}
+
     def _write_adapter(self) -> None:
-        seen, base = self.simulation.newcomer(self.prepared.config.rounds)
+        seen, base = self.simulation.newcomer(len(self.history))
         write_adapter(self.prepared, self.directory.adapter, seen, base, self.labels)
 
     def _summary(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,6 +348,7 @@ class _Runner:
             "head": self.prepared.head,
             "before": dict(before),
             "after": dict(after),
+            "best": self.scores.get("best"),
             "bytes": {
                 "up": up,
                 "down": down,
@@ -201,6 +389,7 @@ class _Runner:
                 alone_config,
                 self.prepared.initial,
                 prefix=self.simulation.prefix,
+                stop=self.stop,
             )
             for index in range(rounds):
                 alone.run_round(index)
@@ -227,25 +416,3 @@ def _check_population(config: RunConfig, population: Population) -> None:
         raise ConfigError(
             [Problem("clients.min_clients", f"{config.clients.min_clients}, but there are {count} clients")]
         )
-
-
-def _manifest(prepared: Prepared, labels: Sequence[str], device: torch.device, shortened: Shortened) -> dict[str, Any]:
-    config, network = prepared.config, prepared.network
-    return {
-        **environment(),
-        "seed": config.seed,
-        "threads": torch.get_num_threads(),
-        "device": str(device),
-        "precision": config.train.precision,
-        "kernels": prepared.kernels.record(),
-        **shortened.record(),
-        "one_at_a_time": network.one_at_a_time,
-        "algorithm": config.algorithm.name,
-        "linear": prepared.algorithm.linear,
-        "personal": prepared.algorithm.personal,
-        "model": prepared.model_name,
-        "model_sha256": prepared.model_hash,
-        "head": prepared.head,
-        "labels": list(labels),
-        "adapted_modules": {s.path: {"rank": s.rank, "scale": s.scale} for s in network.sites.values()},
-    }

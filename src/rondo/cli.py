@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -27,7 +28,8 @@ OK, FAILED, USER_ERROR = 0, 1, 2
 
 
 def main() -> None:
-    """Entry point of ``rondo``. Exit codes: 0 done, 1 a run or a check failed, 2 the input must be mended, 130 ^C."""
+    """Entry point of ``rondo``. Exit codes: 0 done, 1 a run or a check failed, 2 the input must be mended, 130 and 143
+    interrupted (SIGINT, which is ^C, and SIGTERM)."""
     try:
         app()
     except KeyboardInterrupt:
@@ -45,8 +47,6 @@ def _user_errors() -> Iterator[None]:
     except ConfigError as error:
         print(error, file=sys.stderr)
         raise typer.Exit(USER_ERROR) from None
-    except RuntimeError as error:
-        raise error
     except Exception as error:
         # The engine, and with it torch, is loaded only where something ran.
         stopped = getattr(sys.modules.get("rondo.engine.simulation"), "RunStopped", ())
@@ -71,6 +71,26 @@ def run(
 
 
 @app.command()
+def resume(
+    run_dir: str,
+    device: Annotated[str, typer.Option(help="auto (the one that it ran on), cpu or cuda")] = "auto",
+    allow_nondeterministic: Annotated[
+        bool, typer.Option("--allow-nondeterministic", help="go on although threads, versions, model or data differ")
+    ] = False,
+) -> None:
+    """Go on with a run after its last committed round."""
+    with _user_errors():
+        from rondo.record import RunDirectory
+
+        directory = RunDirectory.open(run_dir)
+        settings = directory.config()
+        if directory.finished:
+            print(f"{run_dir} is finished; nothing is left to do")
+        else:
+            _run(settings, run_dir, device, resumed=True, whatever=allow_nondeterministic)
+
+
+@app.command()
 def demo(sets: Sets = None, run_dir: str | None = None, device: Device = "auto") -> None:
     """Twelve homes teach one model to understand commands; no home shows what was said."""
     with _user_errors():
@@ -87,8 +107,38 @@ def demo(sets: Sets = None, run_dir: str | None = None, device: Device = "auto")
         print(f"Learning curve: {summary.run_dir / 'curve.png'}")
 
 
-def _run(settings: Any, run_dir: str | None, device: str) -> Any:
-    """Run with progress and a final table."""
+@contextmanager
+def _stoppable() -> Iterator[Any]:
+    """An event that SIGINT (^C) or SIGTERM sets; a second one ends the process at once. Raises the exit code of the
+    first where a run ended by it."""
+    import signal
+    import threading
+
+    stop, received = threading.Event(), []
+
+    def handler(number: int, _: Any) -> None:
+        if stop.is_set():
+            os._exit(128 + number)  # nothing that was committed is lost by that
+        stop.set()
+        received.append(number)
+        os.write(2, b"\nstopping after this step; once more to stop at once\n")
+
+    kept = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    except Exception as error:
+        api = sys.modules.get("rondo.api")
+        if api is None or not isinstance(error, api.RunInterrupted):
+            raise
+        print(f"{error}\ngo on with: rondo resume {shlex.quote(str(error.run_dir))}", file=sys.stderr)
+        raise typer.Exit(128 + received[0]) from None
+    finally:
+        for number, before in kept.items():
+            signal.signal(number, before)
+
+
+def _run(settings: Any, run_dir: str | None, device: str, *, resumed: bool = False, whatever: bool = False) -> Any:
+    """Run, or go on, with progress and a final table."""
     from rich.console import Console
 
     console = Console()
@@ -99,8 +149,12 @@ def _run(settings: Any, run_dir: str | None, device: str) -> Any:
         from rondo.record import RunDirectory
         from rondo.report.terminal import TerminalProgress, summary_table
     metric = "accuracy" if settings.task.kind == "sequence-classification" else "loss"
-    with TerminalProgress(console, settings.rounds, metric) as progress:
-        result = api.run(settings, run_dir=run_dir, device=device, observer=progress)
+    with _stoppable() as stop, TerminalProgress(console, settings.rounds, metric) as progress:
+        if resumed:
+            assert run_dir is not None
+            result = api.resume(run_dir, device=device, allow_nondeterministic=whatever, observer=progress, stop=stop)
+        else:
+            result = api.run(settings, run_dir=run_dir, device=device, observer=progress, stop=stop)
     partition = RunDirectory(result.run_dir).read("partition.json")
     bad, without, cut = (partition[k] for k in ("rows_bad", "rows_without_client", "rows_cut"))
     if bad + without + cut:
@@ -127,7 +181,9 @@ def compare(
     seeds: Annotated[str | None, typer.Option(help="numbers with commas between; left out: the file's")] = None,
     out: Annotated[
         str | None,
-        typer.Option(help="where to write; left out: runs/compare-TIME. Runs that it holds finished are not run again"),
+        typer.Option(
+            help="where to write; left out: runs/compare-TIME. Runs that it holds are not run again but finished"
+        ),
     ] = None,
     device: Device = "auto",
 ) -> None:
@@ -176,7 +232,7 @@ def _compared(configs: Any, out: str | None, device: str) -> Any:
     @contextmanager
     def watched(planned: Any) -> Iterator[Any]:
         began = time.perf_counter()
-        if planned.finished:
+        if planned.state == "finished":
             yield None
             print(f"{planned}: finished before, not run again ({planned.run_dir})", flush=True)
             return
@@ -184,7 +240,8 @@ def _compared(configs: Any, out: str | None, device: str) -> Any:
             yield progress
         print(f"{planned}: {time.perf_counter() - began:.0f} s ({planned.run_dir})", flush=True)
 
-    found = comparison.carry_out(configs, out, device=device, watch=watched)
+    with _stoppable() as stop:
+        found = comparison.carry_out(configs, out, device=device, watch=watched, stop=stop)
     for one in found.stopped:
         print(f"{one['algorithm']}, seed {one['seed']} stopped: {one['reason']}", file=sys.stderr)
     if found.runs:

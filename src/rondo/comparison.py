@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import json
 import statistics
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rondo import algorithms as table
+from rondo import durable
 from rondo.config import ConfigError, Problem, RunConfig, load
 from rondo.record import RunDirectory, to_toml
 
@@ -41,11 +43,11 @@ _NUMBERS = ("bytes_up", "bytes_down", "bytes_first_contact", "train_seconds", "s
 
 @dataclass(frozen=True)
 class Planned:
-    """One run of a comparison. ``finished``: ``run_dir`` already holds it, with an equal configuration."""
+    """One run of a comparison. Where it is not new, ``run_dir`` already holds it, with an equal configuration."""
 
     config: RunConfig
     run_dir: Path
-    finished: bool
+    state: Literal["new", "unfinished", "finished"]
 
     def __str__(self) -> str:
         return f"{self.config.algorithm.name}, seed {self.config.seed}"
@@ -84,7 +86,7 @@ def compare(
     ``algorithms``: names of the table or ``package.module:Class``; ``config``: as for :func:`rondo.run`, left out the
     demo's (its algorithm and, where ``seeds`` are given, its seed are replaced); ``sets``: ``key.path=value`` for all,
     or ``NAME.key.path=value`` for one algorithm's own settings; ``out``: left out, ``runs/compare-<time>``. Runs that
-    ``out`` already holds, finished and with an equal configuration, are not run again.
+    ``out`` already holds, with an equal configuration, are not run again; one that was cut off is resumed.
 
     Every algorithm gets the same hyperparameters, tuned for none: a score says how a method does at these settings.
     Each keeps its own head policy unless ``model.head`` is set, so some train fewer tensors.
@@ -162,10 +164,15 @@ def _told(problem: Problem, own: bool) -> Problem:
 
 
 def carry_out(
-    configs: Sequence[RunConfig], out: str | Path | None, *, device: str = "auto", watch: Watch | None = None
+    configs: Sequence[RunConfig],
+    out: str | Path | None,
+    *,
+    device: str = "auto",
+    watch: Watch | None = None,
+    stop: threading.Event | None = None,
 ) -> Comparison:
     """Run what was planned, but for what ``out`` holds finished, and write the comparison. Raises as :func:`compare`
-    does."""
+    does, and :class:`rondo.RunInterrupted` once ``stop`` is set."""
     from rondo import api
     from rondo.prepare import find_device
 
@@ -178,8 +185,10 @@ def carry_out(
     for planned in [_planned(folder, config, columns) for config in configs]:
         with watch(planned) if watch is not None else nullcontext() as observer:
             try:
-                if not planned.finished:
-                    api.run(planned.config, run_dir=planned.run_dir, device=device, observer=observer)
+                if planned.state == "new":
+                    api.run(planned.config, run_dir=planned.run_dir, device=device, observer=observer, stop=stop)
+                elif planned.state == "unfinished":
+                    api.resume(planned.run_dir, device=device, observer=observer, stop=stop)
             except api.RunStopped as error:
                 where = {"algorithm": planned.config.algorithm.name, "seed": planned.config.seed}
                 stopped.append({**where, "run_dir": planned.run_dir.name, "reason": str(error)})
@@ -230,26 +239,24 @@ class _Columns:
 
 
 def _planned(folder: Path, config: RunConfig, columns: _Columns) -> Planned:
-    """Where a run goes. Nothing is ever deleted: beside a run that was cut off, or was of another configuration, it
-    goes under the next free name."""
+    """Where a run goes. Nothing is ever deleted: beside a run of another configuration it goes under the next free
+    name."""
     stem = folder / f"{config.algorithm.name.replace(':', '.')}-seed-{config.seed}"
     path, count = stem, 1
     while path.exists():
         if _holds(path, config, columns):
-            return Planned(config, path, True)
+            return Planned(config, path, "finished" if RunDirectory(path).finished else "unfinished")
         path, count = stem.with_name(f"{stem.name}-{count}"), count + 1
-    return Planned(config, path, False)
+    return Planned(config, path, "new")
 
 
 def _holds(path: Path, config: RunConfig, columns: _Columns) -> bool:
-    """Whether there is a finished run of ``config`` in ``path``. What the user left open is in ``config.toml`` as the
-    data settled it, so it is asked of the data again."""
+    """Whether there is a run of ``config`` in ``path``. What the user left open is in ``config.toml`` as the data
+    settled it, so it is asked of the data again."""
     from rondo.prepare import resolved
 
-    directory = RunDirectory(path)
     try:
-        directory.read("summary.json")  # the last of the files with numbers to be written
-        ran = to_toml(directory.config())
+        ran = to_toml(RunDirectory.open(path).config())
     except ConfigError:
         return False
     return ran == to_toml(config) or ran == to_toml(resolved(config, columns(config)))
@@ -340,7 +347,7 @@ def _written(
         stopped=stopped,
     )
     content = {key: value for key, value in vars(comparison).items() if key != "out"}
-    (folder / "comparison.json").write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    durable.write(folder / "comparison.json", (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
     if runs:
         from rondo.report import pictures
 

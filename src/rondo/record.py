@@ -3,13 +3,13 @@
 ::
 
     config.toml       the configuration as it was run
-    manifest.json     versions, seed, threads, device, model and its hash, labels, head policy
-    metrics.jsonl     one line a round
-    summary.json      before and after, bytes, seconds
     partition.json    rows and labels of every client; partition.png, the same as a picture
-    curve.png         the learning curve
-    checkpoint/       server state, and what clients keep
+    manifest.json     the configuration, versions, threads, device, model and its hash, labels, head policy
+    checkpoint/       the last two rounds' state (:mod:`rondo.engine.checkpoint`)
+    metrics.jsonl     one line a round; those count that a checkpoint knows of
     adapter/          the result as a PEFT adapter (for personal methods: the cold-start model)
+    summary.json      before and after, bytes, seconds
+    curve.png         the learning curve
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 
 import tomli_w
 
+from rondo import durable
 from rondo.config import ConfigError, Problem, RunConfig, load
 
 
@@ -41,6 +42,10 @@ class RunDirectory:
     @property
     def checkpoint(self) -> Path:
         return self.path / "checkpoint"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
 
     @staticmethod
     def create(path: str | Path | None, algorithm: str) -> RunDirectory:
@@ -71,11 +76,16 @@ class RunDirectory:
                 raise ConfigError([Problem("RUN_DIR", words)])
         return directory
 
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return (self.path / "summary.json").is_file()
+
     def config(self) -> RunConfig:
         return load(self.path / "config.toml", check_paths=False)
 
     def write_config(self, config: RunConfig) -> None:
-        (self.path / "config.toml").write_text(to_toml(config), encoding="utf-8")
+        durable.write(self.path / "config.toml", to_toml(config).encode())
 
     def read(self, name: str) -> Any:
         """A JSON file of the directory. Raises :class:`ConfigError` where it is missing or broken."""
@@ -85,20 +95,14 @@ class RunDirectory:
             raise ConfigError([Problem("RUN_DIR", f"{name} cannot be read: {error}")]) from None
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
-        (self.path / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        durable.write(self.path / name, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
 
     def rounds(self) -> list[dict[str, Any]]:
         """The lines of ``metrics.jsonl``. Raises :class:`ConfigError` where it is missing or broken."""
         try:
-            lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-            return [json.loads(line) for line in lines]
+            return [json.loads(line) for line in self.metrics.read_bytes().splitlines()]
         except (OSError, ValueError) as error:
             raise ConfigError([Problem("RUN_DIR", f"metrics.jsonl cannot be read: {error}")]) from None
-
-    def add_round(self, record: Mapping[str, Any]) -> None:
-        """Append one line to ``metrics.jsonl``."""
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
 def to_toml(config: RunConfig) -> str:
@@ -109,6 +113,30 @@ def to_toml(config: RunConfig) -> str:
 
     text: str = tomli_w.dumps(pruned(config.model_dump()))
     return text
+
+
+_NOT_THE_RUN = ("started", "platform")
+"""Keys of the manifest that change nothing of a run."""
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Problem]:
+    """Where two manifests, of a run at its start and of one that is to go on with it, differ, by key path. What the
+    second does not know is not looked at."""
+    found = []
+    for key in then.keys() & now.keys() - set(_NOT_THE_RUN):
+        before, after = _flat(key, then[key]), _flat(key, now[key])
+        for path in after:
+            if before.get(path) != after[path]:
+                was, is_ = (json.dumps(value, ensure_ascii=False) for value in (before.get(path), after[path]))
+                found.append(Problem(path, f"was {was}, is {is_}"))
+    return sorted(found, key=lambda p: p.path)
+
+
+def _flat(path: str, value: Any) -> dict[str, Any]:
+    """The leaves of nested mappings by key path."""
+    if not isinstance(value, Mapping):
+        return {path: value}
+    return {p: v for key, inner in value.items() for p, v in _flat(f"{path}.{key}", inner).items()}
 
 
 def environment() -> dict[str, Any]:

@@ -63,7 +63,7 @@ def reopen(
     members = population or Population({}, (), {})
     simulation = prepared.simulation(members)
     try:
-        point = checkpoint.load(directory.checkpoint, simulation.state)
+        point, _ = checkpoint.load(directory.checkpoint, simulation.state)
     except (OSError, ValueError, KeyError) as error:
         words = f"its checkpoint cannot be read: {error}"
         raise ConfigError([Problem("RUN_DIR", words)]) from None

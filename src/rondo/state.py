@@ -103,7 +103,9 @@ def _skeleton(node: Any, tensors: dict[str, Tensor], path: str) -> Any:
 def _rebuild(node: Any, tensors: Mapping[str, Tensor], allowed: Mapping[str, type]) -> Any:
     match node:
         case {"tensor": name}:
-            return tensors[name]
+            # In memory of its own, aligned as torch does it: what safetensors gives lies where it lay in the file, and
+            # the last bit of a product can depend on that.
+            return tensors[name].clone()
         case {"value": bool() | int() | float() | str() | None as value}:
             return value
         case {"dict": items}:

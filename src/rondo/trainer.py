@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -24,6 +25,10 @@ from rondo.tasks import Example, Task
 
 _GROUPED_BATCHES = 50
 """Length grouping sorts within this many batches at a time, so that batches still differ from epoch to epoch."""
+
+
+class StopRequested(Exception):
+    """Someone asked for an end of the run: this step was not taken, and the round that it was of does not count."""
 
 
 def learning_rate(config: TrainConfig, round: Round) -> float:
@@ -71,6 +76,8 @@ class CohortTrainer:
     prefix: Prefix | None = None
     states: States | None = None
     """The states of all examples below the lowest adapted layer, with the ``prefix`` that they replace."""
+    stop: threading.Event | None = None
+    """Looked at before every step. Raises :class:`StopRequested` once it is set."""
     failed: dict[str, ClientFailed] = field(default_factory=dict)
     losses: list[Tensor] = field(default_factory=list)
     """Losses (steps, K) of every fit; NaN where a client took no step."""
@@ -105,6 +112,8 @@ class CohortTrainer:
         taken = torch.zeros(len(self.clients), dtype=torch.long)
         seen = torch.zeros(len(self.clients), dtype=torch.long)
         for counts, batch in self._steps(stream, steps, 1 if epochs is None else epochs):
+            if self.stop is not None and self.stop.is_set():
+                raise StopRequested
             longest = tuple(max((e.length for e in one), default=0) for one in batch)
             rows = Rows(counts, longest).to(device)
             inputs, targets, hidden = self._to_device(batch)

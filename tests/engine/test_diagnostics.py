@@ -350,7 +350,7 @@ def test_a_run_has_the_same_bits_with_and_without(name: str) -> None:
     on, off = simulated(name, 1), simulated(name, 0)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
-        records = [[s.run_round(t)[0] for t in range(2)] for s in (on, off)]
+        records = [[s.run_round(t) for t in range(2)] for s in (on, off)]
     assert state.same(on.state, off.state)
     assert state.same(on.locals, off.locals)
     for with_them, without in zip(*records, strict=True):
@@ -376,7 +376,7 @@ def test_they_come_every_so_many_rounds_and_no_upload_is_kept_else(
 
     monkeypatch.setattr(simulation, "_noted", spy)
     sim = simulated("rolora", every)
-    records = [sim.run_round(t)[0] for t in range(4)]
+    records = [sim.run_round(t) for t in range(4)]
     assert [r["round"] for r in records if "diagnostics" in r] == due
     assert [[u.client.id for u in each] for each in kept] == [["ann", "bob", "cid"]] * len(due)
 
@@ -386,9 +386,9 @@ def test_a_round_with_too_much_to_hold_holds_nothing_and_says_so(monkeypatch: py
     sim.run_round(0)
     size = sum(t.numel() * t.element_size() for n, t in sim.state.params.items())
     monkeypatch.setattr(simulation, "HELD_BYTES", 3 * size)
-    assert sim.run_round(1)[0]["diagnostics"]["reason"] is None
+    assert sim.run_round(1)["diagnostics"]["reason"] is None
     monkeypatch.setattr(simulation, "HELD_BYTES", 3 * size - 1)
-    found = sim.run_round(2)[0]["diagnostics"]
+    found = sim.run_round(2)["diagnostics"]
     assert "MiB" in found.pop("reason")
     assert not any(found.values())
 
@@ -401,7 +401,7 @@ def test_a_failure_is_warned_of_and_recorded_and_the_round_stands(monkeypatch: p
     plain.run_round(0)
     monkeypatch.setattr(diagnostics, "measure", fails)
     with pytest.warns(RuntimeWarning, match="round 0 has no diagnostics: .*no convergence"):
-        record, _ = failing.run_round(0)
+        record = failing.run_round(0)
     assert record["diagnostics"] == {**dict.fromkeys(KEYS), "reason": "RuntimeError: no convergence"}
     assert state.same(plain.state, failing.state)
 

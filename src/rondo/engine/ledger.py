@@ -8,6 +8,7 @@ and a client that missed rounds is brought up to date. Payload bytes are counted
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -19,15 +20,6 @@ from rondo.params import num_bytes
 
 _STATES = 1024
 _CHUNK = "base:"
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Bytes of one exchange. ``first_contact`` is the part of ``down`` for names that the client never had."""
-
-    down: int
-    up: int
-    first_contact: int
 
 
 @dataclass
@@ -61,6 +53,30 @@ class Ledger:
     def receive(self, upload: Upload) -> int:
         """Bytes of an upload. What the client sent it still has, but the server's next version is another."""
         return num_bytes(upload.params)
+
+    def to_json(self) -> bytes:
+        """All versions, each that several clients hold written once. Clients and names keep their order, so equal
+        ledgers give equal bytes."""
+        entries: dict[str, int] = {}
+        records: dict[tuple[int, ...], int] = {}
+        clients = {}
+        for client, held in self.held.items():
+            record = tuple(entries.setdefault(f"{digest} {name}", len(entries)) for name, digest in held.items())
+            clients[client] = records.setdefault(record, len(records))
+        return json.dumps({"entries": list(entries), "records": list(records), "clients": clients}).encode()
+
+    @staticmethod
+    def from_json(text: bytes) -> Ledger:
+        """What :meth:`to_json` gave. Raises ValueError where it is something else."""
+        try:
+            content = json.loads(text)
+            entries = [entry.partition(" ") for entry in content["entries"]]
+            records = [{entries[i][2]: entries[i][0] for i in record} for record in content["records"]]
+            ledger = Ledger({client: records[i] for client, i in content["clients"].items()})
+        except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+            raise ValueError(f"not a ledger: {type(error).__name__}: {error}") from None
+        ledger._known = {frozenset(r.items()): r for r in records}
+        return ledger
 
 
 def _named(shared: Shared) -> Mapping[str, Tensor]:

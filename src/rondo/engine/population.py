@@ -151,6 +151,8 @@ def build(
     if not members:
         words = f"no client has data.min_examples = {config.data.min_examples} usable examples"
         raise ConfigError([Problem("partition", words)])
+    tested = ExampleStore()
+    tests = [tested[i] for i in tested.add(task.encode(test_rows))]
     given = ranks(len(members))
     if given is not None:
         members.give_ranks(given)
@@ -163,6 +165,8 @@ def build(
         "test_rows_bad": test.dropped,
         "clients_too_small": small,
         "clients_without_examples": without,
+        "examples_sha256": store.sha256(),
+        "test_examples_sha256": tested.sha256(),
         "classes": list(classes),
         "clients": {
             n: {
@@ -174,7 +178,7 @@ def build(
             for n, m in members.items()
         },
     }
-    return Population(members, tuple(task.encode(test_rows)), report)
+    return Population(members, tuple(tests), report)
 
 
 class _Checker:

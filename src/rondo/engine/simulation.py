@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, Protocol
@@ -40,8 +41,10 @@ class RunStopped(Exception):
 
 
 class Observer(Protocol):
-    """Told what happens; for progress bars and records."""
+    """Told what happens; for progress bars and records. ``resumed``: after how many rounds a run goes on, and which
+    newer checkpoints cannot be used, with the reason."""
 
+    def resumed(self, rounds: int, passed_over: Sequence[str]) -> None: ...
     def round_started(self, index: int, clients: int) -> None: ...
     def client_done(self, client: str, loss: float | None) -> None: ...
     def round_done(self, record: dict[str, Any]) -> None: ...
@@ -72,6 +75,7 @@ class Simulation:
     locals: MutableMapping[str, Params] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     prefix: Prefix | None = None
+    stop: threading.Event | None = None
     workers: int = 1
     _activation_bytes: float | None = None
     _applied: tuple[Any, dict[str, tuple[LowRank, ...]]] = (None, {})
@@ -87,69 +91,90 @@ class Simulation:
         seed = config.seed + attempt * 2**64
         return Round(index, config.rounds, seed, len(self.population.members))
 
-    def run_round(self, index: int, observer: Observer | None = None) -> tuple[dict[str, Any], list[str]]:
-        """One round, committed: its record, and the ids of the clients whose kept tensors changed.
+    def run_round(self, index: int, observer: Observer | None = None) -> dict[str, Any]:
+        """One round, and its record.
 
         Raises :class:`RunStopped` where too few clients finished in each of ``ATTEMPTS`` attempts.
         """
         skipped: list[dict[str, Any]] = []
         for attempt in range(ATTEMPTS):
-            record, changed = self._attempt(self.round(index, attempt), observer)
-            if changed is not None:
+            record, counts = self._attempt(self.round(index, attempt), observer)
+            if counts:
                 for key in ("bytes_up", "bytes_down", "bytes_first_contact"):
                     record[key] += sum(s[key] for s in skipped)
-                return (record | {"skipped_attempts": skipped} if skipped else record), changed
+                return record | {"skipped_attempts": skipped} if skipped else record
             skipped.append(record)
         needed, failed = self.config.clients.min_clients, skipped[-1]["failed"]
         reasons = "; ".join(f"{f['client']}: {f['reason']} ({f['detail']})" for f in failed[:3])
         raise RunStopped(f"round {index}: fewer than min_clients = {needed} uploads, {ATTEMPTS} times. {reasons}")
 
-    def _attempt(self, round: Round, observer: Observer | None) -> tuple[dict[str, Any], list[str] | None]:
+    def _attempt(self, round: Round, observer: Observer | None) -> tuple[dict[str, Any], bool]:
+        """The record of an attempt at a round, and whether it counts.
+
+        Its outcome is, bit for bit, that of a round for which the clients that failed had not been sampled. Who is in a
+        cohort decides how sums are rounded, so where a cohort had lost a client the round is done again without it.
+        """
         started = time.perf_counter()
         chosen = sample(self.config.clients, self.population.clients, round)
-        if observer is not None:
-            observer.round_started(round.index, len(chosen))
-        attempt = _Attempt(self, round, chosen, observer)
-        every = self.config.evaluation.diagnostics_every
+        every, needed = self.config.evaluation.diagnostics_every, self.config.clients.min_clients
         diagnosed = every > 0 and ((round.index + 1) % every == 0 or round.index + 1 == round.total)
-        held: list[Upload] = []
-        uploads = _noted(attempt, held) if diagnosed else iter(attempt)
-        # An algorithm needs at least one upload; whether there were enough shows when all have come.
-        first = next(uploads, None)
-        new = self.state if first is None else self.algorithm.aggregate(self.state, _chain(first, uploads), round)
+        failed: dict[str, dict[str, str]] = {}
+        down = first_contact = 0
+        while True:
+            left = [c for c in chosen if c.id not in failed]
+            if observer is not None:
+                observer.round_started(round.index, len(left))
+            attempt = _Attempt(self, round, left, observer)
+            held: list[Upload] = []
+            uploads = _noted(attempt, held) if diagnosed else iter(attempt)
+            # An algorithm needs at least one upload; whether there were enough shows when all have come.
+            first = next(uploads, None)
+            new = self.state if first is None else self.algorithm.aggregate(self.state, _chain(first, uploads), round)
+            failed |= attempt.failed
+            down, first_contact = down + attempt.down, first_contact + attempt.first_contact
+            enough = len(attempt.kept) >= needed
+            if not enough or not attempt.failed or self._as_without(attempt.failed.keys(), left):
+                break
         record = {
             "round": round.index,
             "clients": len(attempt.kept),
             "sampled": len(chosen),
-            "failed": attempt.failed,
+            "failed": [failed[c.id] for c in chosen if c.id in failed],
             "loss": attempt.loss(),
             "lr": learning_rate(self.config.train, round),
             "bytes_up": attempt.up,
-            "bytes_down": attempt.down,
-            "bytes_first_contact": attempt.first_contact,
+            "bytes_down": down,
+            "bytes_first_contact": first_contact,
         }
-        committed, before = len(attempt.kept) >= self.config.clients.min_clients, self.state
-        if committed:
+        before = self.state
+        if enough:
             self.state = states.canonical(new)
             self.locals.update({c: states.canonical(local) for c, local in attempt.kept.items() if local})
         record["train_seconds"] = time.perf_counter() - started
-        if committed and diagnosed:
+        if enough and diagnosed:
             record["diagnostics"] = diagnose(self.algorithm, self.network.sites, before, self.state, held, round)
-        return record, list(attempt.kept) if committed else None
+        return record, enough
+
+    def _as_without(self, failed: Collection[str], clients: Sequence[Client]) -> bool:
+        """Whether the others of ``clients`` were trained as if those that ``failed`` had not been there."""
+        there = self.cohorts(clients)
+        without = self.cohorts([c for c in clients if c.id not in failed])
+        whole = [cohort for cohort in there if any(c.id not in failed for c in cohort)]
+        return whole == without and self.at_once(there) == self.at_once(without)
 
     def cohorts(self, chosen: Sequence[Client]) -> list[tuple[Client, ...]]:
         """The clients of a round, as they train together."""
         if self.network.one_at_a_time is not None:
             return [(c,) for c in chosen]
         tokens = self._tokens_a_client(chosen)
-        allowed = budget(self.network.device, self.config.simulation.memory_mb)
+        allowed = budget(self.network, self.config.simulation.memory_mb)
         at_once = self._at_once(tokens)
         bytes_a_cohort = min(allowed.cohort, allowed.total // at_once)
         return plan(
             chosen,
             self.config.simulation.cohort,
             workers=at_once,
-            tokens=int(bytes_a_cohort / self._bytes_a_token()),
+            tokens=min(allowed.tokens, int(bytes_a_cohort / self._bytes_a_token())),
             tokens_a_client=tokens,
         )
 
@@ -162,20 +187,25 @@ class Simulation:
     def _at_once(self, tokens: int) -> int:
         if self.workers == 1:
             return 1
-        total = budget(self.network.device, self.config.simulation.memory_mb).total
+        total = budget(self.network, self.config.simulation.memory_mb).total
         return max(1, min(self.workers, int(total / (self._bytes_a_token() * tokens))))
 
     def _tokens_a_client(self, clients: Sequence[Client]) -> int:
         """Tokens of a client's longest possible batch."""
         return self.config.train.batch_size * max((self.population.longest(c.id) for c in clients), default=1)
 
+    def measure(self) -> None:
+        """Find out what a training step keeps a token, in bytes, which cohorts are planned by. A run that is resumed
+        must do so in its first state, as it did at its start."""
+        examples = self.population.sample(2)
+        seen, _ = self.newcomer(0)
+        each = activation_bytes(self.network, self.task, _to(seen, self.network.device), examples)
+        self._activation_bytes = max(1.0, each)
+
     def _bytes_a_token(self) -> float:
-        """Bytes that a training step keeps a token, tried out once."""
         if self._activation_bytes is None:
-            examples = self.population.sample(2)
-            seen, _ = self.newcomer(0)
-            each = activation_bytes(self.network, self.task, _to(seen, self.network.device), examples)
-            self._activation_bytes = max(1.0, each)
+            self.measure()
+        assert self._activation_bytes is not None
         return self._activation_bytes
 
     def train(self, clients: tuple[Client, ...], round: Round, shared: tuple[Shared, ...]) -> list[Trained]:
@@ -213,6 +243,7 @@ class Simulation:
             self._base(shared[0].base),
             self.prefix,
             states,
+            self.stop,
         )
         there = replace(shared[0], params=_stacked([s.params for s in shared], device), base=trainer.base)
         uploads, after = algorithm.client_update(there, _stacked(local, device), trainer)
@@ -293,7 +324,7 @@ class _Attempt:
     def __init__(self, simulation: Simulation, round: Round, chosen: list[Client], observer: Observer | None) -> None:
         self.simulation, self.round, self.chosen, self.observer = simulation, round, chosen, observer
         self.kept: dict[str, Params] = {}
-        self.failed: list[dict[str, str]] = []
+        self.failed: dict[str, dict[str, str]] = {}
         self.up = self.down = self.first_contact = 0
         self._losses: list[tuple[float, float]] = []
 
@@ -304,7 +335,8 @@ class _Attempt:
         for one in in_turn(trained, self.chosen):
             if one.failure is not None:
                 failure = one.failure
-                self.failed.append({"client": one.client.id, "reason": failure.reason, "detail": failure.detail})
+                told = {"client": one.client.id, "reason": failure.reason, "detail": failure.detail}
+                self.failed[one.client.id] = told
             if self.observer is not None:
                 self.observer.client_done(one.client.id, one.loss)
             if one.upload is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -44,6 +44,12 @@ class TerminalProgress:
 
     def __exit__(self, *_: object) -> None:
         self.progress.stop()
+
+    def resumed(self, rounds: int, passed_over: Sequence[str]) -> None:
+        for reason in passed_over:
+            self.progress.console.print(f"not used, for it is damaged: {reason}", markup=False)
+        self.progress.console.print(f"going on after {rounds} committed rounds")
+        self.progress.update(self.rounds, completed=rounds)
 
     def round_started(self, index: int, clients: int) -> None:
         self.progress.reset(self.clients, total=clients, note="")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections.abc import Iterable, Sequence
 from typing import overload
@@ -35,6 +36,13 @@ class ExampleStore:
         target = tuple(self._targets[self._target_ends[number] : self._target_ends[number + 1]])
         segments = tuple(self._segments[start:end]) if self._segments else None
         return Example(tuple(self._ids[start:end]), target[0] if self._single else target, segments)
+
+    def sha256(self) -> str:
+        """A digest of all examples in their order."""
+        digest = hashlib.sha256()
+        for part in (self._ids, self._ends, self._targets, self._target_ends, self._segments):
+            digest.update(len(part).to_bytes(8) + part.tobytes())
+        return digest.hexdigest()
 
     def length(self, number: int) -> int:
         """Number of tokens."""
