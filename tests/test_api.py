@@ -678,7 +678,7 @@ def test_an_unknown_device_is_refused(bert: Path, data: Path) -> None:
 
 def test_a_run_that_cannot_train_stops_and_says_why(run: Run, data: Path) -> None:
     with pytest.raises(
-        RunStopped, match=r"round 0: fewer than min_clients = 1 uploads.*client-0: nonfinite"
+        RunStopped, match=r"2 rounds in a row were skipped, the last: 0 uploads, min_clients is 1.*client-0: nonfinite"
     ) as stopped:
         run(data={"source": str(data)}, train={"optimizer": "sgd", "lr": 1e38})
     assert "What was done so far is in" in str(stopped.value)

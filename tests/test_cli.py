@@ -139,7 +139,7 @@ def test_a_run_that_stops_is_exit_code_1(rondo: Invoke, tiny: dict[str, Any]) ->
     Path("x.toml").write_text(to_toml(load(tiny)))
     code, output = rondo("run", "x.toml", "--set", "train.optimizer=sgd", "--set", "train.lr=1e38")
     assert code == 1
-    assert "stopped: round 0: fewer than min_clients" in output
+    assert "stopped: 1 rounds in a row were skipped" in output
 
 
 # --- good input ----------------------------------------------------------------------------------------------------

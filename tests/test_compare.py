@@ -267,7 +267,7 @@ def test_a_run_that_stops_is_told_and_the_others_go_on(
     sets = ("--set", "ffa-lora.train.optimizer=sgd", "--set", "ffa-lora.train.lr=1e38")
     code, output = invoke("compare", "ffa-lora,fedit", "--config", "x.toml", "--out", "out", "--device", "cpu", *sets)
     assert code == 1
-    assert "ffa-lora, seed 0 stopped: round 0: fewer than min_clients" in output
+    assert "ffa-lora, seed 0 stopped: 2 rounds in a row were skipped" in output
     found = read(Path("out/comparison.json"))
     assert list(found["algorithms"]) == ["fedit"]
     assert found["stopped"][0]["algorithm"] == "ffa-lora"

@@ -215,7 +215,7 @@ def weighted_mean(uploads: Iterable[Upload]) -> Mean:
     return Mean({n: rows[n].reshape(shape) / weight for n, shape in shapes.items()}, weight, count)
 
 
-_TOGETHER = 2**17
+_TOGETHER = 3 * 2**13
 """About how many numbers are added at a time: far more than a call costs, and few enough for a processor's cache."""
 
 

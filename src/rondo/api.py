@@ -16,10 +16,11 @@ from typing import Any
 import torch
 
 from rondo import durable
-from rondo.config import ConfigError, Problem, RunConfig, load
+from rondo.config import AdmissionConfig, ConfigError, FaultsConfig, Problem, RunConfig, load
 from rondo.data.loading import load as load_source
 from rondo.durable import Journal
 from rondo.engine import checkpoint
+from rondo.engine.admission import Identity
 from rondo.engine.allocator import freed_memory_kept
 from rondo.engine.checkpoint import Checkpoint, Kept
 from rondo.engine.cohort import budget
@@ -39,6 +40,7 @@ from rondo.prepare import (
 from rondo.record import RunDirectory, differences, environment
 from rondo.report import pictures
 from rondo.results import Verification, evaluate, export
+from rondo.robust import Robust
 from rondo.server_step import ServerStep
 from rondo.trainer import StopRequested
 
@@ -54,6 +56,10 @@ class RunResult:
     run_dir: Path
     metrics: dict[str, Any]
     summary: dict[str, Any]
+
+
+SKIPS = 3
+"""So many rounds skipped in a row stop a run."""
 
 
 class RunInterrupted(Exception):
@@ -79,9 +85,9 @@ def run(
     "cpu" or "cuda"; ``stop``: set it, from a signal handler or another thread, to end the run after its current step.
 
     Every round is committed to the disk before the next one starts, and :func:`resume` goes on after the last of them.
-    Raises :class:`ConfigError` for anything the user must mend, before training starts;
-    :class:`rondo.engine.simulation.RunStopped` where a round keeps failing or the disk does not take what is written;
-    :class:`RunInterrupted` after ``stop``.
+    Raises :class:`ConfigError` for anything the user must mend, before training starts; :class:`RunStopped` where
+    ``SKIPS`` rounds in a row are skipped or the disk does not take what is written; :class:`RunInterrupted` after
+    ``stop``.
     """
     began = time.perf_counter()
     ready = _ready(load(config, sets), device)
@@ -231,6 +237,7 @@ class _Runner:
         self.directory, self.observer, self.stop, self.began = directory, observer, stop, began
         self.simulation = self.prepared.simulation(self.population)
         self.simulation.prefix, self.simulation.stop = ready.shortened.prefix, stop
+        self.simulation.identity = Identity("simulation", self.prepared.model_hash)
         self.simulation.measure()
         self.journal = Journal(directory.metrics)
         self.history: list[dict[str, Any]] = []
@@ -319,6 +326,10 @@ class _Runner:
         self.history.append(record)
         if self.observer is not None:
             self.observer.round_done(record)
+        recent = self.history[-SKIPS:]
+        if all(r["skipped"] for r in recent) and len(recent) == min(SKIPS, config.rounds):
+            reasons = "; ".join(f"{f['client']}: {f['reason']} ({f['detail']})" for f in record["failed"][:3])
+            raise RunStopped(f"{len(recent)} rounds in a row were skipped, the last: {record['skipped']}. {reasons}")
 
     def _note_best(self, record: Mapping[str, Any]) -> None:
         """The best score so far on the common test set, and the round after which it was reached."""
@@ -357,6 +368,7 @@ class _Runner:
                 "down_per_client_round": (down - first) / exchanges,
             },
             "failed_clients": sum(len(r["failed"]) for r in history),
+            "skipped_rounds": sum(r["skipped"] is not None for r in history),
         }
         if config.evaluation.local_only:
             summary["local_only"] = self._local_only()
@@ -368,17 +380,19 @@ class _Runner:
 
     def _local_only(self) -> dict[str, Any]:
         """The same algorithm and rounds with each client on its own: a federation of one, scored at its end. It has no
-        server, so no server optimizer."""
+        server, so no server optimizer, no gate and no faults."""
         rounds, task = self.prepared.config.rounds, self.prepared.task
         own: dict[str, Any] = {}
         test: dict[str, Any] = {}
-        settings = self.prepared.config.clients.model_copy(
-            update={"per_round": None, "sampling": "full", "min_clients": 1}
+        config = self.prepared.config
+        clients = config.clients.model_copy(
+            update={"per_round": None, "sampling": "full", "min_clients": 1, "over_select": 0.0, "deadline": None}
         )
-        scored = self.prepared.config.evaluation.model_copy(update={"diagnostics_every": 0})
-        alone_config = self.prepared.config.model_copy(update={"clients": settings, "evaluation": scored})
+        scored = config.evaluation.model_copy(update={"diagnostics_every": 0})
+        unharmed = {"faults": FaultsConfig(), "admission": AdmissionConfig()}
+        alone_config = config.model_copy(update={"clients": clients, "evaluation": scored, **unharmed})
         algorithm = self.prepared.algorithm
-        if isinstance(algorithm, ServerStep):
+        while isinstance(algorithm, ServerStep | Robust):
             algorithm = algorithm.algorithm
         for name, member in self.population.members.items():
             alone = Simulation(

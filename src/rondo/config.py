@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pydantic
 from pydantic import BaseModel, ConfigDict
@@ -22,8 +22,11 @@ from rondo.schema import (
     BUILTIN_MODEL,
     SERVER_OPTIONS,
     AdapterConfig,
+    AdmissionConfig,
     ClientsConfig,
     DataConfig,
+    FaultKind,
+    FaultsConfig,
     PartitionConfig,
     RunConfig,
     ServerConfig,
@@ -34,9 +37,11 @@ __all__ = [
     "BUILTIN_DATA",
     "BUILTIN_MODEL",
     "AdapterConfig",
+    "AdmissionConfig",
     "ClientsConfig",
     "ConfigError",
     "DataConfig",
+    "FaultsConfig",
     "PartitionConfig",
     "Problem",
     "RunConfig",
@@ -298,6 +303,15 @@ def _cross_checks(config: RunConfig) -> Iterator[Problem]:
         yield Problem("clients.per_round", f"{clients.per_round} of {part.clients} clients: lower it to {part.clients}")
     if clients.per_round is not None and clients.min_clients > clients.per_round:
         yield Problem("clients.min_clients", f"above clients.per_round = {clients.per_round}: no round could succeed")
+    if clients.over_select and clients.per_round is None:
+        yield Problem("clients.over_select", "it goes beyond clients.per_round, which is not set: set both or neither")
+    if config.admission.clip and config.admission.max_norm is None:
+        yield Problem("admission.clip", "there is nothing to clip to: set admission.max_norm too")
+    least = 2 * config.robust.byzantine + 1
+    if config.robust.rule != "none" and clients.min_clients < least:
+        words = f"robust.byzantine = {config.robust.byzantine} of {clients.min_clients} uploads may be half or more"
+        yield Problem("clients.min_clients", f"{words}: raise it to {least} or lower robust.byzantine")
+    yield from _fault_checks(config)
     yield from _rank_checks(config)
     yield from _server_checks(config)
     yield from _task_checks(config, own_data)
@@ -311,6 +325,18 @@ def _cross_checks(config: RunConfig) -> Iterator[Problem]:
         yield Problem("data.source", f"unknown built-in; did you mean {BUILTIN_DATA!r}?")
     if config.model.gguf_file and config.model.quantization:
         yield Problem("model.quantization", "a GGUF file is loaded dequantised; remove gguf_file or quantization")
+
+
+def _fault_checks(config: RunConfig) -> Iterator[Problem]:
+    faults = config.faults
+    rates = {kind: value for kind in get_args(FaultKind) if isinstance(value := getattr(faults, kind), float) and value}
+    if sum(rates.values()) > 1:
+        words = (
+            f"the probabilities of {', '.join(rates)} sum to {sum(rates.values()):g}: a client has one fault a round"
+        )
+        yield Problem("faults", f"{words}, so lower them to 1 or less in all")
+    if faults.slow and config.clients.deadline is None and not config.clients.over_select:
+        yield Problem("faults.slow", "slow clients are waited for: set clients.deadline or clients.over_select")
 
 
 def _rank_checks(config: RunConfig) -> Iterator[Problem]:

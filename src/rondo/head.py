@@ -13,7 +13,6 @@ from typing import Any, ClassVar, final
 from torch import Tensor
 
 from rondo.algorithm import (
-    Algorithm,
     Client,
     Fit,
     Loss,
@@ -28,6 +27,7 @@ from rondo.algorithm import (
     plain,
 )
 from rondo.params import Params, Select, everything, head, pick
+from rondo.wrapper import Wrapper
 
 
 @dataclass(frozen=True)
@@ -44,31 +44,14 @@ class LocalHeadState:
 
 @final
 @dataclass(frozen=True)
-class LocalHead(Algorithm[LocalHeadState]):
+class LocalHead(Wrapper[LocalHeadState]):
     """``algorithm`` with a personal head. Aggregation, and so linearity and exactness, is the wrapped one's."""
 
-    algorithm: Algorithm[Any]
     personal: ClassVar[bool] = True
 
     @property
     def linear(self) -> bool:
         return self.algorithm.linear
-
-    @property
-    def exact(self) -> bool:  # type: ignore[override]
-        return self.algorithm.exact
-
-    @property
-    def same_coordinates(self) -> bool:  # type: ignore[override]
-        return self.algorithm.same_coordinates
-
-    @property
-    def readable(self) -> bool:  # type: ignore[override]
-        return self.algorithm.readable
-
-    @property
-    def client_ranks(self) -> bool:  # type: ignore[override]
-        return self.algorithm.client_ranks
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> LocalHeadState:
         return LocalHeadState(self.algorithm.init(pick(params, ~head), weights, round), pick(params, head))

@@ -26,6 +26,8 @@ from rondo.params import HEAD_PREFIX, Params
 from rondo.pooled import AllTokensMatter, first_token_only
 from rondo.prefix import Prefix, PrefixRefused
 from rondo.pretrained import fingerprint, load_pretrained
+from rondo.robust import MEANS, Robust
+from rondo.schema import RULES
 from rondo.server_optim import OPTIMIZERS, ServerOptimizer
 from rondo.server_step import ServerStep
 from rondo.tasks import CausalLM, SequenceClassification, Task
@@ -131,6 +133,8 @@ def prepare(config: RunConfig, labels: Sequence[str], algorithm: Algorithm[Any],
         algorithm = LocalHead(algorithm)
     if config.server.optimizer != "none":
         algorithm = ServerStep(algorithm, _server_optimizer(config.server))
+    if config.robust.rule != "none":
+        algorithm = Robust(algorithm, config.robust.rule, config.robust.byzantine)
     task = _task(config, tokenizer, labels)
     return Prepared(
         config, algorithm, policy, network, task, tokenizer, planned.lora, initial, kernels, name, module_hash
@@ -203,6 +207,10 @@ def _refused(config: RunConfig, algorithm: Algorithm[Any]) -> Iterator[Problem]:
             others = ", ".join(n for n in algorithms.names() if algorithms.load(n).client_ranks)
             words = f"{name} does not define clients of different ranks; remove {key}, or take one of {others}"
             yield Problem(f"clients.{key}", words)
+    rule = config.robust.rule
+    if rule in MEANS and not algorithm.linear:
+        words = f"{rule} makes a mean of uploads, and {name}'s server works on single ones; "
+        yield Problem("robust.rule", f"{words}take {', '.join(r for r in RULES if r not in MEANS)}, or a linear method")
     if config.server.optimizer == "none":
         return
     if not algorithm.linear:

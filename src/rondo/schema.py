@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -126,14 +126,78 @@ class ClientsConfig(_Section):
     ``ranks``: a list, one a client in the order of their ids, or shares of the clients by rank, which the run's seed
     deals out. ``bytes_budget``: instead, for all or one a client: each has the largest rank whose upload in a round
     fits, the head not counted. Left out, all have the run's rank, which none may exceed and which alone sets the scale.
+
+    ``over_select``: sample this share more than ``per_round``; the first ``per_round`` uploads to arrive count, the
+    others come too late. ``deadline``: seconds after which an upload comes too late; None: all are waited for.
     """
 
     per_round: Positive | None = None
     sampling: Literal["uniform", "poisson", "full", "weighted"] = "uniform"
     weighting: Literal["examples", "uniform"] = "examples"
     min_clients: Positive = 1
+    over_select: Annotated[float, Field(ge=0, le=10)] = 0.0
+    deadline: Annotated[float, Field(gt=0)] | None = None
     ranks: Annotated[Ranks | None, BeforeValidator(_text_keys)] = None
     bytes_budget: Positive | Annotated[list[Positive], Field(min_length=1)] | None = None
+
+
+class AdmissionConfig(_Section):
+    """What an upload must keep to, beyond the names, shapes and types that its round defines, to be counted.
+
+    ``max_examples``: the largest number of examples that a client may claim. ``max_norm``: the largest Euclidean norm,
+    over all tensors, of the difference between an upload and what was sent (of the upload itself, where the method
+    puts it in other coordinates); ``clip``: scale a larger one down to it instead of turning it away.
+    """
+
+    max_examples: Positive | None = None
+    max_norm: Annotated[float, Field(gt=0)] | None = None
+    clip: bool = False
+
+
+Befalls: TypeAlias = Fraction | Annotated[list[str], Field(min_length=1)]
+
+
+Rule: TypeAlias = Literal[
+    "clip", "median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "nnm-trimmed-mean"
+]
+RULES: tuple[Rule, ...] = get_args(Rule)
+
+
+class RobustConfig(_Section):
+    """Aggregation that ``byzantine`` dishonest clients a round cannot steer; "none": the algorithm's own. What each
+    rule does is in :mod:`rondo.robust`."""
+
+    rule: Literal["none"] | Rule = "none"
+    byzantine: Annotated[int, Field(ge=0)] = 1
+
+
+FaultKind: TypeAlias = Literal[
+    "crash", "hang", "slow", "out_of_memory", "nonfinite_loss", "corrupt_upload", "late", "duplicate", "wrong_round"
+]
+
+
+class FaultsConfig(_Section):
+    """Faults to rehearse: of each kind the probability that it befalls a client in a round, drawn from the run's seed,
+    or the clients, by id, that it befalls in every round.
+
+    ``crash``: it never answers. ``hang``: it never ends, nor without a deadline does the wait for it. ``slow``: it
+    takes ``slow_factor`` times as long. ``out_of_memory``, ``nonfinite_loss``: its training fails. ``corrupt_upload``,
+    ``wrong_round``, ``duplicate``: its upload has some bits turned over, is of another round, comes twice. ``late``: it
+    comes after the round is over. A client takes ``seconds_per_example`` of simulated time for every example that it
+    trains on, which is what ``clients.deadline`` and ``clients.over_select`` go by; simulated time costs none.
+    """
+
+    crash: Befalls = 0.0
+    hang: Befalls = 0.0
+    slow: Befalls = 0.0
+    out_of_memory: Befalls = 0.0
+    nonfinite_loss: Befalls = 0.0
+    corrupt_upload: Befalls = 0.0
+    late: Befalls = 0.0
+    duplicate: Befalls = 0.0
+    wrong_round: Befalls = 0.0
+    slow_factor: Annotated[float, Field(gt=1)] = 10.0
+    seconds_per_example: Annotated[float, Field(gt=0)] = 1.0
 
 
 class ServerConfig(_Section):
@@ -218,6 +282,9 @@ class RunConfig(_Section):
     data: DataConfig = Field(default_factory=DataConfig)
     partition: PartitionConfig = Field(default_factory=PartitionConfig)
     clients: ClientsConfig = Field(default_factory=ClientsConfig)
+    admission: AdmissionConfig = Field(default_factory=AdmissionConfig)
+    robust: RobustConfig = Field(default_factory=RobustConfig)
+    faults: FaultsConfig = Field(default_factory=FaultsConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     server: ServerConfig = Field(default_factory=ServerConfig)
     simulation: SimulationConfig = Field(default_factory=SimulationConfig)

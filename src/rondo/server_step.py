@@ -13,9 +13,10 @@ from typing import Any, ClassVar, final
 
 from torch import Tensor
 
-from rondo.algorithm import Algorithm, Client, Mean, Round, Shared, Trainer, Upload, Uploads, Weight
+from rondo.algorithm import Client, Mean, Round, Shared, Upload, Weight
 from rondo.params import Params, sub
 from rondo.server_optim import OptimState, ServerOptimizer
+from rondo.wrapper import Wrapper
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class ServerStepState:
 
 @final
 @dataclass(frozen=True)
-class ServerStep(Algorithm[ServerStepState]):
+class ServerStep(Wrapper[ServerStepState]):
     """``algorithm``, which must be linear and have ``same_coordinates``, with ``optimizer`` on its server.
 
     It stays linear: uploads are folded as they come. It is not exact, whatever ``algorithm`` is. A tensor that nobody
@@ -41,7 +42,6 @@ class ServerStep(Algorithm[ServerStepState]):
     them: FedLoRU's factors after a random restart are new ones, to which old directions mean nothing.
     """
 
-    algorithm: Algorithm[Any]
     optimizer: ServerOptimizer
     exact: ClassVar[bool] = False
 
@@ -49,29 +49,11 @@ class ServerStep(Algorithm[ServerStepState]):
         if not (self.algorithm.linear and self.algorithm.same_coordinates):
             raise ValueError("a server optimizer needs a linear algorithm with same_coordinates")
 
-    @property
-    def personal(self) -> bool:  # type: ignore[override]
-        return self.algorithm.personal
-
-    @property
-    def readable(self) -> bool:  # type: ignore[override]
-        return self.algorithm.readable
-
-    @property
-    def client_ranks(self) -> bool:  # type: ignore[override]
-        return self.algorithm.client_ranks
-
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerStepState:
         return ServerStepState(self.algorithm.init(params, weights, round), OptimState())
 
     def broadcast(self, state: ServerStepState, client: Client, round: Round) -> Shared:
         return self.algorithm.broadcast(state.inner, client, round)
-
-    def local_init(self, shared: Shared, client: Client) -> Params:
-        return self.algorithm.local_init(shared, client)
-
-    def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        return self.algorithm.client_update(shared, local, trainer)
 
     def expand(self, state: ServerStepState, upload: Upload) -> Upload:
         return self.algorithm.expand(state.inner, upload)
@@ -88,9 +70,6 @@ class ServerStep(Algorithm[ServerStepState]):
         after, expected = inner.params, {**before, **stepped}
         as_expected = {n for n, t in after.items() if n in expected and t.equal(expected[n].to(t.dtype))}
         return ServerStepState(inner, OptimState(*(_only(m, as_expected) for m in (moments.first, moments.second))))
-
-    def view(self, shared: Shared, local: Params) -> Params:
-        return self.algorithm.view(shared, local)
 
 
 def _only(params: Mapping[str, Tensor], names: set[str]) -> dict[str, Tensor]:

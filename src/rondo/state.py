@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import safetensors.torch
@@ -52,6 +52,18 @@ def canonical(tree: Any) -> Any:
     if isinstance(tree, (tuple, list)):
         return type(tree)(canonical(v) for v in tree)
     return tree
+
+
+def tensors(tree: Any) -> Iterator[Tensor]:
+    """All tensors of a tree."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        for f in dataclasses.fields(tree):
+            yield from tensors(getattr(tree, f.name))
+    elif isinstance(tree, (Mapping, tuple, list)):
+        for value in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from tensors(value)
 
 
 def same(a: Any, b: Any) -> bool:

@@ -6,15 +6,14 @@ import functools
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from rondo.algorithm import Algorithm, Client, Fit, Objective, Round, Upload, Uploads, Weight, plain
+from rondo.algorithm import Algorithm, Client, Round, Weight
 from rondo.config import ConfigError, Problem, RunConfig
-from rondo.params import Params, Select, add_client_axis, client_row, everything, head, num_bytes, pick
+from rondo.engine.trial import trial_upload
+from rondo.params import Params, head, num_bytes, pick
 
 
 def client_ranks(
@@ -76,38 +75,11 @@ def upload_bytes(
     algorithm: Algorithm[Any], initial: Params, weights: Mapping[str, Weight], rounds: int, rank: int
 ) -> int:
     """Bytes that a client of ``rank`` uploads in a round, the head not counted; the larger of the first two rounds, as
-    factors may take turns. The algorithm itself is asked, with a trainer that does not train; where modules differ in
-    shape, LoRA-A2's uploads vary around this, as what it sends depends on what was learned."""
+    factors may take turns. Where modules differ in shape, LoRA-A2's uploads vary around this, as what it sends depends
+    on what was learned."""
     client, sizes = Client("any", 1, rank), []
     for index in range(min(2, rounds)):
         round = Round(index, rounds, 0, 1)
-        shared = algorithm.broadcast(algorithm.init(initial, weights, round), client, round)
-        local = add_client_axis(algorithm.local_init(shared, client))
-        received = replace(shared, params=add_client_axis(shared.params))
-        (upload,), _ = algorithm.client_update(received, local, _Idle((client,), round))
+        upload = trial_upload(algorithm, algorithm.init(initial, weights, round), client, round)
         sizes.append(num_bytes(pick(upload.params, ~head)))
     return max(sizes)
-
-
-@dataclass(frozen=True)
-class _Idle:
-    """A :class:`rondo.algorithm.Trainer` that gives back what it is given."""
-
-    clients: tuple[Client, ...]
-    round: Round
-
-    def fit(
-        self,
-        params: Params,
-        *,
-        train: Select = everything,
-        objective: Objective = plain,
-        epochs: int | None = None,
-        steps: int | None = None,
-        lr: float | None = None,
-    ) -> Fit:
-        none = torch.zeros(len(self.clients))
-        return Fit(params, none, none, none)
-
-    def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:
-        return tuple(Upload(c, client_row(params, k), 1.0) for k, c in enumerate(self.clients))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -11,14 +12,14 @@ from rondo.config import ClientsConfig
 
 
 def sample(config: ClientsConfig, population: Sequence[Client], round: Round) -> list[Client]:
-    """The clients of a round, sorted by id, from the round's own stream.
+    """The clients of a round, sorted by id, from the round's own stream; with ``over_select`` as many more.
 
     "uniform": ``per_round`` without replacement; "poisson": each by itself with probability per_round / N (so the
     number varies, and may be zero); "weighted": without replacement, likelier the more examples a client has; "full"
     (or ``per_round`` unset): all.
     """
     count = len(population)
-    size = min(config.per_round or count, count)
+    size = min(math.ceil((config.per_round or count) * (1 + config.over_select)), count)
     generator = round.generator("clients")
     if config.sampling == "full":
         chosen = list(range(count))

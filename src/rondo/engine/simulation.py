@@ -16,9 +16,11 @@ from rondo import state as states
 from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Shared, Upload
 from rondo.config import RunConfig
 from rondo.engine import evaluate
+from rondo.engine.admission import Gate, Identity
 from rondo.engine.cohort import activation_bytes, budget, in_order, in_turn, plan, workers
 from rondo.engine.diagnostics import HELD_BYTES, diagnose
 from rondo.engine.evaluate import spread
+from rondo.engine.faults import Turnout, sent, turnout
 from rondo.engine.ledger import Ledger
 from rondo.engine.population import Population
 from rondo.engine.sampling import sample
@@ -26,18 +28,17 @@ from rondo.lowrank import LowRank, total
 from rondo.model import Network
 from rondo.params import Params, client_row, num_bytes
 from rondo.prefix import Prefix, States
+from rondo.schema import FaultKind
 from rondo.tasks import Task
 from rondo.trainer import CohortTrainer, learning_rate
-
-ATTEMPTS = 3
-"""How often a round with too few uploads is tried, each time with other random streams, before the run stops."""
+from rondo.wire import Envelope, Rejected
 
 _NEWCOMER = Client("cold start", 0)
 """The client whose model is scored on the common test set: one that has taken no part."""
 
 
 class RunStopped(Exception):
-    """A round failed ``ATTEMPTS`` times; what was committed before it stands."""
+    """A run cannot go on; what was committed stands."""
 
 
 class Observer(Protocol):
@@ -76,6 +77,7 @@ class Simulation:
     ledger: Ledger = field(default_factory=Ledger)
     prefix: Prefix | None = None
     stop: threading.Event | None = None
+    identity: Identity = field(default_factory=lambda: Identity("simulation", ""))
     workers: int = 1
     _activation_bytes: float | None = None
     _applied: tuple[Any, dict[str, tuple[LowRank, ...]]] = (None, {})
@@ -84,62 +86,58 @@ class Simulation:
         self.workers = workers(self.network)
         self.state = states.canonical(self.algorithm.init(self.initial, self.network.weights(), self.round(0)))
 
-    def round(self, index: int, attempt: int = 0) -> Round:
-        """Round ``index``; another attempt at it has random streams of its own."""
-        config = self.config
-        # Round seeds its streams with a hash of the seed as text, so any two integers are unrelated.
-        seed = config.seed + attempt * 2**64
-        return Round(index, config.rounds, seed, len(self.population.members))
+    def round(self, index: int) -> Round:
+        """Round ``index`` of this run."""
+        return Round(index, self.config.rounds, self.config.seed, len(self.population.members))
 
     def run_round(self, index: int, observer: Observer | None = None) -> dict[str, Any]:
-        """One round, and its record.
+        """One round, and its record. Where fewer than ``min_clients`` uploads count it is skipped: the model stays.
 
-        Raises :class:`RunStopped` where too few clients finished in each of ``ATTEMPTS`` attempts.
+        The outcome is, bit for bit, that of a round for which the clients that came to nothing had not been sampled.
+        Who is in a cohort decides how sums are rounded, so where one had lost a client that nobody expected to lose,
+        the round is done again without it.
         """
-        skipped: list[dict[str, Any]] = []
-        for attempt in range(ATTEMPTS):
-            record, counts = self._attempt(self.round(index, attempt), observer)
-            if counts:
-                for key in ("bytes_up", "bytes_down", "bytes_first_contact"):
-                    record[key] += sum(s[key] for s in skipped)
-                return record | {"skipped_attempts": skipped} if skipped else record
-            skipped.append(record)
-        needed, failed = self.config.clients.min_clients, skipped[-1]["failed"]
-        reasons = "; ".join(f"{f['client']}: {f['reason']} ({f['detail']})" for f in failed[:3])
-        raise RunStopped(f"round {index}: fewer than min_clients = {needed} uploads, {ATTEMPTS} times. {reasons}")
-
-    def _attempt(self, round: Round, observer: Observer | None) -> tuple[dict[str, Any], bool]:
-        """The record of an attempt at a round, and whether it counts.
-
-        Its outcome is, bit for bit, that of a round for which the clients that failed had not been sampled. Who is in a
-        cohort decides how sums are rounded, so where a cohort had lost a client the round is done again without it.
-        """
-        started = time.perf_counter()
+        started, round, needed = time.perf_counter(), self.round(index), self.config.clients.min_clients
         chosen = sample(self.config.clients, self.population.clients, round)
-        every, needed = self.config.evaluation.diagnostics_every, self.config.clients.min_clients
-        diagnosed = every > 0 and ((round.index + 1) % every == 0 or round.index + 1 == round.total)
-        failed: dict[str, dict[str, str]] = {}
+        there = turnout(self.config, chosen, round)
+        every = self.config.evaluation.diagnostics_every
+        diagnosed = every > 0 and ((index + 1) % every == 0 or index + 1 == round.total)
+        failed: dict[str, ClientFailed] = {}
         down = first_contact = 0
         while True:
-            left = [c for c in chosen if c.id not in failed]
             if observer is not None:
-                observer.round_started(round.index, len(left))
-            attempt = _Attempt(self, round, left, observer)
+                observer.round_started(index, len(there.counted))
+            attempt = _Attempt(self, round, there, observer)
             held: list[Upload] = []
             uploads = _noted(attempt, held) if diagnosed else iter(attempt)
             # An algorithm needs at least one upload; whether there were enough shows when all have come.
             first = next(uploads, None)
             new = self.state if first is None else self.algorithm.aggregate(self.state, _chain(first, uploads), round)
-            failed |= attempt.failed
             down, first_contact = down + attempt.down, first_contact + attempt.first_contact
-            enough = len(attempt.kept) >= needed
-            if not enough or not attempt.failed or self._as_without(attempt.failed.keys(), left):
+            if not attempt.failed:
                 break
+            failed |= attempt.failed
+            again = turnout(self.config, chosen, round, failed.keys())
+            if len(again.counted) < needed or self._same(there.counted, attempt.failed.keys(), again.counted):
+                break
+            there = again
+        lost = {**there.lost, **failed, **attempt.refused}
+        skipped = None
+        if len(attempt.kept) < needed:
+            skipped = f"{len(attempt.kept)} uploads, min_clients is {needed}"
+        elif not all(t.isfinite().all() for t in states.tensors(new) if t.is_floating_point()):
+            skipped = "what the uploads were aggregated to is not finite"
         record = {
-            "round": round.index,
+            "round": index,
             "clients": len(attempt.kept),
             "sampled": len(chosen),
-            "failed": [failed[c.id] for c in chosen if c.id in failed],
+            "failed": [
+                {"client": c.id, "reason": lost[c.id].reason, "detail": lost[c.id].detail}
+                for c in chosen
+                if c.id in lost
+            ],
+            "rejected": attempt.rejected,
+            "skipped": skipped,
             "loss": attempt.loss(),
             "lr": learning_rate(self.config.train, round),
             "bytes_up": attempt.up,
@@ -147,20 +145,19 @@ class Simulation:
             "bytes_first_contact": first_contact,
         }
         before = self.state
-        if enough:
+        if skipped is None:
             self.state = states.canonical(new)
             self.locals.update({c: states.canonical(local) for c, local in attempt.kept.items() if local})
         record["train_seconds"] = time.perf_counter() - started
-        if enough and diagnosed:
+        if skipped is None and diagnosed:
             record["diagnostics"] = diagnose(self.algorithm, self.network.sites, before, self.state, held, round)
-        return record, enough
+        return record
 
-    def _as_without(self, failed: Collection[str], clients: Sequence[Client]) -> bool:
-        """Whether the others of ``clients`` were trained as if those that ``failed`` had not been there."""
-        there = self.cohorts(clients)
-        without = self.cohorts([c for c in clients if c.id not in failed])
-        whole = [cohort for cohort in there if any(c.id not in failed for c in cohort)]
-        return whole == without and self.at_once(there) == self.at_once(without)
+    def _same(self, clients: Sequence[Client], failed: Collection[str], others: Sequence[Client]) -> bool:
+        """Whether those of ``clients`` that did not fail are ``others``, and were trained as those would be."""
+        there, then = self.cohorts(clients), self.cohorts(others)
+        left = [cohort for cohort in there if any(c.id not in failed for c in cohort)]
+        return left == then and self.at_once(there) == self.at_once(then)
 
     def cohorts(self, chosen: Sequence[Client]) -> list[tuple[Client, ...]]:
         """The clients of a round, as they train together."""
@@ -319,32 +316,95 @@ class Simulation:
 
 
 class _Attempt:
-    """The uploads of one attempt at a round, made cohort by cohort as they are asked for, and what is known of them."""
+    """The uploads of one attempt at a round, made cohort by cohort as they are asked for, and what is known of them.
 
-    def __init__(self, simulation: Simulation, round: Round, chosen: list[Client], observer: Observer | None) -> None:
-        self.simulation, self.round, self.chosen, self.observer = simulation, round, chosen, observer
+    ``failed``: who came to nothing although nobody expected it; ``refused``: whose upload was turned away, as was
+    expected; ``rejected``: how many uploads were turned away, by reason.
+    """
+
+    def __init__(self, simulation: Simulation, round: Round, there: Turnout, observer: Observer | None) -> None:
+        self.simulation, self.round, self.there, self.observer = simulation, round, there, observer
         self.kept: dict[str, Params] = {}
-        self.failed: dict[str, dict[str, str]] = {}
+        self.failed: dict[str, ClientFailed] = {}
+        self.refused: dict[str, ClientFailed] = {}
+        self.rejected: dict[str, int] = {}
         self.up = self.down = self.first_contact = 0
         self._losses: list[tuple[float, float]] = []
 
     def __iter__(self) -> Iterator[Upload]:
-        simulation = self.simulation
-        cohorts = simulation.cohorts(self.chosen)
+        simulation, counted = self.simulation, self.there.counted
+        everyone = (*counted, *self._faulty("corrupt_upload", "wrong_round", "late"))
+        config = simulation.config
+        limits, weighting = config.admission, config.clients.weighting
+        gate = Gate(
+            simulation.algorithm, simulation.state, self.round, everyone, limits, simulation.identity, weighting
+        )
+        cohorts = simulation.cohorts(counted)
         trained = in_order(self._train, (self._prepared(c) for c in cohorts), simulation.at_once(cohorts))
-        for one in in_turn(trained, self.chosen):
-            if one.failure is not None:
-                failure = one.failure
-                told = {"client": one.client.id, "reason": failure.reason, "detail": failure.detail}
-                self.failed[one.client.id] = told
+        twice: list[Upload] = []
+        for one in in_turn(trained, counted):
+            upload = self._admitted(gate, one)
             if self.observer is not None:
-                self.observer.client_done(one.client.id, one.loss)
-            if one.upload is not None:
-                self.up += simulation.ledger.receive(one.upload)
-                self.kept[one.client.id] = one.kept
-                if one.loss is not None:
-                    self._losses.append((one.loss, one.upload.weight))
-                yield one.upload
+                self.observer.client_done(one.client.id, one.loss if upload is not None else None)
+            if upload is None:
+                continue
+            self.up += simulation.ledger.receive(upload)
+            self.kept[one.client.id] = one.kept
+            if one.loss is not None:
+                self._losses.append((one.loss, upload.weight))
+            if one.client.id in self.there.faulty:
+                twice.append(upload)
+            yield upload
+        self._rehearse(gate, twice)
+
+    def _admitted(self, gate: Gate, one: Trained) -> Upload | None:
+        """The upload, if there is one and it passes."""
+        failure = one.failure
+        if one.upload is not None:
+            try:
+                return gate.check(one.upload)
+            except Rejected as rejection:
+                self._count(rejection)
+                failure = ClientFailed(one.client.id, rejection.reason, rejection.detail)
+        assert failure is not None
+        self.failed[one.client.id] = failure
+        return None
+
+    def _rehearse(self, gate: Gate, twice: Sequence[Upload]) -> None:
+        """Uploads that must not count, as bytes, through the same gate: they are made after all others, so that these
+        are made as if they were alone."""
+        for upload in twice:
+            self._turned_away(gate, "duplicate", upload)
+        for client in self._faulty("corrupt_upload", "wrong_round", "late"):
+            kind = self.there.faulty[client.id]
+            if kind == "late":
+                gate.close()
+            (one,) = self._train(self._prepared((client,)))
+            if one.upload is None:
+                assert one.failure is not None
+                self.refused[client.id] = one.failure
+            else:
+                rejection = self._turned_away(gate, kind, one.upload)
+                self.refused[client.id] = ClientFailed(client.id, rejection.reason, rejection.detail)
+
+    def _turned_away(self, gate: Gate, kind: FaultKind, upload: Upload) -> Rejected:
+        run, model = self.simulation.identity.run, self.simulation.identity.model
+        client = upload.client
+        envelope = Envelope(run, self.round.index, client.id, model, client.num_examples, upload.weight)
+        try:
+            gate.admit(sent(kind, upload, envelope, self.round))
+        except Rejected as rejection:
+            self._count(rejection)
+            return rejection
+        raise AssertionError(f"client {client.id}: the upload that {kind} befell was not turned away")
+
+    def _faulty(self, *kinds: FaultKind) -> list[Client]:
+        """The clients that these befell, the kinds in this order."""
+        faulty, members = self.there.faulty, self.simulation.population.members
+        return [members[c].client for kind in kinds for c, befell in faulty.items() if befell == kind]
+
+    def _count(self, rejection: Rejected) -> None:
+        self.rejected[rejection.reason] = self.rejected.get(rejection.reason, 0) + 1
 
     def _prepared(self, clients: tuple[Client, ...]) -> tuple[tuple[Client, ...], tuple[Shared, ...]]:
         """What each client of a cohort receives; it is counted here."""

@@ -1,0 +1,48 @@
+"""What an upload of a client looks like: the algorithm itself is asked, with a trainer that does not train."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rondo.algorithm import Algorithm, Client, Fit, Objective, Round, Upload, Uploads, plain
+from rondo.params import Params, Select, add_client_axis, client_row, everything
+
+
+def trial_upload(algorithm: Algorithm[Any], state: Any, client: Client, round: Round) -> Upload:
+    """The upload of ``client`` in ``round`` if it learned nothing: names, shapes and types as they would be. Its weight
+    is NaN where it is the run's to say, not the algorithm's."""
+    shared = algorithm.broadcast(state, client, round)
+    local = add_client_axis(algorithm.local_init(shared, client))
+    received = replace(shared, params=add_client_axis(shared.params))
+    (upload,), _ = algorithm.client_update(received, local, _Idle((client,), round))
+    return upload
+
+
+@dataclass(frozen=True)
+class _Idle:
+    """A :class:`rondo.algorithm.Trainer` that gives back what it is given."""
+
+    clients: tuple[Client, ...]
+    round: Round
+
+    def fit(
+        self,
+        params: Params,
+        *,
+        train: Select = everything,
+        objective: Objective = plain,
+        epochs: int | None = None,
+        steps: int | None = None,
+        lr: float | None = None,
+    ) -> Fit:
+        none = torch.zeros(len(self.clients))
+        return Fit(params, none, none, none)
+
+    def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:
+        each = [math.nan] * len(self.clients) if weight is None else weight.tolist()
+        return tuple(Upload(c, client_row(params, k), each[k]) for k, c in enumerate(self.clients))

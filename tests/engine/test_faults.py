@@ -1,0 +1,176 @@
+"""Rehearsed faults: what is expected of each, and that the round is that of the clients who are left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from test_simulation import HEADS, NAMES, SIZES, config, make, population
+
+from rondo import state
+from rondo.algorithm import Client, Round
+from rondo.config import ConfigError, RunConfig, load
+from rondo.engine import simulation
+from rondo.engine.faults import KINDS, Turnout, befalls, turnout
+from rondo.engine.sampling import sample
+
+FOUR = {**SIZES, "dee": 5}
+
+EXPECTED = {
+    "crash": "crash",
+    "hang": "hang",
+    "slow": "deadline",
+    "out_of_memory": "out_of_memory",
+    "nonfinite_loss": "nonfinite_loss",
+    "corrupt_upload": "corrupt",
+    "late": "round_closed",
+    "wrong_round": "wrong_round",
+}
+"""Why a client is lost, by what befell it."""
+
+GATED = ("corrupt_upload", "late", "wrong_round", "duplicate")
+"""Faults of an upload: the gate counts them."""
+
+
+def faulty(kind: str, who: Sequence[str], **clients: Any) -> RunConfig:
+    # All take as long as they have examples, in seconds, at most 9; slow ones ten times that.
+    deadline = {"deadline": 9.5} if kind == "slow" else {}
+    return config(faults={kind: list(who)}, clients={**deadline, **clients})
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "policy"),
+    # Every kind with every algorithm, and every algorithm with every head policy.
+    [(kind, name, HEADS[(i + j) % 3]) for i, kind in enumerate(EXPECTED) for j, name in enumerate(NAMES)],
+)
+def test_a_round_with_a_fault_is_the_round_without_the_client(
+    kind: str, name: str, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit, in the round and in the next."""
+    people = population(FOUR)
+    rehearsed, absent = make(name, policy, people=people, run=faulty(kind, ["bob"])), make(name, policy, people=people)
+    records = [rehearsed.run_round(t) for t in range(2)]
+    monkeypatch.setattr(simulation, "sample", lambda *a: [c for c in sample(*a) if c.id != "bob"])
+    expected = [absent.run_round(t) for t in range(2)]
+    for record, other in zip(records, expected, strict=True):
+        (failure,) = record["failed"]
+        assert (failure["client"], failure["reason"]) == ("bob", EXPECTED[kind])
+        assert record["rejected"] == ({EXPECTED[kind]: 1} if kind in GATED else {})
+        assert (record["sampled"], other["sampled"]) == (4, 3)
+        same = ("clients", "loss", "lr", "bytes_up", "skipped")
+        assert [record[key] for key in same] == [other[key] for key in same]
+    assert state.same(rehearsed.state, absent.state)
+    assert state.same(rehearsed.locals, absent.locals)
+
+
+@pytest.mark.parametrize("name", ["fedit", "fedsa-lora"])
+def test_an_upload_that_comes_twice_counts_once(name: str) -> None:
+    rehearsed, plain = make(name, run=faulty("duplicate", ["bob", "cid"])), make(name)
+    record, expected = rehearsed.run_round(0), plain.run_round(0)
+    assert (record["failed"], record["rejected"]) == ([], {"duplicate": 2})
+    assert {**record, "rejected": {}, "train_seconds": 0} == {**expected, "train_seconds": 0}
+    assert state.same(rehearsed.state, plain.state)
+
+
+@pytest.mark.parametrize(("hit", "skipped"), [(["ann"], False), (["ann", "bob"], False), (list(FOUR), True)])
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_one_all_but_the_least_number_and_all_may_be_lost(kind: str, hit: list[str], skipped: bool) -> None:
+    sim = make(people=population(FOUR), run=faulty(kind, hit, min_clients=2))
+    before = state.pack(sim.state)
+    record = sim.run_round(0)
+    assert {f["client"]: f["reason"] for f in record["failed"]} == dict.fromkeys(hit, EXPECTED[kind])
+    assert record["clients"] == 4 - len(hit)
+    assert (record["skipped"] is not None, state.pack(sim.state) == before) == (skipped, skipped)
+
+
+# Who comes in time
+
+PEOPLE = tuple(Client(f"c{i}", 10 + i) for i in range(8))
+ROUND = Round(3, 9, 7, 8)
+
+
+def ids(clients: Sequence[Client]) -> list[str]:
+    return [c.id for c in clients]
+
+
+def test_without_faults_and_deadlines_all_count() -> None:
+    assert turnout(config(), PEOPLE, ROUND) == Turnout(PEOPLE, {}, {})
+
+
+def test_the_first_to_arrive_count_and_others_take_the_places_of_those_that_failed() -> None:
+    run = config(clients={"per_round": 3, "over_select": 1.0})
+    found = turnout(run, PEOPLE[:6], ROUND)
+    assert ids(found.counted) == ["c0", "c1", "c2"]  # who has fewest examples is first
+    assert {c: f.reason for c, f in found.lost.items()} == dict.fromkeys(("c3", "c4", "c5"), "round_closed")
+    again = turnout(run, PEOPLE[:6], ROUND, ["c1"])
+    assert ids(again.counted) == ["c0", "c2", "c3"]
+    crashed = turnout(config(clients=run.clients.model_dump(), faults={"crash": ["c0", "c2"]}), PEOPLE[:6], ROUND)
+    assert ids(crashed.counted) == ["c1", "c3", "c4"]
+    assert {c: f.reason for c, f in crashed.lost.items()} == {"c0": "crash", "c2": "crash", "c5": "round_closed"}
+
+
+def test_who_is_equally_fast_takes_turns() -> None:
+    run = config(clients={"per_round": 1, "over_select": 1.0})
+    same = [Client("a", 5), Client("b", 5)]
+    first = [ids(turnout(run, same, Round(t, 200, 0, 2)).counted)[0] for t in range(200)]
+    assert 70 < first.count("a") < 130
+
+
+def test_a_deadline_is_a_matter_of_seconds_an_example() -> None:
+    run = config(clients={"deadline": 25.0}, faults={"seconds_per_example": 2.0, "hang": ["c0"]})
+    found = turnout(run, PEOPLE, ROUND)
+    assert ids(found.counted) == ["c1", "c2"]  # 22 and 24 seconds
+    assert str(found.lost["c3"]) == "client c3: deadline (26 s, waited for 25 s)"
+    assert str(found.lost["c0"]) == "client c0: deadline (it never ended, waited for 25 s)"
+    steps = config(clients={"deadline": 25.0}, train={"local_steps": 3, "local_epochs": None, "batch_size": 8})
+    assert len(turnout(steps, PEOPLE, ROUND).counted) == 8  # 24 examples each
+
+
+def test_over_selection_samples_more_and_no_more_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    people = population({f"c{i}": 4 + i for i in range(6)})
+    sim = make(people=people, run=config(clients={"per_round": 2, "over_select": 0.5}))
+    record = sim.run_round(0)
+    assert (record["sampled"], record["clients"], len(record["failed"])) == (3, 2, 1)
+    assert record["failed"][0]["reason"] == "round_closed"
+
+
+def test_a_spare_takes_the_place_of_one_that_failed_in_training() -> None:
+    sizes = {"ann": 4, "bob": 6, "cid": 9}
+    sim = make(people=population(sizes, poisoned=["bob"]), run=config(clients={"per_round": 2, "over_select": 0.5}))
+    record = sim.run_round(0)
+    assert (record["sampled"], record["clients"]) == (3, 2)
+    assert [(f["client"], f["reason"]) for f in record["failed"]] == [("bob", "nonfinite_loss")]
+
+
+# Draws
+
+
+def test_faults_befall_as_often_as_they_are_configured() -> None:
+    faults = config(faults={"crash": 0.1, "corrupt_upload": 0.2, "late": ["c7"]}).faults
+    found = [befalls(faults, c, Round(t, 500, 1, 8)) for t in range(500) for c in PEOPLE[:7]]
+    share = {kind: found.count(kind) / len(found) for kind in ("crash", "corrupt_upload", None)}
+    # 3,500 draws: standard errors of at most 0.008.
+    assert share == pytest.approx({"crash": 0.1, "corrupt_upload": 0.2, None: 0.7}, abs=0.03)
+    assert all(befalls(faults, PEOPLE[7], Round(t, 500, 1, 8)) == "late" for t in range(20))
+    assert befalls(faults, PEOPLE[0], ROUND) == befalls(faults, PEOPLE[0], ROUND)
+
+
+def test_every_kind_is_a_key_of_the_configuration() -> None:
+    assert set(EXPECTED) | {"duplicate"} == set(KINDS)
+    assert all(getattr(load({}).faults, kind) == 0 for kind in KINDS)
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"faults": {"crash": 0.6, "late": 0.6}}, "the probabilities of crash, late sum to 1.2"),
+        ({"faults": {"slow": 0.5}}, "faults.slow: slow clients are waited for: set clients.deadline"),
+        ({"faults": {"crash": 1.5}}, "faults.crash: "),
+        ({"clients": {"over_select": 0.5}}, "clients.over_select: it goes beyond clients.per_round"),
+        ({"admission": {"clip": True}}, "admission.clip: there is nothing to clip to"),
+    ],
+)
+def test_faults_that_make_no_sense_are_refused(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(sections)
