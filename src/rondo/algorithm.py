@@ -12,6 +12,7 @@ such axis. :meth:`Algorithm.view` is used on both sides, so it keeps to ``@``, `
 from __future__ import annotations
 
 import hashlib
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -183,40 +184,50 @@ S = TypeVar("S", bound=HasParams)
 
 
 def weighted_mean(uploads: Iterable[Upload]) -> Mean:
-    """``sum w_k x_k / sum w_k``, accumulated in float64 in the order given, one upload in memory at a time.
+    """``sum w_k x_k / sum w_k``, accumulated in float64 in the order given, ``_HELD`` uploads in memory at a time.
 
     The engine gives uploads sorted by client id, so that the result does not depend on who answered first. Raises
     ValueError where there is nothing to average, a weight is not positive and finite, or names or shapes differ.
     """
-    shapes: dict[str, torch.Size] = {}
+    shapes: dict[str, torch.Size] | None = None
     sums: dict[tuple[str, ...], Tensor] = {}
-    weight, count = 0.0, 0
-    for upload in uploads:
-        if not 0 < upload.weight < float("inf"):
-            raise ValueError(f"client {upload.client.id}: weight must be positive and finite, got {upload.weight}")
-        if count == 0:
-            shapes = {n: t.shape for n, t in upload.params.items()}
-            sums = {names: _joined(upload.params, names).double().zero_() for names in _alike(upload.params)}
-        if upload.params.keys() != shapes.keys():
-            differing = sorted(upload.params.keys() ^ shapes.keys())
-            raise ValueError(f"client {upload.client.id} uploaded other tensors than the first: {differing}")
-        for name, tensor in upload.params.items():
-            if tensor.shape != shapes[name]:
-                raise ValueError(
-                    f"client {upload.client.id}: {name} is {tuple(tensor.shape)}, expected {tuple(shapes[name])}"
-                )
+    weight, count, coming = 0.0, 0, iter(uploads)
+    while held := list(itertools.islice(coming, _HELD)):
+        if shapes is None:
+            shapes = {n: t.shape for n, t in held[0].params.items()}
+            first = held[0].params
+            sums = {names: torch.zeros_like(_joined(first, names), dtype=torch.float64) for names in _alike(first)}
+        for upload in held:
+            _must_fit(upload, shapes)
+            weight += upload.weight
+            count += 1
         for names, added in sums.items():
-            added.add_(_joined(upload.params, names), alpha=upload.weight)
-        weight += upload.weight
-        count += 1
-    if count == 0:
+            # All of them into one sum while that is in the processor's cache.
+            for upload in held:
+                added.add_(_joined(upload.params, names), alpha=upload.weight)
+    if shapes is None:
         raise ValueError("no uploads to average")
     rows = {n: row for names, added in sums.items() for n, row in zip(names, added.chunk(len(names)), strict=True)}
     return Mean({n: rows[n].reshape(shape) / weight for n, shape in shapes.items()}, weight, count)
 
 
-_TOGETHER = 3 * 2**13
-"""About how many numbers are added at a time: far more than a call costs, and few enough for a processor's cache."""
+_HELD = 8
+_TOGETHER = 2**17
+"""About how many numbers are added at a time: more than a call costs, and few enough for a processor's cache."""
+
+
+def _must_fit(upload: Upload, shapes: Mapping[str, torch.Size]) -> None:
+    """Raises ValueError where ``upload`` is not as the first was, or its weight is none."""
+    if not 0 < upload.weight < float("inf"):
+        raise ValueError(f"client {upload.client.id}: weight must be positive and finite, got {upload.weight}")
+    if upload.params.keys() != shapes.keys():
+        differing = sorted(upload.params.keys() ^ shapes.keys())
+        raise ValueError(f"client {upload.client.id} uploaded other tensors than the first: {differing}")
+    for name, tensor in upload.params.items():
+        if tensor.shape != shapes[name]:
+            raise ValueError(
+                f"client {upload.client.id}: {name} is {tuple(tensor.shape)}, expected {tuple(shapes[name])}"
+            )
 
 
 def _alike(params: Params) -> Iterator[tuple[str, ...]]:
@@ -232,6 +243,8 @@ def _alike(params: Params) -> Iterator[tuple[str, ...]]:
 def _joined(params: Params, names: tuple[str, ...]) -> Tensor:
     """The tensors of these names, all of one shape, one below the other."""
     tensors = [params[n] for n in names]
+    if len(tensors) == 1:
+        return tensors[0].unsqueeze(0) if tensors[0].dim() == 0 else tensors[0]
     return torch.cat(tensors) if tensors[0].dim() else torch.stack(tensors)
 
 
