@@ -179,11 +179,64 @@ def test_hetloras_penalty_shrinks_the_tail() -> None:
     assert tails[1] < 0.7 * tails[0]
 
 
+def ranks_left(run: _Run) -> dict[str, list[int]]:
+    return {c: [int(t) for t in kept.values()] for c, kept in run.locals.items()}
+
+
+def tail(params: Params, first: int) -> float:
+    return float(sum(params[f"{p}.B"][:, first:].norm() * params[f"{p}.A"][first:].norm() for p in ("first", "second")))
+
+
+def test_hetlora_gives_up_a_tail_that_fades_for_good() -> None:
+    """A client whose tail is smaller after training than before halves its rank; what it sends has zeros there."""
+    run = _Run(HetLoRA(penalty=2.0, keep=0.5, prune=True), 0, steps=10)
+    seen = []
+    for index in range(5):
+        before, start = ranks_left(run), dict(run.state.params)
+        outcomes = run.step(index)
+        after = ranks_left(run)
+        for outcome in outcomes:
+            client, sent = outcome.upload.client.id, outcome.upload.params
+            rank = before.get(client, [2, 2])[0]
+            if rank == 2 and after[client] == [1, 1]:
+                assert tail(start, 1) > 0
+            if rank == 2 and after[client] == [2, 2]:
+                assert tail(sent, 1) >= tail(start, 1)
+            assert tail(sent, after[client][0]) == 0
+            assert after[client][0] <= rank
+        seen.append(after)
+    assert all(r == [2, 2] for r in seen[0].values())  # B starts at zero, so no tail is smaller than before
+    assert any(r == [1, 1] for r in seen[-1].values())
+
+
+def test_hetlora_without_pruning_keeps_nothing() -> None:
+    run = _Run(HetLoRA(penalty=2.0), 0)
+    run.step(0)
+    assert all(kept == {} for kept in run.locals.values())
+
+
+def test_hetloras_pruning_ranks_are_masked_for_each_client_of_a_cohort() -> None:
+    algorithm, run = HetLoRA(prune=True), _Run(HetLoRA(prune=True), 1)
+    run.step(0)
+    names = list(run.locals["client-0"])
+    for client, rank in zip(run.clients, (1, 2, 1), strict=True):
+        run.locals[client.id] = dict.fromkeys(names, torch.tensor([rank], dtype=torch.int32))
+    together = run.train(run.clients, 1)
+    for outcome, rank in zip(together, (1, 2, 1), strict=True):
+        assert (tail(outcome.upload.params, 1) == 0) == (rank == 1)
+        alone = run.train([outcome.upload.client], 1)[0]
+        for n, t in alone.upload.params.items():
+            torch.testing.assert_close(outcome.upload.params[n], t, rtol=1e-12, atol=1e-12)
+    shared = run.shared(run.clients[0], 1)
+    assert tail(algorithm.view(shared, run.locals["client-0"]), 1) == 0
+
+
 FIELDS: list[Algorithm[Any]] = [
     FlexLoRA("both"),
     algorithms.get("federa", aggregation="product"),
     FedSVD(period=2),
     HetLoRA(penalty=0.1, keep=0.5),
+    HetLoRA(penalty=0.1, keep=0.5, prune=True),
     FedLoRU(tau=1),
     FedLoRU(tau=2),
     algorithms.get("pfedloru", tau=1),

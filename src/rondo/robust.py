@@ -143,7 +143,8 @@ def krum_scores(squared: Tensor, f: int) -> Tensor:
 def clip_factors(x: Tensor) -> Tensor:
     """What brings the rows of x (n, d) down to their median norm: shape (n,), at most 1."""
     norms = x.norm(dim=1)
-    return (_median(norms[:, None]) / norms.clamp_min(torch.finfo(x.dtype).tiny)).clamp_max(1.0)
+    factors: Tensor = _median(norms[:, None]) / norms.clamp_min(torch.finfo(x.dtype).tiny)
+    return factors.clamp_max(1.0)
 
 
 def combined(rule: Rule, x: Tensor, squared: Tensor, f: int) -> Tensor:

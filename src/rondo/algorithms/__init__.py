@@ -210,7 +210,7 @@ TABLE: dict[str, Entry] = {
         down="r(in+out)",
         up_numbers=numbers.both,
         down_numbers=numbers.both,
-        fields={"penalty": float, "keep": float},
+        fields={"penalty": float, "keep": float, "prune": bool},
     ),
     "lora-fair": Entry(
         cls="rondo.algorithms.lora_fair:LoRAFAIR",

@@ -7,9 +7,9 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.algorithm import Algorithm, Client, Loss, Round, ServerState, Shared, Trainer, Uploads, Weight
 from rondo.lowrank import LowRank
-from rondo.params import Params, adapted_modules, cut_rank, down, head, pick, up
+from rondo.params import Params, adapted_modules, cut_rank, down, head, module_of, pick, up
 
 
 @final
@@ -25,12 +25,14 @@ class HetLoRA(Algorithm[ServerState]):
 
     A client knows its own norm (by r x r Grams), so it is simply the weight of its upload, and the server's sum stays
     linear. ``penalty`` adds penalty * |B_tail| |A_tail| to the loss, the tail being what lies beyond the first
-    ``keep`` of the ranks: trailing ranks fade where they are not needed.
+    ``keep`` of the ranks: trailing ranks fade where they are not needed. ``prune``: where the tail, summed over
+    modules, is smaller after local training than before, the client gives it up for good: r_k <- keep r_k.
     Uploads: r_k (in + out) numbers a module and one weight; down the same.
     Exact: no. Linear: yes. Personal: no. Head in the source: causal LM, none; here shared by default, and averaged with
     the same weights.
-    Deviations: the run's weighting is not used; padding shrinks trailing ranks that few clients have; a rank whose tail
-    has faded is not taken from the client for good (the paper's self-pruning), it just sends small numbers.
+    Deviations: the run's weighting is not used; padding shrinks trailing ranks that few clients have; ranks that a
+    client has given up are zeros in what it sends, so its bytes stay those of its first rank, and only the client knows
+    how many it has (one that loses what it keeps starts with its first rank again).
     Reference: Cho et al., Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation Models, EMNLP 2024.
     """
 
@@ -38,6 +40,7 @@ class HetLoRA(Algorithm[ServerState]):
     client_ranks: ClassVar[bool] = True
     penalty: float = 0.0
     keep: float = 0.5
+    prune: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.penalty < float("inf"):
@@ -51,24 +54,62 @@ class HetLoRA(Algorithm[ServerState]):
     def broadcast(self, state: ServerState, client: Client, round: Round) -> Shared:
         return Shared(cut_rank(state.params, client.rank))
 
+    def local_init(self, shared: Shared, client: Client) -> Params:
+        if not self.prune:
+            return {}
+        ranks = {path: shared.params[f"{path}.A"].shape[0] for path in adapted_modules(shared.params)}
+        return {f"{path}.I": torch.tensor([rank], dtype=torch.int32) for path, rank in ranks.items()}
+
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         trained = down | up | head
-        paths = adapted_modules(shared.params)
+        start, ranks = _first(shared.params, local), local
         fit = trainer.fit(
-            shared.params,
-            train=trained,
-            objective=lambda p, loss: loss(p) + self.penalty * self._tails(p, paths) if self.penalty else loss(p),
+            start, train=trained, objective=lambda p, loss: self._objective(_first(p, ranks), ranks, loss)
         )
-        products = [LowRank(fit.params[f"{p}.B"], fit.params[f"{p}.A"]).to(torch.float64) for p in paths]
+        done = _first(fit.params, local)
+        if self.prune:
+            faded = self._tails(done, local) < self._tails(start, local)
+            local = {n: torch.where(faded.unsqueeze(-1), self._kept(r), r) for n, r in local.items()}
+            done = _first(done, local)
+        factors = [(done[f"{path}.B"], done[f"{path}.A"]) for path in adapted_modules(done)]
+        products = [LowRank(b, a).to(torch.float64) for b, a in factors]
         norms = torch.stack([m.inner(m) for m in products]).sum(0).clamp_min(0).sqrt()
         # Nobody has learned anything where all norms are zero; a weight must be positive.
-        return trainer.upload(pick(fit.params, trained), norms.clamp_min(1e-30)), local
+        return trainer.upload(pick(done, trained), norms.clamp_min(1e-30)), local
 
-    def _tails(self, params: Params, paths: tuple[str, ...]) -> Tensor:
+    def view(self, shared: Shared, local: Params) -> Params:
+        return _first(shared.params, local)
+
+    def _objective(self, seen: Params, local: Params, loss: Loss) -> Tensor:
+        return loss(seen) + self.penalty * self._tails(seen, local) if self.penalty else loss(seen)
+
+    def _tails(self, params: Params, local: Params) -> Tensor:
         """The sum over modules of |B_tail| |A_tail|, shape (K,)."""
         terms = []
-        for path in paths:
+        for path in adapted_modules(params):
             a, b = params[f"{path}.A"], params[f"{path}.B"]
-            first = max(1, round(self.keep * a.shape[-2]))
-            terms.append(b[..., first:].flatten(1).norm(dim=1) * a[..., first:, :].flatten(1).norm(dim=1))
+            rank = local.get(f"{path}.I", torch.tensor([a.shape[-2]], dtype=torch.int32))
+            tail = torch.arange(a.shape[-2], device=rank.device) >= self._kept(rank)
+            terms.append(_where(tail.unsqueeze(-2), b).flatten(1).norm(dim=1))
+            terms[-1] = terms[-1] * _where(tail.unsqueeze(-1), a).flatten(1).norm(dim=1)
         return torch.stack(terms).sum(0)
+
+    def _kept(self, rank: Tensor) -> Tensor:
+        """What is left of ranks when their tail is given up."""
+        return (self.keep * rank).round().clamp_min(1).to(rank.dtype)
+
+
+def _first(params: Params, local: Params) -> dict[str, Tensor]:
+    """``params`` with zeros beyond the ranks that clients say they have; a client axis may lead."""
+    result = dict(params)
+    for name, rank in local.items():
+        down_name, up_name = f"{module_of(name)}.A", f"{module_of(name)}.B"
+        inside = torch.arange(params[down_name].shape[-2], device=rank.device) < rank
+        result[down_name] = _where(inside.unsqueeze(-1), params[down_name])
+        result[up_name] = _where(inside.unsqueeze(-2), params[up_name])
+    return result
+
+
+def _where(inside: Tensor, tensor: Tensor) -> Tensor:
+    """``tensor``, and zero where it is not ``inside``."""
+    return torch.where(inside.to(tensor.device), tensor, torch.zeros((), dtype=tensor.dtype, device=tensor.device))

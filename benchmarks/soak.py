@@ -1,0 +1,166 @@
+"""A thousand rounds with faults: whether memory, open files or the disk grow.
+
+    python benchmarks/soak.py --rounds 1000 --json soak.json --png soak.png
+
+Twenty clients of a BERT of two layers with random weights, RoLoRA with local heads and a server optimizer, a checkpoint
+a round; in every round each client has a fault with a probability of 5 %, of any kind. Resident memory, open files and
+the bytes of the run directory (``metrics.jsonl`` apart, which has a line a round) are read after every tenth round. The
+slope is of a straight line through what comes after the first fifth, in MiB per hundred rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+from simulation import machine, versions
+
+EVERY = 10
+WORDS = [f"w{i}" for i in range(40)]
+SHARE = 0.05
+
+
+def save_model(folder: Path) -> None:
+    """A BERT of a few thousand numbers and a tokenizer of whole words."""
+    import torch
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", *WORDS])}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(
+        folder
+    )
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=len(vocabulary), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
+    )
+    transformers.BertForSequenceClassification(config).save_pretrained(folder)
+
+
+def write_rows(path: Path, count: int) -> None:
+    draw = random.Random(0)
+    lines = ["text,label"]
+    for i in range(count):
+        label = i % 2
+        words = draw.choices(WORDS[2:], k=6)
+        words[draw.randrange(6)] = WORDS[label]
+        lines.append(f"{' '.join(words)},{'ab'[label]}")
+    path.write_text("\n".join(lines) + "\n")
+
+
+def configuration(folder: Path, rounds: int) -> dict[str, Any]:
+    kinds = ("crash", "out_of_memory", "nonfinite_loss", "corrupt_upload", "late", "duplicate", "wrong_round")
+    return {
+        "rounds": rounds,
+        "algorithm": {"name": "rolora"},
+        "adapter": {"r": 2, "lora_alpha": 4, "target_modules": ["query", "value"]},
+        "model": {"name": str(folder / "model"), "head": "local"},
+        "task": {"text": "text", "label": "label", "max_length": 16},
+        "data": {"source": str(folder / "rows.csv"), "test_source": str(folder / "rows.csv"), "max_test_rows": 64},
+        "partition": {"kind": "iid", "clients": 20},
+        "train": {"batch_size": 8, "lr": 0.01, "local_epochs": 1},
+        "server": {"optimizer": "momentum"},
+        "evaluation": {"every": 50, "diagnostics_every": 50},
+        "faults": dict.fromkeys(kinds, SHARE / len(kinds)),
+    }
+
+
+class Watch:
+    """Reads this process and its run directory after every tenth round."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.process = folder, psutil.Process()
+        self.readings: list[dict[str, float]] = []
+        self.failed = 0
+
+    def resumed(self, rounds: int, passed_over: Sequence[str]) -> None: ...
+    def round_started(self, index: int, clients: int) -> None: ...
+    def client_done(self, client: str, loss: float | None) -> None: ...
+
+    def round_done(self, record: dict[str, Any]) -> None:
+        self.failed += len(record["failed"])
+        if (record["round"] + 1) % EVERY:
+            return
+        files = [p for p in self.folder.rglob("*") if p.is_file() and p.name != "metrics.jsonl"]
+        self.readings.append(
+            {
+                "round": record["round"] + 1,
+                "rss_mib": self.process.memory_info().rss / 2**20,
+                "open_files": self.process.num_fds(),
+                "disk_bytes": sum(p.stat().st_size for p in files),
+                "files": len(files),
+                "loss": record["loss"],
+            }
+        )
+
+
+def slope(readings: Sequence[dict[str, float]]) -> float:
+    """MiB per hundred rounds, after the first fifth."""
+    late = readings[len(readings) // 5 :]
+    x, y = [r["round"] for r in late], [r["rss_mib"] for r in late]
+    mx, my = sum(x) / len(x), sum(y) / len(y)
+    return 100 * sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True)) / sum((a - mx) ** 2 for a in x)
+
+
+def picture(readings: Sequence[dict[str, float]], path: Path) -> None:
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.2))
+    for axis, key, label in zip(
+        axes, ("rss_mib", "open_files", "files"), ("resident memory, MiB", "open files", "files on disk"), strict=True
+    ):
+        axis.plot([r["round"] for r in readings], [r[key] for r in readings])
+        axis.set_xlabel("round")
+        axis.set_title(label)
+        axis.set_ylim(bottom=0)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--png", type=Path)
+    args = parser.parse_args()
+    import rondo
+
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        save_model(folder / "model")
+        write_rows(folder / "rows.csv", 400)
+        watch, began = Watch(folder / "run"), time.perf_counter()
+        rondo.run(configuration(folder, args.rounds), run_dir=folder / "run", device="cpu", observer=watch)
+        seconds = time.perf_counter() - began
+    late = watch.readings[len(watch.readings) // 5 :]
+    found = {
+        "rounds": args.rounds,
+        "seconds": seconds,
+        "failed_clients": watch.failed,
+        "rss_slope_mib_per_100_rounds": slope(watch.readings),
+        "rss_mib": [late[0]["rss_mib"], late[-1]["rss_mib"]],
+        "open_files": sorted({r["open_files"] for r in late}),
+        "files": [min(r["files"] for r in late), max(r["files"] for r in late)],
+        "disk_bytes": [min(r["disk_bytes"] for r in late), max(r["disk_bytes"] for r in late)],
+        "readings": watch.readings,
+        "machine": machine(),
+        "versions": versions(),
+    }
+    print(json.dumps({k: v for k, v in found.items() if k not in ("readings", "versions")}, indent=1))
+    if args.json is not None:
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
+    if args.png is not None:
+        picture(watch.readings, args.png)
+
+
+if __name__ == "__main__":
+    main()
