@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -240,7 +241,9 @@ class _Runner:
         self.simulation.identity = Identity("simulation", self.prepared.model_hash)
         self.simulation.measure()
         self.journal = Journal(directory.metrics)
-        self.history: list[dict[str, Any]] = []
+        self.done = 0
+        self.recent: deque[dict[str, Any]] = deque(maxlen=SKIPS)
+        """The last records. The others are in the journal: memory does not grow with the rounds."""
         self.scores: dict[str, Any] = {}
         self.kept = Kept(directory.checkpoint)
         self.resumed = resumed
@@ -254,13 +257,13 @@ class _Runner:
                     self.scores["before"] = self.simulation.score_newcomer(0)
                     self._commit(0)
                 self.simulation.locals = self.kept
-                for index in range(len(self.history), config.rounds):
+                for index in range(self.done, config.rounds):
                     self._round(index)
                 return self._finish()
             except StopRequested:
                 raise RunInterrupted(folder) from None
             except RunStopped as stopped:
-                if self.history:
+                if self.done:
                     self._write_adapter()
                 raise RunStopped(f"{stopped}. What was done so far is in {folder}") from None
 
@@ -279,7 +282,8 @@ class _Runner:
             self.observer.resumed(point.rounds, passed_over)
         elif passed_over:
             warnings.warn(f"going on after round {point.rounds}: {'; '.join(passed_over)}", stacklevel=3)
-        self.history = [json.loads(line) for line in self.journal.lines(point.journal)]
+        self.recent.extend(map(json.loads, self.journal.lines(point.journal)[-SKIPS:]))
+        self.done = point.rounds
         self.journal.go_on(point.journal)
         checkpoint.clean(folder, point)
         self.simulation.state, self.simulation.ledger = point.state, point.ledger
@@ -294,18 +298,19 @@ class _Runner:
 
     def _finish(self) -> RunResult:
         config = self.prepared.config
-        before, after = self.scores["before"], self.history[-1]["scores"]
+        history = self.directory.rounds()
+        before, after = self.scores["before"], history[-1]["scores"]
         self._write_adapter()
-        summary = self._summary(before, after)
+        summary = self._summary(history, before, after)
         metric = self.prepared.task.primary
         start: Mapping[str, Any] = next(iter(before.values()), {})
         title = f"{config.algorithm.name}, {len(self.population.members)} clients"
         # Pictures come last: their library takes most of a second to import.
         pictures.partition(self.directory.read("partition.json"), self.directory.path / "partition.png")
-        pictures.curve(start, self.history, metric, title, self.directory.path / "curve.png")
+        pictures.curve(start, history, metric, title, self.directory.path / "curve.png")
         with _written(self.directory):
             self.directory.write("summary.json", summary)  # last: a run that has it is finished
-        return RunResult(self.history, self.directory.path, after, summary)
+        return RunResult(history, self.directory.path, after, summary)
 
     def _round(self, index: int) -> None:
         config, simulation = self.prepared.config, self.simulation
@@ -323,13 +328,15 @@ class _Runner:
         with _written(self.directory):
             self.journal.append(json.dumps(record, ensure_ascii=False).encode())
         self._commit(index + 1)
-        self.history.append(record)
+        self.done = index + 1
+        self.recent.append(record)
         if self.observer is not None:
             self.observer.round_done(record)
-        recent = self.history[-SKIPS:]
-        if all(r["skipped"] for r in recent) and len(recent) == min(SKIPS, config.rounds):
+        if all(r["skipped"] for r in self.recent) and len(self.recent) == min(SKIPS, config.rounds):
             reasons = "; ".join(f"{f['client']}: {f['reason']} ({f['detail']})" for f in record["failed"][:3])
-            raise RunStopped(f"{len(recent)} rounds in a row were skipped, the last: {record['skipped']}. {reasons}")
+            raise RunStopped(
+                f"{len(self.recent)} rounds in a row were skipped, the last: {record['skipped']}. {reasons}"
+            )
 
     def _note_best(self, record: Mapping[str, Any]) -> None:
         """The best score so far on the common test set, and the round after which it was reached."""
@@ -343,11 +350,13 @@ class _Runner:
             self.scores["best"] = {"rounds": record["round"] + 1, task.primary: value}
 
     def _write_adapter(self) -> None:
-        seen, base = self.simulation.newcomer(len(self.history))
+        seen, base = self.simulation.newcomer(self.done)
         write_adapter(self.prepared, self.directory.adapter, seen, base, self.labels)
 
-    def _summary(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-        history, config = self.history, self.prepared.config
+    def _summary(
+        self, history: Sequence[dict[str, Any]], before: Mapping[str, Any], after: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        config = self.prepared.config
         exchanges = max(1, sum(r["sampled"] for r in history))
         up, down = (sum(r[key] for r in history) for key in ("bytes_up", "bytes_down"))
         first = sum(r["bytes_first_contact"] for r in history)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -18,7 +19,8 @@ from torch import Tensor
 from rondo.algorithm import Shared, Upload
 from rondo.params import num_bytes
 
-_STATES = 1024
+_STATES = 64
+"""How many states of clients are remembered to be shared. Clients of a round are in few; older ones come no more."""
 _CHUNK = "base:"
 
 
@@ -89,18 +91,18 @@ def _named(shared: Shared) -> Mapping[str, Tensor]:
     return {**shared.params, **chunks}
 
 
-_versions: dict[int, tuple[Tensor, str]] = {}
+_versions: dict[int, tuple[weakref.ref[Tensor], str]] = {}
 
 
 def version(tensor: Tensor) -> str:
-    """A digest of dtype, shape and content. Remembered by identity, as one tensor is sent to many clients."""
-    known = _versions.get(id(tensor))
-    if known is not None and known[0] is tensor:
+    """A digest of dtype, shape and content. Remembered by identity as long as the tensor lives, as one tensor is sent
+    to many clients."""
+    key = id(tensor)
+    known = _versions.get(key)
+    if known is not None and known[0]() is tensor:
         return known[1]
     content = tensor.detach().cpu().contiguous()
     digest = hashlib.blake2b(f"{content.dtype}{tuple(content.shape)}".encode(), digest_size=16)
     digest.update(content.reshape(-1).view(torch.uint8).numpy().data)
-    if len(_versions) > 4096:  # states of past rounds
-        _versions.clear()
-    _versions[id(tensor)] = (tensor, digest.hexdigest())
-    return _versions[id(tensor)][1]
+    _versions[key] = (weakref.ref(tensor, lambda _: _versions.pop(key, None)), digest.hexdigest())
+    return _versions[key][1]
