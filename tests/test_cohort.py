@@ -19,9 +19,10 @@ import tiny
 from rondo import algorithms
 from rondo.algorithm import Algorithm, Client, Round
 from rondo.config import RunConfig, load
+from rondo.engine.attempt import Trained
 from rondo.engine.cohort import Budget, activation_bytes, budget, in_order, in_turn, plan
 from rondo.engine.population import Member, Population
-from rondo.engine.simulation import Simulation, Trained
+from rondo.engine.simulation import Simulation
 from rondo.head import LocalHead
 from rondo.model import Batch, Network
 from rondo.params import Params

@@ -195,8 +195,7 @@ def weighted_mean(uploads: Iterable[Upload]) -> Mean:
     while held := list(itertools.islice(coming, _HELD)):
         if shapes is None:
             shapes = {n: t.shape for n, t in held[0].params.items()}
-            first = held[0].params
-            sums = {names: torch.zeros_like(_joined(first, names), dtype=torch.float64) for names in _alike(first)}
+            sums = _zeros(held[0].params)
         for upload in held:
             _must_fit(upload, shapes)
             weight += upload.weight
@@ -205,6 +204,8 @@ def weighted_mean(uploads: Iterable[Upload]) -> Mean:
             # All of them into one sum while that is in the processor's cache.
             for upload in held:
                 added.add_(_joined(upload.params, names), alpha=upload.weight)
+        held.clear()  # before more are asked for
+        del upload
     if shapes is None:
         raise ValueError("no uploads to average")
     rows = {n: row for names, added in sums.items() for n, row in zip(names, added.chunk(len(names)), strict=True)}
@@ -212,6 +213,8 @@ def weighted_mean(uploads: Iterable[Upload]) -> Mean:
 
 
 _HELD = 8
+"""So few that memory does not grow with the number of uploads."""
+
 _TOGETHER = 2**17
 """About how many numbers are added at a time: more than a call costs, and few enough for a processor's cache."""
 
@@ -238,6 +241,12 @@ def _alike(params: Params) -> Iterator[tuple[str, ...]]:
     for names in kinds.values():
         size = max(1, _TOGETHER // max(1, params[names[0]].numel()))
         yield from (tuple(names[i : i + size]) for i in range(0, len(names), size))
+
+
+def _zeros(params: Params) -> dict[tuple[str, ...], Tensor]:
+    """For all that is added together a sum of nothing, in float64."""
+    like = {names: _joined(params, names) for names in _alike(params)}
+    return {names: torch.zeros(t.shape, dtype=torch.float64, device=t.device) for names, t in like.items()}
 
 
 def _joined(params: Params, names: tuple[str, ...]) -> Tensor:

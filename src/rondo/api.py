@@ -17,17 +17,18 @@ from typing import Any
 import torch
 
 from rondo import durable
-from rondo.config import AdmissionConfig, ConfigError, FaultsConfig, Problem, RunConfig, load
+from rondo.alone import local_only
+from rondo.config import ConfigError, Problem, RunConfig, load
 from rondo.data.loading import load as load_source
 from rondo.durable import Journal
 from rondo.engine import checkpoint
 from rondo.engine.admission import Identity
 from rondo.engine.allocator import freed_memory_kept
+from rondo.engine.attempt import Observer
 from rondo.engine.checkpoint import Checkpoint, Kept
 from rondo.engine.cohort import budget
-from rondo.engine.evaluate import spread
 from rondo.engine.population import Population, build
-from rondo.engine.simulation import Observer, RunStopped, Simulation
+from rondo.engine.simulation import RunStopped
 from rondo.prepare import (
     Prepared,
     Shortened,
@@ -41,8 +42,6 @@ from rondo.prepare import (
 from rondo.record import RunDirectory, differences, environment
 from rondo.report import pictures
 from rondo.results import Verification, evaluate, export
-from rondo.robust import Robust
-from rondo.server_step import ServerStep
 from rondo.trainer import StopRequested
 
 __all__ = ["RunInterrupted", "RunResult", "RunStopped", "Verification", "evaluate", "export", "resume", "run"]
@@ -380,51 +379,12 @@ class _Runner:
             "skipped_rounds": sum(r["skipped"] is not None for r in history),
         }
         if config.evaluation.local_only:
-            summary["local_only"] = self._local_only()
+            summary["local_only"] = local_only(self.prepared, self.population, self.simulation.prefix, self.stop)
         summary["seconds"] = {
             "train": sum(r["train_seconds"] for r in history),
             "all": time.perf_counter() - self.began,
         }
         return summary
-
-    def _local_only(self) -> dict[str, Any]:
-        """The same algorithm and rounds with each client on its own: a federation of one, scored at its end. It has no
-        server, so no server optimizer, no gate and no faults."""
-        rounds, task = self.prepared.config.rounds, self.prepared.task
-        own: dict[str, Any] = {}
-        test: dict[str, Any] = {}
-        config = self.prepared.config
-        clients = config.clients.model_copy(
-            update={"per_round": None, "sampling": "full", "min_clients": 1, "over_select": 0.0, "deadline": None}
-        )
-        scored = config.evaluation.model_copy(update={"diagnostics_every": 0})
-        unharmed = {"faults": FaultsConfig(), "admission": AdmissionConfig()}
-        alone_config = config.model_copy(update={"clients": clients, "evaluation": scored, **unharmed})
-        algorithm = self.prepared.algorithm
-        while isinstance(algorithm, ServerStep | Robust):
-            algorithm = algorithm.algorithm
-        for name, member in self.population.members.items():
-            alone = Simulation(
-                algorithm,
-                self.prepared.network,
-                task,
-                replace(self.population, members={name: member}),
-                alone_config,
-                self.prepared.initial,
-                prefix=self.simulation.prefix,
-                stop=self.stop,
-            )
-            for index in range(rounds):
-                alone.run_round(index)
-            seen, base = alone.model(member.client, rounds)
-            for target, examples in ((own, member.validation), (test, self.population.test)):
-                if examples:
-                    target[name] = alone.scores(seen, base, examples)
-        metric, higher = task.primary, task.higher_is_better
-        return {
-            "own": spread(own, metric, higher_is_better=higher),
-            "test": spread(test, metric, higher_is_better=higher) if test else None,
-        }
 
 
 def _due(index: int, every: int) -> bool:

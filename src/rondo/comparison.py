@@ -27,7 +27,7 @@ from rondo.record import RunDirectory, to_toml
 
 if TYPE_CHECKING:
     from rondo.data.loading import Source
-    from rondo.engine.simulation import Observer
+    from rondo.engine.attempt import Observer
 
 ConfigSource: TypeAlias = str | PathLike[str] | Mapping[str, Any] | RunConfig
 

@@ -227,7 +227,7 @@ def with_first(change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Tensor
 
 def with_number(value: float) -> Callable[[Tensor], Tensor]:
     def change(t: Tensor) -> Tensor:
-        changed = t.clone()
+        changed = t.contiguous().clone()
         changed.view(-1)[-1] = value
         return changed
 

@@ -19,9 +19,9 @@ from rondo.engine.allocator import freed_memory_kept
 def step():
     kept = [torch.ones(2 * 2**20) for _ in range(9)]  # 72 MB in all
 
-def faults():
-    step()
-    step()
+def faults(warm):
+    for _ in range(warm):
+        step()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(5):
         step()
@@ -31,9 +31,9 @@ def resident():
     with open("/proc/self/statm") as f:
         return int(f.read().split()[1]) * 4096 / 2**20
 
-outside = faults()
+outside = faults(1)
 with freed_memory_kept():
-    inside, held = faults(), resident()
+    inside, held = faults(2), resident()
 print(json.dumps({"outside": outside, "inside": inside, "held": held, "after": resident()}))
 """
 

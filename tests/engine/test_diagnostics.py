@@ -18,7 +18,7 @@ import tiny
 from rondo import algorithms, state
 from rondo.algorithm import Algorithm, Client, Round, Shared, Upload
 from rondo.config import RunConfig, load
-from rondo.engine import diagnostics, simulation
+from rondo.engine import attempt, diagnostics, simulation
 from rondo.engine.diagnostics import KEYS, diagnose, measure
 from rondo.engine.population import Member, Population
 from rondo.engine.simulation import Simulation
@@ -368,13 +368,13 @@ def test_they_come_every_so_many_rounds_and_no_upload_is_kept_else(
     every: int | None, due: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = []
-    noted = simulation._noted
+    noted = simulation.noted
 
     def spy(uploads: Any, into: list[Upload]) -> Iterator[Upload]:
         kept.append(into)
         return noted(uploads, into)
 
-    monkeypatch.setattr(simulation, "_noted", spy)
+    monkeypatch.setattr(simulation, "noted", spy)
     sim = simulated("rolora", every)
     records = [sim.run_round(t) for t in range(4)]
     assert [r["round"] for r in records if "diagnostics" in r] == due
@@ -385,9 +385,9 @@ def test_a_round_with_too_much_to_hold_holds_nothing_and_says_so(monkeypatch: py
     sim = simulated("fedit", 1)
     sim.run_round(0)
     size = sum(t.numel() * t.element_size() for n, t in sim.state.params.items())
-    monkeypatch.setattr(simulation, "HELD_BYTES", 3 * size)
+    monkeypatch.setattr(attempt, "HELD_BYTES", 3 * size)
     assert sim.run_round(1)["diagnostics"]["reason"] is None
-    monkeypatch.setattr(simulation, "HELD_BYTES", 3 * size - 1)
+    monkeypatch.setattr(attempt, "HELD_BYTES", 3 * size - 1)
     found = sim.run_round(2)["diagnostics"]
     assert "MiB" in found.pop("reason")
     assert not any(found.values())

@@ -16,11 +16,12 @@ from rondo import algorithms, state
 from rondo.algorithm import Algorithm, Client, Round, Shared, Upload, weighted_mean
 from rondo.config import ClientsConfig, RunConfig, load
 from rondo.engine import simulation
+from rondo.engine.attempt import Trained
 from rondo.engine.evaluate import scores, spread
 from rondo.engine.ledger import Ledger, version
 from rondo.engine.population import Member, Population
 from rondo.engine.sampling import sample
-from rondo.engine.simulation import Simulation, Trained
+from rondo.engine.simulation import Simulation
 from rondo.head import LocalHead
 from rondo.lowrank import LowRank, total
 from rondo.model import Batch, Network
