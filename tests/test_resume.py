@@ -362,6 +362,20 @@ def test_without_a_whole_checkpoint_it_is_refused(
     assert "no checkpoint is as it was written, so the run cannot go on" in capfd.readouterr().err
 
 
+def test_rounds_without_any_checkpoint_are_not_begun_again(
+    sources: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    started = Started(run_settings(*sources, "fedsa-lora"))
+    cut_off(started, tmp_path / "cut", 2)
+    for manifest in (tmp_path / "cut" / "checkpoint").glob("round-*/manifest.json"):
+        manifest.unlink()
+    before = (tmp_path / "cut" / "metrics.jsonl").read_bytes()
+    capfd.readouterr()
+    assert command("resume", str(tmp_path / "cut")) == 2
+    assert "there is no checkpoint of any" in capfd.readouterr().err
+    assert (tmp_path / "cut" / "metrics.jsonl").read_bytes() == before
+
+
 def edited(path: Path, *changes: tuple[str, str]) -> None:
     text = path.read_text()
     for before, after in changes:

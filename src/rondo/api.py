@@ -273,7 +273,10 @@ class _Runner:
         try:
             point, passed_over = checkpoint.load(folder, self.simulation.state, self.journal)
         except FileNotFoundError:
-            return False
+            if not self.directory.metrics.exists() or not self.directory.metrics.read_bytes():
+                return False
+            words = "metrics.jsonl has rounds, but there is no checkpoint of any: start the run in another folder"
+            raise ConfigError([Problem("RUN_DIR", words)], "rondo resume") from None
         except ValueError as error:
             words = f"no checkpoint is as it was written, so the run cannot go on: {error}"
             raise ConfigError([Problem("RUN_DIR", words)], "rondo resume") from None

@@ -85,7 +85,6 @@ class Kept(MutableMapping[str, Params]):
         self._clients = folder / "clients"
         self._unsaved: dict[str, Params] = {}
         self._files: dict[str, list[_File]] = {}
-        self._rounds = rounds
         found = [_File.of(p.name) for p in self._clients.iterdir()] if self._clients.is_dir() else []
         for file in sorted((f for f in found if f is not None), key=lambda f: f.rounds):
             if rounds is None or file.rounds <= rounds:
@@ -222,7 +221,7 @@ def load(folder: Path, like: Any, journal: Journal | None = None) -> tuple[Check
     for place in _generations(folder):
         try:
             return _load(place, like, journal), reasons
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             reasons.append(f"{place.name}: {error}")
     if not reasons:
         raise FileNotFoundError(f"no checkpoint in {folder}")
