@@ -180,7 +180,7 @@ class FaultsConfig(_Section):
     """Faults to rehearse: of each kind the probability that it befalls a client in a round, drawn from the run's seed,
     or the clients, by id, that it befalls in every round.
 
-    ``crash``: it never answers. ``hang``: it never ends, nor without a deadline does the wait for it. ``slow``: it
+    ``crash``: it never answers. ``hang``: it never ends; without a deadline it is lost all the same. ``slow``: it
     takes ``slow_factor`` times as long. ``out_of_memory``, ``nonfinite_loss``: its training fails. ``corrupt_upload``,
     ``wrong_round``, ``duplicate``: its upload has some bits turned over, is of another round, comes twice. ``late``: it
     comes after the round is over. A client takes ``seconds_per_example`` of simulated time for every example that it

@@ -7,6 +7,7 @@ client, names, types and shapes, finite values, number of examples and weight, n
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
@@ -37,8 +38,8 @@ class Identity:
 class Gate:
     """The gate of one round, for ``clients``, which were sent ``algorithm``'s broadcast of ``state``.
 
-    A method that does not define a norm of its own change (``same_coordinates`` is false) has the norm of what is
-    uploaded bounded; it cannot be clipped.
+    The norm that is bounded, and clipped, is of the change to what was sent; of the upload itself where the method puts
+    that in other coordinates (``same_coordinates`` is false).
     """
 
     def __init__(
@@ -65,8 +66,7 @@ class Gate:
     def admit(self, data: bytes) -> Upload:
         """The upload in ``data``, as :func:`rondo.wire.encode_upload` made it. Raises
         :class:`~rondo.wire.Rejected`."""
-        limit = max((self._bytes(self._trial(c).params) for c in self._clients.values()), default=0)
-        envelope, params = decode_upload(data, limit)
+        envelope, params = decode_upload(data, self._limit)
         client = self._known(envelope)
         self._once(client, hashlib.sha256(data).digest())
         return self._content(Upload(replace(client, num_examples=envelope.examples), params, envelope.weight))
@@ -109,6 +109,12 @@ class Gate:
         if client.rank not in self._expected:
             self._expected[client.rank] = trial_upload(self.algorithm, self.state, client, self.round)
         return self._expected[client.rank]
+
+    @functools.cached_property
+    def _limit(self) -> int:
+        """Bytes of the largest upload that a client of this round can send."""
+        of_each_rank = {c.rank: c for c in self._clients.values()}.values()
+        return max((self._bytes(self._trial(c).params) for c in of_each_rank), default=0)
 
     def _bytes(self, expected: Params) -> int:
         """Of the largest upload of such names: where it says which slots it has, it may have all."""
