@@ -35,13 +35,14 @@ SHARES = {
 
 def in_float32(run_dir: Path) -> float:
     """Accuracy of a finished run's model on the test set in float32, whatever precision it was trained in."""
+    from rondo.data.dealing import deal_rows
     from rondo.data.loading import load as load_source
     from rondo.engine.population import build
     from rondo.results import reopen
 
     opened = reopen(run_dir, exact=True)
     config, task = opened.prepared.config, opened.prepared.task
-    test = build(config, load_source(config), task, config.task.label, opened.labels).test
+    test = build(config, deal_rows(config, load_source(config), opened.labels), task).test
     return float(opened.simulation.scores(*opened.model(None), test)["accuracy"] or 0.0)
 
 

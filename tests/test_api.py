@@ -614,7 +614,7 @@ def test_what_a_method_does_not_define_is_refused_with_the_reason(
         ({"task": {"label": "labl"}}, "task.label", "no column 'labl'; there are: text, label, who, first, second"),
         ({"task": {"text": "txt"}}, "task.text", "no column 'txt'; there are: text, label"),
         ({"partition": {"kind": "natural", "column": "woh", "clients": None}}, "partition.column", "no column 'woh'"),
-        ({"data": {"max_train_rows": 1}}, "task.label", "has 1 distinct labels; it needs two"),
+        ({"data": {"max_train_rows": 1}}, "task.label", "has 1 distinct labels, 'neg'; classification"),
         ({"data": {"min_examples": 99}}, "partition", "no client has data.min_examples = 99"),
         ({"partition": {"clients": 99}}, "partition.clients", "48 rows are not enough for 99 clients"),
         ({"clients": {"min_clients": 4}}, "clients.min_clients", "4, but there are 3 clients"),
@@ -625,7 +625,7 @@ def test_what_a_method_does_not_define_is_refused_with_the_reason(
         ({"algorithm": {"name": "no_such_module:X"}}, "algorithm.name", "cannot load 'no_such_module:X'"),
         ({"algorithm": {"name": "json:dumps"}}, "algorithm.name", "is not a frozen dataclass derived from"),
         ({"algorithm": {"name": "rolora", "alternate_for": 7.0}}, "algorithm", "0 to 1; got 7.0"),
-        ({"model": {"name": "no-such-model"}}, "model.name", "'no-such-model' cannot be loaded"),
+        ({"model": {"name": "no-such-model"}}, "model.name", "'no-such-model': it cannot be loaded"),
     ],
     ids=lambda value: value if isinstance(value, str) and "." in value else "",
 )
@@ -648,7 +648,7 @@ def test_more_tokens_than_the_model_takes_are_refused(run: Run, tmp_path: Path) 
 def test_more_clients_a_round_than_there_are(run: Run, data: Path) -> None:
     partition = {"kind": "natural", "column": "who", "clients": None}
     found = problems(lambda: run(data={"source": str(data)}, partition=partition, clients={"per_round": 4}))
-    assert found["clients.per_round"] == ["4, but there are only 3 clients"]
+    assert found["clients.per_round"] == ["4, but there are only 3 clients: lower it"]
 
 
 @pytest.mark.parametrize("content", [None, b"", b"xx"], ids=["absent", "empty", "broken"])

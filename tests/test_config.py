@@ -146,7 +146,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"clients": {"ranks": {"four": 1.0}}}, "clients.ranks", "'four' is no rank: give shares of the clients by rank"),
     ({"clients": {"ranks": {"04": 1.0}}}, "clients.ranks", "'04' is no rank"),
     ({"clients": {"ranks": {"0": 1.0}}}, "clients.ranks", "'0' is no rank"),
-    ({"clients": {"ranks": {"2": 0.5, "4": 0.4}}}, "clients.ranks", "the shares sum to 0.9: they must sum to 1"),
+    ({"clients": {"ranks": {"2": 0.5, "4": 0.4}}}, "clients.ranks", "the shares sum to 0.9: mend them to sum to 1"),
     ({"clients": {"ranks": {"2": 0.5, "16": 0.5}}}, "clients.ranks", "rank 16 is above adapter.r = 8: lower it or"),
     ({"clients": {"ranks": [8, 9]}}, "clients.ranks", "rank 9 is above adapter.r = 8"),
     (own({"source": "hub"}, clients={"ranks": [2, 4]}), "clients.ranks", "2 for 3 clients: give one a client, in the"),

@@ -62,12 +62,19 @@ def test_members_are_a_mapping_of_their_clients() -> None:
     assert list(clients) == [Client("ann", 2), Client("bob", 1), Client("cid", 2)]
     assert clients[-1] == Client("cid", 2)
     assert list(clients[1:]) == [Client("bob", 1), Client("cid", 2)]
-    members.give_ranks([2, 4, 1])
-    assert list(clients) == [Client("ann", 2, 2), Client("bob", 1, 4), Client("cid", 2, 1)]
     for unknown in ("", "b", "zoe"):
         assert unknown not in members
         with pytest.raises(KeyError):
             members[unknown]
+
+
+def test_members_may_have_ranks_of_their_own() -> None:
+    store = ExampleStore()
+    numbers = store.add([Example((i,), i) for i in range(3)])
+    members = Members(store)
+    members.add("ann", numbers[:2], [], 2)
+    members.add("bob", numbers[2:], [], 4)
+    assert list(Population(members, (), {}).clients) == [Client("ann", 2, 2), Client("bob", 1, 4)]
 
 
 def test_clients_that_hold_the_same_share_one_record() -> None:

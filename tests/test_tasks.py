@@ -12,7 +12,7 @@ from torch import Tensor
 
 import tiny
 from rondo.model import Rows
-from rondo.tasks import CausalLM, Example, RowProblem, SequenceClassification, Task
+from rondo.tasks import CausalLM, Example, SequenceClassification, Task
 
 BOS, EOS = 2, 3
 
@@ -52,35 +52,7 @@ def test_long_texts_are_cut_and_keep_their_marks() -> None:
 
 def test_integer_and_boolean_labels_are_known_by_their_text() -> None:
     task = classification(labels=("0", "1", "True"))
-    assert task.check({"text": "w1", "label": 1}, 0) is None
     assert [e.target for e in task.encode([{"text": "w1", "label": v} for v in (1, "0", True)])] == [1, 0, 2]
-
-
-@pytest.mark.parametrize(
-    ("row", "column", "words"),
-    [
-        ({"text": "w1"}, "label", "no such column; there are: text"),
-        ({"text": "w1", "label": None}, "label", "missing"),
-        ({"text": "w1", "label": "Yes"}, "label", "unknown label 'Yes'; known: no, yes"),
-        ({"label": "no"}, "text", "no such column"),
-        ({"text": None, "label": "no"}, "text", "expected text, got None"),
-        ({"text": 7, "label": "no"}, "text", "expected text, got 7"),
-        ({"text": " \t\n", "label": "no"}, "text", "empty"),
-        ({"text": "w1 \ud800", "label": "no"}, "text", "surrogate"),
-    ],
-)
-def test_rows_that_cannot_be_used(row: dict[str, Any], column: str, words: str) -> None:
-    problem = classification().check(row, 12)
-    assert problem is not None
-    assert (problem.row, problem.column) == (12, column)
-    assert words in problem.reason
-    assert str(problem).startswith(f"row 12, column {column!r}: ")
-
-
-def test_both_texts_of_a_pair_are_checked() -> None:
-    task = classification("a", "b")
-    assert task.check({"a": "w1", "b": "w2", "label": "no"}, 0) is None
-    assert task.check({"a": "w1", "b": "", "label": "no"}, 3) == RowProblem(3, "b", "the text is empty")
 
 
 def test_no_rows_are_no_examples() -> None:
@@ -232,24 +204,7 @@ def test_prompt_columns_are_joined_and_empty_ones_left_out() -> None:
     assert task.encode([ROW])[0].ids == (*ids("w1 w2 w3 w4 w5"), EOS)
     for empty in ("", " ", None):
         row = {**ROW, "more": empty}
-        assert task.check(row, 0) is None
         assert task.encode([row])[0].ids == (*ids("w1 w2 w4 w5"), EOS)
-
-
-@pytest.mark.parametrize(
-    ("row", "column"),
-    [
-        ({"ask": "w1", "more": ""}, "answer"),
-        ({"ask": "w1", "more": "", "answer": " "}, "answer"),
-        ({"ask": "", "more": "w1", "answer": "w2"}, "ask"),
-        ({"ask": "w1", "answer": "w2"}, "more"),
-        ({"ask": "w1", "more": "", "answer": 5}, "answer"),
-    ],
-)
-def test_language_rows_that_cannot_be_used(row: dict[str, Any], column: str) -> None:
-    problem = language(prompt=("ask", "more")).check(row, 4)
-    assert problem is not None
-    assert (problem.row, problem.column) == (4, column)
 
 
 @pytest.mark.parametrize("kind", ["gpt", "llama"])

@@ -19,6 +19,7 @@ import torch
 from rondo import durable
 from rondo.alone import local_only
 from rondo.config import ConfigError, Problem, RunConfig, load
+from rondo.data.dealing import deal_rows, find_labels, resolved
 from rondo.data.loading import load as load_source
 from rondo.durable import Journal
 from rondo.engine import checkpoint
@@ -33,10 +34,8 @@ from rondo.prepare import (
     Prepared,
     Shortened,
     find_device,
-    find_labels,
     make_algorithm,
     prepare,
-    resolved,
     write_adapter,
 )
 from rondo.record import RunDirectory, differences, environment
@@ -213,9 +212,9 @@ def _ready(settings: RunConfig, device: str) -> _Ready:
     source = load_source(settings)
     settings = resolved(settings, source)
     labels = find_labels(settings, source)
+    dealt = deal_rows(settings, source, labels)
     prepared = prepare(settings, labels, algorithm, target)
-    population = build(settings, source, prepared.task, settings.task.label, labels, prepared.ranks)
-    _check_population(settings, population)
+    population = build(settings, dealt, prepared.task, labels, prepared.ranks(len(dealt.rows)))
     return _Ready(prepared, population, labels, target, prepared.shorten(population))
 
 
@@ -392,13 +391,3 @@ class _Runner:
 
 def _due(index: int, every: int) -> bool:
     return every > 0 and (index + 1) % every == 0
-
-
-def _check_population(config: RunConfig, population: Population) -> None:
-    count, wanted = len(population.members), config.clients.per_round
-    if wanted is not None and wanted > count:
-        raise ConfigError([Problem("clients.per_round", f"{wanted}, but there are only {count} clients")])
-    if config.clients.min_clients > count:
-        raise ConfigError(
-            [Problem("clients.min_clients", f"{config.clients.min_clients}, but there are {count} clients")]
-        )

@@ -253,7 +253,7 @@ def _planned(folder: Path, config: RunConfig, columns: _Columns) -> Planned:
 def _holds(path: Path, config: RunConfig, columns: _Columns) -> bool:
     """Whether there is a run of ``config`` in ``path``. What the user left open is in ``config.toml`` as the data
     settled it, so it is asked of the data again."""
-    from rondo.prepare import resolved
+    from rondo.data.dealing import resolved
 
     try:
         ran = to_toml(RunDirectory.open(path).config())

@@ -1,7 +1,8 @@
 """The only file that imports peft: where adapters go, what they start as, how they are written and read.
 
 Adapters mean what PEFT's ``LoraConfig`` says they mean, because PEFT itself is asked: it injects into the module, the
-layers it chose are read off, and it is taken out again.
+layers it chose are read off, and it is taken out again. It is imported where it is used: that takes seconds, and faults
+of the data are found without it.
 """
 
 from __future__ import annotations
@@ -13,12 +14,10 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import peft
 import safetensors.torch
 import torch
-from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
@@ -26,6 +25,9 @@ from rondo.config import AdapterConfig, ConfigError, Problem
 from rondo.lowrank import LowRank, total
 from rondo.model import Network, Site, UnsupportedLayer, layer_kind
 from rondo.params import HEAD_PREFIX, Params
+
+if TYPE_CHECKING:
+    import peft
 
 TaskType = Literal["SEQ_CLS", "CAUSAL_LM"]
 _KEY = "base_model.model."
@@ -46,6 +48,8 @@ def plan(module: nn.Module, config: AdapterConfig, task: TaskType, head: Sequenc
     ``module`` is left as it was. ``head`` names the head's tensors, whose modules are never adapted. Raises
     :class:`ConfigError` where nothing matches, a layer cannot be adapted, or a rank exceeds a layer's size.
     """
+    import peft
+
     if config.start_from is not None:
         return _plan_from(module, config.start_from, task, head)
     options = config.model_dump(exclude={"start_from"})
@@ -54,6 +58,9 @@ def plan(module: nn.Module, config: AdapterConfig, task: TaskType, head: Sequenc
 
 
 def _inject(module: nn.Module, lora: peft.LoraConfig, head: Sequence[str], seed: int, key: str) -> Plan:
+    import peft
+    from peft.tuners.lora import LoraLayer
+
     heads = _head_modules(module, head)
     asked = lora.target_modules
     with torch.random.fork_rng(devices=[]):
@@ -64,6 +71,7 @@ def _inject(module: nn.Module, lora: peft.LoraConfig, head: Sequence[str], seed:
         except (ValueError, re.error) as error:
             raise ConfigError([Problem(key, _no_match(module, asked, heads, error))]) from None
     sites, params, problems = [], {}, []
+    too_small: dict[str, tuple[int, tuple[int, int]]] = {}
     for path, layer in tuner.model.named_modules():
         if not isinstance(layer, LoraLayer) or any(path == h or path.startswith(h + ".") for h in heads):
             continue
@@ -75,24 +83,37 @@ def _inject(module: nn.Module, lora: peft.LoraConfig, head: Sequence[str], seed:
             continue
         rank = int(layer.r["default"])
         if rank > min(shape):
-            problems.append(Problem("adapter.r", f"rank {rank} exceeds {path}, which is {shape[0]} x {shape[1]}"))
+            too_small[path] = (rank, shape)
         sites.append(Site(path, kind, shape, rank, float(layer.scaling["default"]), float(lora.lora_dropout)))
         params[f"{path}.A"] = _flat(layer.lora_A["default"].weight).reshape(rank, shape[1])
         params[f"{path}.B"] = _flat(layer.lora_B["default"].weight).reshape(shape[0], rank)
     tuner.unload()
+    if too_small:
+        problems.append(Problem("adapter.r", _exceeded(too_small)))
     if isinstance(asked, (set, list)):
         idle = [n for n in sorted(asked) if not any(s.path == n or s.path.endswith("." + n) for s in sites)]
         if idle and sites:
             warnings.warn(f"{key}: {', '.join(idle)} match no layer; {len(sites)} layers are adapted", stacklevel=2)
     if not sites and not problems:
-        problems.append(Problem(key, f"{asked!r} matches only the task head"))
+        problems.append(
+            Problem(key, f"{_shown(asked)} matches only the task head, which is not adapted; name other layers")
+        )
     if problems:
         raise ConfigError(problems)
     return Plan(tuple(sites), params, lora)
 
 
+def _exceeded(layers: Mapping[str, tuple[int, tuple[int, int]]]) -> str:
+    """``layers``: rank and (out, in) by path, of those that are too small for their rank."""
+    path, (rank, shape) = min(layers.items(), key=lambda item: min(item[1][1]))
+    others = f" and {len(layers) - 1} other layers" if len(layers) > 1 else ""
+    words = f"rank {rank} exceeds {path}, which is {shape[0]} x {shape[1]},{others}"
+    return f"{words.rstrip(',')}: lower it to {min(shape)}, or give such layers a rank by adapter.rank_pattern"
+
+
 def _flat(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().to(torch.float32).clone()
+    found = tensor.detach().to(torch.float32).clone()
+    return found if found.is_meta else found.cpu()  # a model without weights tells where adapters would go
 
 
 def _head_modules(module: nn.Module, head: Sequence[str]) -> list[str]:
@@ -120,20 +141,30 @@ def _no_match(module: nn.Module, asked: object, heads: Sequence[str], error: Exc
             names.append(path.rpartition(".")[2])
     available = ", ".join(dict.fromkeys(names))
     reason = str(error).split(". ")[0].strip()
-    shown = sorted(asked) if isinstance(asked, (set, list)) else asked
-    return f"{shown!r} cannot be used: {reason}. Names of layers that can be adapted here: {available}"
+    if not asked or "not found in the base model" in reason:
+        reason = "no layer has such a name"
+    return f"{_shown(asked)} cannot be used: {reason}. Names of layers that can be adapted here: {available}"
+
+
+def _shown(asked: object) -> str:
+    return repr(sorted(asked) if isinstance(asked, (set, list)) else asked)
 
 
 def _plan_from(module: nn.Module, folder: str, task: TaskType, head: Sequence[str]) -> Plan:
     """The plan of an adapter that PEFT, or a run, has written: its configuration and its factors."""
+    import peft
+
     lora = peft.LoraConfig.from_pretrained(folder)
     if not isinstance(lora, peft.LoraConfig):
-        raise ConfigError([Problem("adapter.start_from", f"{folder!r} is not a LoRA adapter")])
+        raise ConfigError([Problem("adapter.start_from", f"{folder!r} is not a LoRA adapter: name one that is")])
     if lora.init_lora_weights not in (True, False, "gaussian", "orthogonal"):
         words = f"{folder!r} was started by {lora.init_lora_weights!r}, which changed the base weights too"
         raise ConfigError([Problem("adapter.start_from", words)])
     lora.inference_mode, lora.task_type = False, task
     planned = _inject(module, lora, head, 0, "adapter.start_from")
+    if not Path(folder, "adapter_model.safetensors").is_file():  # a pickled one is not read
+        words = f"{folder!r} has no adapter_model.safetensors: name a folder that has its tensors too"
+        raise ConfigError([Problem("adapter.start_from", words)])
     try:
         saved = read_tensors(folder)
     except (OSError, ValueError, SafetensorError) as error:
@@ -157,6 +188,8 @@ def _plan_from(module: nn.Module, folder: str, task: TaskType, head: Sequence[st
 
 def read_tensors(folder: str | Path) -> dict[str, Tensor]:
     """The tensors of a saved adapter under our names: ``<path>.A``, ``<path>.B``, ``head:<name>``."""
+    import peft
+
     loaded = peft.load_peft_weights(str(folder), device="cpu")
     result = {}
     for key, tensor in loaded.items():
@@ -222,6 +255,8 @@ def write_adapter(
 
     ``seen``: what the network sees, no client axis.
     """
+    import peft
+
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     factors = adapter_factors(tuple(network.sites.values()), seen, base)
@@ -272,6 +307,8 @@ def _set_ranks(config: peft.LoraConfig, factors: Mapping[str, tuple[Tensor, Tens
 
 def stock_model(module: nn.Module, folder: str | Path) -> nn.Module:
     """A base model with the adapter in ``folder`` on it, loaded by PEFT and nothing of ours."""
+    import peft
+
     loaded: nn.Module = peft.PeftModel.from_pretrained(module, str(folder)).eval()
     return loaded
 

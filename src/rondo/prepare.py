@@ -3,7 +3,9 @@ evaluation start."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,7 @@ from torch import Tensor
 
 from rondo import algorithms, peft
 from rondo.algorithm import Algorithm, HeadPolicy
-from rondo.config import BUILTIN_MODEL, ConfigError, Problem, RunConfig, ServerConfig, partition_kind
-from rondo.data.loading import Source, label_names
+from rondo.config import BUILTIN_MODEL, ConfigError, Problem, RunConfig, ServerConfig
 from rondo.engine.population import Population
 from rondo.engine.ranks import client_ranks, upload_bytes
 from rondo.engine.simulation import Simulation
@@ -25,7 +26,7 @@ from rondo.model import Network
 from rondo.params import HEAD_PREFIX, Params
 from rondo.pooled import AllTokensMatter, first_token_only
 from rondo.prefix import Prefix, PrefixRefused
-from rondo.pretrained import fingerprint, load_pretrained
+from rondo.pretrained import fingerprint, load_pretrained, load_structure, load_tokenizer
 from rondo.robust import MEANS, Robust
 from rondo.schema import RULES
 from rondo.server_optim import OPTIMIZERS, ServerOptimizer
@@ -107,16 +108,13 @@ class Prepared:
 
 
 def prepare(config: RunConfig, labels: Sequence[str], algorithm: Algorithm[Any], device: torch.device) -> Prepared:
-    """Load the model, find where adapters go, and settle the head policy. Raises :class:`ConfigError`."""
-    kind = config.task.kind
-    name, module, tokenizer, head_names = load_model(config, labels, config.seed)
+    """Load the model, find where adapters go, and settle the head policy. Raises :class:`ConfigError`; what the model's
+    structure does not allow is found before its weights are loaded."""
+    name = model_name(config)
+    tokenizer = _check_structure(config, name, labels)
+    module, head_names = load_model(config, tokenizer, labels, config.seed)
     module_hash = fingerprint(module)
-    limit = _longest(module, tokenizer)
-    if config.task.max_length > limit:
-        words = f"{config.task.max_length}, but this model takes {limit} tokens: lower it to {limit}"
-        raise ConfigError([Problem("task.max_length", words)])
-    task_type = "SEQ_CLS" if kind == "sequence-classification" else "CAUSAL_LM"
-    planned = peft.plan(module, config.adapter, task_type, head_names, config.seed)  # type: ignore[arg-type]
+    planned = _plan(config, module, head_names)
     kernels = choose(config.train.precision, device, quantized=config.model.quantization is not None)
     network = Network(module.to(device), planned.sites, head_names)
     apply(module, kernels)
@@ -141,37 +139,88 @@ def prepare(config: RunConfig, labels: Sequence[str], algorithm: Algorithm[Any],
     )
 
 
+def _check_structure(config: RunConfig, name: str, labels: Sequence[str]) -> Any:
+    """The tokenizer, after a look at the model without its weights. Raises :class:`ConfigError` with all that its
+    layers and sizes do not allow."""
+    model, problems = config.model, []
+    wanted = model.gguf_file or "config.json"
+    if Path(name).is_dir() and not Path(name, wanted).is_file():
+        key = "model.name" if model.gguf_file is None else "model.gguf_file"
+        raise ConfigError([Problem(key, f"no {wanted} in {model.name!r}: name what has the model")])
+    with _loading(config, "it"):
+        empty, head_names = load_structure(
+            config.task.kind, name, labels=labels, revision=model.revision, gguf_file=model.gguf_file
+        )
+    with _loading(config, "its tokenizer"):
+        tokenizer = load_tokenizer(name, revision=model.revision, gguf_file=model.gguf_file)
+    limit = _longest(empty, tokenizer)
+    if config.task.max_length > limit:
+        words = f"{config.task.max_length}, but this model takes {limit} tokens: lower it to {limit}"
+        problems.append(Problem("task.max_length", words))
+    embedded = int(empty.get_input_embeddings().num_embeddings)  # type: ignore[operator]
+    if len(tokenizer) > embedded:
+        words = f"its tokenizer has {len(tokenizer)} tokens and its embedding only {embedded}: is it another model's?"
+        problems.append(Problem("model.name", words))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they come again with the model itself
+            _plan(config, empty, head_names)
+    except ConfigError as error:
+        problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    return tokenizer
+
+
+def _plan(config: RunConfig, module: Any, head_names: Sequence[str]) -> peft.Plan:
+    task_type: peft.TaskType = "SEQ_CLS" if config.task.kind == "sequence-classification" else "CAUSAL_LM"
+    return peft.plan(module, config.adapter, task_type, head_names, config.seed)
+
+
 def _longest(module: Any, tokenizer: Any) -> int:
     """The most tokens that the model's positions allow (the tokenizer knows of padding offsets, as RoBERTa's)."""
     positions = getattr(module.config, "max_position_embeddings", None)
     return min(int(tokenizer.model_max_length), int(positions) if positions else int(tokenizer.model_max_length))
 
 
-def load_model(config: RunConfig, labels: Sequence[str], seed: int) -> tuple[str, Any, Any, tuple[str, ...]]:
-    """The resolved name, the module, its tokenizer and its head's tensor names."""
-    model = config.model
-    name = model.name if not model.name.startswith("~") else str(Path(model.name).expanduser())
-    if name == BUILTIN_MODEL:
-        from rondo.data.homes import minilm_path
+def model_name(config: RunConfig) -> str:
+    """Where the model is: a folder, or a name on a hub. Raises :class:`ConfigError`."""
+    name = config.model.name
+    if name != BUILTIN_MODEL:
+        return name if not name.startswith("~") else str(Path(name).expanduser())
+    from rondo.data.homes import minilm_path
 
-        try:
-            name = minilm_path()
-        except ImportError as error:
-            raise ConfigError([Problem("model.name", str(error))]) from None
     try:
-        module, tokenizer, head = load_pretrained(
+        return minilm_path()
+    except ImportError as error:
+        raise ConfigError([Problem("model.name", str(error))]) from None
+
+
+def load_model(config: RunConfig, tokenizer: Any, labels: Sequence[str], seed: int) -> tuple[Any, tuple[str, ...]]:
+    """The module and its head's tensor names. Raises :class:`ConfigError`."""
+    model = config.model
+    with _loading(config, "its weights"):
+        return load_pretrained(
             config.task.kind,
-            name,
+            model_name(config),
+            tokenizer,
             seed=seed,
             labels=labels,
             revision=model.revision,
             gguf_file=model.gguf_file,
             quantization=model.quantization,
         )
+
+
+@contextmanager
+def _loading(config: RunConfig, part: str) -> Iterator[None]:
+    """What libraries say of a model of which they cannot load a part, as a :class:`ConfigError`."""
+    try:
+        yield
     except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise ConfigError([Problem("model.name", f"{model.name!r} cannot be loaded: {reason}")]) from None
-    return name, module, tokenizer, head
+        reason = str(error).strip().split("\n")[0].rstrip(".:")
+        words = f"{config.model.name!r}: {part} cannot be loaded: {reason}; name another, or save it there anew"
+        raise ConfigError([Problem("model.name", words)]) from None
 
 
 def _task(config: RunConfig, tokenizer: Any, labels: Sequence[str]) -> Task:
@@ -235,39 +284,6 @@ def find_device(name: str) -> torch.device:
     if name not in ("cpu", "cuda"):
         raise ConfigError([Problem("--device", f"{name!r} is unknown; use auto, cpu or cuda")])
     return torch.device(name)
-
-
-def resolved(config: RunConfig, source: Source) -> RunConfig:
-    """What the user left open and the data know: the kind of partition, and columns."""
-    kind = partition_kind(config)
-    owner = config.partition.column or (source.natural if kind == "natural" else None)
-    partition = config.partition.model_copy(update={"kind": kind, "column": owner})
-    config = config.model_copy(update={"partition": partition})
-    if config.task.kind != "sequence-classification":
-        return config
-    known = {"text": config.task.text or source.text, "label": config.task.label or source.label}
-    return config.model_copy(update={"task": config.task.model_copy(update=known)})
-
-
-def find_labels(config: RunConfig, source: Source) -> tuple[str, ...]:
-    """Label names, from all training rows (a label that only the test set has is reported as a bad row).
-
-    Raises :class:`ConfigError` where there are not two.
-    """
-    if config.task.kind != "sequence-classification":
-        return ()
-    rows = source.train if source.train is not None else [r for rs in (source.clients or {}).values() for r in rs]
-    column = config.task.label or ""
-    if rows and all(column not in r for r in rows):
-        there = ", ".join(map(str, rows[0]))
-        raise ConfigError([Problem("task.label", f"no column {column!r}; there are: {there}")])
-    names = label_names(rows, column)
-    if len(names) < 2:
-        raise ConfigError([Problem("task.label", f"column {column!r} has {len(names)} distinct labels; it needs two")])
-    if len(names) > 1000:
-        words = f"column {column!r} has {len(names)} distinct values; is it the label?"
-        raise ConfigError([Problem("task.label", words)])
-    return names
 
 
 def write_adapter(prepared: Prepared, folder: Path, seen: Params, base: Any, labels: Sequence[str]) -> None:

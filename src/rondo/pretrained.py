@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
+
+Kind: TypeAlias = Literal["sequence-classification", "causal-lm"]
 
 
 def fingerprint(module: nn.Module) -> str:
@@ -31,72 +33,129 @@ def _plain_parts(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
 
 
 def load_pretrained(
-    kind: Literal["sequence-classification", "causal-lm"],
+    kind: Kind,
     name: str,
+    tokenizer: Any,
     *,
     seed: int,
     labels: Sequence[str] = (),
     revision: str | None = None,
     gguf_file: str | None = None,
     quantization: Literal["int8"] | None = None,
-) -> tuple[nn.Module, Any, tuple[str, ...]]:
-    """A pre-trained model from a folder or a hub, its tokenizer, and the names of its head's tensors.
+) -> tuple[nn.Module, tuple[str, ...]]:
+    """A pre-trained model from a folder or a hub, and the names of its head's tensors. Where it names no padding token
+    of its own it takes that of its ``tokenizer``.
 
     The head is all outside the base model (``base_model_prefix``) plus whatever the checkpoint lacked; new tensors are
     drawn from ``seed``. A causal language model has no head. Raises OSError or ValueError as transformers does.
     """
     import transformers
 
+    auto = _auto(kind)
     options: dict[str, Any] = {"revision": revision or "main", "dtype": torch.float32}
     if gguf_file is not None:
         options |= {"gguf_file": gguf_file, "quantization_config": transformers.GgufConfig(dequantize=True)}
     if kind == "sequence-classification":
-        auto = transformers.AutoModelForSequenceClassification
-        names = dict(enumerate(labels))
-        options |= {"num_labels": len(labels), "id2label": names, "label2id": {n: i for i, n in names.items()}}
+        options |= _labelled(labels)
         options["ignore_mismatched_sizes"] = True  # a head of another task is replaced
-    else:
-        auto = transformers.AutoModelForCausalLM
     if quantization is not None:
-        options["quantization_config"] = _int8(auto, name, options)
+        options["quantization_config"] = _int8(kind, name, revision)
+    with _quiet(gguf_file), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module, info = auto.from_pretrained(name, output_loading_info=True, **options)
+    if module.config.pad_token_id is None:
+        module.config.pad_token_id = tokenizer.pad_token_id
+    fresh = set(info["missing_keys"]) | {k[0] for k in info.get("mismatched_keys", ())}
+    return module, _head(kind, module, fresh)
+
+
+def load_structure(
+    kind: Kind,
+    name: str,
+    *,
+    labels: Sequence[str] = (),
+    revision: str | None = None,
+    gguf_file: str | None = None,
+) -> tuple[nn.Module, tuple[str, ...]]:
+    """The model that :func:`load_pretrained` would load, on the meta device: its layers and their shapes, no weights.
+
+    Tensors that the checkpoint lacks are not known to be its head's. Raises OSError or ValueError as transformers does.
+    """
+    import transformers
+
+    options: dict[str, Any] = {"revision": revision or "main"}
+    if gguf_file is not None:
+        options["gguf_file"] = gguf_file
+    if kind == "sequence-classification":
+        options |= _labelled(labels)
+    with _quiet(gguf_file), torch.device("meta"):
+        module = _auto(kind).from_config(transformers.AutoConfig.from_pretrained(name, **options))
+    return module, _head(kind, module, frozenset())
+
+
+def load_tokenizer(name: str, *, revision: str | None = None, gguf_file: str | None = None) -> Any:
+    """A model's tokenizer. Where it has no padding token its end token is that too. Raises OSError or ValueError as
+    transformers does, and ValueError where it has neither, or no words (transformers makes such a one of no files)."""
+    import transformers
+
+    extra = {"gguf_file": gguf_file} if gguf_file is not None else {}
+    with _quiet(gguf_file):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, revision=revision or "main", **extra)
+    if tokenizer.pad_token is None:
+        # Padding is masked by attention mask, never by id, so the end token may double as padding.
+        tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.pad_token is None:
+        raise ValueError("it has neither a padding token nor an end token (tokenizer_config.json names them)")
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        raise ValueError("it knows no words, as where its files are not beside the model")
+    return tokenizer
+
+
+def _auto(kind: Kind) -> Any:
+    import transformers
+
+    sequence = kind == "sequence-classification"
+    return transformers.AutoModelForSequenceClassification if sequence else transformers.AutoModelForCausalLM
+
+
+def _labelled(labels: Sequence[str]) -> dict[str, Any]:
+    names = dict(enumerate(labels))
+    return {"num_labels": len(labels), "id2label": names, "label2id": {n: i for i, n in names.items()}}
+
+
+def _head(kind: Kind, module: nn.Module, fresh: Collection[str]) -> tuple[str, ...]:
+    if kind == "causal-lm":
+        return ()
+    prefix = f"{module.base_model_prefix}."
+    return tuple(n for n, _ in module.named_parameters() if not n.startswith(prefix) or n in fresh)
+
+
+@contextlib.contextmanager
+def _quiet(gguf_file: str | None) -> Iterator[None]:
+    """No progress bars and no advice: what is wrong is said in our words."""
+    import transformers
+
     verbosity = transformers.logging.get_verbosity()
     bar = transformers.logging.is_progress_bar_enabled()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
         # GGUF files are read under a progress bar of their own that no setting turns off.
-        quiet = contextlib.redirect_stderr(io.StringIO()) if gguf_file is not None else contextlib.nullcontext()
-        with torch.random.fork_rng(devices=[]), quiet:
-            torch.manual_seed(seed)
-            module, info = auto.from_pretrained(name, output_loading_info=True, **options)
-        extra = {"gguf_file": gguf_file} if gguf_file is not None else {}
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name, revision=revision or "main", **extra)
+        with contextlib.redirect_stderr(io.StringIO()) if gguf_file is not None else contextlib.nullcontext():
+            yield
     finally:
         transformers.logging.set_verbosity(verbosity)
         if bar:
             transformers.logging.enable_progress_bar()
-    if tokenizer.pad_token is None:
-        # Padding is masked by attention mask, never by id, so the end token may double as padding.
-        tokenizer.pad_token = tokenizer.eos_token
-    if module.config.pad_token_id is None:
-        module.config.pad_token_id = tokenizer.pad_token_id
-    head: tuple[str, ...] = ()
-    if kind == "sequence-classification":
-        prefix = module.base_model_prefix + "."
-        fresh = set(info["missing_keys"]) | {k[0] for k in info.get("mismatched_keys", ())}
-        head = tuple(n for n, _ in module.named_parameters() if not n.startswith(prefix) or n in fresh)
-    return module, tokenizer, head
 
 
-def _int8(auto: Any, name: str, options: Mapping[str, Any]) -> Any:
+def _int8(kind: Kind, name: str, revision: str | None) -> Any:
     """Weight-only int8 by torchao, the head left as it is (transformers would quantise a classifier too)."""
     import transformers
     from torchao.quantization import Int8WeightOnlyConfig
 
-    if auto is transformers.AutoModelForCausalLM:
+    if kind == "causal-lm":
         return transformers.TorchAoConfig(Int8WeightOnlyConfig())
-    config = transformers.AutoConfig.from_pretrained(name, revision=options["revision"])
-    with torch.device("meta"):
-        empty = auto.from_config(config)
+    empty, _ = load_structure(kind, name, labels=("0", "1"), revision=revision)
     keep = [n for n, _ in empty.named_children() if n != empty.base_model_prefix]
     return transformers.TorchAoConfig(Int8WeightOnlyConfig(), modules_to_not_convert=keep)

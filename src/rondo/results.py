@@ -12,6 +12,7 @@ import torch
 from rondo import peft
 from rondo.algorithm import Client
 from rondo.config import ConfigError, Problem, load
+from rondo.data.dealing import deal_rows
 from rondo.data.loading import load as load_source
 from rondo.engine import checkpoint
 from rondo.engine.evaluate import scores
@@ -138,9 +139,10 @@ def export(
     write_adapter(opened.prepared, adapter, seen, base, opened.labels)
     (adapter / "rondo.toml").write_text(to_toml(opened.directory.config()))
     if merged:
-        _, module, tokenizer, _ = load_model(opened.prepared.config, opened.labels, opened.prepared.config.seed + 1)
+        prepared = opened.prepared
+        module, _ = load_model(prepared.config, prepared.tokenizer, opened.labels, prepared.config.seed + 1)
         peft.merged(module, adapter).save_pretrained(str(to))  # type: ignore[operator]
-        tokenizer.save_pretrained(str(to))
+        prepared.tokenizer.save_pretrained(str(to))
         (adapter / "README.md").unlink(missing_ok=True)
     ranks = [a.shape[0] for a, _, _ in peft.adapter_factors(sites, seen, base).values()]
     return Exported(max(ranks), error, _verify(opened, seen, base, to, merged) if verify else None)
@@ -173,7 +175,7 @@ def _verify(opened: Reopened, seen: Params, base: Any, folder: Path, merged: boo
             auto = transformers.AutoModelForSequenceClassification
         stock = auto.from_pretrained(str(folder)).eval()
     else:
-        _, module, _, _ = load_model(config, opened.labels, config.seed + 1)
+        module, _ = load_model(config, tokenizer, opened.labels, config.seed + 1)
         stock = peft.stock_model(module, folder)
     theirs = stock(**batch).logits
     mask = torch.ones_like(ours, dtype=torch.bool)
@@ -197,7 +199,7 @@ def evaluate(path: str | Path, *, client: str | None = None, device: str = "auto
     opened = reopen(path, device=device)
     config = opened.prepared.config
     seen, base = opened.model(client)
-    population = build(config, load_source(config), opened.prepared.task, config.task.label, opened.labels)
+    population = build(config, deal_rows(config, load_source(config), opened.labels), opened.prepared.task)
     opened.prepared.shorten(population)  # computed as in the run, so that the same bits come out
     result = {"test": _scored(opened.prepared, seen, base, population.test)}
     if client is not None:
@@ -218,7 +220,7 @@ def _evaluate_adapter(path: Path, device: str) -> dict[str, Any]:
     adapter = config.adapter.model_copy(update={"start_from": str(path)})
     config = config.model_copy(update={"adapter": adapter})
     prepared = prepare(config, labels, make_algorithm(config), find_device(device))
-    population = build(config, load_source(config), prepared.task, config.task.label, labels)
+    population = build(config, deal_rows(config, load_source(config), labels), prepared.task)
     prepared.shorten(population)
     seen: Params = {**prepared.network.initial_head, **prepared.initial}
     return {"test": _scored(prepared, seen, {}, population.test)}

@@ -157,7 +157,7 @@ def test_fewer_rows_than_the_least_sizes_need_is_an_error() -> None:
 
 
 def test_what_the_labels_do_not_allow_is_an_error() -> None:
-    assert "6" in fault("classes", classes_per_client=7)["partition"]
+    assert "lower it to 6" in fault("classes", classes_per_client=7)["partition.classes_per_client"]
     assert "'dirichlet' is not possible here" in fault("dirichlet", clients=30, alpha=0.001)["partition"]
 
 

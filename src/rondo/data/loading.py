@@ -107,10 +107,10 @@ def _client_files(pattern: str) -> dict[str, Rows]:
     files = [f for f in files if f.suffix.lower() in _SUFFIXES]
     if not files:
         endings = ", ".join(_SUFFIXES)
-        raise ConfigError([Problem("data.clients_from", f"no data files ({endings}) match {pattern!r}")])
+        raise ConfigError([Problem("data.clients_from", f"no data files ({endings}) match {pattern!r}; name others")])
     ids = [f.stem for f in files]
     if twice := sorted({i for i in ids if ids.count(i) > 1}):
-        raise ConfigError([Problem("data.clients_from", f"two files would be client {twice[0]!r}")])
+        raise ConfigError([Problem("data.clients_from", f"two files would be client {twice[0]!r}; rename one")])
     return {f.stem: read_rows(f, "data.clients_from") for f in files}
 
 
@@ -128,9 +128,11 @@ def read_rows(path: str | os.PathLike[str], key: str) -> Rows:
     except UnicodeDecodeError:
         raise ConfigError([Problem(key, f"{str(path)!r} is not UTF-8 text; save it as UTF-8")]) from None
     except Exception as error:  # a parser's complaint about the user's file, in the parser's own words
-        raise ConfigError([Problem(key, f"{str(path)!r} is not a valid {path.suffix[1:]} file: {error}")]) from None
+        raise ConfigError(
+            [Problem(key, f"{str(path)!r} is not a valid {path.suffix[1:]} file: {error}; mend it")]
+        ) from None
     if not rows:
-        raise ConfigError([Problem(key, f"{str(path)!r} has no rows")])
+        raise ConfigError([Problem(key, f"{str(path)!r} has no rows; name a file that has some")])
     return rows
 
 
@@ -154,7 +156,9 @@ def _read(path: Path) -> Rows:
             try:
                 for number, row in enumerate(reader):
                     if None in row or None in row.values():
-                        raise ValueError(f"row {number} has not {len(names)} columns like the header")
+                        raise ValueError(
+                            f"row {number} has not {len(names)} columns like the header (quote a text with commas)"
+                        )
                     rows.append(row)
             except csv.Error as error:
                 raise ValueError(f"line {reader.line_num}: {error}") from None

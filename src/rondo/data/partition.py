@@ -35,19 +35,31 @@ def deal(
     """Deal ``count`` rows. ``labels``: each row's class, for the kinds that skew by label; ``ids``: each row's owner,
     for kind natural. Raises :class:`ConfigError` where the kind cannot be had from these rows."""
     if config.kind == "natural" and ids is None:
-        raise ConfigError([Problem("partition.column", "the rows do not say whose they are")])
+        words = "the rows do not say whose they are: name the column that does"
+        raise ConfigError([Problem("partition.column", words)])
     if config.kind in ("dirichlet", "shards", "classes") and labels is None:
-        raise ConfigError([Problem("partition.kind", f"{config.kind!r} deals by label, and this task has none")])
+        raise ConfigError(
+            [
+                Problem(
+                    "partition.kind",
+                    f"{config.kind!r} deals by label, and this task has none: take iid, natural or lognormal",
+                )
+            ]
+        )
     clients = config.clients or 0
     if config.kind != "natural" and count < clients * max(1, config.min_size):
-        words = f"{count} rows are not enough for {clients} clients of at least {max(1, config.min_size)}"
+        words = f"{count} rows are not enough for {clients} clients of at least {max(1, config.min_size)}: lower it"
         raise ConfigError([Problem("partition.clients", words)])
     for kind, needed in (("dirichlet", "alpha"), ("shards", "shards_per_client"), ("classes", "classes_per_client")):
         if config.kind == kind and getattr(config, needed) is None:
             raise ConfigError([Problem(f"partition.{needed}", f"kind {kind!r} needs it")])
     if config.kind == "shards" and clients * (config.shards_per_client or 1) > count:
         words = f"{clients} clients of {config.shards_per_client} shards each are more shards than the {count} rows"
-        raise ConfigError([Problem("partition.shards_per_client", words)])
+        raise ConfigError([Problem("partition.shards_per_client", f"{words}: lower it")])
+    classes = len(set(labels or ()))
+    if config.kind == "classes" and (config.classes_per_client or 1) > classes:
+        words = f"{config.classes_per_client}, but the rows have {classes} classes: lower it to {classes}"
+        raise ConfigError([Problem("partition.classes_per_client", words)])
     if config.kind == "natural":
         # Nothing is drawn and nothing dropped: no partitioner (and its import) is needed.
         assert ids is not None

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
 from rondo.algorithm import Client, Round
 from rondo.config import ConfigError, Problem, RunConfig
-from rondo.data.loading import Rows, Source
-from rondo.data.partition import deal
-from rondo.tasks import Example, Row, Task, value_problem
+from rondo.data.dealing import Dealt
+from rondo.data.loading import Rows
+from rondo.data.partition import histogram
+from rondo.tasks import Example, Task
 from rondo.tasks.store import ExampleStore, Stored
 
 _ROWS_A_CALL = 2000
@@ -38,19 +38,18 @@ class Members(Mapping[str, Member]):
         self._numbers = array("I")
         # Of each client the ends of its training and of its validation examples in ``_numbers``.
         self._trained, self._ends = array("q"), array("q", [0])
-        self._ranks: array[int] | None = None
+        self._ranks = array("I")
 
-    def add(self, name: str, train: Iterable[int], validation: Iterable[int]) -> None:
-        """Another client, whose id comes after all others', with the numbers of its examples."""
+    def add(self, name: str, train: Iterable[int], validation: Iterable[int], rank: int | None = None) -> None:
+        """Another client, whose id comes after all others', with the numbers of its examples and its own rank, if it
+        has one (then all have)."""
         self._names.append(name)
         self._numbers.extend(train)
         self._trained.append(len(self._numbers))
         self._numbers.extend(validation)
         self._ends.append(len(self._numbers))
-
-    def give_ranks(self, ranks: Sequence[int]) -> None:
-        """Give each client, in the order of their ids, a rank of its own."""
-        self._ranks = array("I", ranks)
+        if rank is not None:
+            self._ranks.append(rank)
 
     def __getitem__(self, name: str) -> Member:
         place = bisect_left(self._names, name)
@@ -58,7 +57,7 @@ class Members(Mapping[str, Member]):
             raise KeyError(name)
         start, middle, end = self._ends[place], self._trained[place], self._ends[place + 1]
         train, validation = self._numbers[start:middle], self._numbers[middle:end]
-        client = Client(name, len(train), None if self._ranks is None else self._ranks[place])
+        client = Client(name, len(train), self._ranks[place] if self._ranks else None)
         return Member(client, Stored(self._store, train), Stored(self._store, validation))
 
     def __iter__(self) -> Iterator[str]:
@@ -110,60 +109,42 @@ class Population:
 
 def build(
     config: RunConfig,
-    source: Source,
+    dealt: Dealt,
     task: Task,
-    label: str | None,
     classes: Sequence[str] = (),
-    ranks: Callable[[int], Sequence[int] | None] = lambda count: None,
+    ranks: Sequence[int] | None = None,
 ) -> Population:
-    """Check, deal, tokenise and split the rows. ``label``: the label column, if the task has one. ``ranks``: from the
-    number of clients to the rank of each, in the order of their ids, if they have ranks of their own.
+    """Tokenise the rows of every client and split them. ``classes``: the label names, for the report; ``ranks``: of the
+    clients in ``dealt``, in their order, where each has one of its own.
 
-    Raises :class:`ConfigError` where rows are bad (or all of them are dropped) or no client has enough examples.
+    Raises :class:`ConfigError` where no client, or fewer than the configuration needs, has examples left.
     """
     whole = Round(0, config.rounds, config.seed, 0)
-    owner = config.partition.column if config.partition.kind == "natural" and source.clients is None else None
-    check = _Checker(config, task, owner)
-    if source.clients is not None:
-        kept = {c: check.usable(rows, f"{c}, ") for c, rows in source.clients.items()}
-        loaded, dealt_dropped = sum(map(len, source.clients.values())), 0
-    else:
-        assert source.train is not None
-        loaded = len(source.train)
-        rows = check.usable(source.train, "")
-        labels = [str(r[label]) for r in rows] if label is not None else None
-        ids = [str(r[owner]) for r in rows] if owner is not None else None
-        dealt = deal(config.partition, labels, ids, len(rows), whole.generator("partition"))
-        kept = {c: [rows[i] for i in numbers] for c, numbers in dealt.rows.items()}
-        dealt_dropped = dealt.dropped
-    bad = check.dropped
-    test = _Checker(config, task, None)
-    test_rows = test.usable(source.test or [], "test ")
-    small = {c: len(r) for c, r in kept.items() if len(r) < config.data.min_examples}
+    label = config.task.label
     store = ExampleStore()
     members, without, cut = Members(store), [], 0
-    for name, numbers in _encoded(store, task, {n: kept[n] for n in sorted(kept.keys() - small.keys())}):
-        cut += len(kept[name]) - len(numbers)
+    own = dict(zip(dealt.rows, ranks, strict=True)) if ranks is not None else {}
+    for name, numbers in _encoded(store, task, dealt.rows):
+        cut += len(dealt.rows[name]) - len(numbers)
         if numbers:
-            members.add(name, *_split(name, numbers, config, whole))
+            members.add(name, *_split(name, numbers, config, whole), own.get(name))
         else:
             without.append(name)
-    if not members:
-        words = f"no client has data.min_examples = {config.data.min_examples} usable examples"
-        raise ConfigError([Problem("partition", words)])
+    least = max(config.clients.min_clients, config.clients.per_round or 1)
+    if len(members) < least:
+        words = f"of {cut} rows nothing to learn is left within {config.task.max_length} tokens, so {len(members)} "
+        words += f"clients have examples and {least} are needed: raise it"
+        raise ConfigError([Problem("task.max_length", words)])
     tested = ExampleStore()
-    tests = [tested[i] for i in tested.add(task.encode(test_rows))]
-    given = ranks(len(members))
-    if given is not None:
-        members.give_ranks(given)
+    tests = [tested[i] for i in tested.add(task.encode(dealt.test))]
     report = {
-        "rows": loaded,
-        "rows_bad": bad,
-        "rows_without_client": dealt_dropped,
+        "rows": dealt.loaded,
+        "rows_bad": dealt.bad,
+        "rows_without_client": dealt.undealt,
         "rows_cut": cut,
-        "test_rows": len(test_rows),
-        "test_rows_bad": test.dropped,
-        "clients_too_small": small,
+        "test_rows": len(dealt.test),
+        "test_rows_bad": dealt.test_bad,
+        "clients_too_small": dict(dealt.too_small),
         "clients_without_examples": without,
         "examples_sha256": store.sha256(),
         "test_examples_sha256": tested.sha256(),
@@ -172,57 +153,13 @@ def build(
             n: {
                 "train": len(m.train),
                 "validation": len(m.validation),
-                "labels": dict(sorted(Counter(str(r[label]) for r in kept[n]).items())) if label is not None else None,
+                "labels": histogram([str(r[label]) for r in dealt.rows[n]]) if label is not None else None,
                 **({} if m.client.rank is None else {"rank": m.client.rank}),
             }
             for n, m in members.items()
         },
     }
     return Population(members, tuple(tests), report)
-
-
-class _Checker:
-    """Sorts out rows that cannot be used. ``owner``: the column that says whose a row is, if rows are dealt by it."""
-
-    def __init__(self, config: RunConfig, task: Task, owner: str | None) -> None:
-        self.config, self.task, self.owner = config, task, owner
-        self.dropped = 0
-
-    def usable(self, rows: Sequence[Row], where: str) -> Rows:
-        """The usable rows. The others are counted in ``dropped``, or all reported in a :class:`ConfigError`."""
-        if rows:
-            self._columns(rows[0])
-        kept, problems = [], []
-        for number, row in enumerate(rows):
-            problem = self.task.check(row, number)
-            if problem is None and self.owner is not None:
-                problem = value_problem(row, number, self.owner)
-            if problem is None:
-                kept.append(dict(row))
-            else:
-                problems.append(f"{where}{problem}")
-        if problems and (self.config.data.bad_rows == "error" or not kept):
-            shown = [Problem("data", text) for text in problems[:5]]
-            if len(problems) > 5:
-                shown.append(Problem("data", f"and {len(problems) - 5} more rows like these"))
-            if kept:
-                shown.append(Problem("data.bad_rows", "mend the rows, or leave them out with data.bad_rows = 'drop'"))
-            raise ConfigError(shown)
-        self.dropped += len(problems)
-        return kept
-
-    def _columns(self, first: Row) -> None:
-        """A column that does not exist is one fault of the configuration, not one of every row."""
-        task = self.config.task
-        named = [("task.label", task.label), ("task.response", task.response), ("partition.column", self.owner)]
-        for key, value in (("task.text", task.text), ("task.prompt", task.prompt)):
-            named += [(key, column) for column in ([value] if isinstance(value, str) else value or ())]
-        there = ", ".join(map(str, first))
-        missing = [
-            Problem(k, f"no column {c!r}; there are: {there}") for k, c in named if c is not None and c not in first
-        ]
-        if missing:
-            raise ConfigError(missing)
 
 
 def _encoded(store: ExampleStore, task: Task, rows: Mapping[str, Rows]) -> Iterator[tuple[str, range]]:

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from rondo.tasks.causal_lm import CausalLM
 from rondo.tasks.classification import SequenceClassification
-from rondo.tasks.task import Example, Row, RowProblem, Tally, Task, value_problem
+from rondo.tasks.task import Example, Row, Tally, Task
 
-__all__ = ["CausalLM", "Example", "Row", "RowProblem", "SequenceClassification", "Tally", "Task", "value_problem"]
+__all__ = ["CausalLM", "Example", "Row", "SequenceClassification", "Tally", "Task"]

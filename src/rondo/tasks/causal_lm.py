@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rondo.model import Batch
-from rondo.tasks.task import Example, Row, RowProblem, Scores, pad, text_problem, wide
+from rondo.tasks.task import Example, Row, Scores, pad, wide
 
 IGNORED = -100  # torch's own index for a target that has no loss
 
@@ -30,16 +30,6 @@ class CausalLM:
     ) -> None:
         self.tokenizer, self.text, self.max_length = tokenizer, text, max_length
         self.prompt, self.response = tuple(prompt), response or ""
-
-    def check(self, row: Row, number: int) -> RowProblem | None:
-        """See :meth:`rondo.tasks.Task.check`. Prompt columns after the first may be empty."""
-        for column in [self.text] if self.text is not None else [self.prompt[0], self.response]:
-            if (problem := text_problem(row, number, column)) is not None:
-                return problem
-        for column in self.prompt[1:]:
-            if column not in row:
-                return RowProblem(number, column, f"no such column; there are: {', '.join(map(str, row))}")
-        return None
 
     def encode(self, rows: Sequence[Row]) -> list[Example]:
         """See :meth:`rondo.tasks.Task.encode`. Cut to ``max_length``; a row whose response is cut away entirely has

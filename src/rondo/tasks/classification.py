@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rondo.model import Batch
-from rondo.tasks.task import Example, Row, RowProblem, Scores, pad, text_problem, value_problem, wide
+from rondo.tasks.task import Example, Row, Scores, pad, wide
 
 
 class SequenceClassification:
@@ -26,18 +26,6 @@ class SequenceClassification:
         self.tokenizer, self.columns, self.label, self.max_length = tokenizer, tuple(columns), label, max_length
         self.labels = tuple(labels)
         self._index = {name: i for i, name in enumerate(labels)}
-
-    def check(self, row: Row, number: int) -> RowProblem | None:
-        """See :meth:`rondo.tasks.Task.check`."""
-        for column in self.columns:
-            if (problem := text_problem(row, number, column)) is not None:
-                return problem
-        if (problem := value_problem(row, number, self.label)) is not None:
-            return problem
-        value = row[self.label]
-        if str(value) not in self._index:
-            return RowProblem(number, self.label, f"unknown label {value!r}; known: {', '.join(self.labels[:20])}")
-        return None
 
     def encode(self, rows: Sequence[Row]) -> list[Example]:
         """See :meth:`rondo.tasks.Task.encode`. A text longer than ``max_length`` tokens is cut."""

@@ -30,18 +30,6 @@ class Example:
         return len(self.ids)
 
 
-@dataclass(frozen=True)
-class RowProblem:
-    """A row that cannot be used: its 0-based number in its source, the column, and why."""
-
-    row: int
-    column: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"row {self.row}, column {self.column!r}: {self.reason}"
-
-
 class Tally(Protocol):
     """Scores in the making, batch by batch."""
 
@@ -58,11 +46,8 @@ class Task(Protocol):
     primary: str
     higher_is_better: bool
 
-    def check(self, row: Row, number: int) -> RowProblem | None:
-        """Why ``row`` cannot be used, or None."""
-
     def encode(self, rows: Sequence[Row]) -> list[Example]:
-        """Tokenise rows that passed ``check``."""
+        """Tokenise rows that passed :func:`rondo.data.rows.row_check`."""
 
     def collate(self, examples: Sequence[Example]) -> tuple[Batch, Batch]:
         """Inputs of the network and targets, padded to the longest example."""
@@ -79,32 +64,6 @@ def pad(rows: Sequence[Sequence[int]], value: int) -> Tensor:
     """Rows of ids as one (rows, longest) int64 tensor, filled on the right."""
     longest = max(map(len, rows))
     return torch.tensor([[*row, *[value] * (longest - len(row))] for row in rows])
-
-
-def text_problem(row: Row, number: int, column: str) -> RowProblem | None:
-    """Why the text in ``column`` cannot be used: the column is missing, or it is no text, or an empty one."""
-    if column not in row:
-        return RowProblem(number, column, f"no such column; there are: {', '.join(map(str, row))}")
-    value = row[column]
-    if not isinstance(value, str):
-        return RowProblem(number, column, f"expected text, got {value!r}")
-    if not value.strip():
-        return RowProblem(number, column, "the text is empty")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return RowProblem(number, column, "the text has a lone surrogate and is no valid Unicode")
-    return None
-
-
-def value_problem(row: Row, number: int, column: str) -> RowProblem | None:
-    """Why the value in ``column`` cannot name a class or a client: it is missing, empty, or no valid Unicode."""
-    if column not in row:
-        return RowProblem(number, column, f"no such column; there are: {', '.join(map(str, row))}")
-    value = row[column]
-    if value is None or not str(value).strip():
-        return RowProblem(number, column, "the value is missing")
-    return text_problem({column: str(value)}, number, column)
 
 
 def wide(logits: Tensor) -> Tensor:
