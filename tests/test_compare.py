@@ -228,7 +228,10 @@ def test_the_whole_table_is_planned_on_the_default() -> None:
         (("fedit", "--all"), "--all: names are given too"),
         (("fedit,no_such_module:X",), "cannot load 'no_such_module:X'"),
         (("fedit", "--config", "god.toml"), "did you mean 'good.toml'?"),
-        (("fedit,fedloru", "--set", "algorithm.tau=2"), "fedit has no such field; it has no fields, remove it (for one algorithm"),
+        (
+            ("fedit,fedloru", "--set", "algorithm.tau=2"),
+            "fedit has no such field; it has no fields, remove it (for one algorithm",
+        ),
         (("fedit,rolora", "--set", "rolora.algorithm.tau=2"), "its fields: alternate_for\n"),
         (("fedit,rolora", "--set", "rolora.algorithm.alternate_for=7.0"), "rolora: "),
         (("fedit,rolora", "--set", "rolora.rounds=2"), "'rounds' is the same for all in a comparison"),

@@ -4,45 +4,79 @@
     python tests/fuzz/targets.py load_checkpoint -max_total_time=600 corpus/load_checkpoint
     python tests/fuzz/targets.py load_config -max_total_time=600 corpus/load_config
 
-Only the errors that each promises may come out of it; anything else is a crash that is reported with its input.
+Only the errors that each promises may come out of it; anything else is a crash that is reported with its input. Where
+the folder of inputs is new, valid ones are put there first: what is worth finding lies near them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import atheris
+import torch
 
 with atheris.instrument_imports(include=["rondo"]):
     from rondo import state
+    from rondo.algorithm import Client, Upload
     from rondo.config import ConfigError, load
+    from rondo.durable import Position
     from rondo.engine import checkpoint
-    from rondo.wire import Rejected, decode_upload
+    from rondo.engine.ledger import Ledger
+    from rondo.wire import Envelope, Rejected, decode_upload, encode_upload
 
 
 def fuzz_upload(data: bytes) -> None:
-    # With the digest made right: behind it is where there is something to find.
-    with contextlib.suppress(Rejected):
-        decode_upload(hashlib.sha256(data).digest() + data, 10_000)
+    """``data`` as it is, and as a header and a body with the length between them made right; the digest is right in
+    both, as behind it is where there is something to find."""
+    header, _, body = data.partition(b"\n")
+    for content in (data, len(header).to_bytes(8, "little") + header + body):
+        with contextlib.suppress(Rejected):
+            decode_upload(hashlib.sha256(content).digest() + content, 10_000)
+
+
+def an_upload() -> bytes:
+    upload = Upload(Client("a", 3), {"q.A": torch.ones(2, 3), "head:w": torch.zeros(4)}, 3.0)
+    content = encode_upload(upload, Envelope("run", 1, "a", "0" * 64, 3, 3.0))[32:]
+    end = 8 + int.from_bytes(content[:8], "little")
+    return content[8:end] + b"\n" + content[end:]
 
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="rondo-fuzz-"))
 
 
+def a_manifest() -> bytes:
+    """Of a whole generation, which it leaves in the folder."""
+    kept = checkpoint.Kept(_FOLDER)
+    kept["a"] = {"q.B": torch.ones(2)}
+    empty = Position(0, hashlib.sha256(b"").hexdigest())
+    point = checkpoint.Checkpoint(1, {"w": torch.ones(2)}, kept, Ledger(), empty, {"before": {"loss": 1.0}})
+    checkpoint.save(_FOLDER, point)
+    return (_FOLDER / "round-000001" / "manifest.json").read_bytes()
+
+
 def fuzz_checkpoint(data: bytes) -> None:
-    """A state as it is, and a whole generation whose manifest is ``data``."""
+    """``data`` as the packed state, and as the manifest of a whole generation, with its seal made right."""
     with contextlib.suppress(ValueError):
-        state.unpack(data, {})
+        state.unpack(data, {"w": torch.ones(2)})
+    content: object = None
+    with contextlib.suppress(ValueError, RecursionError):
+        content = json.loads(data)
     place = _FOLDER / "round-000001"
     place.mkdir(exist_ok=True)
-    (place / "manifest.json").write_bytes(data)
+    inner = content.get("content") if isinstance(content, dict) else None
+    (place / "manifest.json").write_bytes(checkpoint._sealed(inner) if isinstance(inner, dict) else data)
     with contextlib.suppress(ValueError):
-        checkpoint.load(_FOLDER, {})
+        checkpoint.load(_FOLDER, {"w": torch.ones(2)})
+
+
+def a_state() -> bytes:
+    return state.pack({"w": torch.ones(2)})
 
 
 def fuzz_config(data: bytes) -> None:
@@ -52,15 +86,27 @@ def fuzz_config(data: bytes) -> None:
         load(path)
 
 
-TARGETS: dict[str, Any] = {
-    "decode_upload": fuzz_upload,
-    "load_checkpoint": fuzz_checkpoint,
-    "load_config": fuzz_config,
+def a_config() -> bytes:
+    return (Path(checkpoint.__file__).parent.parent / "starter.toml").read_bytes()
+
+
+TARGETS: dict[str, tuple[Callable[[bytes], None], tuple[Callable[[], bytes], ...]]] = {
+    "decode_upload": (fuzz_upload, (an_upload,)),
+    "load_checkpoint": (fuzz_checkpoint, (a_manifest, a_state)),
+    "load_config": (fuzz_config, (a_config,)),
 }
+"""What is fuzzed, and the valid inputs that it starts from."""
+
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or sys.argv[1] not in TARGETS:
         sys.exit(f"name a target: {', '.join(TARGETS)}")
-    name = sys.argv.pop(1)
-    atheris.Setup(sys.argv, TARGETS[name])
+    target, examples = TARGETS[sys.argv.pop(1)]
+    found = {example.__name__: example() for example in examples}
+    if not sys.argv[-1].startswith("-"):
+        folder = Path(sys.argv[-1])
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in found.items():
+            (folder / name).write_bytes(content)
+    atheris.Setup(sys.argv, target)
     atheris.Fuzz()
