@@ -684,6 +684,22 @@ def test_a_run_that_cannot_train_stops_and_says_why(run: Run, data: Path) -> Non
     assert "What was done so far is in" in str(stopped.value)
 
 
+@pytest.mark.parametrize("place", ["adapter", "adapter/adapter_model.safetensors"])
+def test_an_adapter_that_cannot_be_written_stops_the_run_which_can_go_on(run: Run, tmp_path: Path, place: str) -> None:
+    folder = tmp_path / "run-0"
+    blocked = folder / place
+    if place == "adapter":
+        folder.mkdir()
+        blocked.write_text("a file where the folder should be")
+    else:
+        blocked.mkdir(parents=True)
+    with pytest.raises(RunStopped, match=r"cannot be written: .*\. What was done so far is in"):
+        run(data={"source": str(write_rows(tmp_path / "rows.csv", reviews(12)))}, rounds=1)
+    blocked.unlink() if place == "adapter" else blocked.rmdir()
+    assert api.resume(folder, device="cpu").history[-1]["round"] == 0
+    assert (folder / "adapter" / "adapter_model.safetensors").is_file()
+
+
 def test_progress_is_told_to_an_observer(bert: Path, data: Path, tmp_path: Path) -> None:
     seen: list[tuple[str, Any]] = []
 

@@ -9,12 +9,13 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from rondo import durable
 from rondo.alone import local_only
@@ -168,6 +169,8 @@ def _written(directory: RunDirectory) -> Iterator[None]:
     except OSError as error:
         where = error.filename if error.filename is not None else directory.path
         raise RunStopped(f"{where} cannot be written: {error.strerror}") from None
+    except SafetensorError as error:  # in which that library wraps the system's
+        raise RunStopped(f"{directory.path} cannot be written: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -262,7 +265,8 @@ class _Runner:
                 raise RunInterrupted(folder) from None
             except RunStopped as stopped:
                 if self.done:
-                    self._write_adapter()
+                    with suppress(RunStopped):  # what it stopped for may be the disk
+                        self._write_adapter()
                 raise RunStopped(f"{stopped}. What was done so far is in {folder}") from None
 
     def _went_on(self) -> bool:
@@ -352,7 +356,8 @@ class _Runner:
 
     def _write_adapter(self) -> None:
         seen, base = self.simulation.newcomer(self.done)
-        write_adapter(self.prepared, self.directory.adapter, seen, base, self.labels)
+        with _written(self.directory):
+            write_adapter(self.prepared, self.directory.adapter, seen, base, self.labels)
 
     def _summary(
         self, history: Sequence[dict[str, Any]], before: Mapping[str, Any], after: Mapping[str, Any]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -12,6 +10,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from rondo.process import FAILED, own_modules, quiet_libraries, stoppable, user_errors
 
 app = typer.Typer(
     help="Federated low-rank fine-tuning: many parties fine-tune one model, only small factors travel.",
@@ -24,8 +24,6 @@ Sets = Annotated[list[str] | None, typer.Option("--set", help="override: KEY.PAT
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
 ClientId = Annotated[str | None, typer.Option("--client", help="this client's model; left out: the global one")]
 
-OK, FAILED, USER_ERROR = 0, 1, 2
-
 
 def main() -> None:
     """Entry point of ``rondo``. Exit codes: 0 done, 1 a run or a check failed, 2 the input must be mended, 130 and 143
@@ -37,25 +35,6 @@ def main() -> None:
         sys.exit(130)
 
 
-@contextmanager
-def _user_errors() -> Iterator[None]:
-    """Faults of the input as plain messages and exit code 2, a stopped run as exit code 1; no traceback."""
-    from rondo.config import ConfigError
-
-    try:
-        yield
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        raise typer.Exit(USER_ERROR) from None
-    except Exception as error:
-        # The engine, and with it torch, is loaded only where something ran.
-        stopped = getattr(sys.modules.get("rondo.engine.simulation"), "RunStopped", ())
-        if not isinstance(error, stopped):
-            raise
-        print(f"stopped: {error}", file=sys.stderr)
-        raise typer.Exit(FAILED) from None
-
-
 @app.command()
 def run(
     config: Annotated[str, typer.Argument(help="a TOML file; rondo init writes one to start from")],
@@ -64,7 +43,7 @@ def run(
     device: Device = "auto",
 ) -> None:
     """Fine-tune: run a configuration and write its run directory."""
-    with _user_errors():
+    with user_errors():
         from rondo import config as configs
 
         _run(configs.load(config, sets or []), run_dir, device)
@@ -79,7 +58,7 @@ def resume(
     ] = False,
 ) -> None:
     """Go on with a run after its last committed round."""
-    with _user_errors():
+    with user_errors():
         from rondo.record import RunDirectory
 
         directory = RunDirectory.open(run_dir)
@@ -93,7 +72,7 @@ def resume(
 @app.command()
 def demo(sets: Sets = None, run_dir: str | None = None, device: Device = "auto") -> None:
     """Twelve homes teach one model to understand commands; no home shows what was said."""
-    with _user_errors():
+    with user_errors():
         from rondo import config as configs
 
         settings = configs.load(_starter(), sets or [])
@@ -107,49 +86,19 @@ def demo(sets: Sets = None, run_dir: str | None = None, device: Device = "auto")
         print(f"Learning curve: {summary.run_dir / 'curve.png'}")
 
 
-@contextmanager
-def _stoppable() -> Iterator[Any]:
-    """An event that SIGINT (^C) or SIGTERM sets; a second one ends the process at once. Raises the exit code of the
-    first where a run ended by it."""
-    import signal
-    import threading
-
-    stop, received = threading.Event(), []
-
-    def handler(number: int, _: Any) -> None:
-        if stop.is_set():
-            os._exit(128 + number)  # nothing that was committed is lost by that
-        stop.set()
-        received.append(number)
-        os.write(2, b"\nstopping after this step; once more to stop at once\n")
-
-    kept = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    except Exception as error:
-        api = sys.modules.get("rondo.api")
-        if api is None or not isinstance(error, api.RunInterrupted):
-            raise
-        print(f"{error}\ngo on with: rondo resume {shlex.quote(str(error.run_dir))}", file=sys.stderr)
-        raise typer.Exit(128 + received[0]) from None
-    finally:
-        for number, before in kept.items():
-            signal.signal(number, before)
-
-
 def _run(settings: Any, run_dir: str | None, device: str, *, resumed: bool = False, whatever: bool = False) -> Any:
     """Run, or go on, with progress and a final table."""
     from rich.console import Console
 
     console = Console()
-    _own_modules()
-    _quiet_libraries()
+    own_modules()
+    quiet_libraries()
     with console.status("loading model and data") if console.is_terminal else _nothing():
         from rondo import api
         from rondo.record import RunDirectory
         from rondo.report.terminal import TerminalProgress, summary_table
     metric = "accuracy" if settings.task.kind == "sequence-classification" else "loss"
-    with _stoppable() as stop, TerminalProgress(console, settings.rounds, metric) as progress:
+    with stoppable() as stop, TerminalProgress(console, settings.rounds, metric) as progress:
         if resumed:
             assert run_dir is not None
             result = api.resume(run_dir, device=device, allow_nondeterministic=whatever, observer=progress, stop=stop)
@@ -188,10 +137,10 @@ def compare(
     device: Device = "auto",
 ) -> None:
     """Several algorithms on the same data, split, seeds and rounds: a table and a picture."""
-    with _user_errors():
+    with user_errors():
         from rondo import comparison
 
-        _own_modules()
+        own_modules()
         configs = comparison.plan(_named(algorithms, every), config, sets=sets or [], seeds=_numbers(seeds))
         found = _compared(configs, out, device)
     if found.stopped:
@@ -225,7 +174,7 @@ def _compared(configs: Any, out: str | None, device: str) -> Any:
     from rondo.report.terminal import TerminalProgress, comparison_table
 
     console = Console()
-    _quiet_libraries()
+    quiet_libraries()
     print(f"{len(configs)} runs of {configs[0].rounds} rounds", flush=True)
     metric = "accuracy" if configs[0].task.kind == "sequence-classification" else "loss"
 
@@ -240,7 +189,7 @@ def _compared(configs: Any, out: str | None, device: str) -> Any:
             yield progress
         print(f"{planned}: {time.perf_counter() - began:.0f} s ({planned.run_dir})", flush=True)
 
-    with _stoppable() as stop:
+    with stoppable() as stop:
         found = comparison.carry_out(configs, out, device=device, watch=watched, stop=stop)
     for one in found.stopped:
         print(f"{one['algorithm']}, seed {one['seed']} stopped: {one['reason']}", file=sys.stderr)
@@ -260,7 +209,7 @@ def _nothing() -> Iterator[None]:
 @app.command()
 def init(file: Annotated[str, typer.Argument(help="where to write it")] = "rondo.toml") -> None:
     """Write a commented configuration to start from."""
-    with _user_errors():
+    with user_errors():
         from rondo.config import ConfigError, Problem
 
         path = Path(file)
@@ -299,7 +248,7 @@ def list_() -> None:
 @app.command()
 def show(name: str) -> None:
     """The paper card of an algorithm: equations, symbols, bytes, head, deviations, reference."""
-    with _user_errors():
+    with user_errors():
         import inspect
 
         cls = _algorithm_class(name)
@@ -310,17 +259,11 @@ def _algorithm_class(name: str) -> Any:
     from rondo import algorithms
     from rondo.config import ConfigError, Problem
 
-    _own_modules()
+    own_modules()
     try:
         return algorithms.load(name)
     except algorithms.UnknownAlgorithm as error:
         raise ConfigError([Problem("NAME", str(error))], "rondo") from None
-
-
-def _own_modules() -> None:
-    """A class of one's own may lie in the folder one works in."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
 
 
 @app.command()
@@ -328,7 +271,7 @@ def check(
     names: Annotated[list[str] | None, typer.Argument(help="names, or package.module:Class; left out: all")] = None,
 ) -> None:
     """Run the public laws on algorithms, ours or one of your own."""
-    with _user_errors():
+    with user_errors():
         from rondo import algorithms, testing
         from rondo import config as configs
 
@@ -361,9 +304,9 @@ def export(
     verify: Annotated[bool, typer.Option("--verify", help="load it with stock PEFT and compare logits")] = False,
 ) -> None:
     """Write a run's result as a stock PEFT adapter of the rank it needs, or merged into the model."""
-    with _user_errors():
-        _own_modules()
-        _quiet_libraries()
+    with user_errors():
+        own_modules()
+        quiet_libraries()
         if not _exported(run_dir, to, client=client, merged=merged, rank=rank, verify=verify):
             raise typer.Exit(FAILED)
 
@@ -393,23 +336,14 @@ def evaluate(
     device: Device = "auto",
 ) -> None:
     """Score a run, or an adapter of one, on the run's test set."""
-    with _user_errors():
+    with user_errors():
         import json
 
-        _own_modules()
-        _quiet_libraries()
+        own_modules()
+        quiet_libraries()
         from rondo import api
 
         print(json.dumps(api.evaluate(path, client=client, device=device), indent=2))
-
-
-def _quiet_libraries() -> None:
-    """No advertising of deprecations inside other packages, no progress bars but ours."""
-    import warnings
-
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|torch|pyarrow")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ def _distances(changes: Sequence[Params], each: Sequence[Upload], flat: Tensor) 
     paths = [p for p in adapted_modules(own[0]) if f"{p}.A" in own[0] and f"{p}.B" in own[0]]
     if not paths:
         return squared_distances(flat)
-    total = torch.zeros(len(own), len(own), dtype=torch.float64)
+    total = flat.new_zeros(len(own), len(own))
     for path in paths:
         products = [LowRank(o[f"{path}.B"].double(), o[f"{path}.A"].double()) for o in own]
         inner = _inner(products)
