@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import ctypes
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -34,6 +38,40 @@ def near(found: Tensor, expected: Tensor) -> None:
 
 
 # oneDNN
+
+SHAPES = """
+import ctypes
+import torch
+from torch import nn
+from rondo.kernels import Kernels, apply
+
+class Used(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "abcdefghij"]  # glibc's struct mallinfo2; h: bytes in use
+
+mallinfo = ctypes.CDLL(None).mallinfo2
+mallinfo.restype = Used
+layer = nn.Linear(256, 512).requires_grad_(False)
+apply(layer, Kernels(torch.float32, "onednn", "torch"))
+
+def used(rows):
+    for count in rows:
+        layer(torch.zeros(count, 256, requires_grad=True)).sum().backward()
+    return mallinfo().h / 2**20
+
+before = used(range(1, 101))
+print(used(range(101, 301)) - before)
+"""
+
+
+@needs_onednn
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux") or not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="no glibc"
+)
+def test_products_of_ever_new_shapes_do_not_fill_the_memory() -> None:
+    """Unbounded they would take some hundred MiB."""
+    kept = {k: v for k, v in os.environ.items() if not k.endswith("CACHE_CAPACITY")}
+    done = subprocess.run([sys.executable, "-c", SHAPES], capture_output=True, text=True, check=True, env=kept)
+    assert float(done.stdout) < 4
 
 
 @needs_onednn

@@ -8,6 +8,7 @@ the same bits; it is written into the manifest.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -75,9 +76,22 @@ def apply(module: nn.Module, kernels: Kernels) -> None:
     if kernels.attention == "written out":
         attention.use(module)
     if kernels.linear == "onednn":
+        _bound_caches()
         for layer in module.modules():
             if type(layer) is nn.Linear and type(layer._parameters.get("weight")) is nn.Parameter:
                 layer.forward = _OneDnn(layer)  # type: ignore[method-assign, assignment]
+
+
+def _bound_caches() -> None:
+    """For every shape of a product half a megabyte is kept, by oneDNN and by torch's layer over it, of a thousand
+    shapes unless told otherwise; and where rows are ragged every step has shapes of its own, which never come again
+    (pytorch/pytorch#27971). Both read this at their first product, so a process that made one before keeps its own."""
+    for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+        os.environ.setdefault(name, str(_SHAPES_KEPT))
+
+
+_SHAPES_KEPT = 64
+"""More than a step has; a transformer's layers share some ten."""
 
 
 class _OneDnn:
