@@ -3,16 +3,21 @@
     python benchmarks/soak.py --rounds 1000 --json soak.json --png soak.png
 
 Twenty clients of a BERT of two layers with random weights, RoLoRA with local heads and a server optimizer, a checkpoint
-a round; in every round each client has a fault with a probability of 5 %, of any kind. Resident memory, open files and
-the bytes of the run directory (``metrics.jsonl`` apart, which has a line a round) are read after every tenth round. The
-slope is of a straight line through what comes after the first fifth, in MiB per hundred rounds.
+a round; in every round each client has a fault with a probability of 5 %, of any kind. Memory, open files and the bytes
+of the run directory (``metrics.jsonl`` apart, which has a line a round) are read after every tenth round. Slopes are of
+a straight line through what comes after the first fifth, in MiB per hundred rounds.
+
+Memory is read three times: ``rss_mib``, resident, which goes up and down with what glibc keeps of what is free;
+``in_use_mib``, what of glibc's heaps is in use, tensors above all; and ``python_blocks``, of Python's own allocator.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -23,6 +28,7 @@ import psutil
 from simulation import machine, versions
 
 EVERY = 10
+MEMORY = ("rss_mib", "in_use_mib", "python_blocks")
 WORDS = [f"w{i}" for i in range(40)]
 SHARE = 0.05
 
@@ -74,6 +80,18 @@ def configuration(folder: Path, rounds: int) -> dict[str, Any]:
     }
 
 
+class _Mallinfo(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "abcdefghij"]  # glibc's; e: of mapped blocks, h: of others in use
+
+
+def in_use() -> float:
+    """MiB of glibc's heaps that are in use."""
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = _Mallinfo
+    found = mallinfo()
+    return float(found.e + found.h) / 2**20
+
+
 class Watch:
     """Reads this process and its run directory after every tenth round."""
 
@@ -95,6 +113,8 @@ class Watch:
             {
                 "round": record["round"] + 1,
                 "rss_mib": self.process.memory_info().rss / 2**20,
+                "in_use_mib": in_use(),
+                "python_blocks": sys.getallocatedblocks(),
                 "open_files": self.process.num_fds(),
                 "disk_bytes": sum(p.stat().st_size for p in files),
                 "files": len(files),
@@ -103,10 +123,10 @@ class Watch:
         )
 
 
-def slope(readings: Sequence[dict[str, float]]) -> float:
-    """MiB per hundred rounds, after the first fifth."""
+def slope(readings: Sequence[dict[str, float]], key: str) -> float:
+    """Of ``key`` in a hundred rounds, after the first fifth."""
     late = readings[len(readings) // 5 :]
-    x, y = [r["round"] for r in late], [r["rss_mib"] for r in late]
+    x, y = [r["round"] for r in late], [r[key] for r in late]
     mx, my = sum(x) / len(x), sum(y) / len(y)
     return 100 * sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True)) / sum((a - mx) ** 2 for a in x)
 
@@ -116,7 +136,7 @@ def picture(readings: Sequence[dict[str, float]], path: Path) -> None:
 
     figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.2))
     for axis, key, label in zip(
-        axes, ("rss_mib", "open_files", "files"), ("resident memory, MiB", "open files", "files on disk"), strict=True
+        axes, ("rss_mib", "in_use_mib", "files"), ("resident, MiB", "in use, MiB", "files on disk"), strict=True
     ):
         axis.plot([r["round"] for r in readings], [r[key] for r in readings])
         axis.set_xlabel("round")
@@ -146,8 +166,8 @@ def main() -> None:
         "rounds": args.rounds,
         "seconds": seconds,
         "failed_clients": watch.failed,
-        "rss_slope_mib_per_100_rounds": slope(watch.readings),
-        "rss_mib": [late[0]["rss_mib"], late[-1]["rss_mib"]],
+        **{f"{key}_slope": slope(watch.readings, key) for key in MEMORY},
+        **{key: [min(r[key] for r in late), max(r[key] for r in late)] for key in MEMORY},
         "open_files": sorted({r["open_files"] for r in late}),
         "files": [min(r["files"] for r in late), max(r["files"] for r in late)],
         "disk_bytes": [min(r["disk_bytes"] for r in late), max(r["disk_bytes"] for r in late)],

@@ -251,23 +251,25 @@ class _Runner:
 
     def run(self) -> RunResult:
         """All rounds that are left, and the end."""
-        config, folder = self.prepared.config, self.directory.path
-        with freed_memory_kept():
-            try:
-                if not (self.resumed and self._went_on()):
-                    self.scores["before"] = self.simulation.score_newcomer(0)
-                    self._commit(0)
-                self.simulation.locals = self.kept
-                for index in range(self.done, config.rounds):
-                    self._round(index)
-                return self._finish()
-            except StopRequested:
-                raise RunInterrupted(folder) from None
-            except RunStopped as stopped:
-                if self.done:
-                    with suppress(RunStopped):  # what it stopped for may be the disk
-                        self._write_adapter()
-                raise RunStopped(f"{stopped}. What was done so far is in {folder}") from None
+        try:
+            with freed_memory_kept():
+                self._rounds()
+            return self._finish()  # with libraries of its own, which take the place of what training held
+        except StopRequested:
+            raise RunInterrupted(self.directory.path) from None
+        except RunStopped as stopped:
+            if self.done:
+                with suppress(RunStopped):  # what it stopped for may be the disk
+                    self._write_adapter()
+            raise RunStopped(f"{stopped}. What was done so far is in {self.directory.path}") from None
+
+    def _rounds(self) -> None:
+        if not (self.resumed and self._went_on()):
+            self.scores["before"] = self.simulation.score_newcomer(0)
+            self._commit(0)
+        self.simulation.locals = self.kept
+        for index in range(self.done, self.prepared.config.rounds):
+            self._round(index)
 
     def _went_on(self) -> bool:
         """Take up the newest checkpoint that is whole; False where there is none yet. Raises :class:`ConfigError` where

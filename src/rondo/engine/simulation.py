@@ -17,6 +17,7 @@ from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Shared, Uplo
 from rondo.config import RunConfig
 from rondo.engine import evaluate
 from rondo.engine.admission import Identity
+from rondo.engine.allocator import give_back
 from rondo.engine.attempt import Attempt, Observer, Trained, noted
 from rondo.engine.cohort import activation_bytes, budget, plan, workers
 from rondo.engine.diagnostics import diagnose
@@ -128,6 +129,7 @@ class Simulation:
             self.locals.update({c: states.canonical(local) for c, local in attempt.kept.items() if local})
         record["train_seconds"] = time.perf_counter() - started
         if skipped is None and diagnosed:
+            give_back()  # the threads that trained hold what they freed, and this one works now
             record["diagnostics"] = diagnose(self.algorithm, self.network.sites, before, self.state, held, round)
         return record
 
