@@ -164,6 +164,7 @@ CASES = [
     Case("config", "warm-up to the end", {"train": {"warmup_rounds": 2}}),
     Case("config", "two sources of data", {"data": {"clients_from": "sites"}}),
     Case("config", "Dirichlet without alpha", {"partition": {"kind": "dirichlet"}}),
+    Case("config", "alpha without Dirichlet", {"partition": {"alpha": 0.5}}),
     Case("config", "shards of no number", {"partition": {"kind": "shards"}}),
     Case("config", "owners of no column", {"partition": {"kind": "natural", "clients": None}}),
     Case("config", "no number of clients", {"partition": {"clients": None}}),

@@ -25,6 +25,14 @@ _NEEDS = {
     "natural": ("column", "the column that says whose a row is"),
 }
 
+_USED_BY = {
+    "alpha": "dirichlet",
+    "shards_per_client": "shards",
+    "classes_per_client": "classes",
+    "sigma": "lognormal",
+}
+"""Keys of ``[partition]`` that one kind uses."""
+
 
 def cross_checks(config: RunConfig) -> Iterator[Problem]:
     """Faults that lie between keys."""
@@ -44,6 +52,9 @@ def cross_checks(config: RunConfig) -> Iterator[Problem]:
         needed, hint = _NEEDS.get(kind, (None, ""))
         if needed and getattr(part, needed) is None and (own_data or kind != "natural"):
             yield Problem(f"partition.{needed}", f"partition.kind = {kind!r} needs it: set it, {hint}")
+        for key, user in _USED_BY.items():
+            if kind != user and getattr(part, key) is not None:
+                yield Problem(f"partition.{key}", f"only kind = {user!r} uses it, not {kind!r}: remove it or set kind")
         if kind != "natural" and part.clients is None:
             words = f"partition.kind = {kind!r} needs the number of clients: set it, for instance clients = 10"
             yield Problem("partition.clients", words)
