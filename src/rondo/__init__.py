@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 from typing import TYPE_CHECKING, Any
+
+from rondo.importing import collector_paused
 
 __version__ = "0.1.0"
 
@@ -48,12 +49,5 @@ def __getattr__(name: str) -> Any:
 
 
 def _load(module: str) -> Any:
-    """Import a module with the garbage collector paused: it would look through the hundreds of thousands of objects of
-    torch, transformers and peft again and again, for a seventh of the time that importing them takes."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with collector_paused():
         return importlib.import_module(module)
-    finally:
-        if collecting:
-            gc.enable()

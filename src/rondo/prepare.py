@@ -21,6 +21,7 @@ from rondo.engine.population import Population
 from rondo.engine.ranks import client_ranks, upload_bytes
 from rondo.engine.simulation import Simulation
 from rondo.head import LocalHead
+from rondo.importing import collector_paused
 from rondo.kernels import Kernels, apply, choose
 from rondo.model import Network
 from rondo.params import HEAD_PREFIX, Params
@@ -111,10 +112,11 @@ def prepare(config: RunConfig, labels: Sequence[str], algorithm: Algorithm[Any],
     """Load the model, find where adapters go, and settle the head policy. Raises :class:`ConfigError`; what the model's
     structure does not allow is found before its weights are loaded."""
     name = model_name(config)
-    tokenizer = _check_structure(config, name, labels)
-    module, head_names = load_model(config, tokenizer, labels, config.seed)
+    with collector_paused():  # transformers and PEFT are imported by the first of these
+        tokenizer = _check_structure(config, name, labels)
+        module, head_names = load_model(config, tokenizer, labels, config.seed)
+        planned = _plan(config, module, head_names)
     module_hash = fingerprint(module)
-    planned = _plan(config, module, head_names)
     kernels = choose(config.train.precision, device, quantized=config.model.quantization is not None)
     network = Network(module.to(device), planned.sites, head_names)
     apply(module, kernels)
