@@ -9,7 +9,7 @@ from rondo.algorithm import Round
 from rondo.config import ConfigError, Problem, RunConfig, partition_kind
 from rondo.data.loading import Rows, Source, label_names
 from rondo.data.partition import deal
-from rondo.data.rows import Row, RowCheck, row_check
+from rondo.data.rows import Row, RowCheck, columns, row_check
 
 
 @dataclass(frozen=True)
@@ -142,9 +142,8 @@ class _Checker:
     def _columns(self, first: Row) -> None:
         """A column that does not exist is one fault of the configuration, not one of every row."""
         task = self.config.task
-        named = [("task.label", task.label), ("task.response", task.response), ("partition.column", self.owner)]
-        for key, value in (("task.text", task.text), ("task.prompt", task.prompt)):
-            named += [(key, column) for column in ([value] if isinstance(value, str) else value or ())]
+        named = [("task.label", task.label), ("partition.column", self.owner)]
+        named += [(key, name) for key, name, _ in columns(task)]
         there = ", ".join(map(str, first))
         missing = [
             Problem(k, f"no column {c!r}; there are: {there}") for k, c in named if c is not None and c not in first

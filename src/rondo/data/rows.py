@@ -30,7 +30,8 @@ RowCheck: TypeAlias = Callable[[Row, int], RowProblem | None]
 def row_check(task: TaskConfig, labels: Sequence[str], owner: str | None = None) -> RowCheck:
     """The check of a task's rows. ``labels``: the known classes, where the task has some; ``owner``: the column that
     says whose a row is, if rows are dealt by it."""
-    required, optional = columns(task)
+    required = [name for _, name, needed in columns(task) if needed]
+    optional = [name for _, name, needed in columns(task) if not needed]
     known = frozenset(labels)
 
     def check(row: Row, number: int) -> RowProblem | None:
@@ -51,10 +52,15 @@ def row_check(task: TaskConfig, labels: Sequence[str], owner: str | None = None)
     return check
 
 
-def columns(task: TaskConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The columns that must hold text, and those that may be empty: a prompt's after the first."""
-    text, prompt = _several(task.text), _several(task.prompt)
-    return (*text, *prompt[:1], *_several(task.response)), prompt[1:]
+def columns(task: TaskConfig) -> list[tuple[str, str, bool]]:
+    """The columns of text: the key that names each, its name, and whether it must hold some (a prompt's after the first
+    may be empty)."""
+    text, prompt, response = (_several(value) for value in (task.text, task.prompt, task.response))
+    return [
+        *(("task.text", name, True) for name in text),
+        *(("task.prompt", name, place == 0) for place, name in enumerate(prompt)),
+        *(("task.response", name, True) for name in response),
+    ]
 
 
 def _several(value: str | Iterable[str] | None) -> tuple[str, ...]:
