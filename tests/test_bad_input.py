@@ -18,10 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
+import torch
 from typer.testing import CliRunner
 
 import rondo.api
 import rondo.prepare
+import rondo.structure
 import tiny
 from rondo.cli import app
 
@@ -111,6 +114,14 @@ CAUSAL: dict[str, Any] = {
 }
 BERT = {"model_type": "bert", "vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 LORA = {"peft_type": "LORA", "r": 2, "target_modules": ["query"]}
+ADAPTER = safetensors.torch.save(
+    {
+        f"base_model.model.bert.encoder.layer.{i}.attention.self.query.lora_{factor}.weight": torch.zeros(shape)
+        for i in range(2)
+        for factor, shape in (("A", (2, 32)), ("B", (32, 2)))
+    }
+)
+"""Of the layers and the rank that ``LORA`` says."""
 SMALL = {**BERT, "vocab_size": 20, "intermediate_size": 64, "max_position_embeddings": 48}
 CASES = [
     # the file itself
@@ -286,12 +297,25 @@ CASES = [
     ),
     Case("structure", "an adapter without tensors", START, files={"adapter/adapter_config.json": json.dumps(LORA)}),
     Case("structure", "an adapter that is none", START, files={"adapter/adapter_config.json": '{"peft_type": "IA3"}'}),
-    # its weights
-    Case("weights", "no weights", files={"model/model.safetensors": None}),
-    Case("weights", "empty weights", files={"model/model.safetensors": b""}),
-    Case("weights", "broken weights", files={"model/model.safetensors": b"\xff" * 64}),
+    # what the clients' ranks ask of the layers
+    Case("structure", "a budget that holds no upload", {"clients": {"bytes_budget": 999}}),
+    Case("structure", "budgets of which one holds none", {"clients": {"bytes_budget": [4096, 4096, 9]}}),
     Case(
-        "weights",
+        "structure",
+        "a client's rank above an adapter's",
+        {**START, "clients": {"ranks": [4, 4, 4]}},
+        files={
+            "adapter/adapter_config.json": json.dumps(LORA),
+            "adapter/adapter_model.safetensors": ADAPTER,
+        },
+    ),
+    Case(
+        "structure",
+        "a client's rank above every layer's",
+        {"adapter": {"r": 4, "rank_pattern": {"query": 2, "value": 2}}, "clients": {"ranks": [4, 4, 4]}},
+    ),
+    Case(
+        "structure",
         "nothing to learn within the tokens",
         {
             **CAUSAL,
@@ -306,9 +330,13 @@ CASES = [
         },
         rows=ROWS.replace("\nw", "\nw1 w2 w3 w4 w5 w"),
     ),
+    # its weights
+    Case("weights", "no weights", files={"model/model.safetensors": None}),
+    Case("weights", "empty weights", files={"model/model.safetensors": b""}),
+    Case("weights", "broken weights", files={"model/model.safetensors": b"\xff" * 64}),
 ]
 
-NEVER = {"config": "load_source", "data": "prepare"}
+NEVER = {"config": "load_source", "data": "look"}
 """What the API must not come to. A fault of the structure must not come to the weights."""
 
 
@@ -369,6 +397,19 @@ def test_faults_are_found_before_what_takes_long_is_imported(folder: Path, phase
 def test_a_structure_is_checked_without_any_weights(folder: Path) -> None:
     Case("structure", "", {"adapter": {"r": 33}}, files={"model/model.safetensors": None}).lay_out(folder)
     assert message(CASES[0]).count("adapter.r: rank 33 exceeds") == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "extra"), [("gguf_file", "model.gguf", "gguf"), ("quantization", "int8", "quant")]
+)
+def test_a_package_that_is_missing_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: str, extra: str
+) -> None:
+    Case("structure", "", {"model": {key: value}}).lay_out(folder)
+    monkeypatch.setattr(rondo.structure, "find_spec", lambda _: None)
+    monkeypatch.setattr(rondo.structure, "load_structure", lambda *_, **__: pytest.fail("the model was looked at"))
+    assert f"model.{key}: needs the package" in message(CASES[0])
+    assert f"pip install 'rondo-fl[{extra}]'" in message(CASES[0])
 
 
 def test_the_configuration_that_all_cases_spoil_runs(folder: Path) -> None:

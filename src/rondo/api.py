@@ -42,6 +42,7 @@ from rondo.prepare import (
 from rondo.record import RunDirectory, differences, environment
 from rondo.report import pictures
 from rondo.results import Verification, evaluate, export
+from rondo.structure import look
 from rondo.trainer import StopRequested
 
 __all__ = ["RunInterrupted", "RunResult", "RunStopped", "Verification", "evaluate", "export", "resume", "run"]
@@ -216,8 +217,9 @@ def _ready(settings: RunConfig, device: str) -> _Ready:
     settings = resolved(settings, source)
     labels = find_labels(settings, source)
     dealt = deal_rows(settings, source, labels)
-    prepared = prepare(settings, labels, algorithm, target)
-    population = build(settings, dealt, prepared.task, labels, prepared.ranks(len(dealt.rows)))
+    structure = look(settings, labels, algorithm, len(dealt.rows))
+    population = build(settings, dealt, structure.task, labels, structure.ranks)
+    prepared = prepare(settings, labels, algorithm, target, structure)
     return _Ready(prepared, population, labels, target, prepared.shorten(population))
 
 

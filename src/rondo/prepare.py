@@ -3,22 +3,18 @@ evaluation start."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from rondo import algorithms, peft
 from rondo.algorithm import Algorithm, HeadPolicy
-from rondo.config import BUILTIN_MODEL, ConfigError, Problem, RunConfig, ServerConfig
+from rondo.config import ConfigError, Problem, RunConfig, ServerConfig
 from rondo.engine.population import Population
-from rondo.engine.ranks import client_ranks, upload_bytes
 from rondo.engine.simulation import Simulation
 from rondo.head import LocalHead
 from rondo.importing import collector_paused
@@ -27,12 +23,13 @@ from rondo.model import Network
 from rondo.params import HEAD_PREFIX, Params
 from rondo.pooled import AllTokensMatter, first_token_only
 from rondo.prefix import Prefix, PrefixRefused
-from rondo.pretrained import fingerprint, load_pretrained, load_structure, load_tokenizer
+from rondo.pretrained import fingerprint, load_pretrained
 from rondo.robust import MEANS, Robust
 from rondo.schema import RULES
 from rondo.server_optim import OPTIMIZERS, ServerOptimizer
 from rondo.server_step import ServerStep
-from rondo.tasks import CausalLM, SequenceClassification, Task
+from rondo.structure import Structure, adapters, loading, model_name
+from rondo.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -73,15 +70,6 @@ class Prepared:
         """A simulation over ``population``, at its start."""
         return Simulation(self.algorithm, self.network, self.task, population, self.config, self.initial)
 
-    def ranks(self, count: int) -> tuple[int, ...] | None:
-        """The ranks of ``count`` clients, in the order of their ids, where they have ranks of their own. Raises
-        :class:`ConfigError`."""
-
-        def size(rank: int) -> int:
-            return upload_bytes(self.algorithm, self.initial, self.network.weights(), self.config.rounds, rank)
-
-        return client_ranks(self.config, count, max(s.rank for s in self.network.sites.values()), size)
-
     def shorten(self, population: Population) -> Shortened:
         """Leave out what need not be computed: all but the first token at the end, where only that is read, and the
         layers below the lowest adapted one, which are computed once an example."""
@@ -108,14 +96,14 @@ class Prepared:
         return Shortened(prefix, no_prefix, all_tokens)
 
 
-def prepare(config: RunConfig, labels: Sequence[str], algorithm: Algorithm[Any], device: torch.device) -> Prepared:
-    """Load the model, find where adapters go, and settle the head policy. Raises :class:`ConfigError`; what the model's
-    structure does not allow is found before its weights are loaded."""
-    name = model_name(config)
-    with collector_paused():  # transformers and PEFT are imported by the first of these
-        tokenizer = _check_structure(config, name, labels)
-        module, head_names = load_model(config, tokenizer, labels, config.seed)
-        planned = _plan(config, module, head_names)
+def prepare(
+    config: RunConfig, labels: Sequence[str], algorithm: Algorithm[Any], device: torch.device, structure: Structure
+) -> Prepared:
+    """Load the model whose ``structure`` has been looked at, find where adapters go, and settle the head policy. Raises
+    :class:`ConfigError`."""
+    with collector_paused():
+        module, head_names = load_model(config, structure.tokenizer, labels, config.seed)
+        planned = adapters(config, module, head_names)
     module_hash = fingerprint(module)
     kernels = choose(config.train.precision, device, quantized=config.model.quantization is not None)
     network = Network(module.to(device), planned.sites, head_names)
@@ -135,73 +123,25 @@ def prepare(config: RunConfig, labels: Sequence[str], algorithm: Algorithm[Any],
         algorithm = ServerStep(algorithm, _server_optimizer(config.server))
     if config.robust.rule != "none":
         algorithm = Robust(algorithm, config.robust.rule, config.robust.byzantine)
-    task = _task(config, tokenizer, labels)
     return Prepared(
-        config, algorithm, policy, network, task, tokenizer, planned.lora, initial, kernels, name, module_hash
+        config=config,
+        algorithm=algorithm,
+        head=policy,
+        network=network,
+        task=structure.task,
+        tokenizer=structure.tokenizer,
+        lora=planned.lora,
+        initial=initial,
+        kernels=kernels,
+        model_name=structure.model_name,
+        model_hash=module_hash,
     )
-
-
-def _check_structure(config: RunConfig, name: str, labels: Sequence[str]) -> Any:
-    """The tokenizer, after a look at the model without its weights. Raises :class:`ConfigError` with all that its
-    layers and sizes do not allow."""
-    model, problems = config.model, []
-    wanted = model.gguf_file or "config.json"
-    if Path(name).is_dir() and not Path(name, wanted).is_file():
-        key = "model.name" if model.gguf_file is None else "model.gguf_file"
-        raise ConfigError([Problem(key, f"no {wanted} in {model.name!r}: name what has the model")])
-    with _loading(config, "it"):
-        empty, head_names = load_structure(
-            config.task.kind, name, labels=labels, revision=model.revision, gguf_file=model.gguf_file
-        )
-    with _loading(config, "its tokenizer"):
-        tokenizer = load_tokenizer(name, revision=model.revision, gguf_file=model.gguf_file)
-    limit = _longest(empty, tokenizer)
-    if config.task.max_length > limit:
-        words = f"{config.task.max_length}, but this model takes {limit} tokens: lower it to {limit}"
-        problems.append(Problem("task.max_length", words))
-    embedded = int(empty.get_input_embeddings().num_embeddings)  # type: ignore[operator]
-    if len(tokenizer) > embedded:
-        words = f"its tokenizer has {len(tokenizer)} tokens and its embedding only {embedded}: is it another model's?"
-        problems.append(Problem("model.name", words))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they come again with the model itself
-            _plan(config, empty, head_names)
-    except ConfigError as error:
-        problems += error.problems
-    if problems:
-        raise ConfigError(problems)
-    return tokenizer
-
-
-def _plan(config: RunConfig, module: Any, head_names: Sequence[str]) -> peft.Plan:
-    task_type: peft.TaskType = "SEQ_CLS" if config.task.kind == "sequence-classification" else "CAUSAL_LM"
-    return peft.plan(module, config.adapter, task_type, head_names, config.seed)
-
-
-def _longest(module: Any, tokenizer: Any) -> int:
-    """The most tokens that the model's positions allow (the tokenizer knows of padding offsets, as RoBERTa's)."""
-    positions = getattr(module.config, "max_position_embeddings", None)
-    return min(int(tokenizer.model_max_length), int(positions) if positions else int(tokenizer.model_max_length))
-
-
-def model_name(config: RunConfig) -> str:
-    """Where the model is: a folder, or a name on a hub. Raises :class:`ConfigError`."""
-    name = config.model.name
-    if name != BUILTIN_MODEL:
-        return name if not name.startswith("~") else str(Path(name).expanduser())
-    from rondo.data.homes import minilm_path
-
-    try:
-        return minilm_path()
-    except ImportError as error:
-        raise ConfigError([Problem("model.name", str(error))]) from None
 
 
 def load_model(config: RunConfig, tokenizer: Any, labels: Sequence[str], seed: int) -> tuple[Any, tuple[str, ...]]:
     """The module and its head's tensor names. Raises :class:`ConfigError`."""
     model = config.model
-    with _loading(config, "its weights"):
+    with loading(config, "its weights"):
         return load_pretrained(
             config.task.kind,
             model_name(config),
@@ -212,27 +152,6 @@ def load_model(config: RunConfig, tokenizer: Any, labels: Sequence[str], seed: i
             gguf_file=model.gguf_file,
             quantization=model.quantization,
         )
-
-
-@contextmanager
-def _loading(config: RunConfig, part: str) -> Iterator[None]:
-    """What libraries say of a model of which they cannot load a part, as a :class:`ConfigError`."""
-    try:
-        yield
-    except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
-        reason = str(error).strip().split("\n")[0].rstrip(".:")
-        words = f"{config.model.name!r}: {part} cannot be loaded: {reason}; name another, or save it there anew"
-        raise ConfigError([Problem("model.name", words)]) from None
-
-
-def _task(config: RunConfig, tokenizer: Any, labels: Sequence[str]) -> Task:
-    task = config.task
-    if task.kind == "sequence-classification":
-        columns = [task.text] if isinstance(task.text, str) else list(task.text or ())
-        return SequenceClassification(tokenizer, columns, task.label or "", labels, task.max_length)
-    text = task.text if isinstance(task.text, str) else None
-    prompt = [task.prompt] if isinstance(task.prompt, str) else list(task.prompt or ())
-    return CausalLM(tokenizer, text, prompt, task.response, task.max_length)
 
 
 def make_algorithm(config: RunConfig) -> Algorithm[Any]:

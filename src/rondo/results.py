@@ -21,6 +21,7 @@ from rondo.engine.simulation import Simulation
 from rondo.params import Params, add_client_axis
 from rondo.prepare import Prepared, find_device, load_model, make_algorithm, prepare, write_adapter
 from rondo.record import RunDirectory, to_toml
+from rondo.structure import look
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ def reopen(
     if exact:
         config = config.model_copy(update={"train": config.train.model_copy(update={"precision": "exact"})})
     labels = _manifest_labels(directory)
-    prepared = prepare(config, labels, make_algorithm(config), find_device(device))
+    algorithm = make_algorithm(config)
+    prepared = prepare(config, labels, algorithm, find_device(device), look(config, labels, algorithm))
     members = population or Population({}, (), {})
     simulation = prepared.simulation(members)
     try:
@@ -219,8 +221,11 @@ def _evaluate_adapter(path: Path, device: str) -> dict[str, Any]:
         labels = tuple(RunDirectory(path).read("labels.json"))
     adapter = config.adapter.model_copy(update={"start_from": str(path)})
     config = config.model_copy(update={"adapter": adapter})
-    prepared = prepare(config, labels, make_algorithm(config), find_device(device))
-    population = build(config, deal_rows(config, load_source(config), labels), prepared.task)
+    algorithm, target = make_algorithm(config), find_device(device)
+    dealt = deal_rows(config, load_source(config), labels)
+    structure = look(config, labels, algorithm)
+    population = build(config, dealt, structure.task)
+    prepared = prepare(config, labels, algorithm, target, structure)
     prepared.shorten(population)
     seen: Params = {**prepared.network.initial_head, **prepared.initial}
     return {"test": _scored(prepared, seen, {}, population.test)}

@@ -167,7 +167,7 @@ class RobustConfig(_Section):
     """Aggregation that ``byzantine`` dishonest clients a round cannot steer; "none": the algorithm's own. What each
     rule does is in :mod:`rondo.robust`."""
 
-    rule: Literal["none"] | Rule = "none"
+    rule: Literal["none", Rule] = "none"
     byzantine: Annotated[int, Field(ge=0)] = 1
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import functools
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rondo.algorithm import Algorithm, Client, Round, Weight
 from rondo.config import ConfigError, Problem, RunConfig
 from rondo.engine.trial import trial_upload
-from rondo.params import Params, head, num_bytes, pick
+from rondo.model import Site
+from rondo.params import head, num_bytes, pick
 
 
 def client_ranks(
@@ -71,12 +73,16 @@ def _affordable(budgets: Sequence[int], ranks: range, upload_bytes: Callable[[in
     return tuple(bisect_right(ranks, b, key=upload_bytes) for b in budgets)
 
 
-def upload_bytes(
-    algorithm: Algorithm[Any], initial: Params, weights: Mapping[str, Weight], rounds: int, rank: int
-) -> int:
+def upload_bytes(algorithm: Algorithm[Any], sites: Iterable[Site], rounds: int, rank: int) -> int:
     """Bytes that a client of ``rank`` uploads in a round, the head not counted; the larger of the first two rounds, as
-    factors may take turns. Where modules differ in shape, LoRA-A2's uploads vary around this, as what it sends depends
-    on what was learned."""
+    factors may take turns. Asked of tensors of the right shapes, before there is a model. Where modules differ in
+    shape, LoRA-A2's uploads vary around this, as what it sends depends on what was learned."""
+    initial: dict[str, Tensor] = {}
+    weights: dict[str, Weight] = {}
+    for site in sites:
+        initial[f"{site.path}.A"] = torch.zeros(site.rank, site.shape[1])
+        initial[f"{site.path}.B"] = torch.zeros(site.shape[0], site.rank)
+        weights[site.path] = Weight(site.shape, site.scale, functools.partial(torch.zeros, site.shape))
     client, sizes = Client("any", 1, rank), []
     for index in range(min(2, rounds)):
         round = Round(index, rounds, 0, 1)
