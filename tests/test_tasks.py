@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from sklearn import metrics
 from torch import Tensor
 
@@ -127,6 +129,20 @@ def test_scores_are_scikit_learns(classes: int) -> None:
     assert found["loss"] == pytest.approx(metrics.log_loss(labels, logits.softmax(-1), labels=range(classes)), abs=1e-6)
     assert found["examples"] == 40
     assert 0.2 < found["accuracy"] < 1
+
+
+@given(st.integers(2, 5), st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=2, max_size=30))
+def test_scores_are_those_of_scikit_learn(classes: int, pairs: list[tuple[int, int]]) -> None:
+    """Also where a class is never there, never guessed, or neither."""
+    labels, predicted = (torch.tensor(side) % classes for side in zip(*pairs, strict=True))
+    assume(len(labels.unique()) > 1)
+    names = tuple(map(str, range(classes)))
+    found = _scores(classification(labels=names), torch.nn.functional.one_hot(predicted, classes).float(), labels)
+    average = "binary" if classes == 2 else "macro"
+    f1 = metrics.f1_score(labels, predicted, average=average, zero_division=0)
+    assert found["f1"] == pytest.approx(f1, abs=1e-12)
+    assert found["matthews"] == pytest.approx(metrics.matthews_corrcoef(labels, predicted), abs=1e-12)
+    assert found["accuracy"] == metrics.accuracy_score(labels, predicted)
 
 
 def test_binary_f1_is_of_the_second_class() -> None:

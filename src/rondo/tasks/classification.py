@@ -76,16 +76,30 @@ class _Tally:
         count = len(self.true)
         if count == 0:
             return {"accuracy": None, "f1": None, "matthews": None, "loss": None, "examples": 0}
-        from sklearn import metrics  # a second to import, and not needed before the first scores
-
-        average = "binary" if self.classes == 2 else "macro"
-        # Correlation and F1 say nothing where there is only one class; scikit-learn would return 0.
+        # counts[t, p]: examples of class t that were taken for class p.
+        pairs = torch.tensor(self.true) * self.classes + torch.tensor(self.predicted)
+        counts = torch.bincount(pairs, minlength=self.classes**2).view(self.classes, -1).double()
+        # Correlation and F1 say nothing where there is only one class.
         varied = len(set(self.true)) > 1
-        f1 = float(metrics.f1_score(self.true, self.predicted, average=average, zero_division=0)) if varied else None
         return {
-            "accuracy": float(metrics.accuracy_score(self.true, self.predicted)),
-            "f1": f1,
-            "matthews": float(metrics.matthews_corrcoef(self.true, self.predicted)) if varied else None,
+            "accuracy": float(counts.trace()) / count,
+            "f1": _f1(counts) if varied else None,
+            "matthews": _matthews(counts) if varied else None,
             "loss": self.loss / count,
             "examples": count,
         }
+
+
+def _f1(counts: Tensor) -> float:
+    """F1 of the second of two classes; of more, the mean over those that are there or were guessed."""
+    both = counts.sum(0) + counts.sum(1)
+    each = 2 * counts.diag()[both > 0] / both[both > 0]
+    return float(each[-1] if len(counts) == 2 else each.mean())
+
+
+def _matthews(counts: Tensor) -> float:
+    """Matthews' correlation, for any number of classes (Gorodkin, 2004); 0 where all guesses are one class."""
+    whole, true, guessed = counts.sum(), counts.sum(1), counts.sum(0)
+    shared = counts.trace() * whole - true @ guessed
+    spread = (whole**2 - true @ true) * (whole**2 - guessed @ guessed)
+    return float(shared / spread.sqrt()) if spread > 0 else 0.0
