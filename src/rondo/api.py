@@ -31,6 +31,7 @@ from rondo.engine.checkpoint import Checkpoint, Kept
 from rondo.engine.cohort import budget
 from rondo.engine.population import Population, build
 from rondo.engine.simulation import RunStopped
+from rondo.importing import collector_paused
 from rondo.prepare import (
     Prepared,
     Shortened,
@@ -211,6 +212,11 @@ class _Ready:
 
 def _ready(settings: RunConfig, device: str) -> _Ready:
     """Raises :class:`ConfigError`."""
+    with collector_paused():  # what is loaded here stays, and is much to look through
+        return _loaded(settings, device)
+
+
+def _loaded(settings: RunConfig, device: str) -> _Ready:
     algorithm = make_algorithm(settings)
     target = find_device(device)
     source = load_source(settings)
