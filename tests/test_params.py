@@ -142,6 +142,22 @@ def test_a_client_axis_is_a_view() -> None:
     assert widened.data_ptr() == x.data_ptr()
 
 
+@given(st.lists(st.lists(st.integers(0, 5), max_size=3), max_size=5), st.booleans())
+def test_packed_tensors_are_what_they_were_in_one_vector(shapes: list[list[int]], mixed: bool) -> None:
+    params = {f"t{n}": torch.randn(shape).bfloat16() for n, shape in enumerate(shapes)}
+    if mixed:
+        params["i"] = torch.tensor([2**40 + 1, 3])
+    found = p.Packed.of(params)
+    assert list(found) == list(params)
+    assert len(found.vector) == sum(t.numel() for t in params.values())
+    for name, tensor in params.items():
+        assert torch.equal(found[name], tensor.double() if mixed and shapes else tensor)
+        assert found[name].data_ptr() == 0 or found[name].untyped_storage().data_ptr() == found.vector.data_ptr()
+    assert found.layout == p.Packed.of(found).layout
+    with pytest.raises(KeyError):
+        found["none"]
+
+
 def test_bytes_are_elements_times_their_size() -> None:
     assert p.num_bytes({"a": torch.zeros(2, 3), "b": torch.zeros(5, dtype=torch.bfloat16)}) == 24 + 10
     assert p.num_bytes({}) == 0

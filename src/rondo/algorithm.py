@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from rondo.lowrank import LowRank
-from rondo.params import Params, Select, everything, pad_rank
+from rondo.params import Packed, Params, Select, everything, pad_rank
 
 Loss: TypeAlias = Callable[[Params], Tensor]
 """Network loss on the current batch, of tensors as ``view`` returns them; shape (K,), one a client."""
@@ -189,72 +189,59 @@ def weighted_mean(uploads: Iterable[Upload]) -> Mean:
     The engine gives uploads sorted by client id, so that the result does not depend on who answered first. Raises
     ValueError where there is nothing to average, a weight is not positive and finite, or names or shapes differ.
     """
-    shapes: dict[str, torch.Size] | None = None
-    sums: dict[tuple[str, ...], Tensor] = {}
-    weight, count, coming = 0.0, 0, iter(uploads)
-    while held := list(itertools.islice(coming, _HELD)):
-        if shapes is None:
-            shapes = {n: t.shape for n, t in held[0].params.items()}
-            sums = _zeros(held[0].params)
-        for upload in held:
-            _must_fit(upload, shapes)
-            weight += upload.weight
-            count += 1
-        for names, added in sums.items():
-            # All of them into one sum while that is in the processor's cache.
-            for upload in held:
-                added.add_(_joined(upload.params, names), alpha=upload.weight)
-        held.clear()  # before more are asked for
-        del upload
-    if shapes is None:
+    coming = iter(uploads)
+    held = list(itertools.islice(coming, _HELD))
+    if not held:
         raise ValueError("no uploads to average")
-    rows = {n: row for names, added in sums.items() for n, row in zip(names, added.chunk(len(names)), strict=True)}
-    return Mean({n: rows[n].reshape(shape) / weight for n, shape in shapes.items()}, weight, count)
+    like = _one_vector(held[0].params)
+    total = torch.zeros_like(like.vector, dtype=torch.float64)
+    wide = torch.empty_like(total[:_TOGETHER])
+    weight, count = 0.0, 0
+    while held:
+        _add(total, held, like, wide)
+        count += len(held)
+        for own in [u.weight for u in held]:
+            weight += own
+        held.clear()  # before more are asked for
+        held += itertools.islice(coming, _HELD)
+    return Mean({n: t / weight for n, t in Packed(total, like.layout).items()}, weight, count)
 
 
 _HELD = 8
 """So few that memory does not grow with the number of uploads."""
 
-_TOGETHER = 2**17
-"""About how many numbers are added at a time: more than a call costs, and few enough for a processor's cache."""
+_TOGETHER = 2**19
+"""How many numbers of an upload are added at a time: more than a call costs, and few enough for a processor's cache."""
 
 
-def _must_fit(upload: Upload, shapes: Mapping[str, torch.Size]) -> None:
-    """Raises ValueError where ``upload`` is not as the first was, or its weight is none."""
+def _add(total: Tensor, uploads: Sequence[Upload], like: Packed, wide: Tensor) -> None:
+    """``wide``: room for numbers of an upload in float64."""
+    pieces = [torch.split(_fitting(upload, like), _TOGETHER) for upload in uploads]
+    for part, *each in zip(torch.split(total, _TOGETHER), *pieces, strict=True):
+        room = wide[: len(part)]
+        for upload, piece in zip(uploads, each, strict=True):  # all while this part is in the processor's cache
+            part.add_(room.copy_(piece), alpha=upload.weight)
+
+
+def _fitting(upload: Upload, like: Packed) -> Tensor:
+    """All numbers of ``upload`` in the order of ``like``. Raises ValueError where it is not as that was, or its weight
+    is none."""
     if not 0 < upload.weight < float("inf"):
         raise ValueError(f"client {upload.client.id}: weight must be positive and finite, got {upload.weight}")
-    if upload.params.keys() != shapes.keys():
-        differing = sorted(upload.params.keys() ^ shapes.keys())
+    own = _one_vector(upload.params)
+    if own.layout == like.layout:
+        return own.vector
+    if own.keys() != like.keys():
+        differing = sorted(own.keys() ^ like.keys())
         raise ValueError(f"client {upload.client.id} uploaded other tensors than the first: {differing}")
-    for name, tensor in upload.params.items():
-        if tensor.shape != shapes[name]:
-            raise ValueError(
-                f"client {upload.client.id}: {name} is {tuple(tensor.shape)}, expected {tuple(shapes[name])}"
-            )
+    for name, shape in like.layout:
+        if own[name].shape != shape:
+            raise ValueError(f"client {upload.client.id}: {name} is {tuple(own[name].shape)}, expected {tuple(shape)}")
+    return Packed.of({name: own[name] for name in like}).vector
 
 
-def _alike(params: Params) -> Iterator[tuple[str, ...]]:
-    """Names of tensors of the same shape, type and device, as many as have ``_TOGETHER`` numbers (at least one)."""
-    kinds: dict[object, list[str]] = {}
-    for name, tensor in params.items():
-        kinds.setdefault((tensor.shape, tensor.dtype, tensor.device), []).append(name)
-    for names in kinds.values():
-        size = max(1, _TOGETHER // max(1, params[names[0]].numel()))
-        yield from (tuple(names[i : i + size]) for i in range(0, len(names), size))
-
-
-def _zeros(params: Params) -> dict[tuple[str, ...], Tensor]:
-    """For all that is added together a sum of nothing, in float64."""
-    like = {names: _joined(params, names) for names in _alike(params)}
-    return {names: torch.zeros(t.shape, dtype=torch.float64, device=t.device) for names, t in like.items()}
-
-
-def _joined(params: Params, names: tuple[str, ...]) -> Tensor:
-    """The tensors of these names, all of one shape, one below the other."""
-    tensors = [params[n] for n in names]
-    if len(tensors) == 1:
-        return tensors[0].unsqueeze(0) if tensors[0].dim() == 0 else tensors[0]
-    return torch.cat(tensors) if tensors[0].dim() else torch.stack(tensors)
+def _one_vector(params: Params) -> Packed:
+    return params if isinstance(params, Packed) else Packed.of(params)
 
 
 class Algorithm(ABC, Generic[S]):

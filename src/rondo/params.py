@@ -7,8 +7,9 @@ function of its name. PEFT's orientation holds everywhere: A is ``(r, in)``, B i
 from __future__ import annotations
 
 import enum
+import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -161,6 +162,38 @@ def kaiming(rows: int, columns: int, generator: torch.Generator) -> Tensor:
     """U(-1/sqrt(columns), 1/sqrt(columns)) in float64: PEFT's Kaiming-uniform with a = sqrt(5), how it starts A."""
     bound = 1 / math.sqrt(columns)
     return (torch.rand(rows, columns, generator=generator, dtype=torch.float64) * 2 - 1) * bound
+
+
+class Packed(Mapping[str, Tensor]):
+    """Tensors of one type that lie one after the other in one vector, so that what is done to all of them alike takes
+    one call, not one a tensor.
+
+    ``vector`` (n,); ``layout``: the name and shape of each, in their order.
+    """
+
+    def __init__(self, vector: Tensor, layout: tuple[tuple[str, torch.Size], ...]) -> None:
+        self.vector, self.layout = vector, layout
+
+    @staticmethod
+    def of(params: Params) -> Packed:
+        """``params`` copied into a vector of their type, or of float64 where they have several (no client axis)."""
+        types = {t.dtype for t in params.values()}
+        flat = [t.reshape(-1) if len(types) == 1 else t.reshape(-1).double() for t in params.values()]
+        return Packed(torch.cat(flat) if flat else torch.empty(0), tuple((n, t.shape) for n, t in params.items()))
+
+    @functools.cached_property
+    def _views(self) -> dict[str, Tensor]:
+        parts = torch.split(self.vector, [shape.numel() for _, shape in self.layout])
+        return {name: part.view(shape) for (name, shape), part in zip(self.layout, parts, strict=True)}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._views[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, _ in self.layout)
+
+    def __len__(self) -> int:
+        return len(self.layout)
 
 
 def num_bytes(params: Params) -> int:

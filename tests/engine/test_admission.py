@@ -23,7 +23,7 @@ from rondo.algorithm import Algorithm, Client, Round, Upload
 from rondo.config import AdmissionConfig
 from rondo.engine.admission import Gate, Identity
 from rondo.engine.trial import trial_upload
-from rondo.params import Params, add_client_axis, num_bytes
+from rondo.params import Packed, Params, add_client_axis, num_bytes
 from rondo.server_optim import OPTIMIZERS
 from rondo.server_step import ServerStep
 from rondo.testing.problem import LinearProblem, SgdTrainer
@@ -87,6 +87,8 @@ def test_what_clients_send_is_admitted_as_it_is(name: str, ranks: bool) -> None:
         for found in (gate.admit(data), direct.check(upload)):
             assert (found.client, found.weight) == (upload.client, upload.weight)
             assert state.same(dict(found.params), dict(upload.params))
+            one_type = len({t.dtype for t in upload.params.values()}) == 1
+            assert isinstance(found.params, Packed) is one_type  # so that a server adds it in one call
 
 
 # Payloads by hand

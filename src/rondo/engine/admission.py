@@ -20,7 +20,7 @@ from torch import Tensor
 from rondo.algorithm import Algorithm, Client, Round, Upload
 from rondo.config import AdmissionConfig
 from rondo.engine.trial import trial_upload
-from rondo.params import Params, Role, module_of, num_bytes, role
+from rondo.params import Packed, Params, Role, module_of, num_bytes, role
 from rondo.wire import Envelope, Rejected, decode_upload, short
 
 Shape = tuple[int | None, ...]
@@ -135,10 +135,9 @@ class Gate:
         for name, tensor in expected.items():
             _must_be(name, upload.params[name], tensor.dtype, _declared(name, expected))
         self._slots(upload.params)
-        for name, tensor in upload.params.items():
-            # As float32, in which it will be used: 1e39 in float64 is infinite there.
-            if tensor.is_floating_point() and not tensor.float().isfinite().all():
-                raise Rejected("not_finite", name)
+        if len({t.dtype for t in expected.values()}) == 1:
+            upload = replace(upload, params=Packed.of(upload.params))
+        _must_be_finite(upload.params)
         examples, most = upload.client.num_examples, self.limits.max_examples
         if not 1 <= examples <= (most or math.inf):
             allowed = f"1 to {most}" if most else "at least 1"
@@ -198,6 +197,15 @@ def _must_be(name: str, tensor: Tensor, dtype: torch.dtype, shape: Shape) -> Non
     if not fits:
         wanted = ", ".join("any" if s is None else str(s) for s in shape)
         raise Rejected("wrong_shape", f"{name} is {tuple(tensor.shape)}, expected ({wanted})")
+
+
+def _must_be_finite(params: Params) -> None:
+    """As float32, in which they will be used: 1e39 in float64 is infinite there."""
+    whole = {"": params.vector} if isinstance(params, Packed) else params
+    if all(t.float().isfinite().all() for t in whole.values() if t.is_floating_point()):
+        return
+    name = next(n for n, t in params.items() if t.is_floating_point() and not t.float().isfinite().all())
+    raise Rejected("not_finite", name)
 
 
 def _sliced(index: str, params: Params, server: Mapping[str, Tensor]) -> list[tuple[str, int, int]]:
