@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -307,6 +308,20 @@ def test_an_objective_is_what_is_minimised() -> None:
     fit = setup.trainer.fit(setup.params, objective=proximal)
     setup.loss = by_hand  # type: ignore[method-assign]
     assert_close(fit, setup.by_hand(everything, lambda ts: torch.optim.SGD(ts, lr=0.05)))
+
+
+def test_nothing_of_a_step_is_left_when_the_next_one_takes_memory() -> None:
+    setup, values = Setup(local_steps=3), []
+
+    def objective(seen: Params, loss: Loss) -> Tensor:
+        assert all(value() is None for value in values)  # nor the graph that hangs on it
+        assert all(t.grad is None for t in seen.values())
+        value = loss(seen)
+        values.append(weakref.ref(value))
+        return value
+
+    setup.trainer.fit(setup.params, objective=objective)
+    assert len(values) == 3
 
 
 def test_the_network_sees_what_the_objective_maps_to() -> None:

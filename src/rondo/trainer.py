@@ -126,7 +126,6 @@ class CohortTrainer:
             alive = alive & (value.detach().isfinite() | ~there)
             stepping = alive & there
             losses.append(torch.where(there, value.detach(), math.nan))
-            optimizer.zero_grad(set_to_none=True)
             torch.where(stepping, value, 0.0).sum().backward()  # type: ignore[no-untyped-call]
             with torch.no_grad():
                 if config.max_grad_norm > 0:
@@ -139,6 +138,9 @@ class CohortTrainer:
                 if held is not None:
                     for tensor, before in zip(leaves, held, strict=True):
                         tensor.copy_(torch.where(_as_wide(stepping, tensor), tensor, before))
+            # Not kept until the next forward pass, whose memory it would lie amidst (docs/log.md).
+            optimizer.zero_grad(set_to_none=True)
+            del loss, value, inputs, targets, hidden
         done = {n: trained[n].detach() if n in trained else t for n, t in params.items()}
         table = torch.stack(losses).cpu() if losses else torch.zeros(0, len(self.clients))
         self.losses.append(table)
