@@ -32,14 +32,7 @@ from rondo.engine.cohort import budget
 from rondo.engine.population import Population, build
 from rondo.engine.simulation import RunStopped
 from rondo.importing import collector_paused
-from rondo.prepare import (
-    Prepared,
-    Shortened,
-    find_device,
-    make_algorithm,
-    prepare,
-    write_adapter,
-)
+from rondo.prepare import Prepared, Shortened, find_device, make_algorithm, prepare, write_adapter
 from rondo.record import RunDirectory, differences, environment
 from rondo.report import pictures
 from rondo.results import Verification, evaluate, export
