@@ -12,7 +12,7 @@ from torch import Tensor
 from rondo import algorithms
 from rondo.algorithm import Algorithm, Client, Round, Upload
 from rondo.params import module_of, pick, role
-from rondo.testing import LAWS, LinearProblem
+from rondo.testing import LAWS, LinearProblem, SgdTrainer
 from rondo.testing.laws import _Run
 
 PATHS = ("first", "second")
@@ -121,7 +121,7 @@ def test_decay_does_not_reach_what_is_not_kept(rank: int) -> None:
     shared = run.shared(client, 2)
 
     class Decaying:
-        clients, round = (client,), run.round(2)
+        clients, round, lr = (client,), run.round(2), 0.1
 
         def fit(self, params: Any, **options: Any) -> Any:
             from rondo.algorithm import Fit
@@ -142,13 +142,33 @@ def test_decay_does_not_reach_what_is_not_kept(rank: int) -> None:
             torch.testing.assert_close(whole.params[f"{p}.B"][:, slot], factor * run.state.params[f"{p}.B"][:, slot])
 
 
-def test_without_ranks_lora_a2_is_rolora() -> None:
-    one, other = _Run(algorithms.get("lora-a2"), 0), _Run(algorithms.get("rolora"), 0)
+def test_without_ranks_and_with_one_rate_lora_a2_is_rolora() -> None:
+    one, other = _Run(algorithms.get("lora-a2", lr_ratio=1.0), 0), _Run(algorithms.get("rolora"), 0)
     for index in range(3):
         for run in (one, other):
             run.step(index)
     for name, tensor in one.state.params.items():
         assert tensor.equal(other.state.params[name])
+
+
+@pytest.mark.parametrize("ranked", [False, True])
+def test_lora_a2_trains_b_at_a_multiple_of_the_rate(ranked: bool) -> None:
+    """The probe and the training; A and the head of its rounds at the run's."""
+
+    class Asked(SgdTrainer):
+        def fit(self, params: Any, **options: Any) -> Any:
+            rates.append(options["lr"])
+            return super().fit(params, **options)
+
+    run = _Run(algorithms.get("lora-a2", lr_ratio=3.0), 0)
+    client = replace(run.clients[0], rank=1 if ranked else None)
+    for index, expected in ((0, 0.3), (1, 0.1)):
+        rates: list[float] = []
+        trainer = Asked((client,), run.round(index), run.problem.loss, lr=0.1)
+        shared = run.shared(client, index)
+        stacked = replace(shared, params={n: t.unsqueeze(0) for n, t in shared.params.items()})
+        run.algorithm.client_update(stacked, {}, trainer)
+        assert rates == pytest.approx([expected] * (2 if ranked else 1))
 
 
 # mFedLoRU

@@ -292,6 +292,7 @@ def test_the_rate_of_the_round_is_used_unless_one_is_given(given: float | None) 
     fit = setup.trainer.fit(setup.params, lr=given)
     expected = setup.by_hand(everything, lambda ts: torch.optim.SGD(ts, lr=0.04 if given is None else given))
     assert_close(fit, expected)
+    assert setup.trainer.lr == pytest.approx(0.04)
 
 
 # Objectives

@@ -132,6 +132,10 @@ class Trainer(Protocol):
     @property
     def round(self) -> Round: ...
 
+    @property
+    def lr(self) -> float:
+        """The run's learning rate in this round."""
+
     def fit(
         self,
         params: Params,

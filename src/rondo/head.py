@@ -99,6 +99,10 @@ class _HeadBeside:
     def round(self) -> Round:
         return self._trainer.round
 
+    @property
+    def lr(self) -> float:
+        return self._trainer.lr
+
     def fit(
         self,
         params: Params,

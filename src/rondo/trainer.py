@@ -83,6 +83,11 @@ class CohortTrainer:
     """Losses (steps, K) of every fit; NaN where a client took no step."""
     _fits: int = 0
 
+    @property
+    def lr(self) -> float:
+        """The run's learning rate in this round."""
+        return learning_rate(self.train, self.round)
+
     def fit(
         self,
         params: Params,
@@ -104,7 +109,7 @@ class CohortTrainer:
                 raise ClientFailed(client.id, "no_targets", "the client has nothing to train on")
         trained = {n: t.detach().clone().requires_grad_() for n, t in params.items() if train(n)}
         leaves = list(trained.values())
-        optimizer = self._optimizer(leaves, learning_rate(config, self.round) if lr is None else lr)
+        optimizer = self._optimizer(leaves, self.lr if lr is None else lr)
         dropout = [self.round.generator("dropout", c.id, stream) for c in self.clients]
         device = self.network.device
         alive = torch.ones(len(self.clients), dtype=torch.bool, device=device)

@@ -65,8 +65,8 @@ References
   LoRA-A2    Koo et al., "Towards robust and efficient federated low-rank adaptation with
              heterogeneous clients": B and A alternate as in RoLoRA, and a client trains and
              uploads only the slots i (column of B, row of A) that score highest after one
-             epoch from the broadcast, here one step. That probe is then undone. H takes
-             part in both; one lr for A and B.
+             epoch from the broadcast, here one step. That probe is then undone. In B's
+             rounds the rate is 5 LR (appendix B). H takes part in both.
   SLoRA      Babakniya et al., "SLoRA: federated parameter efficient fine-tuning of language
              models": rounds of a change s D, sparse by one mask for all, then FedIT from
              the truncated SVD of D; W0 stays. The split B = U S, A = V^T (s is outside D)
@@ -99,6 +99,7 @@ TAU = 2  # FedLoRU, pFedLoRU, mFedLoRU: rounds from one accumulation to the next
 LAMBDA = 0.01  # LoRA-FAIR: weight of the penalty
 CLIENT_RANK = 1  # LoRA-A2, mFedLoRU: of every client
 BALANCE = np.array([1.0, 1.13])  # LoRA-A2: what multiplies the rows of the first A
+RATIO = 5.0  # LoRA-A2: the learning rate of B over that of A
 INNER = 0.5  # mFedLoRU: its alpha_A and alpha_B
 SPARSE_ROUNDS = 2  # SLoRA: rounds of its first stage
 # SLoRA: the trained positions of W, flat indices of its rows one after the other.
@@ -547,7 +548,7 @@ def start_state(name, init, private):
     return {n: v for n, v in init.items() if n not in private}
 
 
-def descend(w, t, x, y, names, steps=LOCAL_STEPS, kept=None):
+def descend(w, t, x, y, names, steps=LOCAL_STEPS, kept=None, lr=LR):
     """Gradient steps on the named tensors; kept: {name: where alone a gradient counts}."""
     for _ in range(steps):
         _, grads = loss_and_grads(w, t, x, y)
@@ -555,7 +556,7 @@ def descend(w, t, x, y, names, steps=LOCAL_STEPS, kept=None):
             masked = np.zeros(grads[n].shape)
             masked[where] = grads[n][where]
             grads[n] = masked
-        t = t | {n: t[n] - LR * grads[n] for n in names}
+        t = t | {n: t[n] - lr * grads[n] for n in names}
     return t
 
 
@@ -595,12 +596,13 @@ def run(name):
             phases = (tuple(pair), trained) if pair else (trained,)
             if name == "pfedlora-together":
                 phases = ((*pair, *trained),)
-            slots, kept = None, {}
+            slots, kept, lr = None, {}, LR
             if name == "lora-a2":
-                slots = best_slots(t, descend(w, t, x, y, trained, steps=1), trained[0])
+                lr = RATIO * LR if trained[0] == B else LR  # appendix B: eta_B = 5 eta_A
+                slots = best_slots(t, descend(w, t, x, y, trained, steps=1, lr=lr), trained[0])
                 kept = {trained[0]: slot_index(trained[0], slots)}
             for names in phases:
-                t = descend(w, t, x, y, names, kept=kept)
+                t = descend(w, t, x, y, names, kept=kept, lr=lr)
             shared = {n: v for n, v in t.items() if n not in pair}
             products[c] = {"delta": base + delta_w(shared)}
             local[c] = {n: t[n] for n in private}

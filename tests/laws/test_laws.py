@@ -118,6 +118,7 @@ def test_the_law_of_bytes_does_not_apply_without_a_formula() -> None:
 @pytest.mark.parametrize(
     ("name", "field", "value"),
     [("rolora", "alternate_for", 1.1), ("rolora", "alternate_for", -0.1), ("rolora", "alternate_for", math.nan)]
+    + [("lora-a2", "lr_ratio", value) for value in (0.0, -1.0, math.inf, math.nan)]
     + [
         (name, field, value)
         for name in ("florg", "florg-unaligned")

@@ -321,6 +321,7 @@ TABLE: dict[str, Entry] = {
         down="r*in, r*out in turn",
         up_numbers=numbers.alternating,
         down_numbers=numbers.alternating_down,
+        fields={"lr_ratio": float},
     ),
 }
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, final
@@ -25,19 +26,28 @@ class LoRAA2(Algorithm[ServerState]):
         server:    B <- sum_k p_k B_k, where a column that client k did not keep is the server's
 
     UP goes first, as in RoLoRA: with B = 0 the gradient of A is zero. A client without a rank of its own keeps all
-    slots, and the method is RoLoRA.
+    slots, and the method is RoLoRA with a rate for each factor.
     Uploads: the kept columns (or rows) and their numbers: over all modules r_k M slots of out + 1 (in + 1) numbers.
     Down: the factor just averaged, r out or r in; both for a client that missed rounds.
     Exact: yes, the other factor is shared. Linear: yes. Personal: no. Head in the source: frozen; here frozen by
     default. A head that is trained is trained and sent in every round, and in the probing epoch.
-    Deviations: one learning rate for both factors (the source: five times more for B); p_k over the participants. The
-    probing epoch is work on top of the run's local training.
-    Reference: Koo et al., Towards Robust and Efficient Federated Low-Rank Adaptation with Heterogeneous Clients, 2024.
+    Rates: A is trained at the run's, B at ``lr_ratio`` times that (sections 4.1 and 5.4, appendix B: five times); so is
+    a head that is trained in B's rounds.
+    Deviations: p_k over the participants (the source: over all clients). The probing epoch is work on top of the run's
+    local training.
+    Reference: Koo et al., Towards Robust and Efficient Federated Low-Rank Adaptation with Heterogeneous Clients, ACL
+    2025 (arXiv 2410.22815): eqs. (4) to (6), algorithms 1 and 2.
     """
+
+    lr_ratio: float = 5.0
 
     exact: ClassVar[bool] = True
     client_ranks: ClassVar[bool] = True
     default_head: ClassVar[HeadPolicy] = "frozen"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lr_ratio < math.inf:
+            raise ValueError(f"lr_ratio is B's learning rate over A's, a positive number; got {self.lr_ratio}")
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
         return ServerState(params)
@@ -45,17 +55,18 @@ class LoRAA2(Algorithm[ServerState]):
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         active, start = up if trainer.round.index % 2 == 0 else down, shared.params
         rank = trainer.clients[0].rank  # of all clients of a cohort
+        lr = trainer.lr * (self.lr_ratio if active is up else 1.0)
         if rank is None:
-            fit = trainer.fit(start, train=active | head)
+            fit = trainer.fit(start, train=active | head, lr=lr)
             return trainer.upload(pick(fit.params, active | head)), local
-        probe = trainer.fit(start, train=active | head, epochs=1)
+        probe = trainer.fit(start, train=active | head, epochs=1, lr=lr)
         kept = _best(start, probe.params, active, rank)
 
         def masked(params: Params) -> dict[str, Tensor]:
             """Slots that are not kept as they were: no gradient reaches them, and no decay."""
             return {n: torch.where(kept[n], t, start[n]) if n in kept else t for n, t in params.items()}
 
-        fit = trainer.fit(start, train=active | head, objective=lambda p, loss: loss(masked(p)))
+        fit = trainer.fit(start, train=active | head, objective=lambda p, loss: loss(masked(p)), lr=lr)
         uploads = trainer.upload(pick(masked(fit.params), active | head))
         masks = [{n: m[k].flatten() for n, m in kept.items()} for k in range(len(uploads))]
         return tuple(_packed(u, m) for u, m in zip(uploads, masks, strict=True)), local
