@@ -17,4 +17,8 @@ def collector_paused() -> Iterator[None]:
         yield
     finally:
         if collecting:
+            if gc.get_freeze_count() == 0:
+                # What was made here stays: it joins the old objects at once, not after being looked through twice.
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()

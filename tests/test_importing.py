@@ -1,0 +1,62 @@
+"""What the garbage collector sees of imports."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from rondo.importing import collector_paused
+
+
+class Node:
+    """Something that the collector looks at."""
+
+
+@pytest.fixture(autouse=True)
+def collecting() -> Iterator[None]:
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+    yield
+    gc.unfreeze()
+    gc.enable()
+
+
+def is_old(node: Node) -> bool:
+    return any(other is node for other in gc.get_objects(generation=2))
+
+
+def test_what_is_made_while_the_collector_rests_is_old_at_once() -> None:
+    with collector_paused():
+        assert not gc.isenabled()
+        node = Node()
+        assert not is_old(node)
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+    assert is_old(node)
+
+
+def test_it_rests_on_where_it_rested_before() -> None:
+    gc.disable()
+    with collector_paused():
+        pass
+    assert not gc.isenabled()
+
+
+def test_an_inner_one_does_not_wake_it() -> None:
+    with collector_paused():
+        with collector_paused():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_what_a_program_has_frozen_stays_frozen() -> None:
+    gc.freeze()
+    count = gc.get_freeze_count()
+    assert count > 0
+    with collector_paused():
+        node = Node()
+    assert gc.get_freeze_count() == pytest.approx(count, rel=0.01)
+    assert not is_old(node)
