@@ -104,6 +104,7 @@ class Batched:
     task: Task
     labels: Tensor
     round: Round
+    lr: float = RATE
 
     @property
     def clients(self) -> tuple[Client, ...]:
@@ -131,7 +132,7 @@ class Batched:
             grads = torch.autograd.grad(value.sum(), list(trained.values()))
             with torch.no_grad():
                 for tensor, grad in zip(trained.values(), grads, strict=True):
-                    tensor.sub_(RATE * grad)
+                    tensor.sub_((self.lr if lr is None else lr) * grad)
         done = {n: trained[n].detach() if n in trained else t for n, t in params.items()}
         none = torch.zeros(len(self.clients))
         return Fit(done, none, none, none)

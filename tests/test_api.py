@@ -536,6 +536,25 @@ def test_clients_have_the_ranks_that_are_asked_for(run: Run, data: Path) -> None
     assert scales == {1.0}  # alpha / the run's rank, for all
 
 
+def test_a_budget_counts_only_layers_that_the_checkpoint_has(run: Run, data: Path, bert: Path, tmp_path: Path) -> None:
+    """A pooler that it lacks is drawn, and so is head, which is not adapted; before it is loaded nothing tells."""
+    folder = Path(shutil.copytree(bert, tmp_path / "without-pooler"))
+    file = folder / "model.safetensors"
+    kept = {n: t for n, t in safetensors.torch.load_file(file).items() if "pooler" not in n}
+    safetensors.torch.save_file(kept, file, {"format": "pt"})
+    dense = 4 * 2 * ((32 + 32) + (32 + 64) + (64 + 32))  # bytes of rank 1
+    result = run(
+        data={"source": str(data)},
+        model={"name": str(folder)},
+        adapter={"r": 4, "target_modules": ["dense"]},
+        clients={"bytes_budget": 2 * dense},
+        rounds=1,
+    )
+    manifest = json.loads((result.run_dir / "manifest.json").read_text())
+    assert len(manifest["adapted_modules"]) == 6
+    assert ranks_of(result) == [2] * 3
+
+
 @pytest.mark.parametrize("name", ["fedit", "flora"])
 def test_a_run_of_different_ranks_is_exported_evaluated_and_compared_with_the_baseline(
     name: str, run: Run, data: Path, tmp_path: Path

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -408,3 +410,18 @@ def test_bytes_a_token_are_positive_and_grow_with_the_model() -> None:
     all_layers = measured(tiny.bert, ("query",))
     double = measured(lambda: tiny.bert().double(), ("query",))
     assert 0 < one < all_layers < double
+
+
+def test_nothing_of_the_model_is_left_once_it_was_measured() -> None:
+    """A graph whose saved tensors are kept as they are holds itself, and the frozen weights, as long as there is a
+    process."""
+    module = tiny.bert()
+    sites = tiny.sites(module, ("query",))
+    network = Network(module, sites, tiny.head_names(module))
+    seen = tiny.factors(sites, 1, dtype=torch.float32) | tiny.head_of(network, 2)
+    assert activation_bytes(network, Task(), seen, examples("ann", 2, length=9)) > 0
+    weights = [weakref.ref(p) for p in module.parameters()]
+    factors = [weakref.ref(t) for t in seen.values()]
+    del module, network, seen
+    gc.collect()
+    assert not any(ref() is not None for ref in weights + factors)

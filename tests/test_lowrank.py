@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import weakref
 from collections.abc import Iterator
 
@@ -25,6 +26,7 @@ from rondo.lowrank import (
     row_basis,
     total,
 )
+from rondo.params import Packed, Params
 
 few = settings(max_examples=60)
 SIDE = st.integers(1, 9)
@@ -561,12 +563,17 @@ def test_tensors_added_together_have_the_mean_of_each(
     assert len(set(pointers)) == len(pointers)  # no tensor keeps another's memory alive
 
 
-def test_a_mean_has_the_bits_of_an_addition_after_the_other() -> None:
-    """Sizes on both sides of a processor's vectors and of what is added at a time."""
+@pytest.mark.parametrize("together", [2**19, 1000])
+def test_a_mean_has_the_bits_of_an_addition_after_the_other(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes on both sides of a vector register and of what is added at a time, more uploads than are held at a time;
+    every third in one vector, every fourth in another order."""
+    monkeypatch.setattr("rondo.algorithm._TOGETHER", together)
     shapes = [(4, 1024)] * 40 + [(3, 5)] * 7 + [(17,)] * 3 + [()] * 2 + [(1000, 333)]
     uploads = []
-    for k in range(3):
-        params = {f"t{n}": normal(100 * k + n, *shape).float() for n, shape in enumerate(shapes)}
+    for k in range(11):
+        params: Params = {f"t{n}": normal(100 * k + n, *shape).float() for n, shape in enumerate(shapes)}
+        params = dict(reversed(params.items())) if k % 4 == 3 else params
+        params = Packed.of(params) if k % 3 == 0 else params
         uploads.append(Upload(Client(f"c{k}", 1), params, 1.3 + 0.7 * k))
     expected = {n: torch.zeros(t.shape, dtype=torch.float64) for n, t in uploads[0].params.items()}
     for upload in uploads:
@@ -574,6 +581,27 @@ def test_a_mean_has_the_bits_of_an_addition_after_the_other() -> None:
             expected[name].add_(tensor.double(), alpha=upload.weight)
     mean = weighted_mean(uploads)
     assert all(torch.equal(t, expected[n] / mean.weight) for n, t in mean.params.items())
+
+
+@pytest.mark.parametrize("one_vector", [False, True])
+@pytest.mark.parametrize(
+    ("second", "weight", "words"),
+    [
+        ({"a": (2,), "c": (3,)}, 1.0, "client c1 uploaded other tensors than the first: ['b', 'c']"),
+        ({"a": (2,), "b": (4,)}, 1.0, "client c1: b is (4,), expected (3,)"),
+        ({"a": (2,), "b": (3,)}, 0.0, "client c1: weight must be positive and finite, got 0.0"),
+        ({"a": (2,), "b": (3,)}, math.nan, "client c1: weight must be positive and finite, got nan"),
+    ],
+)
+def test_uploads_that_do_not_fit_are_refused(
+    second: dict[str, tuple[int, ...]], weight: float, words: str, one_vector: bool
+) -> None:
+    uploads = []
+    for k, (shapes, own) in enumerate((({"a": (2,), "b": (3,)}, 1.0), (second, weight))):
+        params: Params = {name: torch.ones(shape) for name, shape in shapes.items()}
+        uploads.append(Upload(Client(f"c{k}", 1), Packed.of(params) if one_vector else params, own))
+    with pytest.raises(ValueError, match=re.escape(words)):
+        weighted_mean(uploads)
 
 
 def test_of_any_number_of_uploads_only_a_few_are_held() -> None:

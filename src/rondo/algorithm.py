@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from rondo.lowrank import LowRank
-from rondo.params import Packed, Params, Select, everything, pad_rank
+from rondo.params import Layout, Packed, Params, Select, everything, pad_rank
 
 Loss: TypeAlias = Callable[[Params], Tensor]
 """Network loss on the current batch, of tensors as ``view`` returns them; shape (K,), one a client."""
@@ -193,22 +193,23 @@ def weighted_mean(uploads: Iterable[Upload]) -> Mean:
     The engine gives uploads sorted by client id, so that the result does not depend on who answered first. Raises
     ValueError where there is nothing to average, a weight is not positive and finite, or names or shapes differ.
     """
-    coming = iter(uploads)
+    coming = _packed(uploads)
     held = list(itertools.islice(coming, _HELD))
     if not held:
         raise ValueError("no uploads to average")
-    like = _one_vector(held[0].params)
-    total = torch.zeros_like(like.vector, dtype=torch.float64)
+    first, _ = held[0]
+    layout, total = first.layout, torch.zeros_like(first.vector, dtype=torch.float64)
     wide = torch.empty_like(total[:_TOGETHER])
     weight, count = 0.0, 0
+    del first
     while held:
-        _add(total, held, like, wide)
+        _add(total, held, wide)
         count += len(held)
-        for own in [u.weight for u in held]:
+        for _, own in held:
             weight += own
         held.clear()  # before more are asked for
         held += itertools.islice(coming, _HELD)
-    return Mean({n: t / weight for n, t in Packed(total, like.layout).items()}, weight, count)
+    return Mean({n: t / weight for n, t in Packed(total, layout).items()}, weight, count)
 
 
 _HELD = 8
@@ -218,34 +219,42 @@ _TOGETHER = 2**19
 """How many numbers of an upload are added at a time: more than a call costs, and few enough for a processor's cache."""
 
 
-def _add(total: Tensor, uploads: Sequence[Upload], like: Packed, wide: Tensor) -> None:
+def _add(total: Tensor, uploads: Sequence[tuple[Packed, float]], wide: Tensor) -> None:
     """``wide``: room for numbers of an upload in float64."""
-    pieces = [torch.split(_fitting(upload, like), _TOGETHER) for upload in uploads]
+    pieces = [torch.split(own.vector, _TOGETHER) for own, _ in uploads]
     for part, *each in zip(torch.split(total, _TOGETHER), *pieces, strict=True):
         room = wide[: len(part)]
-        for upload, piece in zip(uploads, each, strict=True):  # all while this part is in the processor's cache
-            part.add_(room.copy_(piece), alpha=upload.weight)
+        for (_, weight), piece in zip(uploads, each, strict=True):  # all while this part is in the processor's cache
+            part.add_(room.copy_(piece), alpha=weight)
 
 
-def _fitting(upload: Upload, like: Packed) -> Tensor:
-    """All numbers of ``upload`` in the order of ``like``. Raises ValueError where it is not as that was, or its weight
-    is none."""
-    if not 0 < upload.weight < float("inf"):
-        raise ValueError(f"client {upload.client.id}: weight must be positive and finite, got {upload.weight}")
-    own = _one_vector(upload.params)
-    if own.layout == like.layout:
-        return own.vector
-    if own.keys() != like.keys():
-        differing = sorted(own.keys() ^ like.keys())
+def _packed(uploads: Iterable[Upload]) -> Iterator[tuple[Packed, float]]:
+    """All numbers of every upload in the order of the first, and its weight. Raises ValueError where one is not as the
+    first was, or a weight is none."""
+    layout: Layout | None = None
+    for upload in uploads:
+        if not 0 < upload.weight < float("inf"):
+            raise ValueError(f"client {upload.client.id}: weight must be positive and finite, got {upload.weight}")
+        own = _fitting(upload, layout)
+        layout = own.layout
+        yield own, upload.weight
+
+
+def _fitting(upload: Upload, layout: Layout | None) -> Packed:
+    params = upload.params
+    if layout is None:
+        return params if isinstance(params, Packed) else Packed.of(params)
+    if isinstance(params, Packed) and params.layout == layout:
+        return params
+    names = [name for name, _ in layout]
+    if params.keys() != set(names):
+        differing = sorted(params.keys() ^ set(names))
         raise ValueError(f"client {upload.client.id} uploaded other tensors than the first: {differing}")
-    for name, shape in like.layout:
-        if own[name].shape != shape:
-            raise ValueError(f"client {upload.client.id}: {name} is {tuple(own[name].shape)}, expected {tuple(shape)}")
-    return Packed.of({name: own[name] for name in like}).vector
-
-
-def _one_vector(params: Params) -> Packed:
-    return params if isinstance(params, Packed) else Packed.of(params)
+    for name, shape in layout:
+        if params[name].shape != shape:
+            found = tuple(params[name].shape)
+            raise ValueError(f"client {upload.client.id}: {name} is {found}, expected {tuple(shape)}")
+    return Packed.of({name: params[name] for name in names})
 
 
 class Algorithm(ABC, Generic[S]):
@@ -276,7 +285,8 @@ class Algorithm(ABC, Generic[S]):
         """The server's state before the first round.
 
         ``params``: A (r, in) and B (out, r) of every adapted module as PEFT initialises them, and the head's tensors
-        unless it is frozen. ``weights``: the frozen matrices by module path.
+        unless it is frozen. ``weights``: the frozen matrices by module path. Where clients have a budget of bytes it is
+        also asked before the model is loaded, of matrices of zeros and without a head, for the sizes of uploads.
         """
 
     def broadcast(self, state: S, client: Client, round: Round) -> Shared:

@@ -30,10 +30,11 @@ from rondo.engine.attempt import Observer
 from rondo.engine.checkpoint import Checkpoint, Kept
 from rondo.engine.cohort import budget
 from rondo.engine.population import Population, build
+from rondo.engine.ranks import client_ranks
 from rondo.engine.simulation import RunStopped
 from rondo.importing import collector_paused
 from rondo.prepare import Prepared, Shortened, find_device, make_algorithm, prepare, write_adapter
-from rondo.record import RunDirectory, differences, environment
+from rondo.record import RunDirectory, environment, must_equal
 from rondo.report import pictures
 from rondo.results import Verification, evaluate, export
 from rondo.structure import look
@@ -116,14 +117,11 @@ def resume(
         settings = directory.config()
         device = str(then.get("device", device)) if device == "auto" else device
         now = {**environment(), "config": settings.model_dump(mode="json"), "threads": torch.get_num_threads()}
-        _must_equal(then, now, allow_nondeterministic)
+        must_equal(then, now, whatever=allow_nondeterministic)
         ready = _ready(settings, device)
         dealt = {key: ready.population.report[key] for key in _DATA}
-        _must_equal(
-            {**then, "partition": directory.read("partition.json")},
-            {**ready.manifest(), "partition": dealt},
-            allow_nondeterministic,
-        )
+        before = {**then, "partition": directory.read("partition.json")}
+        must_equal(before, {**ready.manifest(), "partition": dealt}, whatever=allow_nondeterministic)
         return _Runner(ready, directory, observer, stop, began, resumed=True).run()
 
 
@@ -137,13 +135,6 @@ def _begin(directory: RunDirectory, ready: _Ready) -> None:
         directory.write_config(ready.prepared.config)
         directory.write("partition.json", ready.population.report)
         directory.write("manifest.json", ready.manifest())
-
-
-def _must_equal(then: Mapping[str, Any], now: Mapping[str, Any], whatever: bool) -> None:
-    found = differences(then, now)
-    if found and not whatever:
-        words = "give it to go on all the same; the result will not be, bit for bit, what it would have been"
-        raise ConfigError([*found, Problem("--allow-nondeterministic", words)], "rondo resume")
 
 
 @contextmanager
@@ -219,6 +210,9 @@ def _loaded(settings: RunConfig, device: str) -> _Ready:
     structure = look(settings, labels, algorithm, len(dealt.rows))
     population = build(settings, dealt, structure.task, labels, structure.ranks)
     prepared = prepare(settings, labels, algorithm, target, structure)
+    ranks = client_ranks(settings, algorithm, prepared.network.sites.values(), len(dealt.rows))
+    if ranks != structure.ranks:  # layers that the checkpoint lacks belong to the head, and are not adapted
+        population = build(settings, dealt, structure.task, labels, ranks)
     return _Ready(prepared, population, labels, target, prepared.shorten(population))
 
 

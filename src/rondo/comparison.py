@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import statistics
 import threading
@@ -193,6 +194,7 @@ def carry_out(
                 where = {"algorithm": planned.config.algorithm.name, "seed": planned.config.seed}
                 stopped.append({**where, "run_dir": planned.run_dir.name, "reason": str(error)})
                 continue
+        gc.collect()  # a model holds itself by its hooks, and the next one comes
         directory = RunDirectory(planned.run_dir)
         _check_dealt(dealt, planned, directory.read("partition.json"))
         runs.append(_numbers(planned, directory))

@@ -164,14 +164,18 @@ def kaiming(rows: int, columns: int, generator: torch.Generator) -> Tensor:
     return (torch.rand(rows, columns, generator=generator, dtype=torch.float64) * 2 - 1) * bound
 
 
+Layout: TypeAlias = tuple[tuple[str, torch.Size], ...]
+"""The names and shapes of tensors that lie one after the other, in their order."""
+
+
 class Packed(Mapping[str, Tensor]):
     """Tensors of one type that lie one after the other in one vector, so that what is done to all of them alike takes
     one call, not one a tensor.
 
-    ``vector`` (n,); ``layout``: the name and shape of each, in their order.
+    ``vector`` (n,); ``layout``: the name and shape of each.
     """
 
-    def __init__(self, vector: Tensor, layout: tuple[tuple[str, torch.Size], ...]) -> None:
+    def __init__(self, vector: Tensor, layout: Layout) -> None:
         self.vector, self.layout = vector, layout
 
     @staticmethod

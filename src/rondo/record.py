@@ -119,9 +119,9 @@ _NOT_THE_RUN = ("started", "platform")
 """Keys of the manifest that change nothing of a run."""
 
 
-def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Problem]:
-    """Where two manifests, of a run at its start and of one that is to go on with it, differ, by key path. What the
-    second does not know is not looked at."""
+def must_equal(then: Mapping[str, Any], now: Mapping[str, Any], *, whatever: bool) -> None:
+    """Compare two manifests, of a run at its start and of one that is to go on with it; what the second does not know
+    is not looked at. Raises :class:`ConfigError` with every difference by key path, unless ``whatever``."""
     found = []
     for key in then.keys() & now.keys() - set(_NOT_THE_RUN):
         before, after = _flat(key, then[key]), _flat(key, now[key])
@@ -129,7 +129,10 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Problem
             if before.get(path) != after[path]:
                 was, is_ = (json.dumps(value, ensure_ascii=False) for value in (before.get(path), after[path]))
                 found.append(Problem(path, f"was {was}, is {is_}"))
-    return sorted(found, key=lambda p: p.path)
+    if found and not whatever:
+        words = "give it to go on all the same; the result will not be, bit for bit, what it would have been"
+        told = [*sorted(found, key=lambda p: p.path), Problem("--allow-nondeterministic", words)]
+        raise ConfigError(told, "rondo resume")
 
 
 def _flat(path: str, value: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from rondo import peft
 from rondo.algorithm import Algorithm
 from rondo.config import BUILTIN_MODEL, ConfigError, Problem, RunConfig
-from rondo.engine.ranks import client_ranks, upload_bytes
+from rondo.engine.ranks import client_ranks
 from rondo.importing import collector_paused
 from rondo.pretrained import load_structure, load_tokenizer
 from rondo.tasks import CausalLM, SequenceClassification, Task
@@ -68,12 +68,7 @@ def _look(config: RunConfig, labels: Sequence[str], algorithm: Algorithm[Any], c
             warnings.simplefilter("ignore")  # they come again with the model itself
             sites = adapters(config, empty, head_names).sites
         if clients:
-            ranks = client_ranks(
-                config,
-                clients,
-                max(s.rank for s in sites),
-                lambda rank: upload_bytes(algorithm, sites, config.rounds, rank),
-            )
+            ranks = client_ranks(config, algorithm, sites, clients)
     except ConfigError as error:
         problems += error.problems
     if problems:

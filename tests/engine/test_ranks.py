@@ -17,6 +17,7 @@ from rondo import algorithms, state
 from rondo.algorithm import Upload
 from rondo.config import ConfigError, RunConfig, load
 from rondo.engine.ranks import client_ranks, upload_bytes
+from rondo.model import Site
 from rondo.params import head, num_bytes, pick
 
 RANKED = [n for n in algorithms.names() if algorithms.load(n).client_ranks]
@@ -24,7 +25,8 @@ RANKS = {"ann": 2, "bob": 1, "cid": 2, "dee": 3, "eve": 1}
 
 
 def ranks(clients: dict[str, Any], count: int, largest: int = 8, seed: int = 0) -> tuple[int, ...] | None:
-    return client_ranks(load({"seed": seed, "clients": clients}), count, largest, lambda rank: 100 * rank)
+    site = Site("layer", "linear", (12, 13), largest, 1.0, 0.0)  # an upload of rank r has 100 r bytes
+    return client_ranks(load({"seed": seed, "clients": clients}), algorithms.get("fedit"), [site], count)
 
 
 def message(clients: dict[str, Any], count: int, largest: int = 8) -> str:

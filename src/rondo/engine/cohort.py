@@ -93,22 +93,26 @@ def plan(
 
 def activation_bytes(network: Network, task: Task, seen: Params, examples: Sequence[Example]) -> float:
     """Bytes a token that a training step keeps for its backward pass, measured on ``examples``."""
-    kept: dict[int, int] = {}
+    kept: dict[int, torch.UntypedStorage] = {}
     frozen = {p.untyped_storage().data_ptr() for p in network.module.parameters()}
 
-    def note(tensor: Tensor) -> Tensor:
+    def note(tensor: Tensor) -> None:
+        """Nothing is left for the backward pass, which does not come: a node that got its own output back would hold
+        itself for ever."""
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in frozen:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
+            kept[storage.data_ptr()] = storage  # which keeps its address from being given away
+
+    def never(_: None) -> Tensor:
+        raise AssertionError("there is no backward pass")
 
     inputs, targets = task.collate(examples)
     inputs, targets = ({n: t.to(network.device) for n, t in part.items()} for part in (inputs, targets))
     leaves = {n: t.detach().clone().requires_grad_() for n, t in add_client_axis(seen).items()}
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(note, never):
         sums, _ = task.loss(network(leaves, {}, inputs).logits, targets)
         sums.sum()
-    return sum(kept.values()) / max(1, inputs["input_ids"].numel())
+    return sum(s.nbytes() for s in kept.values()) / max(1, inputs["input_ids"].numel())
 
 
 def workers(network: Network) -> int:

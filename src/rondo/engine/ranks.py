@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,16 +19,14 @@ from rondo.params import head, num_bytes, pick
 
 
 def client_ranks(
-    config: RunConfig, count: int, largest: int, upload_bytes: Callable[[int], int]
+    config: RunConfig, algorithm: Algorithm[Any], sites: Collection[Site], count: int
 ) -> tuple[int, ...] | None:
-    """The ranks of ``count`` clients, in the order of their ids; None where all have the run's, ``largest``.
-
-    ``upload_bytes``: from a rank to the bytes of an upload; it grows with the rank. Raises :class:`ConfigError` where
-    the numbers do not fit the clients or the run's rank.
-    """
+    """The ranks of ``count`` clients, in the order of their ids; None where all have the run's, the largest of
+    ``sites``. Raises :class:`ConfigError` where the numbers do not fit the clients or the run's rank."""
     ranks, budget = config.clients.ranks, config.clients.bytes_budget
     if ranks is None and budget is None:
         return None
+    largest = max(s.rank for s in sites)
     if isinstance(ranks, Mapping):
         chosen = _dealt({int(r): s for r, s in ranks.items()}, count, Round(0, config.rounds, config.seed, count))
     elif ranks is not None:
@@ -36,7 +34,8 @@ def client_ranks(
     else:
         assert budget is not None
         budgets = (budget,) * count if isinstance(budget, int) else _one_each("clients.bytes_budget", budget, count)
-        chosen = _affordable(budgets, range(1, largest + 1), functools.cache(upload_bytes))
+        sizes = functools.cache(lambda rank: upload_bytes(algorithm, sites, config.rounds, rank))
+        chosen = _affordable(budgets, range(1, largest + 1), sizes)
     if max(chosen) > largest:
         words = f"rank {max(chosen)} is above the run's, which is {largest}: lower it"
         raise ConfigError([Problem("clients.ranks", words)])
@@ -64,13 +63,13 @@ def _dealt(shares: Mapping[int, float], count: int, whole: Round) -> tuple[int, 
     return tuple(pool[i] for i in order)
 
 
-def _affordable(budgets: Sequence[int], ranks: range, upload_bytes: Callable[[int], int]) -> tuple[int, ...]:
-    """For each budget the largest of ``ranks`` whose upload fits."""
-    least = upload_bytes(1)
+def _affordable(budgets: Sequence[int], ranks: range, sizes: Callable[[int], int]) -> tuple[int, ...]:
+    """For each budget the largest of ``ranks`` whose upload fits. ``sizes``: from a rank to its bytes; it grows."""
+    least = sizes(1)
     if min(budgets) < least:
         words = f"{min(budgets)} bytes do not hold an upload of rank 1, which is {least}: raise it to that or more"
         raise ConfigError([Problem("clients.bytes_budget", words)])
-    return tuple(bisect_right(ranks, b, key=upload_bytes) for b in budgets)
+    return tuple(bisect_right(ranks, b, key=sizes) for b in budgets)
 
 
 def upload_bytes(algorithm: Algorithm[Any], sites: Iterable[Site], rounds: int, rank: int) -> int:

@@ -29,7 +29,7 @@ class _Idle:
 
     clients: tuple[Client, ...]
     round: Round
-    lr: float = 0.0
+    lr: float = 1.0
 
     def fit(
         self,
