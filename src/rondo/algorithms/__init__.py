@@ -312,7 +312,7 @@ TABLE: dict[str, Entry] = {
     "lora-a2": Entry(
         cls="rondo.algorithms.lora_a2:LoRAA2",
         summary="RoLoRA whose clients train and send only the slots that matter most to them",
-        paper="Koo et al. 2024",
+        paper="Koo et al., ACL 2025",
         exact=True,
         linear=True,
         personal=False,
