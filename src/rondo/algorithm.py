@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from rondo.lowrank import LowRank
-from rondo.params import Layout, Packed, Params, Select, everything, pad_rank
+from rondo.params import Layout, Packed, Params, Select, cast_like, everything, pad_rank
+from rondo.weighted_sum import add_weighted
 
 Loss: TypeAlias = Callable[[Params], Tensor]
 """Network loss on the current batch, of tensors as ``view`` returns them; shape (K,), one a client."""
@@ -199,33 +200,20 @@ def weighted_mean(uploads: Iterable[Upload]) -> Mean:
         raise ValueError("no uploads to average")
     first, _ = held[0]
     layout, total = first.layout, torch.zeros_like(first.vector, dtype=torch.float64)
-    wide = torch.empty_like(total[:_TOGETHER])
     weight, count = 0.0, 0
     del first
     while held:
-        _add(total, held, wide)
+        add_weighted(total, [own.vector for own, _ in held], [own for _, own in held])
         count += len(held)
         for _, own in held:
             weight += own
         held.clear()  # before more are asked for
         held += itertools.islice(coming, _HELD)
-    return Mean({n: t / weight for n, t in Packed(total, layout).items()}, weight, count)
+    return Mean(Packed(total.div_(weight), layout), weight, count)
 
 
 _HELD = 8
 """So few that memory does not grow with the number of uploads."""
-
-_TOGETHER = 2**19
-"""How many numbers of an upload are added at a time: more than a call costs, and few enough for a processor's cache."""
-
-
-def _add(total: Tensor, uploads: Sequence[tuple[Packed, float]], wide: Tensor) -> None:
-    """``wide``: room for numbers of an upload in float64."""
-    pieces = [torch.split(own.vector, _TOGETHER) for own, _ in uploads]
-    for part, *each in zip(torch.split(total, _TOGETHER), *pieces, strict=True):
-        room = wide[: len(part)]
-        for (_, weight), piece in zip(uploads, each, strict=True):  # all while this part is in the processor's cache
-            part.add_(room.copy_(piece), alpha=weight)
 
 
 def _packed(uploads: Iterable[Upload]) -> Iterator[tuple[Packed, float]]:
@@ -310,8 +298,8 @@ class Algorithm(ABC, Generic[S]):
 
     def finish(self, state: S, mean: Mean, round: Round) -> S:
         """The next state, from the mean. Default: each mean replaces the tensor that it is a mean of."""
-        new = {name: tensor.to(state.params[name].dtype) for name, tensor in mean.params.items()}
-        return replace(state, params={**state.params, **new})  # type: ignore[type-var]
+        new = {**state.params, **cast_like(mean.params, state.params)}
+        return replace(state, params=new)  # type: ignore[type-var]
 
     def aggregate(self, state: S, uploads: Iterable[Upload], round: Round) -> S:
         """The next state, from individual uploads. Overriding it makes the algorithm non-linear."""

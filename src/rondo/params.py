@@ -188,7 +188,8 @@ class Packed(Mapping[str, Tensor]):
     @functools.cached_property
     def _views(self) -> dict[str, Tensor]:
         parts = torch.split(self.vector, [shape.numel() for _, shape in self.layout])
-        return {name: part.view(shape) for (name, shape), part in zip(self.layout, parts, strict=True)}
+        # Sizes one by one are read in half the time; a number without axes has none.
+        return {n: part.view(*s) if s else part.view(s) for (n, s), part in zip(self.layout, parts, strict=True)}
 
     def __getitem__(self, name: str) -> Tensor:
         return self._views[name]
@@ -198,6 +199,14 @@ class Packed(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self.layout)
+
+
+def cast_like(params: Params, like: Params) -> Params:
+    """``params``, each of the type that its name has in ``like``."""
+    types = {like[name].dtype for name in params}
+    if isinstance(params, Packed) and len(types) == 1:
+        return Packed(params.vector.to(types.pop()), params.layout)
+    return {name: tensor.to(like[name].dtype) for name, tensor in params.items()}
 
 
 def num_bytes(params: Params) -> int:

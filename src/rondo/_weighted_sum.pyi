@@ -1,0 +1,5 @@
+from typing import Any
+
+from numpy.typing import NDArray
+
+def add(total: NDArray[Any], vectors: tuple[NDArray[Any], ...], weights: tuple[float, ...], /) -> None: ...
