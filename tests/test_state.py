@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from rondo.algorithm import ServerState
 from rondo.lowrank import LowRank
-from rondo.state import pack, same, unpack
+from rondo.state import canonical, pack, same, tensors, unpack
 
 
 @dataclass(frozen=True)
@@ -317,3 +317,30 @@ def test_a_flipped_bit_in_the_header_is_a_value_error_or_harmless(seed: int) -> 
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_a_value_error(data: bytes) -> None:
     assert refused_or_read(data, outer()) == "refused"
+
+
+def test_a_state_lies_as_it_would_be_read_back() -> None:
+    """Parts of one vector, and rows of a cohort's tensors, come to lie in aligned memory of their own: where a product
+    reads them decides about its last bit, and a small part would keep the whole alive."""
+    vector = torch.arange(40, dtype=torch.float32)
+    odd = torch.frombuffer(bytearray(b"\0" + vector.numpy().tobytes()), dtype=torch.float32, offset=1)
+    mine = torch.ones(3, 5)
+    tree = {
+        "part": vector[3:18].view(3, 5),
+        "row": vector.view(2, 20)[1],
+        "turned": vector.view(5, 8).mT,
+        "chunks": (LowRank(vector[:6].view(3, 2), vector[7:13].view(2, 3)),),
+        "odd": odd,
+        "all of it": vector,
+        "repeated": torch.ones(1).expand(16),
+        "none": vector[:0],
+        "number": vector[5],
+        "mine": mine,
+    }
+    lying = canonical(tree)
+    assert same(lying, tree)
+    for tensor in tensors(lying):
+        assert tensor.is_contiguous()
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
+        assert tensor.data_ptr() % 64 == 0
+    assert lying["mine"] is mine  # nothing is copied twice

@@ -2,11 +2,15 @@
  * operation of torch's does both at once, and averaging is nothing but reading.
  *
  * Every product and every sum is rounded by itself, in the order of the vectors (compiled without contraction), so that
- * the result has the bits of the same operations in torch, on every processor. */
+ * for finite numbers the result has the bits of the same operations in torch, on every processor. */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
+
+#ifdef _MSC_VER
+#pragma fp_contract(off)
+#endif
 
 /* The widest registers of the processor it runs on, found when it is loaded; without that, those every processor has. */
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
@@ -43,12 +47,14 @@ WIDEST static void add_block(double *total, Py_ssize_t count, const float *const
 /* So many numbers that a thread is worth waking, so few that the block of the total stays in a core's cache. */
 #define BLOCK 16384
 
-/* As many threads as torch was told to use: where torch comes with OpenMP, its threads are these, and are awake. */
+/* Where torch's library of OpenMP is loaded already, and it is before this file, its threads are used, and are awake. */
 static void add_all(double *total, Py_ssize_t count, const float *const *vectors, const double *weights,
-                    Py_ssize_t length)
+                    Py_ssize_t length, int threads)
 {
 #ifdef _OPENMP
-#pragma omp parallel for schedule(static) if (length > 2 * BLOCK)
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && length > 2 * BLOCK)
+#else
+    (void)threads;
 #endif
     for (Py_ssize_t from = 0; from < length; from += BLOCK)
         add_block(total, count, vectors, weights, from, length - from < BLOCK ? length : from + BLOCK);
@@ -72,9 +78,14 @@ static PyObject *add(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *target, *rows, *factors, *result = NULL;
     Py_buffer total;
-    if (!PyArg_ParseTuple(args, "OO!O!:add", &target, &PyTuple_Type, &rows, &PyTuple_Type, &factors))
+    int threads;
+    if (!PyArg_ParseTuple(args, "OO!O!i:add", &target, &PyTuple_Type, &rows, &PyTuple_Type, &factors, &threads))
         return NULL;
     Py_ssize_t count = PyTuple_Size(rows), held = 0;
+    if (threads < 1) {
+        PyErr_SetString(PyExc_ValueError, "expected at least one thread");
+        return NULL;
+    }
     if (PyTuple_Size(factors) != count) {
         PyErr_SetString(PyExc_ValueError, "expected one weight a vector");
         return NULL;
@@ -96,7 +107,7 @@ static PyObject *add(PyObject *Py_UNUSED(module), PyObject *args)
         vectors[held] = views[held].buf;
     }
     Py_BEGIN_ALLOW_THREADS
-    add_all(total.buf, count, vectors, weights, total.shape[0]);
+    add_all(total.buf, count, vectors, weights, total.shape[0], threads);
     Py_END_ALLOW_THREADS
     result = Py_NewRef(Py_None);
 

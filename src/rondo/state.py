@@ -40,10 +40,14 @@ def unpack(data: bytes, like: Any) -> Any:
 
 
 def canonical(tree: Any) -> Any:
-    """``tree`` with every tensor contiguous, as :func:`unpack` gives it back: results of matrix products can depend on
-    the layout in their last bit, so a run must go on with the layout that it would be resumed with."""
+    """``tree`` with every tensor contiguous, in aligned memory of its own, as :func:`unpack` gives it back: results of
+    matrix products can depend on the layout in their last bit, so a run must go on with the layout that it would be
+    resumed with. Nor does a part keep the memory of a whole alive."""
     if isinstance(tree, Tensor):
-        return tree.contiguous()
+        own = tree.contiguous()
+        if own.untyped_storage().nbytes() == own.nbytes and own.data_ptr() % _ALIGNED == 0:
+            return own
+        return own.clone()
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         names = [f.name for f in dataclasses.fields(tree)]
         return dataclasses.replace(tree, **{n: canonical(getattr(tree, n)) for n in names})
@@ -52,6 +56,10 @@ def canonical(tree: Any) -> Any:
     if isinstance(tree, (tuple, list)):
         return type(tree)(canonical(v) for v in tree)
     return tree
+
+
+_ALIGNED = 64
+"""Bytes: where torch lets a tensor begin."""
 
 
 def tensors(tree: Any) -> Iterator[Tensor]:
