@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rondo.algorithm import BaseState, Mean, Round
 from rondo.lowrank import LowRank
-from rondo.params import Params, adapted_modules, kaiming, personal, pick
+from rondo.params import Params, adapted_modules, cast_like, kaiming, personal, pick
 
 Restart = Literal["random", "momentum"]
 
@@ -27,7 +27,7 @@ def check_cycle(tau: int, restart: str) -> None:
 def accumulated(state: BaseState, mean: Mean, round: Round, tau: int, restart: Restart) -> BaseState:
     """The means in place of what they are means of and, after every ``tau`` rounds, scale * B A added to the base. Then
     "random": A is drawn anew and B is zero; "momentum": both stay. Source: FedLoRU, Algorithm 1."""
-    new = {**state.params, **{n: t.to(state.params[n].dtype) for n, t in mean.params.items()}}
+    new = {**state.params, **cast_like(mean.params, state.params)}
     if (round.index + 1) % tau != 0:
         return replace(state, params=new)
     chunks = {}

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from rondo.lowrank import LowRank
-from rondo.params import Layout, Packed, Params, Select, everything, pad_rank
+from rondo.params import Layout, Packed, Params, Select, cast_like, everything, pad_rank
 from rondo.weighted_sum import add_weighted
 
 Loss: TypeAlias = Callable[[Params], Tensor]
@@ -299,8 +299,8 @@ class Algorithm(ABC, Generic[S]):
 
     def finish(self, state: S, mean: Mean, round: Round) -> S:
         """The next state, from the mean. Default: each mean replaces the tensor that it is a mean of."""
-        new = {name: tensor.to(state.params[name].dtype) for name, tensor in mean.params.items()}
-        return replace(state, params={**state.params, **new})  # type: ignore[type-var]
+        new = {**state.params, **cast_like(mean.params, state.params)}
+        return replace(state, params=new)  # type: ignore[type-var]
 
     def aggregate(self, state: S, uploads: Iterable[Upload], round: Round) -> S:
         """The next state, from individual uploads. Overriding it makes the algorithm non-linear."""

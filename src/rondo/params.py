@@ -201,6 +201,14 @@ class Packed(Mapping[str, Tensor]):
         return len(self.layout)
 
 
+def cast_like(params: Params, like: Params) -> Params:
+    """``params``, each of the type that its name has in ``like``; still parts of one vector where they were."""
+    types = {like[name].dtype for name in params}
+    if isinstance(params, Packed) and len(types) == 1:
+        return Packed(params.vector.to(types.pop()), params.layout)
+    return {name: tensor.to(like[name].dtype) for name, tensor in params.items()}
+
+
 def num_bytes(params: Params) -> int:
     """Payload in bytes: number of elements times element size, summed."""
     return sum(tensor.numel() * tensor.element_size() for tensor in params.values())
