@@ -200,6 +200,16 @@ def test_the_same_seed_gives_the_same_bits_in_any_order_of_clients(name: str, po
     assert not state.same(one.state, other.state)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_kept_lies_as_it_would_be_read_back(name: str) -> None:
+    """Nobody's row of a cohort's tensors: aligned, and keeping nothing else alive."""
+    sim = make(name, "local")
+    run(sim)
+    kept = [*state.tensors(sim.state), *state.tensors(sim.locals)]
+    assert len(kept) > 4
+    assert all(t.untyped_storage().nbytes() == t.nbytes and t.data_ptr() % 64 == 0 for t in kept)
+
+
 def test_training_lowers_the_loss_of_the_global_model() -> None:
     sim = make("fedit", run=config(train={"lr": 2e-2, "local_epochs": 4}))
     same_rule = Population(sim.population.members, sim.population.members["bob"].train, {})
