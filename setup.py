@@ -5,24 +5,19 @@ import sysconfig
 
 from setuptools import Extension, setup
 
-# Contraction would make the bits those of the processor. A Python without the global lock has no stable interface yet:
-# there the compiled part is left out.
+# Contraction would make the bits those of the processor.
 OPTIONS = ["/O2"] if sys.platform == "win32" else ["-O3", "-ffp-contract=off"]
 OPENMP = ["-fopenmp"] if sys.platform == "linux" else []
-STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")
-
-setup(
-    ext_modules=[
-        Extension(
-            "rondo._weighted_sum",
-            ["src/rondo/_weighted_sum.c"],
-            extra_compile_args=OPTIONS + OPENMP,
-            extra_link_args=OPENMP,
-            py_limited_api=STABLE,
-            optional=True,  # without a C compiler Rondo is installed all the same, and averages more slowly
-        )
-    ]
-    if STABLE
-    else [],
-    options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE else {},
+LOOP = Extension(
+    "rondo._weighted_sum",
+    ["src/rondo/_weighted_sum.c"],
+    extra_compile_args=OPTIONS + OPENMP,
+    extra_link_args=OPENMP,
+    py_limited_api=True,
+    optional=True,  # without a C compiler Rondo is installed all the same, and averages more slowly
 )
+
+if sysconfig.get_config_var("Py_GIL_DISABLED"):  # has no stable interface yet
+    setup()
+else:
+    setup(ext_modules=[LOOP], options={"bdist_wheel": {"py_limited_api": "cp311"}})
