@@ -407,7 +407,7 @@ def test_a_package_that_is_missing_is_named(
 ) -> None:
     Case("structure", "", {"model": {key: value}}).lay_out(folder)
     monkeypatch.setattr(rondo.structure, "find_spec", lambda _: None)
-    monkeypatch.setattr(rondo.structure, "load_structure", lambda *_, **__: pytest.fail("the model was looked at"))
+    monkeypatch.setattr(rondo.structure, "load_config", lambda *_, **__: pytest.fail("the model was looked at"))
     assert f"model.{key}: needs the package" in message(CASES[0])
     assert f"pip install 'rondo-fl[{extra}]'" in message(CASES[0])
 

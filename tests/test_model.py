@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import tiny
 from rondo.model import Network, Rows, UnsupportedLayer, layer_kind
 from rondo.params import add_client_axis, client_row
-from rondo.pretrained import fingerprint, load_pretrained, load_tokenizer
+from rondo.pretrained import fingerprint, load_config, load_pretrained, load_structure, load_tokenizer
 
 Case = tuple[Callable[[], Any], tuple[str, ...], Callable[..., dict[str, Tensor]]]
 
@@ -467,8 +467,9 @@ def test_loading_tells_the_head_and_draws_it_from_the_seed(tmp_path: Any) -> Non
     folder = tiny.saved(tmp_path, tiny.bert().bert, tiny.tokenizer())  # a body without a classifier
     labels = ("no", "yes", "maybe")
     coder = load_tokenizer(folder)
-    one, head = load_pretrained("sequence-classification", folder, coder, seed=1, labels=labels)
-    again, other = (load_pretrained("sequence-classification", folder, coder, seed=s, labels=labels)[0] for s in (1, 2))
+    config = load_config("sequence-classification", folder, labels=labels)
+    one, head = load_pretrained("sequence-classification", folder, config, coder, seed=1)
+    again, other = (load_pretrained("sequence-classification", folder, config, coder, seed=s)[0] for s in (1, 2))
     assert set(head) == {"classifier.weight", "classifier.bias"}
     assert fingerprint(one) == fingerprint(again) != fingerprint(other)
     assert fingerprint(one.bert) == fingerprint(other.bert)
@@ -481,7 +482,8 @@ def test_loading_replaces_a_head_of_another_task_and_names_what_the_file_lacks(t
     del module.bert.pooler  # a checkpoint may lack the pooler
     folder = tiny.saved(tmp_path, module, tiny.tokenizer())
     coder = load_tokenizer(folder)
-    loaded, head = load_pretrained("sequence-classification", folder, coder, seed=1, labels=("no", "yes"))
+    config = load_config("sequence-classification", folder, labels=("no", "yes"))
+    loaded, head = load_pretrained("sequence-classification", folder, config, coder, seed=1)
     assert set(head) == set(tiny.head_names(tiny.bert()))
     assert loaded.classifier.weight.shape == (2, 32)
 
@@ -490,10 +492,23 @@ def test_loading_a_language_model_gives_no_head_and_a_padding_token(tmp_path: An
     folder = tiny.saved(tmp_path, tiny.gpt2_lm(), tiny.tokenizer("gpt", pad=False))
     before = torch.random.get_rng_state()
     coder = load_tokenizer(folder)
-    _, head = load_pretrained("causal-lm", folder, coder, seed=1)
+    _, head = load_pretrained("causal-lm", folder, load_config("causal-lm", folder), coder, seed=1)
     assert head == ()
     assert coder.pad_token_id == coder.eos_token_id == 3
     assert torch.random.get_rng_state().equal(before)
+
+
+def test_a_configuration_read_once_serves_the_structure_and_the_weights(tmp_path: Any) -> None:
+    folder = tiny.saved(tmp_path, tiny.bert(labels=2), tiny.tokenizer())
+    config = load_config("sequence-classification", folder, labels=("no", "yes", "maybe"))
+    before = config.to_dict()
+    empty, _ = load_structure("sequence-classification", config)
+    module, _ = load_pretrained("sequence-classification", folder, config, load_tokenizer(folder), seed=1)
+    assert config.to_dict() == before
+    shapes, found = ({n: t.shape for n, t in m.state_dict().items()} for m in (empty, module))
+    assert shapes == found
+    assert shapes["classifier.weight"] == (3, 32)
+    assert module.config is not config is not empty.config
 
 
 # Quantised weights
@@ -550,8 +565,9 @@ def test_int8_models_have_a_fingerprint() -> None:
 def test_loading_in_int8_leaves_the_head_as_it_is(tmp_path: Any) -> None:
     pytest.importorskip("torchao")
     folder = tiny.saved(tmp_path, tiny.bert(labels=2), tiny.tokenizer())
+    config = load_config("sequence-classification", folder, labels=("no", "yes"))
     module, head = load_pretrained(
-        "sequence-classification", folder, load_tokenizer(folder), seed=1, labels=("no", "yes"), quantization="int8"
+        "sequence-classification", folder, config, load_tokenizer(folder), seed=1, quantization="int8"
     )
     assert type(module.classifier.weight.data) is Tensor
     assert type(module.bert.encoder.layer[0].output.dense.weight.data) is not Tensor

@@ -209,7 +209,7 @@ def _loaded(settings: RunConfig, device: str) -> _Ready:
     dealt = deal_rows(settings, source, labels)
     structure = look(settings, labels, algorithm, len(dealt.rows))
     population = build(settings, dealt, structure.task, labels, structure.ranks)
-    prepared = prepare(settings, labels, algorithm, target, structure)
+    prepared = prepare(settings, algorithm, target, structure)
     ranks = client_ranks(settings, algorithm, prepared.network.sites.values(), len(dealt.rows))
     if ranks != structure.ranks:  # layers that the checkpoint lacks belong to the head, and are not adapted
         population = build(settings, dealt, structure.task, labels, ranks)

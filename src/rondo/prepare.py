@@ -14,6 +14,7 @@ from torch import Tensor
 from rondo import algorithms, peft
 from rondo.algorithm import Algorithm, HeadPolicy
 from rondo.config import ConfigError, Problem, RunConfig, ServerConfig
+from rondo.engine.cohort import one_cohort
 from rondo.engine.population import Population
 from rondo.engine.simulation import Simulation
 from rondo.head import LocalHead
@@ -29,7 +30,7 @@ from rondo.schema import RULES
 from rondo.server_optim import OPTIMIZERS, ServerOptimizer
 from rondo.server_step import ServerStep
 from rondo.structure import Structure, adapters, loading, model_name
-from rondo.tasks import Task
+from rondo.tasks import Example, Task
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Prepared:
     initial: dict[str, Tensor]
     kernels: Kernels
     model_name: str
+    model_config: Any
     model_hash: str
 
     def simulation(self, population: Population) -> Simulation:
@@ -73,9 +75,13 @@ class Prepared:
     def shorten(self, population: Population) -> Shortened:
         """Leave out what need not be computed: all but the first token at the end, where only that is read, and the
         layers below the lowest adapted one, which are computed once an example."""
-        examples = population.sample(4)
+        examples = population.sample(2)
         if not examples:
             return Shortened(None, "there is nothing to train on", "there is nothing to train on")
+        with one_cohort(self.network):
+            return self._shorten(examples)
+
+    def _shorten(self, examples: Sequence[Example]) -> Shortened:
         device = self.network.device
         seen = {n: t.to(device) for n, t in {**self.network.initial_head, **self.initial}.items()}
         inputs = {n: t.to(device) for n, t in self.task.collate(examples)[0].items()}
@@ -96,13 +102,11 @@ class Prepared:
         return Shortened(prefix, no_prefix, all_tokens)
 
 
-def prepare(
-    config: RunConfig, labels: Sequence[str], algorithm: Algorithm[Any], device: torch.device, structure: Structure
-) -> Prepared:
+def prepare(config: RunConfig, algorithm: Algorithm[Any], device: torch.device, structure: Structure) -> Prepared:
     """Load the model whose ``structure`` has been looked at, find where adapters go, and settle the head policy. Raises
     :class:`ConfigError`."""
     with collector_paused():
-        module, head_names = load_model(config, structure.tokenizer, labels, config.seed)
+        module, head_names = load_model(config, structure.model_config, structure.tokenizer, config.seed)
         planned = adapters(config, module, head_names)
     module_hash = fingerprint(module)
     kernels = choose(config.train.precision, device, quantized=config.model.quantization is not None)
@@ -134,20 +138,21 @@ def prepare(
         initial=initial,
         kernels=kernels,
         model_name=structure.model_name,
+        model_config=structure.model_config,
         model_hash=module_hash,
     )
 
 
-def load_model(config: RunConfig, tokenizer: Any, labels: Sequence[str], seed: int) -> tuple[Any, tuple[str, ...]]:
-    """The module and its head's tensor names. Raises :class:`ConfigError`."""
+def load_model(config: RunConfig, model_config: Any, tokenizer: Any, seed: int) -> tuple[Any, tuple[str, ...]]:
+    """The module that ``model_config`` describes and its head's tensor names. Raises :class:`ConfigError`."""
     model = config.model
     with loading(config, "its weights"):
         return load_pretrained(
             config.task.kind,
             model_name(config),
+            model_config,
             tokenizer,
             seed=seed,
-            labels=labels,
             revision=model.revision,
             gguf_file=model.gguf_file,
             quantization=model.quantization,

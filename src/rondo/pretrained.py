@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import io
 from collections.abc import Collection, Iterator, Sequence
@@ -32,64 +33,68 @@ def _plain_parts(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
     return [found for part in parts for found in _plain_parts(f"{name}.{part}", getattr(tensor, part))]
 
 
-def load_pretrained(
-    kind: Kind,
-    name: str,
-    tokenizer: Any,
-    *,
-    seed: int,
-    labels: Sequence[str] = (),
-    revision: str | None = None,
-    gguf_file: str | None = None,
-    quantization: Literal["int8"] | None = None,
-) -> tuple[nn.Module, tuple[str, ...]]:
-    """A pre-trained model from a folder or a hub, and the names of its head's tensors. Where it names no padding token
-    of its own it takes that of its ``tokenizer``.
-
-    The head is all outside the base model (``base_model_prefix``) plus whatever the checkpoint lacked; new tensors are
-    drawn from ``seed``. A causal language model has no head. Raises OSError or ValueError as transformers does.
-    """
-    import transformers
-
-    auto = _auto(kind)
-    options: dict[str, Any] = {"revision": revision or "main", "dtype": torch.float32}
-    if gguf_file is not None:
-        options |= {"gguf_file": gguf_file, "quantization_config": transformers.GgufConfig(dequantize=True)}
-    if kind == "sequence-classification":
-        options |= _labelled(labels)
-        options["ignore_mismatched_sizes"] = True  # a head of another task is replaced
-    if quantization is not None:
-        options["quantization_config"] = _int8(kind, name, revision)
-    with _quiet(gguf_file), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        module, info = auto.from_pretrained(name, output_loading_info=True, **options)
-    if module.config.pad_token_id is None:
-        module.config.pad_token_id = tokenizer.pad_token_id
-    fresh = set(info["missing_keys"]) | {k[0] for k in info.get("mismatched_keys", ())}
-    return module, _head(kind, module, fresh)
-
-
-def load_structure(
+def load_config(
     kind: Kind,
     name: str,
     *,
     labels: Sequence[str] = (),
     revision: str | None = None,
     gguf_file: str | None = None,
-) -> tuple[nn.Module, tuple[str, ...]]:
-    """The model that :func:`load_pretrained` would load, on the meta device: its layers and their shapes, no weights.
-
-    Tensors that the checkpoint lacks are not known to be its head's. Raises OSError or ValueError as transformers does.
-    """
+) -> Any:
+    """What transformers knows of a model before its weights: its kind, sizes and, for a classifier, ``labels``. Read
+    once a run: a GGUF file takes seconds each time. Raises OSError or ValueError as transformers does."""
     import transformers
 
     options: dict[str, Any] = {"revision": revision or "main"}
     if gguf_file is not None:
         options["gguf_file"] = gguf_file
     if kind == "sequence-classification":
-        options |= _labelled(labels)
-    with _quiet(gguf_file), torch.device("meta"):
-        module = _auto(kind).from_config(transformers.AutoConfig.from_pretrained(name, **options))
+        names = dict(enumerate(labels))
+        options |= {"num_labels": len(labels), "id2label": names, "label2id": {n: i for i, n in names.items()}}
+    with _quiet(gguf_file):
+        return transformers.AutoConfig.from_pretrained(name, **options)
+
+
+def load_pretrained(
+    kind: Kind,
+    name: str,
+    config: Any,
+    tokenizer: Any,
+    *,
+    seed: int,
+    revision: str | None = None,
+    gguf_file: str | None = None,
+    quantization: Literal["int8"] | None = None,
+) -> tuple[nn.Module, tuple[str, ...]]:
+    """A pre-trained model from a folder or a hub, and the names of its head's tensors. ``config``: from
+    :func:`load_config`, left as it is. Where it names no padding token of its own it takes that of its ``tokenizer``.
+
+    The head is all outside the base model (``base_model_prefix``) plus whatever the checkpoint lacked; new tensors are
+    drawn from ``seed``. A causal language model has no head. Raises OSError or ValueError as transformers does.
+    """
+    import transformers
+
+    options: dict[str, Any] = {"revision": revision or "main", "dtype": torch.float32, "config": config}
+    if gguf_file is not None:
+        options |= {"gguf_file": gguf_file, "quantization_config": transformers.GgufConfig(dequantize=True)}
+    if kind == "sequence-classification":
+        options["ignore_mismatched_sizes"] = True  # a head of another task is replaced
+    if quantization is not None:
+        options["quantization_config"] = _int8(kind, config)
+    with _quiet(gguf_file), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module, info = _auto(kind).from_pretrained(name, output_loading_info=True, **options)
+    if module.config.pad_token_id is None:
+        module.config.pad_token_id = tokenizer.pad_token_id
+    fresh = set(info["missing_keys"]) | {k[0] for k in info.get("mismatched_keys", ())}
+    return module, _head(kind, module, fresh)
+
+
+def load_structure(kind: Kind, config: Any) -> tuple[nn.Module, tuple[str, ...]]:
+    """The model that :func:`load_pretrained` would load, on the meta device: its layers and their shapes, no weights.
+    ``config`` is left as it is. Tensors that the checkpoint lacks are not known to be its head's."""
+    with _quiet(None), torch.device("meta"):
+        module = _auto(kind).from_config(copy.deepcopy(config))
     return module, _head(kind, module, frozenset())
 
 
@@ -118,11 +123,6 @@ def _auto(kind: Kind) -> Any:
     return transformers.AutoModelForSequenceClassification if sequence else transformers.AutoModelForCausalLM
 
 
-def _labelled(labels: Sequence[str]) -> dict[str, Any]:
-    names = dict(enumerate(labels))
-    return {"num_labels": len(labels), "id2label": names, "label2id": {n: i for i, n in names.items()}}
-
-
 def _head(kind: Kind, module: nn.Module, fresh: Collection[str]) -> tuple[str, ...]:
     if kind == "causal-lm":
         return ()
@@ -149,13 +149,13 @@ def _quiet(gguf_file: str | None) -> Iterator[None]:
             transformers.logging.enable_progress_bar()
 
 
-def _int8(kind: Kind, name: str, revision: str | None) -> Any:
+def _int8(kind: Kind, config: Any) -> Any:
     """Weight-only int8 by torchao, the head left as it is (transformers would quantise a classifier too)."""
     import transformers
     from torchao.quantization import Int8WeightOnlyConfig
 
     if kind == "causal-lm":
         return transformers.TorchAoConfig(Int8WeightOnlyConfig())
-    empty, _ = load_structure(kind, name, labels=("0", "1"), revision=revision)
+    empty, _ = load_structure(kind, config)
     keep = [n for n, _ in empty.named_children() if n != empty.base_model_prefix]
     return transformers.TorchAoConfig(Int8WeightOnlyConfig(), modules_to_not_convert=keep)

@@ -62,7 +62,7 @@ def reopen(
         config = config.model_copy(update={"train": config.train.model_copy(update={"precision": "exact"})})
     labels = _manifest_labels(directory)
     algorithm = make_algorithm(config)
-    prepared = prepare(config, labels, algorithm, find_device(device), look(config, labels, algorithm))
+    prepared = prepare(config, algorithm, find_device(device), look(config, labels, algorithm))
     members = population or Population({}, (), {})
     simulation = prepared.simulation(members)
     try:
@@ -142,7 +142,8 @@ def export(
     (adapter / "rondo.toml").write_text(to_toml(opened.directory.config()))
     if merged:
         prepared = opened.prepared
-        module, _ = load_model(prepared.config, prepared.tokenizer, opened.labels, prepared.config.seed + 1)
+        config = prepared.config
+        module, _ = load_model(config, prepared.model_config, prepared.tokenizer, config.seed + 1)
         peft.merged(module, adapter).save_pretrained(str(to))  # type: ignore[operator]
         prepared.tokenizer.save_pretrained(str(to))
         (adapter / "README.md").unlink(missing_ok=True)
@@ -177,7 +178,7 @@ def _verify(opened: Reopened, seen: Params, base: Any, folder: Path, merged: boo
             auto = transformers.AutoModelForSequenceClassification
         stock = auto.from_pretrained(str(folder)).eval()
     else:
-        module, _ = load_model(config, tokenizer, opened.labels, config.seed + 1)
+        module, _ = load_model(config, prepared.model_config, tokenizer, config.seed + 1)
         stock = peft.stock_model(module, folder)
     theirs = stock(**batch).logits
     mask = torch.ones_like(ours, dtype=torch.bool)
@@ -225,7 +226,7 @@ def _evaluate_adapter(path: Path, device: str) -> dict[str, Any]:
     dealt = deal_rows(config, load_source(config), labels)
     structure = look(config, labels, algorithm)
     population = build(config, dealt, structure.task)
-    prepared = prepare(config, labels, algorithm, target, structure)
+    prepared = prepare(config, algorithm, target, structure)
     prepared.shorten(population)
     seen: Params = {**prepared.network.initial_head, **prepared.initial}
     return {"test": _scored(prepared, seen, {}, population.test)}

@@ -17,16 +17,17 @@ from rondo.algorithm import Algorithm
 from rondo.config import BUILTIN_MODEL, ConfigError, Problem, RunConfig
 from rondo.engine.ranks import client_ranks
 from rondo.importing import collector_paused
-from rondo.pretrained import load_structure, load_tokenizer
+from rondo.pretrained import load_config, load_structure, load_tokenizer
 from rondo.tasks import CausalLM, SequenceClassification, Task
 
 
 @dataclass(frozen=True)
 class Structure:
-    """Where the model is, its tokenizer, the task in its tokens, and, where the clients that are to train have ranks of
-    their own, these in the order of their ids."""
+    """Where the model is, what transformers knows of it, its tokenizer, the task in its tokens, and, where the clients
+    that are to train have ranks of their own, these in the order of their ids."""
 
     model_name: str
+    model_config: Any
     tokenizer: Any
     task: Task
     ranks: tuple[int, ...] | None
@@ -50,9 +51,8 @@ def _look(config: RunConfig, labels: Sequence[str], algorithm: Algorithm[Any], c
         key = "model.name" if model.gguf_file is None else "model.gguf_file"
         raise ConfigError([Problem(key, f"no {wanted} in {model.name!r}: name what has the model")])
     with loading(config, "it"):
-        empty, head_names = load_structure(
-            config.task.kind, name, labels=labels, revision=model.revision, gguf_file=model.gguf_file
-        )
+        known = load_config(config.task.kind, name, labels=labels, revision=model.revision, gguf_file=model.gguf_file)
+        empty, head_names = load_structure(config.task.kind, known)
     with loading(config, "its tokenizer"):
         tokenizer = load_tokenizer(name, revision=model.revision, gguf_file=model.gguf_file)
     limit = _longest(empty, tokenizer)
@@ -73,7 +73,7 @@ def _look(config: RunConfig, labels: Sequence[str], algorithm: Algorithm[Any], c
         problems += error.problems
     if problems:
         raise ConfigError(problems)
-    return Structure(name, tokenizer, _task(config, tokenizer, labels), ranks)
+    return Structure(name, known, tokenizer, _task(config, tokenizer, labels), ranks)
 
 
 def _missing_packages(config: RunConfig) -> Iterator[Problem]:

@@ -122,6 +122,18 @@ def workers(network: Network) -> int:
     return torch.get_num_threads()
 
 
+@contextlib.contextmanager
+def one_cohort(network: Network) -> Iterator[None]:
+    """As many of torch's threads as a cohort has in training. What is computed once before it is small: threads that
+    share it gain little, and wait for each other where the machine is busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, threads // workers(network)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def in_order(work: Callable[[T], R], items: Iterable[T], count: int) -> Iterator[R]:
     """``work`` on every item by ``count`` threads that share torch's threads evenly; results in the order of the items,
     never more than ``count`` of them waiting."""

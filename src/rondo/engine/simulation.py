@@ -19,7 +19,7 @@ from rondo.engine import evaluate
 from rondo.engine.admission import Identity
 from rondo.engine.allocator import give_back
 from rondo.engine.attempt import Attempt, Observer, Trained, noted
-from rondo.engine.cohort import activation_bytes, budget, plan, workers
+from rondo.engine.cohort import activation_bytes, budget, one_cohort, plan, workers
 from rondo.engine.diagnostics import diagnose
 from rondo.engine.evaluate import spread
 from rondo.engine.faults import turnout
@@ -176,7 +176,8 @@ class Simulation:
         must do so in its first state, as it did at its start."""
         examples = self.population.sample(2)
         seen, _ = self.newcomer(0)
-        each = activation_bytes(self.network, self.task, _to(seen, self.network.device), examples)
+        with one_cohort(self.network):
+            each = activation_bytes(self.network, self.task, _to(seen, self.network.device), examples)
         self._activation_bytes = max(1.0, each)
 
     def _bytes_a_token(self) -> float:
