@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import sys
 import threading
 import time
@@ -207,10 +208,16 @@ def test_memory_decides_how_many_train_at_once(megabytes: float, at_once: int) -
     assert sim.at_once([]) == 1
 
 
-def test_half_of_the_machines_memory_is_for_activations() -> None:
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_processor_keeps_256_mb_of_activations_a_thread_and_half_of_its_memory_at_most(
+    monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
     network = make("fedit", run=config("auto")).network
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     allowed = budget(network, "auto")
-    assert 2**26 < allowed.cohort < allowed.total < 2**44
+    assert (allowed.cohort, allowed.total) == (128 * 2**20, threads * 256 * 2**20)
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1024}.__getitem__)
+    assert budget(network, "auto").total == 2**21
     assert budget(network, 3) == Budget(3 * 2**20, 3 * 2**20, sys.maxsize)
 
 

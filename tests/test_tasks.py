@@ -329,7 +329,7 @@ def test_language_scores_that_are_not_defined_are_none() -> None:
     tally = language().tally()
     logits = torch.zeros(1, 2, 40)
     logits[0, 0, 5] = 1e4  # a perplexity beyond any float
-    tally.add(logits, {"labels": torch.tensor([[-100, 6]])})
+    tally.add(logits, {"labels": torch.tensor([[-100, 6]]), "places": torch.tensor([0])})
     assert tally.scores()["perplexity"] is None
     assert tally.scores()["loss"] == pytest.approx(1e4)
 

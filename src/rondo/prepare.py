@@ -30,17 +30,19 @@ from rondo.schema import RULES
 from rondo.server_optim import OPTIMIZERS, ServerOptimizer
 from rondo.server_step import ServerStep
 from rondo.structure import Structure, adapters, loading, model_name
-from rondo.tasks import Example, Task
+from rondo.tasks import CausalLM, Example, Task
+from rondo.tasks.output import LogitsNeeded, split_off
 
 
 @dataclass(frozen=True)
 class Shortened:
-    """The layers that are computed once an example, or why none are; and why all tokens are computed to the end, if
-    they are."""
+    """The layers that are computed once an example, or why none are; why all tokens are computed to the end, if they
+    are; and why they all have logits, if they have."""
 
     prefix: Prefix | None
     no_prefix: str | None
     all_tokens: str | None
+    all_logits: str | None
 
     def record(self) -> dict[str, Any]:
         """For the manifest."""
@@ -48,6 +50,7 @@ class Shortened:
         return {
             "prefix": {"layers": layers, "reason": self.no_prefix},
             "first_token_only": {"on": self.all_tokens is None, "reason": self.all_tokens},
+            "targets_only": {"on": self.all_logits is None, "reason": self.all_logits},
         }
 
 
@@ -73,11 +76,11 @@ class Prepared:
         return Simulation(self.algorithm, self.network, self.task, population, self.config, self.initial)
 
     def shorten(self, population: Population) -> Shortened:
-        """Leave out what need not be computed: all but the first token at the end, where only that is read, and the
-        layers below the lowest adapted one, which are computed once an example."""
+        """Leave out what need not be computed: all but the first token at the end, where only that is read; the layers
+        below the lowest adapted one, which are computed once an example; logits of tokens that have no target."""
         examples = population.sample(2)
         if not examples:
-            return Shortened(None, "there is nothing to train on", "there is nothing to train on")
+            return Shortened(None, *["there is nothing to train on"] * 3)
         with one_cohort(self.network):
             return self._shorten(examples)
 
@@ -85,7 +88,7 @@ class Prepared:
         device = self.network.device
         seen = {n: t.to(device) for n, t in {**self.network.initial_head, **self.initial}.items()}
         inputs = {n: t.to(device) for n, t in self.task.collate(examples)[0].items()}
-        all_tokens = prefix = no_prefix = None
+        all_tokens = all_logits = prefix = no_prefix = None
         try:
             first_token_only(self.network, seen, inputs)
         except AllTokensMatter as reason:
@@ -99,7 +102,13 @@ class Prepared:
             prefix.check(seen, inputs)
         except PrefixRefused as reason:
             prefix, no_prefix = None, str(reason)
-        return Shortened(prefix, no_prefix, all_tokens)
+        try:
+            if not isinstance(self.task, CausalLM):
+                raise LogitsNeeded("a classifier has one row of logits an example")
+            self.task.output = split_off(self.network, seen, inputs)
+        except LogitsNeeded as reason:
+            all_logits = str(reason)
+        return Shortened(prefix, no_prefix, all_tokens, all_logits)
 
 
 def prepare(config: RunConfig, algorithm: Algorithm[Any], device: torch.device, structure: Structure) -> Prepared:

@@ -260,8 +260,10 @@ class EvaluationConfig(_Section):
 class SimulationConfig(_Section):
     """How the clients of a round share this machine. ``cohort``: how many train in one forward pass; "auto" takes as
     many as ``memory_mb`` of activations hold and the machine gains from. ``memory_mb`` is for all that train at once;
-    "auto" is half of the machine's memory, or the accelerator's. ``reuse_prefix``: keep the hidden states below the
-    lowest adapted layer, up to ``prefix_memory_mb`` in memory and ``prefix_disk_mb`` in temporary files."""
+    "auto" is half of the accelerator's memory; on a processor half of the machine's, at most 256 MB a thread, so that
+    clients whose steps keep more train one after the other, on more threads each. ``reuse_prefix``: keep the hidden
+    states below the lowest adapted layer, up to ``prefix_memory_mb`` in memory and ``prefix_disk_mb`` in temporary
+    files."""
 
     cohort: Positive | Literal["auto"] = "auto"
     memory_mb: Positive | Literal["auto"] = "auto"

@@ -40,6 +40,9 @@ C = TypeVar("C", bound=OfClient)
 
 CPU_COHORT_BYTES = 128 * 2**20
 """Activations of a cohort beyond which one thread of a CPU gains next to nothing (docs/log.md)."""
+CPU_THREAD_BYTES = 2 * CPU_COHORT_BYTES
+"""Activations for each thread of a CPU, of all that trains at once. A client whose step keeps more has layers large
+enough for several threads, and is no slower with them than beside others that keep as much (docs/log.md)."""
 CPU_COHORT_TOKENS = 2048
 """Tokens of its step likewise, where the base has two bytes a number; half as many where it has four. Where few layers
 are adapted, little is kept for the backward pass, but what is thrown away at once grows all the same."""
@@ -56,7 +59,8 @@ class Budget:
 
 
 def budget(network: Network, megabytes: int | Literal["auto"]) -> Budget:
-    """What ``simulation.memory_mb`` allows. "auto": half of the memory that there is."""
+    """What ``simulation.memory_mb`` allows. "auto": half of the memory that there is, and
+    on a CPU no more than ``CPU_THREAD_BYTES`` a thread."""
     if megabytes != "auto":
         return Budget(megabytes * 2**20, megabytes * 2**20, sys.maxsize)
     if network.device.type == "cuda":
@@ -64,7 +68,8 @@ def budget(network: Network, megabytes: int | Literal["auto"]) -> Budget:
         return Budget(half, half, sys.maxsize)
     half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     size = next(network.module.parameters()).element_size()
-    return Budget(half, CPU_COHORT_BYTES, 2 * CPU_COHORT_TOKENS // size)
+    total = min(half, torch.get_num_threads() * CPU_THREAD_BYTES)
+    return Budget(total, CPU_COHORT_BYTES, 2 * CPU_COHORT_TOKENS // size)
 
 
 def plan(

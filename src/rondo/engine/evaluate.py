@@ -32,7 +32,7 @@ def scores(
         inputs, targets = task.collate(ordered[start : start + batch_size])
         inputs, targets = ({n: t.to(network.device) for n, t in part.items()} for part in (inputs, targets))
         logits = network(batched, base, inputs).logits
-        tally.add(logits.float(), targets)
+        tally.add(logits, targets)
     return tally.scores()
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rondo.model import Batch
+from rondo.tasks.output import OutputLayer
 from rondo.tasks.task import Example, Row, Scores, pad, wide
 
 IGNORED = -100  # torch's own index for a target that has no loss
@@ -30,6 +31,8 @@ class CausalLM:
     ) -> None:
         self.tokenizer, self.text, self.max_length = tokenizer, text, max_length
         self.prompt, self.response = tuple(prompt), response or ""
+        self.output: OutputLayer | None = None
+        """The model's output layer, where the network leaves it to :meth:`loss` and :meth:`tally`."""
 
     def encode(self, rows: Sequence[Row]) -> list[Example]:
         """See :meth:`rondo.tasks.Task.encode`. Cut to ``max_length``; a row whose response is cut away entirely has
@@ -67,17 +70,26 @@ class CausalLM:
         return prompt + response + end, len(prompt)
 
     def collate(self, examples: Sequence[Example]) -> tuple[Batch, Batch]:
-        """See :meth:`rondo.tasks.Task.collate`; the target is ``labels`` (rows, tokens), padding ignored."""
+        """See :meth:`rondo.tasks.Task.collate`; the target is ``labels`` (rows, tokens), padding ignored; ``places``:
+        which tokens, counted over all rows, are followed by one that has a loss."""
         inputs = {
             "input_ids": pad([e.ids for e in examples], self.tokenizer.pad_token_id),
             "attention_mask": pad([[1] * e.length for e in examples], 0),
         }
         targets = [e.target if isinstance(e.target, tuple) else (e.target,) for e in examples]
-        return inputs, {"labels": pad(targets, IGNORED)}
+        labels = pad(targets, IGNORED)
+        followed = functional.pad(labels[:, 1:] != IGNORED, (0, 1))  # found here: a GPU would have to be waited for
+        return inputs, {"labels": labels, "places": followed.flatten().nonzero().flatten()}
 
     def loss(self, logits: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
-        """See :meth:`rondo.tasks.Task.loss`: cross-entropy of the target tokens; logits (rows, tokens, vocabulary)."""
+        """See :meth:`rondo.tasks.Task.loss`: cross-entropy of the target tokens; logits (rows, tokens, vocabulary), or
+        states (rows, tokens, width) where there is an :attr:`output`."""
         labels = targets["labels"][:, 1:]
+        if self.output is not None:
+            places, counts = targets["places"], (labels != IGNORED).sum(1)
+            found = self.output.losses(logits.flatten(0, 1)[places], targets["labels"].flatten()[places + 1])
+            each = found.new_zeros(targets["labels"].numel()).scatter(0, places, found)
+            return each.view(targets["labels"].shape).sum(1), counts
         each = functional.cross_entropy(
             wide(logits[:, :-1]).transpose(1, 2), labels, ignore_index=IGNORED, reduction="none"
         )
@@ -85,7 +97,7 @@ class CausalLM:
 
     def tally(self) -> _Tally:
         """An empty tally: loss a target token, perplexity, and accuracy of the next token."""
-        return _Tally()
+        return _Tally(self.output)
 
 
 def _from(text: str, whole: str) -> str:
@@ -94,19 +106,25 @@ def _from(text: str, whole: str) -> str:
 
 
 class _Tally:
-    def __init__(self) -> None:
+    def __init__(self, output: OutputLayer | None) -> None:
+        self.output = output
         self.loss = 0.0
         self.hits = self.tokens = self.examples = 0
 
     def add(self, logits: Tensor, batch: Batch) -> None:
-        labels = batch["labels"][:, 1:]
-        seen = logits[:, :-1]
-        self.loss += float(
-            functional.cross_entropy(seen.float().transpose(1, 2), labels, ignore_index=IGNORED, reduction="sum")
-        )
-        self.hits += int((seen.argmax(-1) == labels).sum())
-        self.tokens += int((labels != IGNORED).sum())
-        self.examples += len(labels)
+        places = batch["places"]
+        seen, labels = logits.flatten(0, 1)[places], batch["labels"].flatten()[places + 1]
+        self.tokens += len(places)
+        self.examples += len(batch["labels"])
+        if self.output is None:
+            self._count(seen, labels)
+            return
+        for part in self.output.parts(seen):
+            self._count(self.output.layer(seen[part]), labels[part])
+
+    def _count(self, logits: Tensor, labels: Tensor) -> None:
+        self.loss += float(functional.cross_entropy(logits.float(), labels, reduction="sum"))
+        self.hits += int((logits.argmax(-1) == labels).sum())
 
     def scores(self) -> Scores:
         if self.tokens == 0:
