@@ -10,10 +10,10 @@ demo: $(STAMP)
 	$(BIN)/rondo demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -n auto -m "slow or not slow"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "slow or not slow"
 
 check: $(STAMP)
 	$(BIN)/ruff check .

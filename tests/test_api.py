@@ -388,6 +388,8 @@ def test_a_causal_language_model_learns_responses(tmp_path: Path) -> None:
     )
     result = api.run(config, run_dir=tmp_path / "run", device="cpu")
     assert (result.summary["primary"], result.summary["head"]) == ("loss", None)
+    manifest = json.loads((result.run_dir / "manifest.json").read_text())
+    assert manifest["targets_only"] == {"on": True, "reason": None}
     score = next(iter(result.metrics["clients"]["per_client"].values()))
     assert score["perplexity"] > 1
     assert report(result)["clients"]["client-0"]["labels"] is None
@@ -396,6 +398,8 @@ def test_a_causal_language_model_learns_responses(tmp_path: Path) -> None:
     assert found is not None
     assert found.passed
     assert json.loads((tmp_path / "export" / "adapter_config.json").read_text())["task_type"] == "CAUSAL_LM"
+    again = api.evaluate(result.run_dir, client="client-0", device="cpu")
+    assert again["validation"] == score
 
 
 def test_rows_whose_response_is_cut_away_are_counted(tmp_path: Path) -> None:

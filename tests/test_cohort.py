@@ -29,7 +29,7 @@ from rondo.engine.simulation import Simulation
 from rondo.head import LocalHead
 from rondo.model import Batch, Network
 from rondo.params import Params
-from rondo.tasks import Example, SequenceClassification
+from rondo.tasks import CausalLM, Example, SequenceClassification, output
 
 HEADS = ("shared", "local", "frozen")
 POISON = tiny.VOCABULARY - 1
@@ -113,6 +113,21 @@ def make(
     return Simulation(algorithm, network, Task(), people or population(), run or config(), initial)
 
 
+def language(name: str) -> Simulation:
+    """Clients that continue sentences; of each the first half is a prompt."""
+    module = tiny.llama_lm().double()
+    sites = tiny.sites(module, ("q_proj", "down_proj"), rank=3, dropout=0.4)
+    network, initial = Network(module, sites, ()), tiny.factors(sites, 1)
+    members = {}
+    for client, size in SIZES.items():
+        rows = [e.ids for e in examples(client, size)]
+        half = [Example(ids, (-100,) * (len(ids) // 2) + ids[len(ids) // 2 :]) for ids in rows]
+        members[client] = Member(Client(client, size), tuple(half), ())
+    task = CausalLM(tiny.tokenizer("llama"), "text", (), None, 32)
+    task.output = output.split_off(network, initial, task.collate(members["ann"].train)[0])
+    return Simulation(algorithms.get(name), network, task, Population(members, (), {}), config(**ADAMW), initial)
+
+
 def trained(sim: Simulation, chosen: Sequence[str] = tuple(SIZES), *, alone: bool, index: int = 1) -> list[Trained]:
     """Local training of a round, by one cohort or one client at a time."""
     round = sim.round(index)
@@ -161,6 +176,17 @@ def test_a_cohort_gives_what_each_client_gives_alone(name: str, policy: str, tra
         assert one.upload is not None
         tensors = {**one.upload.params, **one.kept}
         assert any(not t.equal(start[n]) for n, t in tensors.items() if n in start)
+
+
+@pytest.mark.parametrize("name", algorithms.names())
+def test_so_it_does_with_a_language_model_whose_logits_are_never_whole(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(output._BYTES, "cpu", 5 * 4 * tiny.VOCABULARY)  # tokens of several clients at a time
+    sim = language(name)
+    together, alone = (trained(sim, alone=a) for a in (False, True))
+    assert_law(together, alone, EXACT)
+    assert all(one.loss != together[0].loss for one in together[1:])
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4], ids=["plain", "dropout"])

@@ -42,7 +42,7 @@ CPU_COHORT_BYTES = 128 * 2**20
 """Activations of a cohort beyond which one thread of a CPU gains next to nothing (docs/log.md)."""
 CPU_THREAD_BYTES = 2 * CPU_COHORT_BYTES
 """Activations for each thread of a CPU, of all that trains at once. A client whose step keeps more has layers that
-several threads can share: one after the other such clients take half the memory and 5 to 10 % more time (docs/log.md)."""
+several threads can share: one after the other they take half the memory and 5 to 10 % more time (docs/log.md)."""
 CPU_COHORT_TOKENS = 2048
 """Tokens of its step likewise, where the base has two bytes a number; half as many where it has four. Where few layers
 are adapted, little is kept for the backward pass, but what is thrown away at once grows all the same."""
