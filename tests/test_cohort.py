@@ -182,7 +182,7 @@ def test_a_cohort_gives_what_each_client_gives_alone(name: str, policy: str, tra
 def test_so_it_does_with_a_language_model_whose_logits_are_never_whole(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(output._BYTES, "cpu", 5 * 4 * tiny.VOCABULARY)  # tokens of several clients at a time
+    monkeypatch.setattr(output, "_CPU_BYTES", 5 * 4 * tiny.VOCABULARY)  # tokens of several clients at a time
     sim = language(name)
     together, alone = (trained(sim, alone=a) for a in (False, True))
     assert_law(together, alone, EXACT)

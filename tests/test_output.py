@@ -70,7 +70,7 @@ def test_losses_and_gradients_are_those_of_whole_logits(
     network, seen = network_of(kind)
     task = task_of()
     sums, counts, gradients = step(network, task, seen)
-    monkeypatch.setitem(target._BYTES, "cpu", 4 * tiny.VOCABULARY * tokens)
+    monkeypatch.setattr(target, "_CPU_BYTES", 4 * tiny.VOCABULARY * tokens)
     split(network, task, seen)
     again, numbers, after = step(network, task, seen)
     assert counts.equal(numbers)
@@ -89,7 +89,7 @@ def test_only_tokens_with_a_target_have_logits_and_few_at_a_time(monkeypatch: py
     layer = network.module.lm_head
     original = layer.forward
     layer.forward = lambda states: asked.append(states.numel() // 32) or original(states)  # type: ignore[func-returns-value]
-    monkeypatch.setitem(target._BYTES, "cpu", 4 * tiny.VOCABULARY * 4)
+    monkeypatch.setattr(target, "_CPU_BYTES", 4 * tiny.VOCABULARY * 4)
     split(network, task, seen)
     asked.clear()
     step(network, task, seen)
@@ -110,7 +110,7 @@ def test_scores_are_those_of_whole_logits(monkeypatch: pytest.MonkeyPatch, kind:
         return tally.scores()
 
     whole = scores()
-    monkeypatch.setitem(target._BYTES, "cpu", 4 * tiny.VOCABULARY * 2)
+    monkeypatch.setattr(target, "_CPU_BYTES", 4 * tiny.VOCABULARY * 2)
     split(network, task, seen)
     assert scores() == pytest.approx(whole, rel=1e-6)
     assert whole["tokens"] == 9
@@ -186,6 +186,16 @@ class Softened(nn.Module):
         return SimpleNamespace(logits=30 * torch.tanh(self.model(**inputs).logits / 30))
 
 
+class Forbidding(Softened):
+    """A model that forbids words in place, as Chameleon does with those that stand for pictures."""
+
+    def forward(self, **inputs: Any) -> SimpleNamespace:
+        logits = self.model(**inputs).logits
+        with torch.no_grad():
+            logits[:, :, 7] = -1e4
+        return SimpleNamespace(logits=logits)
+
+
 def gemma() -> Any:
     config = transformers.Gemma2Config(
         vocab_size=tiny.VOCABULARY,
@@ -203,6 +213,7 @@ def gemma() -> Any:
 
 REFUSED: dict[str, tuple[Callable[[], Any], Sequence[str], str]] = {
     "softened": (Softened, ("q_proj",), "the model changes what its output layer gives"),
+    "forbidding": (Forbidding, ("q_proj",), "the model changes what its output layer gives"),
     "gemma": (gemma, ("q_proj",), "the model changes what its output layer gives"),
     "adapted": (tiny.llama_lm, ("q_proj", "lm_head"), "the output layer is adapted"),
     "no output layer": (tiny.convolutions, ("second",), "the model names no output layer"),

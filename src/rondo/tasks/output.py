@@ -20,9 +20,9 @@ from rondo.model import Batch, Network
 from rondo.params import Params, add_client_axis
 from rondo.tasks.task import wide
 
-_BYTES = {"cpu": 24 * 2**20}
-"""Of logits at a time (docs/log.md)."""
-_BYTES_ELSEWHERE = 256 * 2**20
+_CPU_BYTES = 24 * 2**20
+"""Of logits at a time: they stay in the cache (docs/log.md)."""
+_GPU_BYTES = 256 * 2**20
 
 
 class LogitsNeeded(Exception):
@@ -43,7 +43,7 @@ class OutputLayer:
 
     def parts(self, states: Tensor) -> Iterator[slice]:
         """Tokens, as many together as are to have logits at once."""
-        size = max(1, _BYTES.get(states.device.type, _BYTES_ELSEWHERE) // (4 * self.vocabulary))
+        size = max(1, (_CPU_BYTES if states.device.type == "cpu" else _GPU_BYTES) // (4 * self.vocabulary))
         return (slice(start, start + size) for start in range(0, len(states), size))
 
 
@@ -88,7 +88,7 @@ def split_off(network: Network, seen: Params, inputs: Batch) -> OutputLayer:
     if any(network.module.get_submodule(path) is layer for path in network.sites):
         raise LogitsNeeded("the output layer is adapted")
     given: list[Tensor] = []
-    watch = layer.register_forward_hook(lambda _, __, out: given.append(out))
+    watch = layer.register_forward_hook(lambda _, __, out: given.append(out.clone()))  # it may be changed in place
     with torch.no_grad():
         logits = network(add_client_axis(seen), {}, inputs).logits
     watch.remove()
