@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from workloads import TOKENS, WORKLOADS, Workload, model_source
+from workloads import TOKENS, WORKLOADS, Workload, model_folder
 
 ROWS = 1024
 """Rows of the matrices whose rate is measured."""
@@ -35,8 +35,7 @@ def shapes(workload: Workload) -> tuple[Counter[tuple[int, int]], float]:
     import transformers
     from torch import nn
 
-    folder, gguf = model_source(workload)
-    config = transformers.AutoConfig.from_pretrained(folder, **({"gguf_file": gguf} if gguf else {}))
+    config = transformers.AutoConfig.from_pretrained(model_folder(workload))
     classify = workload.kind == "sequence-classification"
     auto = transformers.AutoModelForSequenceClassification if classify else transformers.AutoModelForCausalLM
     with torch.device("meta"):

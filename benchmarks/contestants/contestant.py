@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from workloads import TOKENS, WORKLOADS, Workload, model_source, tokenizer
+from workloads import TOKENS, WORKLOADS, Workload, model_folder, tokenizer
 
 _BEGAN = time.time()  # nothing of weight is imported yet
 
@@ -57,14 +57,13 @@ def build_model(workload: Workload) -> Any:
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    folder, gguf = model_source(workload)
-    options: dict[str, Any] = {"dtype": torch.float32}
+    folder = model_folder(workload)
     torch.manual_seed(workload.seed)
     if workload.kind == "causal-lm":
-        options |= {"gguf_file": gguf, "quantization_config": transformers.GgufConfig(dequantize=True)}
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, **options)
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     else:
-        model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2, **options)
+        auto = transformers.AutoModelForSequenceClassification
+        model = auto.from_pretrained(folder, num_labels=2, dtype=torch.float32)
     config = peft.LoraConfig(
         task_type="CAUSAL_LM" if workload.kind == "causal-lm" else "SEQ_CLS",
         r=workload.rank,

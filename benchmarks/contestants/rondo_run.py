@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from contestant import Outcome, arguments, since_start
-from workloads import TOKENS, WORKLOADS, Workload, model_source
+from workloads import TOKENS, WORKLOADS, Workload, model_folder
 
 
 class Watch:
@@ -32,7 +32,6 @@ class Watch:
 
 def configuration(workload: Workload, data: Path, rounds: int, precision: str) -> dict[str, Any]:
     """The run as a configuration: FedAvg of both factors and the head."""
-    folder, gguf = model_source(workload)
     classify = workload.kind == "sequence-classification"
     return {
         "seed": workload.seed,
@@ -44,7 +43,7 @@ def configuration(workload: Workload, data: Path, rounds: int, precision: str) -
             "target_modules": list(workload.targets),
             "layers_to_transform": None if workload.layers is None else list(workload.layers),
         },
-        "model": {"name": folder, "gguf_file": gguf, "head": "shared" if classify else None},
+        "model": {"name": model_folder(workload), "head": "shared" if classify else None},
         "task": {
             "kind": workload.kind,
             "text": "text",
