@@ -23,7 +23,7 @@ from rondo import algorithms
 from rondo.algorithm import Algorithm, Client, Round
 from rondo.config import RunConfig, load
 from rondo.engine.attempt import Trained
-from rondo.engine.cohort import Budget, activation_bytes, budget, in_order, in_turn, plan
+from rondo.engine.cohort import Budget, activation_bytes, budget, in_order, in_turn, one_cohort, plan
 from rondo.engine.population import Member, Population
 from rondo.engine.simulation import Simulation
 from rondo.head import LocalHead
@@ -245,6 +245,17 @@ def test_a_processor_keeps_256_mb_of_activations_a_thread_and_half_of_its_memory
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1024}.__getitem__)
     assert budget(network, "auto").total == 2**21
     assert budget(network, 3) == Budget(3 * 2**20, 3 * 2**20, sys.maxsize)
+
+
+def test_what_is_tried_before_the_first_round_has_one_cohorts_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = make("fedit").network
+    threads = [4]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[-1])
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    with pytest.raises(KeyError), one_cohort(network):
+        assert threads == [4, 1]
+        raise KeyError
+    assert threads == [4, 1, 4]
 
 
 @pytest.mark.parametrize(("dtype", "together"), [(torch.float32, 2), (torch.bfloat16, 4)])
