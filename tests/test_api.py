@@ -19,6 +19,8 @@ from rondo import algorithms, api, kernels
 from rondo.config import ConfigError, load
 from rondo.engine.simulation import RunStopped
 from rondo.peft import read_tensors
+from rondo.prepare import _telling
+from rondo.tasks import Example
 
 Rows = list[dict[str, Any]]
 Run = Callable[..., api.RunResult]
@@ -75,6 +77,20 @@ def save_tiny_gpt2(folder: Path) -> Path:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    return folder
+
+
+def save_tiny_pythia(folder: Path) -> Path:
+    """A classifier of the last token; its tokenizer adds none."""
+    import transformers
+
+    config = transformers.GPTNeoXConfig(
+        vocab_size=save_tokenizer(folder, pairs=False), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=48, max_position_embeddings=POSITIONS, bos_token_id=3, eos_token_id=3, pad_token_id=0,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        transformers.GPTNeoXForSequenceClassification(config).save_pretrained(folder)
     return folder
 
 
@@ -368,6 +384,80 @@ def test_a_label_that_one_client_alone_has(run: Run, tmp_path: Path) -> None:
     assert alone["matthews"] is None
     assert alone["accuracy"] is not None
     strict((result.run_dir / "summary.json").read_text())
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_what_need_not_be_computed_is_left_out_of_a_run_and_of_nothing_else(
+    reuse: bool, bert: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two layers of which the upper is adapted: in training the lower has each row once, the upper at every step; and
+    of the upper's output one token a row goes on."""
+    from transformers.models.bert.modeling_bert import BertLayer
+
+    seen: dict[int, list[tuple[int, int]]] = {}
+    forward = BertLayer.forward
+
+    def counted(layer: BertLayer, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        result = forward(layer, hidden, *args, **kwargs)
+        out = result[0] if isinstance(result, tuple) else result
+        seen.setdefault(id(layer), []).append((len(hidden), out.shape[1]))
+        return result
+
+    began: list[int] = []
+
+    class Training:
+        def round_started(self, index: int, clients: int) -> None:
+            if index == 0:
+                seen.clear()
+
+        def client_done(self, client: str, loss: float | None) -> None: ...
+
+        def round_done(self, record: dict[str, Any]) -> None:
+            if record["round"] == 1:
+                began.extend(sum(rows for rows, _ in calls) for calls in seen.values())
+                began.append(max(tokens for _, tokens in list(seen.values())[-1]))
+
+    monkeypatch.setattr(BertLayer, "forward", counted)
+    config = settings(
+        bert,
+        data={"source": str(data), "validation_fraction": 0.0},
+        adapter={"layers_to_transform": [1]},
+        simulation={"reuse_prefix": reuse},
+        evaluation={"every": 0},
+    )
+    result = api.run(config, run_dir=data.parent / "run", device="cpu", observer=Training())
+    rows, epochs = 48, 2 * 2
+    assert began == [rows if reuse else epochs * rows, epochs * rows, 1]
+    manifest = json.loads((result.run_dir / "manifest.json").read_text())
+    assert manifest["prefix"]["layers"] == int(reuse)
+    assert ("reuse_prefix is off" in str(manifest["prefix"]["reason"])) != reuse
+    assert manifest["first_token_only"] == {"on": True, "reason": None}
+
+
+def test_a_model_is_tried_on_rows_that_can_tell(tmp_path: Path) -> None:
+    """Rows of one token come first; on them alone, a classifier of the last token passes for one of the first."""
+    rows = [{"text": word, "label": label} for label, word in (("pos", "good"), ("neg", "bad"))] * 3
+    rows += [{"text": row["text"], "label": row["label"]} for row in reviews(24)]
+    config = settings(
+        save_tiny_pythia(tmp_path / "pythia"),
+        adapter={"target_modules": ["query_key_value"]},
+        data={"source": str(write_rows(tmp_path / "rows.csv", rows)), "validation_fraction": 0.0},
+        partition={"clients": 1},
+        clients={"min_clients": 1},
+    )
+    result = api.run(config, run_dir=tmp_path / "run", device="cpu")
+    manifest = json.loads((result.run_dir / "manifest.json").read_text())
+    assert manifest["first_token_only"] == {
+        "on": False,
+        "reason": "the model reads more than the first token of its last layer",
+    }
+
+
+def test_two_rows_of_different_lengths_are_tried_cut_to_64_tokens() -> None:
+    rows = [Example((1,) * n, (2,) * n, (0,) * n) for n in (5, 3, 200, 7)]
+    assert _telling(rows) == (Example((1,) * 64, (2,) * 64, (0,) * 64), Example((1,) * 3, (2,) * 3, (0,) * 3))
+    assert _telling([Example((1, 2), 1)]) == (Example((1, 2), 1),)
+    assert _telling([]) == ()
 
 
 def test_a_run_without_any_held_out_rows(run: Run, data: Path) -> None:

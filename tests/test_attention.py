@@ -93,9 +93,10 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.parametrize("chosen", ["written out", "torch, mask unread"])
 @pytest.mark.parametrize("padding", ["none", "right", "left"])
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_model_gives_the_same_logits_with_it(kind: str, padding: str) -> None:
+def test_a_model_gives_the_same_logits_with_it(kind: str, padding: str, chosen: Any) -> None:
     module = MODELS[kind]().double()
     batch = tiny.text_batch()
     if padding == "none":
@@ -104,17 +105,42 @@ def test_a_model_gives_the_same_logits_with_it(kind: str, padding: str) -> None:
         batch = {n: t.flip(1) for n, t in batch.items()}
     with torch.no_grad():
         before = module(**batch).logits
-        attention.use(module)
-        assert module.config._attn_implementation == attention.NAME
+        attention.use(module, chosen)
+        assert module.config._attn_implementation.startswith("rondo_")
         after = module(**batch).logits
+        if padding == "none":
+            with attention.padding(False):
+                assert module(**batch).logits.equal(after) or chosen != "written out"
+                torch.testing.assert_close(module(**batch).logits, before, rtol=0, atol=1e-12)
     real = batch["attention_mask"].bool() if before.dim() == 3 else torch.ones(before.shape[:1], dtype=torch.bool)
     torch.testing.assert_close(after[real], before[real], rtol=0, atol=1e-12)
+
+
+def test_where_there_is_no_padding_torchs_attention_gets_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its fastest kernels take none."""
+    masks: list[Tensor | None] = []
+
+    def watched(q: Tensor, *args: Any, attn_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+        masks.append(attn_mask)
+        return scaled_dot_product_attention(q, *args, attn_mask=attn_mask, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    for make in MODELS.values():
+        module = make()
+        attention.use(module, "torch, mask unread")
+        batch = {n: t[:1] for n, t in tiny.text_batch().items()}
+        for padded in (True, False):
+            masks.clear()
+            with torch.no_grad(), attention.padding(padded):
+                module(**batch)
+            assert masks
+            assert all((m is None) != padded for m in masks)
 
 
 def test_a_model_without_torchs_attention_is_left_as_it_is() -> None:
     for module in (tiny.convolutions(), tiny.bert()):
         if hasattr(module, "set_attn_implementation"):
             module.set_attn_implementation("eager")
-        attention.use(module)
+        attention.use(module, "written out")
         config = getattr(module, "config", None)
         assert config is None or config._attn_implementation == "eager"

@@ -20,15 +20,16 @@ from torch import Tensor
 
 import tiny
 from rondo import algorithms
-from rondo.algorithm import Algorithm, Client, Round
+from rondo.algorithm import Algorithm, Client, Round, Upload
 from rondo.config import RunConfig, load
+from rondo.engine.admission import Gate
 from rondo.engine.attempt import Trained
 from rondo.engine.cohort import Budget, activation_bytes, budget, in_order, in_turn, one_cohort, plan
 from rondo.engine.population import Member, Population
 from rondo.engine.simulation import Simulation
 from rondo.head import LocalHead
 from rondo.model import Batch, Network
-from rondo.params import Params
+from rondo.params import Packed, Params
 from rondo.tasks import CausalLM, Example, SequenceClassification, output
 
 HEADS = ("shared", "local", "frozen")
@@ -219,12 +220,12 @@ def test_steps_epochs_and_batches(train: Any) -> None:
     assert_law(trained(sim, alone=False), trained(sim, alone=True), EXACT)
 
 
-@pytest.mark.parametrize(("megabytes", "at_once"), [(0.2, 3), (0.4, 2), (0.6, 1), (10.0, 1)])
-def test_memory_decides_how_many_train_at_once(megabytes: float, at_once: int) -> None:
+@pytest.mark.parametrize(("megabytes", "at_once"), [(0.1, 4), (0.2, 3), (0.3, 3), (0.4, 2), (0.6, 1), (10.0, 1)])
+def test_memory_decides_how_many_train_at_once_and_leaves_no_thread_over(megabytes: float, at_once: int) -> None:
     sim = make("fedit", run=config("auto"))
     settings = sim.config.simulation.model_copy(update={"memory_mb": 1})
     sim.config = sim.config.model_copy(update={"simulation": settings})
-    sim.workers = 3
+    sim.workers = 6  # 0.2 of 1 MB each would let five train at once, and leave the sixth thread to none
     clients = sim.population.clients
     sim._activation_bytes = megabytes * 2**20 / sim._tokens_a_client(clients)
     cohorts = sim.cohorts(clients)
@@ -289,6 +290,32 @@ def test_rounds_in_cohorts_of_any_size_and_threads_agree(name: str, count: int) 
         for record, other in zip(records, expected, strict=True):
             assert record["loss"] == pytest.approx(other["loss"], abs=1e-6)
             assert (record["bytes_up"], record["bytes_down"]) == (other["bytes_up"], other["bytes_down"])
+
+
+@pytest.mark.parametrize("name", [n for n, entry in algorithms.TABLE.items() if entry.linear])
+def test_a_linear_algorithm_holds_a_few_uploads_whatever_the_size_of_the_cohort(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[weakref.ref[Tensor]] = []
+    most = 0
+    check = Gate.check
+
+    def watched(gate: Gate, upload: Upload) -> Upload:
+        nonlocal most
+        passed = check(gate, upload)
+        assert isinstance(passed.params, Packed)
+        held.append(weakref.ref(passed.params.vector))
+        most = max(most, sum(ref() is not None for ref in held))
+        return passed
+
+    monkeypatch.setattr(Gate, "check", watched)
+    people = Population({f"c{i}": Member(Client(f"c{i}", 2), examples(f"c{i}", 2), ()) for i in range(24)}, (), {})
+    run = load({"seed": 5, "rounds": 9, "train": {"batch_size": 2}, "simulation": {"cohort": 1}})
+    sim = make(name, people=people, run=run)
+    for t in range(2):  # those that take turns have sent both kinds
+        sim.run_round(t)
+    assert len(held) == 48
+    assert most <= 10  # eight are added in one go
 
 
 # Failures

@@ -211,10 +211,28 @@ def gemma() -> Any:
     return transformers.Gemma2ForCausalLM(config).eval()
 
 
+class Padded(Softened):
+    """A model with more words in its output layer than in its vocabulary, as Inkling has; here there are none too many,
+    so the logits are as they were, but states, which are narrower or wider, would not be."""
+
+    def forward(self, **inputs: Any) -> SimpleNamespace:
+        logits = self.model(**inputs).logits
+        return SimpleNamespace(logits=logits.reshape(*logits.shape[:2], tiny.VOCABULARY))
+
+
+class Broken(Softened):
+    """A model whose logits are not numbers."""
+
+    def forward(self, **inputs: Any) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.model(**inputs).logits + torch.nan)
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], Sequence[str], str]] = {
-    "softened": (Softened, ("q_proj",), "the model changes what its output layer gives"),
-    "forbidding": (Forbidding, ("q_proj",), "the model changes what its output layer gives"),
-    "gemma": (gemma, ("q_proj",), "the model changes what its output layer gives"),
+    "softened": (Softened, ("q_proj",), "the model changes what its output layer gives, or its type"),
+    "forbidding": (Forbidding, ("q_proj",), "the model changes what its output layer gives, or its type"),
+    "gemma": (gemma, ("q_proj",), "the model changes what its output layer gives, or its type"),
+    "padded": (Padded, ("q_proj",), "the model does not run without its output layer"),
+    "broken": (Broken, ("q_proj",), "are not finite"),
     "adapted": (tiny.llama_lm, ("q_proj", "lm_head"), "the output layer is adapted"),
     "no output layer": (tiny.convolutions, ("second",), "the model names no output layer"),
 }
@@ -234,6 +252,26 @@ def test_a_model_that_needs_its_logits_keeps_them(kind: str) -> None:
         return found
 
     before = logits()
+    hooks = [len(m._forward_hooks) for m in module.modules()]
     with pytest.raises(LogitsNeeded, match=reason):
         split_off(network, {n: t[0] for n, t in seen.items()}, inputs)
-    assert logits().equal(before)
+    torch.testing.assert_close(logits(), before, rtol=0, atol=0, equal_nan=True)
+    assert [len(m._forward_hooks) for m in module.modules()] == hooks
+
+
+def test_an_output_layer_is_taken_out_once() -> None:
+    network, seen = network_of("llama")
+    split(network, task_of(), seen)
+    with pytest.raises(LogitsNeeded, match="taken out before"):
+        split(network, task_of(), seen)
+
+
+def test_nothing_is_left_behind_by_a_model_that_fails() -> None:
+    network, seen = network_of("llama")
+    layer = network.module.get_output_embeddings()  # type: ignore[operator]
+    layer.forward, forward = lambda _: 1 / 0, layer.forward
+    with pytest.raises(ZeroDivisionError):
+        split(network, task_of(), seen)
+    assert not layer._forward_hooks
+    layer.forward = forward
+    split(network, task_of(), seen)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
 import tiny
@@ -84,10 +85,10 @@ def test_only_the_first_token_passes_the_rest_of_the_last_layer(
 
 
 @pytest.mark.parametrize("endings", [EVERYWHERE, KEYS], ids=["folded", "keys"])
-@pytest.mark.parametrize("implementation", ["eager", "sdpa", attention.NAME])
+@pytest.mark.parametrize("implementation", ["eager", "sdpa", "rondo_written_out"])
 def test_any_attention_may_be_cut(implementation: str, endings: Sequence[str]) -> None:
     module = tiny.bert()
-    attention.use(module)  # known from now on
+    attention.use(module, "written out")  # known from now on
     module.set_attn_implementation(implementation)
     network, seen = network_of(module, endings)
     logits, _ = passed(network, seen)
@@ -134,6 +135,30 @@ class Twice(Mean):
     def forward(self, **inputs: Any) -> SimpleNamespace:
         states = self.bert(**inputs).last_hidden_state
         return SimpleNamespace(logits=self.classifier(states[:, 0] + states[:, 2]))
+
+
+def test_rows_of_one_token_prove_nothing() -> None:
+    """Of one token the first is the last, so a classifier of the last would pass, and be wrong on longer rows."""
+    config = transformers.GPTNeoXConfig(
+        vocab_size=tiny.VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=48,
+        max_position_embeddings=48,
+        pad_token_id=0,
+        num_labels=3,
+    )
+    network, seen = network_of(transformers.GPTNeoXForSequenceClassification(config).eval(), ("query_key_value",))
+    inputs = tiny.text_batch()
+    inputs.pop("token_type_ids", None)
+    before = network(seen, {}, inputs).logits
+    short = {n: t[:, :1] for n, t in inputs.items()}
+    with pytest.raises(AllTokensMatter, match="several tokens"):
+        first_token_only(network, one(seen), short)
+    with pytest.raises(AllTokensMatter, match="more than the first token"):
+        first_token_only(network, one(seen), inputs)
+    assert network(seen, {}, inputs).logits.equal(before)
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {

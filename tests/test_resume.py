@@ -395,6 +395,9 @@ def test_what_differs_is_listed_and_refused_unless_that_is_wanted(
             lambda f: edited(f / "manifest.json", ('"threads": 1', '"threads": 7')): ["threads: was 7, is 1"],
             lambda f: edited(f / "manifest.json", ('"python": "3.', '"python": "2.')): ['python: was "2.'],
             lambda f: edited(f / "manifest.json", ('model_sha256": "', 'model_sha256": "0')): ["model_sha256: was"],
+            lambda f: edited(f / "manifest.json", ('"targets_only"', '"word_of_another_version"')): [
+                'targets_only.reason: was null, is "a classifier'
+            ],
             lambda f: edited(Path(rows), ("good", "great")): ["partition.examples_sha256: was"],
         }.items()
     ):

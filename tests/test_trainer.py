@@ -420,6 +420,16 @@ def test_length_grouping_saves_padding_and_keeps_the_order_random() -> None:
     }
 
 
+@pytest.mark.parametrize("grouped", [True, False])
+def test_the_configuration_decides_whether_lengths_are_grouped(grouped: bool) -> None:
+    setup = Setup(count=200, length_grouping=grouped, local_epochs=1)
+    setup.trainer.fit(setup.params)
+    rows = [e for batch in setup.task.seen for e in batch]
+    assert sorted(e.ids for e in rows) == sorted(e.ids for e in examples(200))
+    padded = sum(max(e.length for e in batch) * len(batch) for batch in setup.task.seen)
+    assert (padded < 1.15 * sum(e.length for e in rows)) == grouped
+
+
 # Precision, uploads
 
 

@@ -1,29 +1,70 @@
-"""Attention on a CPU, written out: softmax(q k^T / sqrt(d)) v with a backward pass of its own.
+"""Two ways of a transformers model to attend where it would use torch's fused attention.
 
-In bfloat16 the backward pass of torch's fused attention takes several times as long as the five products themselves
-(docs/log.md). Here the probabilities are kept for it, and a query, key or value that needs no gradient gets none.
+On a CPU, written out: softmax(q k^T / sqrt(d)) v with a backward pass of its own. In bfloat16 the backward pass of
+torch's fused attention takes several times as long as the five products themselves (docs/log.md). Here the
+probabilities are kept for it, and a query, key or value that needs no gradient gets none.
+
+On an accelerator, torch's fused attention, but for how its mask is made: transformers asks whether there is any
+padding, and the answer would have to be waited for in every forward pass. :func:`padding` tells it.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-NAME = "rondo_written_out"
+Attention: TypeAlias = Literal["torch", "torch, mask unread", "written out"]
 
 
-def use(module: nn.Module) -> None:
-    """Make a transformers model use this attention where it would use torch's; any other model is left as it is."""
-    from transformers import AttentionInterface, AttentionMaskInterface
+class _Known(threading.local):
+    """Whether the rows of the calls of this thread may be padded."""
 
+    padded = True
+
+
+_known = _Known()
+
+
+@contextlib.contextmanager
+def padding(there: bool) -> Iterator[None]:
+    """Whether any row is padded in the calls inside; outside, any may be."""
+    _known.padded = there
+    try:
+        yield
+    finally:
+        _known.padded = True
+
+
+def use(module: nn.Module, chosen: Attention) -> None:
+    """Make a transformers model attend as ``chosen`` where it would use torch's way; any other is left as it is."""
     config = getattr(module, "config", None)
-    if getattr(config, "_attn_implementation", None) != "sdpa" or not hasattr(module, "set_attn_implementation"):
+    sdpa = getattr(config, "_attn_implementation", None) == "sdpa" and hasattr(module, "set_attn_implementation")
+    if chosen == "torch" or not sdpa:
         return
-    AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, _mask)
-    module.set_attn_implementation(NAME)  # type: ignore[operator]
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    name = "rondo_" + "".join(c if c.isalpha() else "_" for c in chosen)
+    AttentionInterface.register(name, attention if chosen == "written out" else sdpa_attention_forward)
+    AttentionMaskInterface.register(name, _mask if chosen == "written out" else _unread_mask)
+    module.set_attn_implementation(name)  # type: ignore[operator]
+
+
+def _unread_mask(*args: Any, **kwargs: Any) -> Tensor | None:
+    """As torch's attention wants it, without a look at what the padding mask says."""
+    from transformers.masking_utils import sdpa_mask
+
+    if _known.padded:
+        kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    else:
+        kwargs["attention_mask"] = None
+    found: Tensor | None = sdpa_mask(*args, **kwargs)
+    return found
 
 
 def _mask(*args: Any, **kwargs: Any) -> Tensor | None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rondo import attention
+from rondo.attention import Attention, use
 
 _NATIVE_BF16 = ("avx512_bf16", "amx_bf16", "bf16")  # x86 and ARM names
 
@@ -29,7 +29,7 @@ class Kernels:
 
     dtype: torch.dtype
     linear: Literal["torch", "onednn"]
-    attention: Literal["torch", "written out"]
+    attention: Attention
     reason: str | None = None
 
     def record(self) -> dict[str, Any]:
@@ -42,7 +42,9 @@ def choose(precision: Literal["exact", "fast"], device: torch.device, *, quantiz
     """The kernels for ``precision`` on ``device``."""
     cpu = device.type == "cpu"
     # Where MKL is slow (it prefers one maker's processors), oneDNN's float32 is up to twice as fast; see docs/log.md.
-    plain = Kernels(torch.float32, "onednn" if cpu and has_onednn() else "torch", "torch")
+    plain = Kernels(
+        torch.float32, "onednn" if cpu and has_onednn() else "torch", "torch" if cpu else "torch, mask unread"
+    )
     if precision == "exact":
         return plain
     if quantized:
@@ -50,7 +52,7 @@ def choose(precision: Literal["exact", "fast"], device: torch.device, *, quantiz
     if not (native_bf16() if cpu else torch.cuda.is_bf16_supported()):
         return Kernels(plain.dtype, plain.linear, plain.attention, "no native bfloat16 here")
     # On a CPU torch's fused attention is several times slower in bfloat16, backward, than the products written out.
-    return Kernels(torch.bfloat16, plain.linear, "written out" if cpu else "torch")
+    return Kernels(torch.bfloat16, plain.linear, "written out" if cpu else plain.attention)
 
 
 def native_bf16() -> bool:
@@ -73,8 +75,7 @@ def apply(module: nn.Module, kernels: Kernels) -> None:
     are quantised or that carry trained tensors of their own are left alone."""
     if kernels.dtype is not torch.float32:
         module.to(kernels.dtype)
-    if kernels.attention == "written out":
-        attention.use(module)
+    use(module, kernels.attention)
     if kernels.linear == "onednn":
         _bound_caches()
         for layer in module.modules():

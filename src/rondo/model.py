@@ -42,6 +42,11 @@ class Site:
     dropout: float
 
 
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the processor's on ``device``, without waiting for the copy where it is an accelerator."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
 class UnsupportedLayer(ValueError):
     """A layer that the user targets cannot carry a low-rank adapter; the message says why."""
 
@@ -87,7 +92,7 @@ class Rows:
     def to(self, device: torch.device) -> Rows:
         """With ``index`` on ``device``."""
         moved = Rows(self.counts, self.longest)
-        object.__setattr__(moved, "index", self.index.to(device, non_blocking=True))
+        object.__setattr__(moved, "index", sent(self.index, device))
         return moved
 
     def sum(self, values: Tensor) -> Tensor:
@@ -200,7 +205,7 @@ class _Slot:
                 # Nothing is drawn for padding that is there for other clients, so a client's masks are its own.
                 own = part if ends is None else part[:, : ends[k]]
                 own.copy_(torch.empty(own.shape).bernoulli_(keep, generator=g))
-            masks.append((mask / keep).to(x.device, x.dtype))
+            masks.append(sent((mask / keep).to(x.dtype), x.device))
         elif len(masks) != 1:
             raise RuntimeError(f"{self.site.path} runs several times a call: no dropout with activation checkpointing")
         return x * masks[-1]

@@ -33,6 +33,8 @@ def first_token_only(network: Network, seen: Params, inputs: Batch) -> None:
     attention = getattr(layers[-1], "attention", None) if layers is not None else None
     if layers is None or not isinstance(attention, nn.Module):
         raise AllTokensMatter("the last layer has no attention of a known name")
+    if inputs["input_ids"].shape[1] < 2:  # the first token is the last and all that there is
+        raise AllTokensMatter("no row that it could be tried on has several tokens")
     with torch.no_grad():
         batch = add_client_axis(seen)
         whole: Tensor = network(batch, {}, inputs).logits

@@ -78,7 +78,7 @@ class Prepared:
     def shorten(self, population: Population) -> Shortened:
         """Leave out what need not be computed: all but the first token at the end, where only that is read; the layers
         below the lowest adapted one, which are computed once an example; logits of tokens that have no target."""
-        examples = population.sample(2)
+        examples = _telling(population.sample(_LOOKED_AT))
         if not examples:
             return Shortened(None, *["there is nothing to train on"] * 3)
         with one_cohort(self.network):
@@ -111,6 +111,28 @@ class Prepared:
         return Shortened(prefix, no_prefix, all_tokens, all_logits)
 
 
+_LOOKED_AT = 256
+"""Rows of which two are chosen to try a shortened model on."""
+_TRIED_TOKENS = 64
+"""Their length at most: a language model has logits for all of them, and for longer rows these would be what a whole
+run needs most memory for."""
+
+
+def _telling(examples: Sequence[Example]) -> tuple[Example, ...]:
+    """The longest and the shortest of these, cut: several tokens, of which the first is not the last, and padding."""
+    by_length = sorted(examples, key=lambda e: e.length)
+    return tuple(_cut(e) for e in dict.fromkeys((by_length[-1], by_length[0]))) if examples else ()
+
+
+def _cut(example: Example) -> Example:
+    target, segments = example.target, example.segments
+    return Example(
+        example.ids[:_TRIED_TOKENS],
+        target[:_TRIED_TOKENS] if isinstance(target, tuple) else target,
+        None if segments is None else segments[:_TRIED_TOKENS],
+    )
+
+
 def prepare(config: RunConfig, algorithm: Algorithm[Any], device: torch.device, structure: Structure) -> Prepared:
     """Load the model whose ``structure`` has been looked at, find where adapters go, and settle the head policy. Raises
     :class:`ConfigError`."""
@@ -123,7 +145,7 @@ def prepare(config: RunConfig, algorithm: Algorithm[Any], device: torch.device, 
     apply(module, kernels)
     for tensor_name in network.initial_head:
         if tensor_name in planned.params:
-            network.initial_head[tensor_name] = planned.params[tensor_name]
+            network.initial_head[tensor_name] = planned.params[tensor_name].to(device)
     policy: HeadPolicy | None = None
     if head_names:
         policy = config.model.head or algorithm.default_head

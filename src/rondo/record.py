@@ -120,11 +120,12 @@ _NOT_THE_RUN = ("started", "platform")
 
 
 def must_equal(then: Mapping[str, Any], now: Mapping[str, Any], *, whatever: bool) -> None:
-    """Compare two manifests, of a run at its start and of one that is to go on with it; what the second does not know
-    is not looked at. Raises :class:`ConfigError` with every difference by key path, unless ``whatever``."""
+    """Compare two manifests, of a run at its start and of one that is to go on with it. What the second does not know
+    is not looked at; what the first does not know, because another version wrote it, counts as null. Raises
+    :class:`ConfigError` with every difference by key path, unless ``whatever``."""
     found = []
-    for key in then.keys() & now.keys() - set(_NOT_THE_RUN):
-        before, after = _flat(key, then[key]), _flat(key, now[key])
+    for key in now.keys() - set(_NOT_THE_RUN):
+        before, after = _flat(key, then.get(key)), _flat(key, now[key])
         for path in after:
             if before.get(path) != after[path]:
                 was, is_ = (json.dumps(value, ensure_ascii=False) for value in (before.get(path), after[path]))

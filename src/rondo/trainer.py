@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from rondo import attention
 from rondo.algorithm import Client, ClientFailed, Fit, Loss, Objective, Round, Upload, Uploads, plain
 from rondo.config import ClientsConfig, TrainConfig
 from rondo.lowrank import LowRank
-from rondo.model import Batch, Network, Rows
+from rondo.model import Batch, Network, Rows, sent
 from rondo.params import Params, Select, client_row, everything
 from rondo.prefix import Prefix, States
 from rondo.tasks import Example, Task
@@ -120,14 +121,15 @@ class CohortTrainer:
             if self.stop is not None and self.stop.is_set():
                 raise StopRequested
             longest = tuple(max((e.length for e in one), default=0) for one in batch)
+            padded = len({e.length for one in batch for e in one}) > 1
             rows = Rows(counts, longest).to(device)
             inputs, targets, hidden = self._to_device(batch)
-            loss = self._loss(inputs, targets, hidden, rows, dropout)
+            loss = self._loss(inputs, targets, hidden, rows, dropout, padded)
             value = objective({**params, **trained}, loss)
             on = torch.tensor([n > 0 for n in counts])
             taken += on
             seen += torch.tensor(counts)
-            there = on.to(device, non_blocking=True)
+            there = sent(on, device)
             alive = alive & (value.detach().isfinite() | ~there)
             stepping = alive & there
             losses.append(torch.where(there, value.detach(), math.nan))
@@ -201,10 +203,17 @@ class CohortTrainer:
         return torch.optim.SGD(tensors, lr=lr, momentum=config.momentum, weight_decay=config.weight_decay)
 
     def _loss(
-        self, inputs: Batch, targets: Batch, hidden: Tensor | None, rows: Rows, dropout: Sequence[torch.Generator]
+        self,
+        inputs: Batch,
+        targets: Batch,
+        hidden: Tensor | None,
+        rows: Rows,
+        dropout: Sequence[torch.Generator],
+        padded: bool,
     ) -> Loss:
         def loss(seen: Params) -> Tensor:
-            with self.prefix.replaced(hidden) if self.prefix is not None else contextlib.nullcontext():
+            replaced = self.prefix.replaced(hidden) if self.prefix is not None else contextlib.nullcontext()
+            with replaced, attention.padding(padded):
                 logits = self.network(seen, self.base, inputs, dropout, rows).logits
             sums, counts = self.task.loss(logits, targets)
             return rows.sum(sums) / rows.sum(counts.to(sums.dtype)).clamp_min(1)
@@ -216,8 +225,8 @@ class CohortTrainer:
         inputs, targets = self.task.collate(examples)
         device = self.network.device
         hidden = self.states.padded(examples) if self.states is not None else None
-        inputs, targets = ({n: _sent(t, device) for n, t in part.items()} for part in (inputs, targets))
-        return inputs, targets, None if hidden is None else _sent(hidden, device)
+        inputs, targets = ({n: sent(t, device) for n, t in part.items()} for part in (inputs, targets))
+        return inputs, targets, None if hidden is None else sent(hidden, device)
 
     def _find_failed(self, done: Params, losses: Tensor, taken: Tensor) -> None:
         """Note the clients that are not finite. Raises :class:`ClientFailed` where none is left."""
@@ -250,8 +259,3 @@ def _clip(leaves: Sequence[Tensor], limit: float) -> None:
 def _as_wide(each: Tensor, like: Tensor) -> Tensor:
     """(K,) with as many axes as ``like`` (K, ...)."""
     return each.reshape(-1, *[1] * (like.dim() - 1))
-
-
-def _sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """On ``device``, without waiting for the copy where it is an accelerator."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

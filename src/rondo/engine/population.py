@@ -102,9 +102,13 @@ class Population:
         return train.longest if isinstance(train, Stored) else max((e.length for e in train), default=0)
 
     def sample(self, count: int) -> tuple[Example, ...]:
-        """Up to ``count`` training examples of the first client, for trying a model out."""
-        first = next(iter(self.members.values()), None)
-        return tuple(first.train[:count]) if first is not None else ()
+        """Up to ``count`` training examples of the first clients, for trying a model out."""
+        found: list[Example] = []
+        for member in self.members.values():
+            found += member.train[: count - len(found)]
+            if len(found) == count:
+                break
+        return tuple(found)
 
 
 def build(

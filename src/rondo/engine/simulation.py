@@ -165,7 +165,9 @@ class Simulation:
         if self.workers == 1:
             return 1
         total = budget(self.network, self.config.simulation.memory_mb).total
-        return max(1, min(self.workers, int(total / (self._bytes_a_token() * tokens))))
+        allowed = max(1, min(self.workers, int(total / (self._bytes_a_token() * tokens))))
+        # As many threads for each as for the other, and none left over.
+        return next(count for count in range(allowed, 0, -1) if self.workers % count == 0)
 
     def _tokens_a_client(self, clients: Sequence[Client]) -> int:
         """Tokens of a client's longest possible batch."""

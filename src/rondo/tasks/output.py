@@ -79,7 +79,8 @@ def _itself(tensor: Tensor) -> Tensor:
 
 def split_off(network: Network, seen: Params, inputs: Batch) -> OutputLayer:
     """Take the output layer out of ``network``, which from then on gives the states before it for logits. Raises
-    :class:`LogitsNeeded`, having changed nothing, where it is trained or its output on ``inputs`` is not the logits."""
+    :class:`LogitsNeeded`, having changed nothing, where it is trained, where its output on ``inputs`` is not the
+    logits, or where the model does not run without it."""
     find = getattr(network.module, "get_output_embeddings", None)
     layer = find() if find is not None else None
     weight = getattr(layer, "weight", None)
@@ -87,13 +88,27 @@ def split_off(network: Network, seen: Params, inputs: Batch) -> OutputLayer:
         raise LogitsNeeded("the model names no output layer")
     if any(network.module.get_submodule(path) is layer for path in network.sites):
         raise LogitsNeeded("the output layer is adapted")
+    if layer.forward is _itself:
+        raise LogitsNeeded("the output layer has been taken out before")
+    params, forward = add_client_axis(seen), layer.forward
     given: list[Tensor] = []
     watch = layer.register_forward_hook(lambda _, __, out: given.append(out.clone()))  # it may be changed in place
-    with torch.no_grad():
-        logits = network(add_client_axis(seen), {}, inputs).logits
-    watch.remove()
+    try:
+        with torch.no_grad():
+            logits = network(params, {}, inputs).logits
+    finally:
+        watch.remove()
+    if not logits.isfinite().all():
+        raise LogitsNeeded("the logits that it was tried on are not finite")
     if len(given) != 1 or given[0].dtype != logits.dtype or not torch.equal(given[0], logits):
-        raise LogitsNeeded("the model changes what its output layer gives")
-    found = OutputLayer(layer.forward, logits.shape[-1])
+        raise LogitsNeeded("the model changes what its output layer gives, or its type")
     layer.forward = _itself
-    return found
+    try:
+        with torch.no_grad():
+            whole = torch.equal(forward(network(params, {}, inputs).logits), logits)
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        whole = False
+    if not whole:
+        layer.forward = forward
+        raise LogitsNeeded("the model does not run without its output layer")
+    return OutputLayer(forward, logits.shape[-1])
