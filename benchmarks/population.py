@@ -1,10 +1,12 @@
-"""Seconds and memory of a round against the size of the population, 100 clients a round.
+"""Seconds and memory of a round against the size of the population and the number of clients a round.
 
     python benchmarks/population.py --clients 1000 10000 100000 --rounds 10 --json population.json --plot population.png
+    python benchmarks/population.py --clients 20000 --per-round 10 100 1000 --algorithm fedit --json cohort.json
 
 The same rows (two for each client of the largest population) are dealt to ever more clients; each takes one local step
-on two rows. The algorithm, fedsa-lora, has personal tensors and a personal head, so what clients keep must not stay in
-memory either. Each population runs in a process of its own. The resident set is read after every round.
+on two rows, and nothing is evaluated. The algorithm, unless another is named, is fedsa-lora with personal tensors and a
+personal head, so what clients keep must not stay in memory either. Each population runs in a process of its own. The
+resident set is read after every round.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-PER_ROUND = 100
+from simulation import machine, versions
+
 WORDS = ("good", "bad", "film", "story", "time", "people", "house", "music", "light", "water", "road", "night")
 
 
@@ -59,7 +62,7 @@ class Watch:
         self.ended.append(time.perf_counter())
 
 
-def one(clients: int, rows: int, rounds: int, threads: int, algorithm: str) -> dict[str, Any]:
+def one(clients: int, per_round: int, rows: int, rounds: int, threads: int, algorithm: str) -> dict[str, Any]:
     """One run in this process."""
     import torch
 
@@ -79,11 +82,11 @@ def one(clients: int, rows: int, rounds: int, threads: int, algorithm: str) -> d
                 "task": {"text": "text", "label": "label", "max_length": 16},
                 "data": {"source": str(data), "test_split": "", "validation_fraction": 0.0},
                 "partition": {"kind": "natural", "column": "client"},
-                "clients": {"per_round": PER_ROUND},
+                "clients": {"per_round": per_round},
                 "train": {"batch_size": 2, "local_steps": 1},
                 # Nearly every client is a new one, so nothing of the lower layers would be used twice.
                 "simulation": {"reuse_prefix": False},
-                "evaluation": {"every": 0, "clients_every": 0},
+                "evaluation": {"every": 0, "clients_every": 0, "diagnostics_every": 0},
             },
             run_dir=f"{folder}/run",
             device="cpu",
@@ -92,6 +95,7 @@ def one(clients: int, rows: int, rounds: int, threads: int, algorithm: str) -> d
     seconds = [later - sooner for sooner, later in itertools.pairwise(watch.ended)]
     return {
         "clients": clients,
+        "per_round": per_round,
         "startup_seconds": watch.first,
         "round_seconds": seconds,
         "seconds_per_round": statistics.median(seconds),
@@ -110,7 +114,7 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
     sizes = [r["clients"] for r in results]
     for place, values, name in (
-        (axes[0], [r["seconds_per_round"] for r in results], f"seconds a round of {PER_ROUND} clients"),
+        (axes[0], [r["seconds_per_round"] for r in results], f"seconds a round of {results[0]['per_round']} clients"),
         (axes[1], [r["resident_mb"][-1] for r in results], "resident memory after the last round, MB"),
     ):
         place.plot(sizes, values, marker="o")
@@ -126,6 +130,7 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="+", default=[1000, 10_000, 100_000])
+    parser.add_argument("--per-round", type=int, nargs="+", default=[100], help="several: not with --plot")
     parser.add_argument("--rows", type=int, help="default: two for each client of the largest population")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--threads", type=int, default=2)
@@ -136,20 +141,25 @@ def main() -> None:
     args = parser.parse_args()
     rows = args.rows or 2 * max(args.clients)
     if args.one is not None:
-        print(json.dumps(one(args.one, rows, args.rounds, args.threads, args.algorithm)))
+        print(json.dumps(one(args.one, args.per_round[0], rows, args.rounds, args.threads, args.algorithm)))
         return
     results = []
-    print(f"{'clients':>8} {'start s':>8} {'s a round':>10} {'MB':>7} {'MB a round':>11}")
-    for clients in args.clients:
-        command = [sys.executable, __file__, "--one", clients, "--rows", rows, "--rounds", args.rounds]
+    if args.plot and len(args.per_round) > 1:
+        parser.error("--plot shows one number of clients a round")
+    print(f"{'clients':>8} {'of them':>8} {'start s':>8} {'s a round':>10} {'MB':>7} {'MB a round':>11}")
+    for clients, per_round in itertools.product(args.clients, args.per_round):
+        command = [sys.executable, __file__, "--one", clients, "--per-round", per_round]
+        command += ["--rows", rows, "--rounds", args.rounds]
         command += ["--threads", args.threads, "--algorithm", args.algorithm]
         done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, check=True, env=os.environ)
         r = json.loads(done.stdout.splitlines()[-1])
         results.append(r)
         figures = f"{r['startup_seconds']:8.1f} {r['seconds_per_round']:10.2f} {r['resident_mb'][-1]:7.0f}"
-        print(f"{clients:8} {figures} {r['growth_mb_per_round']:11.2f}", flush=True)
+        print(f"{clients:8} {per_round:8} {figures} {r['growth_mb_per_round']:11.2f}", flush=True)
     if args.json:
-        args.json.write_text(json.dumps({"algorithm": args.algorithm, "rows": rows, "runs": results}, indent=2) + "\n")
+        result = {"algorithm": args.algorithm, "rows": rows, "runs": results}
+        result |= {"threads": args.threads, "machine": machine(), "versions": versions()}
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
     if args.plot:
         plot(results, args.plot)
 

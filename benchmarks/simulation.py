@@ -33,8 +33,13 @@ from typing import Any
 import psutil
 from workloads import WORKLOADS, Workload, write_rows
 
-PEERS = {"loop": ("loop", None), "flower": ("flower", "flwr"), "pfl": ("pfl_run", "pfl")}
-"""Every peer: its script, and the package that it needs beside Rondo's own."""
+PEERS = {
+    "loop": (("loop",), None),
+    "compiled": (("loop", "--compile"), None),
+    "flower": (("flower",), "flwr"),
+    "pfl": (("pfl_run",), "pfl"),
+}
+"""Every peer: its script with its options, and the package that it needs beside Rondo's own."""
 
 _MARK = "RONDO_BENCHMARK"
 _RSS_SECONDS, _LOOK_SECONDS, _PSS_SECONDS = 0.1, 0.5, 10.0
@@ -236,7 +241,7 @@ def main() -> None:
     result: dict[str, Any] = {"work": args.work, "rounds": args.rounds, "passes": args.passes}
     result["threads"] = args.threads
     turns: dict[str, tuple[str, ...]] = {f"rondo {p}": ("rondo_run", "--precision", p) for p in ("fast", "exact")}
-    turns |= {name: (PEERS[name][0],) for name in names}
+    turns |= {name: PEERS[name][0] for name in names}
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in turns}
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "train.csv"

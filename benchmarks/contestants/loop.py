@@ -19,7 +19,9 @@ from workloads import WORKLOADS
 
 
 def main() -> None:
-    args = arguments(__doc__).parse_args()
+    parser = arguments(__doc__)
+    parser.add_argument("--compile", action="store_true", help="by torch.compile, which needs a C++ compiler")
+    args = parser.parse_args()
 
     import torch
     from peft import set_peft_model_state_dict
@@ -27,6 +29,8 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     workload = WORKLOADS[args.work]
     model = build_model(workload)
+    if args.compile:
+        model.compile()
     datasets = clients(workload, args.data)
     shared = {n: t.clone() for n, t in adapter_state(model).items()}
     outcome = Outcome(since_start(time.time()), [], [], sum(p.numel() for p in trained(model)))
