@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rondo.adapter import add_low_rank
 
@@ -57,3 +60,31 @@ def test_what_needs_no_gradient_gets_none(frozen: str) -> None:
     one, other = (torch.autograd.grad(f(**given_).sum(), list(trained.values())) for f in (add_low_rank, plain))
     for a, b in zip(one, other, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+class Sizes(TorchDispatchMode):
+    """The numbers of elements of all tensors that torch's operations give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        self.seen += [
+            t.numel() for t in (found if isinstance(found, tuple | list) else [found]) if isinstance(t, Tensor)
+        ]
+        return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_product_of_the_factors_is_never_formed(dtype: torch.dtype) -> None:
+    rows, side = 3, 64
+    given_ = tensors(1, rows, side, side, 2, dtype)
+    with Sizes() as sizes:
+        torch.autograd.grad(add_low_rank(**given_).sum(), list(given_.values()))
+    assert 0 < max(sizes.seen) <= rows * side < side * side
+    with Sizes() as sizes:
+        down, up = given_["down"].detach(), given_["up"].detach()
+        given_["y"].detach() + given_["x"].detach() @ (up @ down).mT
+    assert max(sizes.seen) == side * side  # it would be seen

@@ -1,0 +1,71 @@
+"""Where the time of a round goes: the share of the processor's own time that each of torch's operations takes.
+
+    python benchmarks/profiling.py --work W --clients 4 --precision fast
+
+One round, the second, of a workload with fewer clients on one thread, so that all of it is in the thread that is
+watched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from workloads import WORKLOADS, write_rows
+
+sys.path.insert(0, str(Path(__file__).with_name("contestants")))
+
+
+class Profiled:
+    """Watches the second round."""
+
+    def __init__(self, profiler: Any) -> None:
+        self.profiler, self.seconds = profiler, 0.0
+
+    def round_started(self, index: int, clients: int) -> None:
+        if index == 1:
+            self.profiler.start()
+
+    def client_done(self, client: str, loss: float | None) -> None: ...
+
+    def round_done(self, record: dict[str, Any]) -> None:
+        if record["round"] == 1:
+            self.profiler.stop()
+            self.seconds = record["train_seconds"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", choices=WORKLOADS, default="W")
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--precision", choices=("exact", "fast"), default="fast")
+    parser.add_argument("--lines", type=int, default=15)
+    args = parser.parse_args()
+
+    import rondo
+
+    run = rondo.run
+
+    import torch
+    from rondo_run import configuration
+
+    torch.set_num_threads(1)
+    workload = replace(WORKLOADS[args.work], clients=args.clients)
+    watch = Profiled(torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]))
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "train.csv"
+        write_rows(workload, data)
+        run(configuration(workload, data, 2, args.precision), run_dir=f"{folder}/run", device="cpu", observer=watch)
+    events = watch.profiler.key_averages()
+    whole = sum(event.self_cpu_time_total for event in events)
+    print(f"{watch.seconds:.1f} s with the profiler on; {whole / 1e6:.1f} s in torch's operations")
+    for event in sorted(events, key=lambda e: e.self_cpu_time_total, reverse=True)[: args.lines]:
+        print(f"{event.self_cpu_time_total / whole:7.1%}  {event.count:7}  {event.key}")
+
+
+if __name__ == "__main__":
+    main()
