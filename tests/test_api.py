@@ -6,6 +6,7 @@ import csv
 import json
 import random
 import shutil
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 import rondo
 from rondo import algorithms, api, kernels
 from rondo.config import ConfigError, load
+from rondo.engine.population import Population
 from rondo.engine.simulation import RunStopped
 from rondo.peft import read_tensors
 from rondo.prepare import _telling
@@ -432,6 +434,44 @@ def test_what_need_not_be_computed_is_left_out_of_a_run_and_of_nothing_else(
     assert manifest["prefix"]["layers"] == int(reuse)
     assert ("reuse_prefix is off" in str(manifest["prefix"]["reason"])) != reuse
     assert manifest["first_token_only"] == {"on": True, "reason": None}
+
+
+def test_the_report_of_a_population_is_not_kept_while_it_trains(
+    bert: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a line a client, of a hundred thousand perhaps, and is on the disk."""
+    reports: list[dict[str, Any]] = []
+    build = api.build
+
+    def watched(*args: Any) -> Population:
+        population = build(*args)
+        reports.append(population.report)
+        return population
+
+    class Stops:
+        """At the second round of the first run, which the next one takes up."""
+
+        def __init__(self, stop: threading.Event) -> None:
+            self.stop, self.seen = stop, list[int]()
+
+        def resumed(self, rounds: int, passed_over: Sequence[str]) -> None: ...
+
+        def round_started(self, index: int, clients: int) -> None:
+            self.seen += map(len, reports)
+            if index == 1:
+                self.stop.set()
+
+        def client_done(self, client: str, loss: float | None) -> None: ...
+        def round_done(self, record: dict[str, Any]) -> None: ...
+
+    monkeypatch.setattr(api, "build", watched)
+    watch, again = Stops(threading.Event()), Stops(threading.Event())
+    with pytest.raises(api.RunInterrupted):
+        api.run(settings(bert, data={"source": str(data)}), run_dir=tmp_path / "run", observer=watch, stop=watch.stop)
+    api.resume(tmp_path / "run", observer=again)
+    assert watch.seen == [0, 0]
+    assert again.seen == [0, 0]
+    assert len(json.loads((tmp_path / "run" / "partition.json").read_text())["clients"]) == 3
 
 
 def test_a_model_is_tried_on_rows_that_can_tell(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +213,10 @@ def _loaded(settings: RunConfig, device: str) -> _Ready:
     ranks = client_ranks(settings, algorithm, prepared.network.sites.values(), len(dealt.rows))
     if ranks != structure.ranks:  # layers that the checkpoint lacks belong to the head, and are not adapted
         population = build(settings, dealt, structure.task, labels, ranks)
-    return _Ready(prepared, population, labels, target, prepared.shorten(population))
+    shortened = prepared.shorten(population)
+    # torch.fx keeps the frames beneath its first import, and what is in them, until the collector comes by.
+    del source, dealt
+    return _Ready(prepared, population, labels, target, shortened)
 
 
 class _Runner:
@@ -230,7 +233,8 @@ class _Runner:
         resumed: bool = False,
     ) -> None:
         self.prepared, self.labels = ready.prepared, ready.labels
-        self.population = replace(ready.population, report={})  # a line a client, of no further use
+        self.population = ready.population
+        self.population.report.clear()  # a line a client, and on the disk by now
         self.directory, self.observer, self.stop, self.began = directory, observer, stop, began
         self.simulation = self.prepared.simulation(self.population)
         self.simulation.prefix, self.simulation.stop = ready.shortened.prefix, stop
