@@ -142,7 +142,6 @@ def test_a_cohort_of_64_is_one_call_of_the_network(monkeypatch: pytest.MonkeyPat
     members = {f"c{i}": Member(Client(f"c{i}", 4), rows(4, i, language=False, even=True), ()) for i in range(64)}
     run = load({"rounds": 1, "train": {"batch_size": 4, "local_steps": 2}})
     sim = Simulation(algorithms.get("fedit"), network, task, Population(members, (), {}), run, seen)
-    fake(80 * 2**30, monkeypatch)
     monkeypatch.setattr("rondo.engine.simulation.budget", lambda _, megabytes: Budget(2**35, 2**35, sys.maxsize))
     sim.workers = 1
     sizes = []

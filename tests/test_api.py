@@ -493,11 +493,15 @@ def test_a_model_is_tried_on_rows_that_can_tell(tmp_path: Path) -> None:
     }
 
 
-def test_two_rows_of_different_lengths_are_tried_cut_to_64_tokens() -> None:
-    rows = [Example((1,) * n, (2,) * n, (0,) * n) for n in (5, 3, 200, 7)]
-    assert _telling(rows) == (Example((1,) * 64, (2,) * 64, (0,) * 64), Example((1,) * 3, (2,) * 3, (0,) * 3))
-    assert _telling([Example((1, 2), 1)]) == (Example((1, 2), 1),)
-    assert _telling([]) == ()
+def test_two_rows_of_different_lengths_are_tried() -> None:
+    def row(size: int) -> Example:
+        return Example((1,) * size, (2,) * size, (0,) * size)
+
+    assert _telling([row(5), row(3), row(200), row(7)], cut=False) == (row(200), row(3))
+    assert _telling([row(5), row(3), row(200), row(7)], cut=True) == (row(64), row(3))
+    assert _telling([row(80), row(300), row(70)], cut=True) == (row(64), row(32))
+    assert _telling([Example((1, 2), 1)], cut=True) == (Example((1, 2), 1),)
+    assert _telling([], cut=True) == ()
 
 
 def test_a_run_without_any_held_out_rows(run: Run, data: Path) -> None:

@@ -235,6 +235,19 @@ def test_memory_decides_how_many_train_at_once_and_leaves_no_thread_over(megabyt
     assert sim.at_once([]) == 1
 
 
+@pytest.mark.parametrize(
+    ("workers", "allowed", "at_once"), [(16, 10, 8), (16, 13, 8), (8, 5, 4), (7, 6, 6), (5, 4, 4), (2, 1, 1), (4, 4, 4)]
+)
+def test_threads_that_memory_leaves_over_are_shared_out_where_that_is_worth_it(
+    workers: int, allowed: int, at_once: int
+) -> None:
+    sim = make("fedit", run=config("auto"))
+    settings = sim.config.simulation.model_copy(update={"memory_mb": allowed})
+    sim.config = sim.config.model_copy(update={"simulation": settings})
+    sim.workers, sim._activation_bytes = workers, 2.0**20
+    assert sim._at_once(1) == at_once
+
+
 @pytest.mark.parametrize("threads", [1, 4])
 def test_a_processor_keeps_256_mb_of_activations_a_thread_and_half_of_its_memory_at_most(
     monkeypatch: pytest.MonkeyPatch, threads: int

@@ -231,7 +231,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], Sequence[str], str]] = {
     "softened": (Softened, ("q_proj",), "the model changes what its output layer gives, or its type"),
     "forbidding": (Forbidding, ("q_proj",), "the model changes what its output layer gives, or its type"),
     "gemma": (gemma, ("q_proj",), "the model changes what its output layer gives, or its type"),
-    "padded": (Padded, ("q_proj",), "the model does not run without its output layer"),
+    "padded": (Padded, ("q_proj",), "the model does not do the same without its output layer"),
     "broken": (Broken, ("q_proj",), "are not finite"),
     "adapted": (tiny.llama_lm, ("q_proj", "lm_head"), "the output layer is adapted"),
     "no output layer": (tiny.convolutions, ("second",), "the model names no output layer"),

@@ -78,7 +78,7 @@ class Prepared:
     def shorten(self, population: Population) -> Shortened:
         """Leave out what need not be computed: all but the first token at the end, where only that is read; the layers
         below the lowest adapted one, which are computed once an example; logits of tokens that have no target."""
-        examples = _telling(population.sample(_LOOKED_AT))
+        examples = _telling(population.sample(_LOOKED_AT), cut=isinstance(self.task, CausalLM))
         if not examples:
             return Shortened(None, *["there is nothing to train on"] * 3)
         with one_cohort(self.network):
@@ -114,22 +114,28 @@ class Prepared:
 _LOOKED_AT = 256
 """Rows of which two are chosen to try a shortened model on."""
 _TRIED_TOKENS = 64
-"""Their length at most: a language model has logits for all of them, and for longer rows these would be what a whole
-run needs most memory for."""
+"""Their length at most where all tokens have logits, which for longer rows would be what a whole run needs most memory
+for. A classifier's rows stay whole: their ends may be what it reads."""
 
 
-def _telling(examples: Sequence[Example]) -> tuple[Example, ...]:
-    """The longest and the shortest of these, cut: several tokens, of which the first is not the last, and padding."""
+def _telling(examples: Sequence[Example], *, cut: bool) -> tuple[Example, ...]:
+    """The longest and the shortest of these: several tokens, of which the first is not the last, and padding. ``cut``:
+    to ``_TRIED_TOKENS``, and to half as many."""
+    if not examples:
+        return ()
     by_length = sorted(examples, key=lambda e: e.length)
-    return tuple(_cut(e) for e in dict.fromkeys((by_length[-1], by_length[0]))) if examples else ()
+    longest, shortest = by_length[-1], by_length[0]
+    if cut:
+        longest, shortest = _cut(longest, _TRIED_TOKENS), _cut(shortest, _TRIED_TOKENS // 2)
+    return (longest,) if longest == shortest else (longest, shortest)
 
 
-def _cut(example: Example) -> Example:
+def _cut(example: Example, size: int) -> Example:
     target, segments = example.target, example.segments
     return Example(
-        example.ids[:_TRIED_TOKENS],
-        target[:_TRIED_TOKENS] if isinstance(target, tuple) else target,
-        None if segments is None else segments[:_TRIED_TOKENS],
+        example.ids[:size],
+        target[:size] if isinstance(target, tuple) else target,
+        None if segments is None else segments[:size],
     )
 
 

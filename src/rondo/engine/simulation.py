@@ -41,6 +41,11 @@ class RunStopped(Exception):
     """A run cannot go on; what was committed stands."""
 
 
+_FURTHER_THREAD = 0.75
+"""What a cohort's second thread, and each after it, is worth of one that has a cohort of its own: on two threads 0.8 to
+0.9 (docs/log.md), and less where more share a product."""
+
+
 @dataclass
 class Simulation:
     """A run in the making. ``initial``: A, B and the head's tensors unless it is frozen."""
@@ -166,8 +171,8 @@ class Simulation:
             return 1
         total = budget(self.network, self.config.simulation.memory_mb).total
         allowed = max(1, min(self.workers, int(total / (self._bytes_a_token() * tokens))))
-        # As many threads for each as for the other, and none left over.
-        return next(count for count in range(allowed, 0, -1) if self.workers % count == 0)
+        # Each has the same number of threads; what is left over has nothing to do.
+        return max(range(allowed, 0, -1), key=lambda n: n * (1 + _FURTHER_THREAD * (self.workers // n - 1)))
 
     def _tokens_a_client(self, clients: Sequence[Client]) -> int:
         """Tokens of a client's longest possible batch."""
