@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rondo.algorithm import Algorithm, Client, HasParams, HeadPolicy, Round, Shared, Trainer, Upload, Uploads, Weight
+from rondo.algorithm import (
+    Algorithm,
+    Client,
+    HasParams,
+    HeadPolicy,
+    Mean,
+    Round,
+    Shared,
+    Trainer,
+    Upload,
+    Uploads,
+    Weight,
+)
 from rondo.params import Params
 
 W = TypeVar("W", bound=HasParams)
@@ -14,10 +26,18 @@ W = TypeVar("W", bound=HasParams)
 
 @dataclass(frozen=True)
 class Wrapper(Algorithm[W]):
-    """``algorithm``, with the properties and the behaviour that it has, on the state that it has. A final class
-    overrides what it changes."""
+    """``algorithm`` with all its flags and methods, on its own state. A final class overrides what it changes.
+
+    Around a linear algorithm the wrapper is linear, and its own ``expand`` and ``finish`` are used. Around another one
+    ``aggregate`` is the algorithm's own, which calls neither; a wrapper that changes one of the two must then override
+    ``aggregate`` as well.
+    """
 
     algorithm: Algorithm[Any]
+
+    @property
+    def linear(self) -> bool:
+        return self.algorithm.linear and type(self).aggregate is Wrapper.aggregate
 
     @property
     def exact(self) -> bool:  # type: ignore[override]
@@ -58,6 +78,16 @@ class Wrapper(Algorithm[W]):
 
     def expand(self, state: W, upload: Upload) -> Upload:
         return self.algorithm.expand(state, upload)
+
+    def finish(self, state: W, mean: Mean, round: Round) -> W:
+        new: W = self.algorithm.finish(state, mean, round)
+        return new
+
+    def aggregate(self, state: W, uploads: Iterable[Upload], round: Round) -> W:
+        if self.algorithm.linear:  # through this class's own expand and finish
+            return super().aggregate(state, uploads, round)
+        new: W = self.algorithm.aggregate(state, uploads, round)
+        return new
 
     def view(self, shared: Shared, local: Params) -> Params:
         return self.algorithm.view(shared, local)

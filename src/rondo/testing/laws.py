@@ -20,6 +20,7 @@ from rondo import algorithms, state
 from rondo.algorithm import Algorithm, Client, Round, Shared, Upload
 from rondo.params import Params, add_client_axis, client_row, down, head, pick, stack_clients, up
 from rondo.testing.problem import LinearProblem, SgdTrainer
+from rondo.wrapper import Wrapper
 
 TOLERANCE = 1e-9
 """Largest absolute difference that laws about values allow, in float64 on tensors of order 1."""
@@ -376,6 +377,26 @@ def law_bytes(algorithm: Algorithm[Any], seed: int, formulas: Formulas | None = 
     return ""
 
 
+def law_wrapping(algorithm: Algorithm[Any], seed: int) -> str:
+    """A wrapper that changes nothing changes nothing: flags, uploads, what clients keep, states and models."""
+    wrapped: Algorithm[Any] = Wrapper(algorithm)
+    flags = ("exact", "personal", "default_head", "client_ranks", "same_coordinates", "readable", "linear")
+    for flag in flags:
+        own, other = getattr(algorithm, flag), getattr(wrapped, flag)
+        _require(own == other, f"{flag} is {own!r}, and {other!r} inside a wrapper that changes nothing")
+    runs = [_Run(algorithm, seed), _Run(wrapped, seed)]
+    for index in range(3):
+        outcomes = [run.step(index) for run in runs]
+        for one, other in zip(*outcomes, strict=True):
+            _require(state.same(one.upload, other.upload), f"round {index}: the wrapped algorithm uploads differently")
+        for part in ("state", "locals"):
+            same = state.same(getattr(runs[0], part), getattr(runs[1], part))
+            _require(same, f"round {index}: the {part} of the wrapped algorithm differ")
+        models = [run.model(run.clients[0], index + 1) for run in runs]
+        _require(state.same(*models), f"round {index}: the model of the wrapped algorithm differs")
+    return ""
+
+
 LAWS: dict[str, Callable[[Algorithm[Any], int], str]] = {
     "form": law_form,
     "first round learns": law_first_round_learns,
@@ -392,4 +413,5 @@ LAWS: dict[str, Callable[[Algorithm[Any], int], str]] = {
     "lost local": law_lost_local,
     "no leak": law_no_leak,
     "cohort": law_cohort,
+    "wrapping": law_wrapping,
 }
