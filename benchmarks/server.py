@@ -35,8 +35,7 @@ from torch import Tensor
 
 from rondo import algorithms
 from rondo.algorithm import BaseState, Client, Round, ServerState, Upload
-from rondo.gram import GramState
-from rondo.lowrank import gram_sketch
+from rondo.algorithms.parts.gram import GramState, gram_sketch
 from rondo.params import Packed, num_bytes
 
 TRY_SECONDS = 3.0

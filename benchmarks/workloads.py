@@ -71,7 +71,7 @@ def model_folder(workload: Workload) -> str:
     """The folder of the model. SmolLM2, whose package has a GGUF file, is dequantised into float32 once, for all
     contestants: they are not compared in reading GGUF. Raises SystemExit where a package is missing."""
     if workload.kind == "sequence-classification":
-        from rondo.data.homes import minilm_path
+        from rondo.models.pretrained import minilm_path
 
         return minilm_path()
     try:

@@ -17,7 +17,9 @@ for switch in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE", "TTY_INTE
 
 import ipaddress
 import socket
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,3 +61,24 @@ def no_network() -> Iterator[None]:
         for name in ("connect", "connect_ex", "sendto"):
             patch.setattr(socket.socket, name, _guarded(getattr(socket.socket, name)))
         yield
+
+
+@pytest.fixture
+def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
+    """Runs a command in an empty working directory: its exit code, and all that it said. Never a traceback."""
+    from typer.testing import CliRunner
+
+    from rondo.cli import app
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", ".")])
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments: object) -> tuple[int, str]:
+        found = CliRunner().invoke(app, [str(a) for a in arguments])
+        if not isinstance(found.exception, SystemExit | None):
+            raise found.exception
+        assert "Traceback" not in found.output
+        return found.exit_code, found.output
+
+    return call

@@ -15,17 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rondo.algorithm import Client, Upload, weighted_mean
-from rondo.lowrank import (
-    LowRank,
-    gram_align,
-    gram_sketch,
-    gram_top,
-    mean_product,
-    polar,
-    residual,
-    row_basis,
-    total,
-)
+from rondo.algorithms.parts.gram import gram_align, gram_sketch, gram_top
+from rondo.lowrank import LowRank, mean_product, polar, residual, row_basis, total
 from rondo.params import Packed, Params
 
 few = settings(max_examples=60)

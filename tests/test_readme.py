@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from rondo import algorithms, config
+from rondo import algorithms
 from rondo.testing import check_algorithm
 
 README = Path(__file__).parents[1] / "README.md"

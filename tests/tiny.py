@@ -14,7 +14,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
 
 from rondo.lowrank import LowRank
-from rondo.model import Network, Site, layer_kind
+from rondo.models.adapted_layer import Site, layer_kind
+from rondo.models.network import Network
 from rondo.params import HEAD_PREFIX
 
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")

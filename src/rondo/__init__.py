@@ -5,36 +5,58 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from rondo.importing import collector_paused
+from rondo.runs.collector import collector_paused
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from rondo.api import RunInterrupted, RunResult, RunStopped, resume, run
-    from rondo.comparison import Comparison, compare
-    from rondo.config import ConfigError, RunConfig
+    from rondo.config.schema import RunConfig
+    from rondo.errors import (
+        ConfigError,
+        Problem,
+        RunInterrupted,
+        RunStopped,
+        UnknownAlgorithm,
+    )
+    from rondo.runs.compare import Comparison, compare
+    from rondo.runs.evaluate import evaluate
+    from rondo.runs.export import Exported, Verification, export
+    from rondo.runs.runner import RunResult, resume, run
 
 _HOMES = {
-    "run": "rondo.api",
-    "resume": "rondo.api",
-    "RunResult": "rondo.api",
-    "RunStopped": "rondo.api",
-    "RunInterrupted": "rondo.api",
-    "compare": "rondo.comparison",
-    "Comparison": "rondo.comparison",
-    "RunConfig": "rondo.config",
-    "ConfigError": "rondo.config",
+    "run": "runs.runner",
+    "resume": "runs.runner",
+    "RunResult": "runs.runner",
+    "compare": "runs.compare",
+    "Comparison": "runs.compare",
+    "export": "runs.export",
+    "Exported": "runs.export",
+    "Verification": "runs.export",
+    "evaluate": "runs.evaluate",
+    "RunConfig": "config.schema",
+    "ConfigError": "errors",
+    "Problem": "errors",
+    "RunInterrupted": "errors",
+    "RunStopped": "errors",
+    "UnknownAlgorithm": "errors",
 }
+_MODULES = ("algorithm", "algorithms", "config", "lowrank", "params", "testing")
 
 __all__ = [
     "Comparison",
     "ConfigError",
+    "Exported",
+    "Problem",
     "RunConfig",
     "RunInterrupted",
     "RunResult",
     "RunStopped",
+    "UnknownAlgorithm",
+    "Verification",
     "__version__",
     "compare",
+    "evaluate",
+    "export",
     "resume",
     "run",
 ]
@@ -42,8 +64,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(_load(_HOMES[name]), name)
-    if name in ("api", "algorithms", "testing", "lowrank", "algorithm", "params"):
+        return getattr(_load(f"rondo.{_HOMES[name]}"), name)
+    if name in _MODULES:
         return _load(f"rondo.{name}")
     raise AttributeError(f"module 'rondo' has no attribute {name!r}")
 

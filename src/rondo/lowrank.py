@@ -223,59 +223,10 @@ def row_basis(a: Tensor) -> tuple[Tensor, Tensor]:
     return (r * sign[..., :, None]).mT, (q * sign[..., None, :]).mT
 
 
-def gram_sketch(anchor: Tensor, a: Tensor) -> Tensor:
-    """``(V a^T) a``: what a FLoRG client uploads, (r, k), given the anchor A_t = R V that everyone holds.
-
-    It is linear in the Gram matrix ``a^T a``, so the mean of the sketches is the sketch of the mean Gram matrix.
-    Computed in float64, returned in ``a``'s dtype.
-    """
-    _, v = row_basis(anchor.double())
-    wide = a.double()
-    return ((v @ wide.mT) @ wide).to(a.dtype)
-
-
-def gram_align(anchor: Tensor, sketch: Tensor) -> Tensor:
-    """FLoRG's server step (its eqs. 6, 7 and 11) in r x r algebra; returns A_{t+1} (r, k) in ``anchor``'s dtype.
-
-    With A_t = R V (LQ), S the mean sketch ``V Q`` and G = S V^T = V Q V^T, take C with C C^T = G; then
-    ``A_{t+1} = polar(R C) C^-1 S``, which equals the paper's eigendecomposition of Q followed by its Procrustes
-    alignment. Where G is not positive definite, C and its inverse come from G's positive eigenvalues (a pseudo-
-    inverse), so directions that the mean Gram matrix lacks become zero.
-    """
-    r, v = row_basis(anchor.double())
-    s = sketch.double()
-    g = s @ v.mT
-    g = (g + g.mT) / 2
-    c, failed = torch.linalg.cholesky_ex(g)
-    least, most = c.diagonal(dim1=-2, dim2=-1).aminmax(dim=-1)
-    if not bool(failed.any()) and bool((least > 1e-6 * most).all()):
-        aligned = polar(r @ c) @ torch.linalg.solve_triangular(c, s, upper=False)
-    else:
-        values, vectors = torch.linalg.eigh(g)
-        keep = values > values.amax(-1, keepdim=True).clamp_min(0) * 1e-12
-        root = torch.where(keep, values, torch.zeros_like(values)).sqrt()
-        inverse = torch.where(keep, 1 / root.clamp_min(torch.finfo(torch.float64).tiny), torch.zeros_like(root))
-        aligned = polar(r @ (vectors * root[..., None, :])) @ ((vectors * inverse[..., None, :]).mT @ s)
-    result: Tensor = aligned.to(anchor.dtype)
-    return result
-
-
-def gram_top(stack: Tensor, rank: int) -> Tensor:
-    """The top ``rank`` rows of ``Lambda^(1/2) P``, where ``stack^T stack = P^T Lambda P``: (rank, k).
-
-    ``stack``: (R, k), rows ``sqrt(p_n) A_n`` of all clients. By QR and a small SVD of the stack, never of the k x k
-    Gram matrix. Each row's entry of largest magnitude is made positive (the decomposition leaves signs open).
-    """
-    wide = stack.double()
-    if wide.shape[0] < wide.shape[1]:
-        q, r = torch.linalg.qr(wide.mT)
-        _, s, vh = torch.linalg.svd(r.mT, full_matrices=False)
-        rows = (s[:, None] * vh) @ q.mT
-    else:
-        _, s, vh = torch.linalg.svd(torch.linalg.qr(wide).R, full_matrices=False)
-        rows = s[:, None] * vh
-    rows = torch.nn.functional.pad(rows[:rank], (0, 0, 0, max(0, rank - rows.shape[0])))
-    largest = rows.gather(1, rows.abs().argmax(1, keepdim=True))
-    signed: Tensor = rows * torch.where(largest < 0, -1.0, 1.0).to(rows.dtype)
-    result: Tensor = signed.to(stack.dtype)
-    return result
+def beside(full: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """A (n + r, in) and B (out, n + r), n = min(in, out), whose product is ``full`` (out, in) + ``b`` (out, r) ``a``
+    (r, in): an identity stands beside ``full``. A client axis may lead; differentiable."""
+    out, inp = full.shape[-2:]
+    one = torch.eye(min(out, inp), dtype=full.dtype, device=full.device).expand(*full.shape[:-2], -1, -1)
+    left, right = (one, full) if out <= inp else (full, one)
+    return torch.cat([right, a], -2), torch.cat([left, b], -1)

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from rondo.data import homes as module
-from rondo.data.homes import Homes, homes, minilm_path, template_split
+import rondo.data.homes
+from rondo.data.homes import Homes, homes, template_split
+from rondo.models.pretrained import minilm_path
 
 DIGEST = """
 import hashlib, json
@@ -33,7 +34,7 @@ def made() -> Homes:
 
 def test_the_same_seed_gives_the_same_rows_whatever_the_hash_seed(made: Homes) -> None:
     here = hashlib.sha256(json.dumps([made.train, made.test, made.intents]).encode()).hexdigest()
-    source = str(Path(module.__file__).parents[2])
+    source = str(Path(rondo.data.homes.__file__).parents[2])
     digests = [
         subprocess.run(
             [sys.executable, "-c", DIGEST.format(seed=0)],
@@ -131,7 +132,7 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, miss
 
 def test_importing_the_module_is_light() -> None:
     code = "import sys, rondo.data.homes; print({'hassil', 'home_assistant_intents'} & set(sys.modules))"
-    source = str(Path(module.__file__).parents[2])
+    source = str(Path(rondo.data.homes.__file__).parents[2])
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": source},

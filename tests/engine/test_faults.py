@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from test_simulation import HEADS, NAMES, SIZES, config, make, population
 
-from rondo import state
 from rondo.algorithm import Client, Round
 from rondo.config import ConfigError, RunConfig, load
-from rondo.engine import simulation
-from rondo.engine.faults import KINDS, Turnout, befalls, turnout
-from rondo.engine.sampling import sample
+from rondo.engine import serialization, simulation
+from rondo.engine.faults import KINDS, befalls, turnout
+from rondo.engine.server.sampling import sample
+from rondo.engine.transport import Turnout
+from tiny_federation import HEADS, NAMES, SIZES, config, make, population
 
 FOUR = {**SIZES, "dee": 5}
 
@@ -60,8 +60,8 @@ def test_a_round_with_a_fault_is_the_round_without_the_client(
         assert (record["sampled"], other["sampled"]) == (4, 3)
         same = ("clients", "loss", "lr", "bytes_up", "skipped")
         assert [record[key] for key in same] == [other[key] for key in same]
-    assert state.same(rehearsed.state, absent.state)
-    assert state.same(rehearsed.locals, absent.locals)
+    assert serialization.same(rehearsed.state, absent.state)
+    assert serialization.same(rehearsed.locals, absent.locals)
 
 
 @pytest.mark.parametrize("name", ["fedit", "fedsa-lora"])
@@ -70,18 +70,18 @@ def test_an_upload_that_comes_twice_counts_once(name: str) -> None:
     record, expected = rehearsed.run_round(0), plain.run_round(0)
     assert (record["failed"], record["rejected"]) == ([], {"duplicate": 2})
     assert {**record, "rejected": {}, "train_seconds": 0} == {**expected, "train_seconds": 0}
-    assert state.same(rehearsed.state, plain.state)
+    assert serialization.same(rehearsed.state, plain.state)
 
 
 @pytest.mark.parametrize(("hit", "skipped"), [(["ann"], False), (["ann", "bob"], False), (list(FOUR), True)])
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_one_all_but_the_least_number_and_all_may_be_lost(kind: str, hit: list[str], skipped: bool) -> None:
     sim = make(people=population(FOUR), run=faulty(kind, hit, min_clients=2))
-    before = state.pack(sim.state)
+    before = serialization.pack(sim.state)
     record = sim.run_round(0)
     assert {f["client"]: f["reason"] for f in record["failed"]} == dict.fromkeys(hit, EXPECTED[kind])
     assert record["clients"] == 4 - len(hit)
-    assert (record["skipped"] is not None, state.pack(sim.state) == before) == (skipped, skipped)
+    assert (record["skipped"] is not None, serialization.pack(sim.state) == before) == (skipped, skipped)
 
 
 # Who comes in time

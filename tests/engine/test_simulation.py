@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,119 +11,19 @@ import torch
 from torch import Tensor
 
 import tiny
-from rondo import algorithms, state
-from rondo.algorithm import Algorithm, Client, Round, Shared, Upload, weighted_mean
-from rondo.config import ClientsConfig, RunConfig, load
-from rondo.engine import simulation
-from rondo.engine.attempt import Trained
-from rondo.engine.evaluate import scores, spread
-from rondo.engine.ledger import Ledger, version
-from rondo.engine.population import Member, Population
-from rondo.engine.sampling import sample
+from rondo import algorithms
+from rondo.algorithm import Client, Round, Shared, weighted_mean
+from rondo.config import ClientsConfig, RunConfig
+from rondo.data.population import Population
+from rondo.engine import serialization, simulation
+from rondo.engine.scoring import scores, spread
+from rondo.engine.server.ledger import Ledger, version
+from rondo.engine.server.sampling import sample
 from rondo.engine.simulation import Simulation
-from rondo.head import LocalHead
 from rondo.lowrank import LowRank, total
-from rondo.model import Batch, Network
-from rondo.params import HEAD_PREFIX, Params, adapted_modules, head, num_bytes, pick
-from rondo.tasks import Example, SequenceClassification
-
-NAMES = algorithms.names()
-HEADS = ("shared", "local", "frozen")
-RANK = 3
-POISON = tiny.VOCABULARY - 1
-"""A word that only clients chosen to fail have."""
-
-
-class Recording(Simulation):
-    """A simulation that keeps every upload, and what each client keeps, by round and client."""
-
-    uploads: dict[tuple[int, str], Upload]
-    kept: dict[tuple[int, str], Params]
-
-    def train(self, clients: tuple[Client, ...], round: Round, shared: tuple[Shared, ...]) -> list[Trained]:
-        if not hasattr(self, "uploads"):
-            self.uploads, self.kept = {}, {}
-        result = super().train(clients, round, shared)
-        for one in result:
-            if one.upload is not None:
-                self.uploads[round.index, one.client.id] = one.upload
-                self.kept[round.index, one.client.id] = one.kept
-        return result
-
-
-def examples(client: str, count: int, *, poisoned: bool = False) -> tuple[Example, ...]:
-    """Sentences whose label follows their first word, by a rule of each client's own."""
-    g = Round(0, 1, 0, 0).generator(client)
-    shift = int(torch.randint(0, 3, (1,), generator=g))
-    found = []
-    for _ in range(count):
-        body = torch.randint(4, POISON, (int(torch.randint(3, 8, (1,), generator=g)),), generator=g).tolist()
-        ids = (2, *body, POISON, 3) if poisoned else (2, *body, 3)
-        found.append(Example(ids, (body[0] + shift) % 3, (0,) * len(ids)))
-    return tuple(found)
-
-
-def population(sizes: Mapping[str, int], poisoned: Sequence[str] = ()) -> Population:
-    members = {}
-    for name, size in sizes.items():
-        rows = examples(name, size + 2, poisoned=name in poisoned)
-        members[name] = Member(Client(name, size), rows[:size], rows[size:])
-    return Population(members, examples("the test set", 6), {})
-
-
-SIZES = {"ann": 4, "bob": 9, "cid": 6}
-
-
-class Task(SequenceClassification):
-    """Classification in which a row with the poisoned word has no finite loss."""
-
-    def __init__(self) -> None:
-        super().__init__(tiny.tokenizer(), ["text"], "label", ("a", "b", "c"), 32)
-
-    def collate(self, examples: Sequence[Example]) -> tuple[Batch, Batch]:
-        inputs, targets = super().collate(examples)
-        poisoned = torch.tensor([POISON in e.ids for e in examples])
-        return inputs, {**targets, "poison": torch.where(poisoned, math.nan, 1.0)}
-
-    def loss(self, logits: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
-        sums, counts = super().loss(logits, targets)
-        return sums * targets["poison"], counts
-
-
-def config(**sections: Any) -> RunConfig:
-    train = {"lr": 5e-3, "batch_size": 4, "local_epochs": 1, **sections.pop("train", {})}
-    return load({"seed": 5, "rounds": 4, "train": train, **sections})
-
-
-ALONE = config(simulation={"cohort": 1})
-
-
-def make(
-    name: str = "rolora",
-    policy: str = "shared",
-    *,
-    people: Population | None = None,
-    run: RunConfig | None = None,
-    dtype: torch.dtype = torch.float32,
-    targets: Sequence[str] = ("query", "intermediate.dense"),
-    **fields: Any,
-) -> Recording:
-    """A simulation as a run builds it, of an algorithm of the table and a head policy."""
-    module = tiny.bert().to(dtype)
-    sites = tiny.sites(module, targets, rank=RANK)
-    network = Network(module, sites, tiny.head_names(module))
-    # PEFT's start: A random, B zero.
-    initial = {n: t if n.endswith(".A") else 0 * t for n, t in tiny.factors(sites, 1, dtype=dtype).items()}
-    if policy != "frozen":
-        initial |= network.initial_head
-    algorithm: Algorithm[Any] = algorithms.get(name, **fields)
-    if policy == "local":
-        algorithm = LocalHead(algorithm)
-    return Recording(algorithm, network, Task(), people or population(SIZES), run or config(), initial)
-
-
-def run(simulation: Recording, rounds: int = 2) -> list[dict[str, Any]]:
-    return [simulation.run_round(t) for t in range(rounds)]
+from rondo.params import HEAD_PREFIX, adapted_modules, num_bytes
+from rondo.tasks.task import Batch, Example
+from tiny_federation import ALONE, HEADS, NAMES, POISON, RANK, SIZES, change, config, examples, make, population, run
 
 
 def fixed_choice(monkeypatch: pytest.MonkeyPatch, choose: Callable[[int], Sequence[str]]) -> None:
@@ -132,16 +31,6 @@ def fixed_choice(monkeypatch: pytest.MonkeyPatch, choose: Callable[[int], Sequen
     monkeypatch.setattr(
         simulation, "sample", lambda _, clients, round: [c for c in clients if c.id in choose(round.index)]
     )
-
-
-def change(sim: Simulation, seen: Params, base: Mapping[str, tuple[LowRank, ...]]) -> dict[str, Tensor]:
-    """What the network adds to every adapted layer, densely, and the head."""
-    found = {n: t.double() for n, t in pick(seen, head).items()}
-    for path, site in sim.network.sites.items():
-        found[path] = site.scale * seen[f"{path}.B"].double() @ seen[f"{path}.A"].double()
-        for chunk in base.get(path, ()):
-            found[path] = found[path] + chunk.dense().double()
-    return found
 
 
 # Every algorithm with every head policy
@@ -191,13 +80,13 @@ def test_the_same_seed_gives_the_same_bits_in_any_order_of_clients(name: str, po
     assert list(two.population.members) != list(one.population.members)
     torch.manual_seed(99)
     records = [run(s) for s in (one, two)]
-    assert state.same(one.state, two.state)
-    assert state.same(one.locals, dict(sorted(two.locals.items())))
+    assert serialization.same(one.state, two.state)
+    assert serialization.same(one.locals, dict(sorted(two.locals.items())))
     for a, b in zip(*records, strict=True):
         assert {**a, "train_seconds": 0} == {**b, "train_seconds": 0}
     other = make(name, policy, run=config(seed=6))
     run(other)
-    assert not state.same(one.state, other.state)
+    assert not serialization.same(one.state, other.state)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -205,7 +94,7 @@ def test_what_is_kept_lies_as_it_would_be_read_back(name: str) -> None:
     """Nobody's row of a cohort's tensors: aligned, and keeping nothing else alive."""
     sim = make(name, "local")
     run(sim)
-    kept = [*state.tensors(sim.state), *state.tensors(sim.locals)]
+    kept = [*serialization.tensors(sim.state), *serialization.tensors(sim.locals)]
     assert len(kept) > 4
     assert all(t.untyped_storage().nbytes() == t.nbytes and t.data_ptr() % 64 == 0 for t in kept)
 
@@ -270,16 +159,16 @@ def test_a_failed_client_leaves_no_trace_but_its_record(
     (failure,) = record["failed"]
     assert (failure["client"], failure["reason"]) == ("bob", "nonfinite_loss")
     assert (record["clients"], record["sampled"], expected["sampled"]) == (2, 3, 2)
-    assert state.same(failing.state, absent.state)
-    assert state.same(failing.locals, absent.locals)
+    assert serialization.same(failing.state, absent.state)
+    assert serialization.same(failing.locals, absent.locals)
     assert "bob" not in failing.locals
     assert (record["loss"], record["bytes_up"]) == (expected["loss"], expected["bytes_up"])
     healthy = population(SIZES)
     failing.population = absent.population = healthy
     after, also = (s.run_round(1) for s in (failing, absent))
     assert after["failed"] == also["failed"] == []
-    assert state.same(failing.state, absent.state)
-    assert state.same(failing.locals, absent.locals)
+    assert serialization.same(failing.state, absent.state)
+    assert serialization.same(failing.locals, absent.locals)
 
 
 def test_a_client_out_of_memory_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +202,7 @@ def test_a_cohort_that_is_out_of_memory_is_halved_and_nobody_is_lost(monkeypatch
     record, expected = sim.run_round(0), alone.run_round(0)
     assert {**record, "train_seconds": 0} == {**expected, "train_seconds": 0}
     assert record["failed"] == []
-    assert state.same(sim.state, alone.state)
+    assert serialization.same(sim.state, alone.state)
 
 
 class Watcher:
@@ -341,7 +230,7 @@ def test_a_round_with_too_few_clients_is_skipped_and_changes_nothing(name: str) 
     sim.run_round(0)
     sim.population = people
     held, locals_held = sim.state, dict(sim.locals)
-    packed = state.pack(sim.state), state.pack(sim.locals)
+    packed = serialization.pack(sim.state), serialization.pack(sim.locals)
     watcher = Watcher()
     record = sim.run_round(1, watcher)
     assert (record["skipped"], record["clients"]) == ("1 uploads, min_clients is 2", 1)
@@ -349,7 +238,7 @@ def test_a_round_with_too_few_clients_is_skipped_and_changes_nothing(name: str) 
     assert "diagnostics" not in record
     assert sim.state is held
     assert sim.locals.keys() == locals_held.keys()
-    assert (state.pack(sim.state), state.pack(sim.locals)) == packed
+    assert (serialization.pack(sim.state), serialization.pack(sim.locals)) == packed
     assert watcher.told == [(1, 3), ("ann", True), ("bob", False), ("cid", False)]
     sim.population = population(SIZES)
     assert sim.run_round(2)["skipped"] is None
@@ -357,17 +246,17 @@ def test_a_round_with_too_few_clients_is_skipped_and_changes_nothing(name: str) 
 
 def test_a_round_in_which_all_clients_fail_is_skipped() -> None:
     sim = make(people=population(SIZES, poisoned=list(SIZES)))
-    before = state.pack(sim.state)
+    before = serialization.pack(sim.state)
     record = sim.run_round(0)
     assert (record["skipped"], record["loss"], record["bytes_up"]) == ("0 uploads, min_clients is 1", None, 0)
     assert record["bytes_down"] > 0
-    assert state.pack(sim.state) == before
+    assert serialization.pack(sim.state) == before
 
 
 def test_what_is_not_finite_never_becomes_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each upload is finite, and so is their mean; the float32 that it is put into is not."""
     sim = make("fedit")
-    before = state.pack(sim.state)
+    before = serialization.pack(sim.state)
 
     def overflowing(held: Any, *_: Any) -> Any:
         return replace(held, params={n: t * torch.finfo(t.dtype).max * 2 for n, t in held.params.items()})
@@ -376,7 +265,7 @@ def test_what_is_not_finite_never_becomes_the_model(monkeypatch: pytest.MonkeyPa
         patch.setattr(type(sim.algorithm), "finish", lambda self, *arguments: overflowing(*arguments))
         record = sim.run_round(0)
     assert record["skipped"] == "what the uploads were aggregated to is not finite"
-    assert state.pack(sim.state) == before
+    assert serialization.pack(sim.state) == before
 
 
 # Traffic
@@ -469,7 +358,7 @@ def test_kept_tensors_persist_and_are_trained_on(monkeypatch: pytest.MonkeyPatch
         sim.locals[client] = dict(marked[client])
     assert {n for n in marked["ann"] if not n.endswith(".B")} == set(sim.network.initial_head)
     assert sim.run_round(1)["clients"] == 1
-    assert state.same(sim.locals["bob"], marked["bob"])
+    assert serialization.same(sim.locals["bob"], marked["bob"])
     sim.run_round(2)
     for client in ("ann", "bob"):
         for n, t in sim.locals[client].items():
@@ -501,8 +390,8 @@ def test_uploads_and_kept_tensors_are_a_clients_own() -> None:
     for client in SIZES:
         alone = make("fedsa-lora", "local", people=population({client: SIZES[client]}), run=ALONE)
         run(alone, 1)
-        assert state.same(dict(alone.uploads[0, client].params), dict(together.uploads[0, client].params))
-        assert state.same(alone.locals[client], together.locals[client])
+        assert serialization.same(dict(alone.uploads[0, client].params), dict(together.uploads[0, client].params))
+        assert serialization.same(alone.locals[client], together.locals[client])
 
 
 def test_weights_are_examples_or_uniform() -> None:
@@ -610,10 +499,10 @@ def test_a_round_for_which_nobody_is_drawn_is_skipped() -> None:
         sim = make(people=people, run=config(seed=seed, clients={"per_round": 1, "sampling": "poisson"}))
         if not sample(sim.config.clients, people.clients, sim.round(0)):
             break
-    before = state.pack(sim.state)
+    before = serialization.pack(sim.state)
     record = sim.run_round(0)
     assert (record["sampled"], record["skipped"]) == (0, "0 uploads, min_clients is 1")
-    assert state.pack(sim.state) == before
+    assert serialization.pack(sim.state) == before
 
 
 # What is added to the base

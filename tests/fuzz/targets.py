@@ -22,13 +22,13 @@ import atheris
 import torch
 
 with atheris.instrument_imports(include=["rondo"]):
-    from rondo import state
     from rondo.algorithm import Client, Upload
     from rondo.config import ConfigError, load
-    from rondo.durable import Position
-    from rondo.engine import checkpoint
-    from rondo.engine.ledger import Ledger
-    from rondo.wire import Envelope, Rejected, decode_upload, encode_upload
+    from rondo.engine import serialization
+    from rondo.engine.server.ledger import Ledger
+    from rondo.engine.wire import Envelope, Rejected, decode_upload, encode_upload
+    from rondo.runs.storage import checkpoint, client_store
+    from rondo.runs.storage.durable import Position
 
 
 def fuzz_upload(data: bytes) -> None:
@@ -52,7 +52,7 @@ _FOLDER = Path(tempfile.mkdtemp(prefix="rondo-fuzz-"))
 
 def a_manifest() -> bytes:
     """Of a whole generation, which it leaves in the folder."""
-    kept = checkpoint.Kept(_FOLDER)
+    kept = client_store.Kept(_FOLDER)
     kept["a"] = {"q.B": torch.ones(2)}
     empty = Position(0, hashlib.sha256(b"").hexdigest())
     point = checkpoint.Checkpoint(1, {"w": torch.ones(2)}, kept, Ledger(), empty, {"before": {"loss": 1.0}})
@@ -63,7 +63,7 @@ def a_manifest() -> bytes:
 def fuzz_checkpoint(data: bytes) -> None:
     """``data`` as the packed state, and as the manifest of a whole generation, with its seal made right."""
     with contextlib.suppress(ValueError):
-        state.unpack(data, {"w": torch.ones(2)})
+        serialization.unpack(data, {"w": torch.ones(2)})
     content: object = None
     with contextlib.suppress(ValueError, RecursionError):
         content = json.loads(data)
@@ -76,7 +76,7 @@ def fuzz_checkpoint(data: bytes) -> None:
 
 
 def a_state() -> bytes:
-    return state.pack({"w": torch.ones(2)})
+    return serialization.pack({"w": torch.ones(2)})
 
 
 def fuzz_config(data: bytes) -> None:

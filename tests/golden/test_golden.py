@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rondo import algorithms
 from rondo.algorithm import Algorithm, Client, Round, Shared, Upload, Weight
-from rondo.gram import GramState
+from rondo.algorithms.parts.gram import GramState
 from rondo.lowrank import LowRank, total
 from rondo.params import Params, Role, client_row, role, stack_clients
 from rondo.testing import SgdTrainer
@@ -43,10 +43,10 @@ SIGNS_OPEN = ("flexlora", "fedsvd", "federa", "fedhm", "slora")
 
 DRAWN_BY = {
     "flora": ("rondo.algorithms.flora.kaiming",),
-    "fedloru": ("rondo.accumulate.kaiming",),
-    "pfedloru": ("rondo.accumulate.kaiming",),
-    "pfedlora": ("rondo.accumulate.kaiming",),
-    "mfedloru": ("rondo.algorithms.mfedloru.kaiming", "rondo.accumulate.kaiming"),
+    "fedloru": ("rondo.algorithms.parts.accumulation.kaiming",),
+    "pfedloru": ("rondo.algorithms.parts.accumulation.kaiming",),
+    "pfedlora": ("rondo.algorithms.parts.accumulation.kaiming",),
+    "mfedloru": ("rondo.algorithms.parts.accumulation.kaiming", "rondo.algorithms.mfedloru.kaiming"),
 }
 """Who draws factors anew, which the file fixes."""
 

@@ -15,7 +15,7 @@ from rondo.algorithm import Algorithm, Round
 from rondo.algorithms.florg import FLoRG
 from rondo.algorithms.florg_unaligned import FLoRGUnaligned
 from rondo.algorithms.rolora import RoLoRA
-from rondo.head import LocalHead
+from rondo.algorithms.wrappers.local_head import LocalHead
 from rondo.params import add_client_axis
 from rondo.testing import LAWS, LinearProblem, SgdTrainer, check_algorithm
 from rondo.testing.laws import Formulas, LawBroken, law_bytes

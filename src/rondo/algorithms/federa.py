@@ -6,21 +6,10 @@ from typing import ClassVar, Literal, final, get_args
 
 import torch
 
-from rondo.algorithm import (
-    Algorithm,
-    BaseState,
-    Client,
-    Round,
-    Shared,
-    Trainer,
-    Upload,
-    Uploads,
-    Weight,
-    weighted_mean,
-)
+from rondo.algorithm import Algorithm, BaseState, Client, Round, Shared, Trainer, Upload, Uploads, Weight, weighted_mean
+from rondo.algorithms.parts.product_mean import truncated_mean
 from rondo.lowrank import LowRank
 from rondo.params import Params, adapted_modules, down, head, pick, up
-from rondo.products import truncated_mean
 
 Aggregation = Literal["factors", "product"]
 

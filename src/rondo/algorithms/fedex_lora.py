@@ -4,21 +4,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from rondo.algorithm import (
-    Algorithm,
-    BaseState,
-    Client,
-    Round,
-    Shared,
-    Trainer,
-    Upload,
-    Uploads,
-    Weight,
-    weighted_mean,
-)
+from rondo.algorithm import Algorithm, BaseState, Client, Round, Shared, Trainer, Upload, Uploads, Weight, weighted_mean
+from rondo.algorithms.parts.product_mean import compacted, pairs
 from rondo.lowrank import residual
 from rondo.params import Params, adapted_modules, down, head, pick, up
-from rondo.products import compacted, pairs
 
 
 @final

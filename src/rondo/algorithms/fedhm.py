@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Upload, Uploads, Weight
+from rondo.algorithms.parts.product_mean import truncated_mean
 from rondo.params import Params, cut_rank, down, head, pick, up
-from rondo.products import truncated_mean
 
 
 @final

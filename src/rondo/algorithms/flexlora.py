@@ -4,19 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, final, get_args
 
-from rondo.algorithm import (
-    Algorithm,
-    Client,
-    Round,
-    ServerState,
-    Shared,
-    Trainer,
-    Upload,
-    Uploads,
-    Weight,
-)
+from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Upload, Uploads, Weight
+from rondo.algorithms.parts.product_mean import truncated_mean
 from rondo.params import Params, cut_rank, down, head, pick, up
-from rondo.products import truncated_mean
 
 Split = Literal["up", "both"]
 

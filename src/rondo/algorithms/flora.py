@@ -7,20 +7,10 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from rondo.algorithm import (
-    Algorithm,
-    BaseState,
-    Client,
-    Round,
-    Shared,
-    Trainer,
-    Upload,
-    Uploads,
-    Weight,
-)
+from rondo.algorithm import Algorithm, BaseState, Client, Round, Shared, Trainer, Upload, Uploads, Weight
+from rondo.algorithms.parts.product_mean import compacted, heads, pairs
 from rondo.lowrank import LowRank, mean_product
 from rondo.params import Params, adapted_modules, cut_rank, down, head, kaiming, pick, up
-from rondo.products import compacted, heads, pairs
 
 
 @final

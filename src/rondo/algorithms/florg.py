@@ -5,8 +5,16 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 from rondo.algorithm import Algorithm, Client, Mean, Round, Shared, Trainer, Uploads, Weight
-from rondo.gram import Bases, GramInit, GramState, aligned, check_fields, gram_start, gram_view
-from rondo.lowrank import gram_sketch
+from rondo.algorithms.parts.gram import (
+    Bases,
+    GramInit,
+    GramState,
+    aligned,
+    check_fields,
+    gram_sketch,
+    gram_start,
+    gram_view,
+)
 from rondo.params import Params, gram, head, pick
 
 

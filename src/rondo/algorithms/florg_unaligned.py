@@ -8,8 +8,7 @@ from typing import ClassVar, final
 import torch
 
 from rondo.algorithm import Algorithm, Client, Round, Shared, Trainer, Upload, Uploads, Weight, weighted_mean
-from rondo.gram import Bases, GramInit, GramState, check_fields, gram_start, gram_view
-from rondo.lowrank import gram_top
+from rondo.algorithms.parts.gram import Bases, GramInit, GramState, check_fields, gram_start, gram_top, gram_view
 from rondo.params import Params, gram, head, pick
 
 

@@ -7,17 +7,7 @@ from typing import ClassVar, final
 
 import torch
 
-from rondo.algorithm import (
-    Algorithm,
-    Round,
-    ServerState,
-    Shared,
-    Trainer,
-    Upload,
-    Uploads,
-    Weight,
-    weighted_mean,
-)
+from rondo.algorithm import Algorithm, Round, ServerState, Shared, Trainer, Upload, Uploads, Weight, weighted_mean
 from rondo.params import Params, adapted_modules, down, head, pick, up
 
 

@@ -6,8 +6,8 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from rondo.accumulate import Restart, accumulated, check_cycle
 from rondo.algorithm import Algorithm, BaseState, Client, Mean, Round, Shared, Trainer, Upload, Uploads, Weight
+from rondo.algorithms.parts.accumulation import Restart, accumulated, check_cycle
 from rondo.params import Params, adapted_modules, down, head, kaiming, nested, pick, stack_clients, up
 
 

@@ -6,9 +6,9 @@ from typing import ClassVar, Literal, final, get_args
 
 from torch import Tensor
 
-from rondo.accumulate import with_personal
 from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Uploads, Weight
-from rondo.fullrank import beside
+from rondo.algorithms.parts.accumulation import with_personal
+from rondo.lowrank import beside
 from rondo.params import Params, adapted_modules, dense, down, head, personal, pick, up
 
 Phases = Literal["separate", "together"]

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from rondo.accumulate import Restart, accumulated, check_cycle, joined, with_personal
 from rondo.algorithm import Algorithm, BaseState, Client, Mean, Round, Shared, Trainer, Uploads, Weight
+from rondo.algorithms.parts.accumulation import Restart, accumulated, check_cycle, joined, with_personal
 from rondo.params import Params, down, head, personal, pick, up
 
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from rondo.algorithm import Algorithm, Mean, Round, ServerState, Shared, Trainer, Uploads, Weight
-from rondo.fullrank import beside
-from rondo.lowrank import LowRank, top_factors
+from rondo.lowrank import LowRank, beside, top_factors
 from rondo.params import Params, Role, adapted_modules, down, head, pick, role, sparse, up
 
 

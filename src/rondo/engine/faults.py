@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import get_args
 
 import torch
 
 from rondo.algorithm import Client, ClientFailed, Round, Upload
-from rondo.config import FaultsConfig, RunConfig, TrainConfig
-from rondo.schema import FaultKind
-from rondo.wire import Envelope, encode_upload
+from rondo.config.schema import FaultKind, FaultsConfig, RunConfig, TrainConfig
+from rondo.engine.transport import Turnout
+from rondo.engine.wire import Envelope, encode_upload
 
 KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 
@@ -47,16 +47,6 @@ def befalls(config: FaultsConfig, client: Client, round: Round) -> FaultKind | N
         if draw < 0:
             return kind
     return None
-
-
-@dataclass(frozen=True)
-class Turnout:
-    """Of the clients of a round: those whose uploads count, in the order given; those who are lost without an upload,
-    with the reason; and those who send one that must not count."""
-
-    counted: tuple[Client, ...]
-    lost: dict[str, ClientFailed]
-    faulty: dict[str, FaultKind]
 
 
 def turnout(config: RunConfig, chosen: Sequence[Client], round: Round, failed: Collection[str] = ()) -> Turnout:

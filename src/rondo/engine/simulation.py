@@ -12,33 +12,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rondo import state as states
 from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Shared, Upload
-from rondo.config import RunConfig
-from rondo.engine import evaluate
-from rondo.engine.admission import Identity
-from rondo.engine.allocator import give_back
-from rondo.engine.attempt import Attempt, Observer, Trained, noted
-from rondo.engine.cohort import activation_bytes, budget, one_cohort, plan, workers
-from rondo.engine.diagnostics import diagnose
-from rondo.engine.evaluate import spread
+from rondo.config.schema import RunConfig
+from rondo.data.population import Population
+from rondo.engine import scoring, serialization
+from rondo.engine.client.cohorts import one_cohort, plan, workers
+from rondo.engine.client.memory import activation_bytes, budget, give_back
+from rondo.engine.client.trainer import CohortTrainer, learning_rate
 from rondo.engine.faults import turnout
-from rondo.engine.ledger import Ledger
-from rondo.engine.population import Population
-from rondo.engine.sampling import sample
+from rondo.engine.scoring import spread
+from rondo.engine.server.diagnostics import diagnose
+from rondo.engine.server.exchange import Attempt, noted
+from rondo.engine.server.ledger import Ledger
+from rondo.engine.server.sampling import sample
+from rondo.engine.transport import Observer, Trained
+from rondo.engine.wire import Identity
 from rondo.lowrank import LowRank, total
-from rondo.model import Network
+from rondo.models.network import Network
+from rondo.models.shortcuts.prefix import Prefix, States
 from rondo.params import Params, client_row
-from rondo.prefix import Prefix, States
-from rondo.tasks import Task
-from rondo.trainer import CohortTrainer, learning_rate
+from rondo.tasks.task import Task
 
 _NEWCOMER = Client("cold start", 0)
 """The client whose model is scored on the common test set: one that has taken no part."""
-
-
-class RunStopped(Exception):
-    """A run cannot go on; what was committed stands."""
 
 
 _FURTHER_THREAD = 0.75
@@ -68,7 +64,7 @@ class Simulation:
 
     def __post_init__(self) -> None:
         self.workers = workers(self.network)
-        self.state = states.canonical(self.algorithm.init(self.initial, self.network.weights(), self.round(0)))
+        self.state = serialization.canonical(self.algorithm.init(self.initial, self.network.weights(), self.round(0)))
 
     def round(self, index: int) -> Round:
         """Round ``index`` of this run."""
@@ -109,7 +105,7 @@ class Simulation:
         skipped = None
         if len(attempt.kept) < needed:
             skipped = f"{len(attempt.kept)} uploads, min_clients is {needed}"
-        elif not all(t.isfinite().all() for t in states.tensors(new) if t.is_floating_point()):
+        elif not all(t.isfinite().all() for t in serialization.tensors(new) if t.is_floating_point()):
             skipped = "what the uploads were aggregated to is not finite"
         record = {
             "round": index,
@@ -130,8 +126,8 @@ class Simulation:
         }
         before = self.state
         if skipped is None:
-            self.state = states.canonical(new)
-            self.locals.update({c: states.canonical(local) for c, local in attempt.kept.items() if local})
+            self.state = serialization.canonical(new)
+            self.locals.update({c: serialization.canonical(local) for c, local in attempt.kept.items() if local})
         record["train_seconds"] = time.perf_counter() - started
         if skipped is None and diagnosed:
             give_back()  # the threads that trained hold what they freed, and this one works now
@@ -293,7 +289,7 @@ class Simulation:
 
     def scores(self, seen: Params, base: Any, examples: Any) -> dict[str, float | None]:
         device = self.network.device
-        return evaluate.scores(
+        return scoring.scores(
             self.network,
             self.task,
             _to(seen, device),

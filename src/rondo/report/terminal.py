@@ -20,7 +20,7 @@ def human_bytes(count: float) -> str:
 
 
 class TerminalProgress:
-    """A :class:`rondo.engine.attempt.Observer` with two bars: rounds, and the clients of the round."""
+    """A :class:`rondo.engine.transport.Observer` with two bars: rounds, and the clients of the round."""
 
     def __init__(self, console: Console, rounds: int, metric: str) -> None:
         self.metric, self.bytes = metric, 0

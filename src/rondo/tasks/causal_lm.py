@@ -9,9 +9,8 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.nn import functional
 
-from rondo.model import Batch
-from rondo.tasks.output import OutputLayer
-from rondo.tasks.task import Example, Row, Scores, pad, wide
+from rondo.tasks.output_layer import OutputLayer
+from rondo.tasks.task import Batch, Example, Row, Scores, pad, wide
 
 IGNORED = -100  # torch's own index for a target that has no loss
 
@@ -35,7 +34,7 @@ class CausalLM:
         """The model's output layer, where the network leaves it to :meth:`loss` and :meth:`tally`."""
 
     def encode(self, rows: Sequence[Row]) -> list[Example]:
-        """See :meth:`rondo.tasks.Task.encode`. Cut to ``max_length``; a row whose response is cut away entirely has
+        """See :meth:`rondo.tasks.task.Task.encode`. Cut to ``max_length``; a row whose response is cut away entirely has
         no target and is left out."""
         examples = []
         for row in rows:
@@ -70,7 +69,7 @@ class CausalLM:
         return prompt + response + end, len(prompt)
 
     def collate(self, examples: Sequence[Example]) -> tuple[Batch, Batch]:
-        """See :meth:`rondo.tasks.Task.collate`; the target is ``labels`` (rows, tokens), padding ignored; ``places``:
+        """See :meth:`rondo.tasks.task.Task.collate`; the target is ``labels`` (rows, tokens), padding ignored; ``places``:
         which tokens, counted over all rows, are followed by one that has a loss."""
         inputs = {
             "input_ids": pad([e.ids for e in examples], self.tokenizer.pad_token_id),
@@ -82,7 +81,7 @@ class CausalLM:
         return inputs, {"labels": labels, "places": followed.flatten().nonzero().flatten()}
 
     def loss(self, logits: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
-        """See :meth:`rondo.tasks.Task.loss`: cross-entropy of the target tokens; logits (rows, tokens, vocabulary), or
+        """See :meth:`rondo.tasks.task.Task.loss`: cross-entropy of the target tokens; logits (rows, tokens, vocabulary), or
         states (rows, tokens, width) where there is an :attr:`output`."""
         labels = targets["labels"][:, 1:]
         if self.output is not None:

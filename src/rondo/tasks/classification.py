@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rondo.model import Batch
-from rondo.tasks.task import Example, Row, Scores, pad, wide
+from rondo.tasks.task import Batch, Example, Row, Scores, pad, wide
 
 
 class SequenceClassification:
@@ -28,7 +27,7 @@ class SequenceClassification:
         self._index = {name: i for i, name in enumerate(labels)}
 
     def encode(self, rows: Sequence[Row]) -> list[Example]:
-        """See :meth:`rondo.tasks.Task.encode`. A text longer than ``max_length`` tokens is cut."""
+        """See :meth:`rondo.tasks.task.Task.encode`. A text longer than ``max_length`` tokens is cut."""
         if not rows:
             return []
         texts = [[row[c] for row in rows] for c in self.columns]
@@ -40,7 +39,7 @@ class SequenceClassification:
         ]
 
     def collate(self, examples: Sequence[Example]) -> tuple[Batch, Batch]:
-        """See :meth:`rondo.tasks.Task.collate`; the target is ``labels`` (rows,)."""
+        """See :meth:`rondo.tasks.task.Task.collate`; the target is ``labels`` (rows,)."""
         inputs = {
             "input_ids": pad([e.ids for e in examples], self.tokenizer.pad_token_id),
             "attention_mask": pad([[1] * e.length for e in examples], 0),
@@ -50,7 +49,7 @@ class SequenceClassification:
         return inputs, {"labels": torch.tensor([e.target for e in examples])}
 
     def loss(self, logits: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
-        """See :meth:`rondo.tasks.Task.loss`: cross-entropy, one target a row; logits (rows, classes)."""
+        """See :meth:`rondo.tasks.task.Task.loss`: cross-entropy, one target a row; logits (rows, classes)."""
         each = functional.cross_entropy(wide(logits), targets["labels"], reduction="none")
         return each, torch.ones_like(targets["labels"])
 

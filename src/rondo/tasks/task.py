@@ -9,8 +9,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from rondo.model import Batch
-
+Batch: TypeAlias = Mapping[str, Tensor]
 Row: TypeAlias = Mapping[str, Any]
 Scores: TypeAlias = dict[str, float | None]
 """Metric to value; None where it is not defined on the data at hand (never NaN)."""
@@ -47,7 +46,7 @@ class Task(Protocol):
     higher_is_better: bool
 
     def encode(self, rows: Sequence[Row]) -> list[Example]:
-        """Tokenise rows that passed :func:`rondo.data.rows.row_check`."""
+        """Tokenise rows that passed :func:`rondo.tasks.row_checks.row_check`."""
 
     def collate(self, examples: Sequence[Example]) -> tuple[Batch, Batch]:
         """Inputs of the network and targets, padded to the longest example."""

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rondo import algorithms, state
+from rondo import algorithms
 from rondo.algorithm import Algorithm, Client, Round, Shared, Upload
+from rondo.algorithms.wrappers.wrapper import Wrapper
+from rondo.engine import serialization
 from rondo.params import Params, add_client_axis, client_row, down, head, pick, stack_clients, up
 from rondo.testing.problem import LinearProblem, SgdTrainer
-from rondo.wrapper import Wrapper
 
 TOLERANCE = 1e-9
 """Largest absolute difference that laws about values allow, in float64 on tensors of order 1."""
@@ -253,7 +254,9 @@ def law_frozen_stay(algorithm: Algorithm[Any], seed: int) -> str:
         sent = {n for o in run.step(index) for n in algorithm.expand(state_before, o.upload).params}
         after = run.shared(run.clients[0], index + 1).params
         for name in before.keys() & after.keys() - sent:
-            _require(state.same(before[name], after[name]), f"round {index} changed {name}, which nobody uploaded")
+            _require(
+                serialization.same(before[name], after[name]), f"round {index} changed {name}, which nobody uploaded"
+            )
     return ""
 
 
@@ -262,16 +265,18 @@ def law_no_mutation(algorithm: Algorithm[Any], seed: int) -> str:
     run = _Run(algorithm, seed)
     given = copy.deepcopy(dict(run.problem.params))
     algorithm.init(run.problem.params, run.problem.weights, run.round(0))
-    _require(state.same(given, dict(run.problem.params)), "init changed the parameters that it was given")
+    _require(serialization.same(given, dict(run.problem.params)), "init changed the parameters that it was given")
     for index in range(2):
         held = copy.deepcopy((run.state, run.locals))
         outcomes = [run.train([c], index)[0] for c in run.clients]
-        _require(state.same(held, (run.state, run.locals)), "client_update changed the state or what clients keep")
+        _require(
+            serialization.same(held, (run.state, run.locals)), "client_update changed the state or what clients keep"
+        )
         uploads = [o.upload for o in outcomes]
         sent = copy.deepcopy(uploads)
         new = algorithm.aggregate(run.state, uploads, run.round(index))
-        _require(state.same(held[0], run.state), "aggregate changed the state that it was given")
-        _require(state.same(sent, uploads), "aggregate changed an upload")
+        _require(serialization.same(held[0], run.state), "aggregate changed the state that it was given")
+        _require(serialization.same(sent, uploads), "aggregate changed an upload")
         run.state = new
         run.locals = {o.upload.client.id: o.local for o in outcomes}
     return ""
@@ -282,11 +287,11 @@ def law_state_survives(algorithm: Algorithm[Any], seed: int) -> str:
     run, other = _Run(algorithm, seed), _Run(algorithm, seed)
     for each in (run, other):
         each.step(0)
-    other.state = state.unpack(state.pack(run.state), run.state)
-    _require(state.same(run.state, other.state), "the state that was read back differs from the one saved")
+    other.state = serialization.unpack(serialization.pack(run.state), run.state)
+    _require(serialization.same(run.state, other.state), "the state that was read back differs from the one saved")
     for each in (run, other):
         each.step(1)
-    _require(state.same(run.state, other.state), "a round from the state that was read back differs")
+    _require(serialization.same(run.state, other.state), "a round from the state that was read back differs")
     return ""
 
 
@@ -296,7 +301,7 @@ def law_same_seed(algorithm: Algorithm[Any], seed: int) -> str:
     for run in runs:
         for index in range(3):
             run.step(index)
-    _require(state.same(runs[0].state, runs[1].state), "two runs from one seed differ")
+    _require(serialization.same(runs[0].state, runs[1].state), "two runs from one seed differ")
     return ""
 
 
@@ -321,7 +326,9 @@ def law_no_leak(algorithm: Algorithm[Any], seed: int) -> str:
         for client in order:
             outcome = run.train([client], 1)[0]
         results.append((dict(outcome.upload.params), dict(outcome.local)))
-    _require(all(state.same(results[0], r) for r in results[1:]), "training another client first changed the result")
+    _require(
+        all(serialization.same(results[0], r) for r in results[1:]), "training another client first changed the result"
+    )
     return ""
 
 
@@ -362,7 +369,7 @@ def law_bytes(algorithm: Algorithm[Any], seed: int, formulas: Formulas | None = 
     for index in range(5):
         shared = run.shared(client, index)
         told = {**shared.params, **_chunks(shared)}
-        news = {n: t for n, t in told.items() if n not in known or not state.same(known[n], t)}
+        news = {n: t for n, t in told.items() if n not in known or not serialization.same(known[n], t)}
         known |= told
         upload = next(o.upload for o in run.step(index) if o.upload.client == client)
         seen = [("up", upload.params, formulas[0])]
@@ -388,12 +395,15 @@ def law_wrapping(algorithm: Algorithm[Any], seed: int) -> str:
     for index in range(3):
         outcomes = [run.step(index) for run in runs]
         for one, other in zip(*outcomes, strict=True):
-            _require(state.same(one.upload, other.upload), f"round {index}: the wrapped algorithm uploads differently")
+            _require(
+                serialization.same(one.upload, other.upload),
+                f"round {index}: the wrapped algorithm uploads differently",
+            )
         for part in ("state", "locals"):
-            same = state.same(getattr(runs[0], part), getattr(runs[1], part))
+            same = serialization.same(getattr(runs[0], part), getattr(runs[1], part))
             _require(same, f"round {index}: the {part} of the wrapped algorithm differ")
         models = [run.model(run.clients[0], index + 1) for run in runs]
-        _require(state.same(*models), f"round {index}: the model of the wrapped algorithm differs")
+        _require(serialization.same(*models), f"round {index}: the model of the wrapped algorithm differs")
     return ""
 
 

@@ -1,0 +1,176 @@
+"""FLoRG's parameterisation, ``delta W = scale * L G^T G R``: how it starts and how the network sees it.
+
+k = min(in, out); G is (r, k), L (out, k), R (k, in). Source: FLoRG, eq. 1 and section 4.4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from rondo.algorithm import Round, Weight
+from rondo.lowrank import LowRank, polar, row_basis
+from rondo.params import Params, Role, adapted_modules, kaiming, module_of, pick, role
+
+Bases: TypeAlias = Literal["orthogonal", "kaiming", "svd"]
+GramInit: TypeAlias = Literal["gaussian", "kaiming", "orthogonal"]
+
+
+@dataclass(frozen=True)
+class GramState:
+    """``params``: G, L, R of every module and the head; ``base``: what the frozen base changed by at the start."""
+
+    params: Params
+    base: Mapping[str, tuple[LowRank, ...]]
+
+
+def check_fields(bases: str, gram_init: str, gram_std: float) -> None:
+    """Raises ValueError for a start that :func:`gram_start` does not know."""
+    for field, value, kinds in (("bases", bases, get_args(Bases)), ("gram_init", gram_init, get_args(GramInit))):
+        if value not in kinds:
+            raise ValueError(f"{field} is one of {', '.join(kinds)}; got {value!r}")
+    if not 0 < gram_std < math.inf:
+        raise ValueError(f"gram_std must be positive and finite (a zero matrix has a zero gradient); got {gram_std}")
+
+
+def gram_start(
+    params: Params,
+    weights: Mapping[str, Weight],
+    round: Round,
+    *,
+    bases: Bases,
+    gram_init: GramInit,
+    gram_std: float,
+    offset: bool,
+) -> GramState:
+    """G, L and R for every module that has A and B in ``params``; other tensors (the head) are kept.
+
+    An adapter that ``params`` already carries (B not zero) becomes a change of the base, and with ``offset`` so does
+    ``-scale * L G^T G R``, which leaves the network's function as it was.
+    """
+    kept = {n: t for n, t in params.items() if role(n) not in (Role.DOWN, Role.UP)}
+    base: dict[str, tuple[LowRank, ...]] = {}
+    for path in adapted_modules(params):
+        a, b = params[f"{path}.A"], params[f"{path}.B"]
+        rank, scale = a.shape[0], weights[path].scale
+        left, right = _bases(bases, weights[path], round.generator("bases", path))
+        g = _gram(gram_init, rank, left.shape[1], gram_std, round.generator("gram", path))
+        chunks = [LowRank(scale * b, a)] if bool(b.any()) else []
+        if offset:
+            chunks.append(LowRank(-scale * (left @ g.mT), g @ right).to(a.dtype))
+        if chunks:
+            base[path] = tuple(chunks)
+        kept |= {f"{path}.G": g.to(a.dtype), f"{path}.L": left.to(a.dtype), f"{path}.R": right.to(a.dtype)}
+    return GramState(kept, base)
+
+
+def gram_view(params: Params) -> dict[str, Tensor]:
+    """A = G R and B = L G^T for every module with a G; all other tensors but L and R as they are.
+
+    In this form the network applies ``(L G^T)((G R) x)``; L (G^T (G (R x))) would cost k / r times more.
+    """
+    seen = pick(params, lambda n: role(n) not in (Role.GRAM, Role.FIXED))
+    for name in pick(params, lambda n: role(n) is Role.GRAM):
+        path = module_of(name)
+        seen[f"{path}.A"] = params[name] @ params[f"{path}.R"]
+        seen[f"{path}.B"] = params[f"{path}.L"] @ params[name].mT
+    return seen
+
+
+def aligned(anchors: Params, sketches: Params) -> dict[str, Tensor]:
+    """The next G of every name in ``sketches`` (:func:`gram_align`), those of one shape together."""
+    kinds: dict[torch.Size, list[str]] = {}
+    for name, sketch in sketches.items():
+        kinds.setdefault(sketch.shape, []).append(name)
+    found: dict[str, Tensor] = {}
+    for names in kinds.values():
+        rows = gram_align(*(torch.stack([of[n] for n in names]) for of in (anchors, sketches)))
+        found |= {n: row.clone() for n, row in zip(names, rows, strict=True)}
+    return found
+
+
+def _bases(kind: Bases, weight: Weight, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """L (out, k) and R (k, in) in float64; the larger one is semi-orthogonal, a square one orthogonal."""
+    out, inp = weight.shape
+    k = min(out, inp)
+    if kind == "svd":
+        u, _, vh = torch.linalg.svd(weight.matrix().double(), full_matrices=False)
+        return u, vh
+    if kind == "kaiming":
+        return kaiming(out, k, generator), kaiming(k, inp, generator)
+    return row_basis(_normal(k, out, generator))[1].mT, row_basis(_normal(k, inp, generator))[1]
+
+
+def _gram(kind: GramInit, rank: int, k: int, std: float, generator: torch.Generator) -> Tensor:
+    """G (r, k) in float64. "orthogonal" has the Frobenius norm that a Gaussian of that deviation has on average."""
+    if kind == "kaiming":
+        return kaiming(rank, k, generator)
+    draw = _normal(rank, k, generator)
+    return std * draw if kind == "gaussian" else std * math.sqrt(k) * row_basis(draw)[1]
+
+
+def _normal(rows: int, columns: int, generator: torch.Generator) -> Tensor:
+    return torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+
+
+def gram_sketch(anchor: Tensor, a: Tensor) -> Tensor:
+    """``(V a^T) a``: what a FLoRG client uploads, (r, k), given the anchor A_t = R V that everyone holds.
+
+    It is linear in the Gram matrix ``a^T a``, so the mean of the sketches is the sketch of the mean Gram matrix.
+    Computed in float64, returned in ``a``'s dtype.
+    """
+    _, v = row_basis(anchor.double())
+    wide = a.double()
+    return ((v @ wide.mT) @ wide).to(a.dtype)
+
+
+def gram_align(anchor: Tensor, sketch: Tensor) -> Tensor:
+    """FLoRG's server step (its eqs. 6, 7 and 11) in r x r algebra; returns A_{t+1} (r, k) in ``anchor``'s dtype.
+
+    With A_t = R V (LQ), S the mean sketch ``V Q`` and G = S V^T = V Q V^T, take C with C C^T = G; then
+    ``A_{t+1} = polar(R C) C^-1 S``, which equals the paper's eigendecomposition of Q followed by its Procrustes
+    alignment. Where G is not positive definite, C and its inverse come from G's positive eigenvalues (a pseudo-
+    inverse), so directions that the mean Gram matrix lacks become zero.
+    """
+    r, v = row_basis(anchor.double())
+    s = sketch.double()
+    g = s @ v.mT
+    g = (g + g.mT) / 2
+    c, failed = torch.linalg.cholesky_ex(g)
+    least, most = c.diagonal(dim1=-2, dim2=-1).aminmax(dim=-1)
+    if not bool(failed.any()) and bool((least > 1e-6 * most).all()):
+        aligned = polar(r @ c) @ torch.linalg.solve_triangular(c, s, upper=False)
+    else:
+        values, vectors = torch.linalg.eigh(g)
+        keep = values > values.amax(-1, keepdim=True).clamp_min(0) * 1e-12
+        root = torch.where(keep, values, torch.zeros_like(values)).sqrt()
+        inverse = torch.where(keep, 1 / root.clamp_min(torch.finfo(torch.float64).tiny), torch.zeros_like(root))
+        aligned = polar(r @ (vectors * root[..., None, :])) @ ((vectors * inverse[..., None, :]).mT @ s)
+    result: Tensor = aligned.to(anchor.dtype)
+    return result
+
+
+def gram_top(stack: Tensor, rank: int) -> Tensor:
+    """The top ``rank`` rows of ``Lambda^(1/2) P``, where ``stack^T stack = P^T Lambda P``: (rank, k).
+
+    ``stack``: (R, k), rows ``sqrt(p_n) A_n`` of all clients. By QR and a small SVD of the stack, never of the k x k
+    Gram matrix. Each row's entry of largest magnitude is made positive (the decomposition leaves signs open).
+    """
+    wide = stack.double()
+    if wide.shape[0] < wide.shape[1]:
+        q, r = torch.linalg.qr(wide.mT)
+        _, s, vh = torch.linalg.svd(r.mT, full_matrices=False)
+        rows = (s[:, None] * vh) @ q.mT
+    else:
+        _, s, vh = torch.linalg.svd(torch.linalg.qr(wide).R, full_matrices=False)
+        rows = s[:, None] * vh
+    rows = torch.nn.functional.pad(rows[:rank], (0, 0, 0, max(0, rank - rows.shape[0])))
+    largest = rows.gather(1, rows.abs().argmax(1, keepdim=True))
+    signed: Tensor = rows * torch.where(largest < 0, -1.0, 1.0).to(rows.dtype)
+    result: Tensor = signed.to(stack.dtype)
+    return result

@@ -1,0 +1,338 @@
+"""What there is, by name: methods, robust rules, server optimizers. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, get_args
+
+from rondo.algorithms import formulas
+from rondo.algorithms.formulas import Numbers
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known of an algorithm without importing it. A test holds every field against the class.
+
+    ``up`` and ``down``: numbers for one adapted module, of a client that has the run's rank r."""
+
+    cls: str
+    summary: str
+    paper: str
+    exact: bool
+    linear: bool
+    personal: bool
+    head: Literal["shared", "local", "frozen"]
+    up: str
+    down: str
+    up_numbers: Numbers
+    down_numbers: Numbers
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+_CYCLE_FIELDS = {"tau": int, "restart": Literal["random", "momentum"]}
+
+
+_FLORG_FIELDS = {
+    "bases": Literal["orthogonal", "kaiming", "svd"],
+    "gram_init": Literal["gaussian", "kaiming", "orthogonal"],
+    "gram_std": float,
+    "offset": bool,
+}
+
+
+TABLE: dict[str, Entry] = {
+    "fedit": Entry(
+        cls="rondo.algorithms.fedit:FedIT",
+        summary="FedAvg of LoRA: both factors trained, sent and averaged",
+        paper="Zhang et al. 2023",
+        exact=False,
+        linear=True,
+        personal=False,
+        head="shared",
+        up="r(in+out)",
+        down="r(in+out)",
+        up_numbers=formulas.both,
+        down_numbers=formulas.both,
+    ),
+    "ffa-lora": Entry(
+        cls="rondo.algorithms.ffa_lora:FFALoRA",
+        summary="A frozen at a common random start; only B trained and averaged",
+        paper="Sun et al., ICLR 2024",
+        exact=True,
+        linear=True,
+        personal=False,
+        head="shared",
+        up="r*out",
+        down="r*out",
+        up_numbers=formulas.up,
+        down_numbers=formulas.up,
+    ),
+    "rolora": Entry(
+        cls="rondo.algorithms.rolora:RoLoRA",
+        summary="the factors take turns: B in one round, A in the next",
+        paper="Chen et al. 2025",
+        exact=True,
+        linear=True,
+        personal=False,
+        head="shared",
+        up="r*out, r*in in turn",
+        down="r*in, r*out in turn",
+        up_numbers=formulas.alternating,
+        down_numbers=formulas.alternating_down,
+        fields={"alternate_for": float},
+    ),
+    "fedsa-lora": Entry(
+        cls="rondo.algorithms.fedsa_lora:FedSALoRA",
+        summary="both factors trained; A averaged, B stays with its client",
+        paper="Guo et al., ICLR 2025",
+        exact=False,
+        linear=True,
+        personal=True,
+        head="local",
+        up="r*in",
+        down="r*in",
+        up_numbers=formulas.down,
+        down_numbers=formulas.down,
+    ),
+    "florg": Entry(
+        cls="rondo.algorithms.florg:FLoRG",
+        summary="one matrix a module; its Gram matrix averaged, the root aligned (Procrustes)",
+        paper="Meng et al. 2026",
+        exact=False,
+        linear=True,
+        personal=False,
+        head="shared",
+        up="r*min(in,out)",
+        down="r*min(in,out)",
+        up_numbers=formulas.gram,
+        down_numbers=formulas.gram,
+        fields=_FLORG_FIELDS,
+    ),
+    "florg-unaligned": Entry(
+        cls="rondo.algorithms.florg_unaligned:FLoRGUnaligned",
+        summary="FLoRG without the alignment (the paper's ablation)",
+        paper="Meng et al. 2026",
+        exact=False,
+        linear=False,
+        personal=False,
+        head="shared",
+        up="r*min(in,out)",
+        down="r*min(in,out)",
+        up_numbers=formulas.gram,
+        down_numbers=formulas.gram,
+        fields=_FLORG_FIELDS,
+    ),
+    "flexlora": Entry(
+        cls="rondo.algorithms.flexlora:FlexLoRA",
+        summary="the mean of the products, truncated to each client's rank by SVD",
+        paper="Bai et al., NeurIPS 2024",
+        exact=False,
+        linear=False,
+        personal=False,
+        head="shared",
+        up="r(in+out)",
+        down="r(in+out)",
+        up_numbers=formulas.both,
+        down_numbers=formulas.both,
+        fields={"split": Literal["up", "both"]},
+    ),
+    "flora": Entry(
+        cls="rondo.algorithms.flora:FLoRA",
+        summary="factors are stacked and added to the base; every round starts from fresh ones",
+        paper="Wang et al., NeurIPS 2024",
+        exact=True,
+        linear=False,
+        personal=False,
+        head="shared",
+        up="r(in+out)",
+        down="min(K*r,in,out)(in+out)",
+        up_numbers=formulas.both,
+        down_numbers=formulas.stack,
+    ),
+    "fedex-lora": Entry(
+        cls="rondo.algorithms.fedex_lora:FedExLoRA",
+        summary="FedIT, and what averaging the factors loses is added to the base",
+        paper="Singhal et al. 2024",
+        exact=True,
+        linear=False,
+        personal=False,
+        head="shared",
+        up="r(in+out)",
+        down="(r+min((K-1)*r,in,out))(in+out)",
+        up_numbers=formulas.both,
+        down_numbers=formulas.residual,
+    ),
+    "federa": Entry(
+        cls="rondo.algorithms.federa:FeDeRA",
+        summary="FedIT from the leading singular directions of the pre-trained weight",
+        paper="Yan et al. 2024",
+        exact=False,
+        linear=True,
+        personal=False,
+        head="shared",
+        up="r(in+out)",
+        down="r(in+out)",
+        up_numbers=formulas.both,
+        down_numbers=formulas.both,
+        fields={"aggregation": Literal["factors", "product"]},
+    ),
+    "fedsvd": Entry(
+        cls="rondo.algorithms.fedsvd:FedSVD",
+        summary="FFA-LoRA whose A turns into the singular vectors of what was learned",
+        paper="Lee et al. 2025",
+        exact=True,
+        linear=True,
+        personal=False,
+        head="frozen",
+        up="r*out",
+        down="r(in+out)",
+        up_numbers=formulas.up,
+        down_numbers=formulas.both,
+        fields={"period": int},
+    ),
+    "hetlora": Entry(
+        cls="rondo.algorithms.hetlora:HetLoRA",
+        summary="clients of different ranks: cut, padded with zeros, weighted by their norm",
+        paper="Cho et al., EMNLP 2024",
+        exact=False,
+        linear=True,
+        personal=False,
+        head="shared",
+        up="r(in+out)",
+        down="r(in+out)",
+        up_numbers=formulas.both,
+        down_numbers=formulas.both,
+        fields={"penalty": float, "keep": float, "prune": bool},
+    ),
+    "lora-fair": Entry(
+        cls="rondo.algorithms.lora_fair:LoRAFAIR",
+        summary="FedIT whose B is corrected towards the mean of the products (Frobenius variant)",
+        paper="Bian et al. 2024",
+        exact=False,
+        linear=False,
+        personal=False,
+        head="shared",
+        up="r(in+out)",
+        down="r(in+out)",
+        up_numbers=formulas.both,
+        down_numbers=formulas.both,
+        fields={"penalty": float},
+    ),
+    "fedloru": Entry(
+        cls="rondo.algorithms.fedloru:FedLoRU",
+        summary="FedIT whose factors are added to the base every tau rounds",
+        paper="Park et al. 2024",
+        exact=False,
+        linear=True,
+        personal=False,
+        head="shared",
+        up="r(in+out)",
+        down="r(in+out), twice after every tau rounds",
+        up_numbers=formulas.both,
+        down_numbers=formulas.accumulated,
+        fields=_CYCLE_FIELDS,
+    ),
+    "pfedloru": Entry(
+        cls="rondo.algorithms.pfedloru:PFedLoRU",
+        summary="FedLoRU beside a personal pair of factors",
+        paper="Park et al. 2024",
+        exact=False,
+        linear=True,
+        personal=True,
+        head="shared",
+        up="r(in+out)",
+        down="r(in+out), twice after every tau rounds",
+        up_numbers=formulas.both,
+        down_numbers=formulas.accumulated,
+        fields=_CYCLE_FIELDS,
+    ),
+    "mfedloru": Entry(
+        cls="rondo.algorithms.mfedloru:MFedLoRU",
+        summary="FedLoRU whose clients change A and B by nested factors of their rank",
+        paper="Park et al. 2024",
+        exact=False,
+        linear=True,
+        personal=False,
+        head="shared",
+        up="r(in+out)",
+        down="r(in+out), twice after every tau rounds",
+        up_numbers=formulas.both,
+        down_numbers=formulas.accumulated,
+        fields={**_CYCLE_FIELDS, "nested_scale": float},
+    ),
+    "pfedlora": Entry(
+        cls="rondo.algorithms.pfedlora:PFedLoRA",
+        summary="a shared change of full rank beside a personal pair of factors",
+        paper="Park et al. 2024",
+        exact=False,
+        linear=True,
+        personal=True,
+        head="shared",
+        up="in*out",
+        down="in*out",
+        up_numbers=formulas.whole,
+        down_numbers=formulas.whole,
+        fields={"phases": Literal["separate", "together"]},
+    ),
+    "fedhm": Entry(
+        cls="rondo.algorithms.fedhm:FedHM",
+        summary="whole weights averaged, factorised for each client at its rank",
+        paper="Yao et al. 2021",
+        exact=False,
+        linear=False,
+        personal=False,
+        head="shared",
+        up="r(in+out)",
+        down="r(in+out)",
+        up_numbers=formulas.both,
+        down_numbers=formulas.both,
+    ),
+    "slora": Entry(
+        cls="rondo.algorithms.slora:SLoRA",
+        summary="sparse fine-tuning first; FedIT from its singular vectors",
+        paper="Babakniya et al. 2023",
+        exact=False,
+        linear=True,
+        personal=False,
+        head="shared",
+        up="density*in*out, then r(in+out)",
+        down="density*in*out, then r(in+out)",
+        up_numbers=formulas.sparse,
+        down_numbers=formulas.sparse,
+        fields={"sparse_rounds": int, "density": float},
+    ),
+    "lora-a2": Entry(
+        cls="rondo.algorithms.lora_a2:LoRAA2",
+        summary="RoLoRA whose clients train and send only the slots that matter most to them",
+        paper="Koo et al., ACL 2025",
+        exact=True,
+        linear=True,
+        personal=False,
+        head="frozen",
+        up="r*out, r*in in turn",
+        down="r*in, r*out in turn",
+        up_numbers=formulas.alternating,
+        down_numbers=formulas.alternating_down,
+        fields={"lr_ratio": float},
+    ),
+}
+
+
+Rule: TypeAlias = Literal[
+    "clip", "median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "nnm-trimmed-mean"
+]
+
+
+RULES: tuple[Rule, ...] = get_args(Rule)
+
+
+SERVER_OPTIONS: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "sgd": ("lr",),
+    "momentum": ("lr", "beta1"),
+    "adam": ("lr", "beta1", "beta2", "tau"),
+    "yogi": ("lr", "beta1", "beta2", "tau"),
+    "adagrad": ("lr", "beta1", "tau"),
+}
+"""The keys of ``[server]`` that each optimizer takes."""

@@ -1,0 +1,113 @@
+"""The head policy ``local``: any algorithm with a head that stays with its client.
+
+Each client keeps a head of its own, trained in every ``fit`` beside whatever the algorithm trains, never uploaded.
+A new client starts from the common initial head. The wrapped algorithm does not see the head at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, final
+
+from torch import Tensor
+
+from rondo.algorithm import Client, Fit, Loss, Mean, Objective, Round, Shared, Trainer, Upload, Uploads, Weight, plain
+from rondo.algorithms.wrappers.wrapper import Wrapper
+from rondo.params import Params, Select, everything, head, pick
+
+
+@dataclass(frozen=True)
+class LocalHeadState:
+    """The wrapped algorithm's state and the head that new clients start from."""
+
+    inner: Any
+    head: Params
+
+    @property
+    def params(self) -> Params:
+        return {**self.inner.params, **self.head}
+
+
+@final
+@dataclass(frozen=True)
+class LocalHead(Wrapper[LocalHeadState]):
+    """``algorithm`` with a personal head. Aggregation, and so linearity and exactness, is the wrapped one's."""
+
+    personal: ClassVar[bool] = True
+
+    @property
+    def linear(self) -> bool:
+        return self.algorithm.linear
+
+    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> LocalHeadState:
+        return LocalHeadState(self.algorithm.init(pick(params, ~head), weights, round), pick(params, head))
+
+    def broadcast(self, state: LocalHeadState, client: Client, round: Round) -> Shared:
+        inner = self.algorithm.broadcast(state.inner, client, round)
+        return replace(inner, params={**inner.params, **state.head})
+
+    def local_init(self, shared: Shared, client: Client) -> Params:
+        return {**self.algorithm.local_init(_headless(shared), client), **pick(shared.params, head)}
+
+    def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
+        beside = _HeadBeside(trainer, pick(local, head))
+        uploads, kept = self.algorithm.client_update(_headless(shared), pick(local, ~head), beside)
+        return uploads, {**kept, **beside.head}
+
+    def expand(self, state: LocalHeadState, upload: Upload) -> Upload:
+        return self.algorithm.expand(state.inner, upload)
+
+    def finish(self, state: LocalHeadState, mean: Mean, round: Round) -> LocalHeadState:
+        return replace(state, inner=self.algorithm.finish(state.inner, mean, round))
+
+    def aggregate(self, state: LocalHeadState, uploads: Iterable[Upload], round: Round) -> LocalHeadState:
+        return replace(state, inner=self.algorithm.aggregate(state.inner, uploads, round))
+
+    def view(self, shared: Shared, local: Params) -> Params:
+        return {**self.algorithm.view(_headless(shared), pick(local, ~head)), **pick(local, head)}
+
+
+def _headless(shared: Shared) -> Shared:
+    return replace(shared, params=pick(shared.params, ~head))
+
+
+class _HeadBeside:
+    """A trainer that trains the clients' heads beside whatever it is asked to train, and keeps them."""
+
+    def __init__(self, trainer: Trainer, head: dict[str, Tensor]) -> None:
+        self._trainer, self.head = trainer, head
+
+    @property
+    def clients(self) -> tuple[Client, ...]:
+        return self._trainer.clients
+
+    @property
+    def round(self) -> Round:
+        return self._trainer.round
+
+    @property
+    def lr(self) -> float:
+        return self._trainer.lr
+
+    def fit(
+        self,
+        params: Params,
+        *,
+        train: Select = everything,
+        objective: Objective = plain,
+        epochs: int | None = None,
+        steps: int | None = None,
+        lr: float | None = None,
+    ) -> Fit:
+        def with_head(trained: Params, loss: Loss) -> Tensor:
+            heads = pick(trained, head)
+            return objective(pick(trained, ~head), lambda seen: loss({**seen, **heads}))
+
+        both = {**params, **self.head}
+        fit = self._trainer.fit(both, train=train | head, objective=with_head, epochs=epochs, steps=steps, lr=lr)
+        self.head = pick(fit.params, head)
+        return replace(fit, params=pick(fit.params, ~head))
+
+    def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:
+        return self._trainer.upload(params, weight)

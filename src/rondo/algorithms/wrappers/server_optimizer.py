@@ -1,0 +1,152 @@
+"""A server optimizer (FedAvgM, FedAdam, FedYogi, FedAdagrad) around any linear algorithm.
+
+The mean of the uploads becomes a direction to move in, ``D = mean - x``, x being the server's values of what was
+uploaded, a shared head's as any other; the optimizer makes a step of it, and the algorithm finishes the round as if
+``x + step`` were the mean. Source: Reddi et al., Adaptive Federated Optimization, 2021, Algorithm 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, final
+
+import torch
+from torch import Tensor
+
+from rondo.algorithm import Client, Mean, Round, Shared, Upload, Weight
+from rondo.algorithms.wrappers.wrapper import Wrapper
+from rondo.params import Params, sub
+
+
+@dataclass(frozen=True)
+class ServerStepState:
+    """The wrapped algorithm's state and the optimizer's, in float64."""
+
+    inner: Any
+    moments: OptimState
+
+    @property
+    def params(self) -> Params:
+        params: Params = self.inner.params
+        return params
+
+
+@final
+@dataclass(frozen=True)
+class ServerStep(Wrapper[ServerStepState]):
+    """``algorithm``, which must be linear and have ``same_coordinates``, with ``optimizer`` on its server.
+
+    It stays linear: uploads are folded as they come. It is not exact, whatever ``algorithm`` is. A tensor that nobody
+    uploads in a round keeps its moments. One whose next value the algorithm makes something else than x + step loses
+    them: FedLoRU's factors after a random restart are new ones, to which old directions mean nothing.
+    """
+
+    optimizer: ServerOptimizer
+    exact: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not (self.algorithm.linear and self.algorithm.same_coordinates):
+            raise ValueError("a server optimizer needs a linear algorithm with same_coordinates")
+
+    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerStepState:
+        return ServerStepState(self.algorithm.init(params, weights, round), OptimState())
+
+    def broadcast(self, state: ServerStepState, client: Client, round: Round) -> Shared:
+        return self.algorithm.broadcast(state.inner, client, round)
+
+    def expand(self, state: ServerStepState, upload: Upload) -> Upload:
+        return self.algorithm.expand(state.inner, upload)
+
+    def finish(self, state: ServerStepState, mean: Mean, round: Round) -> ServerStepState:
+        before: Params = state.params
+        x = {n: before[n].double() for n in mean.params}
+        # A tensor that has no moments, or has lost them, starts with the optimizer's own.
+        fresh, kept = self.optimizer.init(x), state.moments
+        moments = OptimState({**fresh.first, **kept.first}, {**fresh.second, **kept.second})
+        step, moments = self.optimizer.update(sub(mean.params, x), moments)
+        stepped = {n: t + step[n] for n, t in x.items()}
+        inner = self.algorithm.finish(state.inner, replace(mean, params=stepped), round)
+        after, expected = inner.params, {**before, **stepped}
+        as_expected = {n for n, t in after.items() if n in expected and t.equal(expected[n].to(t.dtype))}
+        return ServerStepState(inner, OptimState(*(_only(m, as_expected) for m in (moments.first, moments.second))))
+
+
+def _only(params: Mapping[str, Tensor], names: set[str]) -> dict[str, Tensor]:
+    return {n: t for n, t in params.items() if n in names}
+
+
+@dataclass(frozen=True)
+class OptimState:
+    """First and second moments by tensor name; empty where the optimizer has none."""
+
+    first: Mapping[str, Tensor] = field(default_factory=dict)
+    second: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ServerOptimizer:
+    """``init(params)`` gives a state; ``update(delta, state)`` gives the step to add and the next state."""
+
+    init: Callable[[Params], OptimState]
+    update: Callable[[Params, OptimState], tuple[Params, OptimState]]
+
+
+def sgd(lr: float = 1.0) -> ServerOptimizer:
+    """``step = lr D``. With ``lr = 1`` it is plain averaging."""
+
+    def update(delta: Params, state: OptimState) -> tuple[Params, OptimState]:
+        return {n: lr * d for n, d in delta.items()}, state
+
+    return ServerOptimizer(lambda params: OptimState(), update)
+
+
+def momentum(lr: float = 1.0, beta1: float = 0.9) -> ServerOptimizer:
+    """FedAvgM: ``m = beta1 m + D; step = lr m`` (Hsu et al. 2019)."""
+
+    def update(delta: Params, state: OptimState) -> tuple[Params, OptimState]:
+        m = {n: beta1 * state.first[n] + d for n, d in delta.items()}
+        return {n: lr * m[n] for n in delta}, OptimState({**state.first, **m})
+
+    return ServerOptimizer(lambda params: OptimState(_full(params, 0.0)), update)
+
+
+def adam(lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> ServerOptimizer:
+    """FedAdam: ``v = beta2 v + (1 - beta2) D^2``."""
+    return _adaptive(lr, beta1, tau, lambda v, d2: beta2 * v + (1 - beta2) * d2)
+
+
+def yogi(lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> ServerOptimizer:
+    """FedYogi: ``v = v - (1 - beta2) D^2 sign(v - D^2)``."""
+    return _adaptive(lr, beta1, tau, lambda v, d2: v - (1 - beta2) * d2 * torch.sign(v - d2))
+
+
+def adagrad(lr: float = 0.01, beta1: float = 0.0, tau: float = 1e-3) -> ServerOptimizer:
+    """FedAdagrad: ``v = v + D^2``."""
+    return _adaptive(lr, beta1, tau, lambda v, d2: v + d2)
+
+
+def _adaptive(lr: float, beta1: float, tau: float, second: Callable[[Tensor, Tensor], Tensor]) -> ServerOptimizer:
+    """``m = beta1 m + (1 - beta1) D; v = second(v, D^2); step = lr m / (sqrt(v) + tau)``; v starts at tau^2."""
+
+    def update(delta: Params, state: OptimState) -> tuple[Params, OptimState]:
+        m = {n: beta1 * state.first[n] + (1 - beta1) * d for n, d in delta.items()}
+        v = {n: second(state.second[n], d.square()) for n, d in delta.items()}
+        step = {n: lr * m[n] / (v[n].sqrt() + tau) for n in delta}
+        return step, OptimState({**state.first, **m}, {**state.second, **v})
+
+    return ServerOptimizer(lambda params: OptimState(_full(params, 0.0), _full(params, tau**2)), update)
+
+
+def _full(params: Params, value: float) -> dict[str, Tensor]:
+    return {name: torch.full_like(tensor, value) for name, tensor in params.items()}
+
+
+OPTIMIZERS: Mapping[str, Callable[..., ServerOptimizer]] = {
+    "sgd": sgd,
+    "momentum": momentum,
+    "adam": adam,
+    "yogi": yogi,
+    "adagrad": adagrad,
+}
+"""By the names that a configuration gives them."""

@@ -1,0 +1,27 @@
+"""The command line. Every command imports what it needs when it runs, so that help and lists appear at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rondo.cli import algorithms, compare, results, run
+from rondo.cli.app import app, main
+
+__all__ = ["app", "main"]
+
+_SHOWN: tuple[tuple[str, Callable[..., None]], ...] = (
+    ("run", run.run),
+    ("resume", run.resume),
+    ("demo", run.demo),
+    ("compare", compare.compare),
+    ("init", run.init),
+    ("list", algorithms.list_),
+    ("show", algorithms.show),
+    ("check", algorithms.check),
+    ("export", results.export),
+    ("evaluate", results.evaluate),
+)
+"""The commands, in the order of ``rondo --help``."""
+
+for _name, _command in _SHOWN:
+    app.command(_name)(_command)

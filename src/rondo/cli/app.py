@@ -1,0 +1,32 @@
+"""The application, its entry point, and the options that several commands share."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="Federated low-rank fine-tuning: many parties fine-tune one model, only small factors travel.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Sets = Annotated[list[str] | None, typer.Option("--set", help="override: KEY.PATH=VALUE, for instance adapter.r=8")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
+ClientId = Annotated[str | None, typer.Option("--client", help="this client's model; left out: the global one")]
+
+
+def main() -> None:
+    """Entry point of ``rondo``.
+
+    Exit codes: 0 done; 1 a run or a check failed; 2 the input must be mended; 130 and 143 interrupted by SIGINT (^C)
+    and SIGTERM.
+    """
+    try:
+        app()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)

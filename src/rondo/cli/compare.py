@@ -1,0 +1,98 @@
+"""The command compare."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+
+from rondo.cli.app import Device
+from rondo.cli.process import FAILED, own_modules, quiet_libraries, stoppable, user_errors
+
+
+def compare(
+    algorithms: Annotated[
+        str | None, typer.Argument(metavar="ALGORITHMS", help="names with commas between, or package.module:Class")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="the whole table")] = False,
+    config: Annotated[str | None, typer.Option(help="a TOML file; left out: the demo's")] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="override: KEY.PATH=VALUE for all, NAME.KEY.PATH=VALUE for one algorithm"),
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="numbers with commas between; left out: the file's")] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            help="where to write; left out: runs/compare-TIME. Runs that it holds are not run again but finished"
+        ),
+    ] = None,
+    device: Device = "auto",
+) -> None:
+    """Several algorithms on the same data, split, seeds and rounds: a table and a picture."""
+    with user_errors():
+        from rondo.runs import compare
+
+        own_modules()
+        configs = compare.plan(_named(algorithms, every), config, sets=sets or [], seeds=_numbers(seeds))
+        found = _compared(configs, out, device)
+    if found.stopped:
+        raise typer.Exit(FAILED)
+
+
+def _named(algorithms: str | None, every: bool) -> tuple[str, ...]:
+    from rondo import algorithms as table
+    from rondo.errors import ConfigError, Problem
+
+    if every and algorithms is not None:
+        raise ConfigError([Problem("--all", "names are given too; leave out one of the two")], "rondo compare")
+    return table.names() if every else tuple(n.strip() for n in (algorithms or "").split(",") if n.strip())
+
+
+def _numbers(seeds: str | None) -> list[int]:
+    from rondo.errors import ConfigError, Problem
+
+    try:
+        return [int(text) for text in seeds.split(",")] if seeds is not None else []
+    except ValueError:
+        words = f"{seeds!r} should be whole numbers with commas between, for instance 0,1,2"
+        raise ConfigError([Problem("--seeds", words)], "rondo compare") from None
+
+
+def _compared(configs: Any, out: str | None, device: str) -> Any:
+    """Compare with progress and a final table."""
+    from rich.console import Console
+
+    from rondo.report.terminal import TerminalProgress, comparison_table
+    from rondo.runs import compare
+
+    console = Console()
+    quiet_libraries()
+    print(f"{len(configs)} runs of {configs[0].rounds} rounds", flush=True)
+    metric = "accuracy" if configs[0].task.kind == "sequence-classification" else "loss"
+
+    @contextmanager
+    def watched(planned: Any) -> Iterator[Any]:
+        began = time.perf_counter()
+        if planned.state == "finished":
+            yield None
+            print(f"{planned}: finished before, not run again ({planned.run_dir})", flush=True)
+            return
+        with TerminalProgress(console, planned.config.rounds, metric) as progress:
+            yield progress
+        print(f"{planned}: {time.perf_counter() - began:.0f} s ({planned.run_dir})", flush=True)
+
+    with stoppable() as stop:
+        found = compare.carry_out(configs, out, device=device, watch=watched, stop=stop)
+    for one in found.stopped:
+        print(f"{one['algorithm']}, seed {one['seed']} stopped: {one['reason']}", file=sys.stderr)
+    if found.runs:
+        print()
+        # Off a terminal a line an algorithm, for grep and the like.
+        (console if console.is_terminal else Console(width=200)).print(comparison_table(vars(found)))
+        print(f"\ncomparison: {found.out / 'comparison.json'}\npicture:    {found.out / 'comparison.png'}")
+    return found

@@ -1,0 +1,109 @@
+"""Commands that start runs: run, resume, demo and init."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rondo.cli.app import Device, Sets
+from rondo.cli.process import FAILED, own_modules, quiet_libraries, stoppable, user_errors
+from rondo.cli.results import exported
+
+
+def run(
+    config: Annotated[str, typer.Argument(help="a TOML file; rondo init writes one to start from")],
+    sets: Sets = None,
+    run_dir: Annotated[str | None, typer.Option(help="where to write; left out: runs/ALGORITHM-TIME")] = None,
+    device: Device = "auto",
+) -> None:
+    """Fine-tune: run a configuration and write its run directory."""
+    with user_errors():
+        from rondo.config.load import load
+
+        _run(load(config, sets or []), run_dir, device)
+
+
+def resume(
+    run_dir: str,
+    device: Annotated[str, typer.Option(help="auto (the one that it ran on), cpu or cuda")] = "auto",
+    allow_nondeterministic: Annotated[
+        bool, typer.Option("--allow-nondeterministic", help="go on although threads, versions, model or data differ")
+    ] = False,
+) -> None:
+    """Go on with a run after its last committed round."""
+    with user_errors():
+        from rondo.runs.storage.directory import RunDirectory
+
+        directory = RunDirectory.open(run_dir)
+        settings = directory.config()
+        if directory.finished:
+            print(f"{run_dir} is finished; nothing is left to do")
+        else:
+            _run(settings, run_dir, device, resumed=True, whatever=allow_nondeterministic)
+
+
+def demo(sets: Sets = None, run_dir: str | None = None, device: Device = "auto") -> None:
+    """Twelve homes teach one model to understand commands; no home shows what was said."""
+    with user_errors():
+        from rondo.config.load import STARTER, load
+
+        settings = load(STARTER, sets or [])
+        print("Twelve homes fine-tune one sentence model to understand spoken commands (38 intents of a real voice")
+        print("assistant). Each trains on its own sentences; only low-rank factors and the head travel.\n")
+        summary = _run(settings, run_dir, device)
+        print()
+        folder = summary.run_dir / "export"
+        if not exported(summary.run_dir, folder, client=None, merged=False, rank=None, verify=True):
+            raise typer.Exit(FAILED)
+        print(f"Learning curve: {summary.run_dir / 'curve.png'}")
+
+
+def _run(settings: Any, run_dir: str | None, device: str, *, resumed: bool = False, whatever: bool = False) -> Any:
+    """Run, or go on, with progress and a final table."""
+    from rich.console import Console
+
+    console = Console()
+    own_modules()
+    quiet_libraries()
+    with console.status("loading model and data") if console.is_terminal else nullcontext():
+        from rondo.report.terminal import TerminalProgress, summary_table
+        from rondo.runs import runner
+        from rondo.runs.storage.directory import RunDirectory
+    metric = "accuracy" if settings.task.kind == "sequence-classification" else "loss"
+    with stoppable() as stop, TerminalProgress(console, settings.rounds, metric) as progress:
+        if resumed:
+            assert run_dir is not None
+            result = runner.resume(
+                run_dir, device=device, allow_nondeterministic=whatever, observer=progress, stop=stop
+            )
+        else:
+            result = runner.run(settings, run_dir=run_dir, device=device, observer=progress, stop=stop)
+    partition = RunDirectory(result.run_dir).read("partition.json")
+    bad, without, cut = (partition[k] for k in ("rows_bad", "rows_without_client", "rows_cut"))
+    if bad + without + cut:
+        why = f"{bad} bad, {without} given to no client, {cut} with no response left within max_length"
+        print(f"{bad + without + cut} of {partition['rows']} rows were not used: {why}\n")
+    if partition["clients_too_small"]:
+        print(f"left out for too few examples: {', '.join(partition['clients_too_small'])}\n")
+    console.print(summary_table(result.summary))
+    print(f"\nrun directory: {result.run_dir}\nadapter:       {result.run_dir / 'adapter'}")
+    return result
+
+
+def init(file: Annotated[str, typer.Argument(help="where to write it")] = "rondo.toml") -> None:
+    """Write a commented configuration to start from."""
+    with user_errors():
+        from rondo.config.load import STARTER
+        from rondo.errors import ConfigError, Problem
+
+        path = Path(file)
+        if path.exists():
+            raise ConfigError([Problem(file, "already exists; name another file")], "rondo init")
+        try:
+            path.write_text(STARTER.read_text())
+        except OSError as error:
+            raise ConfigError([Problem(file, f"cannot be written: {error.strerror}")], "rondo init") from None
+        print(f"wrote {file}; run it with: rondo run {file}")

@@ -1,0 +1,39 @@
+"""The configuration of a run. Imports no torch."""
+
+from __future__ import annotations
+
+from rondo.config.checks import missing_files, partition_kind
+from rondo.config.load import load
+from rondo.config.schema import (
+    BUILTIN_DATA,
+    BUILTIN_MODEL,
+    AdapterConfig,
+    AdmissionConfig,
+    ClientsConfig,
+    DataConfig,
+    FaultsConfig,
+    PartitionConfig,
+    RunConfig,
+    ServerConfig,
+    TrainConfig,
+)
+from rondo.errors import ConfigError, Problem
+
+__all__ = [
+    "BUILTIN_DATA",
+    "BUILTIN_MODEL",
+    "AdapterConfig",
+    "AdmissionConfig",
+    "ClientsConfig",
+    "ConfigError",
+    "DataConfig",
+    "FaultsConfig",
+    "PartitionConfig",
+    "Problem",
+    "RunConfig",
+    "ServerConfig",
+    "TrainConfig",
+    "load",
+    "missing_files",
+    "partition_kind",
+]

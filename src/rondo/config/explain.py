@@ -1,0 +1,95 @@
+"""TODO"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from rondo.config.schema import RunConfig
+from rondo.errors import Problem
+
+
+def merged(problems: Iterator[Problem]) -> list[Problem]:
+    """One problem a key: a value that fits none of several types is told once, with all of them."""
+    by_path: dict[str, Problem] = {}
+    for problem in problems:
+        before = by_path.get(problem.path)
+        if before is not None:
+            alternatives = before.message.partition(", got ")[0]
+            wanted, got, rest = problem.message.removeprefix("should be ").partition(", got ")
+            problem = Problem(problem.path, f"{alternatives} or {wanted}{got}{rest}")
+        by_path[problem.path] = problem
+    return list(by_path.values())
+
+
+def explain(error: Any, raw: Mapping[str, Any]) -> Problem:
+    """A pydantic error in our words: key path, what is wrong, how to mend it."""
+    # Branches of a union add their own names to the location; keep what exists in the input.
+    loc: list[str] = []
+    node: Any = raw
+    for part in error["loc"]:
+        if isinstance(node, Mapping) and part in node:
+            loc.append(str(part))
+            node = node[part]
+        elif isinstance(node, list) and isinstance(part, int):
+            loc[-1:] = [f"{loc[-1]}[{part}]"] if loc else [f"[{part}]"]
+            node = node[part] if part < len(node) else None
+    path = ".".join(loc) or ".".join(str(p) for p in error["loc"])
+    if error["type"] == "extra_forbidden":
+        return Problem(path, unknown_key(loc))
+    wanted = (
+        error["msg"]
+        .replace("Input should be ", "should be ")
+        .replace("List should have", "a list of")
+        .replace(" after validation, not", ", not")
+        .replace("a valid ", "a ")
+        .replace("a integer", "an integer")
+    )
+    if isinstance(node, Mapping) and error["type"] not in ("model_type", "dict_type"):
+        return Problem(path, wanted)
+    hint = ""
+    if error["type"] == "literal_error" and isinstance(node, str):
+        options = error["ctx"]["expected"].replace(" or ", ", ").replace("'", "").split(", ")
+        near = difflib.get_close_matches(node, options, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+    elif error["type"] == "model_type":
+        wanted = f"should be a section: [{path}]"
+    elif isinstance(node, str) and error["type"] in _QUOTED and _is_toml(node):
+        hint = "; write it without quotes"
+    return Problem(path, f"{wanted}, got {node!r}{hint}")
+
+
+_QUOTED = ("int_type", "float_type", "bool_type")
+
+
+def _is_toml(text: str) -> bool:
+    """Whether ``text`` is a number or a boolean, as TOML or a habit from YAML writes them."""
+    if text.lower() in ("true", "false", "yes", "no", "on", "off"):
+        return True
+    try:
+        return isinstance(tomllib.loads(f"x = {text}")["x"], (int, float))
+    except tomllib.TOMLDecodeError:
+        return False
+
+
+def unknown_key(loc: list[str]) -> str:
+    """What to say of a key that does not exist: a near match in its own section, or the section that has it."""
+    section: Any = RunConfig
+    for part in loc[:-1]:
+        section = section.model_fields[part].annotation
+    near = difflib.get_close_matches(loc[-1], section.model_fields, n=1)
+    if near:
+        return f"unknown key; did you mean {near[0]!r}?"
+    homes = [
+        name
+        for name, f in RunConfig.model_fields.items()
+        if isinstance(f.annotation, type) and issubclass(f.annotation, BaseModel)
+        if loc[-1] in f.annotation.model_fields
+    ]
+    if homes:
+        return f"unknown key here; did you mean {homes[0]}.{loc[-1]}?"
+    return f"unknown key; known here: {', '.join(section.model_fields)}"

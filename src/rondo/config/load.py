@@ -1,0 +1,139 @@
+"""The configuration: TOML (or a dict) to a validated, frozen :class:`RunConfig`. Imports no torch.
+
+All faults are found at once and listed with key path, reason and fix (:class:`ConfigError`), before a model is loaded.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pydantic
+from pydantic import ConfigDict
+
+from rondo import algorithms
+from rondo.config.checks import cross_checks, missing_files
+from rondo.config.explain import explain, merged
+from rondo.config.schema import (
+    RunConfig,
+)
+from rondo.errors import ConfigError, Problem
+
+STARTER = Path(__file__).with_name("starter.toml")
+"""The configuration that ``rondo init`` writes and ``rondo demo`` runs."""
+
+
+def load(
+    source: str | os.PathLike[str] | Mapping[str, Any] | RunConfig,
+    sets: Sequence[str] = (),
+    *,
+    check_paths: bool = True,
+) -> RunConfig:
+    """Read and validate a configuration; ``sets`` are ``key.path=value`` overrides (TOML values, else plain strings).
+
+    ``check_paths=False`` does not ask whether the data are there (a finished run can be exported without them).
+    Raises :class:`ConfigError` with every fault found.
+    """
+    if isinstance(source, RunConfig):
+        name, raw = "config", source.model_dump(exclude_unset=True)
+    elif isinstance(source, Mapping):
+        name, raw = "config", _copied(source)
+    else:
+        name, raw = str(source), _read(Path(source))
+    bad = [p for text in sets if (p := _override(raw, text)) is not None]
+    try:
+        config = RunConfig.model_validate(raw)
+    except pydantic.ValidationError as error:
+        found = merged(explain(e, raw) for e in error.errors(include_url=False))
+        between = _despite(found, raw)
+        raise ConfigError([*bad, *found, *_algorithm_problems(raw.get("algorithm")), *between], name) from None
+    problems = [*bad, *_algorithm_problems(raw.get("algorithm")), *cross_checks(config)]
+    if check_paths:
+        problems += missing_files(config)
+    if problems:
+        raise ConfigError(problems, name)
+    return config
+
+
+def _despite(found: Sequence[Problem], raw: Mapping[str, Any]) -> list[Problem]:
+    """Faults between keys that show although values are faulty: sections with a faulty value are left out, as a
+    default in its place could be what is at fault."""
+    faulty = {p.path.partition(".")[0] for p in found}
+    try:
+        rest = RunConfig.model_validate({k: v for k, v in raw.items() if k not in faulty})
+    except pydantic.ValidationError:
+        return []
+    return [p for p in [*cross_checks(rest), *missing_files(rest)] if p.path.partition(".")[0] in raw.keys() - faulty]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n"))
+    except FileNotFoundError:
+        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.toml")], n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "write one with: rondo init"
+        raise ConfigError([Problem(str(path), f"no such file; {hint}")], "config") from None
+    except IsADirectoryError:
+        raise ConfigError([Problem(str(path), "this is a folder; name a .toml file")], "config") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            [Problem(str(path), f"not TOML: {error}; mend it there (text is written in quotes)")], "config"
+        ) from None
+    except OSError as error:
+        raise ConfigError([Problem(str(path), f"cannot be read: {error.strerror}")], "config") from None
+
+
+def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: _copied(v) if isinstance(v, Mapping) else v for k, v in tree.items()}
+
+
+def _override(raw: dict[str, Any], text: str) -> Problem | None:
+    """Apply ``key.path=value`` to ``raw``; the problem, if it has not that form."""
+    key, equals, value = text.partition("=")
+    parts = [p.strip() for p in key.split(".")]
+    if not equals or not all(parts):
+        return Problem(f"--set {text}", "expected KEY.PATH=VALUE, for instance adapter.r=8")
+    node = raw
+    for part in parts[:-1]:
+        node = node.setdefault(part, {})
+        if not isinstance(node, dict):
+            return Problem(f"--set {text}", f"{part!r} is a value, not a section; give the key's whole path")
+    try:
+        node[parts[-1]] = tomllib.loads(f"x = {value}")["x"]
+    except tomllib.TOMLDecodeError:
+        node[parts[-1]] = value.strip()
+    return None
+
+
+def _algorithm_problems(section: Any) -> Iterator[Problem]:
+    """Faults in ``[algorithm]`` that the static table shows without importing the algorithm."""
+    name = section.get("name", "rolora") if isinstance(section, Mapping) else None
+    if not isinstance(name, str):
+        return
+    if ":" in name:
+        return  # a third party's class: checked when it is imported
+    try:
+        entry = algorithms.entry(name)
+    except algorithms.UnknownAlgorithm as error:
+        yield Problem("algorithm.name", str(error))
+        return
+    for key, value in section.items():
+        if key == "name":
+            continue
+        if key not in entry.fields:
+            near = difflib.get_close_matches(key, entry.fields, n=1)
+            known = f"its fields: {', '.join(entry.fields)}" if entry.fields else "it has no fields, remove it"
+            hint = f"did you mean {near[0]!r}?" if near else known
+            yield Problem(f"algorithm.{key}", f"{name} has no such field; {hint}")
+            continue
+        try:
+            pydantic.TypeAdapter(
+                entry.fields[key], config=ConfigDict(strict=True, allow_inf_nan=False)
+            ).validate_python(value)
+        except pydantic.ValidationError as error:
+            wanted = error.errors()[0]["msg"].replace("Input should be", "should be")
+            yield Problem(f"algorithm.{key}", f"{wanted}, got {value!r}")

@@ -1,0 +1,154 @@
+"""Rows checked, and dealt to clients. All that can be wrong with data is found here, before any model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rondo.algorithm import Round
+from rondo.config.checks import partition_kind
+from rondo.config.schema import RunConfig
+from rondo.data.partition import deal
+from rondo.data.sources import Rows, Source, label_names
+from rondo.errors import ConfigError, Problem
+from rondo.tasks.row_checks import Row, RowCheck, columns, row_check
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """Rows that can be used, by client, of those that have enough, sorted by id; the test set's; and what was left out:
+    ``bad`` rows, ``test_bad`` ones, ``undealt`` ones that no client got, of ``loaded``; and clients with too few."""
+
+    rows: Mapping[str, Rows]
+    test: Rows
+    loaded: int
+    bad: int
+    test_bad: int
+    undealt: int
+    too_small: Mapping[str, int]
+
+
+def resolved(config: RunConfig, source: Source) -> RunConfig:
+    """What the user left open and the data know: the kind of partition, and columns."""
+    kind = partition_kind(config)
+    owner = config.partition.column or (source.natural if kind == "natural" else None)
+    partition = config.partition.model_copy(update={"kind": kind, "column": owner})
+    config = config.model_copy(update={"partition": partition})
+    if config.task.kind != "sequence-classification":
+        return config
+    known = {"text": config.task.text or source.text, "label": config.task.label or source.label}
+    return config.model_copy(update={"task": config.task.model_copy(update=known)})
+
+
+def find_labels(config: RunConfig, source: Source) -> tuple[str, ...]:
+    """Label names, from all training rows (a label that only the test set has is reported as a bad row).
+
+    Raises :class:`ConfigError` where there are not two.
+    """
+    if config.task.kind != "sequence-classification":
+        return ()
+    rows = source.train if source.train is not None else [r for rs in (source.clients or {}).values() for r in rs]
+    column = config.task.label or ""
+    if rows and all(column not in r for r in rows):
+        there = ", ".join(map(str, rows[0]))
+        raise ConfigError([Problem("task.label", f"no column {column!r}; there are: {there}")])
+    names = label_names(rows, column)
+    if len(names) < 2:
+        found = f", {names[0]!r}" if names else ""
+        words = f"column {column!r} has {len(names)} distinct labels{found}; classification needs two: name another"
+        raise ConfigError([Problem("task.label", words)])
+    if len(names) > 1000:
+        words = f"column {column!r} has {len(names)} distinct values; is it the label? Name another"
+        raise ConfigError([Problem("task.label", words)])
+    return names
+
+
+def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt:
+    """Check all rows and deal them. ``config`` is :func:`resolved`; ``labels``: the known classes.
+
+    Raises :class:`ConfigError` where rows are bad (or all of them are dropped), the kind of partition cannot be had
+    from these rows, or there are fewer clients with enough of them than the configuration needs.
+    """
+    owner = config.partition.column if config.partition.kind == "natural" and source.clients is None else None
+    checker = _Checker(config, row_check(config.task, labels, owner), owner)
+    if source.clients is not None:
+        kept = {c: checker.usable(rows, f"{c}, ") for c, rows in source.clients.items()}
+        loaded, undealt = sum(map(len, source.clients.values())), 0
+    else:
+        assert source.train is not None
+        loaded = len(source.train)
+        rows = checker.usable(source.train, "")
+        by = [str(r[config.task.label]) for r in rows] if config.task.label is not None else None
+        ids = [str(r[owner]) for r in rows] if owner is not None else None
+        whole = Round(0, config.rounds, config.seed, 0)
+        dealt = deal(config.partition, by, ids, len(rows), whole.generator("partition"))
+        kept, undealt = {c: [rows[i] for i in numbers] for c, numbers in dealt.rows.items()}, dealt.dropped
+    tested = _Checker(config, row_check(config.task, labels), None)
+    test = tested.usable(source.test or [], "test ")
+    small = {c: len(r) for c, r in kept.items() if len(r) < config.data.min_examples}
+    enough = {c: kept[c] for c in sorted(kept.keys() - small.keys())}
+    if not enough:
+        words = f"no client has data.min_examples = {config.data.min_examples} usable rows; lower it, or deal the rows "
+        raise ConfigError([Problem("partition", words + "to fewer clients")])
+    if problems := _too_few(config, len(enough)):
+        raise ConfigError(problems)
+    return Dealt(enough, test, loaded, checker.dropped, tested.dropped, undealt, small)
+
+
+def _too_few(config: RunConfig, count: int) -> list[Problem]:
+    """Numbers of clients in the configuration that ``count`` clients do not have."""
+    problems, clients = [], config.clients
+    if clients.per_round is not None and clients.per_round > count:
+        words = f"{clients.per_round}, but there are only {count} clients: lower it"
+        problems.append(Problem("clients.per_round", words))
+    if clients.min_clients > count:
+        words = f"{clients.min_clients}, but there are {count} clients: lower it"
+        problems.append(Problem("clients.min_clients", words))
+    for key, values in (("ranks", clients.ranks), ("bytes_budget", clients.bytes_budget)):
+        if isinstance(values, list) and len(values) != count:
+            words = f"{len(values)} for {count} clients: give one a client, in the order of their ids"
+            problems.append(Problem(f"clients.{key}", words))
+    return problems
+
+
+class _Checker:
+    """Sorts out rows that cannot be used. ``owner``: the column that says whose a row is, if rows are dealt by it."""
+
+    def __init__(self, config: RunConfig, check: RowCheck, owner: str | None) -> None:
+        self.config, self.check, self.owner = config, check, owner
+        self.dropped = 0
+
+    def usable(self, rows: Sequence[Row], where: str) -> Rows:
+        """The usable rows. The others are counted in ``dropped``, or all reported in a :class:`ConfigError`."""
+        if rows:
+            self._columns(rows[0])
+        kept, problems = [], []
+        for number, row in enumerate(rows):
+            problem = self.check(row, number)
+            if problem is None:
+                kept.append(dict(row))
+            else:
+                problems.append(f"{where}{problem}")
+        if problems and (self.config.data.bad_rows == "error" or not kept):
+            shown = [Problem("data", text) for text in problems[:5]]
+            if len(problems) > 5:
+                shown.append(Problem("data", f"and {len(problems) - 5} more rows like these"))
+            if kept:
+                shown.append(Problem("data.bad_rows", "mend the rows, or leave them out with data.bad_rows = 'drop'"))
+            else:
+                shown.append(Problem("data", "that is every row: mend them, or name other columns in [task]"))
+            raise ConfigError(shown)
+        self.dropped += len(problems)
+        return kept
+
+    def _columns(self, first: Row) -> None:
+        """A column that does not exist is one fault of the configuration, not one of every row."""
+        task = self.config.task
+        named = [("task.label", task.label), ("partition.column", self.owner)]
+        named += [(key, name) for key, name, _ in columns(task)]
+        there = ", ".join(map(str, first))
+        missing = [
+            Problem(k, f"no column {c!r}; there are: {there}") for k, c in named if c is not None and c not in first
+        ]
+        if missing:
+            raise ConfigError(missing)

@@ -1,0 +1,222 @@
+"""Rows from a file, a folder, a Hugging Face data set or the embedded default."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from rondo.config.checks import missing_files
+from rondo.config.schema import BUILTIN_DATA, DataConfig, RunConfig
+from rondo.errors import ConfigError, Problem
+
+Rows: TypeAlias = list[dict[str, Any]]
+
+_SUFFIXES = {".csv": ",", ".tsv": "\t", ".json": "", ".jsonl": "", ".parquet": ""}
+
+
+@dataclass(frozen=True)
+class Source:
+    """What was loaded. ``train``: all training rows, or None where each client has its own in ``clients``.
+
+    ``text`` and ``label`` are the columns to use where the user named none (the embedded default knows its own);
+    ``natural`` is the column that says whose row it is, if the data have one.
+    """
+
+    name: str
+    train: Rows | None
+    clients: dict[str, Rows] | None
+    test: Rows | None
+    text: str | None = None
+    label: str | None = None
+    natural: str | None = None
+
+
+def load(config: RunConfig) -> Source:
+    """Load what ``[data]`` names. Raises :class:`ConfigError` with key path, row and reason."""
+    data = config.data
+    if problems := list(missing_files(config)):
+        raise ConfigError(problems)
+    if data.clients_from is not None:
+        clients = _client_files(data.clients_from)
+        test = read_rows(data.test_source, "data.test_source") if data.test_source else None
+        return Source(data.clients_from, None, clients, _first(test, data.max_test_rows))
+    if data.source in (None, BUILTIN_DATA):
+        source = _builtin(config)
+    elif Path(str(data.source)).expanduser().exists():
+        source = _local(data)
+    else:
+        source = _hub(data)
+    return source
+
+
+def _first(rows: Rows | None, count: int | None) -> Rows | None:
+    return rows if rows is None or count is None else rows[:count]
+
+
+def _builtin(config: RunConfig) -> Source:
+    from rondo.data.homes import homes
+
+    try:
+        found = homes(config.seed, clients=config.partition.clients or 12)
+    except ImportError as error:
+        raise ConfigError([Problem("data.source", str(error))]) from None
+    return Source(
+        BUILTIN_DATA,
+        _first(found.train, config.data.max_train_rows),
+        None,
+        _first(found.test, config.data.max_test_rows),
+        text="text",
+        label="intent",
+        natural="home",
+    )
+
+
+def _local(data: DataConfig) -> Source:
+    path = Path(str(data.source)).expanduser()
+    if path.is_file():
+        train = read_rows(path, "data.source")
+        test = read_rows(data.test_source, "data.test_source") if data.test_source else None
+    else:
+        train = read_rows(_split_file(path, data.train_split, "data.train_split"), "data.source")
+        if data.test_source:
+            test = read_rows(data.test_source, "data.test_source")
+        else:
+            chosen = data.test_split
+            test = read_rows(_split_file(path, chosen, "data.test_split"), "data.source") if chosen else None
+    return Source(str(path), _first(train, data.max_train_rows), None, _first(test, data.max_test_rows))
+
+
+def _split_file(folder: Path, split: str, key: str) -> Path:
+    """The file of a split in a folder: ``train.parquet``, ``train.csv``, ..."""
+    found = [folder / (split + suffix) for suffix in _SUFFIXES if (folder / (split + suffix)).is_file()]
+    if not found:
+        there = sorted(p.name for p in folder.iterdir() if p.suffix in _SUFFIXES)
+        raise ConfigError(
+            [Problem(key, f"no {split!r} file in {str(folder)!r}; there are: {', '.join(there) or 'none'}")]
+        )
+    return found[0]
+
+
+def _client_files(pattern: str) -> dict[str, Rows]:
+    """One file a client: the client's id is the file's name without its ending."""
+    path = Path(pattern).expanduser()
+    files = sorted(path.iterdir()) if path.is_dir() else sorted(path.parent.glob(path.name))
+    files = [f for f in files if f.suffix.lower() in _SUFFIXES]
+    if not files:
+        endings = ", ".join(_SUFFIXES)
+        raise ConfigError([Problem("data.clients_from", f"no data files ({endings}) match {pattern!r}; name others")])
+    ids = [f.stem for f in files]
+    if twice := sorted({i for i in ids if ids.count(i) > 1}):
+        raise ConfigError([Problem("data.clients_from", f"two files would be client {twice[0]!r}; rename one")])
+    return {f.stem: read_rows(f, "data.clients_from") for f in files}
+
+
+def read_rows(path: str | os.PathLike[str], key: str) -> Rows:
+    """All rows of a CSV, TSV, JSON, JSON lines or Parquet file. Raises :class:`ConfigError` under ``key``."""
+    path = Path(path).expanduser()
+    if path.suffix.lower() not in _SUFFIXES:
+        raise ConfigError([Problem(key, f"{str(path)!r}: unknown ending; known: {', '.join(_SUFFIXES)}")])
+    try:
+        rows = _read(path)
+    except ConfigError:
+        raise
+    except OSError as error:
+        raise ConfigError([Problem(key, f"{str(path)!r} cannot be read: {error.strerror or error}")]) from None
+    except UnicodeDecodeError:
+        raise ConfigError([Problem(key, f"{str(path)!r} is not UTF-8 text; save it as UTF-8")]) from None
+    except Exception as error:  # a parser's complaint about the user's file, in the parser's own words
+        raise ConfigError(
+            [Problem(key, f"{str(path)!r} is not a valid {path.suffix[1:]} file: {error}; mend it")]
+        ) from None
+    if not rows:
+        raise ConfigError([Problem(key, f"{str(path)!r} has no rows; name a file that has some")])
+    return rows
+
+
+def _read(path: Path) -> Rows:
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        import pyarrow.parquet
+
+        rows: Rows = pyarrow.parquet.read_table(path).to_pylist()
+        return rows
+    if suffix in (".csv", ".tsv"):
+        import csv
+
+        csv.field_size_limit(2**31 - 1)
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, delimiter=_SUFFIXES[suffix], strict=True)
+            names = list(reader.fieldnames or ())
+            if twice := sorted({n for n in names if names.count(n) > 1}):
+                raise ValueError(f"two columns are called {twice[0]!r}")
+            rows = []
+            try:
+                for number, row in enumerate(reader):
+                    if None in row or None in row.values():
+                        raise ValueError(
+                            f"row {number} has not {len(names)} columns like the header (quote a text with commas)"
+                        )
+                    rows.append(row)
+            except csv.Error as error:
+                raise ValueError(f"line {reader.line_num}: {error}") from None
+            return rows
+    text = path.read_text(encoding="utf-8-sig")
+    if suffix == ".json" and text.lstrip().startswith("["):
+        rows = json.loads(text)
+    else:
+        rows = []
+        for number, line in enumerate(text.split("\n")):
+            if line.strip():
+                try:
+                    rows.append(json.loads(line))
+                except json.JSONDecodeError as error:
+                    raise ValueError(f"line {number + 1}: {error}") from None
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise ValueError(f"row {number} is not an object with columns, but {row!r:.60}")
+    return rows
+
+
+def _hub(data: DataConfig) -> Source:
+    """A data set by its Hugging Face name (from the hub, or the local cache when offline)."""
+    import datasets
+
+    def split(name: str, key: str) -> Rows:
+        try:
+            table = datasets.load_dataset(data.source, data.subset, split=name)
+        except Exception as error:  # the library raises many kinds; all mean that the data cannot be had
+            reason = str(error).split("\n")[0]
+            raise ConfigError([Problem(key, f"{data.source!r} cannot be loaded: {reason}")]) from None
+        named = {c: f.names for c, f in table.features.items() if isinstance(f, datasets.ClassLabel)}
+        rows: Rows = table.to_list()
+        for column, labels in named.items():
+            for row in rows:
+                value = row[column]
+                row[column] = labels[value] if isinstance(value, int) and 0 <= value < len(labels) else None
+        return rows
+
+    train = split(data.train_split, "data.source")
+    if data.test_source:
+        test: Rows | None = read_rows(data.test_source, "data.test_source")
+    else:
+        test = split(data.test_split, "data.test_split") if data.test_split else None
+    return Source(str(data.source), _first(train, data.max_train_rows), None, _first(test, data.max_test_rows))
+
+
+def label_names(rows: Sequence[dict[str, Any]], column: str) -> tuple[str, ...]:
+    """The labels that occur, as text: numbers in their order, other labels in alphabetical order."""
+    seen = {str(row[column]) for row in rows if row.get(column) is not None and str(row[column]).strip()}
+
+    def order(name: str) -> tuple[int, float, str]:
+        try:
+            number = float(name)
+        except ValueError:
+            return (1, 0.0, name)
+        return (0, number, name) if math.isfinite(number) else (1, 0.0, name)
+
+    return tuple(sorted(seen, key=order))

@@ -1,0 +1,91 @@
+"""Which rank each client has, where ranks differ: a list, shares dealt by the run's seed, or a budget of bytes."""
+
+from __future__ import annotations
+
+import functools
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rondo.algorithm import Algorithm, Client, Round, Weight
+from rondo.config.schema import RunConfig
+from rondo.engine.server.expected_upload import trial_upload
+from rondo.errors import ConfigError, Problem
+from rondo.models.adapted_layer import Site
+from rondo.params import head, num_bytes, pick
+
+
+def client_ranks(
+    config: RunConfig, algorithm: Algorithm[Any], sites: Collection[Site], count: int
+) -> tuple[int, ...] | None:
+    """The ranks of ``count`` clients, in the order of their ids; None where all have the run's, the largest of
+    ``sites``. Raises :class:`ConfigError` where the numbers do not fit the clients or the run's rank."""
+    ranks, budget = config.clients.ranks, config.clients.bytes_budget
+    if ranks is None and budget is None:
+        return None
+    largest = max(s.rank for s in sites)
+    if isinstance(ranks, Mapping):
+        chosen = _dealt({int(r): s for r, s in ranks.items()}, count, Round(0, config.rounds, config.seed, count))
+    elif ranks is not None:
+        chosen = _one_each("clients.ranks", ranks, count)
+    else:
+        assert budget is not None
+        budgets = (budget,) * count if isinstance(budget, int) else _one_each("clients.bytes_budget", budget, count)
+        sizes = functools.cache(lambda rank: upload_bytes(algorithm, sites, config.rounds, rank))
+        chosen = _affordable(budgets, range(1, largest + 1), sizes)
+    if max(chosen) > largest:
+        words = f"rank {max(chosen)} is above the run's, which is {largest}: lower it"
+        raise ConfigError([Problem("clients.ranks", words)])
+    return chosen
+
+
+def _one_each(key: str, values: Sequence[int], count: int) -> tuple[int, ...]:
+    if len(values) != count:
+        words = f"{len(values)} for {count} clients: give one a client, in the order of their ids"
+        raise ConfigError([Problem(key, words)])
+    return tuple(values)
+
+
+def _dealt(shares: Mapping[int, float], count: int, whole: Round) -> tuple[int, ...]:
+    """Ranks in these shares, exact but for rounding by largest remainder, in an order of the run's seed."""
+    ranks, whole_share = sorted(shares), sum(shares.values())
+    exact = {r: shares[r] / whole_share * count for r in ranks}
+    numbers = {r: math.floor(exact[r]) for r in ranks}
+    # Rounded, so that remainders that differ in their last bit are equal; of those the smaller rank's goes first.
+    rest = sorted(ranks, key=lambda r: round(numbers[r] - exact[r], 6))
+    for r in rest[: count - sum(numbers.values())]:
+        numbers[r] += 1
+    pool = [r for r in ranks for _ in range(numbers[r])]
+    order = torch.randperm(count, generator=whole.generator("ranks")).tolist()
+    return tuple(pool[i] for i in order)
+
+
+def _affordable(budgets: Sequence[int], ranks: range, sizes: Callable[[int], int]) -> tuple[int, ...]:
+    """For each budget the largest of ``ranks`` whose upload fits. ``sizes``: from a rank to its bytes; it grows."""
+    least = sizes(1)
+    if min(budgets) < least:
+        words = f"{min(budgets)} bytes do not hold an upload of rank 1, which is {least}: raise it to that or more"
+        raise ConfigError([Problem("clients.bytes_budget", words)])
+    return tuple(bisect_right(ranks, b, key=sizes) for b in budgets)
+
+
+def upload_bytes(algorithm: Algorithm[Any], sites: Iterable[Site], rounds: int, rank: int) -> int:
+    """Bytes that a client of ``rank`` uploads in a round, the head not counted; the larger of the first two rounds, as
+    factors may take turns. Asked of tensors of the right shapes, before there is a model. Where modules differ in
+    shape, LoRA-A2's uploads vary around this, as what it sends depends on what was learned."""
+    initial: dict[str, Tensor] = {}
+    weights: dict[str, Weight] = {}
+    for site in sites:
+        initial[f"{site.path}.A"] = torch.zeros(site.rank, site.shape[1])
+        initial[f"{site.path}.B"] = torch.zeros(site.shape[0], site.rank)
+        weights[site.path] = Weight(site.shape, site.scale, functools.partial(torch.zeros, site.shape))
+    client, sizes = Client("any", 1, rank), []
+    for index in range(min(2, rounds)):
+        round = Round(index, rounds, 0, 1)
+        upload = trial_upload(algorithm, algorithm.init(initial, weights, round), client, round)
+        sizes.append(num_bytes(pick(upload.params, ~head)))
+    return max(sizes)

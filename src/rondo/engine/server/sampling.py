@@ -1,0 +1,34 @@
+"""Who takes part in a round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from rondo.algorithm import Client, Round
+from rondo.config.schema import ClientsConfig
+
+
+def sample(config: ClientsConfig, population: Sequence[Client], round: Round) -> list[Client]:
+    """The clients of a round, sorted by id, from the round's own stream; with ``over_select`` as many more.
+
+    "uniform": ``per_round`` without replacement; "poisson": each by itself with probability per_round / N (so the
+    number varies, and may be zero); "weighted": without replacement, likelier the more examples a client has; "full"
+    (or ``per_round`` unset): all.
+    """
+    count = len(population)
+    size = min(math.ceil((config.per_round or count) * (1 + config.over_select)), count)
+    generator = round.generator("clients")
+    if config.sampling == "full":
+        chosen = list(range(count))
+    elif config.sampling == "poisson":
+        draw = torch.rand(count, generator=generator, dtype=torch.float64)
+        chosen = (draw < size / count).nonzero().flatten().tolist()
+    elif config.sampling == "weighted":
+        weights = torch.tensor([c.num_examples for c in population], dtype=torch.float64)
+        chosen = torch.multinomial(weights, size, replacement=False, generator=generator).tolist()
+    else:
+        chosen = torch.randperm(count, generator=generator)[:size].tolist()
+    return sorted((population[i] for i in chosen), key=lambda c: c.id)

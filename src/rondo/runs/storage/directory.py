@@ -1,0 +1,115 @@
+"""The run directory: what is written where, and how it is read back. Imports no torch.
+
+::
+
+    config.toml       the configuration as it was run
+    partition.json    rows and labels of every client; partition.png, the same as a picture
+    manifest.json     the configuration, versions, threads, device, model and its hash, labels, head policy
+    checkpoint/       the last two rounds' state (:mod:`rondo.runs.storage.checkpoint`)
+    metrics.jsonl     one line a round; those count that a checkpoint knows of
+    adapter/          the result as a PEFT adapter (for personal methods: the cold-start model)
+    summary.json      before and after, bytes, seconds
+    curve.png         the learning curve
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from rondo.config.load import load
+from rondo.config.schema import RunConfig
+from rondo.errors import ConfigError, Problem
+from rondo.runs.storage import durable
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Paths of a run directory, and its small files."""
+
+    path: Path
+
+    @property
+    def adapter(self) -> Path:
+        return self.path / "adapter"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoint"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @staticmethod
+    def create(path: str | Path | None, algorithm: str) -> RunDirectory:
+        """A new directory, by default ``runs/<algorithm>-<time>``. Raises :class:`ConfigError` where ``path`` already
+        holds a run."""
+        if path is None:
+            stem = Path("runs", f"{algorithm.rpartition(':')[2]}-{datetime.now():%Y%m%d-%H%M%S}")
+            path, count = stem, 1
+            while path.exists():
+                path, count = stem.with_name(f"{stem.name}-{count}"), count + 1
+        path = Path(path)
+        if (path / "manifest.json").exists():
+            raise ConfigError([Problem("--run-dir", f"{str(path)!r} already holds a run; name another folder")])
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            words = f"{str(path)!r} cannot be made: {error.strerror}"
+            raise ConfigError([Problem("--run-dir", words)]) from None
+        return RunDirectory(path)
+
+    @staticmethod
+    def open(path: str | Path) -> RunDirectory:
+        """An existing run. Raises :class:`ConfigError` where there is none."""
+        directory = RunDirectory(Path(path))
+        for name in ("config.toml", "manifest.json"):
+            if not (directory.path / name).is_file():
+                words = f"{str(path)!r} is not a run directory: it has no {name}"
+                raise ConfigError([Problem("RUN_DIR", words)])
+        return directory
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return (self.path / "summary.json").is_file()
+
+    def config(self) -> RunConfig:
+        return load(self.path / "config.toml", check_paths=False)
+
+    def write_config(self, config: RunConfig) -> None:
+        durable.write(self.path / "config.toml", to_toml(config).encode())
+
+    def read(self, name: str) -> Any:
+        """A JSON file of the directory. Raises :class:`ConfigError` where it is missing or broken."""
+        try:
+            return json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError([Problem("RUN_DIR", f"{name} cannot be read: {error}")]) from None
+
+    def write(self, name: str, content: Mapping[str, Any]) -> None:
+        durable.write(self.path / name, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """The lines of ``metrics.jsonl``. Raises :class:`ConfigError` where it is missing or broken."""
+        try:
+            return [json.loads(line) for line in self.metrics.read_bytes().splitlines()]
+        except (OSError, ValueError) as error:
+            raise ConfigError([Problem("RUN_DIR", f"metrics.jsonl cannot be read: {error}")]) from None
+
+
+def to_toml(config: RunConfig) -> str:
+    """The configuration as TOML; keys that are unset (None) are left out, as TOML has no null."""
+
+    def pruned(tree: Mapping[str, Any]) -> dict[str, Any]:
+        return {k: pruned(v) if isinstance(v, Mapping) else v for k, v in tree.items() if v is not None}
+
+    text: str = tomli_w.dumps(pruned(config.model_dump()))
+    return text

@@ -1,0 +1,57 @@
+"""TODO"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rondo import algorithms
+from rondo.algorithm import Algorithm
+from rondo.algorithms.table import RULES
+from rondo.algorithms.wrappers.robust import MEANS
+from rondo.algorithms.wrappers.server_optimizer import OPTIMIZERS, ServerOptimizer
+from rondo.config.schema import RunConfig, ServerConfig
+from rondo.errors import ConfigError, Problem
+
+
+def make_algorithm(config: RunConfig) -> Algorithm[Any]:
+    """The algorithm, without a head policy or a server optimizer. Raises :class:`ConfigError`, also for options of the
+    run that this algorithm does not define."""
+    try:
+        algorithm = algorithms.get(config.algorithm.name, **config.algorithm.fields)
+    except algorithms.UnknownAlgorithm as error:
+        raise ConfigError([Problem("algorithm.name", str(error))]) from None
+    except (TypeError, ValueError) as error:
+        raise ConfigError([Problem("algorithm", str(error))]) from None
+    problems = list(_refused(config, algorithm))
+    if problems:
+        raise ConfigError(problems)
+    return algorithm
+
+
+def _refused(config: RunConfig, algorithm: Algorithm[Any]) -> Iterator[Problem]:
+    """Options of the run that ``algorithm`` does not define, with the reason."""
+    name = config.algorithm.name
+    for key in ("ranks", "bytes_budget"):
+        if getattr(config.clients, key) is not None and not algorithm.client_ranks:
+            others = ", ".join(n for n in algorithms.names() if algorithms.load(n).client_ranks)
+            words = f"{name} does not define clients of different ranks; remove {key}, or take one of {others}"
+            yield Problem(f"clients.{key}", words)
+    rule = config.robust.rule
+    if rule in MEANS and not algorithm.linear:
+        words = f"{rule} makes a mean of uploads, and {name}'s server works on single ones; "
+        yield Problem("robust.rule", f"{words}take {', '.join(r for r in RULES if r not in MEANS)}, or a linear method")
+    if config.server.optimizer == "none":
+        return
+    if not algorithm.linear:
+        words = f"{name} is not linear: its server works on single uploads, so there is no mean to step towards; "
+        yield Problem("server.optimizer", words + 'set it to "none", or take a linear method (rondo list)')
+    elif not algorithm.same_coordinates:
+        words = f"{name}'s server puts what it gets into other coordinates than what it sent, so the difference is no "
+        words += 'direction to step in; set it to "none", or take another linear method (rondo list)'
+        yield Problem("server.optimizer", words)
+
+
+def _server_optimizer(config: ServerConfig) -> ServerOptimizer:
+    options = config.model_dump(exclude={"optimizer"}, exclude_none=True)
+    return OPTIMIZERS[config.optimizer](**options)

@@ -1,0 +1,97 @@
+"""Which rows a task can use: found from the rows alone, before any model or tokenizer is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from rondo.config.schema import TaskConfig
+
+Row: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RowProblem:
+    """A row that cannot be used: its 0-based number in its source, the column, and why."""
+
+    row: int
+    column: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"row {self.row}, column {self.column!r}: {self.reason}"
+
+
+RowCheck: TypeAlias = Callable[[Row, int], RowProblem | None]
+"""Why the row of this number cannot be used, or None."""
+
+
+def row_check(task: TaskConfig, labels: Sequence[str], owner: str | None = None) -> RowCheck:
+    """The check of a task's rows. ``labels``: the known classes, where the task has some; ``owner``: the column that
+    says whose a row is, if rows are dealt by it."""
+    required = [name for _, name, needed in columns(task) if needed]
+    optional = [name for _, name, needed in columns(task) if not needed]
+    known = frozenset(labels)
+
+    def check(row: Row, number: int) -> RowProblem | None:
+        for column in required:
+            if (problem := text_problem(row, number, column)) is not None:
+                return problem
+        for column in optional:
+            if column not in row:
+                return _no_column(row, number, column)
+        if task.label is not None:
+            if (problem := value_problem(row, number, task.label)) is not None:
+                return problem
+            if str(row[task.label]) not in known:
+                words = f"unknown label {row[task.label]!r}; known: {', '.join(labels[:20])}"
+                return RowProblem(number, task.label, words)
+        return value_problem(row, number, owner) if owner is not None else None
+
+    return check
+
+
+def columns(task: TaskConfig) -> list[tuple[str, str, bool]]:
+    """The columns of text: the key that names each, its name, and whether it must hold some (a prompt's after the first
+    may be empty)."""
+    text, prompt, response = (_several(value) for value in (task.text, task.prompt, task.response))
+    return [
+        *(("task.text", name, True) for name in text),
+        *(("task.prompt", name, place == 0) for place, name in enumerate(prompt)),
+        *(("task.response", name, True) for name in response),
+    ]
+
+
+def _several(value: str | Iterable[str] | None) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value or ())
+
+
+def text_problem(row: Row, number: int, column: str) -> RowProblem | None:
+    """Why the text in ``column`` cannot be used: the column is missing, or it is no text, or an empty one."""
+    if column not in row:
+        return _no_column(row, number, column)
+    value = row[column]
+    if not isinstance(value, str):
+        return RowProblem(number, column, f"expected text, got {value!r}")
+    if not value.strip():
+        return RowProblem(number, column, "the text is empty")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return RowProblem(number, column, "the text has a lone surrogate and is no valid Unicode")
+    return None
+
+
+def value_problem(row: Row, number: int, column: str) -> RowProblem | None:
+    """Why the value in ``column`` cannot name a class or a client: it is missing, empty, or no valid Unicode."""
+    if column not in row:
+        return _no_column(row, number, column)
+    value = row[column]
+    if value is None or not str(value).strip():
+        return RowProblem(number, column, "the value is missing")
+    return text_problem({column: str(value)}, number, column)
+
+
+def _no_column(row: Row, number: int, column: str) -> RowProblem:
+    return RowProblem(number, column, f"no such column; there are: {', '.join(map(str, row))}")

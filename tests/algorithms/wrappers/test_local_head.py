@@ -1,0 +1,124 @@
+"""A head that stays with its client: trained, kept, never sent, never seen by the algorithm around which it is put."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from rondo import algorithms
+from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.algorithms.wrappers.local_head import LocalHead
+from rondo.params import Params, add_client_axis, client_row, down, head, pick, up
+from rondo.testing import LinearProblem, SgdTrainer
+
+every_algorithm = pytest.mark.parametrize("name", algorithms.names())
+HEAD = "head:out.weight"
+
+
+class Federation:
+    """Rounds of one algorithm on the small problem; ``sent`` are the last round's uploads."""
+
+    def __init__(self, algorithm: Algorithm[Any]) -> None:
+        self.algorithm, self.problem = algorithm, LinearProblem.make(0)
+        self.state = algorithm.init(self.problem.params, self.problem.weights, Round(0, 4, 0, 3))
+        self.locals: dict[str, Params] = {}
+
+    def step(self, index: int, select: Callable[[Client], bool] = lambda c: True) -> None:
+        round, self.sent = Round(index, 4, 0, 3), []
+        for client in filter(select, self.problem.clients):
+            shared = self.algorithm.broadcast(self.state, client, round)
+            local = self.locals.get(client.id) or self.algorithm.local_init(shared, client)
+            trainer = SgdTrainer((client,), round, self.problem.loss, shared.base)
+            batched = Shared(add_client_axis(shared.params), shared.base)
+            uploads, kept = self.algorithm.client_update(batched, add_client_axis(local), trainer)
+            self.locals[client.id] = client_row(kept, 0)
+            self.sent.extend(uploads)
+        self.state = self.algorithm.aggregate(self.state, self.sent, round)
+
+
+@every_algorithm
+def test_every_client_trains_a_head_of_its_own_and_sends_none(name: str) -> None:
+    run = Federation(LocalHead(algorithms.get(name)))
+    start = run.problem.params[HEAD]
+    run.step(0)
+    heads = [kept[HEAD] for kept in run.locals.values()]
+    for k, one in enumerate(heads):
+        assert not torch.equal(one, start)
+        assert not any(torch.equal(one, other) for other in heads[:k])
+    assert not any(pick(u.params, head) for u in run.sent)
+
+
+class BodyOnly(Algorithm[ServerState]):
+    """Names no head in what it trains."""
+
+    exact = False
+
+    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
+        return ServerState(params)
+
+    def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
+        fit = trainer.fit(shared.params, train=down | up)
+        return trainer.upload(fit.params), local
+
+
+def test_the_head_is_trained_beside_whatever_the_algorithm_names() -> None:
+    run = Federation(LocalHead(BodyOnly()))
+    run.step(0)
+    assert all(not torch.equal(kept[HEAD], run.problem.params[HEAD]) for kept in run.locals.values())
+
+
+@every_algorithm
+def test_a_head_is_trained_on_from_where_its_client_left_it(name: str) -> None:
+    run = Federation(LocalHead(algorithms.get(name)))
+    run.step(0)
+    before = {c: kept[HEAD] for c, kept in run.locals.items()}
+    run.step(1, lambda c: c.id == "client-1")
+    moved = {c: float((kept[HEAD] - before[c]).norm()) for c, kept in run.locals.items()}
+    assert moved["client-0"] == moved["client-2"] == 0
+    from_start = float((run.locals["client-1"][HEAD] - run.problem.params[HEAD]).norm())
+    assert 0 < moved["client-1"] < from_start
+
+
+@every_algorithm
+def test_a_new_client_starts_from_the_common_head(name: str) -> None:
+    run = Federation(LocalHead(algorithms.get(name)))
+    run.step(0)
+    newcomer = Client("new", 5)
+    shared = run.algorithm.broadcast(run.state, newcomer, Round(1, 4, 0, 4))
+    kept = run.algorithm.local_init(shared, newcomer)
+    assert torch.equal(kept[HEAD], run.problem.params[HEAD])
+    assert torch.equal(run.algorithm.view(shared, kept)[HEAD], run.problem.params[HEAD])
+
+
+@every_algorithm
+def test_the_network_sees_the_clients_own_head(name: str) -> None:
+    run = Federation(LocalHead(algorithms.get(name)))
+    run.step(0)
+    for client in run.problem.clients:
+        shared = run.algorithm.broadcast(run.state, client, Round(1, 4, 0, 3))
+        assert torch.equal(run.algorithm.view(shared, run.locals[client.id])[HEAD], run.locals[client.id][HEAD])
+
+
+# pFedLoRU and pFedLoRA train twice a round, and a shared head only the second time.
+@pytest.mark.parametrize("name", [n for n in algorithms.names() if n not in ("pfedloru", "pfedlora")])
+def test_a_first_round_alone_trains_the_same_with_a_shared_and_a_local_head(name: str) -> None:
+    """Until heads are averaged the policies do not differ, so the adapters' uploads are equal."""
+    local, shared = Federation(LocalHead(algorithms.get(name))), Federation(algorithms.get(name))
+    local.step(0)
+    shared.step(0)
+    for one, other in zip(local.sent, shared.sent, strict=True):
+        assert one.params.keys() == pick(other.params, ~head).keys()
+        for n in one.params:
+            torch.testing.assert_close(one.params[n], other.params[n], rtol=0, atol=1e-14)
+        torch.testing.assert_close(local.locals[one.client.id][HEAD], other.params[HEAD], rtol=0, atol=1e-14)
+
+
+@every_algorithm
+def test_the_wrapped_algorithm_never_has_the_head(name: str) -> None:
+    run = Federation(LocalHead(algorithms.get(name)))
+    run.step(0)
+    assert not pick(run.state.inner.params, head)
+    assert torch.equal(run.state.params[HEAD], run.problem.params[HEAD])

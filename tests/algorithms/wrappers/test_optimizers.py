@@ -1,0 +1,148 @@
+"""Server optimizers against a NumPy transcription of Reddi et al., Adaptive Federated Optimization, Algorithm 2."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from rondo.algorithm import Client, Upload, weighted_mean
+from rondo.algorithms.wrappers.server_optimizer import OptimState, ServerOptimizer, adagrad, adam, momentum, sgd, yogi
+from rondo.params import Params, sub
+
+Array = NDArray[np.float64]
+LR, BETA1, BETA2, TAU = 0.05, 0.8, 0.95, 0.01
+ADAPTIVE = {
+    "adagrad": adagrad(LR, BETA1, TAU),
+    "adam": adam(LR, BETA1, BETA2, TAU),
+    "yogi": yogi(LR, BETA1, BETA2, TAU),
+}
+EVERY = {"sgd": sgd(0.7), "momentum": momentum(0.7, 0.6), **ADAPTIVE}
+
+every_optimizer = pytest.mark.parametrize("optimizer", EVERY.values(), ids=EVERY)
+
+
+def reddi(kind: str, x: Array, deltas: list[Array]) -> list[Array]:
+    """Algorithm 2 of the paper, from line 10 on: m starts at 0, v at tau^2, there is no bias correction."""
+    m, v, path = np.zeros_like(x), np.full_like(x, TAU**2), []
+    for delta in deltas:
+        m = BETA1 * m + (1 - BETA1) * delta
+        if kind == "adagrad":
+            v = v + delta**2
+        elif kind == "yogi":
+            v = v - (1 - BETA2) * delta**2 * np.sign(v - delta**2)
+        else:
+            v = BETA2 * v + (1 - BETA2) * delta**2
+        x = x + LR * m / (np.sqrt(v) + TAU)
+        path.append(x)
+    return path
+
+
+def tensors(seed: int, steps: int = 5) -> list[dict[str, torch.Tensor]]:
+    g = torch.Generator().manual_seed(seed)
+    shapes = {"layer.A": (2, 3), "head:out.bias": (4,)}
+    return [{n: torch.randn(s, generator=g, dtype=torch.float64) for n, s in shapes.items()} for _ in range(steps)]
+
+
+def walk(optimizer: ServerOptimizer, x: Params, deltas: list[dict[str, torch.Tensor]]) -> list[Params]:
+    state, path = optimizer.init(x), []
+    for delta in deltas:
+        step, state = optimizer.update(delta, state)
+        x = {n: t + step[n] for n, t in x.items()}
+        path.append(x)
+    return path
+
+
+def close(actual: torch.Tensor, expected: Array | torch.Tensor) -> None:
+    torch.testing.assert_close(actual, torch.as_tensor(expected), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("kind", ADAPTIVE)
+@settings(max_examples=10)
+@given(seed=st.integers(0, 2**31))
+def test_five_steps_are_those_of_the_paper(kind: str, seed: int) -> None:
+    x, *deltas = tensors(seed, 6)
+    path = walk(ADAPTIVE[kind], x, deltas)
+    for name in x:
+        expected = reddi(kind, x[name].numpy(), [d[name].numpy() for d in deltas])
+        for here, there in zip(path, expected, strict=True):
+            close(here[name], there)
+
+
+def test_five_steps_of_momentum_are_fedavgm() -> None:
+    x, *deltas = tensors(0, 6)
+    path, m = walk(momentum(0.7, 0.6), x, deltas), np.zeros(x["layer.A"].shape)
+    at = x["layer.A"].numpy()
+    for here, delta in zip(path, deltas, strict=True):
+        m = 0.6 * m + delta["layer.A"].numpy()
+        at = at + 0.7 * m
+        close(here["layer.A"], at)
+
+
+@pytest.mark.parametrize("optimizer", [sgd(), sgd(1.0), momentum(1.0, 0.0)], ids=["default", "sgd", "momentum"])
+def test_a_step_of_one_is_plain_averaging(optimizer: ServerOptimizer) -> None:
+    x, *sent = tensors(3, 4)
+    mean = weighted_mean(Upload(Client(str(k), k + 1), p, k + 1.0) for k, p in enumerate(sent)).params
+    (new,) = walk(optimizer, x, [sub(mean, x)])
+    for name in x:
+        close(new[name], mean[name])
+
+
+@every_optimizer
+def test_without_a_pseudo_gradient_and_moments_nothing_moves(optimizer: ServerOptimizer) -> None:
+    (x,) = tensors(0, 1)
+    still = [{n: torch.zeros_like(t) for n, t in x.items()}] * 3
+    for new in walk(optimizer, x, still):
+        assert all(torch.equal(new[n], x[n]) for n in x)
+
+
+@every_optimizer
+def test_a_tensor_that_idles_keeps_its_moments_and_does_not_move(optimizer: ServerOptimizer) -> None:
+    x, first, second, third = tensors(1, 4)
+    state = optimizer.update(first, optimizer.init(x))[1]
+    step, after = optimizer.update({"layer.A": second["layer.A"]}, state)
+    assert step.keys() == {"layer.A"}
+    for moments in ("first", "second"):
+        kept, had = getattr(after, moments), getattr(state, moments)
+        assert kept.keys() == had.keys()
+        if had:
+            assert torch.equal(kept["head:out.bias"], had["head:out.bias"])
+    resumed, _ = optimizer.update(third, after)
+    uninterrupted, _ = optimizer.update(third, state)
+    assert torch.equal(resumed["head:out.bias"], uninterrupted["head:out.bias"])
+
+
+@every_optimizer
+def test_nothing_is_changed_in_place(optimizer: ServerOptimizer) -> None:
+    x, first, second = tensors(2, 3)
+    state = optimizer.update(first, optimizer.init(x))[1]
+    held = copy.deepcopy((state, second))
+    optimizer.update(second, state)
+    for here, there in ((state.first, held[0].first), (state.second, held[0].second), (second, held[1])):
+        assert all(torch.equal(here[n], there[n]) for n in there)
+
+
+@every_optimizer
+def test_moments_are_of_the_tensors_dtype_and_shape(optimizer: ServerOptimizer) -> None:
+    x = {"layer.A": torch.zeros(2, 3, dtype=torch.float32)}
+    step, state = optimizer.update({"layer.A": torch.ones(2, 3)}, optimizer.init(x))
+    for tensor in (step["layer.A"], *state.first.values(), *state.second.values()):
+        assert (tensor.dtype, tensor.shape) == (torch.float32, (2, 3))
+
+
+def test_adaptive_moments_start_at_zero_and_tau_squared() -> None:
+    make: list[Callable[..., ServerOptimizer]] = [adam, yogi, adagrad]
+    for optimizer in make:
+        state = optimizer(tau=0.1).init({"x": torch.ones(2, dtype=torch.float64)})
+        assert state.first["x"].tolist() == [0, 0]
+        close(state.second["x"], np.full(2, 0.01))
+
+
+def test_sgd_has_no_moments() -> None:
+    assert sgd().init({"x": torch.ones(2)}) == OptimState()

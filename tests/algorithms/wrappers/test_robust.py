@@ -1,0 +1,277 @@
+"""Robust rules against definitions written out one vector at a time, against ByzFL's, and around every algorithm."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from rondo import algorithms
+from rondo.algorithm import Client, Round, Upload
+from rondo.algorithms.table import RULES, Rule
+from rondo.algorithms.wrappers.local_head import LocalHead
+from rondo.algorithms.wrappers.robust import MEANS, Robust, _inner, combined, squared_distances
+from rondo.algorithms.wrappers.server_optimizer import OPTIMIZERS, ServerStep
+from rondo.config import ConfigError, load
+from rondo.lowrank import LowRank
+from rondo.runs.wrapping import make_algorithm
+from rondo.testing.problem import LinearProblem
+
+Vectors = NDArray[np.float64]
+NAMES = algorithms.names()
+
+# The rules, written from their definitions in plain Python: no line in common with those under test.
+
+
+def nearest(vectors: Vectors, k: int, count: int) -> list[int]:
+    return sorted(range(len(vectors)), key=lambda j: (float(np.sum((vectors[k] - vectors[j]) ** 2)), j))[:count]
+
+
+def trimmed(vectors: Vectors, f: int) -> Vectors:
+    columns = [sorted(vectors[:, c])[f : len(vectors) - f] for c in range(vectors.shape[1])]
+    return np.array([math.fsum(c) / len(c) for c in columns])
+
+
+def krum_order(vectors: Vectors, f: int) -> list[int]:
+    scores = [
+        math.fsum(float(np.sum((vectors[k] - vectors[j]) ** 2)) for j in nearest(vectors, k, len(vectors) - f))
+        for k in range(len(vectors))
+    ]
+    return sorted(range(len(vectors)), key=lambda k: (scores[k], k))
+
+
+def weiszfeld(vectors: Vectors) -> Vectors:
+    z = np.zeros(vectors.shape[1])
+    for _ in range(3):
+        w = [1 / max(0.1, float(np.linalg.norm(v - z))) for v in vectors]
+        z = sum(a * v for a, v in zip(w, vectors, strict=True)) / math.fsum(w)
+    return z
+
+
+def clipped(vectors: Vectors) -> Vectors:
+    norms = [float(np.linalg.norm(v)) for v in vectors]
+    bound = float(np.median(norms))
+    return np.mean([v * min(1.0, bound / n) if n else v for v, n in zip(vectors, norms, strict=True)], axis=0)
+
+
+ORACLE: dict[str, Callable[[Vectors, int], Vectors]] = {
+    "clip": lambda v, f: clipped(v),
+    "median": lambda v, f: np.median(v, axis=0),
+    "trimmed-mean": trimmed,
+    "krum": lambda v, f: v[krum_order(v, f)[0]],
+    "multi-krum": lambda v, f: np.mean(v[krum_order(v, f)[: len(v) - f]], axis=0),
+    "geometric-median": lambda v, f: weiszfeld(v),
+    "nnm-trimmed-mean": lambda v, f: trimmed(
+        np.array([np.mean(v[nearest(v, k, len(v) - f)], axis=0) for k in range(len(v))]), f
+    ),
+}
+
+
+def apply(rule: Rule, vectors: Vectors, f: int) -> Vectors:
+    x = torch.from_numpy(vectors)
+    found: Vectors = combined(rule, x, squared_distances(x), f).numpy()
+    return found
+
+
+@pytest.mark.parametrize("rule", RULES)
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 12), d=st.integers(1, 7), share=st.floats(0, 0.49))
+def test_a_rule_is_its_definition(rule: Rule, seed: int, n: int, d: int, share: float) -> None:
+    f = min(int(share * n), (n - 1) // 2)
+    vectors = np.random.default_rng(seed).normal(size=(n, d)) * np.exp(
+        np.random.default_rng(seed + 1).normal(size=(n, 1))
+    )
+    np.testing.assert_allclose(apply(rule, vectors, f), ORACLE[rule](vectors, f), rtol=1e-10, atol=1e-12)
+
+
+GOLDEN = json.loads(Path(__file__).with_name("byzfl.json").read_text())
+"""What ByzFL's own aggregators gave; ``source`` in the file says which."""
+
+
+@pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: f"f={case['f']}")
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_is_byzfls(rule: Rule, case: dict[str, Any]) -> None:
+    found = apply(rule, np.array(case["vectors"]), case["f"])
+    np.testing.assert_allclose(found, case["results"][rule], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@given(seed=st.integers(0, 10**6))
+def test_a_rule_does_not_depend_on_the_order_nor_on_where_zero_is(rule: Rule, seed: int) -> None:
+    """Weiszfeld's starts at zero and clipping is about it, so they do depend on that."""
+    g = np.random.default_rng(seed)
+    vectors, order, shift = g.normal(size=(7, 5)), g.permutation(7), g.normal(size=5)
+    found = apply(rule, vectors, 2)
+    np.testing.assert_allclose(apply(rule, vectors[order], 2), found, rtol=1e-9, atol=1e-12)
+    if rule not in ("clip", "geometric-median"):
+        np.testing.assert_allclose(apply(rule, vectors + shift, 2), found + shift, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_stays_with_the_honest_however_far_the_others_go(rule: Rule) -> None:
+    g = np.random.default_rng(0)
+    honest = g.normal(size=(8, 20)) + 3
+    for size in (1e2, 1e6):
+        vectors = np.concatenate([honest, -size * np.ones((3, 20))])
+        distance = np.linalg.norm(apply(rule, vectors, 3) - honest.mean(0))
+        # Clipping alone bounds what one attacker adds by an honest norm; the others leave attackers out.
+        assert distance < (2 * np.linalg.norm(honest, axis=1).max() if rule == "clip" else 8), (rule, size)
+        assert np.linalg.norm(vectors.mean(0) - honest.mean(0)) > 0.2 * size
+
+
+# Distances of products
+
+
+@given(seed=st.integers(0, 10**6))
+def test_products_are_compared_without_being_formed(seed: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    ranks = [1, 3, 2]
+    products = [
+        LowRank(
+            torch.randn(6, r, generator=g, dtype=torch.float64), torch.randn(r, 5, generator=g, dtype=torch.float64)
+        )
+        for r in ranks
+    ]
+    expected = [[float((p.dense() * q.dense()).sum()) for q in products] for p in products]
+    torch.testing.assert_close(_inner(products), torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-12)
+
+
+@functools.cache
+def problem() -> LinearProblem:
+    return LinearProblem.make(1, clients=7)
+
+
+def uploads(name: str, scale: float = 0.3) -> tuple[Any, list[Upload], Round]:
+    """A state, and what seven clients upload around a common change of it."""
+    here, round = problem(), Round(0, 4, 0, 7)
+    algorithm = algorithms.get(name)
+    now = algorithm.init(here.params, here.weights, round)
+    from rondo.engine.server.expected_upload import trial_upload
+
+    g = torch.Generator().manual_seed(0)
+    found = []
+    for client in here.clients:
+        sent = trial_upload(algorithm, now, client, round)
+        params = {n: t + 1 + scale * torch.randn(t.shape, generator=g, dtype=t.dtype) for n, t in sent.params.items()}
+        found.append(Upload(client, params, float(client.num_examples)))
+    return now, found, round
+
+
+def test_turned_factors_of_one_model_are_no_distance_apart() -> None:
+    """Krum on factors would leave out an honest client whose factors are those of the others in other coordinates."""
+    now, sent, round = uploads("flexlora", scale=1e-3)
+    g = torch.randn(2, 2, generator=torch.Generator().manual_seed(5), dtype=torch.float64) + 3 * torch.eye(2)
+    turned = {}
+    for path in problem().weights:
+        a, b = sent[0].params[f"{path}.A"], sent[0].params[f"{path}.B"]
+        turned |= {f"{path}.A": torch.linalg.inv(g) @ a, f"{path}.B": b @ g}
+    other = Upload(sent[0].client, {**sent[0].params, **turned}, sent[0].weight)
+    robust = Robust(algorithms.get("flexlora"), "multi-krum", 2)
+    found = [robust.aggregate(now, [first, *sent[1:]], round) for first in (sent[0], other)]
+    for path in problem().weights:
+        before, after = (s.params[f"{path}.B"] @ s.params[f"{path}.A"] for s in found)
+        torch.testing.assert_close(after, before, rtol=1e-9, atol=1e-9)
+
+
+# Around algorithms
+
+
+def rules_of(name: str) -> list[Rule]:
+    return [rule for rule in RULES if algorithms.entry(name).linear or rule not in MEANS]
+
+
+PAIRS = [(name, rule) for name in NAMES for rule in rules_of(name)]
+
+
+@pytest.mark.parametrize(("name", "rule"), PAIRS)
+def test_equal_uploads_give_what_the_algorithm_alone_gives(name: str, rule: Rule) -> None:
+    now, sent, round = uploads(name)
+    same = [Upload(u.client, sent[0].params, 1.0) for u in sent]
+    expected = algorithms.get(name).aggregate(now, same, round)
+    found = Robust(algorithms.get(name), rule, 2).aggregate(now, same, round)
+    # As models: a method that stacks single uploads has a smaller stack where fewer are left.
+    for a, b in zip(*(_model(algorithms.get(name), s, round).values() for s in (found, expected)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize(("name", "rule"), PAIRS)
+def test_wild_uploads_do_not_move_the_model_far(name: str, rule: Rule) -> None:
+    now, sent, round = uploads(name)
+    algorithm = algorithms.get(name)
+    wild = [Upload(u.client, {n: -1e4 * t for n, t in u.params.items()}, u.weight) for u in sent[:2]]
+    honest = algorithm.aggregate(now, [Upload(u.client, u.params, 1.0) for u in sent[2:]], round)
+    found = Robust(algorithm, rule, 2).aggregate(now, [*wild, *sent[2:]], round)
+    plain = algorithm.aggregate(now, [*wild, *sent[2:]], round)
+
+    def far(other: Any) -> float:
+        models = [_model(algorithm, s, round) for s in (other, honest)]
+        return math.sqrt(sum(float((models[0][n] - models[1][n]).square().sum()) for n in models[0]))
+
+    assert far(found) < far(plain) / 50
+
+
+def _model(algorithm: Any, now: Any, round: Round) -> dict[str, torch.Tensor]:
+    """What a newcomer's model is, and what it is sent where it keeps the rest for itself."""
+    shared = algorithm.broadcast(now, Client("newcomer", 0), round)
+    local = algorithm.local_init(shared, Client("newcomer", 0))
+    seen = algorithm.view(shared, local)
+    found = {path: problem().delta(seen, shared.base, path) for path in problem().weights}
+    return {**found, **(shared.params if local else {})}
+
+
+def test_too_few_uploads_change_nothing() -> None:
+    now, sent, round = uploads("fedit")
+    robust = Robust(algorithms.get("fedit"), "median", 2)
+    assert robust.aggregate(now, sent[:4], round) is now
+    assert robust.aggregate(now, sent[:5], round) is not now
+
+
+def test_it_goes_around_a_local_head_and_a_server_optimizer() -> None:
+    inner = ServerStep(LocalHead(algorithms.get("fedit")), OPTIMIZERS["momentum"]())
+    robust = Robust(inner, "trimmed-mean", 1)
+    assert (robust.linear, robust.exact, robust.personal, robust.same_coordinates) == (False, False, True, True)
+    here, round = problem(), Round(0, 4, 0, 7)
+    now = robust.init(here.params, here.weights, round)
+    _, sent, _ = uploads("fedit")
+    own = [Upload(u.client, {n: t for n, t in u.params.items() if not n.startswith("head:")}, 1.0) for u in sent]
+    new = robust.aggregate(now, own, round)
+    assert any(t.any() for t in new.moments.first.values())
+    assert not new.params["first.A"].equal(now.params["first.A"])
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"robust": {"rule": "median", "byzantine": 2}}, "clients.min_clients: .* raise it to 5"),
+        ({"robust": {"rule": "mean"}}, "robust.rule: "),
+        ({"robust": {"rule": "krum", "byzantine": -1}}, "robust.byzantine: "),
+        (
+            {"algorithm": {"name": "flexlora"}, "robust": {"rule": "median", "byzantine": 0}},
+            "robust.rule: median makes a mean of uploads, and flexlora's server works on single ones; take clip, krum",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_algorithm(load(sections))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("mean", 1), "rule is one of clip, median"),
+        (("median", -1), "byzantine is a number of clients"),
+    ],
+)
+def test_what_cannot_be_made_is_refused(arguments: Sequence[Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Robust(algorithms.get("fedit"), *arguments)

@@ -1,0 +1,137 @@
+"""A server optimizer around every algorithm that allows one, and its refusal around the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from rondo import algorithms
+from rondo.algorithm import Algorithm, weighted_mean
+from rondo.algorithms.fedloru import FedLoRU
+from rondo.algorithms.rolora import RoLoRA
+from rondo.algorithms.wrappers.local_head import LocalHead
+from rondo.algorithms.wrappers.server_optimizer import OPTIMIZERS, OptimState, ServerStep, adam, momentum, sgd
+from rondo.engine import serialization
+from rondo.params import Params
+from rondo.testing.laws import LAWS, _Run
+
+MADE = {n: algorithms.get(n) for n in algorithms.names()}
+ALLOWED = {n: a for n, a in MADE.items() if a.linear and a.same_coordinates}
+REFUSED = {n: a for n, a in MADE.items() if n not in ALLOWED}
+
+MOVES_BY_ITSELF = ("consensus", "zero steps", "exactness")
+"""Laws of plain averaging, which a step of another size or from memory breaks by intent."""
+
+
+@pytest.mark.parametrize("law", [n for n in LAWS if n not in MOVES_BY_ITSELF])
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+@pytest.mark.parametrize("name", ALLOWED)
+def test_the_laws_hold(name: str, optimizer: str, law: str) -> None:
+    LAWS[law](ServerStep(ALLOWED[name], OPTIMIZERS[optimizer]()), 0)
+
+
+def states(algorithm: Algorithm[Any], rounds: int = 4) -> list[Any]:
+    run = _Run(algorithm, 0)
+    found = []
+    for index in range(rounds):
+        run.step(index)
+        found.append(run.state)
+    return found
+
+
+@pytest.mark.parametrize("optimizer", [sgd(1.0), momentum(1.0, 0.0)], ids=["sgd", "momentum"])
+@pytest.mark.parametrize("name", ALLOWED)
+def test_a_step_of_one_is_plain_averaging(name: str, optimizer: Any) -> None:
+    plain, stepped = states(ALLOWED[name]), states(ServerStep(ALLOWED[name], optimizer))
+    for one, other in zip(plain, stepped, strict=True):
+        for tensor in one.params:
+            torch.testing.assert_close(other.params[tensor], one.params[tensor], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_others_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="linear"):
+        ServerStep(REFUSED[name], sgd())
+
+
+def test_it_is_what_the_algorithm_is_but_exact() -> None:
+    for name, inner in ALLOWED.items():
+        step = ServerStep(LocalHead(inner), sgd())
+        assert (step.linear, step.personal, step.exact) == (True, True, False)
+        assert step.client_ranks == inner.client_ranks
+        assert ServerStep(inner, sgd()).personal == algorithms.entry(name).personal
+
+
+def test_the_steps_are_the_optimizers_head_included() -> None:
+    """Round by round against the pure functions on the means of the uploads."""
+    optimizer = adam(0.02, 0.8, 0.9, 0.01)
+    run = _Run(ServerStep(MADE["fedit"], optimizer), 0)
+    x: Params = dict(run.state.params)
+    moments = optimizer.init(x)
+    for index in range(3):
+        mean = weighted_mean(o.upload for o in run.step(index)).params
+        step, moments = optimizer.update({n: mean[n] - x[n] for n in mean}, moments)
+        x = {n: t + step[n] for n, t in x.items()}
+        assert any(n.startswith("head:") for n in mean)
+        for n, tensor in run.state.params.items():
+            torch.testing.assert_close(tensor, x[n], rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("optimizer", [momentum(0.5, 0.9), adam(0.01)], ids=["momentum", "adam"])
+def test_the_factor_that_idles_keeps_its_moments(optimizer: Any) -> None:
+    after = [s.moments for s in states(ServerStep(RoLoRA(), optimizer))]
+    assert "first.B" in after[0].first
+    assert "first.A" not in after[0].first  # nothing is known of it yet
+    for held, idle, part in ((0, 1, "B"), (1, 2, "A"), (2, 3, "B")):
+        for moments in ("first", "second"):
+            one, other = getattr(after[held], moments), getattr(after[idle], moments)
+            assert all(other[n].equal(one[n]) for n in one if n.endswith(f".{part}"))
+            assert not any(other[n].equal(one[n]) for n in one if n.startswith("head:"))
+
+
+@pytest.mark.parametrize("optimizer", [momentum(0.5, 0.9), adam(0.01)], ids=["momentum", "adam"])
+def test_factors_that_are_drawn_anew_lose_their_moments(optimizer: Any) -> None:
+    random = states(ServerStep(FedLoRU(tau=2), optimizer), 3)
+    assert {n for n in random[0].moments.first if not n.startswith("head:")} == {
+        f"{path}.{part}" for path in ("first", "second") for part in "AB"
+    }
+    assert all(n.startswith("head:") for n in random[1].moments.first)
+    kept = states(ServerStep(FedLoRU(tau=2, restart="momentum"), optimizer), 3)
+    assert kept[1].moments.first.keys() == kept[0].moments.first.keys()
+    # The round after starts as the first one did: the first moment is D's alone.
+    run = _Run(ServerStep(FedLoRU(tau=2), optimizer), 0)
+    for index in range(2):
+        run.step(index)
+    before: Params = run.state.params
+    mean = weighted_mean(o.upload for o in run.step(2)).params
+    delta = {n: mean[n] - before[n] for n in mean}
+    _, fresh = optimizer.update(delta, optimizer.init(delta))
+    for n, tensor in run.state.moments.first.items():
+        assert tensor.equal(fresh.first[n]) != n.startswith("head:")
+
+
+def test_what_is_added_to_the_base_is_what_the_server_stepped_to() -> None:
+    run = _Run(ServerStep(FedLoRU(tau=1), sgd(0.5)), 0)
+    before: Params = run.state.params
+    mean = weighted_mean(o.upload for o in run.step(0)).params
+    for path, weight in run.problem.weights.items():
+        a, b = (before[f"{path}.{p}"] + 0.5 * (mean[f"{path}.{p}"] - before[f"{path}.{p}"]) for p in "AB")
+        (chunk,) = run.state.inner.base[path]
+        torch.testing.assert_close(chunk.dense(), weight.scale * b @ a, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_state_survives_and_the_run_goes_on_the_same(kind: str) -> None:
+    algorithm = ServerStep(LocalHead(RoLoRA()), OPTIMIZERS[kind]())
+    run, again = _Run(algorithm, 0), _Run(algorithm, 0)
+    for index in range(3):
+        run.step(index)
+    # ``like`` is a state at its start, as a run that is opened again has it.
+    again.state, again.locals = serialization.unpack(serialization.pack(run.state), again.state), dict(run.locals)
+    assert serialization.same(again.state, run.state)
+    assert isinstance(again.state.moments, OptimState)
+    for each in (run, again):
+        each.step(3)
+    assert serialization.same(again.state, run.state)

@@ -1,0 +1,311 @@
+"""The command line: exit codes, plain messages, nothing loaded that is not used."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rondo import algorithms
+from rondo.config import load
+from rondo.runs.storage.directory import to_toml
+from small_runs import reviews, save_tiny_bert, settings, write_rows
+
+Invoke = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A configuration that runs in a second."""
+    folder = tmp_path_factory.mktemp("tiny")
+    source = {
+        "source": str(write_rows(folder / "train.csv", reviews(24))),
+        "test_source": str(write_rows(folder / "test.csv", reviews(6, seed=1))),
+    }
+    return settings(save_tiny_bert(folder / "bert"), data=source, rounds=1)
+
+
+@pytest.fixture(scope="session")
+def run_dir(tiny: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from rondo.runs import runner
+
+    return runner.run(tiny, run_dir=tmp_path_factory.mktemp("cli") / "run", device="cpu").run_dir
+
+
+# --- bad input -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        (("run", "missing"), "missing: no such file; write one with: rondo init"),
+        (("run", "god.toml"), "did you mean 'good.toml'?"),
+        (("run", "."), "this is a folder; name a .toml file"),
+        (("run", "data.csv"), "not TOML"),
+        (("run", "good.toml", "--set", "rounds"), "expected KEY.PATH=VALUE"),
+        (("run", "good.toml", "--set", "rounds=x", "--set", "adapter.q=1"), "2 problems"),
+        (("run", "good.toml", "--set", "algorithm.name=rolra"), "did you mean 'rolora'"),
+        (("run", "good.toml", "--device", "gpu"), "use auto, cpu or cuda"),
+        (("run", "good.toml", "--run-dir", "old"), "already holds a run"),
+        (("run", "good.toml", "--run-dir", "data.csv"), "cannot be made"),
+        (("run",), "Missing argument"),
+        (("demo", "--set", "rounds=x"), "rounds: should be an integer"),
+        (("init", "good.toml"), "already exists; name another file"),
+        (("init", "no/such/folder.toml"), "cannot be written"),
+        (("show", "rolra"), "did you mean 'rolora'"),
+        (("show", "zzz"), "known: fedit, ffa-lora, rolora"),
+        (("show", "no_such_module:X"), "cannot load 'no_such_module:X'"),
+        (("check", "fedsa"), "did you mean 'fedsa-lora'"),
+        (("check", "no_such_module:X"), "cannot load 'no_such_module:X'"),
+        (("check", "json:dumps"), "is not a frozen dataclass derived from rondo.algorithm.Algorithm"),
+        (("check", "json:"), "cannot load 'json:'"),
+        (("check", ":X"), "cannot load ':X'"),
+        (("check", ".json:X"), "cannot load '.json:X'"),
+        (("export", ".", "--to", "new"), "is not a run directory: it has no config.toml"),
+        (("export", "nowhere", "--to", "new"), "is not a run directory"),
+        (("export", "old"), "Missing option '--to'"),
+        (("evaluate", "nowhere"), "is not a run directory"),
+        (("evaluate", "data.csv"), "is not a run directory"),
+        (("evaluate", "."), "is not a run directory"),
+        (("frobnicate",), "No such command"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_bad_input_is_exit_code_2_and_a_message(
+    invoke: Invoke, tiny: dict[str, Any], arguments: tuple[str, ...], fragment: str
+) -> None:
+    Path("good.toml").write_text(to_toml(load(tiny)))
+    Path("data.csv").write_text("text,label\n")
+    Path("old").mkdir()
+    Path("old/manifest.json").write_text("{}")
+    code, output = invoke(*arguments)
+    assert code == 2
+    assert fragment in output
+    assert not Path("runs").exists()
+    assert not Path("new").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        (("export", "RUN", "--to", "full"), "'full' is not empty; name another folder"),
+        (("export", "RUN", "--to", "full/file"), "'full/file'"),
+        (("export", "RUN", "--to", "new", "--client", "client-9"), "did you mean 'client-"),
+        (("export", "RUN", "--to", "new", "--client", "zzz"), "there are: client-0, client-1, client-2"),
+        (("evaluate", "RUN", "--client", "zzz"), "no client 'zzz'"),
+        (("evaluate", "RUN", "--device", "gpu"), "use auto, cpu or cuda"),
+        (("evaluate", "RUN/adapter", "--client", "client-0"), "name the run directory instead"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_bad_input_about_a_run_is_exit_code_2_and_a_message(
+    invoke: Invoke, run_dir: Path, arguments: tuple[str, ...], fragment: str
+) -> None:
+    Path("full").mkdir()
+    Path("full/file").write_text("x")
+    code, output = invoke(*(a.replace("RUN", str(run_dir)) for a in arguments))
+    assert code == 2
+    assert fragment in output
+    assert not Path("new").exists()
+
+
+def test_a_run_that_stops_is_exit_code_1(invoke: Invoke, tiny: dict[str, Any]) -> None:
+    Path("x.toml").write_text(to_toml(load(tiny)))
+    code, output = invoke("run", "x.toml", "--set", "train.optimizer=sgd", "--set", "train.lr=1e38")
+    assert code == 1
+    assert "stopped: 1 rounds in a row were skipped" in output
+
+
+# --- good input ----------------------------------------------------------------------------------------------------
+
+
+def test_init_writes_a_configuration_that_loads(invoke: Invoke) -> None:
+    code, output = invoke("init")
+    assert code == 0
+    assert "rondo run rondo.toml" in output
+    assert load("rondo.toml").algorithm.name in algorithms.TABLE
+    assert invoke("init", "other.toml")[0] == 0
+    assert load("other.toml", ["adapter.r=4"]).adapter.r == 4
+
+
+def test_run_export_and_evaluate(invoke: Invoke, tiny: dict[str, Any]) -> None:
+    Path("x.toml").write_text(to_toml(load(tiny)))
+    code, output = invoke(
+        "run", "x.toml", "--run-dir", "first", "--device", "cpu", "--set", "algorithm.name=fedsa-lora"
+    )
+    assert code == 0
+    assert "fedsa-lora: 1 rounds, 3 clients" in output
+    assert "adapter:       first/adapter" in output
+    assert "\x1b" not in output
+
+    code, output = invoke("export", "first", "--to", "out", "--client", "client-1", "--verify")
+    assert code == 0
+    assert "wrote out, rank 2\nverified: reloaded by stock PEFT" in output
+    code, output = invoke("export", "first", "--to", "merged", "--merged", "--verify")
+    assert code == 0
+    assert "verified: reloaded by transformers alone" in output
+    assert invoke("export", "first", "--to", "plain") == (0, "wrote plain, rank 2\n")
+    code, output = invoke("export", "first", "--to", "small", "--rank", "1", "--verify")
+    assert code == 0
+    assert re.search(
+        r"wrote small, rank 1\ntruncated to rank 1: \d+\.\d\d% of the change \(Frobenius norm\) is lost", output
+    )
+
+    code, output = invoke("evaluate", "first", "--client", "client-1", "--device", "cpu")
+    assert code == 0
+    assert set(json.loads(output)) == {"test", "validation"}
+
+
+def test_rows_that_were_not_used_are_told(invoke: Invoke, tiny: dict[str, Any]) -> None:
+    rows = reviews(24)
+    rows[3]["text"] = ""
+    write_rows(Path("bad.csv"), rows)
+    changes = ("--set", "data.source=./bad.csv", "--set", "data.bad_rows=drop", "--device", "cpu")
+    Path("x.toml").write_text(to_toml(load(tiny)))
+    code, output = invoke("run", "x.toml", *changes)
+    assert code == 0
+    assert "1 of 24 rows were not used: 1 bad, 0 given to no client" in output
+
+
+def test_list_has_a_line_an_algorithm_where_there_is_no_terminal(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, output = invoke("list")
+    assert code == 0
+    lines = output.splitlines()
+    for name, entry in algorithms.TABLE.items():
+        (line,) = (text for text in lines if text.split()[:1] == [name])
+        assert entry.summary in line
+        assert entry.paper in line
+
+
+@pytest.mark.parametrize("name", algorithms.names())
+def test_show_prints_the_card(invoke: Invoke, name: str) -> None:
+    code, output = invoke("show", name)
+    assert code == 0
+    assert output.startswith(f"{name}\n{'=' * len(name)}\n\n")
+    assert "Reference:" in output
+
+
+def test_help_of_every_command(invoke: Invoke) -> None:
+    for command in ("run", "compare", "demo", "init", "list", "show", "check", "export", "evaluate"):
+        code, output = invoke(command, "--help")
+        assert code == 0
+        assert "Usage:" in output
+        assert command in invoke("--help")[1]
+
+
+def test_help_and_list_load_no_torch() -> None:
+    code = """
+        import sys
+        from rondo.cli import app
+        commands = ["--help"], ["list"], ["run", "--help"], ["run", "nope.toml"], ["init", "/no/x.toml"]
+        for arguments in (*commands, ["compare", "fedit,rolra"]):
+            try:
+                app(arguments)
+            except SystemExit as done:
+                assert done.code in (0, 2), done.code
+        loaded = {"torch", "transformers", "peft", "datasets", "matplotlib"} & set(sys.modules)
+        assert not loaded, loaded
+    """
+    found = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
+    assert found.returncode == 0, found.stderr
+    assert "florg" in found.stdout
+
+
+# --- a class of one's own ------------------------------------------------------------------------------------------
+
+OWN = '''
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rondo.algorithm import Algorithm, Mean, ServerState
+from rondo.params import down, head, pick, up
+
+
+@dataclass(frozen=True)
+class Good(Algorithm[ServerState]):
+    """FedAvg of both factors."""
+
+    exact: ClassVar[bool] = False
+
+    def init(self, params, weights, round):
+        return ServerState(params)
+
+    def client_update(self, shared, local, trainer):
+        fit = trainer.fit(shared.params, train=down | up | head)
+        return trainer.upload(pick(fit.params, down | up | head)), local
+
+
+@dataclass(frozen=True)
+class LastOneWins(Good):
+    """A planted fault: the upload that comes last is taken for the mean."""
+
+    def aggregate(self, state, uploads, round):
+        last = list(uploads)[-1]
+        return self.finish(state, Mean(last.params, last.weight, 1), round)
+
+
+@dataclass(frozen=True)
+class NeedsAValue(Good):
+    x: int
+
+
+@dataclass(frozen=True)
+class Unfinished(Algorithm[ServerState]):
+    pass
+'''
+
+
+@pytest.fixture
+def own(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module of one's own in the working directory, with the classes above."""
+    name = f"own_module_{abs(hash(Path.cwd()))}"
+    Path(f"{name}.py").write_text(OWN)
+    return name
+
+
+def test_a_class_of_ones_own_that_obeys_the_laws(invoke: Invoke, own: str) -> None:
+    code, output = invoke("check", f"{own}:Good")
+    assert code == 0
+    assert output.rstrip().endswith("all laws hold")
+    assert "FedAvg of both factors." in invoke("show", f"{own}:Good")[1]
+
+
+def test_a_class_of_ones_own_with_a_fault(invoke: Invoke, own: str) -> None:
+    code, output = invoke("check", f"{own}:LastOneWins")
+    assert code == 1
+    assert [line.split()[1] for line in output.splitlines() if line.startswith("  failed")]
+    assert "all laws hold" not in output
+
+
+@pytest.mark.parametrize(("name", "fragment"), [("NeedsAValue", "x"), ("Unfinished", "abstract")])
+def test_a_class_that_cannot_be_made_is_named(invoke: Invoke, own: str, name: str, fragment: str) -> None:
+    code, output = invoke("check", f"{own}:{name}")
+    assert code == 2
+    assert fragment in output
+
+
+def test_a_module_that_fails_when_imported_is_named(invoke: Invoke, own: str) -> None:
+    for name, content in (("syntax", "def ("), ("failing", "1 / 0")):
+        Path(f"{own}_{name}.py").write_text(content)
+        code, output = invoke("check", f"{own}_{name}:X")
+        assert code == 2
+        assert f"cannot load '{own}_{name}:X'" in output
+
+
+def test_a_class_of_ones_own_in_the_working_directory_runs(invoke: Invoke, own: str, tiny: dict[str, Any]) -> None:
+    Path("x.toml").write_text(to_toml(load(tiny)))
+    code, output = invoke("run", "x.toml", "--set", f"algorithm.name={own}:Good", "--device", "cpu")
+    assert code == 0, output
+    assert f"{own}:Good: 1 rounds" in output

@@ -1,0 +1,435 @@
+"""What a user is told of bad input: every message in full, found before anything that takes long is loaded.
+
+The messages are in ``bad_input.txt``, a section a case. After a change of wording: ``python tests/test_bad_input.py``
+writes them anew, and each is to be read: it names the key path or the row, what is wrong, why, and what to do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from typer.testing import CliRunner
+
+import rondo.models.outline
+import rondo.runs.assemble
+import rondo.runs.runner
+import tiny
+from rondo.cli.app import app
+
+GOLDEN = Path(__file__).with_name("bad_input.txt")
+
+ROWS = "text,label,who\n" + "".join(f"w{i} w{i + 1},{'ab'[i % 2]},site {i % 3}\n" for i in range(12))
+"""Twelve rows of two classes and three owners."""
+
+BASE: dict[str, Any] = {
+    "rounds": 2,
+    "algorithm": {"name": "fedit"},
+    "adapter": {"r": 2, "target_modules": ["query", "value"]},
+    "model": {"name": "./model"},
+    "task": {"text": "text", "label": "label", "max_length": 16},
+    "data": {"source": "rows.csv", "test_split": ""},
+    "partition": {"kind": "iid", "clients": 3},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """``changes`` by section to the configuration, where None takes a key away; or a whole file in ``toml``. ``rows``
+    and ``files`` are what lies beside it. ``phase``: "config" faults come before any data are read, "data" faults
+    before the model's layers are looked at, "structure" faults before its weights are loaded, "weights" faults then."""
+
+    phase: str
+    name: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    rows: str | bytes = ROWS
+    files: Mapping[str, str | bytes | None] = field(default_factory=dict)
+    toml: str | None = None
+    flags: tuple[str, ...] = ()
+
+    def lay_out(self, folder: Path) -> None:
+        """Write all that the run reads into ``folder``, the model excepted."""
+        config = json.loads(json.dumps(BASE))
+        for section, change in self.changes.items():
+            if isinstance(change, Mapping):
+                config.setdefault(section, {}).update(change)
+                config[section] = {k: v for k, v in config[section].items() if v is not None}
+            else:
+                config[section] = change
+        (folder / "run.toml").write_text(self.toml if self.toml is not None else _toml(config), encoding="utf-8")
+        for name, content in {"rows.csv": self.rows, **self.files}.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if content is None:
+                path.unlink()
+            else:
+                path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
+
+
+def _toml(config: Mapping[str, Any]) -> str:
+    """Values as JSON writes them are TOML, tables within a section aside."""
+    lines = [f"{k} = {_value(v)}" for k, v in config.items() if not isinstance(v, Mapping)]
+    for section, keys in config.items():
+        if isinstance(keys, Mapping):
+            lines += [f"[{section}]", *(f"{k} = {_value(v)}" for k, v in keys.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f'"{k}" = {_value(v)}' for k, v in value.items()) + " }"
+    if isinstance(value, float) and value != value:
+        return "nan"
+    return json.dumps(value)
+
+
+def rows(*lines: str) -> str:
+    """The rows, and these after them."""
+    return ROWS + "".join(line + "\n" for line in lines)
+
+
+def jsonl(*objects: object) -> dict[str, Any]:
+    return {"rows.jsonl": "".join(json.dumps(o) + "\n" for o in objects)}
+
+
+GOOD = [{"text": f"w{i}", "label": "ab"[i % 2]} for i in range(6)]
+JSONL = {"data": {"source": "rows.jsonl"}}
+OWNERS: dict[str, Any] = {"partition": {"kind": "natural", "column": "who", "clients": None}}
+SITES = {"data": {"source": None, "clients_from": "./sites"}}
+START = {"adapter": {"start_from": "adapter"}}
+CAUSAL: dict[str, Any] = {
+    "task": {"kind": "causal-lm", "label": None, "text": "text"},
+    "adapter": {"target_modules": "all-linear"},
+}
+BERT = {"model_type": "bert", "vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+LORA = {"peft_type": "LORA", "r": 2, "target_modules": ["query"]}
+ADAPTER = safetensors.torch.save(
+    {
+        f"base_model.model.bert.encoder.layer.{i}.attention.self.query.lora_{factor}.weight": torch.zeros(shape)
+        for i in range(2)
+        for factor, shape in (("A", (2, 32)), ("B", (32, 2)))
+    }
+)
+"""Of the layers and the rank that ``LORA`` says."""
+SMALL = {**BERT, "vocab_size": 20, "intermediate_size": 64, "max_position_embeddings": 48}
+CASES = [
+    # the file itself
+    Case("config", "not TOML", toml="rounds = \n"),
+    Case("config", "a key twice", toml="rounds = 1\nrounds = 2\n"),
+    Case("config", "a section twice", toml="[train]\nlr = 0.1\n[train]\nlr = 0.2\n"),
+    Case("config", "text without quotes", toml="[algorithm]\nname = fedit\n"),
+    Case("config", "no data for a model of one's own", toml='[model]\nname = "./model"\n[data]\nsource = "rows.csv"\n'),
+    # keys
+    Case("config", "an unknown key", {"adapter": {"lora_alhpa": 4}}),
+    Case("config", "an unknown section", {"trian": {"lr": 0.1}}),
+    Case("config", "a key in the wrong section", {"partition": {"local_steps": 1}}),
+    Case("config", "a key outside its section", {"lr": 0.1}),
+    Case("config", "a section that is a value", {"adapter": 5}),
+    Case("config", "several faults at once", {"rounds": "2", "seed": -1, "adapter": {"rr": 3}, "train": {"lr": 0}}),
+    # types and ranges
+    Case("config", "a number in quotes", {"rounds": "10"}),
+    Case("config", "a fraction for a count", {"rounds": 1.5}),
+    Case("config", "true for a count", {"rounds": True}),
+    Case("config", "no rounds", {"rounds": 0}),
+    Case("config", "a negative seed", {"seed": -1}),
+    Case("config", "a learning rate of zero", {"train": {"lr": 0.0}}),
+    Case("config", "a learning rate that is not a number", {"train": {"lr": float("nan")}}),
+    Case("config", "a batch of none", {"train": {"batch_size": 0}}),
+    Case("config", "yes for true", {"train": {"length_grouping": "yes"}}),
+    Case("config", "rank 0", {"adapter": {"r": 0}}),
+    Case("config", "dropout 1", {"adapter": {"lora_dropout": 1.0}}),
+    Case("config", "target modules that are a number", {"adapter": {"target_modules": 3}}),
+    Case("config", "a rank pattern of rank 0", {"adapter": {"rank_pattern": {"query": 0}}}),
+    Case("config", "a validation share of 1", {"data": {"validation_fraction": 1.0}}),
+    Case("config", "three text columns", {"task": {"text": ["a", "b", "c"]}}),
+    Case("config", "too few tokens", {"task": {"max_length": 3}}),
+    Case("config", "a probability above 1", {"faults": {"crash": 1.5}}),
+    # names
+    Case("config", "an algorithm with a typing error", {"algorithm": {"name": "fedlt"}}),
+    Case("config", "an unknown algorithm", {"algorithm": {"name": "zzzzz"}}),
+    Case("config", "an algorithm's unknown field", {"algorithm": {"name": "florg", "base": "svd"}}),
+    Case("config", "a field's wrong value", {"algorithm": {"name": "florg", "bases": "qr"}}),
+    Case("config", "an algorithm without fields", {"algorithm": {"mu": 0.1}}),
+    Case("config", "an unknown optimizer", {"train": {"optimizer": "adam"}}),
+    Case("config", "an unknown kind of partition", {"partition": {"kind": "diriclet"}}),
+    Case("config", "an unknown sampling", {"clients": {"sampling": "random"}}),
+    Case("config", "an unknown robust rule", {"robust": {"rule": "medain"}}),
+    Case("config", "an unknown built-in model", {"model": {"name": "builtin:minilm2"}}),
+    Case("config", "a model folder that is not there", {"model": {"name": "./modle"}}),
+    Case("config", "data that are not there", {"data": {"source": "row.csv"}}),
+    Case("config", "an adapter that is not there", {"adapter": {"start_from": "adapter"}}),
+    # between keys
+    Case("config", "steps and epochs", {"train": {"local_steps": 5, "local_epochs": 1}}),
+    Case("config", "momentum without sgd", {"train": {"momentum": 0.9}}),
+    Case("config", "warm-up to the end", {"train": {"warmup_rounds": 2}}),
+    Case("config", "two sources of data", {"data": {"clients_from": "sites"}}),
+    Case("config", "Dirichlet without alpha", {"partition": {"kind": "dirichlet"}}),
+    Case("config", "alpha without Dirichlet", {"partition": {"alpha": 0.5}}),
+    Case("config", "shards of no number", {"partition": {"kind": "shards"}}),
+    Case("config", "owners of no column", {"partition": {"kind": "natural", "clients": None}}),
+    Case("config", "no number of clients", {"partition": {"clients": None}}),
+    Case("config", "more clients a round than clients", {"clients": {"per_round": 5}}),
+    Case("config", "more at least than a round has", {"clients": {"per_round": 2, "min_clients": 3}}),
+    Case("config", "Poisson of no number", {"clients": {"sampling": "poisson"}}),
+    Case("config", "over-selection of nothing", {"clients": {"over_select": 0.5}}),
+    Case("config", "clipping to nothing", {"admission": {"clip": True}}),
+    Case("config", "half of the clients dishonest", {"robust": {"rule": "median", "byzantine": 2}}),
+    Case("config", "faults that sum above 1", {"faults": {"crash": 0.6, "hang": 0.6}}),
+    Case("config", "slow clients that are waited for", {"faults": {"slow": 0.5}}),
+    Case("config", "ranks for other clients", {"clients": {"ranks": [2, 2]}}),
+    Case("config", "shares of ranks that do not sum", {"clients": {"ranks": {"1": 0.5, "2": 0.4}}}),
+    Case("config", "a client's rank above the run's", {"clients": {"ranks": [2, 2, 4]}}),
+    Case("config", "a server option without an optimizer", {"server": {"beta1": 0.9}}),
+    Case("config", "a language model with a label", {"task": {"kind": "causal-lm"}}),
+    Case("config", "a prompt for a classifier", {"task": {"prompt": "q"}}),
+    Case("config", "no text column", {"task": {"text": None}}),
+    Case("config", "GGUF and int8", {"model": {"gguf_file": "m.gguf", "quantization": "int8"}}),
+    # what the command line changes
+    Case("config", "--set without a value", flags=("--set", "rounds")),
+    Case("config", "--set into a value", flags=("--set", "rounds.x=1")),
+    Case("config", "--set of a wrong type", flags=("--set", "train.lr=high")),
+    Case("config", "an unknown device", flags=("--device", "gpu")),
+    # what the algorithm does not define
+    Case(
+        "config",
+        "ranks that a method does not define",
+        {"algorithm": {"name": "rolora"}, "clients": {"ranks": [1, 2, 2]}},
+    ),
+    Case(
+        "config",
+        "a server optimizer that a method does not allow",
+        {"algorithm": {"name": "lora-fair"}, "server": {"optimizer": "adam"}},
+    ),
+    Case("config", "a class that is not there", {"algorithm": {"name": "no_such_module:X"}}),
+    Case("config", "a class that is no algorithm", {"algorithm": {"name": "json:JSONDecoder"}}),
+    Case("config", "a field's impossible value", {"algorithm": {"name": "rolora", "alternate_for": 7.0}}),
+    # files of data
+    Case("data", "an unknown ending", {"data": {"source": "./rows.txt"}}, files={"rows.txt": ROWS}),
+    Case("data", "an empty file", rows=""),
+    Case("data", "a header alone", rows="text,label,who\n"),
+    Case("data", "no UTF-8", rows=ROWS.encode() + b"caf\xe9,a,site 1\n"),
+    Case("data", "a row that is too short", rows=rows("w1,a")),
+    Case("data", "a row that is too long", rows=rows("w1,a,site 1,more")),
+    Case("data", "a quote that is never closed", rows=rows('"w1,a,site 1')),
+    Case("data", "two columns of one name", rows=ROWS.replace("who", "text", 1)),
+    Case("data", "broken JSON lines", JSONL, files={"rows.jsonl": '{"text": "w1", "label": "a"}\n{"text": \n'}),
+    Case("data", "JSON lines that are no objects", JSONL, files={"rows.jsonl": '["w1", "a"]\n'}),
+    Case("data", "no Parquet", {"data": {"source": "rows.parquet"}}, files={"rows.parquet": b"PAR1"}),
+    Case("data", "a folder without the split", {"data": {"source": "./folder"}}, files={"folder/test.csv": ROWS}),
+    Case("data", "client files of no known ending", SITES, files={"sites/a.txt": ROWS}),
+    Case("data", "two files for one client", SITES, files={"sites/a.csv": ROWS, "sites/a.jsonl": "{}"}),
+    # columns and rows
+    Case("data", "no such text column", {"task": {"text": "txt"}}),
+    Case("data", "no such label column", {"task": {"label": "labels"}}),
+    Case("data", "no such owner column", {"partition": {"kind": "natural", "column": "woh", "clients": None}}),
+    Case("data", "an empty text", rows=rows(" ,a,site 1")),
+    Case("data", "a missing label", rows=rows("w1,,site 1")),
+    Case("data", "a missing owner", OWNERS, rows=rows("w1,a,")),
+    Case("data", "null for a text", JSONL, files=jsonl(*GOOD, {"text": None, "label": "a"})),
+    Case("data", "a number for a text", JSONL, files=jsonl(*GOOD, {"text": 7, "label": "a"})),
+    Case("data", "a row without the column", JSONL, files=jsonl(*GOOD, {"txt": "w1", "label": "a"})),
+    Case("data", "half of a Unicode pair", JSONL, files=jsonl(*GOOD, {"text": "\ud800", "label": "a"})),
+    Case("data", "many bad rows", rows=rows(*[",a,site 1"] * 9)),
+    Case("data", "nothing but bad rows", {"data": {"bad_rows": "drop"}}, rows="text,label,who\n,a,x\n,b,x\n"),
+    Case("data", "one class", rows=ROWS.replace(",b,", ",a,")),
+    Case(
+        "data",
+        "a label that is a text",
+        {"task": {"label": "id"}},
+        rows="text,id\n" + "".join(f"w1,{i}\n" for i in range(1001)),
+    ),
+    Case(
+        "data",
+        "an unknown label in the test set",
+        {"data": {"test_source": "./test.csv"}},
+        files={"test.csv": rows("w1,c,site 1")},
+    ),
+    # clients
+    Case("data", "fewer rows than clients", {"partition": {"clients": 13}}),
+    Case("data", "clients without enough rows", {"data": {"min_examples": 99}}),
+    Case("data", "more clients a round than owners", {**OWNERS, "clients": {"per_round": 4}}),
+    Case("data", "more at least than there are", {"clients": {"min_clients": 4}}),
+    Case("data", "more shards than rows", {"partition": {"kind": "shards", "shards_per_client": 5}}),
+    Case("data", "more classes a client than there are", {"partition": {"kind": "classes", "classes_per_client": 3}}),
+    Case("data", "labels dealt where there are none", {**CAUSAL, "partition": {"kind": "dirichlet", "alpha": 0.5}}),
+    Case("data", "ranks for other owners", {**OWNERS, "clients": {"ranks": [1, 2]}}),
+    # the model: its files, its layers, its sizes
+    Case("structure", "no model", {"model": {"name": "./empty"}}, files={"empty/x": ""}),
+    Case("structure", "a model's broken config", files={"model/config.json": "{"}),
+    Case("structure", "a model of unknown kind", files={"model/config.json": '{"model_type": "zzz"}'}),
+    Case("structure", "no tokenizer", {"model": {"name": "./bare"}}, files={"bare/config.json": json.dumps(BERT)}),
+    Case("structure", "a broken tokenizer", files={"model/tokenizer.json": "{"}),
+    Case("structure", "a tokenizer of another model", files={"model/config.json": json.dumps(SMALL)}),
+    Case(
+        "structure",
+        "a tokenizer that can neither pad nor end",
+        files={
+            "model/tokenizer_config.json": '{"tokenizer_class": "PreTrainedTokenizerFast"}',
+            "model/special_tokens_map.json": "{}",
+        },
+    ),
+    Case("structure", "a GGUF file that is not there", {"model": {"gguf_file": "q4.gguf"}}),
+    Case("structure", "a name that no hub knows", {"model": {"name": "no-such-model"}}),
+    Case("structure", "a rank above a layer's size", {"adapter": {"r": 33}}),
+    Case("structure", "layers that are not there", {"adapter": {"target_modules": ["q_proj", "v_proj"]}}),
+    Case("structure", "no layers named", {"adapter": {"target_modules": []}}),
+    Case("structure", "a pattern that is none", {"adapter": {"target_modules": ".*(query"}}),
+    Case("structure", "layers that are no matrices", {"adapter": {"target_modules": ["query", "LayerNorm"]}}),
+    Case("structure", "the head alone", {"adapter": {"target_modules": ["classifier"]}}),
+    Case("structure", "more tokens than positions", {"task": {"max_length": 512}}),
+    Case("structure", "two faults of the structure", {"task": {"max_length": 512}, "adapter": {"r": 33}}),
+    Case(
+        "structure",
+        "an adapter of another model",
+        START,
+        files={"adapter/adapter_config.json": json.dumps({**LORA, "target_modules": ["q_proj"]})},
+    ),
+    Case("structure", "an adapter without tensors", START, files={"adapter/adapter_config.json": json.dumps(LORA)}),
+    Case("structure", "an adapter that is none", START, files={"adapter/adapter_config.json": '{"peft_type": "IA3"}'}),
+    # what the clients' ranks ask of the layers
+    Case("structure", "a budget that holds no upload", {"clients": {"bytes_budget": 999}}),
+    Case("structure", "budgets of which one holds none", {"clients": {"bytes_budget": [4096, 4096, 9]}}),
+    Case(
+        "structure",
+        "a client's rank above an adapter's",
+        {**START, "clients": {"ranks": [4, 4, 4]}},
+        files={
+            "adapter/adapter_config.json": json.dumps(LORA),
+            "adapter/adapter_model.safetensors": ADAPTER,
+        },
+    ),
+    Case(
+        "structure",
+        "a client's rank above every layer's",
+        {"adapter": {"r": 4, "rank_pattern": {"query": 2, "value": 2}}, "clients": {"ranks": [4, 4, 4]}},
+    ),
+    Case(
+        "structure",
+        "nothing to learn within the tokens",
+        {
+            **CAUSAL,
+            "task": {
+                "kind": "causal-lm",
+                "label": None,
+                "text": None,
+                "prompt": "text",
+                "response": "label",
+                "max_length": 4,
+            },
+        },
+        rows=ROWS.replace("\nw", "\nw1 w2 w3 w4 w5 w"),
+    ),
+    # its weights
+    Case("weights", "no weights", files={"model/model.safetensors": None}),
+    Case("weights", "empty weights", files={"model/model.safetensors": b""}),
+    Case("weights", "broken weights", files={"model/model.safetensors": b"\xff" * 64}),
+]
+
+NEVER = {"config": "load_source", "data": "look"}
+"""What the API must not come to. A fault of the structure must not come to the weights."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(tiny.saved(tmp_path_factory.mktemp("model"), tiny.bert(), tiny.tokenizer()))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(model, tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def message(case: Case) -> str:
+    """What ``rondo run`` says, in the folder that the case is laid out in."""
+    found = CliRunner().invoke(app, ["run", "run.toml", "--run-dir", "out", *case.flags])
+    assert found.exit_code == 2, (case.name, found.exit_code, found.output)
+    assert not Path("out").exists()
+    return found.stderr
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_message_names_the_place_the_fault_and_the_remedy(
+    case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case.lay_out(folder)
+    if case.phase in NEVER:
+        monkeypatch.setattr(rondo.runs.runner, NEVER[case.phase], lambda *_: pytest.fail(f"no {case.phase} fault"))
+    if case.phase == "structure":
+        monkeypatch.setattr(rondo.runs.assemble, "load_pretrained", lambda *_, **__: pytest.fail("weights were loaded"))
+    assert message(case) == goldens()[case.name]
+
+
+def test_every_message_has_its_case() -> None:
+    assert list(goldens()) == [case.name for case in CASES]
+    assert len(CASES) >= 80
+
+
+def goldens() -> dict[str, str]:
+    sections = GOLDEN.read_text(encoding="utf-8").split("== ")[1:]
+    return {name: text.rstrip("\n") + "\n" for name, _, text in (s.partition("\n") for s in sections)}
+
+
+@pytest.mark.parametrize(
+    ("phase", "absent"), [("config", {"torch", "pyarrow"}), ("data", {"transformers", "peft"})], ids=["config", "data"]
+)
+def test_faults_are_found_before_what_takes_long_is_imported(folder: Path, phase: str, absent: set[str]) -> None:
+    Case(phase, "", {"rounds": "2"} if phase == "config" else {}, rows=rows(" ,a,site 1")).lay_out(folder)
+    code = "import sys, rondo.cli\ntry: rondo.cli.app(['run', 'run.toml'])\nfinally: print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert not absent & set(done.stdout.split())
+
+
+def test_a_structure_is_checked_without_any_weights(folder: Path) -> None:
+    Case("structure", "", {"adapter": {"r": 33}}, files={"model/model.safetensors": None}).lay_out(folder)
+    assert message(CASES[0]).count("adapter.r: rank 33 exceeds") == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "extra"), [("gguf_file", "model.gguf", "gguf"), ("quantization", "int8", "quant")]
+)
+def test_a_package_that_is_missing_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: str, extra: str
+) -> None:
+    Case("structure", "", {"model": {key: value}}).lay_out(folder)
+    monkeypatch.setattr(rondo.models.outline, "find_spec", lambda _: None)
+    monkeypatch.setattr(rondo.models.outline, "load_config", lambda *_, **__: pytest.fail("the model was looked at"))
+    assert f"model.{key}: needs the package" in message(CASES[0])
+    assert f"pip install 'rondo-fl[{extra}]'" in message(CASES[0])
+
+
+def test_the_configuration_that_all_cases_spoil_runs(folder: Path) -> None:
+    Case("", "").lay_out(folder)
+    found = CliRunner().invoke(app, ["run", "run.toml", "--run-dir", "out"])
+    assert (found.exit_code, found.stderr) == (0, "")
+
+
+def _all() -> Iterator[str]:
+    """Every section anew."""
+    with tempfile.TemporaryDirectory() as made:
+        saved = tiny.saved(Path(made), tiny.bert(), tiny.tokenizer())
+        for case in CASES:
+            with tempfile.TemporaryDirectory() as place:
+                shutil.copytree(saved, Path(place, "model"))
+                os.chdir(place)
+                case.lay_out(Path(place))
+                yield f"== {case.name}\n{message(case).rstrip()}\n"
+                os.chdir("/")
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text("\n".join(_all()), encoding="utf-8")

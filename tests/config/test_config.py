@@ -1,0 +1,504 @@
+"""Configurations: every fault is named by its key path, with reason and fix, before torch is loaded."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+import textwrap
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rondo.algorithms import TABLE
+from rondo.algorithms.table import SERVER_OPTIONS
+from rondo.algorithms.wrappers.server_optimizer import OPTIMIZERS
+from rondo.config import ConfigError, RunConfig, load
+from rondo.runs.storage.directory import to_toml
+
+NAN, INF = float("nan"), float("inf")
+
+OWN = {"task": {"text": "text", "label": "label"}}
+"""What own data need beside ``data`` and ``partition``."""
+
+
+def problems(raw: Any, sets: tuple[str, ...] = ()) -> dict[str, str]:
+    """The messages by key path that loading ``raw`` ends with; several of one path are joined."""
+    with pytest.raises(ConfigError) as caught:
+        load(raw, sets)
+    found: dict[str, str] = {}
+    for problem in caught.value.problems:
+        found[problem.path] = "; ".join(filter(None, (found.get(problem.path), problem.message)))
+        assert str(problem) in str(caught.value)
+        assert "\n" not in str(problem)
+    return found
+
+
+def own(data: dict[str, Any], **sections: Any) -> dict[str, Any]:
+    return {**OWN, "data": data, "partition": {"clients": 3}, **sections}
+
+
+BAD: list[tuple[dict[str, Any], str, str]] = [
+    # unknown keys and sections
+    ({"round": 3}, "round", "did you mean 'rounds'?"),
+    ({"trian": {}}, "trian", "did you mean 'train'?"),
+    ({"xyzzy": {}}, "xyzzy", "known here: seed, rounds, algorithm"),
+    ({"adapter": {"lora_alhpa": 4}}, "adapter.lora_alhpa", "did you mean 'lora_alpha'?"),
+    ({"adapter": {"qqq": 4}}, "adapter.qqq", "known here: r, lora_alpha"),
+    ({"train": {"localepochs": 4}}, "train.localepochs", "did you mean 'local_epochs'?"),
+    ({"partition": {"local_steps": 1}}, "partition.local_steps", "did you mean train.local_steps?"),
+    ({"lr": 0.1}, "lr", "did you mean train.lr?"),
+    ({"clients": {"per_rounds": 1}}, "clients.per_rounds", "did you mean 'per_round'?"),
+    ({"evaluation": {"evry": 1}}, "evaluation.evry", "did you mean 'every'?"),
+    # wrong types
+    ({"rounds": "10"}, "rounds", "should be an integer, got '10'; write it without quotes"),
+    ({"rounds": 1e3}, "rounds", "should be an integer, got 1000.0"),
+    ({"rounds": True}, "rounds", "should be an integer, got True"),
+    ({"seed": None}, "seed", "should be an integer, got None"),
+    ({"train": {"lr": "1e-3"}}, "train.lr", "should be a number, got '1e-3'; write it without quotes"),
+    ({"train": {"batch_size": [8]}}, "train.batch_size", "should be an integer, got [8]"),
+    ({"train": {"length_grouping": "yes"}}, "train.length_grouping", "write it without quotes"),
+    ({"evaluation": {"local_only": 1}}, "evaluation.local_only", "should be a boolean, got 1"),
+    ({"adapter": {"target_modules": 3}}, "adapter.target_modules", "a list, got 3"),
+    ({"adapter": {"rank_pattern": 3}}, "adapter.rank_pattern", "got 3"),
+    ({"adapter": {"rank_pattern": {"q": 0}}}, "adapter.rank_pattern.q", "greater than 0, got 0"),
+    ({"adapter": {"alpha_pattern": {"q": INF}}}, "adapter.alpha_pattern.q", "finite number, got inf"),
+    ({"adapter": 5}, "adapter", "should be a section: [adapter], got 5"),
+    ({"adapter": [{"r": 1}]}, "adapter", "should be a section: [adapter]"),
+    ({"algorithm": "rolora"}, "algorithm", "should be a section: [algorithm], got 'rolora'"),
+    ({"model": {"name": 3}}, "model.name", "should be a string, got 3"),
+    ({"task": {"text": ["a", "b", "c"]}}, "task.text", "at most 2 items"),
+    ({"task": {"text": []}}, "task.text", "at least 1 item"),
+    # near misses of values
+    ({"algorithm": {"name": "rolra"}}, "algorithm.name", "did you mean 'rolora'"),
+    ({"algorithm": {"name": "FedIT"}}, "algorithm.name", "did you mean 'fedit'"),
+    ({"algorithm": {"name": "zzzzz"}}, "algorithm.name", "known: fedit, ffa-lora, rolora"),
+    ({"algorithm": {"name": 5}}, "algorithm.name", "should be a string, got 5"),
+    ({"model": {"head": "share"}}, "model.head", "did you mean 'shared'?"),
+    ({"train": {"optimizer": "adam"}}, "train.optimizer", "did you mean 'adamw'?"),
+    ({"train": {"schedule": "cosin"}}, "train.schedule", "did you mean 'cosine'?"),
+    ({"partition": {"kind": "diriclet"}}, "partition.kind", "did you mean 'dirichlet'?"),
+    ({"clients": {"weighting": "uniforms"}}, "clients.weighting", "did you mean 'uniform'?"),
+    ({"clients": {"sampling": "random"}}, "clients.sampling", "'uniform', 'poisson', 'full' or 'weighted'"),
+    ({"task": {"kind": "classification"}}, "task.kind", "did you mean 'sequence-classification'?"),
+    ({"data": {"bad_rows": "ignore"}}, "data.bad_rows", "should be 'error' or 'drop', got 'ignore'"),
+    ({"adapter": {"init_lora_weights": "guassian"}}, "adapter.init_lora_weights", "did you mean 'gaussian'?"),
+    ({"model": {"name": "builtin:minilm2"}}, "model.name", "did you mean 'builtin:minilm'?"),
+    (own({"source": "builtin:homes"}), "data.source", "did you mean 'builtin:home-intents'?"),
+    # out of range
+    ({"rounds": 0}, "rounds", "greater than 0, got 0"),
+    ({"seed": -1}, "seed", "greater than or equal to 0, got -1"),
+    ({"seed": 2**63}, "seed", "less than"),
+    ({"adapter": {"r": 0}}, "adapter.r", "greater than 0"),
+    ({"adapter": {"lora_dropout": 1.0}}, "adapter.lora_dropout", "less than 1"),
+    ({"train": {"lr": 0.0}}, "train.lr", "greater than 0"),
+    ({"train": {"lr": -1e-3}}, "train.lr", "greater than 0"),
+    ({"train": {"lr": NAN}}, "train.lr", "finite number, got nan"),
+    ({"train": {"weight_decay": INF}}, "train.weight_decay", "finite number, got inf"),
+    ({"train": {"batch_size": -8}}, "train.batch_size", "greater than 0"),
+    ({"task": {"max_length": 3}}, "task.max_length", "greater than or equal to 4"),
+    ({"data": {"validation_fraction": 1.0}}, "data.validation_fraction", "less than 1"),
+    ({"partition": {"alpha": 0}}, "partition.alpha", "greater than 0"),
+    ({"partition": {"alpha": NAN}}, "partition.alpha", "finite number"),
+    # fields of algorithms
+    ({"algorithm": {"name": "fedit", "mu": 0.1}}, "algorithm.mu", "fedit has no such field; it has no fields"),
+    ({"algorithm": {"name": "florg", "base": "svd"}}, "algorithm.base", "did you mean 'bases'?"),
+    ({"algorithm": {"name": "florg", "bases": "qr"}}, "algorithm.bases", "'orthogonal', 'kaiming' or 'svd', got 'qr'"),
+    ({"algorithm": {"alternate_for": "half"}}, "algorithm.alternate_for", "number, got 'half'"),
+    ({"algorithm": {"alternate_for": True}}, "algorithm.alternate_for", "number, got True"),
+    # between keys
+    ({"train": {"local_steps": 5, "local_epochs": 1}}, "train.local_steps", "not both"),
+    ({"train": {"momentum": 0.9}}, "train.momentum", "only sgd has momentum"),
+    ({"rounds": 5, "train": {"warmup_rounds": 5}}, "train.warmup_rounds", "below rounds = 5"),
+    ({"partition": {"clients": 4}, "clients": {"per_round": 5}}, "clients.per_round", "5 of 4 clients: lower it to 4"),
+    ({"clients": {"per_round": 2, "min_clients": 3}}, "clients.min_clients", "above clients.per_round = 2"),
+    ({"clients": {"sampling": "full", "per_round": 2}}, "clients.per_round", "remove per_round"),
+    ({"clients": {"sampling": "poisson"}}, "clients.per_round", "sampling = 'poisson' needs it"),
+    ({"clients": {"sampling": "weighted"}}, "clients.per_round", "sampling = 'weighted' needs it"),
+    ({"partition": {"kind": "natural", "clients": 3}}, "partition.clients", "remove it"),
+    ({**OWN, "data": {"source": "hub"}}, "partition.clients", "needs the number of clients"),
+    (own({"source": "hub"}, partition={"kind": "dirichlet", "clients": 3}), "partition.alpha", "needs it"),
+    (own({"source": "hub"}, partition={"kind": "shards", "clients": 3}), "partition.shards_per_client", "needs it"),
+    (own({"source": "hub"}, partition={"kind": "classes", "clients": 3}), "partition.classes_per_client", "needs it"),
+    (own({"source": "hub"}, partition={"kind": "natural"}), "partition.column", "needs it"),
+    (own({"source": "hub", "clients_from": "sites"}), "data.clients_from", "not both"),
+    ({"data": {"source": "hub"}, "partition": {"clients": 3}}, "task.text", "name the column"),
+    ({"data": {"source": "hub"}, "partition": {"clients": 3}}, "task.label", "name the column with the label"),
+    ({"task": {"prompt": "q"}}, "task.prompt", "only kind = 'causal-lm' uses it"),
+    ({"task": {"response": "a"}}, "task.response", "only kind = 'causal-lm' uses it"),
+    ({"task": {"kind": "causal-lm"}}, "task.text", "either task.text, or task.prompt and task.response"),
+    ({"task": {"kind": "causal-lm", "text": "t", "prompt": "q", "response": "a"}}, "task.text", "either"),
+    ({"task": {"kind": "causal-lm", "prompt": "q"}}, "task.response", "go together"),
+    ({"task": {"kind": "causal-lm", "text": ["a", "b"]}}, "task.text", "takes one text column"),
+    ({"task": {"kind": "causal-lm", "text": "t", "label": "l"}}, "task.label", "no label column; remove it"),
+    ({"task": {"kind": "causal-lm", "text": "t"}, "model": {"head": "local"}}, "model.head", "no task head; remove it"),
+    ({"model": {"gguf_file": "m.gguf", "quantization": "int8"}}, "model.quantization", "remove gguf_file"),
+    # ranks of clients
+    ({"clients": {"ranks": 4}}, "clients.ranks", "should be a list or a dictionary, got 4"),
+    ({"clients": {"ranks": []}}, "clients.ranks", "at least 1 item"),
+    ({"clients": {"ranks": {}}}, "clients.ranks", "at least 1 item"),
+    ({"clients": {"ranks": [2, 0]}}, "clients.ranks[1]", "greater than 0, got 0"),
+    ({"clients": {"ranks": {"4": 2}}}, "clients.ranks.4", "less than or equal to 1, got 2"),
+    ({"clients": {"ranks": {"four": 1.0}}}, "clients.ranks", "'four' is no rank: give shares of the clients by rank"),
+    ({"clients": {"ranks": {"04": 1.0}}}, "clients.ranks", "'04' is no rank"),
+    ({"clients": {"ranks": {"0": 1.0}}}, "clients.ranks", "'0' is no rank"),
+    ({"clients": {"ranks": {"2": 0.5, "4": 0.4}}}, "clients.ranks", "the shares sum to 0.9: mend them to sum to 1"),
+    ({"clients": {"ranks": {"2": 0.5, "16": 0.5}}}, "clients.ranks", "rank 16 is above adapter.r = 8: lower it or"),
+    ({"clients": {"ranks": [8, 9]}}, "clients.ranks", "rank 9 is above adapter.r = 8"),
+    (own({"source": "hub"}, clients={"ranks": [2, 4]}), "clients.ranks", "2 for 3 clients: give one a client, in the"),
+    (own({"source": "hub"}, clients={"bytes_budget": [2]}), "clients.bytes_budget", "1 for 3 clients"),
+    ({"clients": {"ranks": [2], "bytes_budget": 9}}, "clients.bytes_budget", "not both"),
+    ({"clients": {"bytes_budget": 0}}, "clients.bytes_budget", "greater than 0"),
+    # the server's optimizer
+    ({"server": {"optimizer": "fedadam"}}, "server.optimizer", "did you mean 'adam'?"),
+    ({"server": {"lr": 0.1}}, "server.lr", "name server.optimizer too"),
+    ({"server": {"optimizer": "momentum", "beta2": 0.9}}, "server.beta2", "'momentum' has no beta2; it has lr, beta1"),
+    ({"server": {"optimizer": "adagrad", "beta2": 0.9}}, "server.beta2", "'adagrad' has no beta2"),
+    ({"server": {"optimizer": "sgd", "tau": 0.1}}, "server.tau", "'sgd' has no tau; it has lr"),
+    ({"server": {"optimizer": "adam", "lr": 0.0}}, "server.lr", "greater than 0"),
+    ({"server": {"optimizer": "adam", "beta1": 1.0}}, "server.beta1", "less than 1"),
+    ({"server": {"optimizer": "adam", "tau": 0.0}}, "server.tau", "greater than 0"),
+    # missing files and folders
+    (own({"source": "./no/such.csv"}), "data.source", "no such file or folder: './no/such.csv'"),
+    (own({"source": "nosuch.parquet"}), "data.source", "no such file or folder: 'nosuch.parquet'"),
+    (own({"source": "hub", "test_source": "/no/such.jsonl"}), "data.test_source", "no such file or folder"),
+    ({**OWN, "data": {"clients_from": "./no/sites/*.csv"}}, "data.clients_from", "no such file or folder"),
+    ({"model": {"name": "./no-such-model"}}, "model.name", "no such folder: './no-such-model'"),
+    ({"adapter": {"start_from": "no-such-adapter"}}, "adapter.start_from", "no adapter_config.json in"),
+]
+
+
+@pytest.mark.parametrize(("raw", "path", "fragment"), BAD, ids=[f"{i}-{b[1]}" for i, b in enumerate(BAD)])
+def test_a_bad_input_is_named_by_its_path_with_reason_and_fix(raw: dict[str, Any], path: str, fragment: str) -> None:
+    found = problems(raw)
+    assert path in found
+    assert fragment in found[path]
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "fragment"),
+    [
+        ("rounds", "--set rounds", "expected KEY.PATH=VALUE, for instance adapter.r=8"),
+        ("=3", "--set =3", "expected KEY.PATH=VALUE"),
+        ("adapter..r=3", "--set adapter..r=3", "expected KEY.PATH=VALUE"),
+        (".r=3", "--set .r=3", "expected KEY.PATH=VALUE"),
+        ("rounds.x=3", "--set rounds.x=3", "'rounds' is a value, not a section"),
+        ("adapter.rr=3", "adapter.rr", "unknown key"),
+        ("adapter.r=abc", "adapter.r", "should be an integer, got 'abc'"),
+        ("adapter.r=", "adapter.r", "should be an integer, got ''"),
+        ("adapter=3", "adapter", "should be a section"),
+        ("seed=2020-01-01", "seed", "should be an integer"),
+        ("data.source=12", "data.source", "should be a string, got 12"),
+    ],
+)
+def test_a_bad_override_is_named(text: str, path: str, fragment: str) -> None:
+    found = problems({"rounds": 3}, (text,))
+    assert path in found
+    assert fragment in found[path]
+
+
+def test_overrides_are_toml_values_or_plain_strings_and_leave_the_source_alone() -> None:
+    raw = {"adapter": {"r": 2}}
+    sets = ("adapter.r=4", "algorithm.name=florg", 'adapter.target_modules=["query"]', "train.lr = 1e-2", "rounds=3")
+    config = load(raw, sets)
+    assert (config.adapter.r, config.algorithm.name, config.rounds) == (4, "florg", 3)
+    assert (config.adapter.target_modules, config.train.lr) == (["query"], 0.01)
+    assert raw == {"adapter": {"r": 2}}
+
+
+def test_all_faults_are_listed_at_once() -> None:
+    raw = {
+        "rounds": 0,
+        "trian": {},
+        "algorithm": {"name": "florg", "bases": "qr", "nope": 1},
+        "adapter": {"r": "8"},
+        "train": {"lr": NAN, "optimizer": "adam"},
+    }
+    found = problems(raw, ("oops",))
+    assert set(found) == {
+        "--set oops",
+        "rounds",
+        "trian",
+        "algorithm.bases",
+        "algorithm.nope",
+        "adapter.r",
+        "train.lr",
+        "train.optimizer",
+    }
+    with pytest.raises(ConfigError, match=r"^config: 8 problems\n"):
+        load(raw, ("oops",))
+
+
+def test_faults_between_keys_are_listed_together() -> None:
+    raw = {"train": {"local_steps": 1, "local_epochs": 1, "momentum": 0.5}, "data": {"source": "./no.csv"}}
+    expected = {"train.local_steps", "train.momentum", "data.source", "partition.clients", "task.text", "task.label"}
+    assert set(problems(raw)) == expected
+
+
+def test_faults_of_values_do_not_hide_faults_between_keys() -> None:
+    found = problems({"rounds": 0, "train": {"local_steps": 1, "local_epochs": 1}})
+    assert {"rounds", "train.local_steps"} <= set(found)
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+EXAMPLE = """
+seed = 1
+rounds = 10
+
+[algorithm]
+name = "rolora"
+
+[adapter]
+r = 8
+lora_alpha = 16
+target_modules = ["query", "value"]
+
+[model]
+name = "builtin:minilm"
+head = "shared"
+
+[data]
+source = "builtin:home-intents"
+
+[partition]
+kind = "dirichlet"
+clients = 10
+alpha = 0.5
+
+[clients]
+per_round = 5
+weighting = "examples"
+
+[train]
+optimizer = "adamw"
+lr = 1e-3
+batch_size = 16
+local_epochs = 1
+"""
+
+
+def test_the_example_loads(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(EXAMPLE)
+    config = load(file)
+    assert load(str(file)) == config == load(tomllib.loads(EXAMPLE)) == load(config)
+    assert (config.algorithm.name, config.partition.alpha, config.clients.per_round) == ("rolora", 0.5, 5)
+    assert config.train.local_epochs == 1
+    assert config.train.local_steps is None
+
+
+def test_the_configuration_of_the_readme_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    block = readme.partition("```toml\n")[2].partition("```")[0]
+    monkeypatch.chdir(tmp_path)
+    config = tomllib.loads(block)
+    for key in ("source", "test_source", "clients_from"):
+        if key in config["data"]:
+            Path(config["data"][key]).parent.mkdir(parents=True, exist_ok=True)
+            Path(config["data"][key]).write_text("sentence,label\n")
+    assert load(config).algorithm.name in TABLE
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_accepted(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_bytes(b"\xef\xbb\xbf" + EXAMPLE.replace("\n", "\r\n").encode())
+    assert load(file) == load(tomllib.loads(EXAMPLE))
+
+
+@pytest.mark.parametrize(
+    ("content", "fragment"),
+    [
+        (b"rounds = ", "not TOML"),
+        (b"rounds = 1\nrounds = 2\n", "not TOML"),
+        (b"[train\n", "line 1"),
+        (b"rounds = \xff\n", "not TOML"),
+    ],
+)
+def test_a_file_that_is_not_toml_is_named(tmp_path: Path, content: bytes, fragment: str) -> None:
+    file = tmp_path / "run.toml"
+    file.write_bytes(content)
+    assert fragment in problems(file)[str(file)]
+
+
+def test_a_missing_file_a_near_name_and_a_folder_are_named(tmp_path: Path) -> None:
+    missing = tmp_path / "experiment.toml"
+    assert "no such file; write one with: rondo init" in problems(missing)[str(missing)]
+    (tmp_path / "experiment1.toml").write_text("")
+    assert "did you mean 'experiment1.toml'?" in problems(missing)[str(missing)]
+    assert "this is a folder" in problems(tmp_path)[str(tmp_path)]
+
+
+def test_the_file_is_named_as_the_source_of_its_faults(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("rounds = 0\n")
+    with pytest.raises(ConfigError) as caught:
+        load(file)
+    assert str(caught.value).startswith(f"{file}: 1 problem\n  rounds: ")
+
+
+def test_paths_that_exist_are_accepted(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\n")
+    assert load(own({"source": str(tmp_path / "a.csv")})).data.source == str(tmp_path / "a.csv")
+    assert load({**OWN, "data": {"clients_from": str(tmp_path / "*.csv")}}).data.clients_from is not None
+
+
+@pytest.mark.parametrize("name", ["./**.csv", "~no-such-user-here/a.csv", "a\0.csv"])
+@pytest.mark.parametrize("key", ["source", "clients_from"])
+def test_a_path_that_no_system_accepts_is_missing_like_any_other(key: str, name: str) -> None:
+    assert f"data.{key}" in problems({**OWN, "data": {key: name}, "partition": {"clients": 3}})
+
+
+def test_a_model_in_the_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "model").mkdir()
+    assert load({"model": {"name": "~/model"}}).model.name
+
+
+@pytest.mark.parametrize("key", [1, None, ("a",)])
+def test_a_key_that_is_no_text_is_an_error(key: Any) -> None:
+    assert problems({key: 2})
+
+
+# --- what a value may not slip through -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [NAN, INF])
+def test_a_field_of_an_algorithm_is_finite(value: float) -> None:
+    assert "algorithm.alternate_for" in problems({"algorithm": {"name": "rolora", "alternate_for": value}})
+
+
+@pytest.mark.parametrize(
+    ("kind", "needed"),
+    [("dirichlet", "alpha"), ("shards", "shards_per_client"), ("classes", "classes_per_client")],
+)
+def test_what_a_partition_needs_is_asked_for_with_the_built_in_data_too(kind: str, needed: str) -> None:
+    assert f"partition.{needed}" in problems({"partition": {"kind": kind, "clients": 4}})
+
+
+def test_a_number_of_clients_is_asked_for_with_the_built_in_data_unless_they_are_natural() -> None:
+    """Otherwise the kind is dropped in silence and the homes are the clients."""
+    assert "partition.clients" in problems({"partition": {"kind": "dirichlet", "alpha": 0.5}})
+
+
+def test_a_fault_of_a_union_is_one_problem() -> None:
+    with pytest.raises(ConfigError, match="config: 1 problem\n"):
+        load({"adapter": {"target_modules": 3}})
+
+
+def test_a_fault_in_a_list_names_the_element() -> None:
+    assert "adapter.target_modules[1]" in problems({"adapter": {"target_modules": ["query", 3]}})
+
+
+def test_the_hint_about_quotes_is_for_numbers_in_quotes_only() -> None:
+    assert "quotes" not in problems({}, ("rounds=abc",))["rounds"]
+
+
+# --- TOML round trip -----------------------------------------------------------------------------------------------
+
+TEXT = st.text(min_size=1, max_size=12)
+NUMBER = st.floats(min_value=1e-12, max_value=1e12)
+RAW = st.fixed_dictionaries(
+    {},
+    optional={
+        "seed": st.integers(0, 2**63 - 1),
+        "rounds": st.integers(1, 1000),
+        "algorithm": st.sampled_from(
+            [
+                {"name": "fedit"},
+                {"name": "rolora", "alternate_for": 0.25},
+                {"name": "florg", "bases": "svd", "offset": False, "gram_std": 0.1},
+                {"name": "own.module:Class", "x": 3, "deep": {"a.b": [1, 2]}},
+            ]
+        ),
+        "adapter": st.fixed_dictionaries(
+            {},
+            optional={
+                "r": st.integers(1, 512),
+                "lora_alpha": NUMBER,
+                "target_modules": TEXT | st.lists(TEXT, max_size=3),
+                "layers_to_transform": st.integers(0, 9) | st.lists(st.integers(0, 9), max_size=3),
+                "rank_pattern": st.dictionaries(TEXT, st.integers(1, 9), max_size=2),
+                "alpha_pattern": st.dictionaries(TEXT, NUMBER, max_size=2),
+                "init_lora_weights": st.sampled_from([True, "gaussian", "orthogonal"]),
+            },
+        ),
+        "task": st.fixed_dictionaries({"text": TEXT | st.lists(TEXT, min_size=1, max_size=2), "label": TEXT}),
+        "model": st.fixed_dictionaries({}, optional={"head": st.sampled_from(["shared", "local", "frozen", None])}),
+        "clients": st.fixed_dictionaries(
+            {},
+            optional={
+                "ranks": st.lists(st.integers(1, 1), min_size=1, max_size=3) | st.just({"1": 1.0}),
+                "sampling": st.just("full"),
+            },
+        ),
+        "server": st.fixed_dictionaries(
+            {"optimizer": st.sampled_from(["adam", "yogi"])},
+            optional={"lr": NUMBER, "beta1": st.just(0.5), "beta2": st.just(0.5), "tau": NUMBER},
+        ),
+        "train": st.fixed_dictionaries(
+            {}, optional={"lr": NUMBER, "weight_decay": NUMBER, "local_steps": st.none() | st.integers(1, 99)}
+        ),
+    },
+)
+
+
+@given(RAW)
+def test_a_configuration_survives_toml(raw: dict[str, Any]) -> None:
+    config = load(raw)
+    assert load(tomllib.loads(to_toml(config))) == config
+
+
+@pytest.mark.parametrize("raw", [{"train": {"max_grad_norm": None}}, {"data": {"test_split": None}}], ids=str)
+def test_what_is_switched_off_survives_toml(raw: dict[str, Any]) -> None:
+    config = load(raw)
+    assert load(tomllib.loads(to_toml(config))) == config
+
+
+def test_ranks_may_be_numbers_in_a_dict() -> None:
+    assert load({"clients": {"ranks": {2: 0.5, 4: 0.5}}}) == load({"clients": {"ranks": {"2": 0.5, "4": 0.5}}})
+    assert load({}, ("clients.ranks={2 = 0.5, 4 = 0.5}",)).clients.ranks == {"2": 0.5, "4": 0.5}
+
+
+def test_the_options_of_server_optimizers_are_their_arguments() -> None:
+    assert {n: tuple(inspect.signature(f).parameters) for n, f in OPTIMIZERS.items()} == {
+        n: options for n, options in SERVER_OPTIONS.items() if n != "none"
+    }
+
+
+def test_a_configuration_is_frozen() -> None:
+    config = load({})
+    with pytest.raises(ValueError, match="frozen"):
+        config.rounds = 3  # type: ignore[misc]
+    assert config == RunConfig()
+
+
+# --- before torch --------------------------------------------------------------------------------------------------
+
+
+def test_faults_are_found_without_torch_and_soon(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('[algorithm]\nname = "rolra"\n[train]\nlocal_steps = 1\nlocal_epochs = 1\n')
+    code = """
+        import sys, time
+        import rondo, rondo.runs.storage.directory
+        from rondo.config import ConfigError, load
+        load({"algorithm": {"name": "florg", "bases": "svd"}})
+        try:
+            load(sys.argv[1])
+        except ConfigError as error:
+            assert "rolora" in str(error) and "not both" in str(error), error
+        else:
+            raise SystemExit("no fault was found")
+        loaded = {"torch", "transformers", "peft", "datasets", "matplotlib"} & set(sys.modules)
+        assert not loaded, loaded
+        assert time.process_time() < 2, time.process_time()
+    """
+    found = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(file)], capture_output=True, text=True, timeout=60
+    )
+    assert found.returncode == 0, found.stderr

@@ -1,0 +1,238 @@
+"""Rows from files: what is read, and how a file that cannot be read is named."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rondo.config import ConfigError, load
+from rondo.data import sources
+from rondo.data.sources import label_names, read_rows
+
+Write = Callable[[str, str | bytes], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def to_file(name: str, content: str | bytes) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return to_file
+
+
+def fault(path: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read_rows(path, "data.source")
+    (problem,) = caught.value.problems
+    assert problem.path == "data.source"
+    assert path.name in problem.message
+    return problem.message
+
+
+# --- what is read --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "rows"),
+    [
+        ("a.csv", "t,l\nx,1\ny,2\n", [{"t": "x", "l": "1"}, {"t": "y", "l": "2"}]),
+        ("a.csv", "t,l\nx,1", [{"t": "x", "l": "1"}]),
+        ("a.csv", "\ufefft,l\r\nx,1\r\n", [{"t": "x", "l": "1"}]),
+        ("a.csv", 't,l\r\n"x\r\ny, ""z""",1\r\n', [{"t": 'x\r\ny, "z"', "l": "1"}]),
+        ("a.csv", "t,l\n\nx,1\n\n", [{"t": "x", "l": "1"}]),
+        ("a.csv", "t,l\n,1\n", [{"t": "", "l": "1"}]),
+        ("a.csv", "t,l\né😀 \u202eשלום,1\n", [{"t": "é😀 \u202eשלום", "l": "1"}]),
+        ("a.csv", "t,l\na\0b,1\n", [{"t": "a\0b", "l": "1"}]),
+        ("a.tsv", "t\tl\nx, y\t1\n", [{"t": "x, y", "l": "1"}]),
+        ("a.jsonl", '{"t": "x", "l": 1}\n\n{"t": null}\n', [{"t": "x", "l": 1}, {"t": None}]),
+        ("a.jsonl", '\ufeff{"t": "x"}\r\n{"t": "y"}\r\n', [{"t": "x"}, {"t": "y"}]),
+        ("a.jsonl", '{"t": "a\u2028b\u0085c"}\n', [{"t": "a\u2028b\u0085c"}]),
+        ("a.json", '[{"t": "x\\u0000"},\n {"t": "y"}]', [{"t": "x\0"}, {"t": "y"}]),
+        ("a.json", ' \n[{"t": "x"}]', [{"t": "x"}]),
+        ("a.json", '{"t": "x"}\n{"t": "y"}\n', [{"t": "x"}, {"t": "y"}]),
+    ],
+)
+def test_rows_are_read_as_written(write: Write, name: str, content: str, rows: list[dict[str, Any]]) -> None:
+    assert read_rows(write(name, content), "data.source") == rows
+
+
+def test_parquet_is_read_with_its_types(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [{"t": "é\n", "l": 1, "x": None}, {"t": "y", "l": 2, "x": 0.5}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    assert read_rows(tmp_path / "a.parquet", "data.source") == rows
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+def test_a_text_of_a_megabyte_is_read(write: Write, name: str) -> None:
+    text = "x" * 1_000_000
+    content = f"t,l\n{text},1\n" if name == "a.csv" else json.dumps({"t": text})
+    assert read_rows(write(name, content), "data.source")[0]["t"] == text
+
+
+# --- what cannot be read -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fragment"),
+    [
+        ("a.csv", "t,l\nx,1\ny\n", "row 1 has not 2 columns"),
+        ("a.csv", "t,l\nx,1\n\n\ny,2\nz,3,4\n", "row 2 has not 2 columns"),
+        ("a.csv", 't,l\nx,1\n"y,2\n', "unexpected end of data"),
+        ("a.csv", 't,l\n"x"y,1\n', "expected"),
+        ("a.csv", b"t,l\n\xff,1\n", "save it as UTF-8"),
+        ("a.csv", "", "has no rows"),
+        ("a.csv", "t,l\n", "has no rows"),
+        ("a.jsonl", '{"t": 1}\n{"t": \n', "line 2: "),
+        ("a.jsonl", '\n\n{"t": 1}\n{t: 1}\n', "line 4: "),
+        ("a.jsonl", "", "has no rows"),
+        ("a.jsonl", '{"t": 1}\n[1]\n', "row 1 is not an object"),
+        ("a.jsonl", "null\n", "row 0 is not an object"),
+        ("a.json", "[]", "has no rows"),
+        ("a.json", '[{"t": 1}, "x"]', "row 1 is not an object with columns, but 'x'"),
+        ("a.json", '[{"t": 1}', "line 1 column"),
+        ("a.json", "[" * 100_000, "recursion"),
+        ("a.parquet", b"PAR1", "is not a valid parquet file"),
+        ("a.txt", "x", "unknown ending; known: .csv, .tsv, .json, .jsonl, .parquet"),
+        ("a", "x", "unknown ending"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_with_row_or_line(
+    write: Write, name: str, content: str | bytes, fragment: str
+) -> None:
+    assert fragment in fault(write(name, content))
+
+
+def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
+    assert "cannot be read: No such file" in fault(tmp_path / "no.csv")
+    (tmp_path / "folder.csv").mkdir()
+    assert "cannot be read: Is a directory" in fault(tmp_path / "folder.csv")
+
+
+def test_an_ending_in_capitals_is_known(write: Write) -> None:
+    assert read_rows(write("A.CSV", "t,l\nx,1\n"), "data.source") == [{"t": "x", "l": "1"}]
+
+
+def test_two_columns_of_one_name_are_an_error_not_the_last_of_them(write: Write) -> None:
+    assert "'t'" in fault(write("a.csv", "t,t\nx,y\n"))
+
+
+def test_a_csv_that_ends_within_quotes_names_where(write: Write) -> None:
+    message = fault(write("a.csv", 't,l\nx,1\ny,2\n"z,3\n'))
+    assert "row" in message or "line" in message
+
+
+# --- where rows come from ------------------------------------------------------------------------------------------
+
+
+def source(data: dict[str, Any]) -> sources.Source:
+    return sources.load(
+        load({"task": {"text": "t", "label": "l"}, "data": data, "partition": {"clients": 2}, "rounds": 1})
+    )
+
+
+def source_fault(data: dict[str, Any]) -> dict[str, str]:
+    with pytest.raises(ConfigError) as caught:
+        source(data)
+    return {p.path: p.message for p in caught.value.problems}
+
+
+def test_one_file_has_no_test_set_unless_one_is_named(write: Write) -> None:
+    train, test = write("a.csv", "t,l\nx,1\ny,2\n"), write("b.jsonl", '{"t": "z", "l": 1}\n{"t": "w", "l": 2}')
+    found = source({"source": str(train)})
+    assert (len(found.train or []), found.clients, found.test) == (2, None, None)
+    found = source({"source": str(train), "test_source": str(test), "max_train_rows": 1, "max_test_rows": 1})
+    assert found.train == [{"t": "x", "l": "1"}]
+    assert found.test == [{"t": "z", "l": 1}]
+
+
+def test_a_folder_holds_a_file_a_split(write: Write, tmp_path: Path) -> None:
+    write("train.csv", "t,l\nx,1\n")
+    write("validation.jsonl", '{"t": "v", "l": 1}\n')
+    write("dev.tsv", "t\tl\nd\t1\n")
+    found = source({"source": str(tmp_path)})
+    assert (found.train, found.test) == ([{"t": "x", "l": "1"}], [{"t": "v", "l": 1}])
+    assert source({"source": str(tmp_path), "test_split": "dev"}).test == [{"t": "d", "l": "1"}]
+    assert source({"source": str(tmp_path), "train_split": "dev"}).train == [{"t": "d", "l": "1"}]
+    assert source({"source": str(tmp_path), "test_split": None}).test is None
+    missing = source_fault({"source": str(tmp_path), "test_split": "test"})["data.test_split"]
+    assert "no 'test' file" in missing
+    assert "dev.tsv, train.csv, validation.jsonl" in missing
+    assert "data.train_split" in source_fault({"source": str(tmp_path), "train_split": "tran"})
+
+
+def test_an_empty_folder_is_named(tmp_path: Path) -> None:
+    assert "there are: none" in source_fault({"source": str(tmp_path)})["data.train_split"]
+
+
+def test_one_file_a_client(write: Write, tmp_path: Path) -> None:
+    write("sites/b.csv", "t,l\nx,1\n")
+    write("sites/a.jsonl", '{"t": "y", "l": 2}')
+    write("sites/readme.md", "not data")
+    found = source({"clients_from": str(tmp_path / "sites")})
+    assert found.train is None
+    assert found.clients == {"a": [{"t": "y", "l": 2}], "b": [{"t": "x", "l": "1"}]}
+    assert list(source({"clients_from": str(tmp_path / "sites" / "*.csv")}).clients or {}) == ["b"]
+
+
+def test_clients_that_cannot_be_told_apart_or_read_are_named(write: Write, tmp_path: Path) -> None:
+    write("sites/readme.md", "not data")
+    assert "no data files (.csv" in source_fault({"clients_from": str(tmp_path / "sites")})["data.clients_from"]
+    write("sites/a.csv", "t,l\nx,1\n")
+    write("sites/a.jsonl", '{"t": "y", "l": 2}')
+    message = source_fault({"clients_from": str(tmp_path / "sites")})["data.clients_from"]
+    assert "two files would be client 'a'" in message
+    write("more/b.csv", "t,l\nx\n")
+    assert "b.csv" in source_fault({"clients_from": str(tmp_path / "more")})["data.clients_from"]
+
+
+def test_a_pattern_as_source_is_refused_with_the_key_that_takes_one(write: Write, tmp_path: Path) -> None:
+    write("a.csv", "t,l\nx,1\n")
+    assert "clients_from" in source_fault({"source": str(tmp_path / "*.csv")})["data.source"]
+
+
+def test_a_data_set_that_is_nowhere_is_named() -> None:
+    assert "'no-such-data-set' cannot be loaded" in source_fault({"source": "no-such-data-set"})["data.source"]
+
+
+# --- labels --------------------------------------------------------------------------------------------------------
+
+
+def names(*labels: Any) -> tuple[str, ...]:
+    return label_names([{"l": x} for x in labels], "l")
+
+
+def test_labels_are_in_the_order_of_numbers_then_of_letters() -> None:
+    assert names("2", "10", "1", 3) == ("1", "2", "3", "10")
+    assert names("b", "a", "B") == ("B", "a", "b")
+    assert names("b", 2, "a", -1, 0.5) == ("-1", "0.5", "2", "a", "b")
+    assert names(True, False) == ("False", "True")
+
+
+def test_rows_without_a_label_are_passed_over() -> None:
+    assert names(None, "a", None) == ("a",)
+    assert label_names([{"x": 1}, {"l": "a"}], "l") == ("a",)
+    assert label_names([], "l") == ()
+
+
+def test_labels_do_not_depend_on_the_order_of_rows() -> None:
+    for order in itertools.permutations(["2", "10", "a", "b"]):
+        assert names(*order) == ("2", "10", "a", "b")
+
+
+def test_a_label_called_nan_does_not_upset_the_order() -> None:
+    """It compares with no number, so where it stands must be said; the order may not change from run to run."""
+    for last in range(3, 40):
+        numbers = [str(i) for i in range(last)]
+        found = [n for n in names("nan", *numbers) if n != "nan"]
+        assert found == numbers

@@ -1,0 +1,179 @@
+"""What holds of an accelerator and can be shown without one.
+
+Torch's meta device stands for it: it computes shapes and no numbers, so an operation that has to know a number, as the
+host would have to wait for, raises.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import tiny
+from rondo import algorithms
+from rondo.algorithm import Client, Round
+from rondo.config import ClientsConfig, TrainConfig, load
+from rondo.data.population import Member, Population
+from rondo.engine.client.cohorts import one_cohort, plan, workers
+from rondo.engine.client.memory import Budget, budget
+from rondo.engine.client.trainer import CohortTrainer
+from rondo.engine.simulation import Simulation
+from rondo.models import precision
+from rondo.models.call import Rows, sent
+from rondo.models.network import Network
+from rondo.models.precision import Kernels, apply, choose
+from rondo.models.shortcuts.first_token import first_token_only
+from rondo.models.shortcuts.prefix import Prefix
+from rondo.models.shortcuts.target_logits import split_off
+from rondo.params import Params, add_client_axis
+from rondo.tasks.causal_lm import CausalLM
+from rondo.tasks.classification import SequenceClassification
+from rondo.tasks.task import Example, Task
+
+CUDA = torch.device("cuda")
+META = torch.device("meta")
+SIZES = (9, 4, 6)
+BATCH, EPOCHS = 4, 2
+STEPS = EPOCHS * 3  # of the largest client: the others end before it
+
+
+def rows(count: int, seed: int, language: bool, even: bool) -> tuple[Example, ...]:
+    g = torch.Generator().manual_seed(seed)
+    found = []
+    for _ in range(count):
+        size = 6 if even else int(torch.randint(3, 12, (1,), generator=g))
+        ids = tuple(torch.randint(4, tiny.VOCABULARY, (size,), generator=g).tolist())
+        found.append(Example(ids, ids if language else ids[0] % 3, None if language else (0,) * size))
+    return tuple(found)
+
+
+def ready(kind: str, dropout: float) -> tuple[Network, Task, Params, Prefix]:
+    """A model as a run prepares it, but for its precision: shortened, and with the attention of an accelerator."""
+    make = tiny.bert if kind == "bert" else tiny.llama_lm
+    config = copy.deepcopy(make().config)
+    config.num_hidden_layers = 2
+    module = type(make())(config)
+    apply(module, Kernels(torch.float32, "torch", "torch, mask unread"))
+    sites = tiny.sites(module, ("1.attention.self.query", "1.mlp.down_proj", "1.output.dense"), dropout=dropout)
+    language = kind == "llama"
+    network = Network(module, sites, () if language else tiny.head_names(module))
+    task: Task = CausalLM(tiny.tokenizer("gpt"), "text", (), None, 32)
+    if not language:
+        task = SequenceClassification(tiny.tokenizer(), ["text"], "label", ("a", "b", "c"), 32)
+    seen = {n: t.float() for n, t in tiny.factors(sites, 1).items()} | network.initial_head
+    inputs, _ = task.collate(rows(3, 0, language, even=False))
+    if isinstance(task, CausalLM):
+        task.output = split_off(network, seen, inputs)
+    else:
+        first_token_only(network, seen, inputs)
+    prefix = Prefix(network, task, memory=2**20, disk=0)
+    prefix.check(seen, inputs)
+    return network, task, seen, prefix
+
+
+@pytest.mark.parametrize("even", [True, False])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_no_step_waits_for_the_device(kind: str, optimizer: Any, dropout: float, even: bool) -> None:
+    network, task, seen, prefix = ready(kind, dropout)
+    clients = tuple(Client(f"c{n}", n) for n in SIZES)
+    examples = tuple(rows(n, n, kind == "llama", even) for n in SIZES)
+    states = prefix.states("c0", examples[0])
+    for client, own in zip(clients[1:], examples[1:], strict=True):
+        states = states | prefix.states(client.id, own)
+    network.module.to(META)
+    steps = 0
+
+    config = TrainConfig(batch_size=BATCH, local_epochs=EPOCHS, optimizer=optimizer, max_grad_norm=1.0)
+    trainer = CohortTrainer(
+        network, task, clients, examples, Round(0, 1, 0, 3), config, ClientsConfig(), {}, prefix, states
+    )
+    collate = task.collate
+
+    def counted(batch: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        return collate(batch)
+
+    task.collate = counted  # type: ignore[method-assign]
+    params = {n: t.to(META) for n, t in add_client_axis(seen).items()}
+    params = {n: t.expand(len(clients), *t.shape[1:]).contiguous() for n, t in params.items()}
+    with pytest.raises(NotImplementedError, match="meta tensor"):  # the losses, once all steps are on their way
+        trainer.fit(params)
+    assert steps == STEPS
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_what_is_chosen_for_it(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: native)
+    monkeypatch.setattr(precision, "native_bf16", lambda: not native)  # the processor's business
+    exact = choose("exact", CUDA)
+    assert exact == Kernels(torch.float32, "torch", "torch, mask unread")
+    fast = choose("fast", CUDA)
+    assert (fast.dtype, fast.linear) == (torch.bfloat16 if native else torch.float32, "torch")
+    assert fast.attention == exact.attention
+    assert (fast.reason is None) == native
+    assert choose("fast", CUDA, quantized=True).dtype is torch.float32
+
+
+def fake(total_memory: int, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A network that says that it is on an accelerator of this memory."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=total_memory))
+    return SimpleNamespace(device=CUDA, one_at_a_time=None)
+
+
+def test_one_cohort_at_a_time_as_large_as_half_of_its_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = fake(80 * 2**30, monkeypatch)
+    assert budget(network, "auto") == Budget(40 * 2**30, 40 * 2**30, sys.maxsize)
+    assert budget(network, 100).total == 100 * 2**20
+    assert workers(network) == 1
+    clients = [Client(f"c{i}", 4) for i in range(64)]
+    (all_of_them,) = plan(clients, "auto", workers=1, tokens=10**6, tokens_a_client=1024)
+    assert all_of_them == tuple(clients)
+    threads = torch.get_num_threads()
+    with one_cohort(network):
+        assert torch.get_num_threads() == threads  # there is one cohort, and it has them all
+
+
+def test_a_cohort_of_64_is_one_call_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The accelerator's way through a whole round, on the processor."""
+    network, task, seen, _ = ready("bert", 0.0)
+    members = {f"c{i}": Member(Client(f"c{i}", 4), rows(4, i, language=False, even=True), ()) for i in range(64)}
+    run = load({"rounds": 1, "train": {"batch_size": 4, "local_steps": 2}})
+    sim = Simulation(algorithms.get("fedit"), network, task, Population(members, (), {}), run, seen)
+    monkeypatch.setattr("rondo.engine.simulation.budget", lambda _, megabytes: Budget(2**35, 2**35, sys.maxsize))
+    sim.workers = 1
+    sizes = []
+    network.module.register_forward_pre_hook(
+        lambda _, args, kwargs: sizes.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    sim.measure()
+    sizes.clear()
+    assert sim.run_round(0)["clients"] == 64
+    assert sizes == [256, 256]
+
+
+def test_tensors_go_there_by_pinned_memory_and_are_not_waited_for() -> None:
+    """Without pinning the copy would be waited for, whatever is asked of it."""
+    calls: list[Any] = []
+
+    class Watched:
+        def pin_memory(self) -> Watched:
+            calls.append("pinned")
+            return self
+
+        def to(self, device: torch.device, *, non_blocking: bool = False) -> Watched:
+            calls.append((device, non_blocking))
+            return self
+
+    sent(Watched(), CUDA)  # type: ignore[arg-type]
+    assert calls == ["pinned", (CUDA, True)]
+    tensor = torch.ones(2)
+    assert sent(tensor, torch.device("cpu")) is tensor
+    assert Rows((2, 1)).to(META).index.device == META

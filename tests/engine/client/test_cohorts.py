@@ -1,0 +1,515 @@
+"""Clients that train together get what each would get alone; and who trains with whom."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import tiny
+from rondo import algorithms
+from rondo.algorithm import Algorithm, Client, Round, Upload
+from rondo.algorithms.wrappers.local_head import LocalHead
+from rondo.config import RunConfig, load
+from rondo.data.population import Member, Population
+from rondo.engine.client.cohorts import in_order, in_turn, one_cohort, plan
+from rondo.engine.client.memory import Budget, activation_bytes, budget
+from rondo.engine.server.gate import Gate
+from rondo.engine.simulation import Simulation
+from rondo.engine.transport import Trained
+from rondo.models.network import Network
+from rondo.models.shortcuts import target_logits
+from rondo.params import Packed, Params
+from rondo.tasks import output_layer
+from rondo.tasks.causal_lm import CausalLM
+from rondo.tasks.classification import SequenceClassification
+from rondo.tasks.task import Batch, Example
+
+HEADS = ("shared", "local", "frozen")
+POISON = tiny.VOCABULARY - 1
+SIZES = {"ann": 3, "bob": 9, "cid": 6, "dee": 1}
+"""With batches of 4: one, three, two and one steps an epoch, the last ones of 3, 1, 2 and 1 rows."""
+
+EXACT = 1e-12
+"""float64: the same sums in another order."""
+
+SINGLE = 1e-5
+"""float32: SGD with momentum, two epochs (up to 6 steps) at a rate of 1e-3. AdamW divides by the size of the gradient,
+so that where that is of the order of rounding a step could differ by the rate; it is held to float64 only."""
+
+
+class Task(SequenceClassification):
+    """Classification in which a row with the poisoned word has no finite loss."""
+
+    def __init__(self) -> None:
+        super().__init__(tiny.tokenizer(), ["text"], "label", ("a", "b", "c"), 32)
+
+    def collate(self, examples: Sequence[Example]) -> tuple[Batch, Batch]:
+        inputs, targets = super().collate(examples)
+        poisoned = torch.tensor([POISON in e.ids for e in examples])
+        return inputs, {**targets, "poison": torch.where(poisoned, math.nan, 1.0)}
+
+    def loss(self, logits: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
+        sums, counts = super().loss(logits, targets)
+        return sums * targets["poison"], counts
+
+
+def examples(client: str, count: int, *, poisoned: bool = False, length: int | None = None) -> tuple[Example, ...]:
+    """Sentences of 3 to 14 tokens, or all of ``length``, the last one poisoned."""
+    g = Round(0, 1, 0, 0).generator(client)
+    found = []
+    for i in range(count):
+        size = int(torch.randint(1, 13, (1,), generator=g)) if length is None else length
+        body = torch.randint(4, POISON, (size,), generator=g).tolist()
+        if poisoned and i == count - 1:
+            body[0] = POISON
+        found.append(Example((2, *body, 3), body[-1] % 3, (0,) * (size + 2)))
+    return tuple(found)
+
+
+def population(poisoned: str = "", length: int | None = None) -> Population:
+    members = {
+        name: Member(Client(name, size), examples(name, size, poisoned=name == poisoned, length=length), ())
+        for name, size in SIZES.items()
+    }
+    return Population(members, (), {})
+
+
+def config(cohort: Any = "auto", **train: Any) -> RunConfig:
+    length = {} if "local_steps" in train else {"local_epochs": 2}
+    settings = {"lr": 2e-3, "batch_size": 4, "max_grad_norm": 0.1, **length, **train}
+    return load({"seed": 5, "rounds": 4, "train": settings, "simulation": {"cohort": cohort}})
+
+
+ADAMW = {"optimizer": "adamw", "weight_decay": 0.1}
+SGD = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.01, "lr": 0.05}
+
+
+def make(
+    name: str,
+    policy: str = "shared",
+    *,
+    run: RunConfig | None = None,
+    people: Population | None = None,
+    dropout: float = 0.0,
+    dtype: torch.dtype = torch.float64,
+) -> Simulation:
+    module = tiny.bert().to(dtype)
+    sites = tiny.sites(module, ("query", "intermediate.dense"), rank=3, dropout=dropout)
+    network = Network(module, sites, tiny.head_names(module))
+    # Not PEFT's start of B = 0: every tensor shall have a gradient from the first round on.
+    initial = tiny.factors(sites, 1, dtype=dtype)
+    if policy != "frozen":
+        initial |= network.initial_head
+    algorithm: Algorithm[Any] = algorithms.get(name)
+    if policy == "local":
+        algorithm = LocalHead(algorithm)
+    return Simulation(algorithm, network, Task(), people or population(), run or config(), initial)
+
+
+def language(name: str) -> Simulation:
+    """Clients that continue sentences; of each the first half is a prompt."""
+    module = tiny.llama_lm().double()
+    sites = tiny.sites(module, ("q_proj", "down_proj"), rank=3, dropout=0.4)
+    network, initial = Network(module, sites, ()), tiny.factors(sites, 1)
+    members = {}
+    for client, size in SIZES.items():
+        rows = [e.ids for e in examples(client, size)]
+        half = [Example(ids, (-100,) * (len(ids) // 2) + ids[len(ids) // 2 :]) for ids in rows]
+        members[client] = Member(Client(client, size), tuple(half), ())
+    task = CausalLM(tiny.tokenizer("llama"), "text", (), None, 32)
+    task.output = target_logits.split_off(network, initial, task.collate(members["ann"].train)[0])
+    return Simulation(algorithms.get(name), network, task, Population(members, (), {}), config(**ADAMW), initial)
+
+
+def trained(sim: Simulation, chosen: Sequence[str] = tuple(SIZES), *, alone: bool, index: int = 1) -> list[Trained]:
+    """Local training of a round, by one cohort or one client at a time."""
+    round = sim.round(index)
+    clients = tuple(sim.population.members[c].client for c in chosen)
+    shared = tuple(sim.algorithm.broadcast(sim.state, c, round) for c in clients)
+    if not alone:
+        return sim.train(clients, round, shared)
+    return [one for c, s in zip(clients, shared, strict=True) for one in sim.train((c,), round, (s,))]
+
+
+def assert_same(found: Params, expected: Params, allowed: float) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        assert tensor.shape == expected[name].shape
+        assert tensor.isfinite().all()
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=allowed)
+
+
+def assert_law(together: Sequence[Trained], alone: Sequence[Trained], allowed: float) -> None:
+    assert [t.client for t in together] == [t.client for t in alone]
+    for one, other in zip(together, alone, strict=True):
+        assert one.upload is not None
+        assert other.upload is not None
+        assert one.upload.client == other.upload.client
+        # Where it is a norm of what was trained, it differs as that does.
+        assert one.upload.weight == pytest.approx(other.upload.weight, rel=allowed)
+        assert_same(one.upload.params, other.upload.params, allowed)
+        assert_same(one.kept, other.kept, allowed)
+        assert one.loss == pytest.approx(other.loss, abs=max(allowed, 1e-9))
+        assert one.failure is None
+
+
+# The law
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4], ids=["plain", "dropout"])
+@pytest.mark.parametrize("train", [ADAMW, SGD], ids=["adamw", "sgd"])
+@pytest.mark.parametrize("policy", HEADS)
+@pytest.mark.parametrize("name", algorithms.names())
+def test_a_cohort_gives_what_each_client_gives_alone(name: str, policy: str, train: Any, dropout: float) -> None:
+    sim = make(name, policy, run=config(**train), dropout=dropout)
+    together, alone = (trained(sim, alone=a) for a in (False, True))
+    assert_law(together, alone, EXACT)
+    start = sim.state.params
+    for one in together:
+        assert one.upload is not None
+        tensors = {**one.upload.params, **one.kept}
+        assert any(not t.equal(start[n]) for n, t in tensors.items() if n in start)
+
+
+@pytest.mark.parametrize("name", algorithms.names())
+def test_so_it_does_with_a_language_model_whose_logits_are_never_whole(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_layer, "_CPU_BYTES", 5 * 4 * tiny.VOCABULARY)  # tokens of several clients at a time
+    sim = language(name)
+    together, alone = (trained(sim, alone=a) for a in (False, True))
+    assert_law(together, alone, EXACT)
+    assert all(one.loss != together[0].loss for one in together[1:])
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4], ids=["plain", "dropout"])
+def test_rows_of_one_length_are_no_special_case(dropout: float) -> None:
+    sim = make("fedit", people=population(length=5), dropout=dropout)
+    assert_law(trained(sim, alone=False), trained(sim, alone=True), EXACT)
+
+
+def test_dropout_masks_are_each_clients_own_and_do_something() -> None:
+    dropped, plain = (trained(make("fedit", dropout=d), alone=False) for d in (0.4, 0.0))
+    for one, other in zip(dropped, plain, strict=True):
+        assert one.loss != pytest.approx(other.loss, abs=1e-6)
+
+
+@pytest.mark.parametrize("policy", HEADS)
+@pytest.mark.parametrize("name", algorithms.names())
+def test_the_law_in_single_precision(name: str, policy: str) -> None:
+    run = config(optimizer="sgd", momentum=0.9, weight_decay=0.01, lr=1e-3)
+    sim = make(name, policy, run=run, dtype=torch.float32)
+    assert_law(trained(sim, alone=False), trained(sim, alone=True), SINGLE)
+
+
+@pytest.mark.parametrize(
+    "train",
+    [{"local_steps": 2}, {"local_steps": 5}, {"local_epochs": 3}, {"batch_size": 1}, {"length_grouping": False}],
+    ids=str,
+)
+def test_steps_epochs_and_batches(train: Any) -> None:
+    sim = make("fedit", run=config(**train))
+    assert_law(trained(sim, alone=False), trained(sim, alone=True), EXACT)
+
+
+@pytest.mark.parametrize(("megabytes", "at_once"), [(0.1, 4), (0.2, 3), (0.3, 3), (0.4, 2), (0.6, 1), (10.0, 1)])
+def test_memory_decides_how_many_train_at_once_and_leaves_no_thread_over(megabytes: float, at_once: int) -> None:
+    sim = make("fedit", run=config("auto"))
+    settings = sim.config.simulation.model_copy(update={"memory_mb": 1})
+    sim.config = sim.config.model_copy(update={"simulation": settings})
+    sim.workers = 6  # 0.2 of 1 MB each would let five train at once, and leave the sixth thread to none
+    clients = sim.population.clients
+    sim._activation_bytes = megabytes * 2**20 / sim._tokens_a_client(clients)
+    cohorts = sim.cohorts(clients)
+    assert [len(c) for c in cohorts] == [1] * len(SIZES)
+    assert sim.at_once(cohorts) == at_once
+    assert sim.at_once(cohorts[:1]) == 1
+    assert sim.at_once([]) == 1
+
+
+@pytest.mark.parametrize(
+    ("workers", "allowed", "at_once"), [(16, 10, 8), (16, 13, 8), (8, 5, 4), (7, 6, 6), (5, 4, 4), (2, 1, 1), (4, 4, 4)]
+)
+def test_threads_that_memory_leaves_over_are_shared_out_where_that_is_worth_it(
+    workers: int, allowed: int, at_once: int
+) -> None:
+    sim = make("fedit", run=config("auto"))
+    settings = sim.config.simulation.model_copy(update={"memory_mb": allowed})
+    sim.config = sim.config.model_copy(update={"simulation": settings})
+    sim.workers, sim._activation_bytes = workers, 2.0**20
+    assert sim._at_once(1) == at_once
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_processor_keeps_256_mb_of_activations_a_thread_and_half_of_its_memory_at_most(
+    monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    network = make("fedit", run=config("auto")).network
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    allowed = budget(network, "auto")
+    assert (allowed.cohort, allowed.total) == (128 * 2**20, threads * 256 * 2**20)
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1024}.__getitem__)
+    assert budget(network, "auto").total == 2**21
+    assert budget(network, 3) == Budget(3 * 2**20, 3 * 2**20, sys.maxsize)
+
+
+def test_what_is_tried_before_the_first_round_has_one_cohorts_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = make("fedit").network
+    threads = [4]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[-1])
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    with one_cohort(network):
+        assert threads == [4, 1]
+    assert threads == [4, 1, 4]
+
+
+@pytest.mark.parametrize(("dtype", "together"), [(torch.float32, 2), (torch.bfloat16, 4)])
+def test_a_processor_takes_no_larger_steps_than_it_gains_from(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, together: int
+) -> None:
+    sim = make("fedit", run=config("auto"))
+    sim.network.module.to(dtype)
+    sim.workers = 1
+    sim._activation_bytes = 1.0  # memory alone would allow one cohort of all
+    clients = sim.population.clients
+    assert max(map(len, sim.cohorts(clients))) == len(SIZES)
+    monkeypatch.setattr("rondo.engine.client.memory.CPU_COHORT_TOKENS", 4 * sim._tokens_a_client(clients))
+    assert max(map(len, sim.cohorts(clients))) == together
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("name", algorithms.names())
+def test_rounds_in_cohorts_of_any_size_and_threads_agree(name: str, count: int) -> None:
+    states = []
+    for cohort in (1, 2, "auto"):
+        sim = make(name, "local", run=config(cohort))
+        sim.workers = count
+        records = [sim.run_round(t) for t in range(3)]
+        assert all(r["failed"] == [] and r["clients"] == len(SIZES) for r in records)
+        states.append((sim, records))
+    (first, expected), *others = states
+    for sim, records in others:
+        assert_same(sim.state.params, first.state.params, EXACT)
+        for client in SIZES:
+            assert_same(sim.locals[client], first.locals[client], EXACT)
+        for record, other in zip(records, expected, strict=True):
+            assert record["loss"] == pytest.approx(other["loss"], abs=1e-6)
+            assert (record["bytes_up"], record["bytes_down"]) == (other["bytes_up"], other["bytes_down"])
+
+
+@pytest.mark.parametrize("name", [n for n, entry in algorithms.TABLE.items() if entry.linear])
+def test_a_linear_algorithm_holds_a_few_uploads_whatever_the_size_of_the_cohort(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[weakref.ref[Tensor]] = []
+    most = 0
+    check = Gate.check
+
+    def watched(gate: Gate, upload: Upload) -> Upload:
+        nonlocal most
+        passed = check(gate, upload)
+        assert isinstance(passed.params, Packed)
+        held.append(weakref.ref(passed.params.vector))
+        most = max(most, sum(ref() is not None for ref in held))
+        return passed
+
+    monkeypatch.setattr(Gate, "check", watched)
+    people = Population({f"c{i}": Member(Client(f"c{i}", 2), examples(f"c{i}", 2), ()) for i in range(24)}, (), {})
+    run = load({"seed": 5, "rounds": 9, "train": {"batch_size": 2}, "simulation": {"cohort": 1}})
+    sim = make(name, people=people, run=run)
+    for t in range(2):  # those that take turns have sent both kinds
+        sim.run_round(t)
+    assert len(held) == 48
+    assert most <= 10  # eight are added in one go
+
+
+# Failures
+
+
+@pytest.mark.parametrize("poisoned", ["ann", "bob", "dee"])
+@pytest.mark.parametrize("train", [ADAMW, SGD], ids=["adamw", "sgd"])
+def test_a_client_that_fails_leaves_its_cohort_as_if_it_were_not_there(train: Any, poisoned: str) -> None:
+    sim = make("fedit", "local", run=config(**train), people=population(poisoned))
+    whole = trained(sim, alone=False)
+    (failed,) = (t for t in whole if t.failure is not None)
+    assert failed.failure is not None
+    assert (failed.client.id, failed.failure.reason) == (poisoned, "nonfinite_loss")
+    assert (failed.upload, failed.kept, failed.failure.client) == (None, {}, poisoned)
+    others = [c for c in SIZES if c != poisoned]
+    assert_law([t for t in whole if t.failure is None], trained(sim, others, alone=False), EXACT)
+
+
+def test_clients_of_a_cohort_that_all_fail_are_all_recorded() -> None:
+    sim = make("fedit", people=population("bob"))
+    failed = trained(sim, ("bob", "bob"), alone=False)
+    assert [t.failure.reason for t in failed if t.failure is not None] == ["nonfinite_loss"] * 2
+
+
+def test_a_client_without_examples_fails_alone() -> None:
+    people = population()
+    people.members["bob"] = Member(Client("bob", 0), (), ())
+    whole = trained(make("fedit", people=people), alone=False)
+    assert [(t.client.id, t.failure.reason) for t in whole if t.failure is not None] == [("bob", "no_targets")]
+    assert sum(t.upload is not None for t in whole) == 3
+
+
+# Who trains with whom
+
+
+@given(
+    ranks=st.lists(st.sampled_from([None, 2, 4]), max_size=30),
+    size=st.one_of(st.just("auto"), st.integers(1, 12)),
+    workers=st.integers(1, 4),
+    tokens=st.integers(0, 4000),
+    each=st.integers(0, 500),
+)
+def test_a_plan_has_every_client_once_in_order(
+    ranks: list[Any], size: Any, workers: int, tokens: int, each: int
+) -> None:
+    clients = [Client(f"c{i:02}", 1, rank) for i, rank in enumerate(ranks)]
+    found = plan(clients, size, workers=workers, tokens=tokens, tokens_a_client=each)
+    assert sorted(c.id for cohort in found for c in cohort) == [c.id for c in clients]
+    limit = max(1, tokens // max(1, each)) if size == "auto" else size
+    for rank in set(ranks):
+        mine = [cohort for cohort in found if cohort[0].rank == rank]
+        assert [c for cohort in mine for c in cohort] == [c for c in clients if c.rank == rank]
+        sizes = [len(cohort) for cohort in mine]
+        assert 1 <= min(sizes) <= max(sizes) <= min(limit, min(sizes) + 1)
+    assert all(len({c.rank for c in cohort}) == 1 for cohort in found)
+    firsts = [clients.index(cohort[0]) for cohort in found]
+    assert firsts == sorted(firsts)
+
+
+@given(ranks=st.lists(st.integers(1, 4), max_size=40), size=st.integers(1, 12))
+def test_results_come_in_the_clients_order_and_few_wait(ranks: list[int], size: int) -> None:
+    clients = [Client(f"c{i:02}", 1, rank) for i, rank in enumerate(ranks)]
+    cohorts = plan(clients, size, workers=1, tokens=1, tokens_a_client=1)
+    made: list[Client] = []
+
+    def train() -> Iterator[list[Trained]]:
+        for cohort in cohorts:
+            made.extend(cohort)
+            yield [Trained(c, None, {}, None, None) for c in cohort]
+
+    given: list[Client] = []
+    for one in in_turn(train(), clients):
+        given.append(one.client)
+        assert len(made) - len(given) <= 4 * size
+    assert given == clients
+
+
+def test_auto_gives_every_worker_a_cohort() -> None:
+    clients = [Client(f"c{i}", 1) for i in range(10)]
+    found = plan(clients, "auto", workers=4, tokens=10**6, tokens_a_client=1)
+    assert sorted(map(len, found)) == [2, 2, 3, 3]
+    assert [len(c) for c in plan(clients, "auto", workers=1, tokens=10**6, tokens_a_client=1)] == [10]
+    assert [len(c) for c in plan(clients, "auto", workers=1, tokens=400, tokens_a_client=100)] == [3, 3, 4]
+    assert plan([], "auto", workers=2, tokens=1, tokens_a_client=1) == []
+
+
+# Threads
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_results_come_in_order_and_few_wait(count: int) -> None:
+    lock, under_way, worst = threading.Lock(), 0, 0
+
+    def items() -> Iterator[int]:
+        nonlocal under_way, worst
+        for i in range(12):
+            with lock:
+                under_way += 1
+                worst = max(worst, under_way)
+            yield i
+
+    def work(i: int) -> int:
+        assert count == 1 or torch.get_num_threads() == 1
+        time.sleep(0.002 * ((i * 5) % 4))
+        return i * i
+
+    before = torch.get_num_threads()
+    found = []
+    for result in in_order(work, items(), count):
+        found.append(result)
+        with lock:
+            under_way -= 1
+    assert found == [i * i for i in range(12)]
+    assert worst <= count
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_exception_reaches_the_caller(count: int) -> None:
+    def work(i: int) -> int:
+        if i == 3:
+            raise KeyError("three")
+        return i
+
+    found, before = [], torch.get_num_threads()
+    with pytest.raises(KeyError, match="three"):
+        found += list(in_order(work, range(9), count))
+    results = in_order(work, range(9), count)
+    assert [next(results) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(KeyError):
+        next(results)
+    assert torch.get_num_threads() == before
+    assert not [t for t in threading.enumerate() if t.name.startswith("rondo-cohort")]
+
+
+def test_the_callers_threads_are_restored() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert list(in_order(lambda i: i, range(5), 2)) == list(range(5))
+        assert torch.get_num_threads() == 2
+        half = in_order(lambda i: i, range(5), 2)
+        next(half)
+        half.close()  # type: ignore[attr-defined]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+# Memory
+
+
+def test_bytes_a_token_are_positive_and_grow_with_the_model() -> None:
+    def measured(make_model: Callable[[], Any], endings: tuple[str, ...]) -> float:
+        module = make_model()
+        sites = tiny.sites(module, endings)
+        network = Network(module, sites, tiny.head_names(module))
+        seen = tiny.factors(sites, 1, dtype=torch.float32) | tiny.head_of(network, 2)
+        return activation_bytes(network, Task(), seen, examples("ann", 2, length=9))
+
+    one = measured(tiny.bert, ("layer.1.attention.self.query",))
+    all_layers = measured(tiny.bert, ("query",))
+    double = measured(lambda: tiny.bert().double(), ("query",))
+    assert 0 < one < all_layers < double
+
+
+def test_nothing_of_the_model_is_left_once_it_was_measured() -> None:
+    """A graph whose saved tensors are kept as they are holds itself, and the frozen weights, as long as there is a
+    process."""
+    module = tiny.bert()
+    sites = tiny.sites(module, ("query",))
+    network = Network(module, sites, tiny.head_names(module))
+    seen = tiny.factors(sites, 1, dtype=torch.float32) | tiny.head_of(network, 2)
+    assert activation_bytes(network, Task(), seen, examples("ann", 2, length=9)) > 0
+    weights = [weakref.ref(p) for p in module.parameters()]
+    factors = [weakref.ref(t) for t in seen.values()]
+    del module, network, seen
+    gc.collect()
+    assert not any(ref() is not None for ref in weights + factors)

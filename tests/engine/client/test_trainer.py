@@ -1,0 +1,463 @@
+"""The training loop against loops written by hand, and what it promises of streams, batches and failures."""
+
+from __future__ import annotations
+
+import copy
+import math
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+import tiny
+from rondo.algorithm import Client, ClientFailed, Fit, Loss, Round
+from rondo.config import ClientsConfig, TrainConfig
+from rondo.engine.client.trainer import CohortTrainer, batches, learning_rate
+from rondo.models.adapted_layer import Site
+from rondo.models.network import Network
+from rondo.models.precision import Kernels, apply
+from rondo.params import Params, add_client_axis, down, everything, head, up
+from rondo.tasks.classification import SequenceClassification
+from rondo.tasks.task import Batch, Example
+
+LABELS = ("no", "yes", "maybe")
+
+
+class Recorder(SequenceClassification):
+    """The task, with the batches that it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(tiny.tokenizer(), ["text"], "label", LABELS, 32)
+        self.seen: list[list[Example]] = []
+
+    def collate(self, examples: Sequence[Example]) -> tuple[Batch, Batch]:
+        self.seen.append(list(examples))
+        return super().collate(examples)
+
+
+def examples(count: int, seed: int = 0) -> tuple[Example, ...]:
+    """Sentences of 3 to 14 tokens, no two alike, whose label is learnable: the first word's number modulo 3."""
+    g = torch.Generator().manual_seed(seed)
+    found = []
+    for i in range(count):
+        body = torch.randint(4, tiny.VOCABULARY, (int(torch.randint(1, 12, (1,), generator=g)),), generator=g)
+        first = 4 + i % 36
+        found.append(Example((2, first, *body.tolist(), 3), first % 3, (0,) * (len(body) + 3)))
+    return tuple(found)
+
+
+class Setup:
+    """A double-precision BERT with an adapter and a head, and its training loop."""
+
+    def __init__(self, count: int = 10, *, dropout: float = 0.0, round: Round | None = None, **options: Any) -> None:
+        self.module = tiny.bert().double()
+        self.sites: tuple[Site, ...] = tiny.sites(self.module, ("query", "value"), dropout=dropout)
+        network = Network(copy.deepcopy(self.module), self.sites, tiny.head_names(self.module))
+        self.task = Recorder()
+        config = TrainConfig(**{"batch_size": 4, "max_grad_norm": None, **options})
+        self.round = round or Round(2, 10, 7, 3)
+        self.trainer = CohortTrainer(
+            network, self.task, (Client("ann", count),), (examples(count),), self.round, config, ClientsConfig(), {}
+        )
+        self.start = tiny.factors(self.sites, 1) | {n: t.double() for n, t in tiny.head_of(network, 2).items()}
+        self.params = add_client_axis(self.start)
+
+    def loss(self, tensors: Mapping[str, Tensor], batch: Sequence[Example]) -> Tensor:
+        """The loss on a batch with all changes written into the weights, through torch only."""
+        weights = dict(self.module.named_parameters())
+        for s in self.sites:
+            change = s.scale * tensors[f"{s.path}.B"] @ tensors[f"{s.path}.A"]
+            weights[f"{s.path}.weight"] = weights[f"{s.path}.weight"] + change
+        weights |= {n.removeprefix("head:"): t for n, t in tensors.items() if n.startswith("head:")}
+        inputs, targets = SequenceClassification.collate(self.task, batch)
+        logits = functional_call(self.module, weights, (), dict(inputs)).logits
+        sums, counts = SequenceClassification.loss(self.task, logits, targets)
+        return sums.sum() / counts.sum()
+
+    def by_hand(self, select: Any, optimizer: Any, clip: float | None = None) -> dict[str, Tensor]:
+        """The loop that the trainer should equal, on the batches that the trainer has just used."""
+        tensors = {n: t.detach().clone() for n, t in self.start.items()}
+        trained = [t.requires_grad_() for n, t in tensors.items() if select(n)]
+        stepper = optimizer(trained)
+        for batch in self.task.seen:
+            stepper.zero_grad()
+            self.loss(tensors, batch).backward()
+            if clip is not None:
+                size = math.sqrt(sum(float(t.grad.square().sum()) for t in trained))
+                for t in trained:
+                    t.grad *= min(1.0, clip / size)
+            stepper.step()
+        return tensors
+
+
+def assert_close(fit: Fit, expected: Mapping[str, Tensor]) -> None:
+    assert fit.params.keys() == expected.keys()
+    for name, tensor in fit.params.items():
+        assert tensor.shape[0] == 1
+        torch.testing.assert_close(tensor[0], expected[name].detach(), rtol=0, atol=1e-7)
+
+
+def moved(fit: Fit, start: Params) -> set[str]:
+    return {n for n, t in fit.params.items() if not t.equal(start[n])}
+
+
+@pytest.mark.parametrize("select", [everything, up | head, down], ids=["all", "up-and-head", "down"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sgd_equals_a_loop_written_by_hand(select: Any, momentum: float) -> None:
+    setup = Setup(optimizer="sgd", lr=0.05, momentum=momentum, weight_decay=0.01, local_epochs=2)
+    fit = setup.trainer.fit(setup.params, train=select)
+    assert [int(x) for x in (fit.steps, fit.examples)] == [6, 20]
+    assert len(setup.task.seen) == 6
+    expected = setup.by_hand(select, lambda ts: torch.optim.SGD(ts, lr=0.05, momentum=momentum, weight_decay=0.01))
+    assert_close(fit, expected)
+    assert moved(fit, setup.params) == {n for n in setup.params if select(n)}
+
+
+def test_adamw_equals_a_loop_written_by_hand() -> None:
+    setup = Setup(optimizer="adamw", lr=3e-3, weight_decay=0.1, local_epochs=2)
+    fit = setup.trainer.fit(setup.params)
+    assert_close(fit, setup.by_hand(everything, lambda ts: torch.optim.AdamW(ts, lr=3e-3, weight_decay=0.1)))
+    assert moved(fit, setup.params) == set(setup.params)
+
+
+def test_gradients_are_clipped_by_their_common_norm() -> None:
+    def sgd(tensors: list[Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(tensors, lr=0.5)
+
+    setup = Setup(optimizer="sgd", lr=0.5, max_grad_norm=0.05)
+    fit = setup.trainer.fit(setup.params)
+    assert_close(fit, setup.by_hand(everything, sgd, clip=0.05))
+    one = Setup(optimizer="sgd", lr=0.5, max_grad_norm=0.05, local_steps=1)
+    change = [t - one.params[n] for n, t in one.trainer.fit(one.params).params.items()]
+    assert math.sqrt(sum(float(c.square().sum()) for c in change)) == pytest.approx(0.5 * 0.05, rel=1e-4)
+    unclipped = Setup(optimizer="sgd", lr=0.5)
+    free = unclipped.trainer.fit(unclipped.params).params
+    assert not free["head:classifier.bias"].equal(fit.params["head:classifier.bias"])
+
+
+def test_the_reported_loss_is_the_mean_over_steps() -> None:
+    setup = Setup(optimizer="sgd", lr=1e-9, local_epochs=1)
+    fit = setup.trainer.fit(setup.params)
+    with torch.no_grad():
+        each = [float(setup.loss(setup.start, batch)) for batch in setup.task.seen]
+    (table,) = setup.trainer.losses
+    assert table.shape == (3, 1)
+    assert table[:, 0].tolist() == pytest.approx(each, abs=1e-5)
+    assert setup.trainer.mean_loss(0) == pytest.approx(sum(each) / len(each), abs=1e-5)
+    assert fit.loss.tolist() == pytest.approx([sum(each) / len(each)], abs=1e-5)
+
+
+def test_training_learns() -> None:
+    setup = Setup(36, lr=2e-2, local_epochs=8, batch_size=12)
+    setup.trainer.fit(setup.params)
+    losses = setup.trainer.losses[0][:, 0].tolist()
+    assert sum(losses[-3:]) < 0.5 * sum(losses[:3])
+
+
+def test_tensors_outside_train_are_the_same_objects_and_arguments_are_not_changed() -> None:
+    setup = Setup(lr=0.1)
+    before = {n: t.clone() for n, t in setup.params.items()}
+    fit = setup.trainer.fit(setup.params, train=up)
+    for name, tensor in fit.params.items():
+        assert (tensor is setup.params[name]) == (not up(name))
+        assert not tensor.requires_grad
+        assert setup.params[name].equal(before[name])
+        assert not setup.params[name].requires_grad
+
+
+def test_the_frozen_module_does_not_change() -> None:
+    setup = Setup(lr=0.1)
+    setup.trainer.fit(setup.params)
+    trained, original = setup.trainer.network.module.state_dict(), setup.module.state_dict()
+    assert len(trained) > 30
+    assert all(t.equal(original[n]) for n, t in trained.items())
+
+
+# Optimizers and streams
+
+
+def test_every_fit_has_a_fresh_optimizer_and_the_next_stream() -> None:
+    """Two fits equal two trainers of one fit each, the second one's stream advanced: no momentum is carried over."""
+    setup = Setup(optimizer="sgd", lr=0.1, momentum=0.9)
+    first = setup.trainer.fit(setup.params)
+    second = setup.trainer.fit(first.params)
+    other = Setup(optimizer="sgd", lr=0.1, momentum=0.9)
+    other.trainer._fits = 1
+    alone = other.trainer.fit(first.params)
+    assert all(second.params[n].equal(alone.params[n]) for n in second.params)
+    assert setup.task.seen[:3] != setup.task.seen[3:]
+    for half in (setup.task.seen[:3], setup.task.seen[3:]):
+        assert {e for batch in half for e in batch} == set(setup.trainer.examples[0])
+
+
+def _order(round: Round, client: str = "ann", fits: int = 0) -> list[list[Example]]:
+    setup = Setup(20, round=round, lr=1e-6)
+    setup.trainer.clients = (Client(client, 20),)
+    setup.trainer._fits = fits
+    setup.trainer.fit(setup.params, train=up)
+    return setup.task.seen
+
+
+def test_a_stream_is_a_function_of_seed_round_client_and_fit() -> None:
+    base = _order(Round(2, 10, 7, 3))
+    assert _order(Round(2, 10, 7, 3)) == base
+    assert _order(Round(2, 99, 7, 50)) == base  # not of the run's length or the population
+    assert _order(Round(3, 10, 7, 3)) != base
+    assert _order(Round(2, 10, 8, 3)) != base
+    assert _order(Round(2, 10, 7, 3), client="bob") != base
+    assert _order(Round(2, 10, 7, 3), fits=1) != base
+
+
+def test_training_ignores_and_leaves_the_global_random_state() -> None:
+    results = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.random.get_rng_state()
+        setup = Setup(dropout=0.3)
+        results.append(setup.trainer.fit(setup.params).params)
+        assert torch.random.get_rng_state().equal(before)
+    assert all(results[0][n].equal(results[1][n]) for n in results[0])
+
+
+def test_adapter_dropout_is_on_in_training_and_differs_by_fit() -> None:
+    """With a learning rate of nearly nothing, only the masks tell the losses of two fits on one batch apart."""
+    with_dropout, without = (Setup(4, dropout=d, lr=1e-12) for d in (0.5, 0.0))
+    for setup in (with_dropout, without):
+        setup.trainer.fit(setup.params)
+        setup.trainer.fit(setup.params)
+    (first, second), (dropped, other) = ([float(t) for t in s.trainer.losses] for s in (without, with_dropout))
+    assert first == pytest.approx(second, abs=1e-6)
+    assert abs(dropped - other) > 1e-4
+    again = Setup(4, dropout=0.5, lr=1e-12)
+    again.trainer.fit(again.params)
+    assert float(again.trainer.losses[0]) == dropped
+
+
+@pytest.mark.parametrize(
+    ("config", "call", "steps", "seen"),
+    [
+        ({}, {}, 3, 10),
+        ({"local_epochs": 2}, {}, 6, 20),
+        ({"local_steps": 2}, {}, 2, None),
+        ({"local_steps": 5}, {}, 5, None),
+        ({"local_epochs": 2}, {"steps": 1}, 1, None),
+        ({"local_steps": 5}, {"epochs": 1}, 3, 10),
+        ({"local_epochs": 3}, {"epochs": 2}, 6, 20),
+        ({}, {"steps": 0}, 0, 0),
+        ({}, {"epochs": 0}, 0, 0),
+    ],
+)
+def test_local_steps_and_epochs(config: Any, call: Any, steps: int, seen: int | None) -> None:
+    setup = Setup(**config)
+    fit = setup.trainer.fit(setup.params, train=up, **call)
+    assert len(setup.task.seen) == int(fit.steps) == steps
+    assert int(fit.examples) == sum(map(len, setup.task.seen))
+    assert seen is None or int(fit.examples) == seen
+    if steps == 0:
+        assert all(t.equal(setup.params[n]) for n, t in fit.params.items())
+
+
+def test_steps_beyond_an_epoch_go_on_with_a_new_order() -> None:
+    setup = Setup(8, local_steps=4, lr=1e-9)
+    setup.trainer.fit(setup.params, train=up)
+    first, second = setup.task.seen[:2], setup.task.seen[2:]
+    for half in (first, second):
+        assert {e for batch in half for e in batch} == set(setup.trainer.examples[0])
+    assert first != second
+
+
+# The learning rate
+
+
+def _rates(**options: Any) -> list[float]:
+    config = TrainConfig(lr=0.5, **options)
+    return [learning_rate(config, Round(t, 6, 0, 1)) for t in range(6)]
+
+
+def test_learning_rate_schedules() -> None:
+    assert _rates() == [0.5] * 6
+    assert _rates(schedule="linear") == pytest.approx([0.5 * (6 - t) / 6 for t in range(6)])
+    assert _rates(schedule="cosine") == pytest.approx([0.25 * (1 + math.cos(math.pi * t / 6)) for t in range(6)])
+    assert _rates(warmup_rounds=2) == pytest.approx([0.5 / 3, 1 / 3, 0.5, 0.5, 0.5, 0.5])
+    warm = _rates(warmup_rounds=2, schedule="linear")
+    assert warm == pytest.approx([0.5 / 3, 1 / 3, 0.5, 0.375, 0.25, 0.125])
+    assert all(0 < rate <= 0.5 for kind in ("constant", "linear", "cosine") for rate in _rates(schedule=kind))
+
+
+@pytest.mark.parametrize("given", [None, 0.03])
+def test_the_rate_of_the_round_is_used_unless_one_is_given(given: float | None) -> None:
+    setup = Setup(optimizer="sgd", lr=0.08, schedule="linear", local_steps=1, round=Round(5, 10, 7, 3))
+    fit = setup.trainer.fit(setup.params, lr=given)
+    expected = setup.by_hand(everything, lambda ts: torch.optim.SGD(ts, lr=0.04 if given is None else given))
+    assert_close(fit, expected)
+    assert setup.trainer.lr == pytest.approx(0.04)
+
+
+# Objectives
+
+
+def test_an_objective_is_what_is_minimised() -> None:
+    def proximal(params: Params, loss: Loss) -> Tensor:
+        return loss(params) + 3.0 * params["head:classifier.bias"].square().flatten(1).sum(1)
+
+    def by_hand(tensors: Mapping[str, Tensor], batch: Sequence[Example]) -> Tensor:
+        return Setup.loss(setup, tensors, batch) + 3.0 * tensors["head:classifier.bias"].square().sum()
+
+    setup = Setup(optimizer="sgd", lr=0.05)
+    fit = setup.trainer.fit(setup.params, objective=proximal)
+    setup.loss = by_hand  # type: ignore[method-assign]
+    assert_close(fit, setup.by_hand(everything, lambda ts: torch.optim.SGD(ts, lr=0.05)))
+
+
+def test_nothing_of_a_step_is_left_when_the_next_one_takes_memory() -> None:
+    setup, values = Setup(local_steps=3), []
+
+    def objective(seen: Params, loss: Loss) -> Tensor:
+        assert all(value() is None for value in values)  # nor the graph that hangs on it
+        assert all(t.grad is None for t in seen.values())
+        value = loss(seen)
+        values.append(weakref.ref(value))
+        return value
+
+    setup.trainer.fit(setup.params, objective=objective)
+    assert len(values) == 3
+
+
+def test_the_network_sees_what_the_objective_maps_to() -> None:
+    """Trained tensors need not be the network's: here B is half of what is trained."""
+
+    def halved(params: Params, loss: Loss) -> Tensor:
+        return loss({n: t / 2 if up(n) else t for n, t in params.items()})
+
+    setup = Setup(optimizer="sgd", lr=0.05)
+    doubled = {n: 2 * t if up(n) else t for n, t in setup.params.items()}
+    fit = setup.trainer.fit(doubled, train=up, objective=halved)
+    plain = Setup(optimizer="sgd", lr=0.0125)  # the gradient is halved, and so is the effect of a step
+    expected = plain.trainer.fit(plain.params, train=up)
+    for name, tensor in expected.params.items():
+        torch.testing.assert_close(fit.params[name] / (2 if up(name) else 1), tensor, rtol=0, atol=1e-8)
+
+
+# Failures
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_fails_the_client(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = Setup()
+    plain, calls = setup.task.loss, 0
+
+    def loss(logits: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
+        nonlocal calls
+        calls += 1
+        sums, counts = plain(logits, targets)
+        return sums * (value if calls == 2 else 1.0), counts
+
+    monkeypatch.setattr(setup.task, "loss", loss)
+    with pytest.raises(ClientFailed) as caught:
+        setup.trainer.fit(setup.params)
+    assert (caught.value.client, caught.value.reason) == ("ann", "nonfinite_loss")
+    assert "step 1" in caught.value.detail
+    assert setup.trainer.failed.keys() == {"ann"}
+    assert setup.trainer.upload(setup.params) == ()
+
+
+def test_parameters_that_are_not_finite_fail_the_client() -> None:
+    """The last step's damage shows in no loss."""
+
+    def objective(params: Params, loss: Loss) -> Tensor:
+        # finite, with a gradient that is not
+        return loss(params) + torch.sqrt(0.0 * params["head:classifier.bias"].square().flatten(1).sum(1))
+
+    setup = Setup(local_steps=1, optimizer="sgd")
+    with pytest.raises(ClientFailed) as caught:
+        setup.trainer.fit(setup.params, objective=objective)
+    assert caught.value.reason == "nonfinite_parameters"
+
+
+@pytest.mark.timeout(5)
+@pytest.mark.parametrize("config", [{"local_epochs": 1}, {"local_steps": 3}], ids=["epochs", "steps"])
+def test_a_client_without_examples_fails_and_does_not_hang(config: Any) -> None:
+    setup = Setup(**config)
+    setup.trainer.examples = ((),)
+    with pytest.raises(ClientFailed) as caught:
+        setup.trainer.fit(setup.params)
+    assert caught.value.reason == "no_targets"
+
+
+# Batches
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize(("count", "size"), [(1, 4), (4, 4), (10, 4), (230, 4), (7, 1)])
+def test_an_epoch_has_every_example_once(count: int, size: int, grouped: bool) -> None:
+    rows = examples(count)
+    found = list(batches(rows, size, torch.Generator().manual_seed(1), group_by_length=grouped))
+    assert sorted(map(len, found)) == sorted([size] * (count // size) + [count % size] * (count % size > 0))
+    ids = [id(e) for batch in found for e in batch]
+    assert sorted(ids) == sorted(map(id, rows))
+    again = list(batches(rows, size, torch.Generator().manual_seed(1), group_by_length=grouped))
+    assert found == again
+    if count > 8:
+        assert found != list(batches(rows, size, torch.Generator().manual_seed(2), group_by_length=grouped))
+
+
+def test_length_grouping_saves_padding_and_keeps_the_order_random() -> None:
+    rows = examples(400)
+
+    def padded(grouped: bool, seed: int) -> int:
+        generator = torch.Generator().manual_seed(seed)
+        found = batches(rows, 8, generator, group_by_length=grouped)
+        return sum(max(e.length for e in batch) * len(batch) for batch in found)
+
+    real = sum(e.length for e in rows)
+    assert padded(True, 1) < 1.1 * real < 1.4 * real < padded(False, 1)
+    found = [b[0].length for b in batches(rows, 8, torch.Generator().manual_seed(1), group_by_length=True)]
+    assert found != sorted(found, reverse=True)
+    assert {tuple(b) for b in batches(rows, 8, torch.Generator().manual_seed(1), group_by_length=True)} != {
+        tuple(b) for b in batches(rows, 8, torch.Generator().manual_seed(2), group_by_length=True)
+    }
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_the_configuration_decides_whether_lengths_are_grouped(grouped: bool) -> None:
+    setup = Setup(count=200, length_grouping=grouped, local_epochs=1)
+    setup.trainer.fit(setup.params)
+    rows = [e for batch in setup.task.seen for e in batch]
+    assert sorted(e.ids for e in rows) == sorted(e.ids for e in examples(200))
+    padded = sum(max(e.length for e in batch) * len(batch) for batch in setup.task.seen)
+    assert (padded < 1.15 * sum(e.length for e in rows)) == grouped
+
+
+# Precision, uploads
+
+
+def test_bfloat16_is_near_float32_and_keeps_the_tensors_in_float32() -> None:
+    def trained(dtype: torch.dtype) -> dict[str, Tensor]:
+        setup = Setup(optimizer="sgd", lr=0.02)
+        setup.trainer.network = Network(tiny.bert(), setup.sites, tiny.head_names(setup.module))
+        apply(setup.trainer.network.module, Kernels(dtype, "torch", "torch"))
+        start = {n: t.float() for n, t in setup.params.items()}
+        fit = setup.trainer.fit(start)
+        return {n: t - start[n] for n, t in fit.params.items()}
+
+    exact, rough = trained(torch.float32), trained(torch.bfloat16)
+    assert all(t.dtype == torch.float32 for t in rough.values())
+    flat = [torch.cat([t.flatten() for t in each.values()]) for each in (exact, rough)]
+    difference = float((flat[0] - flat[1]).norm() / flat[0].norm())
+    assert 1e-5 < difference < 0.1  # zero would mean that nothing was rounded
+
+
+@pytest.mark.parametrize(("weighting", "expected"), [("examples", 10.0), ("uniform", 1.0)])
+def test_uploads_carry_the_runs_weight_or_the_given_one(weighting: Any, expected: float) -> None:
+    setup = Setup()
+    setup.trainer.weighting = ClientsConfig(weighting=weighting)
+    (upload,) = setup.trainer.upload(setup.params)
+    assert upload.weight == expected
+    assert upload.client == Client("ann", 10)
+    assert all(t.equal(setup.start[n]) for n, t in upload.params.items())
+    (upload,) = setup.trainer.upload(setup.params, torch.tensor([2.5]))
+    assert upload.weight == 2.5

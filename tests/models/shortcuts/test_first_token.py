@@ -1,0 +1,185 @@
+"""The last layer of a classifier cut down to its first token: same logits and gradients, less work; or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+import tiny
+from rondo.models import attention
+from rondo.models.call import Rows
+from rondo.models.network import Network
+from rondo.models.shortcuts.first_token import AllTokensMatter, first_token_only
+from rondo.params import Params
+
+
+def network_of(module: Any, endings: Sequence[str], dropout: float = 0.0) -> tuple[Network, Params]:
+    """A network, and what two clients see of it."""
+    module = module.double()
+    network = Network(module, tiny.sites(module, endings, dropout=dropout), tiny.head_names(module))
+    seen = tiny.factors(tuple(network.sites.values()), 1, clients=2)
+    head = {n: torch.stack([t, t + 0.1]) for n, t in network.initial_head.items()}
+    return network, seen | head
+
+
+def one(seen: Params) -> Params:
+    return {n: t[0] for n, t in seen.items()}
+
+
+def passed(network: Network, seen: Params, **options: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """Logits for two clients of two rows each, and the gradients of a sum of their squares."""
+    leaves = {n: t.clone().requires_grad_() for n, t in seen.items()}
+    logits = network(leaves, {}, tiny.text_batch(), **options).logits
+    logits.square().sum().backward()
+    return logits.detach(), {n: t.grad for n, t in leaves.items() if t.grad is not None}
+
+
+CUT: dict[str, Callable[[], Any]] = {"bert": tiny.bert, "roberta": tiny.roberta}
+EVERYWHERE = ("query", "value", "attention.output.dense", "intermediate.dense")
+"""But for the key, so that there need be none."""
+KEYS = ("query", "key", "value")
+
+
+@pytest.mark.parametrize("rows", [None, Rows((3, 1))], ids=["even", "uneven"])
+@pytest.mark.parametrize("endings", [EVERYWHERE, KEYS], ids=["folded", "keys"])
+@pytest.mark.parametrize("kind", CUT)
+def test_logits_and_gradients_are_the_same(kind: str, endings: Sequence[str], rows: Rows | None) -> None:
+    network, seen = network_of(CUT[kind](), endings)
+    logits, gradients = passed(network, seen, rows=rows)
+    first_token_only(network, one(seen), tiny.text_batch())
+    again, after = passed(network, seen, rows=rows)
+    torch.testing.assert_close(again, logits, rtol=0, atol=1e-12)
+    assert after.keys() == gradients.keys()
+    for name, gradient in after.items():
+        torch.testing.assert_close(gradient, gradients[name], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("endings", "dropout", "keys", "values"),
+    [(("query", "value"), 0.0, [9], [9, 2]), (KEYS, 0.0, [9, 9], [9, 9]), (("value",), 0.5, [9, 9], [9, 9])],
+    ids=["folded", "the key is adapted", "dropout differs from token to token"],
+)
+@pytest.mark.parametrize("kind", CUT)
+def test_only_the_first_token_passes_the_rest_of_the_last_layer(
+    kind: str, endings: Sequence[str], dropout: float, keys: list[int], values: list[int]
+) -> None:
+    network, seen = network_of(CUT[kind](), endings, dropout=dropout)
+    first_token_only(network, one(seen), tiny.text_batch())
+    tokens: dict[str, list[int]] = {}
+    layers = next(m for m in network.module.modules() if isinstance(m, nn.ModuleList))
+    for layer in layers:
+        for path in ("attention.self.query", "attention.self.key", "attention.self.value", "intermediate"):
+            seen_here = tokens.setdefault(path, [])
+            layer.get_submodule(path).register_forward_hook(
+                lambda _, args, __, here=seen_here: here.append(args[0].shape[1])
+            )
+    passed(network, seen)
+    assert tokens["attention.self.key"] == keys
+    assert tokens["attention.self.value"] == values  # a row a head, where there are no values of tokens
+    assert tokens["attention.self.query"] == tokens["intermediate"] == [9, 1]
+
+
+@pytest.mark.parametrize("endings", [EVERYWHERE, KEYS], ids=["folded", "keys"])
+@pytest.mark.parametrize("implementation", ["eager", "sdpa", "rondo_written_out"])
+def test_any_attention_may_be_cut(implementation: str, endings: Sequence[str]) -> None:
+    module = tiny.bert()
+    attention.use(module, "written out")  # known from now on
+    module.set_attn_implementation(implementation)
+    network, seen = network_of(module, endings)
+    logits, _ = passed(network, seen)
+    first_token_only(network, one(seen), tiny.text_batch())
+    torch.testing.assert_close(passed(network, seen)[0], logits, rtol=0, atol=1e-12)
+
+
+def test_an_attention_of_another_make_is_cut_after_its_output() -> None:
+    network, seen = network_of(tiny.bert(), EVERYWHERE)
+    logits, _ = passed(network, seen)
+    for layer in next(m for m in network.module.modules() if isinstance(m, nn.ModuleList)):
+        del layer.attention.self.attention_head_size
+        layer.attention.self.attention_head_size = torch.tensor(16)  # not what the cut knows
+    first_token_only(network, one(seen), tiny.text_batch())
+    torch.testing.assert_close(passed(network, seen)[0], logits, rtol=0, atol=1e-12)
+
+
+def test_one_token_is_dropped_out_as_one_token() -> None:
+    network, seen = network_of(tiny.bert(), EVERYWHERE, dropout=0.5)
+    first_token_only(network, one(seen), tiny.text_batch())
+    draws = [[torch.Generator().manual_seed(k) for k in (3, 4)] for _ in range(2)]
+    (first, _), (again, _) = (passed(network, seen, dropout=d) for d in draws)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, passed(network, seen)[0])
+
+
+class Mean(nn.Module):
+    """A classifier of the mean of all states."""
+
+    base_model_prefix = "bert"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bert = tiny.bert().bert
+        self.classifier = nn.Linear(32, 3)
+
+    def forward(self, **inputs: Any) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.classifier(self.bert(**inputs).last_hidden_state.mean(1)))
+
+
+class Twice(Mean):
+    """A classifier of the first state that also reads another of the last layer's."""
+
+    def forward(self, **inputs: Any) -> SimpleNamespace:
+        states = self.bert(**inputs).last_hidden_state
+        return SimpleNamespace(logits=self.classifier(states[:, 0] + states[:, 2]))
+
+
+def test_rows_of_one_token_prove_nothing() -> None:
+    """Of one token the first is the last, so a classifier of the last would pass, and be wrong on longer rows."""
+    config = transformers.GPTNeoXConfig(
+        vocab_size=tiny.VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=48,
+        max_position_embeddings=48,
+        pad_token_id=0,
+        num_labels=3,
+    )
+    network, seen = network_of(transformers.GPTNeoXForSequenceClassification(config).eval(), ("query_key_value",))
+    inputs = tiny.text_batch()
+    inputs.pop("token_type_ids", None)
+    before = network(seen, {}, inputs).logits
+    short = {n: t[:, :1] for n, t in inputs.items()}
+    with pytest.raises(AllTokensMatter, match="several tokens"):
+        first_token_only(network, one(seen), short)
+    with pytest.raises(AllTokensMatter, match="more than the first token"):
+        first_token_only(network, one(seen), inputs)
+    assert network(seen, {}, inputs).logits.equal(before)
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "distilbert": (tiny.distilbert, "q_lin"),  # its residual is added outside of what is called attention
+    "gpt2": (tiny.gpt2, "c_attn"),
+    "llama-lm": (tiny.llama_lm, "q_proj"),
+    "convolutions": (tiny.convolutions, "second"),
+    "mean": (Mean, "query"),
+    "twice": (Twice, "query"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_model_that_reads_more_is_refused_and_left_as_it_was(kind: str) -> None:
+    make, ending = REFUSED[kind]
+    network, seen = network_of(make(), (ending,))
+    inputs = tiny.image_batch() if kind == "convolutions" else tiny.text_batch()
+    before = network(seen, {}, inputs).logits
+    hooks = [len(m._forward_hooks) for m in network.module.modules()]
+    with pytest.raises(AllTokensMatter, match="last layer"):
+        first_token_only(network, one(seen), inputs)
+    assert torch.equal(network(seen, {}, inputs).logits, before)
+    assert [len(m._forward_hooks) for m in network.module.modules()] == hooks

@@ -1,0 +1,306 @@
+"""Hidden states kept from below the lowest adapted layer: nothing but time is saved, and where it cannot be done."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tiny
+from rondo import algorithms
+from rondo.algorithm import Client, Round
+from rondo.config import load
+from rondo.data.population import Member, Population
+from rondo.engine.simulation import Simulation
+from rondo.models.network import Network
+from rondo.models.shortcuts.prefix import Prefix, PrefixRefused
+from rondo.params import Params, add_client_axis
+from rondo.tasks.causal_lm import CausalLM
+from rondo.tasks.classification import SequenceClassification
+from rondo.tasks.task import Example, Task
+
+LOTS = 2**30
+SIZES = {"ann": 5, "bob": 9, "cid": 2}
+MODELS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
+    "bert": (tiny.bert, ("query", "intermediate.dense")),
+    "roberta": (tiny.roberta, ("value",)),
+    "distilbert": (tiny.distilbert, ("q_lin", "lin2")),
+    "gpt2": (tiny.gpt2, ("c_attn",)),
+    "gpt2-lm": (tiny.gpt2_lm, ("c_attn", "c_fc")),
+    "llama-lm": (tiny.llama_lm, ("q_proj", "down_proj")),
+}
+DEPTH = ("num_hidden_layers", "n_layers", "n_layer")
+
+
+def deeper(make: Callable[[], Any], layers: int = 3) -> Any:
+    """A model of :mod:`tiny` with more layers."""
+    config = copy.deepcopy(make().config)
+    setattr(config, next(n for n in DEPTH if n in config.to_dict()), layers)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return type(make())(config).eval().double()
+
+
+def task_of(module: Any) -> Task:
+    if "LM" in type(module).__name__ or "CausalLM" in type(module).__name__:
+        return CausalLM(tiny.tokenizer("gpt"), "text", (), None, 32)
+    return SequenceClassification(tiny.tokenizer("bert"), ["text"], "label", ("a", "b", "c"), 32)
+
+
+def examples(client: str, count: int, *, segments: bool, language: bool) -> tuple[Example, ...]:
+    """Rows of 3 to 14 tokens."""
+    g = Round(0, 1, 0, 0).generator(client)
+    found = []
+    for _ in range(count):
+        size = int(torch.randint(3, 15, (1,), generator=g))
+        ids = tuple(torch.randint(4, tiny.VOCABULARY, (size,), generator=g).tolist())
+        found.append(Example(ids, ids if language else ids[0] % 3, (0,) * size if segments else None))
+    return tuple(found)
+
+
+def population(module: Any) -> Population:
+    language = isinstance(task_of(module), CausalLM)
+    segments = type(module).__name__.startswith("Bert")
+    members = {
+        n: Member(Client(n, s), examples(n, s, segments=segments, language=language), ()) for n, s in SIZES.items()
+    }
+    return Population(members, (), {})
+
+
+def layer_list(module: Any) -> tuple[str, nn.ModuleList]:
+    return next((n, m) for n, m in module.named_modules() if isinstance(m, nn.ModuleList))
+
+
+def upper_sites(module: Any, endings: Sequence[str], start: int, dropout: float = 0.0) -> Any:
+    path, _ = layer_list(module)
+    found = tiny.sites(module, endings, dropout=dropout)
+    return tuple(s for s in found if int(s.path.removeprefix(path + ".").split(".")[0]) >= start)
+
+
+def simulation(kind: str, start: int, *, dropout: float = 0.0, cohort: Any = "auto") -> Simulation:
+    make, endings = MODELS[kind]
+    module = deeper(make)
+    sites = upper_sites(module, endings, start, dropout)
+    network = Network(module, sites, () if kind.endswith("lm") else tiny.head_names(module))
+    initial = tiny.factors(sites, 1) | network.initial_head
+    train = {"lr": 5e-3, "batch_size": 4, "local_epochs": 2}
+    config = load({"seed": 5, "rounds": 4, "train": train, "simulation": {"cohort": cohort}})
+    return Simulation(algorithms.get("fedit"), network, task_of(module), population(module), config, initial)
+
+
+def counted(sim: Simulation, start: int) -> Counter[int]:
+    """The number of rows that each layer below ``start`` computes; to be called before a prefix is made."""
+    rows: Counter[int] = Counter()
+    for number, layer in enumerate(list(layer_list(sim.network.module)[1])[:start]):
+        original = layer.forward
+
+        def forward(*args: Any, number: int = number, original: Callable[..., Any] = original, **kwargs: Any) -> Any:
+            hidden = args[0] if args else kwargs["hidden_states"]
+            rows[number] += hidden.shape[0]
+            return original(*args, **kwargs)
+
+        layer.forward = forward  # type: ignore[method-assign]
+    return rows
+
+
+def with_prefix(sim: Simulation, memory: int = LOTS, disk: int = 0) -> Prefix:
+    sim.prefix = Prefix(sim.network, sim.task, memory=memory, disk=disk)
+    sim.prefix.check({**sim.network.initial_head, **sim.initial}, sim.task.collate(sim.population.sample(2))[0])
+    return sim.prefix
+
+
+def assert_same(found: Params, expected: Params, allowed: float = 1e-12) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=allowed)
+
+
+@pytest.mark.parametrize("start", [1, 2])
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_run_with_a_prefix_equals_one_without(kind: str, start: int) -> None:
+    plain, short = simulation(kind, start), simulation(kind, start)
+    prefix = with_prefix(short)
+    assert prefix.layers == start
+    for t in range(2):
+        for sim in (plain, short):
+            assert sim.run_round(t)["failed"] == []
+        assert_same(short.state.params, plain.state.params)
+    assert any(not t.equal(plain.initial[n]) for n, t in plain.state.params.items())
+
+
+@pytest.mark.parametrize("cohort", [1, 2])
+def test_each_clients_upload_is_the_same(cohort: int) -> None:
+    plain, short = (simulation("bert", 1, dropout=0.3, cohort=cohort) for _ in range(2))
+    with_prefix(short)
+    clients = tuple(plain.population.clients)
+    uploads = []
+    for sim in (plain, short):
+        shared = tuple(sim.algorithm.broadcast(sim.state, c, sim.round(0)) for c in clients)
+        uploads.append(sim.train(clients, sim.round(0), shared))
+    for one, other in zip(*uploads, strict=True):
+        assert one.upload is not None
+        assert other.upload is not None
+        assert_same(one.upload.params, other.upload.params)
+
+
+@pytest.mark.parametrize(("memory", "disk"), [(0, 0), (0, LOTS), (LOTS, 0), (1400 * 8, 0), (1400 * 8, 1400 * 8)])
+def test_budgets_change_no_bit(memory: int, disk: int) -> None:
+    reference, sim = simulation("bert", 2), simulation("bert", 2)
+    with_prefix(reference)
+    prefix = with_prefix(sim, memory, disk)
+    for t in range(2):
+        reference.run_round(t)
+        sim.run_round(t)
+    assert_same(sim.state.params, reference.state.params, 0)
+    kept = sum(t.numel() * t.element_size() for t in prefix._kept.values())
+    assert kept <= memory + disk
+    if max(memory, disk) == LOTS:
+        assert set(prefix._kept) == set(SIZES)
+    elif memory == disk == 0:
+        assert not prefix._kept
+    else:
+        assert 0 < len(prefix._kept) < len(SIZES) or (memory and disk)
+    assert (prefix._folder is not None) == (disk > 0)
+    if prefix._folder is not None:
+        assert list(Path(prefix._folder.name).iterdir())
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "llama-lm"])
+def test_lower_layers_are_computed_once_an_example(kind: str) -> None:
+    sim = simulation(kind, 2)
+    rows = counted(sim, 2)
+    with_prefix(sim)
+    sim.cohorts(sim.population.clients)  # measures memory, with the whole model
+    rows.clear()
+    for t in range(3):
+        sim.run_round(t)
+    assert rows == {0: sum(SIZES.values()), 1: sum(SIZES.values())}
+    without = simulation(kind, 2)
+    rows = counted(without, 2)
+    without.cohorts(without.population.clients)
+    rows.clear()
+    without.run_round(0)
+    assert rows == {0: 2 * sum(SIZES.values()), 1: 2 * sum(SIZES.values())}
+
+
+def test_without_a_budget_they_are_computed_once_a_round() -> None:
+    sim = simulation("bert", 2)
+    rows = counted(sim, 2)
+    with_prefix(sim, 0, 0)
+    sim.cohorts(sim.population.clients)
+    rows.clear()
+    for t in range(3):
+        sim.run_round(t)
+    assert rows[0] == rows[1] == 3 * sum(SIZES.values())
+
+
+def test_scores_use_the_whole_model() -> None:
+    plain, short = simulation("bert", 2), simulation("bert", 2)
+    with_prefix(short)
+    rows = plain.population.members["bob"].train
+    for sim in (plain, short):
+        sim.run_round(0)
+    found = [sim.scores(*sim.newcomer(1), rows) for sim in (plain, short)]
+    assert found[0] == pytest.approx(found[1], abs=1e-6)
+
+
+# Refusals
+
+
+def refusal(module: Any, sites: Any, task: Any = None) -> str:
+    network = Network(module, sites, ())
+    with pytest.raises(PrefixRefused) as caught:
+        Prefix(network, task or task_of(module), memory=LOTS, disk=0)
+    return str(caught.value)
+
+
+def test_an_adapted_lowest_layer_leaves_no_prefix() -> None:
+    module = deeper(tiny.bert)
+    assert "lowest layer is adapted" in refusal(module, tiny.sites(module, ("query",)))
+
+
+def test_adapters_outside_a_list_of_layers_leave_no_prefix() -> None:
+    module = deeper(tiny.bert)
+    sites = (*upper_sites(module, ("query",), 2), *tiny.sites(module, ("pooler.dense",)))
+    assert "bert.pooler.dense is not in a list of layers" in refusal(module, sites)
+    images = tiny.convolutions()
+    assert "not in a list" in refusal(images, tiny.sites(images, ("first",)), object())
+
+
+def test_a_lower_layer_in_training_mode_leaves_no_prefix() -> None:
+    module = deeper(tiny.bert)
+    network = Network(module, upper_sites(module, ("query",), 2), ())
+    module.bert.encoder.layer[0].attention.train()
+    with pytest.raises(PrefixRefused, match="training mode"):
+        Prefix(network, task_of(module), memory=LOTS, disk=0)
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(width, width)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        found: Tensor = hidden_states + torch.tanh(self.dense(hidden_states))
+        return found
+
+
+class Stack(nn.Module):
+    """Layers of which the output of each, or of the last alone, is read."""
+
+    def __init__(self, reads: str) -> None:
+        super().__init__()
+        self.reads = reads
+        self.embed = nn.Embedding(tiny.VOCABULARY, 8)
+        self.layers = nn.ModuleList(Layer(8) for _ in range(3))
+        self.others = nn.ModuleList(Layer(8) for _ in range(2))
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, input_ids: Tensor, **_: Any) -> SimpleNamespace:
+        x, all_of_them = self.embed(input_ids), []
+        for layer in self.layers:
+            x = layer(x)
+            all_of_them.append(x)
+        if self.reads == "all":
+            x = x + sum(all_of_them)
+        for layer in self.others:
+            x = layer(x)
+        return SimpleNamespace(logits=self.out(x.mean(1)))
+
+
+def stack(reads: str, endings: Sequence[str]) -> Prefix:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = Stack(reads).double()
+    sites = tiny.sites(module, endings)
+    network = Network(module, sites, ())
+    task = SequenceClassification(tiny.tokenizer("gpt"), ["text"], "label", ("a", "b", "c"), 32)
+    prefix = Prefix(network, task, memory=LOTS, disk=0)
+    inputs, _ = task.collate([Example((5, 6, 7), 0), Example((8, 9, 10), 1)])
+    params = add_client_axis(tiny.factors(sites, 1))
+    before = network(params, {}, inputs).logits
+    try:
+        prefix.check(tiny.factors(sites, 1), inputs)
+    finally:  # whatever came of it, the model is whole outside
+        assert network(params, {}, inputs).logits.equal(before)
+    return prefix
+
+
+def test_a_model_that_reads_its_lower_layers_elsewhere_is_caught() -> None:
+    assert stack("last", ("layers.2.dense",)).layers == 2
+    with pytest.raises(PrefixRefused, match="in other ways"):
+        stack("all", ("layers.2.dense",))
+
+
+def test_a_second_list_of_layers_after_the_first() -> None:
+    """With adapters in the second list alone, the first list is not the prefix's business."""
+    assert stack("all", ("others.1.dense",)).layers == 1
+    with pytest.raises(PrefixRefused, match="several lists"):
+        stack("last", ("layers.1.dense", "others.1.dense"))

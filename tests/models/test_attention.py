@@ -1,0 +1,146 @@
+"""Attention written out: torch's results and gradients, and no gradient where none is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+import tiny
+from rondo.models import attention
+
+
+def draw(*shape: int, seed: int) -> Tensor:
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=g, dtype=torch.float64).requires_grad_()
+
+
+def tensors(groups: int = 1, queries: int = 5) -> list[Tensor]:
+    """Query, key, value and a gradient, laid out as a model's are: heads inside tokens."""
+    each = [draw(3, t, 4 // g, 8, seed=s) for s, (t, g) in enumerate([(queries, 1), (5, groups), (5, groups)])]
+    return [*(t.transpose(1, 2) for t in each), draw(3, queries, 4, 8, seed=9).detach()]
+
+
+def seen(kind: str) -> Tensor | None:
+    if kind == "none":
+        return None
+    mask = torch.ones(3, 1, 5, 5, dtype=torch.bool)
+    if kind == "causal":
+        mask = mask.tril()
+    mask[1, :, :, 3:] = False
+    return mask
+
+
+@pytest.mark.parametrize("mask", ["none", "padding", "causal"])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("queries", [1, 5])
+def test_it_is_torchs_attention(mask: str, groups: int, queries: int) -> None:
+    q, k, v, gradient = tensors(groups, queries)
+    allowed = seen(mask)
+    allowed = None if allowed is None else allowed[:, :, -queries:]
+    module = SimpleNamespace(num_key_value_groups=groups, is_causal=False)
+    found, weights = attention.attention(module, q, k, v, allowed, scaling=0.3)
+    wide = (q, k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1))
+    expected = scaled_dot_product_attention(*wide, attn_mask=allowed, scale=0.3).transpose(1, 2)
+    assert weights is None
+    assert found.is_contiguous()
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    ours, theirs = (torch.autograd.grad(o, (q, k, v), gradient, retain_graph=True) for o in (found, expected))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("needed", range(3))
+def test_only_what_needs_a_gradient_gets_one(needed: int) -> None:
+    *parts, gradient = tensors()
+    given = [t if i == needed else t.detach() for i, t in enumerate(parts)]
+    found, _ = attention.attention(nn.Module(), *given, None)
+    (ours,) = torch.autograd.grad(found, (parts[needed],), gradient)
+    expected = scaled_dot_product_attention(*parts).transpose(1, 2)
+    torch.testing.assert_close(ours, torch.autograd.grad(expected, (parts[needed],), gradient)[0], rtol=0, atol=1e-12)
+
+
+def test_what_is_to_be_added_to_the_scores_may_be_given() -> None:
+    q, k, v, _ = tensors()
+    mask = seen("causal")
+    assert mask is not None
+    added = torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, -1e300)
+    ours, theirs = (attention.attention(nn.Module(), q, k, v, m)[0] for m in (added, mask))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+def test_a_bias_by_position_goes_to_torch() -> None:
+    q, k, v, _ = tensors()
+    bias = draw(1, 4, 5, 5, seed=3).detach()
+    module = SimpleNamespace(num_key_value_groups=1, is_causal=False)
+    found, _ = attention.attention(module, q, k, v, None, position_bias=bias)
+    expected = scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "bert": tiny.bert,
+    "roberta": tiny.roberta,
+    "distilbert": tiny.distilbert,
+    "gpt2": tiny.gpt2,
+    "gpt2-lm": tiny.gpt2_lm,
+    "llama-lm": tiny.llama_lm,
+}
+
+
+@pytest.mark.parametrize("chosen", ["written out", "torch, mask unread"])
+@pytest.mark.parametrize("padding", ["none", "right", "left"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_model_gives_the_same_logits_with_it(kind: str, padding: str, chosen: Any) -> None:
+    module = MODELS[kind]().double()
+    batch = tiny.text_batch()
+    if padding == "none":
+        batch = {n: t[:1] for n, t in batch.items()}
+    elif padding == "left":
+        batch = {n: t.flip(1) for n, t in batch.items()}
+    with torch.no_grad():
+        before = module(**batch).logits
+        attention.use(module, chosen)
+        assert module.config._attn_implementation.startswith("rondo_")
+        after = module(**batch).logits
+        if padding == "none":
+            with attention.padding(False):
+                assert module(**batch).logits.equal(after) or chosen != "written out"
+                torch.testing.assert_close(module(**batch).logits, before, rtol=0, atol=1e-12)
+    real = batch["attention_mask"].bool() if before.dim() == 3 else torch.ones(before.shape[:1], dtype=torch.bool)
+    torch.testing.assert_close(after[real], before[real], rtol=0, atol=1e-12)
+
+
+def test_where_there_is_no_padding_torchs_attention_gets_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its fastest kernels take none."""
+    masks: list[Tensor | None] = []
+
+    def watched(q: Tensor, *args: Any, attn_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+        masks.append(attn_mask)
+        return scaled_dot_product_attention(q, *args, attn_mask=attn_mask, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    for make in MODELS.values():
+        module = make()
+        attention.use(module, "torch, mask unread")
+        batch = {n: t[:1] for n, t in tiny.text_batch().items()}
+        for padded in (True, False):
+            masks.clear()
+            with torch.no_grad(), attention.padding(padded):
+                module(**batch)
+            assert masks
+            assert all((m is None) != padded for m in masks)
+
+
+def test_a_model_without_torchs_attention_is_left_as_it_is() -> None:
+    for module in (tiny.convolutions(), tiny.bert()):
+        if hasattr(module, "set_attn_implementation"):
+            module.set_attn_implementation("eager")
+        attention.use(module, "written out")
+        config = getattr(module, "config", None)
+        assert config is None or config._attn_implementation == "eager"

@@ -1,0 +1,579 @@
+"""The network against dense references: merged weights, one client at a time, gradients, and what is frozen."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tiny
+from rondo.models.adapted_layer import UnsupportedLayer, layer_kind
+from rondo.models.call import Rows
+from rondo.models.network import Network
+from rondo.models.pretrained import fingerprint, load_config, load_pretrained, load_structure, load_tokenizer
+from rondo.params import add_client_axis, client_row
+
+Case = tuple[Callable[[], Any], tuple[str, ...], Callable[..., dict[str, Tensor]]]
+
+CASES: dict[str, Case] = {
+    "linear": (tiny.bert, tiny.BERT_LAYERS, tiny.text_batch),
+    "conv1d": (tiny.gpt2, ("c_attn", "c_proj", "c_fc"), tiny.text_batch),
+    "conv1d-lm": (tiny.gpt2_lm, ("c_attn", "c_fc"), tiny.text_batch),
+    "linear-lm": (tiny.llama_lm, ("q_proj", "v_proj", "down_proj"), tiny.text_batch),
+    "conv2d": (tiny.convolutions, ("first", "second"), tiny.image_batch),
+}
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> tuple[Any, tuple[Any, ...], dict[str, Tensor]]:
+    make, endings, batch = CASES[request.param]
+    module = make().double()
+    return module, tiny.sites(module, endings), batch()
+
+
+@torch.no_grad()
+def test_output_is_that_of_merged_weights(case: Any) -> None:
+    module, sites, batch = case
+    network = Network(copy.deepcopy(module), sites, ())
+    for seed in (1, 2):  # the second call must not see the first one's tensors
+        params = tiny.factors(sites, seed)
+        ours = network(add_client_axis(params), {}, batch).logits
+        torch.testing.assert_close(ours, tiny.merged(module, sites, params)(**batch).logits, rtol=0, atol=1e-10)
+    assert (ours - module(**batch).logits).abs().max() > 1e-3
+
+
+@torch.no_grad()
+def test_base_chunks_add_to_the_weights_and_do_not_stay(case: Any) -> None:
+    module, sites, batch = case
+    network = Network(copy.deepcopy(module), sites, ())
+    params, base = tiny.factors(sites, 1), tiny.chunks(sites, 2)
+    ours = network(add_client_axis(params), base, batch).logits
+    torch.testing.assert_close(ours, tiny.merged(module, sites, params, base)(**batch).logits, rtol=0, atol=1e-10)
+    without = network(add_client_axis(params), {}, batch).logits
+    torch.testing.assert_close(without, tiny.merged(module, sites, params)(**batch).logits, rtol=0, atol=1e-10)
+
+
+@torch.no_grad()
+def test_three_clients_in_one_call_are_three_calls(case: Any) -> None:
+    module, sites, batch = case
+    network = Network(module, sites, ())
+    params, base = tiny.factors(sites, 1, clients=3), tiny.chunks(sites, 2)
+    wide = {n: torch.cat([t, t.flip(0), t.roll(1, 0)]) for n, t in batch.items()}
+    together = network(params, base, wide).logits.chunk(3)
+    for k in range(3):
+        rows = {n: t.chunk(3)[k] for n, t in wide.items()}
+        alone = network(add_client_axis(client_row(params, k)), base, rows).logits
+        torch.testing.assert_close(together[k], alone, rtol=0, atol=1e-10)
+
+
+def test_cohort_gradients_are_those_of_each_client(case: Any) -> None:
+    module, sites, batch = case
+    network = Network(module, sites, ())
+    params = {n: t.requires_grad_() for n, t in tiny.factors(sites, 1, clients=2).items()}
+    wide = {n: torch.cat([t, t.flip(0)]) for n, t in batch.items()}
+    logits = network(params, {}, wide).logits
+    together = torch.autograd.grad(logits.square().flatten(1).mean(1).sum(), list(params.values()))
+    for k in range(2):
+        mine = {n: t.detach()[k : k + 1].requires_grad_() for n, t in params.items()}
+        rows = {n: t.chunk(2)[k] for n, t in wide.items()}
+        loss = network(mine, {}, rows).logits.square().flatten(1).mean(1).sum()
+        for ours, theirs in zip(together, torch.autograd.grad(loss, list(mine.values())), strict=True):
+            torch.testing.assert_close(ours[k], theirs[0], rtol=1e-9, atol=1e-10)
+
+
+def test_gradients_are_those_of_merged_weights(case: Any) -> None:
+    """d/dA of f(W + s B A) is s B^T (df/dW), and d/dB is s (df/dW) A^T."""
+    module, sites, batch = case
+    params = tiny.factors(sites, 1)
+    dense = tiny.merged(module, sites, params).requires_grad_(True)
+    dense(**batch).logits.square().mean().backward()
+    leaves = {n: t.unsqueeze(0).requires_grad_() for n, t in params.items()}
+    Network(module, sites, ())(leaves, {}, batch).logits.square().mean().backward()
+    for s in sites:
+        grad = dense.get_submodule(s.path).weight.grad
+        grad = grad.T if s.kind == "conv1d" else grad.reshape(s.shape)
+        a, b = params[f"{s.path}.A"], params[f"{s.path}.B"]
+        torch.testing.assert_close(leaves[f"{s.path}.A"].grad[0], s.scale * b.T @ grad, rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(leaves[f"{s.path}.B"].grad[0], s.scale * grad @ a.T, rtol=1e-8, atol=1e-10)
+
+
+def test_nothing_frozen_gets_a_gradient_or_changes(case: Any) -> None:
+    module, sites, batch = case
+    network = Network(module, sites, ())
+    before = fingerprint(module)
+    params = {n: t.requires_grad_() for n, t in tiny.factors(sites, 1, clients=1).items()}
+    network(params, tiny.chunks(sites, 2), batch).logits.square().mean().backward()
+    assert all(p.grad is None and not p.requires_grad for p in module.parameters())
+    assert all(t.grad is not None and t.grad.abs().max() > 0 for t in params.values())
+    assert fingerprint(module) == before
+
+
+def test_nothing_is_computed_below_the_lowest_adapted_layer() -> None:
+    module = tiny.bert()
+    sites = [s for s in tiny.sites(module, ("query", "intermediate.dense")) if ".layer.1." in s.path]
+    network = Network(module, sites, ())
+    entering: dict[str, bool] = {}
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.Linear):
+            layer.register_forward_pre_hook(lambda _, args, name=name: entering.update({name: args[0].requires_grad}))
+    params = {n: t.requires_grad_() for n, t in tiny.factors(sites, 1, clients=1).items()}
+    network(params, {}, tiny.text_batch()).logits.sum().backward()
+    assert not any(needs for name, needs in entering.items() if ".layer.0." in name)
+    assert not entering["bert.encoder.layer.1.attention.self.query"]
+    assert entering["bert.encoder.layer.1.intermediate.dense"]
+
+
+def test_with_only_b_trained_a_has_no_gradient() -> None:
+    module = tiny.bert()
+    sites = tiny.sites(module, ("query", "value"))
+    params = tiny.factors(sites, 1, clients=1)
+    for name, tensor in params.items():
+        tensor.requires_grad_(name.endswith(".B"))
+    Network(module, sites, ())(params, {}, tiny.text_batch()).logits.sum().backward()
+    for name, tensor in params.items():
+        assert (tensor.grad is not None) == name.endswith(".B")
+
+
+# Activation checkpointing
+
+
+def _checkpointed(module: Any) -> Any:
+    module.activation_checkpointing_enable()
+    for part in module.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+    return module.train()
+
+
+def _gradients(network: Network, params: dict[str, Tensor], **options: Any) -> dict[str, Tensor]:
+    leaves = {n: t.detach().clone().requires_grad_() for n, t in params.items()}
+    network(leaves, {}, tiny.text_batch(), **options).logits.square().mean().backward()
+    return {n: t.grad for n, t in leaves.items() if t.grad is not None}
+
+
+def _pair(dropout: float = 0.0) -> tuple[Network, Network, dict[str, Tensor], dict[str, Tensor]]:
+    """The same network twice, the second one checkpointed, and the factors of two calls."""
+    module = tiny.bert(attention_probs_dropout_prob=0.0).double()
+    sites = tiny.sites(module, tiny.BERT_LAYERS, dropout=dropout)
+    stored, recomputed = (Network(copy.deepcopy(module), sites, ()) for _ in range(2))
+    _checkpointed(recomputed.module)
+    return stored, recomputed, tiny.factors(sites, 1, clients=1), tiny.factors(sites, 2, clients=1)
+
+
+def test_checkpointing_recomputes_with_the_tensors_of_its_own_call() -> None:
+    stored, recomputed, first, second = _pair()
+    runs = 0
+
+    def count(*_: Any) -> None:
+        nonlocal runs
+        runs += 1
+
+    recomputed.module.bert.encoder.layer[0].attention.self.query.register_forward_hook(count)
+    for params in (first, second, first):
+        ours, theirs = _gradients(recomputed, params), _gradients(stored, params)
+        assert ours.keys() == theirs.keys() == params.keys()
+        for name, grad in ours.items():
+            torch.testing.assert_close(grad, theirs[name], rtol=1e-9, atol=1e-12)
+    assert runs == 6  # or nothing was checkpointed
+
+
+def test_checkpointing_with_two_calls_before_backward_is_right_or_refused() -> None:
+    """An objective may evaluate the loss twice (a personal and a global model) before one backward."""
+    stored, recomputed, first, second = _pair()
+
+    def grads(network: Network) -> list[Tensor]:
+        leaves = [{n: t.detach().clone().requires_grad_() for n, t in p.items()} for p in (first, second)]
+        terms = [network(p, {}, tiny.text_batch()).logits.square().mean() for p in leaves]
+        sum(terms).backward()  # type: ignore[union-attr]
+        return [t.grad for p in leaves for t in p.values()]  # type: ignore[misc]
+
+    try:
+        ours = grads(recomputed)
+    except RuntimeError as error:
+        if "one network call" not in str(error):
+            raise
+        return
+    for a, b in zip(ours, grads(stored), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_checkpointing_after_a_call_without_backward() -> None:
+    """A loss that is not finite is dropped before its backward; the next client must not suffer for it."""
+    stored, recomputed, first, second = _pair()
+    recomputed({n: t.clone().requires_grad_() for n, t in second.items()}, {}, tiny.text_batch())
+    ours, theirs = _gradients(recomputed, first), _gradients(stored, first)
+    for name, grad in ours.items():
+        torch.testing.assert_close(grad, theirs[name], rtol=1e-9, atol=1e-12)
+
+
+def test_checkpointing_recomputes_with_the_same_dropout_masks() -> None:
+    stored, recomputed, params, _ = _pair(dropout=0.5)
+
+    def drawn() -> list[torch.Generator]:
+        return [torch.Generator().manual_seed(7)]
+
+    ours, theirs = (_gradients(n, params, dropout=drawn()) for n in (recomputed, stored))
+    for name, grad in ours.items():
+        torch.testing.assert_close(grad, theirs[name], rtol=1e-9, atol=1e-12)
+
+
+# Adapter dropout
+
+
+def test_adapter_dropout_follows_its_generators() -> None:
+    module = tiny.bert().double()
+    sites = tiny.sites(module, ("query", "value"), dropout=0.5)
+    network = Network(module, sites, ())
+    params = tiny.factors(sites, 1, clients=2)
+    batch = {n: torch.cat([t, t]) for n, t in tiny.text_batch().items()}
+
+    @torch.no_grad()
+    def logits(*seeds: int) -> tuple[Tensor, ...]:
+        generators = [torch.Generator().manual_seed(s) for s in seeds] or None
+        return network(params, {}, batch, generators).logits.chunk(2)
+
+    base, again, second_other = logits(1, 2), logits(1, 2), logits(1, 3)
+    assert base[0].equal(again[0])
+    assert base[1].equal(again[1])
+    torch.testing.assert_close(base[0], second_other[0], rtol=0, atol=1e-12)  # a client's mask is its own
+    assert (base[1] - second_other[1]).abs().max() > 1e-3
+    plain = Network(tiny.bert().double(), tiny.sites(module, ("query", "value")), ())(params, {}, batch).logits
+    torch.testing.assert_close(torch.cat(logits()), plain, rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+def test_adapter_dropout_keeps_the_mean_and_drops_the_share() -> None:
+    """A dropped entry is zero and a kept one is divided by the share kept: seen through an identity adapter."""
+    module = nn.Module()
+    module.layer = nn.Linear(40, 40, bias=False).double()
+    module.forward = lambda x: module.layer(x)  # type: ignore[method-assign]
+    site = tiny.sites(module, ("layer",), rank=40, dropout=0.25)[0]
+    network = Network(module, [site], ())
+    eye = torch.eye(40, dtype=torch.float64).unsqueeze(0)
+    x = torch.ones(500, 40, dtype=torch.float64)
+    with_adapter = network({"layer.A": eye, "layer.B": eye}, {}, {"x": x}, [torch.Generator().manual_seed(0)])
+    mask = (with_adapter - x @ module.layer.weight.T) / site.scale
+    kept = mask.abs() > 1e-9
+    torch.testing.assert_close(mask[kept], torch.full_like(mask[kept], 1 / 0.75), rtol=0, atol=1e-6)
+    assert abs(kept.double().mean() - 0.75) < 0.02
+
+
+# The frozen matrices, and the head
+
+
+def test_weights_are_the_matrices_that_the_network_multiplies_by(case: Any) -> None:
+    module, sites, _ = case
+    original = copy.deepcopy(module)
+    for path, weight in Network(module, sites, ()).weights().items():
+        site = next(s for s in sites if s.path == path)
+        matrix = weight.matrix()
+        assert (weight.shape, weight.scale, matrix.shape) == (site.shape, site.scale, site.shape)
+        stored = original.get_submodule(path).weight.detach()
+        expected = stored.T if site.kind == "conv1d" else stored.flatten(1)
+        torch.testing.assert_close(matrix, expected.float(), rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_weights_serve_an_svd_of_the_layer(case: Any) -> None:
+    """Taking out the top singular directions through an adapter equals doing so in the layer."""
+    module, sites, batch = case
+    network = Network(copy.deepcopy(module), sites, ())
+    params = {}
+    for path, weight in network.weights().items():
+        u, s, vh = torch.linalg.svd(weight.matrix().double(), full_matrices=False)
+        params[f"{path}.A"] = vh[:3]
+        params[f"{path}.B"] = -(u[:, :3] * s[:3]) / weight.scale
+    left = tiny.merged(module, sites, params)
+    for s in sites:
+        stored = [m.get_submodule(s.path).weight for m in (module, left)]
+        before, after = (torch.linalg.svdvals(w.T if s.kind == "conv1d" else w.flatten(1)) for w in stored)
+        torch.testing.assert_close(after[: len(before) - 3], before[3:], rtol=0, atol=1e-5)
+    ours = network(add_client_axis(params), {}, batch).logits
+    torch.testing.assert_close(ours, left(**batch).logits, rtol=0, atol=1e-10)
+
+
+def test_the_head_is_trained_and_otherwise_the_initial_one() -> None:
+    module = tiny.bert().double()
+    sites = tiny.sites(module, ("query",))
+    network = Network(copy.deepcopy(module), sites, tiny.head_names(module))
+    assert set(network.initial_head) == {"head:" + n for n in tiny.head_names(module)}
+    assert not {n for n, _ in network.module.named_parameters()} & set(tiny.head_names(module))
+    params, head = tiny.factors(sites, 1), tiny.head_of(network, 2)
+    batch = tiny.text_batch()
+    leaves = {n: t.unsqueeze(0).clone().requires_grad_() for n, t in (params | head).items()}
+    logits = network(leaves, {}, batch).logits
+    torch.testing.assert_close(logits, tiny.merged(module, sites, params | head)(**batch).logits, rtol=0, atol=1e-10)
+    logits.square().mean().backward()
+    assert all(leaves[n].grad is not None for n in head)
+    initial = network(add_client_axis(params), {}, batch).logits
+    torch.testing.assert_close(initial, tiny.merged(module, sites, params)(**batch).logits, rtol=0, atol=1e-10)
+    assert not initial.requires_grad
+
+
+@pytest.mark.parametrize("counts", [(3, 3, 3), (4, 0, 5), (2, 7)], ids=["even", "uneven", "two"])
+@pytest.mark.parametrize("make", [tiny.bert, tiny.roberta, tiny.distilbert], ids=["bert", "roberta", "distilbert"])
+def test_clients_have_heads_of_their_own(make: Any, counts: tuple[int, ...]) -> None:
+    """Each client's rows get the logits, and its head the gradients, that it would have alone."""
+    module = make().double()
+    sites = tiny.sites(module, ("query", "q_lin", "value"))
+    network = Network(copy.deepcopy(module), sites, tiny.head_names(module))
+    assert network.one_at_a_time is None
+    each = [tiny.factors(sites, k) | tiny.head_of(network, 10 + k) for k in range(len(counts))]
+    batch = tiny.text_batch(sum(counts))
+    leaves = {n: torch.stack([one[n] for one in each]).requires_grad_() for n in each[0]}
+    logits = network(leaves, {}, batch, rows=Rows(counts)).logits
+    logits.square().sum().backward()
+    start = 0
+    for k, count in enumerate(counts):
+        part = {n: t[start : start + count] for n, t in batch.items()}
+        found, start = logits[start : start + count], start + count
+        assert len(found) == count
+        if count == 0:
+            assert not any(t.grad[k].any() for t in leaves.values())  # type: ignore[index]
+            continue
+        expected = tiny.merged(module, sites, each[k])(**part).logits
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+        alone = {n: t.unsqueeze(0).clone().requires_grad_() for n, t in each[k].items()}
+        network(alone, {}, part).logits.square().sum().backward()
+        for n, t in alone.items():
+            torch.testing.assert_close(leaves[n].grad[k], t.grad[0], rtol=1e-10, atol=1e-10)  # type: ignore[index]
+
+
+class Normed(nn.Module):
+    """A body of one layer, and a head of a normalisation and a linear layer."""
+
+    base_model_prefix = "body"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.ModuleDict({"layer": nn.Linear(6, 5)})
+        self.norm = nn.LayerNorm(5)
+        self.classifier = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.classifier(self.norm(self.body["layer"](x))))
+
+
+def test_a_head_with_trained_tensors_in_other_layers_is_trained_one_client_at_a_time() -> None:
+    g = torch.Generator().manual_seed(0)
+    module = Normed().double()
+    sites = tiny.sites(module, ("layer",))
+    network = Network(copy.deepcopy(module), sites, tiny.head_names(module))
+    reason = network.one_at_a_time
+    assert reason is not None
+    assert "LayerNorm" in reason
+    assert "Linear" not in reason
+    params, head = tiny.factors(sites, 1), tiny.head_of(network, 2)
+    batch = {"x": torch.randn(4, 6, generator=g, dtype=torch.float64)}
+    logits = network(add_client_axis(params | head), {}, batch).logits
+    torch.testing.assert_close(logits, tiny.merged(module, sites, params | head)(**batch).logits, rtol=0, atol=1e-10)
+    with pytest.raises(ValueError, match="2 clients"):
+        network(add_client_axis(params | head, 2), {}, batch)
+
+
+# Whose rows are whose
+
+
+def test_sums_of_rows_are_each_clients() -> None:
+    values = torch.arange(1.0, 7.0)
+    assert Rows((2, 2, 2)).sum(values).tolist() == [3.0, 7.0, 11.0]
+    assert Rows((6,)).sum(values).tolist() == [21.0]
+    assert Rows((1, 0, 3, 2)).sum(values).tolist() == [1.0, 0.0, 9.0, 11.0]
+    assert Rows((2, 2, 2)).even
+    assert not Rows((1, 0, 3, 2)).even
+    assert Rows((1, 0, 3, 2)).index.tolist() == [0, 2, 2, 2, 3, 3]
+    assert Rows((1, 0, 3, 2)).to(torch.device("cpu")).index.tolist() == [0, 2, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("counts", [(2, 2, 2), (1, 3, 2)])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_stays_its_clients(counts: tuple[int, ...], bad: float) -> None:
+    values = torch.ones(6)
+    values[counts[0]] = bad
+    values.requires_grad_()
+    found = Rows(counts).sum(values)
+    assert found.isfinite().tolist() == [True, False, True]
+    assert [float(found[k]) for k in (0, 2)] == [counts[0], counts[2]]
+    torch.where(found.isfinite(), found, 0.0).sum().backward()
+    assert values.grad is not None
+    assert values.grad.tolist() == [1.0] * counts[0] + [0.0] * counts[1] + [1.0] * counts[2]
+
+
+def test_a_missing_factor_is_an_error() -> None:
+    module = tiny.bert()
+    sites = tiny.sites(module, ("query",))
+    params = tiny.factors(sites, 1, clients=1)
+    params.pop(f"{sites[1].path}.B")
+    with pytest.raises(KeyError):
+        Network(module, sites, ())(params, {}, tiny.text_batch())
+
+
+def test_the_base_runs_in_eval_mode() -> None:
+    module = tiny.bert(hidden_dropout_prob=0.5)
+    sites = tiny.sites(module, ("query",))
+    network = Network(module.train(), sites, ())
+    params = tiny.factors(sites, 1, clients=1)
+    assert network(params, {}, tiny.text_batch()).logits.equal(network(params, {}, tiny.text_batch()).logits)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(4, 4, 3, groups=2),
+        nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"),
+        nn.Conv2d(4, 4, 3, dilation=2),  # PEFT's own adapter leaves the dilation out, so no export could be read
+        nn.Conv1d(4, 4, 3),
+        nn.Embedding(4, 4),
+        nn.LayerNorm(4),
+    ],
+)
+def test_layers_that_cannot_be_adapted_are_refused(layer: nn.Module) -> None:
+    with pytest.raises(UnsupportedLayer, match=r"encoder\.here"):
+        layer_kind(layer, "encoder.here")
+
+
+def test_a_convolution_padded_by_name_is_adapted() -> None:
+    module = tiny.convolutions().double()
+    module.body["first"] = nn.Conv2d(3, 6, 3, padding="same").double()
+    sites = tiny.sites(module, ("first",))
+    params, batch = tiny.factors(sites, 1), tiny.image_batch()
+    expected = tiny.merged(module, sites, params)(**batch).logits
+    ours = Network(module, sites, ())(add_client_axis(params), {}, batch).logits
+    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-10)
+
+
+# The fingerprint
+
+
+def test_the_fingerprint_changes_with_one_weight_and_with_nothing_else() -> None:
+    module = tiny.bert()
+    before = fingerprint(module)
+    assert fingerprint(copy.deepcopy(module)) == fingerprint(tiny.bert()) == before != fingerprint(tiny.bert(seed=1))
+    weight = module.bert.encoder.layer[1].output.dense.weight
+    with torch.no_grad():
+        weight[3, 4] = torch.nextafter(weight[3, 4], torch.tensor(9.0))
+    assert fingerprint(module) != before
+    assert fingerprint(tiny.bert().bfloat16()) != before
+
+
+# Loading from a folder
+
+
+def test_loading_tells_the_head_and_draws_it_from_the_seed(tmp_path: Any) -> None:
+    folder = tiny.saved(tmp_path, tiny.bert().bert, tiny.tokenizer())  # a body without a classifier
+    labels = ("no", "yes", "maybe")
+    coder = load_tokenizer(folder)
+    config = load_config("sequence-classification", folder, labels=labels)
+    one, head = load_pretrained("sequence-classification", folder, config, coder, seed=1)
+    again, other = (load_pretrained("sequence-classification", folder, config, coder, seed=s)[0] for s in (1, 2))
+    assert set(head) == {"classifier.weight", "classifier.bias"}
+    assert fingerprint(one) == fingerprint(again) != fingerprint(other)
+    assert fingerprint(one.bert) == fingerprint(other.bert)
+    assert one.config.id2label == {0: "no", 1: "yes", 2: "maybe"}
+    assert coder("w0 w1")["input_ids"] == [2, 4, 5, 3]
+
+
+def test_loading_replaces_a_head_of_another_task_and_names_what_the_file_lacks(tmp_path: Any) -> None:
+    module = tiny.bert(labels=5)
+    del module.bert.pooler  # a checkpoint may lack the pooler
+    folder = tiny.saved(tmp_path, module, tiny.tokenizer())
+    coder = load_tokenizer(folder)
+    config = load_config("sequence-classification", folder, labels=("no", "yes"))
+    loaded, head = load_pretrained("sequence-classification", folder, config, coder, seed=1)
+    assert set(head) == set(tiny.head_names(tiny.bert()))
+    assert loaded.classifier.weight.shape == (2, 32)
+
+
+def test_loading_a_language_model_gives_no_head_and_a_padding_token(tmp_path: Any) -> None:
+    folder = tiny.saved(tmp_path, tiny.gpt2_lm(), tiny.tokenizer("gpt", pad=False))
+    before = torch.random.get_rng_state()
+    coder = load_tokenizer(folder)
+    _, head = load_pretrained("causal-lm", folder, load_config("causal-lm", folder), coder, seed=1)
+    assert head == ()
+    assert coder.pad_token_id == coder.eos_token_id == 3
+    assert torch.random.get_rng_state().equal(before)
+
+
+def test_a_configuration_read_once_serves_the_structure_and_the_weights(tmp_path: Any) -> None:
+    folder = tiny.saved(tmp_path, tiny.bert(labels=2), tiny.tokenizer())
+    config = load_config("sequence-classification", folder, labels=("no", "yes", "maybe"))
+    before = config.to_dict()
+    empty, _ = load_structure("sequence-classification", config)
+    module, _ = load_pretrained("sequence-classification", folder, config, load_tokenizer(folder), seed=1)
+    assert config.to_dict() == before
+    shapes, found = ({n: t.shape for n, t in m.state_dict().items()} for m in (empty, module))
+    assert shapes == found
+    assert shapes["classifier.weight"] == (3, 32)
+    assert module.config is not config is not empty.config
+
+
+# Quantised weights
+
+
+def _int8(module: nn.Module) -> nn.Module:
+    pytest.importorskip("torchao")
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    quantize_(module, Int8WeightOnlyConfig())
+    return module
+
+
+def _dequantised(module: nn.Module, quantised: nn.Module) -> nn.Module:
+    module = copy.deepcopy(module)
+    with torch.no_grad():
+        for path, layer in module.named_modules():
+            if isinstance(layer, nn.Linear):
+                layer.weight.copy_(quantised.get_submodule(path).weight.dequantize())
+    return module
+
+
+def test_int8_gradients_are_close_to_those_of_the_dequantised_model() -> None:
+    module = tiny.bert()
+    quantised = _int8(copy.deepcopy(module))
+    plain = _dequantised(module, quantised)
+    sites = tiny.sites(module, tiny.BERT_LAYERS)
+    results = []
+    for each in (quantised, plain):
+        leaves = {n: t.requires_grad_() for n, t in tiny.factors(sites, 1, 1, torch.float32).items()}
+        logits = Network(each, sites, ())(leaves, {}, tiny.text_batch()).logits
+        logits.square().mean().backward()
+        results.append([logits.detach(), *(t.grad for t in leaves.values())])
+    assert all(t.isfinite().all() for t in results[0])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * float(theirs.abs().max()))
+
+
+def test_int8_weights_are_the_dequantised_ones() -> None:
+    module = tiny.bert()
+    quantised = _int8(copy.deepcopy(module))
+    plain = _dequantised(module, quantised)
+    sites = tiny.sites(module, tiny.BERT_LAYERS)
+    for path, weight in Network(quantised, sites, ()).weights().items():
+        assert weight.matrix().equal(plain.get_submodule(path).weight)
+        assert not weight.matrix().equal(module.get_submodule(path).weight)
+
+
+def test_int8_models_have_a_fingerprint() -> None:
+    one, two = _int8(tiny.bert()), _int8(tiny.bert(seed=1))
+    assert fingerprint(one) == fingerprint(_int8(tiny.bert())) != fingerprint(two)
+
+
+def test_loading_in_int8_leaves_the_head_as_it_is(tmp_path: Any) -> None:
+    pytest.importorskip("torchao")
+    folder = tiny.saved(tmp_path, tiny.bert(labels=2), tiny.tokenizer())
+    config = load_config("sequence-classification", folder, labels=("no", "yes"))
+    module, head = load_pretrained(
+        "sequence-classification", folder, config, load_tokenizer(folder), seed=1, quantization="int8"
+    )
+    assert type(module.classifier.weight.data) is Tensor
+    assert type(module.bert.encoder.layer[0].output.dense.weight.data) is not Tensor
+    sites = tiny.sites(module, ("query", "value"))
+    network = Network(module, sites, head)
+    params = tiny.factors(sites, 1, 1, torch.float32) | add_client_axis(network.initial_head)
+    assert network(params, {}, tiny.text_batch()).logits.shape == (4, 2)

@@ -1,0 +1,93 @@
+"""The run directory."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from rondo.config import ConfigError, load
+from rondo.runs.storage.directory import RunDirectory
+from rondo.runs.storage.manifest import environment
+
+
+def test_a_new_directory_is_made_with_its_parents(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path / "a" / "b", "fedit")
+    assert directory.path.is_dir()
+    assert (directory.adapter, directory.checkpoint) == (tmp_path / "a/b/adapter", tmp_path / "a/b/checkpoint")
+
+
+def test_unnamed_directories_carry_the_algorithm_and_never_clash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = [RunDirectory.create(None, "package.module:Own").path for _ in range(3)]
+    assert len(set(made)) == 3
+    assert all(p.parent == Path("runs") and p.name.startswith("Own-") for p in made)
+
+
+def test_a_directory_that_holds_a_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(ConfigError, match="already holds a run; name another folder"):
+        RunDirectory.create(tmp_path, "fedit")
+
+
+def test_a_folder_with_other_things_is_accepted_and_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("x")
+    assert RunDirectory.create(tmp_path, "fedit").path == tmp_path
+    for path in (tmp_path / "notes.txt", tmp_path / "notes.txt" / "run"):
+        with pytest.raises(ConfigError, match=r"--run-dir: .* cannot be made"):
+            RunDirectory.create(path, "fedit")
+
+
+@pytest.mark.parametrize("present", [(), ("config.toml",), ("manifest.json",)])
+def test_what_is_no_run_is_not_opened(tmp_path: Path, present: tuple[str, ...]) -> None:
+    for name in present:
+        (tmp_path / name).write_text("")
+    with pytest.raises(ConfigError, match=r"RUN_DIR: .* is not a run directory: it has no"):
+        RunDirectory.open(tmp_path)
+    with pytest.raises(ConfigError, match="is not a run directory"):
+        RunDirectory.open(tmp_path / "nowhere")
+
+
+def test_the_configuration_is_read_back(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path / "run", "fedit")
+    config = load({"algorithm": {"name": "florg", "bases": "svd"}, "task": {"text": "Ünïcode 好 \"'\\"}, "rounds": 3})
+    directory.write_config(config)
+    directory.write("manifest.json", {})
+    assert RunDirectory.open(directory.path).config() == config
+
+
+def test_json_files_are_read_back(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    content = {"labels": ["é", "好", "😀", "\u202e"], "x": None, "y": 0.1}
+    directory.write("manifest.json", content)
+    assert directory.read("manifest.json") == content
+    records = [{"round": 0, "loss": None}, {"round": 1, "client": "好\n\u2028\x85"}]
+    text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    directory.metrics.write_text(text, encoding="utf-8")
+    assert directory.rounds() == records
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "\0"])
+def test_a_missing_or_broken_file_is_named(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "partition.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"RUN_DIR: partition\.json cannot be read"):
+        RunDirectory(tmp_path).read("partition.json")
+
+
+def test_a_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    (tmp_path / "partition.json").write_bytes(b'{"a": "\xff"}')
+    with pytest.raises(ConfigError, match=r"partition\.json cannot be read"):
+        RunDirectory(tmp_path).read("partition.json")
+
+
+def test_the_manifest_tells_versions_and_machine() -> None:
+    found = environment()
+    assert {"rondo-fl", "torch", "transformers", "peft", "safetensors"} <= set(found["versions"])
+    assert "not installed" not in found["versions"].values()
+    assert all(found[key] for key in ("python", "platform", "processor", "started"))
+    assert os.sep not in json.dumps(found["versions"])

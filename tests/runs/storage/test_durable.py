@@ -1,0 +1,160 @@
+"""Files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rondo.runs.storage import durable
+from rondo.runs.storage.durable import Damaged, Journal, Position
+
+
+def failing(patch: pytest.MonkeyPatch, name: str, at: int, code: int) -> None:
+    """Have the ``at``-th call of ``os.<name>`` fail."""
+    original: Callable[..., Any] = getattr(os, name)
+    calls = iter(range(10_000))
+
+    def call(*args: Any, **options: Any) -> Any:
+        if next(calls) == at:
+            raise OSError(code, os.strerror(code))
+        return original(*args, **options)
+
+    patch.setattr(os, name, call)
+
+
+def test_a_file_is_written_and_replaced(tmp_path: Path) -> None:
+    for content in (b"first", b"", b"x" * 100_000):
+        durable.write(tmp_path / "a", content)
+        assert (tmp_path / "a").read_bytes() == content
+    assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EACCES])
+@pytest.mark.parametrize("name", ["open", "write", "fsync", "replace"])
+def test_what_cannot_be_written_leaves_what_was_there(
+    name: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    durable.write(tmp_path / "a", b"old")
+    with monkeypatch.context() as patch:
+        failing(patch, name, 0, code)
+        with pytest.raises(OSError) as error:
+            durable.write(tmp_path / "a", b"new")
+    assert error.value.errno == code
+    assert (tmp_path / "a").read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_write_that_takes_a_part_at_a_time_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: original(descriptor, bytes(data[:3])))
+    durable.write(tmp_path / "a", b"0123456789")
+    assert (tmp_path / "a").read_bytes() == b"0123456789"
+
+
+def test_a_full_disk_in_earnest(tmp_path: Path) -> None:
+    """The limit of a process's file size stands in for the disk's: the write fails in the system, not in a stub."""
+    script = """
+import resource, signal, sys
+from pathlib import Path
+from rondo.runs.storage import durable
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+durable.write(Path(sys.argv[1]), b"x" * 999)
+try:
+    durable.write(Path(sys.argv[1]), b"y" * 5000)
+except OSError as error:
+    print(error.errno)
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "a")], capture_output=True, text=True)
+    assert (done.stdout.strip(), done.stderr) == (str(errno.EFBIG), "")
+    assert (tmp_path / "a").read_bytes() == b"x" * 999
+    assert os.listdir(tmp_path) == ["a"]
+
+
+# Journals
+
+lines = st.lists(st.binary(max_size=20).filter(lambda b: b"\n" not in b and b"\r" not in b), max_size=6)
+
+
+@given(before=lines, after=lines)
+def test_a_journal_is_cut_where_it_counts_and_goes_on(
+    tmp_path_factory: pytest.TempPathFactory, before: list[bytes], after: list[bytes]
+) -> None:
+    path = tmp_path_factory.mktemp("journal") / "lines"
+    journal = Journal(path)
+    for line in before:
+        journal.append(line)
+    position = journal.position
+    for line in after:
+        journal.append(line)
+    again = Journal(path)
+    assert again.lines(position) == before
+    again.go_on(position)
+    assert again.position == position
+    again.append(b"next")
+    assert path.read_bytes() == b"".join(line + b"\n" for line in [*before, b"next"])
+    assert Journal(path).lines(again.position) == [*before, b"next"]
+
+
+@pytest.mark.parametrize("name", ["write", "fsync"])
+def test_a_line_that_could_not_be_written_is_written_over(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path / "lines")
+    journal.append(b"one")
+    before = journal.position
+    with monkeypatch.context() as patch:
+        failing(patch, name, 0, errno.ENOSPC)
+        with pytest.raises(OSError):
+            journal.append(b"a longer line")
+    assert journal.position == before
+    journal.append(b"two")
+    assert (tmp_path / "lines").read_bytes() == b"one\ntwo\n"
+
+
+@pytest.mark.parametrize("content", [b"on", b"onf\n", b""])
+def test_a_journal_that_was_changed_is_told(content: bytes, tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "lines")
+    journal.append(b"one")
+    (tmp_path / "lines").write_bytes(content)
+    with pytest.raises(Damaged, match="lines"):
+        Journal(tmp_path / "lines").lines(journal.position)
+    (tmp_path / "lines").unlink()
+    with pytest.raises(Damaged, match="has 0 bytes, 4 were written"):
+        Journal(tmp_path / "lines").go_on(journal.position)
+
+
+def test_the_start_of_a_journal_that_is_not_there_is_its_position(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "lines")
+    assert journal.position == Position(0, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855")
+    assert journal.lines(journal.position) == []
+
+
+# Locks
+
+
+def test_one_process_has_a_folder_at_a_time(tmp_path: Path) -> None:
+    script = (
+        "import sys, json; from pathlib import Path; from rondo.runs.storage import durable\n"
+        "with durable.locked(Path(sys.argv[1])) as alone: print(json.dumps(alone))"
+    )
+
+    def other() -> bool:
+        done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
+        alone: bool = json.loads(done.stdout)
+        return alone
+
+    with durable.locked(tmp_path) as alone:
+        assert alone
+        assert not other()
+    assert other()

@@ -1,0 +1,275 @@
+"""Comparisons: the same data for all, numbers taken from the runs, nothing run twice, faults found first."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import rondo
+from rondo.config import ConfigError, load
+from rondo.report.terminal import comparison_table
+from rondo.runs import compare
+from rondo.runs.storage.directory import to_toml
+from small_runs import reviews, save_tiny_bert, settings, write_rows
+
+Invoke = Callable[..., tuple[int, str]]
+NAMES, SEEDS = ("fedit", "fedsa-lora"), (0, 3)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A configuration that runs in a second."""
+    folder = tmp_path_factory.mktemp("tiny")
+    source = {
+        "source": str(write_rows(folder / "train.csv", reviews(24))),
+        "test_source": str(write_rows(folder / "test.csv", reviews(6, seed=1))),
+    }
+    partition = {"kind": "dirichlet", "alpha": 1.0}
+    return settings(save_tiny_bert(folder / "bert"), data=source, partition=partition)
+
+
+@pytest.fixture(scope="module")
+def compared(tiny: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> compare.Comparison:
+    """A comparison of an algorithm with a global model and one with personal models; do not write into it."""
+    return rondo.compare(NAMES, tiny, seeds=SEEDS, out=tmp_path_factory.mktemp("compared") / "out", device="cpu")
+
+
+@pytest.fixture
+def copy(compared: compare.Comparison, tmp_path: Path) -> Path:
+    """A comparison's directory that may be written into."""
+    shutil.copytree(compared.out, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def run_dir(algorithm: str, seed: int) -> str:
+    return f"{algorithm}-seed-{seed}"
+
+
+def test_every_algorithm_is_dealt_the_same_rows(compared: compare.Comparison) -> None:
+    dealt = {s: [read(compared.out / run_dir(n, s) / "partition.json") for n in NAMES] for s in SEEDS}
+    for first, *others in dealt.values():
+        assert all(other == first for other in others)
+    assert dealt[0][0] != dealt[3][0]
+
+
+def test_every_run_is_an_ordinary_run_directory(compared: compare.Comparison, tiny: dict[str, Any]) -> None:
+    alone = rondo.run({**tiny, "seed": 3}, run_dir=compared.out.parent / "alone", device="cpu")
+    beside = compared.out / run_dir("fedit", 3)
+    assert (beside / "config.toml").read_text() == (alone.run_dir / "config.toml").read_text()
+    name = "adapter/adapter_model.safetensors"
+    assert (beside / name).read_bytes() == (alone.run_dir / name).read_bytes()
+
+
+def test_the_numbers_are_those_of_the_runs(compared: compare.Comparison) -> None:
+    assert [(r["algorithm"], r["seed"]) for r in compared.runs] == [(n, s) for n in NAMES for s in SEEDS]
+    for run in compared.runs:
+        summary = read(compared.out / run["run_dir"] / "summary.json")
+        test, own = ("cold_start", "personal") if run["algorithm"] == "fedsa-lora" else ("global", "clients")
+        assert run["test"]["score"] == summary["after"][test]["accuracy"]
+        assert run["own_rows"]["score"] == summary["after"][own]["accuracy"]["mean"]
+        assert (run["bytes_up"], run["bytes_down"]) == (summary["bytes"]["up"], summary["bytes"]["down"])
+        assert [p["round"] for p in run["curve"]] == [0, 1, 2]
+        assert run["curve"][0]["bytes"] == 0
+        assert run["curve"][-1]["bytes"] == run["bytes_up"] + run["bytes_down"]
+        assert run["curve"][-1]["score"] == run["test"]["score"]
+
+
+def test_means_and_deviations_are_over_seeds(compared: compare.Comparison) -> None:
+    for name in NAMES:
+        scores = [r["test"]["score"] for r in compared.runs if r["algorithm"] == name]
+        found = compared.algorithms[name]["test"]
+        assert found["mean"] == pytest.approx(statistics.fmean(scores))
+        assert found["sd"] == pytest.approx(statistics.stdev(scores))
+    assert (
+        compared.algorithms["fedit"]["test"]["model"] == compared.algorithms["fedit"]["own_rows"]["model"] == "global"
+    )
+    assert compared.algorithms["fedsa-lora"]["test"]["model"] == "cold start"
+    assert compared.algorithms["fedsa-lora"]["own_rows"]["model"] == "personal"
+
+
+def test_the_file_says_what_the_result_says(compared: compare.Comparison) -> None:
+    found = read(compared.out / "comparison.json")
+    assert found == {k: v for k, v in vars(compared).items() if k != "out"}
+    assert str(compared.out) not in json.dumps(found)
+
+
+def test_the_picture_is_there(compared: compare.Comparison) -> None:
+    content = (compared.out / "comparison.png").read_bytes()
+    assert content.startswith(b"\x89PNG")
+    assert len(content) > 10_000
+
+
+# --- interference --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("diagnostics", "mean"),
+    [
+        ([None, None], None),
+        ([{}, {"interference": None}], None),
+        ([{"interference": 0.5}, {"interference": 0.25}], 0.375),
+        ([{"interference": 0.5}, {"interference": None}], 0.5),
+    ],
+)
+def test_interference_is_the_mean_over_the_rounds_that_have_it(
+    copy: Path, tiny: dict[str, Any], diagnostics: list[Any], mean: float | None
+) -> None:
+    path = copy / run_dir("fedit", 0) / "metrics.jsonl"
+    records = [json.loads(line) | {"diagnostics": d} for line, d in zip(path.open(), diagnostics, strict=True)]
+    path.write_text("".join(json.dumps(r) + "\n" for r in records))
+    found = rondo.compare(["fedit"], tiny, out=copy, device="cpu")
+    assert found.runs[0]["interference"] == mean
+    console = Console(file=io.StringIO(), width=200)
+    console.print(comparison_table(vars(found)))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    (row,) = (line.split() for line in lines if line.startswith("fedit"))
+    assert row[-1] == ("-" if mean is None else f"{mean:.2g}")
+
+
+# --- starting again ------------------------------------------------------------------------------------------------
+
+
+def made(folder: Path) -> dict[str, float]:
+    """When each of the runs was finished."""
+    return {p.parent.name: p.stat().st_mtime_ns for p in folder.glob("*/summary.json")}
+
+
+def test_a_comparison_started_again_goes_on_with_what_was_cut_off(
+    copy: Path, compared: Any, tiny: dict[str, Any]
+) -> None:
+    before, cut = made(copy), copy / run_dir("fedsa-lora", 3)
+    (cut / "summary.json").unlink()
+    shutil.rmtree(max((cut / "checkpoint").glob("round-*")))  # the last round was not committed
+    found = rondo.compare(NAMES, tiny, seeds=SEEDS, out=copy, device="cpu")
+    assert made(copy).keys() == before.keys()
+    assert [n for n in before if made(copy)[n] != before[n]] == ["fedsa-lora-seed-3"]
+    assert found.runs[-1]["run_dir"] == "fedsa-lora-seed-3"
+    assert [r["test"] for r in found.runs] == [r["test"] for r in compared.runs]
+    assert [r["bytes_up"] for r in found.runs] == [r["bytes_up"] for r in compared.runs]
+
+
+def test_a_run_of_another_configuration_is_left_and_not_taken(copy: Path, tiny: dict[str, Any]) -> None:
+    before = made(copy)
+    found = rondo.compare(["fedit"], tiny, sets=["rounds=1"], out=copy, device="cpu")
+    assert found.runs[0]["run_dir"] == "fedit-seed-0-1"
+    assert {k: v for k, v in made(copy).items() if k in before} == before
+    assert rondo.compare(["fedit"], tiny, sets=["rounds=1"], out=copy, device="cpu").runs == found.runs
+
+
+def test_other_data_under_the_same_name_is_noticed(copy: Path, tiny: dict[str, Any]) -> None:
+    path = copy / run_dir("fedit", 0) / "partition.json"
+    path.write_text(json.dumps(read(path) | {"rows": 23}))
+    with pytest.raises(ConfigError, match="fedsa-lora-seed-0 has another partition than fedit-seed-0"):
+        rondo.compare(NAMES, tiny, out=copy, device="cpu")
+
+
+# --- the command ---------------------------------------------------------------------------------------------------
+
+
+def test_the_command_shows_a_table_and_what_it_did_not_run_again(
+    invoke: Invoke,
+    copy: Path,
+    tiny: dict[str, Any],
+) -> None:
+    Path("x.toml").write_text(to_toml(load(tiny)))
+    arguments = ("--config", "x.toml", "--seeds", "0, 3", "--out", copy, "--device", "cpu")
+    code, output = invoke("compare", "fedit,fedsa-lora,ffa-lora", *arguments)
+    assert code == 0, output
+    assert output.count("finished before, not run again") == 4
+    assert "mean ± standard deviation over seeds 0, 3" in output
+    rows = {line.split()[0]: line for line in output.splitlines() if " kB " in line}
+    assert rows.keys() == {"fedit", "fedsa-lora", "ffa-lora"}
+    for name, line in rows.items():
+        assert ("cold start" in line, "personal" in line) == ((True, True) if name == "fedsa-lora" else (False, False))
+    assert set(read(copy / "comparison.json")["algorithms"]) == rows.keys()
+
+
+@pytest.mark.slow
+def test_every_algorithm_of_the_table_can_be_compared(invoke: Invoke, tiny: dict[str, Any]) -> None:
+    Path("x.toml").write_text(to_toml(load(tiny)))
+    code, output = invoke("compare", "--all", "--config", "x.toml", "--out", "out", "--device", "cpu")
+    assert code == 0, output
+    assert list(read(Path("out/comparison.json"))["algorithms"]) == list(rondo.algorithms.names())
+
+
+def test_settings_of_one_algorithm_alone(tiny: dict[str, Any]) -> None:
+    sets = ["rounds=4", "fedloru.algorithm.tau=2", "fedloru.train.lr=0.5"]
+    fedit, fedloru = compare.plan(["fedit", "fedloru"], tiny, sets=sets)
+    assert fedit.algorithm.fields == {}
+    assert fedloru.algorithm.fields == {"tau": 2}
+    assert (fedit.train.lr, fedloru.train.lr) == (0.02, 0.5)
+    assert fedit.rounds == fedloru.rounds == 4
+
+
+def test_the_whole_table_is_planned_on_the_default() -> None:
+    names = rondo.algorithms.names()
+    assert [c.algorithm.name for c in compare.plan(names)] == list(names)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        ((), "ALGORITHMS: none is named; name some with commas between, or give --all"),
+        (("fedit,rolra",), "ALGORITHMS: no algorithm is called 'rolra'; did you mean 'rolora'"),
+        (("fedit,rolora,fedit",), "ALGORITHMS: 'fedit' is named twice"),
+        (("fedit", "--all"), "--all: names are given too"),
+        (("fedit,no_such_module:X",), "cannot load 'no_such_module:X'"),
+        (("fedit", "--config", "god.toml"), "did you mean 'good.toml'?"),
+        (
+            ("fedit,fedloru", "--set", "algorithm.tau=2"),
+            "fedit has no such field; it has no fields, remove it (for one algorithm",
+        ),
+        (("fedit,rolora", "--set", "rolora.algorithm.tau=2"), "its fields: alternate_for\n"),
+        (("fedit,rolora", "--set", "rolora.algorithm.alternate_for=7.0"), "rolora: "),
+        (("fedit,rolora", "--set", "rolora.rounds=2"), "'rounds' is the same for all in a comparison"),
+        (("fedit,rolora", "--set", "rounds=x"), "1 problem\n"),
+        (("fedit", "--set", "rounds"), "expected KEY.PATH=VALUE"),
+        (("fedit", "--set", "algorithm.name=rolora"), "the algorithms are named by the list; remove it"),
+        (("fedit", "--set", "seed=1", "--seeds", "1,2"), "the seeds are named by --seeds; remove one of the two"),
+        (("fedit", "--seeds", "1,x"), "--seeds: '1,x' should be whole numbers with commas between"),
+        (("fedit", "--seeds", "1,1"), "--seeds: 1 is named twice"),
+        (("fedit", "--seeds=-1"), "--seeds: -1 is out of range"),
+        (("fedit", "--device", "gpu"), "use auto, cpu or cuda"),
+        (("fedit", "--out", "good.toml"), "--out: 'good.toml' cannot be made"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_bad_input_is_exit_code_2_and_a_message(
+    invoke: Invoke,
+    tiny: dict[str, Any],
+    arguments: tuple[str, ...],
+    fragment: str,
+) -> None:
+    Path("good.toml").write_text(to_toml(load(tiny)))
+    if "--config" not in arguments:
+        arguments = (*arguments, "--config", "good.toml")
+    code, output = invoke("compare", *arguments)
+    assert code == 2
+    assert fragment in output
+    assert not Path("runs").exists()
+
+
+def test_a_run_that_stops_is_told_and_the_others_go_on(
+    invoke: Invoke,
+    tiny: dict[str, Any],
+) -> None:
+    Path("x.toml").write_text(to_toml(load(tiny)))
+    sets = ("--set", "ffa-lora.train.optimizer=sgd", "--set", "ffa-lora.train.lr=1e38")
+    code, output = invoke("compare", "ffa-lora,fedit", "--config", "x.toml", "--out", "out", "--device", "cpu", *sets)
+    assert code == 1
+    assert "ffa-lora, seed 0 stopped: 2 rounds in a row were skipped" in output
+    found = read(Path("out/comparison.json"))
+    assert list(found["algorithms"]) == ["fedit"]
+    assert found["stopped"][0]["algorithm"] == "ffa-lora"

@@ -1,0 +1,910 @@
+"""Whole runs from files of data to an adapter, with a model small enough to train in a blink."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+import rondo
+from rondo import algorithms, errors
+from rondo.config import ConfigError, load
+from rondo.data import population
+from rondo.data.population import Population
+from rondo.errors import RunStopped
+from rondo.models import precision
+from rondo.models.peft import read_tensors
+from rondo.models.shortcuts.choose import _telling
+from rondo.runs import evaluate, export, runner
+from rondo.tasks.task import Example
+from small_runs import Rows, reviews, save_tiny_bert, save_tiny_gpt2, save_tiny_pythia, settings, write_rows
+
+Run = Callable[..., runner.RunResult]
+
+
+@pytest.fixture(scope="session")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_bert(tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture
+def run(bert: Path, tmp_path: Path) -> Run:
+    """Runs :func:`settings` with changes, each in a directory of its own."""
+    made: list[Path] = []
+
+    def start(**changes: Any) -> runner.RunResult:
+        made.append(tmp_path / f"run-{len(made)}")
+        return runner.run(settings(bert, **changes), run_dir=made[-1], device="cpu")
+
+    return start
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_rows(tmp_path / "reviews.csv", reviews(48))
+
+
+@pytest.fixture(scope="module")
+def finished(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> runner.RunResult:
+    """A run with a test set and the baseline; do not write into its directory."""
+    folder = tmp_path_factory.mktemp("finished")
+    source = {
+        "source": str(write_rows(folder / "train.csv", reviews(48))),
+        "test_source": str(write_rows(folder / "test.csv", reviews(12, seed=1))),
+    }
+    config = settings(bert, data=source, evaluation={"local_only": True, "clients_every": 1})
+    return runner.run(config, run_dir=folder / "run", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def personal(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> runner.RunResult:
+    """A run of a personal method; do not write into its directory."""
+    folder = tmp_path_factory.mktemp("personal")
+    source = {
+        "source": str(write_rows(folder / "train.csv", reviews(48))),
+        "test_source": str(write_rows(folder / "test.csv", reviews(12, seed=1))),
+    }
+    config = settings(bert, data=source, algorithm={"name": "fedsa-lora"})
+    return runner.run(config, run_dir=folder / "run", device="cpu")
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "adapter_model.safetensors").read_bytes()
+
+
+def report(result: runner.RunResult) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((result.run_dir / "partition.json").read_text(encoding="utf-8"))
+    return found
+
+
+def problems(start: Callable[[], object]) -> dict[str, list[str]]:
+    with pytest.raises(ConfigError) as caught:
+        start()
+    found: dict[str, list[str]] = {}
+    for problem in caught.value.problems:
+        found.setdefault(problem.path, []).append(problem.message)
+    return found
+
+
+def assert_accounted(found: Mapping[str, Any]) -> None:
+    """Every training row is a client's, or counted under what became of it."""
+    dealt = sum(c["train"] + c["validation"] for c in found["clients"].values())
+    lost = (
+        found["rows_bad"] + found["rows_without_client"] + found["rows_cut"] + sum(found["clients_too_small"].values())
+    )
+    assert dealt + lost == found["rows"]
+
+
+# --- the run directory ---------------------------------------------------------------------------------------------
+
+
+def test_a_run_directory_is_complete(finished: runner.RunResult) -> None:
+    names = {p.name + "/" * p.is_dir() for p in finished.run_dir.iterdir()}
+    assert names == {
+        "config.toml", "manifest.json", "metrics.jsonl", "summary.json", "partition.json", "partition.png",
+        "curve.png", "checkpoint/", "adapter/",
+    }  # fmt: skip
+    for picture in ("partition.png", "curve.png"):
+        content = (finished.run_dir / picture).read_bytes()
+        assert content.startswith(b"\x89PNG")
+        assert len(content) > 1000
+
+
+def strict(text: str) -> Any:
+    """JSON as the standard has it: without NaN and infinities."""
+
+    def refuse(constant: str) -> Any:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_the_records_are_what_the_result_says(finished: runner.RunResult) -> None:
+    lines = (finished.run_dir / "metrics.jsonl").read_text().splitlines()
+    assert [strict(line) for line in lines] == finished.history
+    assert [r["round"] for r in finished.history] == [0, 1]
+    assert strict((finished.run_dir / "summary.json").read_text()) == finished.summary
+    assert finished.metrics == finished.history[-1]["scores"] == finished.summary["after"]
+    manifest = strict((finished.run_dir / "manifest.json").read_text())
+    assert manifest["labels"] == ["neg", "pos"]
+    assert (manifest["seed"], manifest["algorithm"], manifest["head"], manifest["device"]) == (
+        0, "fedit", "shared", "cpu",
+    )  # fmt: skip
+    assert len(manifest["adapted_modules"]) == 4
+    assert_accounted(report(finished))
+
+
+def test_rounds_say_who_took_part_and_what_was_sent(finished: runner.RunResult) -> None:
+    numbers = 4 * 2 * (32 + 32) + 2 * 32 + 2  # factors of four modules, and the head
+    for record in finished.history:
+        assert (record["clients"], record["sampled"], record["failed"]) == (3, 3, [])
+        assert record["bytes_up"] == 3 * 4 * numbers
+        assert {"loss", "lr", "bytes_down", "scores", "train_seconds", "seconds"} <= set(record)
+    total = finished.summary["bytes"]
+    assert total["up"] == 2 * 3 * 4 * numbers
+    assert total["up_per_client_round"] == 4 * numbers
+
+
+def test_scores_before_and_after_on_the_test_set_and_at_the_clients(finished: runner.RunResult) -> None:
+    assert finished.summary["before"]["global"]["examples"] == 12
+    assert finished.metrics["global"]["examples"] == 12
+    assert finished.metrics["global"]["loss"] != finished.summary["before"]["global"]["loss"]
+    assert set(finished.metrics["clients"]["per_client"]) == {"client-0", "client-1", "client-2"}
+    assert 0 <= finished.metrics["clients"]["accuracy"]["mean"] <= 1
+
+
+def test_the_baseline_of_clients_on_their_own_is_there(finished: runner.RunResult) -> None:
+    local = finished.summary["local_only"]
+    assert local["own"]["clients"] == local["test"]["clients"] == 3
+    assert 0 <= local["own"]["worst_tenth"] <= local["own"]["mean"] <= 1
+    assert 0 <= local["test"]["mean"] <= 1
+
+
+def test_the_configuration_is_kept_as_it_was_run(finished: runner.RunResult) -> None:
+    config = load(finished.run_dir / "config.toml")
+    assert (config.rounds, config.train.lr, config.adapter.r) == (2, 0.02, 2)
+    again = runner.run(config, run_dir=finished.run_dir.parent / "again", device="cpu")
+    assert weights(again.run_dir / "adapter") == weights(finished.run_dir / "adapter")
+
+
+def test_the_adapter_loads_in_stock_peft(finished: runner.RunResult, bert: Path) -> None:
+    import peft
+    import transformers
+
+    folder = finished.run_dir / "adapter"
+    assert json.loads((folder / "labels.json").read_text()) == ["neg", "pos"]
+    base = transformers.AutoModelForSequenceClassification.from_pretrained(bert, num_labels=2)
+    model = peft.PeftModel.from_pretrained(base, folder).eval()
+    factors = [p for n, p in model.named_parameters() if "lora_B" in n]
+    assert len(factors) == 4
+    assert all(bool(p.any()) for p in factors)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    rows = reviews(12, seed=1)
+    with torch.no_grad():
+        logits = model(**tokenizer([r["text"] for r in rows], padding=True, return_tensors="pt")).logits
+    truth = torch.tensor([("neg", "pos").index(r["label"]) for r in rows])
+    accuracy = float((logits.argmax(-1) == truth).float().mean())
+    assert accuracy == pytest.approx(finished.metrics["global"]["accuracy"])
+    assert torch.nn.functional.cross_entropy(logits, truth).item() == pytest.approx(
+        finished.metrics["global"]["loss"], rel=1e-4
+    )
+
+
+# --- ways to say what to run ---------------------------------------------------------------------------------------
+
+
+def test_a_dict_a_path_and_a_configuration_are_the_same_run(bert: Path, data: Path, tmp_path: Path) -> None:
+    from rondo.runs.storage.directory import to_toml
+
+    config = settings(bert, data={"source": str(data)})
+    file = tmp_path / "run.toml"
+    file.write_text(to_toml(load(config)))
+    results = [
+        rondo.run(c, run_dir=tmp_path / str(i), device="cpu") for i, c in enumerate([config, str(file), load(config)])
+    ]
+    assert len({weights(r.run_dir / "adapter") for r in results}) == 1
+    assert len({(r.run_dir / "config.toml").read_text() for r in results}) == 1
+
+
+def test_the_seed_decides(run: Run, data: Path) -> None:
+    first, again, other = (run(seed=seed, data={"source": str(data)}) for seed in (1, 1, 2))
+    assert weights(first.run_dir / "adapter") == weights(again.run_dir / "adapter")
+    assert weights(first.run_dir / "adapter") != weights(other.run_dir / "adapter")
+    assert report(first) == report(again)
+
+
+def test_the_format_of_the_file_makes_no_difference(run: Run, tmp_path: Path) -> None:
+    rows = reviews(48)
+    endings = (".csv", ".jsonl", ".json", ".parquet")
+    results = [run(data={"source": str(write_rows(tmp_path / f"reviews{e}", rows))}) for e in endings]
+    assert len({weights(r.run_dir / "adapter") for r in results}) == 1
+    assert len({(r.run_dir / "partition.json").read_text() for r in results}) == 1
+
+
+def test_two_columns_of_text(run: Run, data: Path) -> None:
+    result = run(task={"text": ["first", "second"]}, data={"source": str(data)})
+    assert result.history[-1]["clients"] == 3
+    one = run(task={"text": ["text"]}, data={"source": str(data)})
+    assert weights(result.run_dir / "adapter") != weights(one.run_dir / "adapter")
+
+
+def test_one_file_a_client(run: Run, tmp_path: Path) -> None:
+    for i, site in enumerate(("north", "south", "west")):
+        write_rows(tmp_path / "sites" / f"{site}.csv", reviews(12 + 4 * i, seed=i))
+    result = run(data={"clients_from": str(tmp_path / "sites")}, partition={"clients": None})
+    found = report(result)
+    sizes = {n: c["train"] + c["validation"] for n, c in found["clients"].items()}
+    assert sizes == {"north": 12, "south": 16, "west": 20}
+    assert_accounted(found)
+    pattern = run(data={"clients_from": str(tmp_path / "sites" / "*.csv")}, partition={"clients": None})
+    assert weights(result.run_dir / "adapter") == weights(pattern.run_dir / "adapter")
+
+
+def test_natural_clients(run: Run, data: Path) -> None:
+    result = run(data={"source": str(data)}, partition={"kind": "natural", "column": "who", "clients": None})
+    assert list(report(result)["clients"]) == ["site 0", "site 1", "site 2"]
+    assert_accounted(report(result))
+
+
+def test_a_label_that_one_client_alone_has(run: Run, tmp_path: Path) -> None:
+    for i, site in enumerate("abc"):
+        rows = [row | {"label": "mixed"} if site == "c" else row for row in reviews(12, seed=i)]
+        write_rows(tmp_path / "sites" / f"{site}.csv", rows)
+    result = run(data={"clients_from": str(tmp_path / "sites")}, partition={"clients": None})
+    found = report(result)
+    assert found["classes"] == ["mixed", "neg", "pos"]
+    assert found["clients"]["c"]["labels"] == {"mixed": 12}
+    assert found["clients"]["a"]["labels"] == {"neg": 6, "pos": 6}
+    alone = result.metrics["clients"]["per_client"]["c"]
+    assert alone["matthews"] is None
+    assert alone["accuracy"] is not None
+    strict((result.run_dir / "summary.json").read_text())
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_what_need_not_be_computed_is_left_out_of_a_run_and_of_nothing_else(
+    reuse: bool, bert: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two layers of which the upper is adapted: in training the lower has each row once, the upper at every step; and
+    of the upper's output one token a row goes on."""
+    from transformers.models.bert.modeling_bert import BertLayer
+
+    seen: dict[int, list[tuple[int, int]]] = {}
+    forward = BertLayer.forward
+
+    def counted(layer: BertLayer, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        result = forward(layer, hidden, *args, **kwargs)
+        out = result[0] if isinstance(result, tuple) else result
+        seen.setdefault(id(layer), []).append((len(hidden), out.shape[1]))
+        return result
+
+    began: list[int] = []
+
+    class Training:
+        def round_started(self, index: int, clients: int) -> None:
+            if index == 0:
+                seen.clear()
+
+        def client_done(self, client: str, loss: float | None) -> None: ...
+
+        def round_done(self, record: dict[str, Any]) -> None:
+            if record["round"] == 1:
+                began.extend(sum(rows for rows, _ in calls) for calls in seen.values())
+                began.append(max(tokens for _, tokens in list(seen.values())[-1]))
+
+    monkeypatch.setattr(BertLayer, "forward", counted)
+    config = settings(
+        bert,
+        data={"source": str(data), "validation_fraction": 0.0},
+        adapter={"layers_to_transform": [1]},
+        simulation={"reuse_prefix": reuse},
+        evaluation={"every": 0},
+    )
+    result = runner.run(config, run_dir=data.parent / "run", device="cpu", observer=Training())
+    rows, epochs = 48, 2 * 2
+    assert began == [rows if reuse else epochs * rows, epochs * rows, 1]
+    manifest = json.loads((result.run_dir / "manifest.json").read_text())
+    assert manifest["prefix"]["layers"] == int(reuse)
+    assert ("reuse_prefix is off" in str(manifest["prefix"]["reason"])) != reuse
+    assert manifest["first_token_only"] == {"on": True, "reason": None}
+
+
+def test_the_report_of_a_population_is_not_kept_while_it_trains(
+    bert: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a line a client, of a hundred thousand perhaps, and is on the disk."""
+    reports: list[dict[str, Any]] = []
+    build = population.build
+
+    def watched(*args: Any) -> Population:
+        population = build(*args)
+        reports.append(population.report)
+        return population
+
+    class Stops:
+        """At the second round of the first run, which the next one takes up."""
+
+        def __init__(self, stop: threading.Event) -> None:
+            self.stop, self.seen = stop, list[int]()
+
+        def resumed(self, rounds: int, passed_over: Sequence[str]) -> None: ...
+
+        def round_started(self, index: int, clients: int) -> None:
+            self.seen += map(len, reports)
+            if index == 1:
+                self.stop.set()
+
+        def client_done(self, client: str, loss: float | None) -> None: ...
+        def round_done(self, record: dict[str, Any]) -> None: ...
+
+    monkeypatch.setattr(runner, "build", watched)
+    watch, again = Stops(threading.Event()), Stops(threading.Event())
+    with pytest.raises(errors.RunInterrupted):
+        runner.run(
+            settings(bert, data={"source": str(data)}), run_dir=tmp_path / "run", observer=watch, stop=watch.stop
+        )
+    runner.resume(tmp_path / "run", observer=again)
+    assert watch.seen == [0, 0]
+    assert again.seen == [0, 0]
+    assert len(json.loads((tmp_path / "run" / "partition.json").read_text())["clients"]) == 3
+
+
+def test_a_model_is_tried_on_rows_that_can_tell(tmp_path: Path) -> None:
+    """Rows of one token come first; on them alone, a classifier of the last token passes for one of the first."""
+    rows = [{"text": word, "label": label} for label, word in (("pos", "good"), ("neg", "bad"))] * 3
+    rows += [{"text": row["text"], "label": row["label"]} for row in reviews(24)]
+    config = settings(
+        save_tiny_pythia(tmp_path / "pythia"),
+        adapter={"target_modules": ["query_key_value"]},
+        data={"source": str(write_rows(tmp_path / "rows.csv", rows)), "validation_fraction": 0.0},
+        partition={"clients": 1},
+        clients={"min_clients": 1},
+    )
+    result = runner.run(config, run_dir=tmp_path / "run", device="cpu")
+    manifest = json.loads((result.run_dir / "manifest.json").read_text())
+    assert manifest["first_token_only"] == {
+        "on": False,
+        "reason": "the model reads more than the first token of its last layer",
+    }
+
+
+def test_two_rows_of_different_lengths_are_tried() -> None:
+    def row(size: int) -> Example:
+        return Example((1,) * size, (2,) * size, (0,) * size)
+
+    assert _telling([row(5), row(3), row(200), row(7)], cut=False) == (row(200), row(3))
+    assert _telling([row(5), row(3), row(200), row(7)], cut=True) == (row(64), row(3))
+    assert _telling([row(80), row(300), row(70)], cut=True) == (row(64), row(32))
+    assert _telling([Example((1, 2), 1)], cut=True) == (Example((1, 2), 1),)
+    assert _telling([], cut=True) == ()
+
+
+def test_a_run_without_any_held_out_rows(run: Run, data: Path) -> None:
+    result = run(data={"source": str(data), "validation_fraction": 0.0})
+    assert result.metrics == {}
+    assert (result.run_dir / "curve.png").exists()
+
+
+def test_a_causal_language_model_learns_responses(tmp_path: Path) -> None:
+    gpt2 = save_tiny_gpt2(tmp_path / "gpt2")
+    rows = [{"ask": r["first"], "more": "", "reply": r["second"]} for r in reviews(24)]
+    task = {"kind": "causal-lm", "prompt": ["ask", "more"], "response": "reply", "text": None, "label": None}
+    config = settings(
+        gpt2,
+        task=task,
+        adapter={"target_modules": ["c_attn"]},
+        data={"source": str(write_rows(tmp_path / "replies.jsonl", rows))},
+    )
+    result = runner.run(config, run_dir=tmp_path / "run", device="cpu")
+    assert (result.summary["primary"], result.summary["head"]) == ("loss", None)
+    manifest = json.loads((result.run_dir / "manifest.json").read_text())
+    assert manifest["targets_only"] == {"on": True, "reason": None}
+    score = next(iter(result.metrics["clients"]["per_client"].values()))
+    assert score["perplexity"] > 1
+    assert report(result)["clients"]["client-0"]["labels"] is None
+    assert_accounted(report(result))
+    found = export.export(result.run_dir, tmp_path / "export", verify=True).verification
+    assert found is not None
+    assert found.passed
+    assert json.loads((tmp_path / "export" / "adapter_config.json").read_text())["task_type"] == "CAUSAL_LM"
+    again = evaluate.evaluate(result.run_dir, client="client-0", device="cpu")
+    assert again["validation"] == score
+
+
+def test_rows_whose_response_is_cut_away_are_counted(tmp_path: Path) -> None:
+    gpt2 = save_tiny_gpt2(tmp_path / "gpt2")
+    rows = [{"ask": r["first"], "reply": r["second"]} for r in reviews(24)]
+    for row in rows[:5]:
+        row["ask"] = "film " * 40
+    task = {"kind": "causal-lm", "prompt": "ask", "response": "reply", "text": None, "label": None}
+    config = settings(
+        gpt2,
+        task=task,
+        adapter={"target_modules": ["c_attn"]},
+        data={"source": str(write_rows(tmp_path / "replies.jsonl", rows))},
+    )
+    result = runner.run(config, run_dir=tmp_path / "run", device="cpu")
+    assert_accounted(report(result))
+
+
+# --- rows that cannot be used --------------------------------------------------------------------------------------
+
+
+def spoiled(numbers: Sequence[int], column: str = "text", value: Any = "") -> Rows:
+    return [row | {column: value} if i in numbers else row for i, row in enumerate(reviews(48))]
+
+
+def test_bad_rows_are_named_by_row_and_column(run: Run, tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "bad.csv", spoiled([3, 17]))
+    found = problems(lambda: run(data={"source": str(source)}))
+    assert found["data"] == ["row 3, column 'text': the text is empty", "row 17, column 'text': the text is empty"]
+    assert "'drop'" in found["data.bad_rows"][0]
+    many = write_rows(tmp_path / "many.jsonl", spoiled(range(0, 48, 4), value=None))
+    found = problems(lambda: run(data={"source": str(many)}))
+    assert len(found["data"]) == 6
+    assert "row 0, column 'text': expected text, got None" in found["data"][0]
+    assert "and 7 more rows" in found["data"][-1]
+
+
+def test_bad_rows_of_a_client_name_the_client(run: Run, tmp_path: Path) -> None:
+    write_rows(tmp_path / "sites" / "north.csv", reviews(12))
+    write_rows(tmp_path / "sites" / "south.csv", spoiled([2])[:12])
+    found = problems(lambda: run(data={"clients_from": str(tmp_path / "sites")}, partition={"clients": None}))
+    assert found["data"] == ["south, row 2, column 'text': the text is empty"]
+
+
+def test_dropped_rows_are_counted(run: Run, tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "bad.jsonl", spoiled([3, 17], value=7))
+    found = report(run(data={"source": str(source), "bad_rows": "drop"}))
+    assert (found["rows"], found["rows_bad"]) == (48, 2)
+    assert_accounted(found)
+
+
+def test_dropped_rows_of_the_test_set_are_not_counted_as_training_rows(run: Run, data: Path, tmp_path: Path) -> None:
+    test = write_rows(tmp_path / "test.csv", spoiled([1]))
+    found = report(run(data={"source": str(data), "test_source": str(test), "bad_rows": "drop"}))
+    assert found["test_rows"] == 47
+    assert_accounted(found)
+
+
+def test_rows_without_a_client_are_counted(run: Run, tmp_path: Path) -> None:
+    rows = [row | {"label": str(i % 4)} for i, row in enumerate(reviews(48))]
+    source = {"source": str(write_rows(tmp_path / "four.csv", rows))}
+    found = report(run(data=source, partition={"kind": "classes", "clients": 3, "classes_per_client": 1}))
+    assert found["rows_without_client"] >= 12
+    assert [len(c["labels"]) for c in found["clients"].values()] == [1, 1, 1]
+    assert_accounted(found)
+
+
+def test_clients_below_the_least_number_of_examples_are_named(run: Run, tmp_path: Path) -> None:
+    rows = [row | {"who": "tiny" if i < 2 else row["who"]} for i, row in enumerate(reviews(48))]
+    source = {"source": str(write_rows(tmp_path / "x.csv", rows)), "min_examples": 3}
+    found = report(run(data=source, partition={"kind": "natural", "column": "who", "clients": None}))
+    assert found["clients_too_small"] == {"tiny": 2}
+    assert_accounted(found)
+
+
+def test_an_unknown_label_in_the_test_set_is_named(run: Run, data: Path, tmp_path: Path) -> None:
+    test = write_rows(tmp_path / "test.csv", spoiled([1], "label", "mixed"))
+    found = problems(lambda: run(data={"source": str(data), "test_source": str(test)}))
+    assert found["data"] == ["test row 1, column 'label': unknown label 'mixed'; known: neg, pos"]
+
+
+@pytest.mark.parametrize("value", ["", " "])
+def test_a_label_that_is_left_empty_is_a_bad_row_and_no_class(run: Run, tmp_path: Path, value: str) -> None:
+    source = write_rows(tmp_path / "bad.csv", spoiled([5], "label", value))
+    found = problems(lambda: run(data={"source": str(source)}))
+    assert "row 5, column 'label'" in found["data"][0]
+
+
+@pytest.mark.parametrize("rows", ["absent", "null"])
+def test_a_row_that_does_not_say_whose_it_is_is_a_bad_row(run: Run, tmp_path: Path, rows: str) -> None:
+    content = spoiled([7], "who", None)
+    if rows == "absent":
+        del content[7]["who"]
+    source = {"source": str(write_rows(tmp_path / "x.jsonl", content))}
+    found = problems(lambda: run(data=source, partition={"kind": "natural", "column": "who", "clients": None}))
+    assert "row 7, column 'who'" in str(found)
+
+
+@pytest.mark.parametrize("column", ["text", "label", "who"])
+def test_a_lone_surrogate_is_a_bad_row(run: Run, tmp_path: Path, column: str) -> None:
+    """Nothing could be written that names it."""
+    source = {"source": str(write_rows(tmp_path / "x.jsonl", spoiled([7], column, "x\ud800")))}
+    found = problems(lambda: run(data=source, partition={"kind": "natural", "column": "who", "clients": None}))
+    assert f"row 7, column '{column}'" in str(found)
+
+
+def test_a_label_may_be_any_text(run: Run, tmp_path: Path) -> None:
+    label = "$\\frac$ [/x] 😀 \u202e"
+    rows = [row | {"label": label if row["label"] == "pos" else "neg"} for row in reviews(48)]
+    result = run(data={"source": str(write_rows(tmp_path / "x.jsonl", rows))})
+    assert label in json.loads((result.run_dir / "manifest.json").read_text(encoding="utf-8"))["labels"]
+
+
+# --- ranks of clients, and the server's optimizer --------------------------------------------------------------------
+
+
+def ranks_of(result: runner.RunResult) -> list[int | None]:
+    return [c.get("rank") for c in report(result)["clients"].values()]
+
+
+def test_clients_have_the_ranks_that_are_asked_for(run: Run, data: Path) -> None:
+    plain = run(data={"source": str(data)}, adapter={"r": 4}, rounds=1)
+    assert ranks_of(plain) == [None] * 3
+    listed = run(data={"source": str(data)}, adapter={"r": 4}, clients={"ranks": [4, 1, 2]}, rounds=1)
+    assert ranks_of(listed) == [4, 1, 2]
+    factors = 4 * 4 * (32 + 32)  # bytes of rank 1: four modules
+    head = 4 * (2 * 32 + 2)
+    assert listed.history[0]["bytes_up"] == (4 + 1 + 2) * factors + 3 * head
+    shared = {"ranks": {"1": 0.34, "4": 0.66}}
+    dealt, again = (run(data={"source": str(data)}, adapter={"r": 4}, clients=shared, rounds=1) for _ in range(2))
+    assert sorted(filter(None, ranks_of(dealt))) == [1, 4, 4]
+    assert ranks_of(again) == ranks_of(dealt)
+    budget = {"bytes_budget": [3 * factors - 1, factors, 9 * factors]}
+    afforded = run(data={"source": str(data)}, adapter={"r": 4}, clients=budget, rounds=1)
+    assert ranks_of(afforded) == [2, 1, 4]
+    manifest = json.loads((afforded.run_dir / "manifest.json").read_text())
+    scales = {m["scale"] for m in manifest["adapted_modules"].values()}
+    assert scales == {1.0}  # alpha / the run's rank, for all
+
+
+def test_a_budget_counts_only_layers_that_the_checkpoint_has(run: Run, data: Path, bert: Path, tmp_path: Path) -> None:
+    """A pooler that it lacks is drawn, and so is head, which is not adapted; before it is loaded nothing tells."""
+    folder = Path(shutil.copytree(bert, tmp_path / "without-pooler"))
+    file = folder / "model.safetensors"
+    kept = {n: t for n, t in safetensors.torch.load_file(file).items() if "pooler" not in n}
+    safetensors.torch.save_file(kept, file, {"format": "pt"})
+    dense = 4 * 2 * ((32 + 32) + (32 + 64) + (64 + 32))  # bytes of rank 1
+    result = run(
+        data={"source": str(data)},
+        model={"name": str(folder)},
+        adapter={"r": 4, "target_modules": ["dense"]},
+        clients={"bytes_budget": 2 * dense},
+        rounds=1,
+    )
+    manifest = json.loads((result.run_dir / "manifest.json").read_text())
+    assert len(manifest["adapted_modules"]) == 6
+    assert ranks_of(result) == [2] * 3
+
+
+@pytest.mark.parametrize("name", ["fedit", "flora"])
+def test_a_run_of_different_ranks_is_exported_evaluated_and_compared_with_the_baseline(
+    name: str, run: Run, data: Path, tmp_path: Path
+) -> None:
+    source = {"source": str(data), "test_source": str(write_rows(tmp_path / "test.csv", reviews(12, seed=1)))}
+    result = run(
+        data=source,
+        algorithm={"name": name},
+        adapter={"r": 4},
+        clients={"ranks": [4, 1, 2]},
+        evaluation={"local_only": True, "clients_every": 1},
+    )
+    assert result.summary["local_only"]["own"]["clients"] == 3
+    each = result.metrics["clients"]["per_client"]
+    for client, rank in (("client-1", 1), ("client-2", 2), (None, 4)):
+        found = export.export(result.run_dir, tmp_path / str(client), client=client, verify=True).verification
+        assert found is not None
+        assert found.passed
+        if name == "fedit":  # flora's base grows
+            assert json.loads((tmp_path / str(client) / "adapter_config.json").read_text())["r"] == rank
+    assert evaluate.evaluate(tmp_path / "client-1", device="cpu")["test"]["examples"] == 12
+    assert evaluate.evaluate(result.run_dir, device="cpu")["test"] == pytest.approx(result.metrics["global"])
+    scored = evaluate.evaluate(result.run_dir, client="client-1", device="cpu")
+    assert scored["validation"] == pytest.approx(each["client-1"])
+
+
+def test_a_server_optimizer_steps_and_its_moments_are_kept(run: Run, data: Path, tmp_path: Path) -> None:
+    source = {"source": str(data), "test_source": str(write_rows(tmp_path / "test.csv", reviews(12, seed=1)))}
+    baseline = {"local_only": True}
+    plain = run(data=source, evaluation=baseline)
+    momentum = run(data=source, evaluation=baseline, server={"optimizer": "momentum", "beta1": 0.5})
+    one = run(data=source, server={"optimizer": "sgd", "lr": 1.0})
+    # The first round of momentum is plain averaging, the second is not.
+    losses = [[r["scores"]["global"]["loss"] for r in result.history] for result in (plain, momentum, one)]
+    assert losses[1][0] == pytest.approx(losses[0][0], rel=1e-5)
+    assert losses[1][1] != pytest.approx(losses[0][1], rel=1e-5)
+    assert losses[2] == pytest.approx(losses[0], rel=1e-5)
+    assert momentum.summary["local_only"] == plain.summary["local_only"]  # who is alone has no server
+    saved = safetensors.torch.load_file(momentum.run_dir / "checkpoint" / "round-000002" / "state.safetensors")
+    moments = {n: t for n, t in saved.items() if "moments" in n}
+    assert len(moments) == 4 * 2 + 2
+    assert all(t.any() for t in moments.values())
+    found = export.export(momentum.run_dir, tmp_path / "out", verify=True).verification
+    assert found is not None
+    assert found.passed
+    assert weights(tmp_path / "out") == weights(momentum.run_dir / "adapter")
+    assert evaluate.evaluate(momentum.run_dir, device="cpu")["test"] == pytest.approx(momentum.metrics["global"])
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "path", "fragment"),
+    [
+        ("rolora", {"clients": {"ranks": [1, 2, 1]}}, "clients.ranks", "rolora does not define clients of different"),
+        ("fedsvd", {"clients": {"bytes_budget": 999}}, "clients.bytes_budget", "or take one of fedit, flexlora"),
+        ("fedit", {"clients": {"bytes_budget": 9}}, "clients.bytes_budget", "9 bytes do not hold an upload of rank 1"),
+        ("lora-fair", {"server": {"optimizer": "adam"}}, "server.optimizer", "lora-fair is not linear"),
+        ("florg", {"server": {"optimizer": "adam"}}, "server.optimizer", "other coordinates than what it sent"),
+        ("fedsvd", {"server": {"optimizer": "yogi"}}, "server.optimizer", "other coordinates than what it sent"),
+    ],
+)
+def test_what_a_method_does_not_define_is_refused_with_the_reason(
+    run: Run, data: Path, monkeypatch: pytest.MonkeyPatch, name: str, changes: Any, path: str, fragment: str
+) -> None:
+    if "bytes do not hold" not in fragment:  # only that needs the model
+        monkeypatch.setattr(runner, "prepare", lambda *_: pytest.fail("a model was loaded"))
+    found = problems(lambda: run(data={"source": str(data)}, algorithm={"name": name}, **changes))
+    assert fragment in found[path][0]
+
+
+# --- what cannot be run --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "fragment"),
+    [
+        ({"task": {"label": "labl"}}, "task.label", "no column 'labl'; there are: text, label, who, first, second"),
+        ({"task": {"text": "txt"}}, "task.text", "no column 'txt'; there are: text, label"),
+        ({"partition": {"kind": "natural", "column": "woh", "clients": None}}, "partition.column", "no column 'woh'"),
+        ({"data": {"max_train_rows": 1}}, "task.label", "has 1 distinct labels, 'neg'; classification"),
+        ({"data": {"min_examples": 99}}, "partition", "no client has data.min_examples = 99"),
+        ({"partition": {"clients": 99}}, "partition.clients", "48 rows are not enough for 99 clients"),
+        ({"clients": {"min_clients": 4}}, "clients.min_clients", "4, but there are 3 clients"),
+        ({"adapter": {"target_modules": ["q_proj"]}}, "adapter.target_modules", "query, key, value, dense"),
+        ({"adapter": {"target_modules": "(("}}, "adapter.target_modules", "'(('"),
+        ({"adapter": {"target_modules": []}}, "adapter.target_modules", ""),
+        ({"adapter": {"r": 33}}, "adapter.r", "rank 33 exceeds bert.encoder.layer.0.attention.self.query"),
+        ({"algorithm": {"name": "no_such_module:X"}}, "algorithm.name", "cannot load 'no_such_module:X'"),
+        ({"algorithm": {"name": "json:dumps"}}, "algorithm.name", "is not a frozen dataclass derived from"),
+        ({"algorithm": {"name": "rolora", "alternate_for": 7.0}}, "algorithm", "0 to 1; got 7.0"),
+        ({"model": {"name": "no-such-model"}}, "model.name", "'no-such-model': it cannot be loaded"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and "." in value else "",
+)
+def test_what_data_and_model_do_not_allow_is_named(
+    run: Run, data: Path, tmp_path: Path, changes: dict[str, Any], path: str, fragment: str
+) -> None:
+    source = {"source": str(data), **changes.pop("data", {})}
+    found = problems(lambda: run(data=source, **changes))
+    assert path in found
+    assert fragment in found[path][0]
+    assert not any(tmp_path.glob("run-*"))
+
+
+def test_more_tokens_than_the_model_takes_are_refused(run: Run, tmp_path: Path) -> None:
+    rows = spoiled([4], value="film " * 100)
+    with pytest.raises(ConfigError, match=r"task\.max_length: 512, but this model takes 64 tokens"):
+        run(data={"source": str(write_rows(tmp_path / "x.csv", rows))}, task={"max_length": 512})
+
+
+def test_more_clients_a_round_than_there_are(run: Run, data: Path) -> None:
+    partition = {"kind": "natural", "column": "who", "clients": None}
+    found = problems(lambda: run(data={"source": str(data)}, partition=partition, clients={"per_round": 4}))
+    assert found["clients.per_round"] == ["4, but there are only 3 clients: lower it"]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"xx"], ids=["absent", "empty", "broken"])
+def test_a_model_whose_weights_are_broken_is_named(
+    bert: Path, data: Path, tmp_path: Path, content: bytes | None
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(bert, broken)
+    (broken / "model.safetensors").unlink()
+    if content is not None:
+        (broken / "model.safetensors").write_bytes(content)
+    found = problems(lambda: runner.run(settings(broken, data={"source": str(data)}), run_dir=tmp_path / "run"))
+    assert "cannot be loaded" in found["model.name"][0]
+
+
+def test_an_existing_run_is_refused_and_left_alone(finished: runner.RunResult) -> None:
+    before = {p: p.stat().st_mtime_ns for p in finished.run_dir.rglob("*")}
+    found = problems(lambda: runner.run(finished.run_dir / "config.toml", run_dir=finished.run_dir, device="cpu"))
+    assert "already holds a run" in found["--run-dir"][0]
+    assert {p: p.stat().st_mtime_ns for p in finished.run_dir.rglob("*")} == before
+
+
+def test_an_unknown_device_is_refused(bert: Path, data: Path) -> None:
+    found = problems(lambda: runner.run(settings(bert, data={"source": str(data)}), device="gpu"))
+    assert "use auto, cpu or cuda" in found["--device"][0]
+
+
+def test_a_run_that_cannot_train_stops_and_says_why(run: Run, data: Path) -> None:
+    with pytest.raises(
+        RunStopped, match=r"2 rounds in a row were skipped, the last: 0 uploads, min_clients is 1.*client-0: nonfinite"
+    ) as stopped:
+        run(data={"source": str(data)}, train={"optimizer": "sgd", "lr": 1e38})
+    assert "What was done so far is in" in str(stopped.value)
+
+
+@pytest.mark.parametrize("place", ["adapter", "adapter/adapter_model.safetensors"])
+def test_an_adapter_that_cannot_be_written_stops_the_run_which_can_go_on(run: Run, tmp_path: Path, place: str) -> None:
+    folder = tmp_path / "run-0"
+    blocked = folder / place
+    if place == "adapter":
+        folder.mkdir()
+        blocked.write_text("a file where the folder should be")
+    else:
+        blocked.mkdir(parents=True)
+    with pytest.raises(RunStopped, match=r"cannot be written: .*\. What was done so far is in"):
+        run(data={"source": str(write_rows(tmp_path / "rows.csv", reviews(12)))}, rounds=1)
+    blocked.unlink() if place == "adapter" else blocked.rmdir()
+    assert runner.resume(folder, device="cpu").history[-1]["round"] == 0
+    assert (folder / "adapter" / "adapter_model.safetensors").is_file()
+
+
+def test_progress_is_told_to_an_observer(bert: Path, data: Path, tmp_path: Path) -> None:
+    seen: list[tuple[str, Any]] = []
+
+    class Listener:
+        def round_started(self, index: int, clients: int) -> None:
+            seen.append(("started", (index, clients)))
+
+        def client_done(self, client: str, loss: float | None) -> None:
+            seen.append(("client", client))
+
+        def round_done(self, record: dict[str, Any]) -> None:
+            seen.append(("done", record["round"]))
+
+    config = settings(bert, data={"source": str(data)}, rounds=1)
+    runner.run(config, run_dir=tmp_path / "run", device="cpu", observer=Listener())
+    clients = [("client", f"client-{i}") for i in range(3)]
+    assert seen == [("started", (0, 3)), *clients, ("done", 0)]
+
+
+# --- export and evaluate -------------------------------------------------------------------------------------------
+
+
+def test_the_export_of_a_run_is_its_adapter_and_verifies(finished: runner.RunResult, tmp_path: Path) -> None:
+    found = export.export(finished.run_dir, tmp_path / "out", verify=True).verification
+    assert found is not None
+    assert found.passed
+    assert weights(tmp_path / "out") == weights(finished.run_dir / "adapter")
+    assert export.export(finished.run_dir, tmp_path / "plain").verification is None
+
+
+@pytest.mark.parametrize("name", algorithms.names())
+def test_the_result_of_every_method_reloads_in_stock_peft(name: str, run: Run, data: Path, tmp_path: Path) -> None:
+    fields = {"fedloru": {"tau": 1}, "mfedloru": {"tau": 1}, "pfedloru": {"tau": 1}, "slora": {"sparse_rounds": 1}}
+    algorithm = {"name": name, **fields.get(name, {})}
+    result = run(data={"source": str(data)}, algorithm=algorithm, rounds=2, train={"lr": 0.05, "local_epochs": 1})
+    personal = algorithms.entry(name).personal
+    whole = export.export(result.run_dir, tmp_path / "out", client="client-1" if personal else None, verify=True)
+    assert whole.verification is not None
+    assert whole.verification.passed
+    assert whole.relative_error == 0
+    width = 32  # of the model
+    assert 2 <= whole.rank <= {"pfedlora": width + 2, "pfedloru": 2 * (2 + 2)}.get(name, 4 + 2 * 6)
+    small = export.export(result.run_dir, tmp_path / "small", rank=1, verify=True)
+    assert small.verification is not None
+    assert small.verification.passed  # equal to what the truncated model computes
+    assert small.rank == 1
+    before = read_tensors(result.run_dir / "adapter")
+    after = read_tensors(tmp_path / "small")
+    lost = total = 0.0
+    adapted = json.loads((result.run_dir / "manifest.json").read_text())["adapted_modules"]
+    for path, site in adapted.items():
+        one, other = (site["scale"] * t[f"{path}.B"].double() @ t[f"{path}.A"].double() for t in (before, after))
+        values = torch.linalg.svdvals(one)
+        lost, total = lost + float((values[1:] ** 2).sum()), total + float((values**2).sum())
+        assert float((one - other).norm()) == pytest.approx(float(values[1:].norm()), abs=1e-5)
+    assert small.relative_error == pytest.approx((lost / total) ** 0.5 if total > 0 else 0.0, abs=1e-5)
+
+
+def test_a_rank_below_one_is_refused(finished: runner.RunResult, tmp_path: Path) -> None:
+    assert "at least 1" in problems(lambda: export.export(finished.run_dir, tmp_path / "out", rank=0))["--rank"][0]
+
+
+def test_a_merged_export_is_a_plain_model(finished: runner.RunResult, tmp_path: Path) -> None:
+    import transformers
+
+    found = export.export(finished.run_dir, tmp_path / "out", merged=True, verify=True).verification
+    assert found is not None
+    assert found.passed
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
+    assert model.config.id2label == {0: "neg", 1: "pos"}
+    assert not any("lora" in name for name, _ in model.named_parameters())
+
+
+@pytest.mark.parametrize("merged", [False, True], ids=["adapter", "merged"])
+def test_the_export_of_a_fast_run_is_compared_in_single_precision(
+    merged: bool, run: Run, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stock libraries load the model in float32, so the rounding of training is no difference to them."""
+    monkeypatch.setattr(precision, "native_bf16", lambda: True)
+    result = run(data={"source": str(data)}, train={"precision": "fast"}, rounds=1)
+    manifest = json.loads((result.run_dir / "manifest.json").read_text())
+    assert manifest["kernels"]["dtype"] == "bfloat16"
+    found = export.export(result.run_dir, tmp_path / "out", merged=merged, verify=True).verification
+    assert found is not None
+    assert found.passed
+
+
+def test_each_client_of_a_personal_method_has_a_model_of_its_own(personal: runner.RunResult, tmp_path: Path) -> None:
+    written = {}
+    for client in ("client-0", "client-1", None):
+        found = export.export(personal.run_dir, tmp_path / str(client), client=client, verify=True).verification
+        assert found is not None
+        assert found.passed
+        written[client] = weights(tmp_path / str(client))
+    assert len(set(written.values())) == 3
+    assert written[None] == weights(personal.run_dir / "adapter")
+
+
+def test_a_personal_method_is_scored_at_its_clients_and_from_a_cold_start(personal: runner.RunResult) -> None:
+    assert set(personal.metrics) == {"cold_start", "personal"}
+    scores = [evaluate.evaluate(personal.run_dir, client=f"client-{i}", device="cpu") for i in range(3)]
+    each = personal.metrics["personal"]["per_client"]
+    for i, score in enumerate(scores):
+        assert score["test"]["examples"] == 12
+        assert score["validation"] == pytest.approx(each[f"client-{i}"])
+    assert len({s["test"]["loss"] for s in scores}) == 3
+    assert evaluate.evaluate(personal.run_dir, device="cpu")["test"] == pytest.approx(personal.metrics["cold_start"])
+
+
+def test_a_run_its_adapter_and_an_export_beside_it_score_the_same(finished: runner.RunResult, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(finished.run_dir, copy)
+    export.export(copy, copy / "export")
+    for path in (copy, copy / "adapter", copy / "export"):
+        assert evaluate.evaluate(path, device="cpu")["test"] == pytest.approx(finished.metrics["global"])
+
+
+def test_a_run_goes_on_from_an_adapter(run: Run, data: Path, finished: runner.RunResult) -> None:
+    result = run(
+        data={"source": str(data)}, adapter={"start_from": str(finished.run_dir / "adapter")}, train={"lr": 1e-9}
+    )
+    assert result.history[0]["loss"] < finished.history[0]["loss"]
+
+
+def test_an_export_needs_the_run_and_not_its_data(run: Run, data: Path, tmp_path: Path) -> None:
+    """The data stay at their site; only the run directory and the model are asked for."""
+    result = run(data={"source": str(data)})
+    data.unlink()
+    export.export(result.run_dir, tmp_path / "out")
+    assert weights(tmp_path / "out") == weights(result.run_dir / "adapter")
+    found = problems(lambda: evaluate.evaluate(result.run_dir, device="cpu"))
+    assert "no such file or folder" in found["data.source"][0]
+
+
+def test_an_export_into_a_file_is_refused(finished: runner.RunResult, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    assert "--to" in problems(lambda: export.export(finished.run_dir, tmp_path / "file"))
+
+
+def test_an_export_into_a_folder_with_something_in_it_is_refused(finished: runner.RunResult, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    assert "is not empty" in problems(lambda: export.export(finished.run_dir, tmp_path))["--to"][0]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("checkpoint/round-00000[12]/state.safetensors", b"xx"),
+        ("checkpoint/round-00000[12]/state.safetensors", None),
+        ("checkpoint/round-00000[12]/manifest.json", b"{}"),
+        ("checkpoint/round-00000[12]/manifest.json", None),
+        ("manifest.json", b"{"),
+        ("manifest.json", b"{}"),
+        ("config.toml", b"rounds = 0"),
+    ],
+    ids=str,
+)
+def test_a_run_directory_that_is_broken_is_named(
+    finished: runner.RunResult, tmp_path: Path, name: str, content: bytes | None
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(finished.run_dir, copy)
+    for path in copy.glob(name):
+        if content is None:
+            path.unlink()
+        else:
+            path.write_bytes(content)
+    assert problems(lambda: export.export(copy, tmp_path / "out"))
+    assert not (tmp_path / "out").exists()

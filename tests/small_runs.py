@@ -1,0 +1,138 @@
+"""Models on disk, rows and configurations of runs that take a second, for tests of whole runs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Rows = list[dict[str, Any]]
+
+
+GOOD, BAD, NEUTRAL = ("good", "great", "fine"), ("bad", "awful", "poor"), ("the", "film", "plot", "was", "very", "a")
+
+
+POSITIONS = 64
+
+
+def save_tokenizer(folder: Path, *, pairs: bool) -> int:
+    """A tokenizer of whole words into ``folder``; the size of its vocabulary."""
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *GOOD, *BAD, *NEUTRAL]
+    words = Tokenizer(models.WordLevel({w: i for i, w in enumerate(vocabulary)}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    if pairs:
+        words.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]",
+            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+            special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+        )
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]"}
+    special |= {"cls_token": "[CLS]", "sep_token": "[SEP]"} if pairs else {"eos_token": "[SEP]"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(folder)
+    return len(vocabulary)
+
+
+def save_tiny_bert(folder: Path) -> Path:
+    """A BERT with random weights, and a tokenizer, that ``from_pretrained`` loads."""
+    import transformers
+
+    config = transformers.BertConfig(
+        vocab_size=save_tokenizer(folder, pairs=True),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=POSITIONS,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        transformers.BertForSequenceClassification(config).save_pretrained(folder)
+    return folder
+
+
+def save_tiny_gpt2(folder: Path) -> Path:
+    import transformers
+
+    config = transformers.GPT2Config(
+        vocab_size=save_tokenizer(folder, pairs=False), n_embd=32, n_layer=2, n_head=2, n_positions=POSITIONS,
+        bos_token_id=3, eos_token_id=3,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    return folder
+
+
+def save_tiny_pythia(folder: Path) -> Path:
+    """A classifier of the last token; its tokenizer adds none."""
+    import transformers
+
+    config = transformers.GPTNeoXConfig(
+        vocab_size=save_tokenizer(folder, pairs=False), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=48, max_position_embeddings=POSITIONS, bos_token_id=3, eos_token_id=3, pad_token_id=0,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        transformers.GPTNeoXForSequenceClassification(config).save_pretrained(folder)
+    return folder
+
+
+def reviews(count: int, seed: int = 0) -> Rows:
+    """Sentences whose label is the kind of word in them; who wrote them; and the same in two halves."""
+    draw = random.Random(seed)
+    rows: Rows = []
+    for i in range(count):
+        label = i % 2
+        words = [*draw.choices(NEUTRAL, k=4), draw.choice((BAD, GOOD)[label])]
+        draw.shuffle(words)
+        rows.append({"text": " ".join(words), "label": ("neg", "pos")[label], "who": f"site {i % 3}"})
+        rows[-1] |= {"first": " ".join(words[:2]), "second": " ".join(words[2:])}
+    return rows
+
+
+def write_rows(path: Path, rows: Rows) -> Path:
+    """``rows`` in the format that ``path`` ends with."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".csv":
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows), encoding="utf-8")
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    else:
+        import pyarrow
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+def settings(folder: Path, **changes: Mapping[str, Any] | int) -> dict[str, Any]:
+    """A run of two rounds and three clients with the model in ``folder``; ``changes`` by section, None takes a
+    key away."""
+    config: dict[str, Any] = {
+        "rounds": 2,
+        "algorithm": {"name": "fedit"},
+        "adapter": {"r": 2, "lora_alpha": 4, "target_modules": ["query", "value"]},
+        "model": {"name": str(folder)},
+        "task": {"text": "text", "label": "label", "max_length": 32},
+        "data": {"validation_fraction": 0.25},
+        "partition": {"kind": "iid", "clients": 3},
+        "train": {"batch_size": 8, "lr": 0.02, "local_epochs": 2},
+    }
+    for name, change in changes.items():
+        config[name] = {**config.get(name, {}), **change} if isinstance(change, Mapping) else change
+        if isinstance(change, Mapping):
+            config[name] = {k: v for k, v in config[name].items() if v is not None}
+    return config

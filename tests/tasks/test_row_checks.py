@@ -1,0 +1,76 @@
+"""Rows that a task cannot use: the row, the column and the reason, without a tokenizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rondo.config.schema import TaskConfig
+from rondo.tasks.row_checks import RowCheck, RowProblem, row_check
+
+
+def classification(*columns: str, labels: tuple[str, ...] = ("no", "yes"), owner: str | None = None) -> RowCheck:
+    return row_check(TaskConfig(text=list(columns) or "text", label="label"), labels, owner)
+
+
+LANGUAGE = row_check(TaskConfig(kind="causal-lm", prompt=["ask", "more"], response="answer"), ())
+
+
+@pytest.mark.parametrize(
+    ("row", "column", "words"),
+    [
+        ({"text": "w1"}, "label", "no such column; there are: text"),
+        ({"text": "w1", "label": None}, "label", "missing"),
+        ({"text": "w1", "label": "Yes"}, "label", "unknown label 'Yes'; known: no, yes"),
+        ({"label": "no"}, "text", "no such column"),
+        ({"text": None, "label": "no"}, "text", "expected text, got None"),
+        ({"text": 7, "label": "no"}, "text", "expected text, got 7"),
+        ({"text": " \t\n", "label": "no"}, "text", "empty"),
+        ({"text": "w1 \ud800", "label": "no"}, "text", "surrogate"),
+    ],
+)
+def test_rows_that_cannot_be_used(row: dict[str, Any], column: str, words: str) -> None:
+    problem = classification()(row, 12)
+    assert problem is not None
+    assert (problem.row, problem.column) == (12, column)
+    assert words in problem.reason
+    assert str(problem).startswith(f"row 12, column {column!r}: ")
+
+
+def test_integer_and_boolean_labels_are_known_by_their_text() -> None:
+    check = classification(labels=("0", "1", "True"))
+    assert [check({"text": "w1", "label": value}, 0) for value in (1, "0", True)] == [None] * 3
+
+
+def test_both_texts_of_a_pair_are_checked() -> None:
+    check = classification("a", "b")
+    assert check({"a": "w1", "b": "w2", "label": "no"}, 0) is None
+    assert check({"a": "w1", "b": "", "label": "no"}, 3) == RowProblem(3, "b", "the text is empty")
+
+
+def test_a_row_belongs_to_somebody() -> None:
+    check = classification(owner="who")
+    assert check({"text": "w1", "label": "no", "who": 3}, 0) is None
+    assert check({"text": "w1", "label": "no", "who": " "}, 1) == RowProblem(1, "who", "the value is missing")
+
+
+@pytest.mark.parametrize(
+    ("row", "column"),
+    [
+        ({"ask": "w1", "more": ""}, "answer"),
+        ({"ask": "w1", "more": "", "answer": " "}, "answer"),
+        ({"ask": "", "more": "w1", "answer": "w2"}, "ask"),
+        ({"ask": "w1", "answer": "w2"}, "more"),
+        ({"ask": "w1", "more": "", "answer": 5}, "answer"),
+    ],
+)
+def test_language_rows_that_cannot_be_used(row: dict[str, Any], column: str) -> None:
+    problem = LANGUAGE(row, 4)
+    assert problem is not None
+    assert (problem.row, problem.column) == (4, column)
+
+
+@pytest.mark.parametrize("empty", ["", " ", None])
+def test_prompt_columns_after_the_first_may_be_empty(empty: str | None) -> None:
+    assert LANGUAGE({"ask": "w1", "more": empty, "answer": "w2"}, 0) is None

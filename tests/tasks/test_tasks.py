@@ -1,0 +1,367 @@
+"""Tasks: rows to examples, what has a loss, and scores against scikit-learn and transformers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from sklearn import metrics
+from torch import Tensor
+
+import tiny
+from rondo.models.call import Rows
+from rondo.tasks.causal_lm import CausalLM
+from rondo.tasks.classification import SequenceClassification
+from rondo.tasks.task import Example, Task
+
+BOS, EOS = 2, 3
+
+
+def ids(text: str) -> list[int]:
+    """What the tokenizers of :mod:`tiny` make of words: ``w0`` is 4."""
+    return [4 + int(word[1:]) for word in text.split()]
+
+
+# Sequence classification
+
+
+def classification(*columns: str, labels: tuple[str, ...] = ("no", "yes"), max_length: int = 32) -> Any:
+    return SequenceClassification(tiny.tokenizer(), columns or ("text",), "label", labels, max_length)
+
+
+def test_one_text_is_coded_with_its_class() -> None:
+    (example,) = classification().encode([{"text": "w1 w2 unheard", "label": "yes"}])
+    assert example == Example((BOS, *ids("w1 w2"), 1, EOS), 1, (0,) * 5)
+
+
+def test_a_pair_is_coded_with_segments() -> None:
+    row = {"premise": "w1 w2", "hypothesis": "w3", "label": "no", "other": None}
+    (example,) = classification("premise", "hypothesis").encode([row])
+    assert example == Example((BOS, *ids("w1 w2"), EOS, *ids("w3"), EOS), 0, (0, 0, 0, 0, 1, 1))
+    swapped = classification("hypothesis", "premise").encode([row])[0]
+    assert swapped.ids == (BOS, *ids("w3"), EOS, *ids("w1 w2"), EOS)
+
+
+def test_long_texts_are_cut_and_keep_their_marks() -> None:
+    long = " ".join(f"w{i}" for i in range(30))
+    (example,) = classification(max_length=8).encode([{"text": long, "label": "no"}])
+    assert example.ids == (BOS, *ids(long)[:6], EOS)
+    (pair,) = classification("a", "b", max_length=8).encode([{"a": long, "b": "w9 w8", "label": "no"}])
+    assert pair.ids == (BOS, *ids(long)[:3], EOS, *ids("w9 w8"), EOS)
+
+
+def test_integer_and_boolean_labels_are_known_by_their_text() -> None:
+    task = classification(labels=("0", "1", "True"))
+    assert [e.target for e in task.encode([{"text": "w1", "label": v} for v in (1, "0", True)])] == [1, 0, 2]
+
+
+def test_no_rows_are_no_examples() -> None:
+    assert classification().encode([]) == []
+
+
+def test_collating_pads_on_the_right_and_masks() -> None:
+    task = classification("a", "b")
+    rows = [{"a": "w1", "b": "w2 w3", "label": "yes"}, {"a": "w1", "b": "w2", "label": "no"}]
+    inputs, targets = task.collate(task.encode(rows))
+    assert inputs["input_ids"].tolist() == [[2, 5, 3, 6, 7, 3], [2, 5, 3, 6, 3, 0]]
+    assert inputs["attention_mask"].tolist() == [[1] * 6, [1] * 5 + [0]]
+    assert inputs["token_type_ids"].tolist() == [[0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 0]]
+    assert targets["labels"].tolist() == [1, 0]
+
+
+def test_a_tokenizer_without_segments_sends_none() -> None:
+    task = SequenceClassification(tiny.tokenizer("gpt"), ("a",), "label", ("no", "yes"), 8)
+    inputs, _ = task.collate(task.encode([{"a": "w1", "label": "no"}]))
+    assert inputs.keys() == {"input_ids", "attention_mask"}
+
+
+def test_padding_changes_no_logits() -> None:
+    task, module = classification(labels=("a", "b", "c")), tiny.bert().double()
+    rows = [{"text": t, "label": "a"} for t in ("w1", "w2 w3 w4 w5", "w6 w7")]
+    coded = task.encode(rows)
+    with torch.no_grad():
+        together = module(**task.collate(coded)[0]).logits
+        alone = torch.cat([module(**task.collate([e])[0]).logits for e in coded])
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-10)
+
+
+def of_each(rows: Rows, found: tuple[Tensor, Tensor]) -> Tensor:
+    """The loss of each client, as the trainer makes it of the sums and numbers of the rows."""
+    return rows.sum(found[0]) / rows.sum(found[1])
+
+
+def test_the_loss_is_the_mean_of_each_client() -> None:
+    logits = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([0, 1, 2, 2, 1, 0])
+    task = classification(labels=("a", "b", "c"))
+    by_hand = -logits.log_softmax(-1)[range(6), labels]
+    sums, counts = task.loss(logits, {"labels": labels})
+    torch.testing.assert_close(sums, by_hand)
+    assert counts.tolist() == [1] * 6
+    for clients in (1, 2, 3):
+        loss = of_each(Rows((6 // clients,) * clients), (sums, counts))
+        torch.testing.assert_close(loss, by_hand.reshape(clients, -1).mean(1))
+    uneven = of_each(Rows((1, 3, 2)), (sums, counts))
+    torch.testing.assert_close(uneven, torch.stack([part.mean() for part in by_hand.split([1, 3, 2])]))
+
+
+def _scores(task: Task, logits: Tensor, labels: Tensor) -> dict[str, Any]:
+    tally = task.tally()
+    for part in range(0, len(labels), 7):  # over several batches
+        tally.add(logits[part : part + 7], {"labels": labels[part : part + 7]})
+    return tally.scores()
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_scores_are_scikit_learns(classes: int) -> None:
+    g = torch.Generator().manual_seed(classes)
+    labels = torch.randint(0, classes, (40,), generator=g)
+    logits = torch.randn(40, classes, generator=g) + torch.nn.functional.one_hot(labels, classes)
+    found = _scores(classification(labels=tuple(map(str, range(classes)))), logits, labels)
+    predicted = logits.argmax(-1)
+    assert found["accuracy"] == pytest.approx(float((predicted == labels).double().mean()))
+    assert found["f1"] == pytest.approx(
+        metrics.f1_score(labels, predicted, average="binary" if classes == 2 else "macro")
+    )
+    assert found["matthews"] == pytest.approx(metrics.matthews_corrcoef(labels, predicted))
+    assert found["loss"] == pytest.approx(metrics.log_loss(labels, logits.softmax(-1), labels=range(classes)), abs=1e-6)
+    assert found["examples"] == 40
+    assert 0.2 < found["accuracy"] < 1
+
+
+@given(st.integers(2, 5), st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=2, max_size=30))
+def test_scores_are_those_of_scikit_learn(classes: int, pairs: list[tuple[int, int]]) -> None:
+    """Also where a class is never there, never guessed, or neither."""
+    labels, predicted = (torch.tensor(side) % classes for side in zip(*pairs, strict=True))
+    assume(len(labels.unique()) > 1)
+    names = tuple(map(str, range(classes)))
+    found = _scores(classification(labels=names), torch.nn.functional.one_hot(predicted, classes).float(), labels)
+    average = "binary" if classes == 2 else "macro"
+    f1 = metrics.f1_score(labels, predicted, average=average, zero_division=0)
+    assert found["f1"] == pytest.approx(f1, abs=1e-12)
+    assert found["matthews"] == pytest.approx(metrics.matthews_corrcoef(labels, predicted), abs=1e-12)
+    assert found["accuracy"] == metrics.accuracy_score(labels, predicted)
+
+
+def test_binary_f1_is_of_the_second_class() -> None:
+    labels, predicted = torch.tensor([1, 1, 1, 0, 0]), torch.tensor([1, 0, 0, 1, 0])
+    found = _scores(classification(), torch.nn.functional.one_hot(predicted, 2).float(), labels)
+    assert found["f1"] == pytest.approx(0.4)  # precision 1/2, recall 1/3
+    assert found["accuracy"] == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_one_class_has_no_f1_and_no_correlation(right: bool) -> None:
+    labels = torch.zeros(4, dtype=torch.long)
+    logits = torch.tensor([[1.0, 0.0] if right else [0.0, 1.0]] * 4)
+    found = _scores(classification(), logits, labels)
+    assert (found["f1"], found["matthews"]) == (None, None)
+    assert found["accuracy"] == float(right)
+
+
+def test_scores_of_nothing_are_none() -> None:
+    assert classification().tally().scores() == {
+        "accuracy": None,
+        "f1": None,
+        "matthews": None,
+        "loss": None,
+        "examples": 0,
+    }
+
+
+# Causal language modelling
+
+TEMPLATE = (
+    "{% for m in messages %}<s> {{ 'w30' if m['role'] == 'user' else 'w31' }} {{ m['content'] }} </s> {% endfor %}"
+    "{% if add_generation_prompt %}<s> w31 {% endif %}"
+)
+
+
+def language(
+    kind: str = "gpt",
+    *,
+    text: str | None = None,
+    prompt: tuple[str, ...] = ("ask",),
+    template: str | None = None,
+    pad: bool = True,
+    max_length: int = 32,
+) -> CausalLM:
+    coder = tiny.tokenizer(kind, pad=pad)
+    if not pad:
+        coder.pad_token = coder.eos_token
+    coder.chat_template = template
+    return CausalLM(coder, text, () if text else prompt, None if text else "answer", max_length)
+
+
+ROW = {"ask": "w1 w2", "more": "w3", "answer": "w4 w5", "text": "w6 w7"}
+
+
+def test_plain_text_has_a_loss_everywhere_and_ends() -> None:
+    (example,) = language(text="text").encode([ROW])
+    assert example == Example((*ids("w6 w7"), EOS), (*ids("w6 w7"), EOS))
+    (example,) = language("llama", text="text").encode([ROW])
+    assert example.ids == (BOS, *ids("w6 w7"), EOS)
+    (example,) = language(text="text").encode([{"text": "w6 </s>"}])  # it ends already
+    assert example.ids == (*ids("w6"), EOS)
+
+
+@pytest.mark.parametrize("kind", ["gpt", "llama", "bert"])
+def test_only_the_response_and_the_end_have_a_loss(kind: str) -> None:
+    (example,) = language(kind).encode([ROW])
+    start = () if kind == "gpt" else (BOS,)  # the "bert" one ends every text, which must not end the prompt
+    assert example.ids == (*start, *ids("w1 w2 w4 w5"), EOS)
+    assert example.target == (*([-100] * (len(start) + 2)), *ids("w4 w5"), EOS)
+
+
+def test_prompt_columns_are_joined_and_empty_ones_left_out() -> None:
+    task = language(prompt=("ask", "more"))
+    assert task.encode([ROW])[0].ids == (*ids("w1 w2 w3 w4 w5"), EOS)
+    for empty in ("", " ", None):
+        row = {**ROW, "more": empty}
+        assert task.encode([row])[0].ids == (*ids("w1 w2 w4 w5"), EOS)
+
+
+@pytest.mark.parametrize("kind", ["gpt", "llama"])
+def test_a_chat_template_makes_the_turns(kind: str) -> None:
+    (example,) = language(kind, template=TEMPLATE).encode([ROW])
+    user = [BOS, *ids("w30 w1 w2"), EOS, BOS, *ids("w31")]  # marks come from the template alone, not from the coder
+    assert list(example.ids) == [*user, *ids("w4 w5"), EOS]
+    assert list(example.target) == [*[-100] * len(user), *ids("w4 w5"), EOS]
+
+
+def test_a_template_whose_generation_prompt_is_no_prefix_still_ends_the_response() -> None:
+    """Templates of reasoning models open a thought in the generation prompt that a finished turn does not have."""
+    thinking = TEMPLATE.replace("<s> w31 {% endif %}", "<s> w31 w35 {% endif %}")
+    (example,) = language(template=thinking).encode([ROW])
+    user = [BOS, *ids("w30 w1 w2"), EOS, BOS, *ids("w31 w35")]
+    assert list(example.ids) == [*user, *ids("w4 w5"), EOS]
+    assert list(example.target) == [*[-100] * len(user), *ids("w4 w5"), EOS]
+
+
+def test_rows_are_cut_and_those_without_a_target_left_out() -> None:
+    task = language(max_length=4)
+    rows = [
+        {"ask": "w1 w2", "answer": "w4 w5 w6"},
+        {"ask": "w1 w2 w3 w4", "answer": "w5"},  # the response is cut away
+        {"ask": "w1 w2 w3 w4 w5 w6", "answer": "w7"},
+        {"ask": "w1", "answer": "w7"},
+    ]
+    first, last = task.encode(rows)
+    assert first == Example(tuple(ids("w1 w2 w4 w5")), (-100, -100, *ids("w4 w5")))
+    assert last == Example((*ids("w1 w7"), EOS), (-100, *ids("w7"), EOS))
+
+
+def test_a_single_token_predicts_nothing_and_is_left_out() -> None:
+    assert language(text="text").encode([{"text": "</s>"}]) == []
+
+
+def test_the_end_token_as_padding_is_masked_by_position() -> None:
+    """With padding and end one token, a loss that ignored the padding's id would never teach a model to stop."""
+    task = language(pad=False)
+    inputs, targets = task.collate(task.encode([ROW, {"ask": "w1", "answer": "w2"}]))
+    assert inputs["input_ids"].tolist() == [[*ids("w1 w2 w4 w5"), EOS], [*ids("w1 w2"), EOS, EOS, EOS]]
+    assert inputs["attention_mask"].tolist() == [[1] * 5, [1, 1, 1, 0, 0]]
+    assert targets["labels"].tolist() == [
+        [-100, -100, *ids("w4 w5"), EOS],
+        [-100, *ids("w2"), EOS, -100, -100],
+    ]
+
+
+ROWS = [ROW, {"ask": "w9", "answer": "w10"}, {"ask": "w11 w12 w13", "answer": "w14 w15 w16 w17"}]
+
+
+@pytest.mark.parametrize("make", [tiny.gpt2_lm, tiny.llama_lm])
+def test_the_loss_is_transformers_own(make: Any) -> None:
+    task, module = language(pad=False), make()
+    inputs, targets = task.collate(task.encode(ROWS))
+    with torch.no_grad():
+        output = module(**inputs, labels=targets["labels"])
+    loss = of_each(Rows((len(ROWS),)), task.loss(output.logits, targets))
+    torch.testing.assert_close(loss[0], output.loss, rtol=1e-6, atol=1e-6)
+
+
+def test_the_loss_by_hand_and_of_each_client() -> None:
+    task, module = language(), tiny.gpt2_lm()
+    coded = task.encode(ROWS[:2])
+    inputs, targets = task.collate(coded)
+    with torch.no_grad():
+        logits = module(**inputs).logits
+    terms = []
+    for row, example in enumerate(coded):
+        logp = logits[row].log_softmax(-1)
+        first = example.target.index(next(t for t in example.target if t != -100))
+        terms.append([-float(logp[i - 1, example.ids[i]]) for i in range(first, example.length)])
+    assert [len(t) for t in terms] == [3, 2]
+    sums, counts = task.loss(logits, targets)
+    assert counts.tolist() == [3, 2]
+    assert sums.tolist() == pytest.approx([sum(t) for t in terms], abs=1e-5)
+    whole = of_each(Rows((2,)), (sums, counts))
+    assert whole.tolist() == pytest.approx([sum(map(sum, terms)) / 5], abs=1e-5)
+    each = of_each(Rows((1, 1)), (sums, counts))
+    assert each.tolist() == pytest.approx([sum(t) / len(t) for t in terms], abs=1e-5)
+
+
+def test_scores_of_a_language_model() -> None:
+    task, module = language(), tiny.gpt2_lm()
+    tally = task.tally()
+    total = tokens = hits = 0.0
+    for row in ROWS:
+        inputs, targets = task.collate(task.encode([row]))
+        with torch.no_grad():
+            output = module(**inputs, labels=targets["labels"])
+        tally.add(output.logits, targets)
+        real = targets["labels"][0, 1:] != -100
+        total += float(output.loss) * int(real.sum())
+        tokens += int(real.sum())
+        hits += int((output.logits[0, :-1].argmax(-1) == targets["labels"][0, 1:])[real].sum())
+    found = tally.scores()
+    assert (found["tokens"], found["examples"]) == (tokens, 3) == (10, 3)
+    assert found["loss"] == pytest.approx(total / tokens, rel=1e-5)
+    assert found["perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-5)
+    assert found["accuracy"] == pytest.approx(hits / tokens)
+
+
+def test_language_scores_that_are_not_defined_are_none() -> None:
+    found = language().tally().scores()
+    assert found == {"loss": None, "perplexity": None, "accuracy": None, "tokens": 0, "examples": 0}
+    tally = language().tally()
+    logits = torch.zeros(1, 2, 40)
+    logits[0, 0, 5] = 1e4  # a perplexity beyond any float
+    tally.add(logits, {"labels": torch.tensor([[-100, 6]]), "places": torch.tensor([0])})
+    assert tally.scores()["perplexity"] is None
+    assert tally.scores()["loss"] == pytest.approx(1e4)
+
+
+@pytest.mark.parametrize("kind", ["classification", "language"])
+def test_the_loss_of_double_precision_logits_is_in_double_precision(kind: str) -> None:
+    g = torch.Generator().manual_seed(0)
+    task: Any = classification() if kind == "classification" else language()
+    logits = torch.randn(*((4, 2) if kind == "classification" else (4, 3, 40)), generator=g, dtype=torch.float64)
+    labels = torch.tensor([0, 1, 1, 0]) if kind == "classification" else torch.randint(0, 40, (4, 3), generator=g)
+    used, wanted = (logits, labels) if kind == "classification" else (logits[:, :-1], labels[:, 1:])
+    expected = torch.nn.functional.cross_entropy(used.flatten(0, -2), wanted.flatten())
+    loss = of_each(Rows((4,)), task.loss(logits, {"labels": labels}))
+    assert loss.dtype == torch.float64
+    assert abs(float(loss[0]) - float(expected)) < 1e-14
+
+
+def test_the_loss_of_bfloat16_logits_is_in_float32() -> None:
+    g = torch.Generator().manual_seed(0)
+    logits, labels = torch.randn(4, 2, generator=g).bfloat16(), torch.tensor([0, 1, 1, 0])
+    sums, _ = classification().loss(logits, {"labels": labels})
+    expected = torch.nn.functional.cross_entropy(logits.float(), labels, reduction="none")
+    torch.testing.assert_close(sums, expected, rtol=0, atol=0)
+    words, ids = torch.randn(2, 3, 40, generator=g).bfloat16(), torch.randint(0, 40, (2, 3), generator=g)
+    assert language().loss(words, {"labels": ids})[0].dtype == torch.float32
+
+
+def test_a_row_without_a_target_counts_for_nothing() -> None:
+    logits = torch.randn(2, 3, 40, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([[7, -100, -100], [7, 8, -100]])
+    sums, counts = language().loss(logits, {"labels": labels})
+    assert (counts.tolist(), float(sums[0])) == ([0, 1], 0.0)
+    assert float(sums[1]) > 0

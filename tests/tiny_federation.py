@@ -1,0 +1,138 @@
+"""A federation of three clients on a tiny model, for tests of the engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import tiny
+from rondo import algorithms
+from rondo.algorithm import Algorithm, Client, Round, Shared, Upload
+from rondo.algorithms.wrappers.local_head import LocalHead
+from rondo.config import RunConfig, load
+from rondo.data.population import Member, Population
+from rondo.engine.simulation import Simulation
+from rondo.engine.transport import Trained
+from rondo.lowrank import LowRank
+from rondo.models.network import Network
+from rondo.params import Params, head, pick
+from rondo.tasks.classification import SequenceClassification
+from rondo.tasks.task import Batch, Example
+
+NAMES = algorithms.names()
+
+
+HEADS = ("shared", "local", "frozen")
+
+
+RANK = 3
+
+
+POISON = tiny.VOCABULARY - 1
+"""A word that only clients chosen to fail have."""
+
+
+class Recording(Simulation):
+    """A simulation that keeps every upload, and what each client keeps, by round and client."""
+
+    uploads: dict[tuple[int, str], Upload]
+    kept: dict[tuple[int, str], Params]
+
+    def train(self, clients: tuple[Client, ...], round: Round, shared: tuple[Shared, ...]) -> list[Trained]:
+        if not hasattr(self, "uploads"):
+            self.uploads, self.kept = {}, {}
+        result = super().train(clients, round, shared)
+        for one in result:
+            if one.upload is not None:
+                self.uploads[round.index, one.client.id] = one.upload
+                self.kept[round.index, one.client.id] = one.kept
+        return result
+
+
+def examples(client: str, count: int, *, poisoned: bool = False) -> tuple[Example, ...]:
+    """Sentences whose label follows their first word, by a rule of each client's own."""
+    g = Round(0, 1, 0, 0).generator(client)
+    shift = int(torch.randint(0, 3, (1,), generator=g))
+    found = []
+    for _ in range(count):
+        body = torch.randint(4, POISON, (int(torch.randint(3, 8, (1,), generator=g)),), generator=g).tolist()
+        ids = (2, *body, POISON, 3) if poisoned else (2, *body, 3)
+        found.append(Example(ids, (body[0] + shift) % 3, (0,) * len(ids)))
+    return tuple(found)
+
+
+def population(sizes: Mapping[str, int], poisoned: Sequence[str] = ()) -> Population:
+    members = {}
+    for name, size in sizes.items():
+        rows = examples(name, size + 2, poisoned=name in poisoned)
+        members[name] = Member(Client(name, size), rows[:size], rows[size:])
+    return Population(members, examples("the test set", 6), {})
+
+
+SIZES = {"ann": 4, "bob": 9, "cid": 6}
+
+
+class Task(SequenceClassification):
+    """Classification in which a row with the poisoned word has no finite loss."""
+
+    def __init__(self) -> None:
+        super().__init__(tiny.tokenizer(), ["text"], "label", ("a", "b", "c"), 32)
+
+    def collate(self, examples: Sequence[Example]) -> tuple[Batch, Batch]:
+        inputs, targets = super().collate(examples)
+        poisoned = torch.tensor([POISON in e.ids for e in examples])
+        return inputs, {**targets, "poison": torch.where(poisoned, math.nan, 1.0)}
+
+    def loss(self, logits: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
+        sums, counts = super().loss(logits, targets)
+        return sums * targets["poison"], counts
+
+
+def config(**sections: Any) -> RunConfig:
+    train = {"lr": 5e-3, "batch_size": 4, "local_epochs": 1, **sections.pop("train", {})}
+    return load({"seed": 5, "rounds": 4, "train": train, **sections})
+
+
+ALONE = config(simulation={"cohort": 1})
+
+
+def make(
+    name: str = "rolora",
+    policy: str = "shared",
+    *,
+    people: Population | None = None,
+    run: RunConfig | None = None,
+    dtype: torch.dtype = torch.float32,
+    targets: Sequence[str] = ("query", "intermediate.dense"),
+    **fields: Any,
+) -> Recording:
+    """A simulation as a run builds it, of an algorithm of the table and a head policy."""
+    module = tiny.bert().to(dtype)
+    sites = tiny.sites(module, targets, rank=RANK)
+    network = Network(module, sites, tiny.head_names(module))
+    # PEFT's start: A random, B zero.
+    initial = {n: t if n.endswith(".A") else 0 * t for n, t in tiny.factors(sites, 1, dtype=dtype).items()}
+    if policy != "frozen":
+        initial |= network.initial_head
+    algorithm: Algorithm[Any] = algorithms.get(name, **fields)
+    if policy == "local":
+        algorithm = LocalHead(algorithm)
+    return Recording(algorithm, network, Task(), people or population(SIZES), run or config(), initial)
+
+
+def run(simulation: Recording, rounds: int = 2) -> list[dict[str, Any]]:
+    return [simulation.run_round(t) for t in range(rounds)]
+
+
+def change(sim: Simulation, seen: Params, base: Mapping[str, tuple[LowRank, ...]]) -> dict[str, Tensor]:
+    """What the network adds to every adapted layer, densely, and the head."""
+    found = {n: t.double() for n, t in pick(seen, head).items()}
+    for path, site in sim.network.sites.items():
+        found[path] = site.scale * seen[f"{path}.B"].double() @ seen[f"{path}.A"].double()
+        for chunk in base.get(path, ()):
+            found[path] = found[path] + chunk.dense().double()
+    return found
