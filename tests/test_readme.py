@@ -1,4 +1,4 @@
-"""What the README shows is run: its algorithm obeys the laws, its configuration loads, its table is the table."""
+"""README and the pages under docs, held against the code: the algorithm, the configuration and every table."""
 
 from __future__ import annotations
 
@@ -10,17 +10,33 @@ from types import ModuleType
 
 import pytest
 
-from rondo import algorithms
+from rondo import algorithms, config
+from rondo.algorithms.table import RULES
+from rondo.algorithms.wrappers.robust import MEANS
+from rondo.config import RunConfig
 from rondo.testing import check_algorithm
 
-README = Path(__file__).parents[1] / "README.md"
-TEXT = README.read_text() if README.exists() else ""
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+METHODS = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 
 
 def block(language: str, containing: str) -> str:
-    found = [b for b in re.findall(rf"```{language}\n(.*?)```", TEXT, re.S) if containing in b]
-    assert len(found) == 1
-    return str(found[0])
+    """The only block of README in ``language`` that contains these words."""
+    blocks = [b for b in re.findall(rf"```{language}\n(.*?)```", README, re.S) if containing in b]
+    assert len(blocks) == 1
+    return str(blocks[0])
+
+
+def section(page: str, title: str) -> str:
+    """The text under the heading ``title``, up to the next one of the same level."""
+    (text,) = re.findall(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", page, re.M | re.S)
+    return str(text)
+
+
+def names_in(text: str) -> set[str]:
+    return set(re.findall(r"`([a-z0-9-]+)`", text)) & set(algorithms.names())
 
 
 @pytest.fixture
@@ -35,25 +51,62 @@ def prox(tmp_path: Path) -> ModuleType:
     return module
 
 
-def test_the_algorithm_obeys_the_laws(prox: ModuleType) -> None:
+def test_readme_length() -> None:
+    assert len(README.splitlines()) <= 180
+
+
+def test_fedprox_passes_the_laws(prox: ModuleType) -> None:
     assert [r for r in check_algorithm(prox.FedProx()) if r.outcome == "failed"] == []
 
 
-def test_the_configuration_loads_but_for_the_files_that_the_reader_would_have() -> None:
+def test_readme_configuration_lacks_only_its_files() -> None:
     raw = tomllib.loads(block("toml", "[algorithm]"))
     with pytest.raises(config.ConfigError) as caught:
         config.load(raw)
     assert {p.path for p in caught.value.problems} == {"data.source", "data.test_source"}
 
 
-def test_the_table_is_the_table() -> None:
+def test_readme_table_of_methods() -> None:
+    rows = re.findall(r"^\| `(.+?)` \| (.+?) \|$", section(README, "Methods"), re.M)
+    assert rows == [(name, entry.summary) for name, entry in algorithms.TABLE.items()]
+
+
+def test_full_table_of_methods() -> None:
+    rows = re.findall(r"^\| `.*\|$", METHODS.partition("\n## ")[0], re.M)
+    expected = []
     for name, entry in algorithms.TABLE.items():
         flags = ["yes" if flag else "no" for flag in (entry.exact, entry.linear, entry.personal)]
         row = [f"`{name}`", entry.summary, *flags, entry.up, entry.down, entry.paper]
-        assert f"| {' | '.join(row)} |" in TEXT
+        expected.append(f"| {' | '.join(row)} |")
+    assert rows == expected
 
 
-def test_the_methods_for_clients_of_different_ranks_are_those_that_define_them() -> None:
-    (listed,) = re.findall(r"Clients of different means \((.*?)\)", TEXT, re.S)
-    ranked = {n for n in algorithms.names() if algorithms.load(n).client_ranks}
-    assert set(re.findall(r"`(.*?)`", listed)) == ranked
+def test_methods_with_rank_budgets() -> None:
+    listed = names_in(section(METHODS, "Clients with different rank budgets"))
+    assert listed == {n for n in algorithms.names() if algorithms.load(n).client_ranks}
+
+
+def test_methods_with_server_optimizers() -> None:
+    made = {name: algorithms.get(name) for name in algorithms.names()}
+    accepted = {name for name, method in made.items() if method.linear and method.same_coordinates}
+    assert names_in(section(METHODS, "Server optimizers")) == accepted
+
+
+def test_robust_rules() -> None:
+    rows = re.findall(r'^\| `"(.+?)"` \| .* \| (all|linear) \|$', section(METHODS, "Robust rules"), re.M)
+    assert dict(rows) == {rule: "linear" if rule in MEANS else "all" for rule in RULES}
+
+
+@pytest.mark.parametrize("name", RunConfig.model_fields)
+def test_configuration_page_has_every_key(name: str) -> None:
+    keys = getattr(RunConfig.model_fields[name].annotation, "model_fields", None)
+    text = section(CONFIGURATION, "The run" if keys is None else f"`[{name}]`")
+    assert [key for key in keys or [name] if f"`{key}`" not in text] == []
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))]
+)
+def test_links_lead_to_files(page: str) -> None:
+    targets = re.findall(r"\]\((?!https?://|#)(.+?)(?:#.*?)?\)", (ROOT / page).read_text(encoding="utf-8"))
+    assert [t for t in targets if not (ROOT / page).parent.joinpath(t).exists()] == []

@@ -49,6 +49,14 @@ class ClientFailed(Exception):
         self.client, self.reason, self.detail = client, reason, detail
 
 
+class UnreadableUpload(ValueError):
+    """:meth:`Algorithm.expand` cannot read an upload. ``reason`` is a short code; ``detail`` says more."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason, self.detail = reason, detail
+
+
 @dataclass(frozen=True)
 class Client:
     """A party: its id, its number of training examples and, where ranks differ, its rank."""
@@ -274,6 +282,10 @@ class Algorithm(ABC, Generic[S]):
     readable: ClassVar[bool] = True
     """An upload, expanded and put in place of what was broadcast, is its client's model. Where not, aggregating it
     alone gives that model."""
+
+    varying_shapes: ClassVar[bool] = False
+    """Uploads of one client may differ in shape, as when they hold a choice of slots. Then :meth:`expand` checks them
+    and raises :class:`UnreadableUpload`."""
 
     @property
     def linear(self) -> bool:

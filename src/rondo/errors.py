@@ -1,10 +1,11 @@
-"""What is wrong with what a user gave: one line a fault, all faults at once."""
+"""Every exception that a user meets. Imports nothing of Rondo."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 
 @dataclass(frozen=True)
@@ -19,12 +20,17 @@ class Problem:
 
 
 class ConfigError(ValueError):
-    """The user's input cannot be run. ``problems`` lists every fault found."""
+    """The user's input cannot be run. ``problems`` lists every fault found; ``source`` names the input."""
 
     def __init__(self, problems: Sequence[Problem], source: str = "config") -> None:
         self.problems, self.source = tuple(problems), source
         count = f"{len(problems)} problem{'s' if len(problems) != 1 else ''}"
         super().__init__("\n".join([f"{source}: {count}", *(f"  {p}" for p in problems)]))
+
+    @classmethod
+    def at(cls, path: str, message: str, source: str = "config") -> Self:
+        """An error with a single fault."""
+        return cls([Problem(path, message)], source)
 
 
 class UnknownAlgorithm(ValueError):
@@ -32,15 +38,15 @@ class UnknownAlgorithm(ValueError):
 
 
 class RunStopped(Exception):
-    """A run cannot go on; what was committed stands."""
+    """A run cannot go on. Everything committed before stays."""
 
 
 class StopRequested(Exception):
-    """Someone asked for an end of the run: this step was not taken, and the round that it was of does not count."""
+    """The run was asked to end: the current step was not taken, and its round does not count."""
 
 
 class RunInterrupted(Exception):
-    """A run was asked to stop, and did after its current step. What was committed is in ``run_dir``."""
+    """A run was asked to stop, and stopped after its current step. ``run_dir`` has all that was committed."""
 
     def __init__(self, run_dir: Path) -> None:
         super().__init__(f"interrupted; what was done so far is in {run_dir}")

@@ -134,6 +134,11 @@ def stack_clients(each: Iterable[Params]) -> dict[str, Tensor]:
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]} if rows else {}
 
 
+def on_device(params: Params, device: torch.device) -> dict[str, Tensor]:
+    """Every tensor on ``device``."""
+    return {name: tensor.to(device) for name, tensor in params.items()}
+
+
 def client_row(params: Params, index: int) -> dict[str, Tensor]:
     """One client's tensors out of a cohort's: the leading axis is removed."""
     return {name: tensor[index] for name, tensor in params.items()}

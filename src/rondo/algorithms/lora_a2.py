@@ -8,7 +8,18 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from rondo.algorithm import Algorithm, HeadPolicy, Round, ServerState, Shared, Trainer, Upload, Uploads, Weight
+from rondo.algorithm import (
+    Algorithm,
+    HeadPolicy,
+    Round,
+    ServerState,
+    Shared,
+    Trainer,
+    UnreadableUpload,
+    Upload,
+    Uploads,
+    Weight,
+)
 from rondo.params import Params, Role, Select, adapted_modules, down, head, module_of, pick, role, up
 
 
@@ -44,6 +55,7 @@ class LoRAA2(Algorithm[ServerState]):
     exact: ClassVar[bool] = True
     client_ranks: ClassVar[bool] = True
     default_head: ClassVar[HeadPolicy] = "frozen"
+    varying_shapes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.lr_ratio < math.inf:
@@ -76,6 +88,7 @@ class LoRAA2(Algorithm[ServerState]):
         for path in (module_of(n) for n in upload.params if role(n) is Role.INDEX):
             slots = whole.pop(f"{path}.I").long()
             name = f"{path}.B" if f"{path}.B" in whole else f"{path}.A"
+            _check(slots.tolist(), whole[name], state.params[name], name)
             values = whole[name].to(state.params[name].dtype)
             whole[name] = state.params[name].index_copy(1 if up(name) else 0, slots, values)
         return replace(upload, params=whole)
@@ -93,6 +106,18 @@ def _best(start: Params, probe: Params, active: Select, rank: int) -> dict[str, 
     mask = torch.zeros_like(flat, dtype=torch.bool).scatter(-1, order, True)
     parts = torch.split(mask, [s.shape[-1] for s in scores], -1)
     return {f"{p}.{part}": m.unsqueeze(axis) for p, m in zip(paths, parts, strict=True)}
+
+
+def _check(slots: list[int], values: Tensor, server: Tensor, name: str) -> None:
+    """Each slot once, among those of the ``server``'s factor, and as many as there are ``values``. Raises
+    :class:`UnreadableUpload`."""
+    axis = 1 if up(name) else 0
+    if values.shape[axis] != len(slots) or values.shape[1 - axis] != server.shape[1 - axis]:
+        detail = f"{name} is {tuple(values.shape)} for {len(slots)} slots of {tuple(server.shape)}"
+        raise UnreadableUpload("wrong_shape", detail)
+    total = server.shape[axis]
+    if len(slots) != len(set(slots)) or not all(0 <= slot < total for slot in slots):
+        raise UnreadableUpload("bad_slots", f"{name}: slots must differ and lie between 0 and {total - 1}")
 
 
 def _packed(upload: Upload, masks: Mapping[str, Tensor]) -> Upload:

@@ -38,13 +38,13 @@ def show(name: str) -> None:
 
 def _algorithm_class(name: str) -> Any:
     from rondo import algorithms
-    from rondo.errors import ConfigError, Problem
+    from rondo.errors import ConfigError
 
     own_modules()
     try:
         return algorithms.load(name)
     except algorithms.UnknownAlgorithm as error:
-        raise ConfigError([Problem("NAME", str(error))], "rondo") from None
+        raise ConfigError.at("NAME", str(error), "rondo") from None
 
 
 def check(

@@ -46,21 +46,21 @@ def compare(
 
 def _named(algorithms: str | None, every: bool) -> tuple[str, ...]:
     from rondo import algorithms as table
-    from rondo.errors import ConfigError, Problem
+    from rondo.errors import ConfigError
 
     if every and algorithms is not None:
-        raise ConfigError([Problem("--all", "names are given too; leave out one of the two")], "rondo compare")
+        raise ConfigError.at("--all", "names are given too; leave out one of the two", "rondo compare")
     return table.names() if every else tuple(n.strip() for n in (algorithms or "").split(",") if n.strip())
 
 
 def _numbers(seeds: str | None) -> list[int]:
-    from rondo.errors import ConfigError, Problem
+    from rondo.errors import ConfigError
 
     try:
         return [int(text) for text in seeds.split(",")] if seeds is not None else []
     except ValueError:
         words = f"{seeds!r} should be whole numbers with commas between, for instance 0,1,2"
-        raise ConfigError([Problem("--seeds", words)], "rondo compare") from None
+        raise ConfigError.at("--seeds", words, "rondo compare") from None
 
 
 def _compared(configs: Any, out: str | None, device: str) -> Any:

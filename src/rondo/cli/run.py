@@ -97,13 +97,13 @@ def init(file: Annotated[str, typer.Argument(help="where to write it")] = "rondo
     """Write a commented configuration to start from."""
     with user_errors():
         from rondo.config.load import STARTER
-        from rondo.errors import ConfigError, Problem
+        from rondo.errors import ConfigError
 
         path = Path(file)
         if path.exists():
-            raise ConfigError([Problem(file, "already exists; name another file")], "rondo init")
+            raise ConfigError.at(file, "already exists; name another file", "rondo init")
         try:
             path.write_text(STARTER.read_text())
         except OSError as error:
-            raise ConfigError([Problem(file, f"cannot be written: {error.strerror}")], "rondo init") from None
+            raise ConfigError.at(file, f"cannot be written: {error.strerror}", "rondo init") from None
         print(f"wrote {file}; run it with: rondo run {file}")

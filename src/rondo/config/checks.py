@@ -9,6 +9,7 @@ from typing import get_args
 from rondo.algorithms.table import SERVER_OPTIONS
 from rondo.config.schema import BUILTIN_DATA, BUILTIN_MODEL, FaultKind, RunConfig
 from rondo.errors import Problem
+from rondo.tasks import table as tasks
 
 
 def partition_kind(config: RunConfig) -> str:
@@ -159,30 +160,10 @@ def missing_files(config: RunConfig) -> Iterator[Problem]:
 
 
 def _task_checks(config: RunConfig, own_data: bool) -> Iterator[Problem]:
-    task = config.task
-    if task.kind == "causal-lm":
-        if config.model.head is not None:
-            yield Problem("model.head", "a causal language model has no task head; remove it")
-        if (task.text is None) == (task.prompt is None):
-            yield Problem(
-                "task.text", "causal-lm needs either task.text, or task.prompt and task.response: name one or the other"
-            )
-        if isinstance(task.text, list):
-            yield Problem(
-                "task.text", "causal-lm takes one text column: name one, or use task.prompt and task.response"
-            )
-        if (task.prompt is None) != (task.response is None):
-            yield Problem("task.response", "task.prompt and task.response go together: name both")
-        if task.label is not None:
-            yield Problem("task.label", "causal-lm has no label column; remove it")
-    else:
-        for key in ("prompt", "response"):
-            if getattr(task, key) is not None:
-                yield Problem(f"task.{key}", "only kind = 'causal-lm' uses it: remove it, or set task.kind")
-        if own_data and task.text is None:
-            yield Problem("task.text", "name the column, or the two columns, with the text")
-        if own_data and task.label is None:
-            yield Problem("task.label", "name the column with the label")
+    kind = tasks.TABLE.get(config.task.kind)
+    if kind is not None and not kind.head and config.model.head is not None:
+        yield Problem("model.head", f"a {config.task.kind} model has no task head; remove it")
+    yield from tasks.check(config.task.model_dump(), own_data)
 
 
 _DATA_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")

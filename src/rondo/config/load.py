@@ -76,15 +76,15 @@ def _read(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.toml")], n=1)
         hint = f"did you mean {near[0]!r}?" if near else "write one with: rondo init"
-        raise ConfigError([Problem(str(path), f"no such file; {hint}")], "config") from None
+        raise ConfigError.at(str(path), f"no such file; {hint}", "config") from None
     except IsADirectoryError:
-        raise ConfigError([Problem(str(path), "this is a folder; name a .toml file")], "config") from None
+        raise ConfigError.at(str(path), "this is a folder; name a .toml file", "config") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            [Problem(str(path), f"not TOML: {error}; mend it there (text is written in quotes)")], "config"
+        raise ConfigError.at(
+            str(path), f"not TOML: {error}; mend it there (text is written in quotes)", "config"
         ) from None
     except OSError as error:
-        raise ConfigError([Problem(str(path), f"cannot be read: {error.strerror}")], "config") from None
+        raise ConfigError.at(str(path), f"cannot be read: {error.strerror}", "config") from None
 
 
 def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -62,7 +63,8 @@ class AdapterConfig(_Section):
 
 
 class ModelConfig(_Section):
-    """``name``: a folder, a Hugging Face name or ``builtin:minilm``. ``head`` unset means the algorithm's own."""
+    """``name``: a folder, a Hugging Face name, ``builtin:minilm``, or ``package.module:factory`` for a network of one's
+    own. ``head`` unset means the algorithm's own."""
 
     name: str = BUILTIN_MODEL
     head: Literal["shared", "local", "frozen"] | None = None
@@ -72,9 +74,10 @@ class ModelConfig(_Section):
 
 
 class TaskConfig(_Section):
-    """What is learned. ``text`` is one or two columns; for causal-lm either ``text`` or ``prompt`` and ``response``."""
+    """The task. ``kind``: of :mod:`rondo.tasks.table`, or ``package.module:Class``. ``text`` is one or two columns; for
+    causal-lm either ``text`` or ``prompt`` and ``response``."""
 
-    kind: Literal["sequence-classification", "causal-lm"] = "sequence-classification"
+    kind: str = "sequence-classification"
     text: str | Annotated[list[str], Field(min_length=1, max_length=2)] | None = None
     label: str | None = None
     prompt: str | Annotated[list[str], Field(min_length=1)] | None = None
@@ -228,6 +231,15 @@ class TrainConfig(_Section):
     max_grad_norm: Annotated[float, Field(ge=0), BeforeValidator(_zero_if_none)] = 1.0
     precision: Literal["exact", "fast"] = "fast"
     length_grouping: bool = True
+
+    def rate(self, index: int, rounds: int) -> float:
+        """The learning rate of round ``index`` of ``rounds``: a linear warm-up, then constant, or linear or cosine
+        decay towards zero after the last round."""
+        if index < self.warmup_rounds:
+            return self.lr * (index + 1) / (self.warmup_rounds + 1)
+        done = (index - self.warmup_rounds) / (rounds - self.warmup_rounds)
+        factor = {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}[self.schedule]
+        return self.lr * factor
 
 
 class EvaluationConfig(_Section):

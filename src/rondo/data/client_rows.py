@@ -51,15 +51,15 @@ def find_labels(config: RunConfig, source: Source) -> tuple[str, ...]:
     column = config.task.label or ""
     if rows and all(column not in r for r in rows):
         there = ", ".join(map(str, rows[0]))
-        raise ConfigError([Problem("task.label", f"no column {column!r}; there are: {there}")])
+        raise ConfigError.at("task.label", f"no column {column!r}; there are: {there}")
     names = label_names(rows, column)
     if len(names) < 2:
         found = f", {names[0]!r}" if names else ""
         words = f"column {column!r} has {len(names)} distinct labels{found}; classification needs two: name another"
-        raise ConfigError([Problem("task.label", words)])
+        raise ConfigError.at("task.label", words)
     if len(names) > 1000:
         words = f"column {column!r} has {len(names)} distinct values; is it the label? Name another"
-        raise ConfigError([Problem("task.label", words)])
+        raise ConfigError.at("task.label", words)
     return names
 
 
@@ -89,7 +89,7 @@ def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt
     enough = {c: kept[c] for c in sorted(kept.keys() - small.keys())}
     if not enough:
         words = f"no client has data.min_examples = {config.data.min_examples} usable rows; lower it, or deal the rows "
-        raise ConfigError([Problem("partition", words + "to fewer clients")])
+        raise ConfigError.at("partition", words + "to fewer clients")
     if problems := _too_few(config, len(enough)):
         raise ConfigError(problems)
     return Dealt(enough, test, loaded, checker.dropped, tested.dropped, undealt, small)

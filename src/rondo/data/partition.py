@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from rondo.config.schema import PartitionConfig
-from rondo.errors import ConfigError, Problem
+from rondo.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -37,30 +37,25 @@ def deal(
     for kind natural. Raises :class:`ConfigError` where the kind cannot be had from these rows."""
     if config.kind == "natural" and ids is None:
         words = "the rows do not say whose they are: name the column that does"
-        raise ConfigError([Problem("partition.column", words)])
+        raise ConfigError.at("partition.column", words)
     if config.kind in ("dirichlet", "shards", "classes") and labels is None:
-        raise ConfigError(
-            [
-                Problem(
-                    "partition.kind",
-                    f"{config.kind!r} deals by label, and this task has none: take iid, natural or lognormal",
-                )
-            ]
+        raise ConfigError.at(
+            "partition.kind", f"{config.kind!r} deals by label, and this task has none: take iid, natural or lognormal"
         )
     clients = config.clients or 0
     if config.kind != "natural" and count < clients * max(1, config.min_size):
         words = f"{count} rows are not enough for {clients} clients of at least {max(1, config.min_size)}: lower it"
-        raise ConfigError([Problem("partition.clients", words)])
+        raise ConfigError.at("partition.clients", words)
     for kind, needed in (("dirichlet", "alpha"), ("shards", "shards_per_client"), ("classes", "classes_per_client")):
         if config.kind == kind and getattr(config, needed) is None:
-            raise ConfigError([Problem(f"partition.{needed}", f"kind {kind!r} needs it")])
+            raise ConfigError.at(f"partition.{needed}", f"kind {kind!r} needs it")
     if config.kind == "shards" and clients * (config.shards_per_client or 1) > count:
         words = f"{clients} clients of {config.shards_per_client} shards each are more shards than the {count} rows"
-        raise ConfigError([Problem("partition.shards_per_client", f"{words}: lower it")])
+        raise ConfigError.at("partition.shards_per_client", f"{words}: lower it")
     classes = len(set(labels or ()))
     if config.kind == "classes" and (config.classes_per_client or 1) > classes:
         words = f"{config.classes_per_client}, but the rows have {classes} classes: lower it to {classes}"
-        raise ConfigError([Problem("partition.classes_per_client", words)])
+        raise ConfigError.at("partition.classes_per_client", words)
     if config.kind == "natural":
         # Nothing is drawn and nothing dropped: no partitioner (and its import) is needed.
         assert ids is not None
@@ -87,13 +82,11 @@ def deal(
     except (ValueError, TypeError) as error:
         reason = str(error).strip().split("\n")[0]
         hint = "; lower partition.min_size or partition.clients" if config.kind == "dirichlet" else ""
-        raise ConfigError(
-            [Problem("partition", f"kind {config.kind!r} is not possible here: {reason}{hint}")]
-        ) from None
+        raise ConfigError.at("partition", f"kind {config.kind!r} is not possible here: {reason}{hint}") from None
     smallest = min(map(len, parts))
     if config.kind in ("shards", "classes") and smallest < config.min_size:
         words = f"kind {config.kind!r} gives a client {smallest} rows; lower partition.min_size or partition.clients"
-        raise ConfigError([Problem("partition.min_size", words)])
+        raise ConfigError.at("partition.min_size", words)
     width = len(str(len(parts) - 1))
     rows = {f"client-{i:0{width}d}": tuple(sorted(part)) for i, part in enumerate(parts)}
     return Deal(dict(sorted(rows.items())), count - sum(map(len, rows.values())))

@@ -13,9 +13,9 @@ from rondo.config.schema import RunConfig
 from rondo.data.client_rows import Dealt
 from rondo.data.partition import histogram
 from rondo.data.sources import Rows
-from rondo.errors import ConfigError, Problem
-from rondo.tasks.task import Example, Task
-from rondo.tasks.token_store import ExampleStore, Stored
+from rondo.data.stored import Stored
+from rondo.errors import ConfigError
+from rondo.tasks.task import Example, Store, Task
 
 _ROWS_A_CALL = 2000
 
@@ -33,7 +33,7 @@ class Members(Mapping[str, Member]):
     """Clients, sorted by id, whose examples are in a store. A member is made when it is asked for: between rounds a
     client costs its id and four bytes an example, so there may be a hundred thousand of them."""
 
-    def __init__(self, store: ExampleStore) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
         self._names: list[str] = []
         self._numbers = array("I")
@@ -97,10 +97,10 @@ class Population:
     def clients(self) -> Sequence[Client]:
         return _Clients(self.members)
 
-    def longest(self, client: str) -> int:
-        """Tokens of a client's longest training example."""
+    def costliest(self, client: str) -> int:
+        """The cost of a client's costliest training example."""
         train = self.members[client].train
-        return train.longest if isinstance(train, Stored) else max((e.length for e in train), default=0)
+        return train.costliest if isinstance(train, Stored) else max((e.cost for e in train), default=0)
 
     def sample(self, count: int) -> tuple[Example, ...]:
         """Up to ``count`` training examples of the first clients, for trying a model out."""
@@ -126,7 +126,7 @@ def build(
     """
     whole = Round(0, config.rounds, config.seed, 0)
     label = config.task.label
-    store = ExampleStore()
+    store = task.store()
     members, without, cut = Members(store), [], 0
     own = dict(zip(dealt.rows, ranks, strict=True)) if ranks is not None else {}
     for name, numbers in _encoded(store, task, dealt.rows):
@@ -139,8 +139,8 @@ def build(
     if len(members) < least:
         words = f"of {cut} rows nothing to learn is left within {config.task.max_length} tokens, so {len(members)} "
         words += f"clients have examples and {least} are needed: raise it"
-        raise ConfigError([Problem("task.max_length", words)])
-    tested = ExampleStore()
+        raise ConfigError.at("task.max_length", words)
+    tested = task.store()
     tests = [tested[i] for i in tested.add(task.encode(dealt.test))]
     report = {
         "rows": dealt.loaded,
@@ -167,7 +167,7 @@ def build(
     return Population(members, tuple(tests), report)
 
 
-def _encoded(store: ExampleStore, task: Task, rows: Mapping[str, Rows]) -> Iterator[tuple[str, range]]:
+def _encoded(store: Store, task: Task, rows: Mapping[str, Rows]) -> Iterator[tuple[str, range]]:
     """Every client's rows tokenised into ``store``, many clients a call: each call has a price of its own."""
     names = list(rows)
     while names:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from rondo.config.checks import missing_files
 from rondo.config.schema import BUILTIN_DATA, DataConfig, RunConfig
-from rondo.errors import ConfigError, Problem
+from rondo.errors import ConfigError
 
 Rows: TypeAlias = list[dict[str, Any]]
 
@@ -64,7 +64,7 @@ def _builtin(config: RunConfig) -> Source:
     try:
         found = homes(config.seed, clients=config.partition.clients or 12)
     except ImportError as error:
-        raise ConfigError([Problem("data.source", str(error))]) from None
+        raise ConfigError.at("data.source", str(error)) from None
     return Source(
         BUILTIN_DATA,
         _first(found.train, config.data.max_train_rows),
@@ -96,9 +96,7 @@ def _split_file(folder: Path, split: str, key: str) -> Path:
     found = [folder / (split + suffix) for suffix in _SUFFIXES if (folder / (split + suffix)).is_file()]
     if not found:
         there = sorted(p.name for p in folder.iterdir() if p.suffix in _SUFFIXES)
-        raise ConfigError(
-            [Problem(key, f"no {split!r} file in {str(folder)!r}; there are: {', '.join(there) or 'none'}")]
-        )
+        raise ConfigError.at(key, f"no {split!r} file in {str(folder)!r}; there are: {', '.join(there) or 'none'}")
     return found[0]
 
 
@@ -109,10 +107,10 @@ def _client_files(pattern: str) -> dict[str, Rows]:
     files = [f for f in files if f.suffix.lower() in _SUFFIXES]
     if not files:
         endings = ", ".join(_SUFFIXES)
-        raise ConfigError([Problem("data.clients_from", f"no data files ({endings}) match {pattern!r}; name others")])
+        raise ConfigError.at("data.clients_from", f"no data files ({endings}) match {pattern!r}; name others")
     ids = [f.stem for f in files]
     if twice := sorted({i for i in ids if ids.count(i) > 1}):
-        raise ConfigError([Problem("data.clients_from", f"two files would be client {twice[0]!r}; rename one")])
+        raise ConfigError.at("data.clients_from", f"two files would be client {twice[0]!r}; rename one")
     return {f.stem: read_rows(f, "data.clients_from") for f in files}
 
 
@@ -120,21 +118,19 @@ def read_rows(path: str | os.PathLike[str], key: str) -> Rows:
     """All rows of a CSV, TSV, JSON, JSON lines or Parquet file. Raises :class:`ConfigError` under ``key``."""
     path = Path(path).expanduser()
     if path.suffix.lower() not in _SUFFIXES:
-        raise ConfigError([Problem(key, f"{str(path)!r}: unknown ending; known: {', '.join(_SUFFIXES)}")])
+        raise ConfigError.at(key, f"{str(path)!r}: unknown ending; known: {', '.join(_SUFFIXES)}")
     try:
         rows = _read(path)
     except ConfigError:
         raise
     except OSError as error:
-        raise ConfigError([Problem(key, f"{str(path)!r} cannot be read: {error.strerror or error}")]) from None
+        raise ConfigError.at(key, f"{str(path)!r} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise ConfigError([Problem(key, f"{str(path)!r} is not UTF-8 text; save it as UTF-8")]) from None
+        raise ConfigError.at(key, f"{str(path)!r} is not UTF-8 text; save it as UTF-8") from None
     except Exception as error:  # a parser's complaint about the user's file, in the parser's own words
-        raise ConfigError(
-            [Problem(key, f"{str(path)!r} is not a valid {path.suffix[1:]} file: {error}; mend it")]
-        ) from None
+        raise ConfigError.at(key, f"{str(path)!r} is not a valid {path.suffix[1:]} file: {error}; mend it") from None
     if not rows:
-        raise ConfigError([Problem(key, f"{str(path)!r} has no rows; name a file that has some")])
+        raise ConfigError.at(key, f"{str(path)!r} has no rows; name a file that has some")
     return rows
 
 
@@ -191,7 +187,7 @@ def _hub(data: DataConfig) -> Source:
             table = datasets.load_dataset(data.source, data.subset, split=name)
         except Exception as error:  # the library raises many kinds; all mean that the data cannot be had
             reason = str(error).split("\n")[0]
-            raise ConfigError([Problem(key, f"{data.source!r} cannot be loaded: {reason}")]) from None
+            raise ConfigError.at(key, f"{data.source!r} cannot be loaded: {reason}") from None
         named = {c: f.names for c, f in table.features.items() if isinstance(f, datasets.ClassLabel)}
         rows: Rows = table.to_list()
         for column, labels in named.items():

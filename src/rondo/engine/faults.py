@@ -1,24 +1,26 @@
-"""Faults of clients, rehearsed: who is befallen by what in a round, and who answers in time.
+"""A transport that rehearses failures: it loses, delays, damages and doubles the answers of another one.
 
-All of it follows from the configuration and the run's seed before anyone trains, so that a client which is lost need
-not train, and those who are left train as if it had not been sampled.
+Which fault a client has in a round follows from the configuration and the run's seed before any client trains. A lost
+client therefore need not train, and the others train as if it had not been sampled.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import torch
 
 from rondo.algorithm import Client, ClientFailed, Round, Upload
 from rondo.config.schema import FaultKind, FaultsConfig, RunConfig, TrainConfig
-from rondo.engine.transport import Turnout
-from rondo.engine.wire import Envelope, encode_upload
+from rondo.engine.transport import Answer, Transport, Turnout, Work
+from rondo.engine.wire import Envelope, Identity, encode_upload
 
 KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
+SPOILED: tuple[FaultKind, ...] = ("corrupt_upload", "wrong_round", "late")
+"""Faults of an upload that arrives and must not count, in the order in which they arrive."""
 
 _DETAIL = {
     "crash": "it never answered",
@@ -28,8 +30,91 @@ _DETAIL = {
 }
 
 
-def befalls(config: FaultsConfig, client: Client, round: Round) -> FaultKind | None:
-    """What befalls ``client`` in ``round``: the first kind that names it, else one drawn by their probabilities."""
+def are_rehearsed(config: RunConfig) -> bool:
+    """Whether a run rehearses failures, or has a deadline to miss."""
+    clients = config.clients
+    return config.faults != FaultsConfig() or clients.deadline is not None or clients.over_select > 0
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """``transport`` with the failures that ``config`` asks for. ``identity``: the run's, as damaged uploads bear it."""
+
+    transport: Transport
+    config: RunConfig
+    identity: Identity
+
+    def expected(self, clients: Sequence[Client], round: Round, failed: Collection[str]) -> Turnout:
+        """See :meth:`rondo.engine.transport.Transport.expected`. Clients that were selected beyond ``per_round`` take
+        the places of failed ones."""
+        chosen = self.transport.expected(clients, round, failed)
+        faults, options = self.config.faults, self.config.clients
+        kinds = {c.id: fault_of(faults, c, round) for c in clients}
+        wanted = options.per_round if options.over_select and options.per_round else len(clients)
+        lost = dict(chosen.lost)
+        asked: set[str] = set()
+        spoiled: dict[FaultKind, list[Client]] = {kind: [] for kind in SPOILED}
+        for client in sorted(chosen.asked, key=lambda c: (self._seconds(c, kinds[c.id]), _place(c, round), c.id)):
+            kind, seconds = kinds[client.id], self._seconds(client, kinds[client.id])
+            if kind in _DETAIL and not (kind == "hang" and options.deadline is not None):
+                lost[client.id] = ClientFailed(client.id, kind, _DETAIL[kind])
+            elif options.deadline is not None and seconds > options.deadline:
+                took = "it never ended" if math.isinf(seconds) else f"{seconds:g} s"
+                lost[client.id] = ClientFailed(client.id, "deadline", f"{took}, waited for {options.deadline:g} s")
+            elif kind is not None and kind in spoiled:
+                spoiled[kind].append(client)
+            elif len(asked) < wanted:
+                asked.add(client.id)
+            else:
+                lost[client.id] = ClientFailed(client.id, "round_closed", f"{wanted} others came first")
+        in_order = tuple(client for each in spoiled.values() for client in each)
+        return Turnout(tuple(c for c in chosen.asked if c.id in asked), lost, in_order)
+
+    def exchange(self, round: Round, work: Work) -> Iterator[Answer]:
+        """See :meth:`rondo.engine.transport.Transport.exchange`. Damaged, late and doubled uploads come after all
+        others, one client at a time, so that the others are made as if they were alone."""
+        faults, twice = self.config.faults, []
+        for answer in self.transport.exchange(round, replace(work, turnout=replace(work.turnout, spoiled=()))):
+            if fault_of(faults, answer.client, round) == "duplicate" and isinstance(answer.upload, Upload):
+                twice.append(replace(answer, upload=self._sent("duplicate", answer.upload, round)))
+            yield answer
+        yield from twice
+        for client in work.turnout.spoiled:
+            kind = fault_of(faults, client, round)
+            assert kind is not None
+            for answer in self.transport.exchange(round, replace(work, turnout=Turnout((client,)))):
+                if isinstance(answer.upload, Upload):
+                    answer = replace(answer, upload=self._sent(kind, answer.upload, round), late=kind == "late")
+                yield answer
+
+    def must_repeat(self, asked: Sequence[Client], failed: Collection[str]) -> bool:
+        """See :meth:`rondo.engine.transport.Transport.must_repeat`."""
+        return self.transport.must_repeat(asked, failed)
+
+    def _sent(self, kind: FaultKind, upload: Upload, round: Round) -> bytes:
+        """The bytes that arrive of ``upload``."""
+        client, identity = upload.client, self.identity
+        index = round.index - 1 if kind == "wrong_round" else round.index
+        envelope = Envelope(identity.run, index, client.id, identity.model, client.num_examples, upload.weight)
+        data = encode_upload(upload, envelope)
+        if kind != "corrupt_upload":
+            return data
+        damaged = bytearray(data)
+        generator = round.generator("corruption", client.id)
+        for place in torch.randint(0, 8 * len(data), (16,), generator=generator).tolist():
+            damaged[place // 8] ^= 1 << place % 8
+        return bytes(damaged)
+
+    def _seconds(self, client: Client, kind: FaultKind | None) -> float:
+        """Simulated seconds that a client's training takes."""
+        if kind == "hang":
+            return math.inf
+        usual = self.config.faults.seconds_per_example * _examples(self.config.train, client)
+        return usual * self.config.faults.slow_factor if kind == "slow" else usual
+
+
+def fault_of(config: FaultsConfig, client: Client, round: Round) -> FaultKind | None:
+    """The fault of ``client`` in ``round``: the first kind that names it, else one drawn by their probabilities."""
     rates = []
     for kind in KINDS:
         value: float | list[str] = getattr(config, kind)
@@ -49,66 +134,13 @@ def befalls(config: FaultsConfig, client: Client, round: Round) -> FaultKind | N
     return None
 
 
-def turnout(config: RunConfig, chosen: Sequence[Client], round: Round, failed: Collection[str] = ()) -> Turnout:
-    """Who of ``chosen`` answers in time. ``failed``: clients that are known by now to have come to nothing; others who
-    were selected beyond ``per_round`` take their places."""
-    clients, faults = config.clients, config.faults
-    if faults == FaultsConfig() and clients.deadline is None and not clients.over_select:
-        return Turnout(tuple(c for c in chosen if c.id not in failed), {}, {})
-    kinds = {c.id: befalls(faults, c, round) for c in chosen}
-    wanted = clients.per_round if clients.over_select and clients.per_round else len(chosen)
-    lost: dict[str, ClientFailed] = {}
-    faulty: dict[str, FaultKind] = {}
-    counted: list[str] = []
-    for client in sorted(chosen, key=lambda c: (_seconds(config, c, kinds[c.id]), _place(c, round), c.id)):
-        kind, seconds = kinds[client.id], _seconds(config, client, kinds[client.id])
-        if client.id in failed:
-            continue
-        if kind in _DETAIL and not (kind == "hang" and clients.deadline is not None):
-            lost[client.id] = ClientFailed(client.id, kind, _DETAIL[kind])
-        elif clients.deadline is not None and seconds > clients.deadline:
-            took = "it never ended" if math.isinf(seconds) else f"{seconds:g} s"
-            lost[client.id] = ClientFailed(client.id, "deadline", f"{took}, waited for {clients.deadline:g} s")
-        elif kind in ("corrupt_upload", "wrong_round", "late"):
-            faulty[client.id] = kind
-        elif len(counted) < wanted:
-            counted.append(client.id)
-            if kind == "duplicate":
-                faulty[client.id] = kind
-        else:
-            lost[client.id] = ClientFailed(client.id, "round_closed", f"{wanted} others came first")
-    return Turnout(tuple(c for c in chosen if c.id in counted), lost, faulty)
-
-
-def _seconds(config: RunConfig, client: Client, kind: FaultKind | None) -> float:
-    """Simulated seconds that a client's training takes."""
-    if kind == "hang":
-        return math.inf
-    usual = config.faults.seconds_per_example * _examples(config.train, client)
-    return usual * config.faults.slow_factor if kind == "slow" else usual
-
-
 def _examples(train: TrainConfig, client: Client) -> int:
-    """How many examples a client trains on in a round, repetitions counted."""
+    """The number of examples that a client trains on in a round, repetitions counted."""
     if train.local_steps is not None:
         return train.local_steps * min(train.batch_size, client.num_examples)
     return (train.local_epochs or 1) * client.num_examples
 
 
 def _place(client: Client, round: Round) -> float:
-    """Who of those that take equally long comes first."""
+    """Breaks ties between clients that take equally long."""
     return float(torch.rand((), generator=round.generator("arrival", client.id), dtype=torch.float64))
-
-
-def sent(kind: FaultKind, upload: Upload, envelope: Envelope, round: Round) -> bytes:
-    """What arrives of ``upload`` where ``kind`` befell it."""
-    if kind == "wrong_round":
-        return encode_upload(upload, replace(envelope, round=envelope.round - 1))
-    data = encode_upload(upload, envelope)
-    if kind != "corrupt_upload":
-        return data
-    damaged = bytearray(data)
-    generator = round.generator("corruption", upload.client.id)
-    for place in torch.randint(0, 8 * len(data), (16,), generator=generator).tolist():
-        damaged[place // 8] ^= 1 << place % 8
-    return bytes(damaged)

@@ -1,43 +1,93 @@
-"""Scores of one model on one set of examples."""
+"""Scores of a run's models: the server's on the common test set, each client's on its own validation rows."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from rondo.lowrank import LowRank
-from rondo.models.network import Network
-from rondo.params import Params, add_client_axis
+from rondo.algorithm import Algorithm, Client, Round
+from rondo.data.population import Population
+from rondo.models.network import Base, Network
+from rondo.params import Params, add_client_axis, on_device
 from rondo.tasks.task import Example, Task
+
+NEWCOMER = Client("cold start", 0)
+"""The client whose model is scored on the common test set: one that has not taken part."""
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Scores models of ``algorithm`` on ``population``. ``kept``: tensors that clients kept, by client id."""
+
+    algorithm: Algorithm[Any]
+    network: Network
+    task: Task
+    population: Population
+    kept: Mapping[str, Params]
+    batch_size: int
+
+    def model(self, state: Any, client: Client, round: Round) -> tuple[Params, Base]:
+        """The tensors that the network sees, and the base's change, for ``client`` before ``round``; no client axis."""
+        shared = self.algorithm.broadcast(state, client, round)
+        local = self.kept.get(client.id) if client is not NEWCOMER else None  # by identity: a client may have any id
+        if local is None:
+            local = self.algorithm.local_init(shared, client)
+        return self.algorithm.view(shared, local), shared.base
+
+    def newcomer(self, state: Any, round: Round) -> tuple[Params, Base]:
+        """:meth:`model` of a client that has not taken part: the global model, or the cold-start model of a personal
+        method."""
+        return self.model(state, NEWCOMER, round)
+
+    def on_test(self, state: Any, round: Round) -> dict[str, Any]:
+        """Scores on the common test set, under "global", or under "cold_start" where models are personal."""
+        if not self.population.test:
+            return {}
+        seen, base = self.newcomer(state, round)
+        return {"cold_start" if self.algorithm.personal else "global": self.scores(seen, base, self.population.test)}
+
+    def at_clients(self, state: Any, round: Round) -> dict[str, Any]:
+        """Scores of each client's model on its own validation rows, with their mean and that of the worst tenth: under
+        "personal" where models are, else under "clients" (the global model at each client)."""
+        each = {}
+        for name, member in self.population.members.items():
+            if member.validation:
+                seen, base = self.model(state, member.client, round)
+                each[name] = self.scores(seen, base, member.validation)
+        if not each:
+            return {}
+        summary = spread(each, self.task.primary, higher_is_better=self.task.higher_is_better)
+        kind = "personal" if self.algorithm.personal else "clients"
+        return {kind: {self.task.primary: summary, "per_client": each}}
+
+    def scores(self, seen: Params, base: Base, examples: Sequence[Example]) -> dict[str, float | None]:
+        """The task's metrics of the model ``seen`` (no client axis)."""
+        seen = on_device(seen, self.network.device)
+        return scores(self.network, self.task, seen, self.network.compact(base), examples, batch_size=self.batch_size)
 
 
 @torch.no_grad()
 def scores(
-    network: Network,
-    task: Task,
-    seen: Params,
-    base: Mapping[str, tuple[LowRank, ...]],
-    examples: Sequence[Example],
-    *,
-    batch_size: int,
+    network: Network, task: Task, seen: Params, base: Base, examples: Sequence[Example], *, batch_size: int
 ) -> dict[str, float | None]:
-    """The task's metrics of the model ``seen`` (no client axis), on batches of similar length."""
+    """The task's metrics of the model ``seen`` (no client axis, on the network's device), on batches of similar
+    cost."""
     tally = task.tally()
     batched = add_client_axis(seen)
-    ordered = sorted(examples, key=lambda e: e.length)
+    ordered = sorted(examples, key=lambda e: e.cost)
     for start in range(0, len(ordered), batch_size):
         inputs, targets = task.collate(ordered[start : start + batch_size])
-        inputs, targets = ({n: t.to(network.device) for n, t in part.items()} for part in (inputs, targets))
-        logits = network(batched, base, inputs).logits
-        tally.add(logits, targets)
+        inputs, targets = (on_device(part, network.device) for part in (inputs, targets))
+        tally.add(network(batched, base, inputs), targets)
     return tally.scores()
 
 
 def spread(per_client: Mapping[str, Mapping[str, Any]], metric: str, *, higher_is_better: bool) -> dict[str, Any]:
-    """Mean over clients of ``metric``, and the mean over the worst tenth of them (at least one)."""
+    """The mean of ``metric`` over clients, and the mean over the worst tenth of them (at least one)."""
     values = [s[metric] for s in per_client.values() if s.get(metric) is not None]
     if not values:
         return {"mean": None, "worst_tenth": None, "clients": len(per_client)}

@@ -1,6 +1,7 @@
 """The low-rank term of an adapted layer, ``y + B (A x)``, with its products in the order in which a CPU is fast.
 
-A product with a long and a very short side takes up to five times as long in one order as in the other (docs/log.md);
+A product with a long and a very short side takes up to five times as long in one order as in the other
+(docs/log/decisions.md, "Adapters' products");
 the order that differentiation alone would choose is the slow one for three of the six.
 """
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rondo.models.call import Call, Rows, sent
+from rondo.models.call import Call, Rows, to_device
 
 
 def add_low_rank(y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> Tensor:
@@ -149,7 +150,7 @@ class AdaptedLayer:
                 # Nothing is drawn for padding that is there for other clients, so a client's masks are its own.
                 own = part if ends is None else part[:, : ends[k]]
                 own.copy_(torch.empty(own.shape).bernoulli_(keep, generator=g))
-            masks.append(sent((mask / keep).to(x.dtype), x.device))
+            masks.append(to_device((mask / keep).to(x.dtype), x.device))
         elif len(masks) != 1:
             raise RuntimeError(f"{self.site.path} runs several times a call: no dropout with activation checkpointing")
         return x * masks[-1]

@@ -1,7 +1,8 @@
 """Two ways of a transformers model to attend where it would use torch's fused attention.
 
 On a CPU, written out: softmax(q k^T / sqrt(d)) v with a backward pass of its own. In bfloat16 the backward pass of
-torch's fused attention takes several times as long as the five products themselves (docs/log.md). Here the
+torch's fused attention takes several times as long as the five products themselves
+(docs/log/decisions.md, "Attention and the last layer"). Here the
 probabilities are kept for it, and a query, key or value that needs no gradient gets none.
 
 On an accelerator, torch's fused attention, but for how its mask is made: transformers asks whether there is any

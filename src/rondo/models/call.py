@@ -1,4 +1,4 @@
-"""TODO"""
+"""One call of a network: its tensors, and which rows of the batch are whose."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from rondo.lowrank import LowRank
 from rondo.params import Params
 
 
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor of the processor's on ``device``, without waiting for the copy where it is an accelerator."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
@@ -44,7 +43,7 @@ class Rows:
     def to(self, device: torch.device) -> Rows:
         """With ``index`` on ``device``."""
         moved = Rows(self.counts, self.longest)
-        object.__setattr__(moved, "index", sent(self.index, device))
+        object.__setattr__(moved, "index", to_device(self.index, device))
         return moved
 
     def sum(self, values: Tensor) -> Tensor:
@@ -81,14 +80,13 @@ class Call(threading.local):
         self.params, self.base, self.rows, self.dropout, self.masks = params, base, rows, dropout, {}
         self.inside = True
 
-    def end(self, output: Any) -> None:
+    def end(self, output: Tensor | None) -> None:
         """Note the call as open for as long as its graph lives."""
         self.inside = False
         self.open = [ref for ref in self.open if ref() is not None]
-        logits = getattr(output, "logits", output)
-        if isinstance(logits, Tensor) and logits.grad_fn is not None:
+        if output is not None and output.grad_fn is not None:
             token = _Token()
-            logits.grad_fn.metadata["rondo call"] = token  # type: ignore[index]
+            output.grad_fn.metadata["rondo call"] = token  # type: ignore[index]
             self.open.append(weakref.ref(token))
 
     def layer_runs(self) -> None:

@@ -1,87 +1,34 @@
-"""What a torch module exposes to federated low-rank training, and the one way in which tensors enter it.
-
-A :class:`Network` is an unchanged frozen module with a forward hook on every adapted layer, so any layer that is
-linear in its input will do (``nn.Linear``, GPT-2's ``Conv1D``, ``nn.Conv2d``, a quantised linear). The tensors of a
-call stay in place until the next call of the same thread, through ``backward`` too, so that activation checkpointing
-recomputes with the tensors of its own forward pass. Threads do not see each other's calls.
-"""
+"""The engine's view of a model: which tensors it takes from clients, and its output for them."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from rondo.algorithm import Weight
 from rondo.lowrank import LowRank, total
-from rondo.models.adapted_layer import AdaptedLayer, Site
-from rondo.models.call import Call, Rows
-from rondo.params import HEAD_PREFIX, Params
+from rondo.models.adapted_layer import Site
+from rondo.models.call import Rows
+from rondo.params import Params
 from rondo.tasks.task import Batch
 
-
-class _HeadLinear:
-    """A linear layer of the head, computed with the call's tensors: each client's rows with its own."""
-
-    def __init__(self, path: str, module: nn.Linear, call: Call, initial: Params) -> None:
-        self.call, self.initial = call, initial
-        self.weight, self.bias = (f"{HEAD_PREFIX}{path}.{n}" for n in ("weight", "bias"))
-        module.forward = self.forward  # type: ignore[method-assign, assignment]
-
-    def _tensor(self, name: str) -> Tensor | None:
-        if name in self.call.params:
-            return self.call.params[name]
-        tensor = self.initial.get(name)
-        return None if tensor is None else tensor.unsqueeze(0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight, bias = self._tensor(self.weight), self._tensor(self.bias)
-        assert weight is not None
-        weight, bias = weight.to(x.device), None if bias is None else bias.to(x.device)
-        x = x.to(weight.dtype)
-        if weight.shape[0] == 1:
-            return functional.linear(x, weight[0], None if bias is None else bias[0])
-        rows = self.call.rows
-        if rows.even:
-            flat = x.reshape(weight.shape[0], -1, x.shape[-1])
-            out = flat @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), flat, weight.mT)
-            return out.reshape(*x.shape[:-1], weight.shape[1])
-        each = torch.split(x, list(rows.counts))
-        return torch.cat(
-            [functional.linear(part, weight[k], None if bias is None else bias[k]) for k, part in enumerate(each)]
-        )
+Base = Mapping[str, tuple[LowRank, ...]]
 
 
-class Network:
-    """A frozen module, its adapted layers and its trainable head. The module runs in eval mode (no base dropout).
+class Network(ABC):
+    """A module that takes some of its tensors from clients. Everything else in it is frozen and shared."""
 
-    ``head``: torch's own names of the head's tensors (``classifier.weight``). They leave the module's parameters and
-    become plain attributes; the head's linear layers read their tensors from the call.
-    """
-
-    def __init__(self, module: nn.Module, sites: Sequence[Site], head: Sequence[str]) -> None:
-        self.module = module.eval().requires_grad_(False)
-        self.sites = {s.path: s for s in sites}
-        self._call = Call()
-        self._slots = {s.path: AdaptedLayer(s, module.get_submodule(s.path), self._call) for s in sites}
-        self._owners: dict[str, tuple[nn.Module, str]] = {}
-        self.initial_head: dict[str, Tensor] = {}
-        layers = dict.fromkeys(name.rpartition(".")[0] for name in head)
-        for name in head:
-            owner, attribute = module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
-            tensor = owner._parameters.pop(attribute)
-            assert tensor is not None
-            self.initial_head[HEAD_PREFIX + name] = tensor.detach().clone()
-            setattr(owner, attribute, tensor.detach())
-            if type(owner) is not nn.Linear:
-                self._owners[HEAD_PREFIX + name] = (owner, attribute)
-        for path in layers:
-            owner = module.get_submodule(path)
-            if type(owner) is nn.Linear:
-                _HeadLinear(path, owner, self._call, self.initial_head)
+    module: nn.Module
+    """In eval mode, without gradients."""
+    initial: Params
+    """Every tensor that it takes, at its start value, no client axis. Names tell roles (:mod:`rondo.params`)."""
+    sites: Mapping[str, Site] = MappingProxyType({})
+    """The adapted layers by module path."""
+    _compact: tuple[Base, dict[str, tuple[LowRank, ...]]] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -90,62 +37,34 @@ class Network:
     @property
     def one_at_a_time(self) -> str | None:
         """Why clients cannot share a call, nor calls run in several threads; None where they can."""
-        kinds = sorted({type(owner).__name__ for owner, _ in self._owners.values()})
-        return f"the head has trained tensors in {', '.join(kinds)}" if kinds else None
+        return None
 
     def weights(self) -> dict[str, Weight]:
         """The frozen matrix of every adapted layer, read lazily."""
-        return {
-            p: Weight(s.shape, s.scale, lambda slot=self._slots[p]: _matrix(slot))  # type: ignore[misc]
-            for p, s in self.sites.items()
-        }
+        return {}
 
+    def compact(self, base: Base) -> Base:
+        """A change of the base on the device, one matrix per module, in its smaller form. Made once for all clients
+        that share it."""
+        known = self._compact
+        if known is None or known[0] is not base:
+            sums = {p: total(chunks).compact() for p, chunks in base.items() if chunks}
+            known = (base, {p: (LowRank(c.up.to(self.device), c.down.to(self.device)),) for p, c in sums.items()})
+            self._compact = known
+        return known[1]
+
+    @abstractmethod
     def __call__(
         self,
         params: Params,
-        base: Mapping[str, tuple[LowRank, ...]],
+        base: Base,
         batch: Batch,
         dropout: Sequence[torch.Generator] | None = None,
         rows: Rows | None = None,
-    ) -> Any:
-        """The module's output on ``batch``, its rows ordered by client, with tensors as ``view`` returns them.
+    ) -> Tensor:
+        """The output on ``batch``, its rows ordered by client, with tensors as ``view`` returns them.
 
-        ``params`` have a client axis K; ``base`` has none. ``rows``: whose the rows are; None: the same number for
-        each client. ``dropout``: one generator a client while training. Raises KeyError where ``params`` lacks a
-        tensor, ValueError for several clients where :attr:`one_at_a_time` says why not.
+        ``params`` have a client axis K; ``base`` has none. ``rows``: the rows of each client; None: the same number
+        for each. ``dropout``: one generator per client while training. Raises KeyError where ``params`` lacks a
+        tensor, ValueError for several clients where :attr:`one_at_a_time` gives a reason.
         """
-        for path in self._slots:
-            clients = params[f"{path}.A"].shape[0]
-            if params[f"{path}.B"].shape[0] != clients:
-                raise ValueError(f"{path}: A has {clients} clients, B has {params[f'{path}.B'].shape[0]}")
-        if rows is None:
-            first = next(t for t in batch.values() if isinstance(t, Tensor))
-            rows = Rows((first.shape[0] // clients,) * clients)
-        for name, (owner, attribute) in self._owners.items():
-            tensor = params[name] if name in params else self.initial_head[name].unsqueeze(0)
-            if tensor.shape[0] != 1:
-                raise ValueError(f"{name} has {tensor.shape[0]} clients, but {self.one_at_a_time}")
-            setattr(owner, attribute, tensor[0].to(self.device))
-        self._call.begin(params, {p: total(c) for p, c in base.items() if c}, rows, dropout)
-        output = None
-        try:
-            output = self.module(**batch)
-        finally:
-            self._call.end(output)
-        return output
-
-
-@torch.no_grad()
-def _matrix(slot: AdaptedLayer) -> Tensor:
-    """W (out, in) in float32. A weight in a packed format that is not ours to know is read by applying it to I."""
-    module, (out, inp) = slot.module, slot.site.shape
-    weight = module.weight
-    if hasattr(weight, "qdata"):  # torchao
-        weight = weight.dequantize()  # type: ignore[operator]
-    if isinstance(weight, Tensor) and weight.is_floating_point() and weight.numel() == out * inp:
-        plain = weight.detach().float()
-        return plain.T if slot.site.kind == "conv1d" else plain.reshape(out, inp)
-    eye = torch.eye(inp, device=next(module.parameters()).device)
-    columns: Tensor = module.forward(eye)
-    bias = module.bias
-    return (columns - bias if isinstance(bias, Tensor) else columns).T.float()

@@ -25,7 +25,7 @@ from rondo.config.schema import AdapterConfig
 from rondo.errors import ConfigError, Problem
 from rondo.lowrank import LowRank, total
 from rondo.models.adapted_layer import Site, UnsupportedLayer, layer_kind
-from rondo.models.network import Network
+from rondo.models.adapted_network import AdaptedNetwork
 from rondo.params import HEAD_PREFIX, Params
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _inject(module: nn.Module, lora: peft.LoraConfig, head: Sequence[str], seed:
             # Without modules_to_save: a wrapped head would hide its tensors, and it is not PEFT that trains it.
             tuner = peft.LoraModel(module, peft.LoraConfig(**{**lora.to_dict(), "modules_to_save": None}), "default")
         except (ValueError, re.error) as error:
-            raise ConfigError([Problem(key, _no_match(module, asked, heads, error))]) from None
+            raise ConfigError.at(key, _no_match(module, asked, heads, error)) from None
     sites, params, problems = [], {}, []
     too_small: dict[str, tuple[int, tuple[int, int]]] = {}
     for path, layer in tuner.model.named_modules():
@@ -158,22 +158,20 @@ def _plan_from(module: nn.Module, folder: str, task: TaskType, head: Sequence[st
 
     lora = peft.LoraConfig.from_pretrained(folder)
     if not isinstance(lora, peft.LoraConfig):
-        raise ConfigError([Problem("adapter.start_from", f"{folder!r} is not a LoRA adapter: name one that is")])
+        raise ConfigError.at("adapter.start_from", f"{folder!r} is not a LoRA adapter: name one that is")
     if lora.init_lora_weights not in (True, False, "gaussian", "orthogonal"):
         words = f"{folder!r} was started by {lora.init_lora_weights!r}, which changed the base weights too"
-        raise ConfigError([Problem("adapter.start_from", words)])
+        raise ConfigError.at("adapter.start_from", words)
     lora.inference_mode, lora.task_type = False, task
     planned = _inject(module, lora, head, 0, "adapter.start_from")
     if not Path(folder, "adapter_model.safetensors").is_file():  # a pickled one is not read
         words = f"{folder!r} has no adapter_model.safetensors: name a folder that has its tensors too"
-        raise ConfigError([Problem("adapter.start_from", words)])
+        raise ConfigError.at("adapter.start_from", words)
     try:
         saved = read_tensors(folder)
     except (OSError, ValueError, SafetensorError) as error:
         reason = str(error).split("\n")[0]
-        raise ConfigError(
-            [Problem("adapter.start_from", f"{folder!r} has no adapter that can be read: {reason}")]
-        ) from None
+        raise ConfigError.at("adapter.start_from", f"{folder!r} has no adapter that can be read: {reason}") from None
     heads = dict(module.named_parameters())
     due = {n: tuple(t.shape) for n, t in planned.params.items()}
     due |= {HEAD_PREFIX + n: tuple(heads[n].shape) for n in head if HEAD_PREFIX + n in saved}
@@ -183,7 +181,7 @@ def _plan_from(module: nn.Module, folder: str, task: TaskType, head: Sequence[st
         missing, unknown = len(due.keys() - found.keys()), len(found.keys() - due.keys())
         words = f"{missing} missing, {unknown} unknown; {name} is {found.get(name, 'missing')} in it, "
         words += f"{due.get(name, 'unknown')} in this model"
-        raise ConfigError([Problem("adapter.start_from", f"{folder!r} does not fit the model: {words}")])
+        raise ConfigError.at("adapter.start_from", f"{folder!r} does not fit the model: {words}")
     params = {**planned.params, **saved}
     return Plan(planned.sites, params, lora)
 
@@ -243,7 +241,7 @@ def truncated(
 
 def write_adapter(
     folder: str | Path,
-    network: Network,
+    network: AdaptedNetwork,
     lora: peft.LoraConfig,
     seen: Params,
     base: Mapping[str, tuple[LowRank, ...]],

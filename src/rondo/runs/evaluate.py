@@ -1,21 +1,20 @@
-"""TODO"""
+"""Scores of a finished run, or of an adapter of one."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rondo.config.load import load
-from rondo.data.client_rows import deal_rows
-from rondo.data.population import build
-from rondo.data.sources import load as load_source
-from rondo.engine.scoring import scores
-from rondo.errors import ConfigError, Problem
-from rondo.models.outline import look
+from rondo.errors import ConfigError
+from rondo.models.network import Base
 from rondo.params import Params
-from rondo.runs.assemble import Prepared, find_device, prepare, reopen
+from rondo.runs.assemble import Assembly, assemble
+from rondo.runs.reopen import reopen
 from rondo.runs.storage.directory import RunDirectory
-from rondo.runs.wrapping import make_algorithm
+from rondo.tasks import table as tasks
+from rondo.tasks.task import Example
 
 
 def evaluate(path: str | Path, *, client: str | None = None, device: str = "auto") -> dict[str, Any]:
@@ -27,16 +26,14 @@ def evaluate(path: str | Path, *, client: str | None = None, device: str = "auto
     path = Path(path)
     if (path / "adapter_config.json").is_file():
         if client is not None:
-            raise ConfigError([Problem("--client", "an adapter folder has one model; name the run directory instead")])
+            raise ConfigError.at("--client", "an adapter folder has one model; name the run directory instead")
         return _evaluate_adapter(path, device)
-    opened = reopen(path, device=device)
-    config = opened.prepared.config
+    opened = reopen(path, device, with_rows=True)
     seen, base = opened.model(client)
-    population = build(config, deal_rows(config, load_source(config), opened.labels), opened.prepared.task)
-    opened.prepared.shorten(population)  # computed as in the run, so that the same bits come out
-    result = {"test": _scored(opened.prepared, seen, base, population.test)}
+    population = opened.assembly.population
+    result = {"test": _scored(opened.assembly, seen, base, population.test)}
     if client is not None:
-        result["validation"] = _scored(opened.prepared, seen, base, population.members[client].validation)
+        result["validation"] = _scored(opened.assembly, seen, base, population.members[client].validation)
     return result
 
 
@@ -45,25 +42,15 @@ def _evaluate_adapter(path: Path, device: str) -> dict[str, Any]:
     beside = [f for f in (path / "rondo.toml", path.parent / "config.toml") if f.is_file()]
     if not beside:
         words = f"{str(path)!r} does not say what to score it on: it has no rondo.toml (rondo export writes one)"
-        raise ConfigError([Problem("ADAPTER_DIR", words)])
+        raise ConfigError.at("ADAPTER_DIR", words)
     config = load(beside[0])
     labels: tuple[str, ...] = ()
-    if config.task.kind == "sequence-classification":
+    if tasks.load(config.task.kind).classes:
         labels = tuple(RunDirectory(path).read("labels.json"))
     adapter = config.adapter.model_copy(update={"start_from": str(path)})
-    config = config.model_copy(update={"adapter": adapter})
-    algorithm, target = make_algorithm(config), find_device(device)
-    dealt = deal_rows(config, load_source(config), labels)
-    structure = look(config, labels, algorithm)
-    population = build(config, dealt, structure.task)
-    prepared = prepare(config, algorithm, target, structure)
-    prepared.shorten(population)
-    seen: Params = {**prepared.network.initial_head, **prepared.initial}
-    return {"test": _scored(prepared, seen, {}, population.test)}
+    assembly = assemble(config.model_copy(update={"adapter": adapter}), device, labels=labels)
+    return {"test": _scored(assembly, assembly.model.network.initial, {}, assembly.population.test)}
 
 
-def _scored(prepared: Prepared, seen: Params, base: Any, examples: Any) -> dict[str, Any]:
-    device = prepared.network.device
-    there = {n: t.to(device) for n, t in seen.items()}
-    size = prepared.config.evaluation.batch_size
-    return scores(prepared.network, prepared.task, there, base, examples, batch_size=size)
+def _scored(assembly: Assembly, seen: Params, base: Base, examples: Sequence[Example]) -> dict[str, float | None]:
+    return assembly.scorer({}).scores(seen, base, examples)

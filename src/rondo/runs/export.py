@@ -1,18 +1,21 @@
-"""A finished run, used again: exported as a stock PEFT adapter or a merged model, verified, evaluated."""
+"""A finished run as a stock PEFT adapter or a merged model, verified by stock libraries."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from rondo.errors import ConfigError, Problem
+from rondo.errors import ConfigError
 from rondo.models import peft
+from rondo.models.network import Base
+from rondo.models.pretrained import auto
+from rondo.models.transformer import Transformer, load_base
 from rondo.params import Params, add_client_axis
-from rondo.runs.assemble import Reopened, load_model, reopen, write_adapter
+from rondo.runs.reopen import Reopened, reopen
 from rondo.runs.storage.directory import RunDirectory, to_toml
+from rondo.tasks import table as tasks
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,8 @@ class Verification:
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written: the largest rank of its layers, what truncation lost (of the change's Frobenius norm; 0 where
-    nothing was truncated), and how it compared, if it was verified."""
+    """``rank``: the largest rank of its layers; ``relative_error``: the share of the change's Frobenius norm lost by
+    truncation, 0 without; ``verification``: if it was verified."""
 
     rank: int
     relative_error: float
@@ -50,39 +53,47 @@ def export(
 ) -> Exported:
     """Write a run's result to ``to`` as a PEFT adapter, or ``merged`` into a whole model.
 
-    ``client``: that client's model (for personal methods), else the global or cold-start one. ``rank``: truncate to it;
-    else the adapter has the rank that it needs, which for methods that change the base is above the run's. With
+    ``client``: that client's model (for personal methods), else the global or cold-start one. ``rank``: truncate to
+    it; else the adapter has the rank that it needs, which for methods that change the base is above the run's. With
     ``verify`` it is loaded again by stock libraries and its logits are compared. Raises :class:`ConfigError`.
     """
     if rank is not None and rank < 1:
-        raise ConfigError([Problem("--rank", f"must be at least 1, got {rank}")])
+        raise ConfigError.at("--rank", f"must be at least 1, got {rank}")
     to = Path(to)
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         what = "is not empty" if to.is_dir() else "is not a folder"
-        raise ConfigError([Problem("--to", f"{str(to)!r} {what}; name another folder")])
+        raise ConfigError.at("--to", f"{str(to)!r} {what}; name another folder")
     if merged and RunDirectory.open(run_dir).config().model.quantization is not None:
         words = "the base is int8, and merging would round the adapter away with it; export the adapter alone"
-        raise ConfigError([Problem("--merged", words)])
-    # Stock libraries load the model in float32, so that is what their logits are compared with.
+        raise ConfigError.at("--merged", words)
+    # Stock libraries load the model in float32, so their logits are compared with float32.
     opened = reopen(run_dir, device="cpu", exact=True)
+    model = opened.assembly.model
+    if not isinstance(model, Transformer):
+        words = "a network of one's own has no PEFT adapter; the tensors of its result are in the run's adapter folder"
+        raise ConfigError.at("RUN_DIR", words)
     seen, base = opened.model(client)
     error = 0.0
-    sites = tuple(opened.prepared.network.sites.values())
+    sites = tuple(model.network.sites.values())
     if rank is not None:
         seen, error = peft.truncated(sites, seen, base, rank)
         base = {}
     adapter = to if not merged else to / "adapter"
-    write_adapter(opened.prepared, adapter, seen, base, opened.labels)
+    model.save(adapter, seen, base, opened.assembly.labels)
     (adapter / "rondo.toml").write_text(to_toml(opened.directory.config()))
     if merged:
-        prepared = opened.prepared
-        config = prepared.config
-        module, _ = load_model(config, prepared.model_config, prepared.tokenizer, config.seed + 1)
-        peft.merged(module, adapter).save_pretrained(str(to))  # type: ignore[operator]
-        prepared.tokenizer.save_pretrained(str(to))
+        peft.merged(_stock_base(opened, model), adapter).save_pretrained(str(to))  # type: ignore[operator]
+        model.tokenizer.save_pretrained(str(to))
         (adapter / "README.md").unlink(missing_ok=True)
     ranks = [a.shape[0] for a, _, _ in peft.adapter_factors(sites, seen, base).values()]
-    return Exported(max(ranks), error, _verify(opened, seen, base, to, merged) if verify else None)
+    return Exported(max(ranks), error, _verify(opened, model, seen, base, to, merged) if verify else None)
+
+
+def _stock_base(opened: Reopened, model: Transformer) -> torch.nn.Module:
+    """The base model alone, drawn with another seed, so that a head that was not saved would show."""
+    config = opened.assembly.config
+    module, _ = load_base(config, model.name, model.known, model.tokenizer, config.seed + 1)
+    return module
 
 
 _TEXTS = (
@@ -96,24 +107,14 @@ _TEXTS = (
 
 
 @torch.no_grad()
-def _verify(opened: Reopened, seen: Params, base: Any, folder: Path, merged: bool) -> Verification:
-    """Load ``folder`` with transformers and peft only. The base model is drawn with another seed, so that a head that
-    was not saved would show."""
-    import transformers
-
-    prepared = opened.prepared
-    config = prepared.config
-    tokenizer = prepared.tokenizer
-    batch = dict(tokenizer(list(_TEXTS), padding=True, return_tensors="pt"))
-    ours = prepared.network(add_client_axis(seen), base, batch).logits
+def _verify(opened: Reopened, model: Transformer, seen: Params, base: Base, folder: Path, merged: bool) -> Verification:
+    """Load ``folder`` with transformers and peft only."""
+    batch = dict(model.tokenizer(list(_TEXTS), padding=True, return_tensors="pt"))
+    ours = model.network(add_client_axis(seen), base, batch)
     if merged:
-        auto = transformers.AutoModelForCausalLM
-        if config.task.kind == "sequence-classification":
-            auto = transformers.AutoModelForSequenceClassification
-        stock = auto.from_pretrained(str(folder)).eval()
+        stock = auto(tasks.TABLE[opened.assembly.config.task.kind]).from_pretrained(str(folder)).eval()
     else:
-        module, _ = load_model(config, prepared.model_config, tokenizer, config.seed + 1)
-        stock = peft.stock_model(module, folder)
+        stock = peft.stock_model(_stock_base(opened, model), folder)
     theirs = stock(**batch).logits
     mask = torch.ones_like(ours, dtype=torch.bool)
     if ours.dim() == 3:  # positions of padding mean nothing

@@ -1,4 +1,4 @@
-"""TODO"""
+"""The algorithm of a run, and the wrappers that its options put around it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from rondo import algorithms
-from rondo.algorithm import Algorithm
+from rondo.algorithm import Algorithm, HeadPolicy
 from rondo.algorithms.table import RULES
-from rondo.algorithms.wrappers.robust import MEANS
-from rondo.algorithms.wrappers.server_optimizer import OPTIMIZERS, ServerOptimizer
+from rondo.algorithms.wrappers.local_head import LocalHead
+from rondo.algorithms.wrappers.robust import MEANS, Robust
+from rondo.algorithms.wrappers.server_optimizer import OPTIMIZERS, ServerOptimizer, ServerStep
 from rondo.config.schema import RunConfig, ServerConfig
 from rondo.errors import ConfigError, Problem
+from rondo.params import Params, head, pick
 
 
 def make_algorithm(config: RunConfig) -> Algorithm[Any]:
@@ -20,13 +22,32 @@ def make_algorithm(config: RunConfig) -> Algorithm[Any]:
     try:
         algorithm = algorithms.get(config.algorithm.name, **config.algorithm.fields)
     except algorithms.UnknownAlgorithm as error:
-        raise ConfigError([Problem("algorithm.name", str(error))]) from None
+        raise ConfigError.at("algorithm.name", str(error)) from None
     except (TypeError, ValueError) as error:
-        raise ConfigError([Problem("algorithm", str(error))]) from None
+        raise ConfigError.at("algorithm", str(error)) from None
     problems = list(_refused(config, algorithm))
     if problems:
         raise ConfigError(problems)
     return algorithm
+
+
+def wrapped(
+    config: RunConfig, algorithm: Algorithm[Any], initial: Params
+) -> tuple[Algorithm[Any], HeadPolicy | None, Params]:
+    """``algorithm`` with its wrappers; the head policy, None without a head; and the tensors of ``initial`` that
+    clients train."""
+    policy: HeadPolicy | None = None
+    if any(map(head, initial)):
+        policy = config.model.head or algorithm.default_head
+    if policy == "frozen":
+        initial = pick(initial, ~head)
+    if policy == "local":
+        algorithm = LocalHead(algorithm)
+    if config.server.optimizer != "none":
+        algorithm = ServerStep(algorithm, _server_optimizer(config.server))
+    if config.robust.rule != "none":
+        algorithm = Robust(algorithm, config.robust.rule, config.robust.byzantine)
+    return algorithm, policy, initial
 
 
 def _refused(config: RunConfig, algorithm: Algorithm[Any]) -> Iterator[Problem]:

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Self
 
 from torch import Tensor
 from torch.nn import functional
 
+from rondo.config.schema import TaskConfig
 from rondo.tasks.output_layer import OutputLayer
-from rondo.tasks.task import Batch, Example, Row, Scores, pad, wide
+from rondo.tasks.row_checks import Row
+from rondo.tasks.task import Batch, Scores
+from rondo.tasks.text import TextTask, pad, wide
+from rondo.tasks.token_store import TextExample
 
 IGNORED = -100  # torch's own index for a target that has no loss
 
 
-class CausalLM:
+class CausalLM(TextTask):
     """``text`` is one column of plain text; or ``prompt`` columns (joined by a blank line, empty ones left out) and
     ``response``. With a chat template the prompt is the user's turn and the response the assistant's; without one the
     prompt ends with a newline. Only the response, and the end token after it, have a loss."""
 
-    task_type: Literal["SEQ_CLS", "CAUSAL_LM"] = "CAUSAL_LM"
-    primary = "loss"
-    higher_is_better = False
-    labels: tuple[str, ...] = ()
+    primary: ClassVar[str] = "loss"
 
     def __init__(
         self, tokenizer: Any, text: str | None, prompt: Sequence[str], response: str | None, max_length: int
@@ -33,7 +34,14 @@ class CausalLM:
         self.output: OutputLayer | None = None
         """The model's output layer, where the network leaves it to :meth:`loss` and :meth:`tally`."""
 
-    def encode(self, rows: Sequence[Row]) -> list[Example]:
+    @classmethod
+    def of(cls, config: TaskConfig, tokenizer: Any, labels: Sequence[str]) -> Self:
+        """See :meth:`rondo.tasks.task.Task.of`."""
+        text = config.text if isinstance(config.text, str) else None
+        prompt = [config.prompt] if isinstance(config.prompt, str) else list(config.prompt or ())
+        return cls(tokenizer, text, prompt, config.response, config.max_length)
+
+    def encode(self, rows: Sequence[Row]) -> list[TextExample]:
         """See :meth:`rondo.tasks.task.Task.encode`. Cut to ``max_length``; a row whose response is cut away entirely has
         no target and is left out."""
         examples = []
@@ -43,7 +51,7 @@ class CausalLM:
             target = tuple(IGNORED if i < start else token for i, token in enumerate(ids))
             # Targets are shifted by one, so the first token is never predicted.
             if any(t != IGNORED for t in target[1:]):
-                examples.append(Example(tuple(ids), target))
+                examples.append(TextExample(tuple(ids), target))
         return examples
 
     def _ids(self, row: Row) -> tuple[list[int], int]:
@@ -68,12 +76,12 @@ class CausalLM:
         response = self.tokenizer(row[self.response], add_special_tokens=False)["input_ids"]
         return prompt + response + end, len(prompt)
 
-    def collate(self, examples: Sequence[Example]) -> tuple[Batch, Batch]:
+    def collate(self, examples: Sequence[TextExample]) -> tuple[Batch, Batch]:
         """See :meth:`rondo.tasks.task.Task.collate`; the target is ``labels`` (rows, tokens), padding ignored; ``places``:
         which tokens, counted over all rows, are followed by one that has a loss."""
         inputs = {
             "input_ids": pad([e.ids for e in examples], self.tokenizer.pad_token_id),
-            "attention_mask": pad([[1] * e.length for e in examples], 0),
+            "attention_mask": pad([[1] * e.cost for e in examples], 0),
         }
         targets = [e.target if isinstance(e.target, tuple) else (e.target,) for e in examples]
         labels = pad(targets, IGNORED)

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rondo.tasks.task import Batch, Example, Row, Scores, pad, wide
+from rondo.config.schema import TaskConfig
+from rondo.tasks.row_checks import Row
+from rondo.tasks.task import Batch, Scores
+from rondo.tasks.text import TextTask, pad, wide
+from rondo.tasks.token_store import TextExample
 
 
-class SequenceClassification:
+class SequenceClassification(TextTask):
     """``columns``: one or two text columns; ``labels``: the label names, in the order of the classes."""
 
-    task_type: Literal["SEQ_CLS", "CAUSAL_LM"] = "SEQ_CLS"
-    primary = "accuracy"
-    higher_is_better = True
+    primary: ClassVar[str] = "accuracy"
+    higher_is_better: ClassVar[bool] = True
+    classes: ClassVar[bool] = True
 
     def __init__(
         self, tokenizer: Any, columns: Sequence[str], label: str, labels: Sequence[str], max_length: int
@@ -26,7 +30,13 @@ class SequenceClassification:
         self.labels = tuple(labels)
         self._index = {name: i for i, name in enumerate(labels)}
 
-    def encode(self, rows: Sequence[Row]) -> list[Example]:
+    @classmethod
+    def of(cls, config: TaskConfig, tokenizer: Any, labels: Sequence[str]) -> Self:
+        """See :meth:`rondo.tasks.task.Task.of`."""
+        columns = [config.text] if isinstance(config.text, str) else list(config.text or ())
+        return cls(tokenizer, columns, config.label or "", labels, config.max_length)
+
+    def encode(self, rows: Sequence[Row]) -> list[TextExample]:
         """See :meth:`rondo.tasks.task.Task.encode`. A text longer than ``max_length`` tokens is cut."""
         if not rows:
             return []
@@ -34,15 +44,15 @@ class SequenceClassification:
         coded = self.tokenizer(*texts, truncation=True, max_length=self.max_length)
         segments = coded.get("token_type_ids") or [None] * len(rows)
         return [
-            Example(tuple(ids), self._index[str(row[self.label])], tuple(seg) if seg is not None else None)
+            TextExample(tuple(ids), self._index[str(row[self.label])], tuple(seg) if seg is not None else None)
             for ids, seg, row in zip(coded["input_ids"], segments, rows, strict=True)
         ]
 
-    def collate(self, examples: Sequence[Example]) -> tuple[Batch, Batch]:
+    def collate(self, examples: Sequence[TextExample]) -> tuple[Batch, Batch]:
         """See :meth:`rondo.tasks.task.Task.collate`; the target is ``labels`` (rows,)."""
         inputs = {
             "input_ids": pad([e.ids for e in examples], self.tokenizer.pad_token_id),
-            "attention_mask": pad([[1] * e.length for e in examples], 0),
+            "attention_mask": pad([[1] * e.cost for e in examples], 0),
         }
         if examples[0].segments is not None:
             inputs["token_type_ids"] = pad([e.segments or () for e in examples], 0)

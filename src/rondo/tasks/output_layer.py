@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rondo.tasks.task import wide
+from rondo.tasks.text import wide
 
 _CPU_BYTES = 24 * 2**20
-"""Of logits at a time: they stay in the cache (docs/log.md)."""
+"""Of logits at a time: they stay in the cache (docs/log/decisions.md, "Output layer, one client at a time")."""
 _GPU_BYTES = 256 * 2**20
 
 
@@ -50,7 +50,7 @@ class _Losses(torch.autograd.Function):
         losses = states.new_empty(len(states), dtype=wide(states[:0]).dtype)
         grads = torch.empty_like(states) if wanted else None
         # Who watches what this pass keeps for its backward pass has nothing to see in those that begin and end here.
-        with torch.set_grad_enabled(wanted), torch.autograd.graph.saved_tensors_hooks(_itself, _itself):
+        with torch.set_grad_enabled(wanted), torch.autograd.graph.saved_tensors_hooks(itself, itself):
             for part in output.parts(states):
                 leaf = states[part].detach().requires_grad_(wanted)
                 each = functional.cross_entropy(wide(output.layer(leaf)), targets[part], reduction="none")
@@ -67,5 +67,5 @@ class _Losses(torch.autograd.Function):
         return (each * grad.unsqueeze(1)).to(each.dtype), None, None
 
 
-def _itself(tensor: Tensor) -> Tensor:
+def itself(tensor: Tensor) -> Tensor:
     return tensor

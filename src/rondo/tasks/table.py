@@ -1,21 +1,98 @@
-"""TODO"""
+"""Every kind of task and its needs, by name. Imports no torch, and of Rondo only the errors.
+
+A task of one's own needs no entry: ``task.kind`` names it as ``package.module:Class``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import difflib
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
-from rondo.config.schema import RunConfig
-from rondo.tasks.causal_lm import CausalLM
-from rondo.tasks.classification import SequenceClassification
-from rondo.tasks.task import Task
+from rondo.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from rondo.tasks.task import Task
+
+Checks = Callable[[Mapping[str, Any], bool], Iterator[Problem]]
+"""Faults of the section ``[task]``, given its keys and whether the data are the user's own."""
 
 
-def _task(config: RunConfig, tokenizer: Any, labels: Sequence[str]) -> Task:
-    task = config.task
-    if task.kind == "sequence-classification":
-        columns = [task.text] if isinstance(task.text, str) else list(task.text or ())
-        return SequenceClassification(tokenizer, columns, task.label or "", labels, task.max_length)
-    text = task.text if isinstance(task.text, str) else None
-    prompt = [task.prompt] if isinstance(task.prompt, str) else list(task.prompt or ())
-    return CausalLM(tokenizer, text, prompt, task.response, task.max_length)
+@dataclass(frozen=True)
+class Kind:
+    """One kind. ``cls``: where its class is; ``auto``: transformers' class of its models; ``peft``: PEFT's name for it;
+    ``head``: whether its models have a task head."""
+
+    cls: str
+    auto: str
+    peft: Literal["SEQ_CLS", "CAUSAL_LM"]
+    head: bool
+    checks: Checks
+
+
+def _classification(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
+    for key in ("prompt", "response"):
+        if task[key] is not None:
+            yield Problem(f"task.{key}", "only kind = 'causal-lm' uses it: remove it, or set task.kind")
+    if own_data and task["text"] is None:
+        yield Problem("task.text", "name the column, or the two columns, with the text")
+    if own_data and task["label"] is None:
+        yield Problem("task.label", "name the column with the label")
+
+
+def _causal_lm(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
+    if (task["text"] is None) == (task["prompt"] is None):
+        words = "causal-lm needs either task.text, or task.prompt and task.response: name one or the other"
+        yield Problem("task.text", words)
+    if isinstance(task["text"], list):
+        words = "causal-lm takes one text column: name one, or use task.prompt and task.response"
+        yield Problem("task.text", words)
+    if (task["prompt"] is None) != (task["response"] is None):
+        yield Problem("task.response", "task.prompt and task.response go together: name both")
+    if task["label"] is not None:
+        yield Problem("task.label", "causal-lm has no label column; remove it")
+
+
+TABLE: dict[str, Kind] = {
+    "sequence-classification": Kind(
+        cls="rondo.tasks.classification:SequenceClassification",
+        auto="AutoModelForSequenceClassification",
+        peft="SEQ_CLS",
+        head=True,
+        checks=_classification,
+    ),
+    "causal-lm": Kind(
+        cls="rondo.tasks.causal_lm:CausalLM",
+        auto="AutoModelForCausalLM",
+        peft="CAUSAL_LM",
+        head=False,
+        checks=_causal_lm,
+    ),
+}
+
+
+def check(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
+    """Faults of the section ``[task]``. A class of one's own checks its rows, and nothing else, itself."""
+    kind = task["kind"]
+    if kind in TABLE:
+        yield from TABLE[kind].checks(task, own_data)
+    elif ":" not in kind:
+        near = difflib.get_close_matches(kind, TABLE, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else " (one of your own is given as package.module:Class)"
+        yield Problem("task.kind", f"should be {' or '.join(map(repr, TABLE))}, got {kind!r}{hint}")
+
+
+def load(kind: str) -> type[Task]:
+    """The class of a kind. Raises :class:`ConfigError` where it cannot be loaded or is no task."""
+    from rondo.tasks.task import Task
+
+    module, _, attribute = (TABLE[kind].cls if kind in TABLE else kind).partition(":")
+    try:
+        cls = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # importing someone's module may raise anything
+        raise ConfigError.at("task.kind", f"cannot load {kind!r}: {type(error).__name__}: {error}") from None
+    if not (isinstance(cls, type) and issubclass(cls, Task)):
+        raise ConfigError.at("task.kind", f"{kind!r} is not a class derived from rondo.tasks.task.Task")
+    return cls

@@ -1,16 +1,28 @@
-"""Examples by the hundred thousand: token ids in flat arrays, four bytes each, made into objects when they are used."""
+"""Tokenised rows by the hundred thousand: ids in flat arrays, four bytes each, made into objects when they are used."""
 
 from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Sequence
-from typing import overload
-
-from rondo.tasks.task import Example
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 
-class ExampleStore:
+@dataclass(frozen=True)
+class TextExample:
+    """One tokenised row: input ids, the target (a class or ids), and segment ids where the tokenizer gives them."""
+
+    ids: tuple[int, ...]
+    target: int | tuple[int, ...]
+    segments: tuple[int, ...] | None = None
+
+    @property
+    def cost(self) -> int:
+        """Number of tokens."""
+        return len(self.ids)
+
+
+class TokenStore:
     """All examples of a run. Targets are all classes or all sequences; segments are there for all or for none."""
 
     def __init__(self) -> None:
@@ -19,8 +31,8 @@ class ExampleStore:
         self._segments = array("b")
         self._single = True
 
-    def add(self, examples: Iterable[Example]) -> range:
-        """Store ``examples``; their numbers."""
+    def add(self, examples: Iterable[TextExample]) -> range:
+        """See :class:`rondo.tasks.task.Store`."""
         first = len(self._ends) - 1
         for example in examples:
             self._ids.extend(example.ids)
@@ -31,45 +43,19 @@ class ExampleStore:
             self._segments.extend(example.segments or ())
         return range(first, len(self._ends) - 1)
 
-    def __getitem__(self, number: int) -> Example:
+    def __getitem__(self, number: int) -> TextExample:
         start, end = self._ends[number], self._ends[number + 1]
         target = tuple(self._targets[self._target_ends[number] : self._target_ends[number + 1]])
         segments = tuple(self._segments[start:end]) if self._segments else None
-        return Example(tuple(self._ids[start:end]), target[0] if self._single else target, segments)
+        return TextExample(tuple(self._ids[start:end]), target[0] if self._single else target, segments)
+
+    def cost(self, number: int) -> int:
+        """See :class:`rondo.tasks.task.Store`."""
+        return self._ends[number + 1] - self._ends[number]
 
     def sha256(self) -> str:
-        """A digest of all examples in their order."""
+        """See :class:`rondo.tasks.task.Store`."""
         digest = hashlib.sha256()
         for part in (self._ids, self._ends, self._targets, self._target_ends, self._segments):
             digest.update(len(part).to_bytes(8) + part.tobytes())
         return digest.hexdigest()
-
-    def length(self, number: int) -> int:
-        """Number of tokens."""
-        return self._ends[number + 1] - self._ends[number]
-
-
-class Stored(Sequence[Example]):
-    """Some examples of a store. Each access makes a new object."""
-
-    __slots__ = ("_numbers", "_store")
-
-    def __init__(self, store: ExampleStore, numbers: Iterable[int]) -> None:
-        self._store, self._numbers = store, array("I", numbers)
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    @overload
-    def __getitem__(self, place: int) -> Example: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[Example]: ...
-    def __getitem__(self, place: int | slice) -> Example | Sequence[Example]:
-        if isinstance(place, slice):
-            return Stored(self._store, self._numbers[place])
-        return self._store[self._numbers[place]]
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest; 0 where there is none."""
-        return max(map(self._store.length, self._numbers), default=0)

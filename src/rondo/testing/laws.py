@@ -387,7 +387,16 @@ def law_bytes(algorithm: Algorithm[Any], seed: int, formulas: Formulas | None = 
 def law_wrapping(algorithm: Algorithm[Any], seed: int) -> str:
     """A wrapper that changes nothing changes nothing: flags, uploads, what clients keep, states and models."""
     wrapped: Algorithm[Any] = Wrapper(algorithm)
-    flags = ("exact", "personal", "default_head", "client_ranks", "same_coordinates", "readable", "linear")
+    flags = (
+        "exact",
+        "personal",
+        "default_head",
+        "client_ranks",
+        "same_coordinates",
+        "readable",
+        "varying_shapes",
+        "linear",
+    )
     for flag in flags:
         own, other = getattr(algorithm, flag), getattr(wrapped, flag)
         _require(own == other, f"{flag} is {own!r}, and {other!r} inside a wrapper that changes nothing")

@@ -63,6 +63,10 @@ class Wrapper(Algorithm[W]):
     def readable(self) -> bool:  # type: ignore[override]
         return self.algorithm.readable
 
+    @property
+    def varying_shapes(self) -> bool:  # type: ignore[override]
+        return self.algorithm.varying_shapes
+
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> W:
         state: W = self.algorithm.init(params, weights, round)
         return state

@@ -2,7 +2,8 @@
 
 A cohort shares each forward pass over the frozen layers. On a CPU several cohorts run at once, one thread each: small
 operations do not divide well among threads, and two threads with work of their own are faster than one piece of work
-on two (docs/log.md). Who is trained with whom depends on the clients of the round, their numbers of examples, the
+on two (docs/log/decisions.md, "Threads and linear layers").
+Who is trained with whom depends on the clients of the round, their numbers of examples, the
 configuration and the number of threads, never on timing.
 """
 
@@ -12,12 +13,17 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
 import torch
 
 from rondo.algorithm import Client
+from rondo.config.schema import RunConfig
+from rondo.data.population import Population
+from rondo.engine.client.memory import Budget, budget
 from rondo.models.network import Network
+from rondo.tasks.task import Task
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -33,16 +39,72 @@ class OfClient(Protocol):
 C = TypeVar("C", bound=OfClient)
 
 
-def plan(
-    clients: Sequence[Client], size: int | Literal["auto"], *, workers: int, tokens: int, tokens_a_client: int
-) -> list[tuple[Client, ...]]:
-    """Cohorts of at most ``size`` clients of equal rank; "auto": as many as ``tokens`` allow, each step of a client
-    being ``tokens_a_client``, and few enough that every worker has one.
+_FURTHER_THREAD = 0.75
+"""The worth of a cohort's second thread, and of each after it, against one with a cohort of its own: 0.8 to 0.9 on two
+threads, less where more share a product
+(docs/log/decisions.md, "Output layer, one client at a time")."""
 
-    Their order is kept within a rank, and cohorts come in the order of their first clients, so that :func:`in_turn`
-    has few results waiting.
+
+@dataclass(frozen=True)
+class Cohorts:
+    """Who trains with whom, by the cost of each client's steps. ``bytes_per_cost``: what a training step keeps for its
+    backward pass (:func:`rondo.engine.client.memory.activation_bytes`); ``workers``: how many may train at once."""
+
+    network: Network
+    task: Task
+    population: Population
+    config: RunConfig
+    bytes_per_cost: float
+    workers: int
+
+    def plan(self, clients: Sequence[Client]) -> list[tuple[Client, ...]]:
+        """The clients of a round, as they train together."""
+        if self.network.one_at_a_time is not None:
+            return [(c,) for c in clients]
+        cost = self._step(clients)
+        allowed = self._budget()
+        at_once = self._at_once(cost)
+        bytes_per_cohort = min(allowed.cohort, allowed.total // at_once)
+        return divided(
+            clients,
+            self.config.simulation.cohort,
+            workers=at_once,
+            cost=min(allowed.cost, int(bytes_per_cohort / self.bytes_per_cost)),
+            cost_per_client=cost,
+        )
+
+    def at_once(self, cohorts: Sequence[Sequence[Client]]) -> int:
+        """How many of these cohorts train at once."""
+        cost = self._step([c for cohort in cohorts for c in cohort])
+        largest = max(map(len, cohorts), default=1)
+        return max(1, min(len(cohorts), self._at_once(largest * cost)))
+
+    def _at_once(self, cost: int) -> int:
+        threads = self.workers
+        if threads == 1:
+            return 1
+        allowed = max(1, min(threads, int(self._budget().total / (self.bytes_per_cost * cost))))
+        # Each has the same number of threads; threads left over are idle.
+        return max(range(allowed, 0, -1), key=lambda n: n * (1 + _FURTHER_THREAD * (threads // n - 1)))
+
+    def _budget(self) -> Budget:
+        return budget(self.network, self.task, self.config.simulation.memory_mb)
+
+    def _step(self, clients: Sequence[Client]) -> int:
+        """The cost of a client's largest possible step."""
+        return self.config.train.batch_size * max((self.population.costliest(c.id) for c in clients), default=1)
+
+
+def divided(
+    clients: Sequence[Client], size: int | Literal["auto"], *, workers: int, cost: int, cost_per_client: int
+) -> list[tuple[Client, ...]]:
+    """Cohorts of at most ``size`` clients of equal rank; "auto": as many as ``cost`` allows, each client's step costing
+    ``cost_per_client``, and few enough to give every worker one.
+
+    The order of clients is kept within a rank, and cohorts come in the order of their first clients, so that
+    :func:`in_turn` has few results waiting.
     """
-    largest = max(1, tokens // max(1, tokens_a_client)) if size == "auto" else size
+    largest = max(1, cost // max(1, cost_per_client)) if size == "auto" else size
     if size == "auto":
         largest = min(largest, -(-len(clients) // workers))
     cohorts: list[list[Client]] = []
@@ -103,7 +165,7 @@ def in_order(work: Callable[[T], R], items: Iterable[T], count: int) -> Iterator
 
 def in_turn(cohorts: Iterable[Sequence[C]], clients: Sequence[Client]) -> Iterator[C]:
     """The results of cohorts in the order of ``clients``, so that a sum over them does not depend on who trained with
-    whom. Of what :func:`plan` gives, at most a cohort a rank waits for its turn."""
+    whom. Of what :func:`divided` gives, at most one cohort per rank waits for its turn."""
     waiting: dict[str, C] = {}
     turn = 0
     for cohort in cohorts:

@@ -1,7 +1,8 @@
 """Memory that a step frees is kept for the next one.
 
 Every step frees and takes again some tens of megabytes. Left to itself, glibc gives them back to the system and takes
-them anew, page by page: some per cent of the time of a round (docs/log.md).
+them anew, page by page: some per cent of the time of a round
+(docs/log/decisions.md, "Page faults and freed memory").
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rondo.models.network import Network
-from rondo.params import Params, add_client_axis
+from rondo.params import Params, add_client_axis, on_device
 from rondo.tasks.task import Example, Task
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # from glibc's malloc.h
@@ -51,32 +52,29 @@ def _glibc(name: str, *numbers: int) -> None:
 
 
 CPU_COHORT_BYTES = 128 * 2**20
-"""Activations of a cohort beyond which one thread of a CPU gains next to nothing (docs/log.md)."""
+"""Activations of a cohort beyond which one thread of a CPU gains next to nothing
+(docs/log/decisions.md, "Activations per thread")."""
 
 
 CPU_THREAD_BYTES = 2 * CPU_COHORT_BYTES
 """Activations for each thread of a CPU, of all that trains at once. A client whose step keeps more has layers that
-several threads can share: one after the other they take half the memory and 5 to 10 % more time (docs/log.md)."""
-
-
-CPU_COHORT_TOKENS = 2048
-"""Tokens of its step likewise, where the base has two bytes a number; half as many where it has four. Where few layers
-are adapted, little is kept for the backward pass, but what is thrown away at once grows all the same."""
+several threads can share: one after the other they take half the memory and 5 to 10 % more time
+(docs/log/decisions.md, "Output layer, one client at a time")."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Bytes of activations: of all cohorts that train at once, and of one cohort that is to grow by another client.
-    ``tokens``: of a step of such a cohort."""
+    """Limits of training steps. ``total``: bytes of activations of all cohorts that train at once; ``cohort``: bytes up
+    to which one cohort may grow by another client; ``cost``: cost of a step up to which it may."""
 
     total: int
     cohort: int
-    tokens: int
+    cost: int
 
 
-def budget(network: Network, megabytes: int | Literal["auto"]) -> Budget:
-    """What ``simulation.memory_mb`` allows. "auto": half of the memory that there is, and
-    on a CPU no more than ``CPU_THREAD_BYTES`` a thread."""
+def budget(network: Network, task: Task, megabytes: int | Literal["auto"]) -> Budget:
+    """What ``simulation.memory_mb`` allows. "auto": half of the machine's memory, on a CPU at most
+    ``CPU_THREAD_BYTES`` per thread."""
     if megabytes != "auto":
         return Budget(megabytes * 2**20, megabytes * 2**20, sys.maxsize)
     if network.device.type == "cuda":
@@ -85,28 +83,31 @@ def budget(network: Network, megabytes: int | Literal["auto"]) -> Budget:
     half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     size = next(network.module.parameters()).element_size()
     total = min(half, torch.get_num_threads() * CPU_THREAD_BYTES)
-    return Budget(total, CPU_COHORT_BYTES, 2 * CPU_COHORT_TOKENS // size)
+    return Budget(total, CPU_COHORT_BYTES, sys.maxsize if task.cohort_cost is None else task.cohort_cost * 4 // size)
 
 
 def activation_bytes(network: Network, task: Task, seen: Params, examples: Sequence[Example]) -> float:
-    """Bytes a token that a training step keeps for its backward pass, measured on ``examples``."""
+    """Bytes per unit of cost that a training step keeps for its backward pass, measured on ``examples``; at least 1.
+    ``seen``: the tensors that the network sees, no client axis."""
+    if not examples:
+        return 1.0
     kept: dict[int, torch.UntypedStorage] = {}
     frozen = {p.untyped_storage().data_ptr() for p in network.module.parameters()}
 
     def note(tensor: Tensor) -> None:
-        """Nothing is left for the backward pass, which does not come: a node that got its own output back would hold
-        itself for ever."""
+        """Returns nothing: the backward pass never comes, and a node that got its own output back would hold itself
+        for ever."""
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in frozen:
-            kept[storage.data_ptr()] = storage  # which keeps its address from being given away
+            kept[storage.data_ptr()] = storage  # held, so that its address is not given away again
 
     def never(_: None) -> Tensor:
         raise AssertionError("there is no backward pass")
 
-    inputs, targets = task.collate(examples)
-    inputs, targets = ({n: t.to(network.device) for n, t in part.items()} for part in (inputs, targets))
-    leaves = {n: t.detach().clone().requires_grad_() for n, t in add_client_axis(seen).items()}
+    inputs, targets = (on_device(part, network.device) for part in task.collate(examples))
+    leaves = {n: t.detach().to(network.device, copy=True).requires_grad_() for n, t in add_client_axis(seen).items()}
     with torch.autograd.graph.saved_tensors_hooks(note, never):
-        sums, _ = task.loss(network(leaves, {}, inputs).logits, targets)
+        sums, _ = task.loss(network(leaves, {}, inputs), targets)
         sums.sum()
-    return sum(s.nbytes() for s in kept.values()) / max(1, inputs["input_ids"].numel())
+    cost = len(examples) * max(e.cost for e in examples)  # padding counts
+    return max(1.0, sum(s.nbytes() for s in kept.values()) / max(1, cost))

@@ -20,7 +20,7 @@ from rondo.config.schema import ClientsConfig, TrainConfig
 from rondo.errors import StopRequested
 from rondo.lowrank import LowRank
 from rondo.models import attention
-from rondo.models.call import Rows, sent
+from rondo.models.call import Rows, to_device
 from rondo.models.network import Network
 from rondo.models.shortcuts.prefix import Prefix, States
 from rondo.params import Params, Select, client_row, everything
@@ -28,15 +28,6 @@ from rondo.tasks.task import Batch, Example, Task
 
 _GROUPED_BATCHES = 50
 """Length grouping sorts within this many batches at a time, so that batches still differ from epoch to epoch."""
-
-
-def learning_rate(config: TrainConfig, round: Round) -> float:
-    """The rate of a round: a linear warm-up, then constant, or linear or cosine decay towards zero after the last."""
-    if round.index < config.warmup_rounds:
-        return config.lr * (round.index + 1) / (config.warmup_rounds + 1)
-    done = (round.index - config.warmup_rounds) / (round.total - config.warmup_rounds)
-    factor = {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}[config.schedule]
-    return config.lr * factor
 
 
 def batches(
@@ -48,7 +39,7 @@ def batches(
     if group_by_length:
         window = size * _GROUPED_BATCHES
         pools = [order[i : i + window] for i in range(0, len(order), window)]
-        order = [i for pool in pools for i in sorted(pool, key=lambda i: examples[i].length, reverse=True)]
+        order = [i for pool in pools for i in sorted(pool, key=lambda i: examples[i].cost, reverse=True)]
     groups = [order[i : i + size] for i in range(0, len(order), size)]
     if group_by_length:
         groups = [groups[i] for i in torch.randperm(len(groups), generator=generator).tolist()]
@@ -85,7 +76,7 @@ class CohortTrainer:
     @property
     def lr(self) -> float:
         """The run's learning rate in this round."""
-        return learning_rate(self.train, self.round)
+        return self.train.rate(self.round.index, self.round.total)
 
     def fit(
         self,
@@ -118,8 +109,10 @@ class CohortTrainer:
         for counts, batch in self._steps(stream, steps, 1 if epochs is None else epochs):
             if self.stop is not None and self.stop.is_set():
                 raise StopRequested
-            longest = tuple(max((e.length for e in one), default=0) for one in batch)
-            padded = len({e.length for one in batch for e in one}) > 1
+            longest = padded = None
+            if self.task.padded:
+                longest = tuple(max((e.cost for e in one), default=0) for one in batch)
+                padded = len({e.cost for one in batch for e in one}) > 1
             rows = Rows(counts, longest).to(device)
             inputs, targets, hidden = self._to_device(batch)
             loss = self._loss(inputs, targets, hidden, rows, dropout, padded)
@@ -127,7 +120,7 @@ class CohortTrainer:
             on = torch.tensor([n > 0 for n in counts])
             taken += on
             seen += torch.tensor(counts)
-            there = sent(on, device)
+            there = to_device(on, device)
             alive = alive & (value.detach().isfinite() | ~there)
             stepping = alive & there
             losses.append(torch.where(there, value.detach(), math.nan))
@@ -143,7 +136,8 @@ class CohortTrainer:
                 if held is not None:
                     for tensor, before in zip(leaves, held, strict=True):
                         tensor.copy_(torch.where(_as_wide(stepping, tensor), tensor, before))
-            # Not kept until the next forward pass, whose memory it would lie amidst (docs/log.md).
+            # Not kept until the next forward pass, whose memory it would lie amidst
+            # (docs/log/decisions.md, "Page faults and freed memory").
             optimizer.zero_grad(set_to_none=True)
             del loss, value, inputs, targets, hidden
         done = {n: trained[n].detach() if n in trained else t for n, t in params.items()}
@@ -207,13 +201,13 @@ class CohortTrainer:
         hidden: Tensor | None,
         rows: Rows,
         dropout: Sequence[torch.Generator],
-        padded: bool,
+        padded: bool | None,
     ) -> Loss:
         def loss(seen: Params) -> Tensor:
             replaced = self.prefix.replaced(hidden) if self.prefix is not None else contextlib.nullcontext()
-            with replaced, attention.padding(padded):
-                logits = self.network(seen, self.base, inputs, dropout, rows).logits
-            sums, counts = self.task.loss(logits, targets)
+            with replaced, attention.padding(padded is not False):
+                output = self.network(seen, self.base, inputs, dropout, rows)
+            sums, counts = self.task.loss(output, targets)
             return rows.sum(sums) / rows.sum(counts.to(sums.dtype)).clamp_min(1)
 
         return loss
@@ -223,8 +217,8 @@ class CohortTrainer:
         inputs, targets = self.task.collate(examples)
         device = self.network.device
         hidden = self.states.padded(examples) if self.states is not None else None
-        inputs, targets = ({n: sent(t, device) for n, t in part.items()} for part in (inputs, targets))
-        return inputs, targets, None if hidden is None else sent(hidden, device)
+        inputs, targets = ({n: to_device(t, device) for n, t in part.items()} for part in (inputs, targets))
+        return inputs, targets, None if hidden is None else to_device(hidden, device)
 
     def _find_failed(self, done: Params, losses: Tensor, taken: Tensor) -> None:
         """Note the clients that are not finite. Raises :class:`ClientFailed` where none is left."""

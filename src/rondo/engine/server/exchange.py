@@ -1,33 +1,44 @@
-"""One attempt at a round: what the sampled clients send, what is turned away, and who is lost."""
+"""One attempt at a round: the uploads that come in, the ones turned away, and the clients lost."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
-from rondo.algorithm import Client, ClientFailed, Round, Shared, Upload
-from rondo.config.schema import FaultKind
-from rondo.engine.client.cohorts import in_order, in_turn
-from rondo.engine.faults import sent
+from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Shared, Upload
+from rondo.config.schema import RunConfig
 from rondo.engine.server.diagnostics import HELD_BYTES
 from rondo.engine.server.gate import Gate
-from rondo.engine.transport import Observer, Trained, Turnout
-from rondo.engine.wire import Envelope, Rejected
+from rondo.engine.server.ledger import Ledger
+from rondo.engine.transport import Answer, Observer, Transport, Turnout, Work
+from rondo.engine.wire import Identity, Rejected
 from rondo.params import Params, num_bytes
 
-if TYPE_CHECKING:
-    from rondo.engine.simulation import Simulation
+
+@dataclass(frozen=True)
+class Setting:
+    """The server's side of a round: its state before it, and the parts that every attempt uses."""
+
+    algorithm: Algorithm[Any]
+    state: Any
+    round: Round
+    config: RunConfig
+    identity: Identity
+    ledger: Ledger
+    transport: Transport
+    observer: Observer | None
 
 
 class Attempt:
-    """The uploads of one attempt at a round, made cohort by cohort as they are asked for, and what is known of them.
+    """The uploads of one attempt, admitted one by one as they are asked for.
 
-    ``failed``: who came to nothing although nobody expected it; ``refused``: whose upload was turned away, as was
-    expected; ``rejected``: how many uploads were turned away, by reason.
+    ``failed``: clients that failed unexpectedly; ``refused``: clients whose upload was turned away as expected;
+    ``rejected``: the number of uploads turned away, by reason; ``kept``: tensors that clients keep.
     """
 
-    def __init__(self, simulation: Simulation, round: Round, there: Turnout, observer: Observer | None) -> None:
-        self.simulation, self.round, self.there, self.observer = simulation, round, there, observer
+    def __init__(self, setting: Setting, turnout: Turnout) -> None:
+        self.setting, self.turnout = setting, turnout
         self.kept: dict[str, Params] = {}
         self.failed: dict[str, ClientFailed] = {}
         self.refused: dict[str, ClientFailed] = {}
@@ -36,93 +47,60 @@ class Attempt:
         self._losses: list[tuple[float, float]] = []
 
     def __iter__(self) -> Iterator[Upload]:
-        simulation, counted = self.simulation, self.there.counted
-        everyone = (*counted, *self._faulty("corrupt_upload", "wrong_round", "late"))
-        config = simulation.config
-        limits, weighting = config.admission, config.clients.weighting
+        setting, turnout = self.setting, self.turnout
         gate = Gate(
-            simulation.algorithm, simulation.state, self.round, everyone, limits, simulation.identity, weighting
+            setting.algorithm,
+            setting.state,
+            setting.round,
+            (*turnout.asked, *turnout.spoiled),
+            setting.config.admission,
+            setting.identity,
+            setting.config.clients.weighting,
         )
-        cohorts = simulation.cohorts(counted)
-        trained = in_order(self._train, (self._prepared(c) for c in cohorts), simulation.at_once(cohorts))
-        twice: list[Upload] = []
-        for one in in_turn(trained, counted):
-            upload = self._admitted(gate, one)
-            if self.observer is not None:
-                self.observer.client_done(one.client.id, one.loss if upload is not None else None)
-            if upload is None:
+        waiting = {c.id for c in turnout.asked}
+        for answer in setting.transport.exchange(setting.round, Work(turnout, self._shared)):
+            name = answer.client.id
+            upload, failure = self._admitted(gate, answer)
+            if name not in waiting:  # not asked, or it has answered before
+                if upload is not None:
+                    raise AssertionError(f"client {name}: an upload that must not count was not turned away")
+                if name not in self.kept and failure is not None:
+                    self.refused.setdefault(name, failure)
                 continue
-            self.up += simulation.ledger.receive(upload)
-            self.kept[one.client.id] = one.kept
-            if one.loss is not None:
-                self._losses.append((one.loss, upload.weight))
-            if one.client.id in self.there.faulty:
-                twice.append(upload)
+            waiting.remove(name)
+            if setting.observer is not None:
+                setting.observer.client_done(name, answer.loss if upload is not None else None)
+            if upload is None:
+                assert failure is not None
+                self.failed[name] = failure
+                continue
+            self.up += setting.ledger.receive(upload)
+            self.kept[name] = answer.kept
+            if answer.loss is not None:
+                self._losses.append((answer.loss, upload.weight))
             yield upload
-        self._rehearse(gate, twice)
 
-    def _admitted(self, gate: Gate, one: Trained) -> Upload | None:
-        """The upload, if there is one and it passes."""
-        failure = one.failure
-        if one.upload is not None:
-            try:
-                return gate.check(one.upload)
-            except Rejected as rejection:
-                self._count(rejection)
-                failure = ClientFailed(one.client.id, rejection.reason, rejection.detail)
-        assert failure is not None
-        self.failed[one.client.id] = failure
-        return None
-
-    def _rehearse(self, gate: Gate, twice: Sequence[Upload]) -> None:
-        """Uploads that must not count, as bytes, through the same gate: they are made after all others, so that these
-        are made as if they were alone."""
-        for upload in twice:
-            self._turned_away(gate, "duplicate", upload)
-        for client in self._faulty("corrupt_upload", "wrong_round", "late"):
-            kind = self.there.faulty[client.id]
-            if kind == "late":
-                gate.close()
-            (one,) = self._train(self._prepared((client,)))
-            if one.upload is None:
-                assert one.failure is not None
-                self.refused[client.id] = one.failure
-            else:
-                rejection = self._turned_away(gate, kind, one.upload)
-                self.refused[client.id] = ClientFailed(client.id, rejection.reason, rejection.detail)
-
-    def _turned_away(self, gate: Gate, kind: FaultKind, upload: Upload) -> Rejected:
-        run, model = self.simulation.identity.run, self.simulation.identity.model
-        client = upload.client
-        envelope = Envelope(run, self.round.index, client.id, model, client.num_examples, upload.weight)
+    def _admitted(self, gate: Gate, answer: Answer) -> tuple[Upload | None, ClientFailed | None]:
+        """The upload if it passes the gate, else the reason."""
+        if answer.upload is None:
+            return None, answer.failure
+        if answer.late:
+            gate.close()
         try:
-            gate.admit(sent(kind, upload, envelope, self.round))
+            if isinstance(answer.upload, bytes):
+                return gate.admit(answer.upload), None
+            return gate.check(answer.upload), None
         except Rejected as rejection:
-            self._count(rejection)
-            return rejection
-        raise AssertionError(f"client {client.id}: the upload that {kind} befell was not turned away")
+            self.rejected[rejection.reason] = self.rejected.get(rejection.reason, 0) + 1
+            return None, ClientFailed(answer.client.id, rejection.reason, rejection.detail)
 
-    def _faulty(self, *kinds: FaultKind) -> list[Client]:
-        """The clients that these befell, the kinds in this order."""
-        faulty, members = self.there.faulty, self.simulation.population.members
-        return [members[c].client for kind in kinds for c, befell in faulty.items() if befell == kind]
-
-    def _count(self, rejection: Rejected) -> None:
-        self.rejected[rejection.reason] = self.rejected.get(rejection.reason, 0) + 1
-
-    def _prepared(self, clients: tuple[Client, ...]) -> tuple[tuple[Client, ...], tuple[Shared, ...]]:
-        """What each client of a cohort receives; it is counted here."""
-        simulation = self.simulation
-        shared = tuple(simulation.algorithm.broadcast(simulation.state, c, self.round) for c in clients)
-        for client, one in zip(clients, shared, strict=True):
-            down, first = simulation.ledger.send(client.id, one)
-            self.down += down
-            self.first_contact += first
-        return clients, shared
-
-    def _train(self, work: tuple[tuple[Client, ...], tuple[Shared, ...]]) -> list[Trained]:
-        clients, shared = work
-        return self.simulation.train(clients, self.round, shared)
+    def _shared(self, client: Client) -> Shared:
+        """What ``client`` must know. The tensors that it lacks are counted here."""
+        shared = self.setting.algorithm.broadcast(self.setting.state, client, self.setting.round)
+        down, first = self.setting.ledger.send(client.id, shared)
+        self.down += down
+        self.first_contact += first
+        return shared
 
     def loss(self) -> float | None:
         """Mean training loss, weighted as the uploads are."""
@@ -131,7 +109,7 @@ class Attempt:
 
 
 def noted(uploads: Iterable[Upload], into: list[Upload]) -> Iterator[Upload]:
-    """``uploads``, each also appended to ``into``, which is left empty where they have more than ``HELD_BYTES``."""
+    """``uploads``, each also appended to ``into``, which is emptied where they have more than ``HELD_BYTES``."""
     held = 0
     for upload in uploads:
         held += num_bytes(upload.params)

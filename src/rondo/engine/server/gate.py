@@ -10,21 +10,18 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from rondo.algorithm import Algorithm, Client, Round, Upload
+from rondo.algorithm import Algorithm, Client, Round, UnreadableUpload, Upload
 from rondo.config.schema import AdmissionConfig
 from rondo.engine.server.expected_upload import trial_upload
 from rondo.engine.wire import Envelope, Identity, Rejected, decode_upload, short
-from rondo.params import Packed, Params, Role, module_of, num_bytes, role
-
-Shape = tuple[int | None, ...]
-"""Of a declared tensor; None: any length, the same for all such axes of a module."""
+from rondo.params import Packed, Params, num_bytes
 
 
 class Gate:
@@ -72,6 +69,12 @@ class Gate:
         self._once(upload.client, b"")
         return self._content(upload)
 
+    @functools.cached_property
+    def _used(self) -> torch.dtype:
+        """The narrowest type of numbers in the server's state."""
+        types = {t.dtype for t in self.state.params.values() if t.is_floating_point()}
+        return min(types, key=lambda dtype: torch.finfo(dtype).max, default=torch.float32)
+
     def _known(self, envelope: Envelope) -> Client:
         """The client, if the upload is of this round of this run on this model."""
         for key, here, there in (
@@ -105,17 +108,14 @@ class Gate:
     @functools.cached_property
     def _limit(self) -> int:
         """Bytes of the largest upload that a client of this round can send."""
-        of_each_rank = {c.rank: c for c in self._clients.values()}.values()
-        return max((self._bytes(self._trial(c).params) for c in of_each_rank), default=0)
+        clients = {c.rank: c for c in self._clients.values()}.values()
+        return max((self._bytes(self._trial(c)) for c in clients), default=0)
 
-    def _bytes(self, expected: Params) -> int:
-        """Of the largest upload of such names: where it says which slots it has, it may have all."""
-        total = num_bytes(expected)
-        for name in expected:
-            for other, count, slots in _sliced(name, expected, self.state.params) if role(name) is Role.INDEX else ():
-                row = expected[other].numel() // max(1, count) * expected[other].element_size()
-                total += (slots - count) * (row + expected[name].element_size())
-        return total
+    def _bytes(self, trial: Upload) -> int:
+        if not self.algorithm.varying_shapes:
+            return num_bytes(trial.params)
+        # At most everything that it can expand to, and as many numbers again to say which part of that it is.
+        return 2 * num_bytes(self.algorithm.expand(self.state, trial).params)
 
     def _content(self, upload: Upload) -> Upload:
         trial = self._trial(self._clients[upload.client.id])
@@ -125,11 +125,12 @@ class Gate:
             told = [f"{word} {short(sorted(names)[0])}" for word, names in (("no", missing), ("a", surplus)) if names]
             raise Rejected("wrong_names", f"there is {' and '.join(told)}; in all {len(missing) + len(surplus)} differ")
         for name, tensor in expected.items():
-            _must_be(name, upload.params[name], tensor.dtype, _declared(name, expected))
-        self._slots(upload.params)
+            _must_be_like(name, upload.params[name], tensor, shapes=not self.algorithm.varying_shapes)
+        if self.algorithm.varying_shapes:
+            self._must_expand(upload, trial)
         if len({t.dtype for t in expected.values()}) == 1:
             upload = replace(upload, params=Packed.of(upload.params))
-        _must_be_finite(upload.params)
+        _must_be_finite(upload.params, self._used)
         examples, most = upload.client.num_examples, self.limits.max_examples
         if not 1 <= examples <= (most or math.inf):
             allowed = f"1 to {most}" if most else "at least 1"
@@ -141,17 +142,14 @@ class Gate:
             raise Rejected("bad_weight", f"{upload.weight}, for {examples} examples it is {due:g}")
         return self._bounded(upload)
 
-    def _slots(self, params: Params) -> None:
-        """Numbers of slots (LoRA-A2): each once, and among those that there are."""
-        for name, slots in params.items():
-            if role(name) is not Role.INDEX:
-                continue
-            for other, count, total in _sliced(name, params, self.state.params):
-                if count != len(slots):
-                    raise Rejected("wrong_shape", f"{other} has {count} slots, {name} {len(slots)}")
-                numbers = slots.tolist()
-                if len(numbers) != len(set(numbers)) or not all(0 <= n < total for n in numbers):
-                    raise Rejected("bad_slots", f"{name}: they must differ and lie between 0 and {total - 1}")
+    def _must_expand(self, upload: Upload, trial: Upload) -> None:
+        """The method can read the upload, and makes of it what it makes of the trial's shapes."""
+        try:
+            expanded = self.algorithm.expand(self.state, upload).params
+        except UnreadableUpload as error:
+            raise Rejected(error.reason, error.detail) from None
+        for name, tensor in self.algorithm.expand(self.state, trial).params.items():
+            _must_be_like(name, expanded[name], tensor)
 
     def _bounded(self, upload: Upload) -> Upload:
         bound = self.limits.max_norm
@@ -170,41 +168,19 @@ class Gate:
         return replace(upload, params={n: t.to(params[n].dtype) for n, t in clipped.items()})
 
 
-def _declared(name: str, expected: Params) -> Shape:
-    """The shape of a tensor; where the upload says which slots of a module it has, any number of them."""
-    shape: list[int | None] = list(expected[name].shape)
-    if f"{module_of(name)}.I" in expected:
-        axis = {Role.DOWN: 0, Role.UP: 1, Role.INDEX: 0}.get(role(name))
-        if axis is not None:
-            shape[axis] = None
-    return tuple(shape)
+def _must_be_like(name: str, tensor: Tensor, like: Tensor, *, shapes: bool = True) -> None:
+    """The type and shape of ``like``; without ``shapes`` only its number of axes."""
+    if tensor.dtype is not like.dtype:
+        raise Rejected("wrong_dtype", f"{name} is {tensor.dtype}, expected {like.dtype}")
+    if tensor.dim() != like.dim() or (shapes and tensor.shape != like.shape):
+        wanted = str(tuple(like.shape)) if shapes else f"{like.dim()} axes"
+        raise Rejected("wrong_shape", f"{name} is {tuple(tensor.shape)}, expected {wanted}")
 
 
-def _must_be(name: str, tensor: Tensor, dtype: torch.dtype, shape: Shape) -> None:
-    if tensor.dtype is not dtype:
-        raise Rejected("wrong_dtype", f"{name} is {tensor.dtype}, expected {dtype}")
-    fits = len(tensor.shape) == len(shape) and all(
-        s is None or s == t for s, t in zip(shape, tensor.shape, strict=True)
-    )
-    if not fits:
-        wanted = ", ".join("any" if s is None else str(s) for s in shape)
-        raise Rejected("wrong_shape", f"{name} is {tuple(tensor.shape)}, expected ({wanted})")
-
-
-def _must_be_finite(params: Params) -> None:
-    """As float32, in which they will be used: 1e39 in float64 is infinite there."""
+def _must_be_finite(params: Params, used: torch.dtype) -> None:
+    """In the type in which they will be used: 1e39 in float64 is infinite in float32."""
     whole = {"": params.vector} if isinstance(params, Packed) else params
-    if all(t.float().isfinite().all() for t in whole.values() if t.is_floating_point()):
+    if all(t.to(used).isfinite().all() for t in whole.values() if t.is_floating_point()):
         return
-    name = next(n for n, t in params.items() if t.is_floating_point() and not t.float().isfinite().all())
+    name = next(n for n, t in params.items() if t.is_floating_point() and not t.to(used).isfinite().all())
     raise Rejected("not_finite", name)
-
-
-def _sliced(index: str, params: Params, server: Mapping[str, Tensor]) -> list[tuple[str, int, int]]:
-    """The factors whose slots ``index`` numbers: name, how many are there, and how many the server has."""
-    found = []
-    for part, axis in (("A", 0), ("B", 1)):
-        name = f"{module_of(index)}.{part}"
-        if name in params:
-            found.append((name, params[name].shape[axis], server[name].shape[axis]))
-    return found

@@ -14,7 +14,7 @@ from torch import Tensor
 from rondo.algorithm import Algorithm, Client, Round, Weight
 from rondo.config.schema import RunConfig
 from rondo.engine.server.expected_upload import trial_upload
-from rondo.errors import ConfigError, Problem
+from rondo.errors import ConfigError
 from rondo.models.adapted_layer import Site
 from rondo.params import head, num_bytes, pick
 
@@ -39,14 +39,14 @@ def client_ranks(
         chosen = _affordable(budgets, range(1, largest + 1), sizes)
     if max(chosen) > largest:
         words = f"rank {max(chosen)} is above the run's, which is {largest}: lower it"
-        raise ConfigError([Problem("clients.ranks", words)])
+        raise ConfigError.at("clients.ranks", words)
     return chosen
 
 
 def _one_each(key: str, values: Sequence[int], count: int) -> tuple[int, ...]:
     if len(values) != count:
         words = f"{len(values)} for {count} clients: give one a client, in the order of their ids"
-        raise ConfigError([Problem(key, words)])
+        raise ConfigError.at(key, words)
     return tuple(values)
 
 
@@ -69,7 +69,7 @@ def _affordable(budgets: Sequence[int], ranks: range, sizes: Callable[[int], int
     least = sizes(1)
     if min(budgets) < least:
         words = f"{min(budgets)} bytes do not hold an upload of rank 1, which is {least}: raise it to that or more"
-        raise ConfigError([Problem("clients.bytes_budget", words)])
+        raise ConfigError.at("clients.bytes_budget", words)
     return tuple(bisect_right(ranks, b, key=sizes) for b in budgets)
 
 

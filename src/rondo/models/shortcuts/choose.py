@@ -1,4 +1,4 @@
-"""TODO"""
+"""Which shortcuts a model allows: each is tried on real rows before the first round."""
 
 from __future__ import annotations
 
@@ -6,19 +6,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rondo.models.shortcuts.prefix import Prefix
-from rondo.tasks.task import Example
+from rondo.config.schema import SimulationConfig
+from rondo.models.adapted_network import AdaptedNetwork
+from rondo.models.shortcuts.first_token import AllTokensMatter, first_token_only
+from rondo.models.shortcuts.prefix import Prefix, PrefixRefused
+from rondo.models.shortcuts.target_logits import LogitsNeeded, split_off
+from rondo.tasks.causal_lm import CausalLM
+from rondo.tasks.task import Task
+from rondo.tasks.token_store import TextExample
+
+SAMPLE = 256
+"""Rows from which two are chosen to try a shortened model on."""
+_TRIED_TOKENS = 64
+"""Their largest length where every token has logits: longer rows would take more memory than the rest of the run. Rows
+of a classifier stay whole, as it may read their ends."""
+_NOTHING = "there is nothing to train on"
 
 
 @dataclass(frozen=True)
 class Shortened:
-    """The layers that are computed once an example, or why none are; why all tokens are computed to the end, if they
-    are; and why they all have logits, if they have."""
+    """The layers that are computed once per example, and for each shortcut that is not taken the reason."""
 
-    prefix: Prefix | None
-    no_prefix: str | None
-    all_tokens: str | None
-    all_logits: str | None
+    prefix: Prefix | None = None
+    no_prefix: str | None = _NOTHING
+    all_tokens: str | None = _NOTHING
+    all_logits: str | None = _NOTHING
 
     def record(self) -> dict[str, Any]:
         """For the manifest."""
@@ -30,30 +42,52 @@ class Shortened:
         }
 
 
-_LOOKED_AT = 256
-"""Rows of which two are chosen to try a shortened model on."""
+def shorten(network: AdaptedNetwork, task: Task, examples: Sequence[Any], config: SimulationConfig) -> Shortened:
+    """Leave out what need not be computed: tokens after the first at the end of a model that reads only that; layers
+    below the lowest adapted one; logits of tokens without a target. ``examples``: some of the task's."""
+    tried = telling(examples, cut=isinstance(task, CausalLM))
+    if not tried:
+        return Shortened()
+    device = network.device
+    seen = {n: t.to(device) for n, t in network.initial.items()}
+    inputs = {n: t.to(device) for n, t in task.collate(tried)[0].items()}
+    all_tokens = all_logits = prefix = no_prefix = None
+    try:
+        first_token_only(network, seen, inputs)
+    except AllTokensMatter as reason:
+        all_tokens = str(reason)
+    try:
+        if not config.reuse_prefix:
+            raise PrefixRefused("simulation.reuse_prefix is off")
+        memory, disk = config.prefix_memory_mb * 2**20, config.prefix_disk_mb * 2**20
+        prefix = Prefix(network, task, memory=memory, disk=disk)
+        prefix.check(seen, inputs)
+    except PrefixRefused as reason:
+        prefix, no_prefix = None, str(reason)
+    try:
+        if not isinstance(task, CausalLM):
+            raise LogitsNeeded("a classifier has one row of logits an example")
+        task.output = split_off(network, seen, inputs)
+    except LogitsNeeded as reason:
+        all_logits = str(reason)
+    return Shortened(prefix, no_prefix, all_tokens, all_logits)
 
 
-_TRIED_TOKENS = 64
-"""Their length at most where all tokens have logits, which for longer rows would be what a whole run needs most memory
-for. A classifier's rows stay whole: their ends may be what it reads."""
-
-
-def _telling(examples: Sequence[Example], *, cut: bool) -> tuple[Example, ...]:
-    """The longest and the shortest of these: several tokens, of which the first is not the last, and padding. ``cut``:
+def telling(examples: Sequence[TextExample], *, cut: bool) -> tuple[TextExample, ...]:
+    """The longest and the shortest of these, so that the first token is not the last and some rows are padded. ``cut``:
     to ``_TRIED_TOKENS``, and to half as many."""
     if not examples:
         return ()
-    by_length = sorted(examples, key=lambda e: e.length)
+    by_length = sorted(examples, key=lambda e: e.cost)
     longest, shortest = by_length[-1], by_length[0]
     if cut:
         longest, shortest = _cut(longest, _TRIED_TOKENS), _cut(shortest, _TRIED_TOKENS // 2)
     return (longest,) if longest == shortest else (longest, shortest)
 
 
-def _cut(example: Example, size: int) -> Example:
+def _cut(example: TextExample, size: int) -> TextExample:
     target, segments = example.target, example.segments
-    return Example(
+    return TextExample(
         example.ids[:size],
         target[:size] if isinstance(target, tuple) else target,
         None if segments is None else segments[:size],

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.attention import attention as written_out
-from rondo.models.network import Network
 from rondo.models.shortcuts.prefix import TOLERANCE
 from rondo.params import Params, add_client_axis
 from rondo.tasks.task import Batch
@@ -24,7 +24,7 @@ class AllTokensMatter(Exception):
     """The last layer cannot be cut down to the first token; the message says why."""
 
 
-def first_token_only(network: Network, seen: Params, inputs: Batch) -> None:
+def first_token_only(network: AdaptedNetwork, seen: Params, inputs: Batch) -> None:
     """Cut the last layer down to the first token as far down as its attention's make allows (no keys and values, no
     other queries, or from its output on), if ``network`` gives the same logits on ``inputs`` (several rows and tokens).
     Raises :class:`AllTokensMatter`, having changed nothing, where it does not.
@@ -38,7 +38,7 @@ def first_token_only(network: Network, seen: Params, inputs: Batch) -> None:
         raise AllTokensMatter("no row that it could be tried on has several tokens")
     with torch.no_grad():
         batch = add_client_axis(seen)
-        whole: Tensor = network(batch, {}, inputs).logits
+        whole: Tensor = network(batch, {}, inputs)
         allowed = TOLERANCE.get(whole.dtype, 1e-4) * max(1.0, float(whole.abs().max()))
         for cut in (_folded, _queries, _output):
             undo = cut(network, attention)
@@ -47,7 +47,7 @@ def first_token_only(network: Network, seen: Params, inputs: Batch) -> None:
             tokens: list[int] = []
             count = layers[-1].register_forward_hook(lambda _, __, out, seen=tokens: seen.append(_first(out).shape[1]))
             try:
-                short = network(batch, {}, inputs).logits
+                short = network(batch, {}, inputs)
                 same = short.shape == whole.shape and float((whole - short).abs().max()) <= allowed
             except (RuntimeError, IndexError, TypeError, ValueError):
                 same = False
@@ -99,7 +99,7 @@ class _Bert:
         return lambda: delattr(attention, "forward")
 
 
-def _folded(network: Network, attention: Any) -> Callable[[], None] | None:
+def _folded(network: AdaptedNetwork, attention: Any) -> Callable[[], None] | None:
     """No token has a key or a value: with q the first token's query, ``q . (W_k h) = (W_k^T q) . h``, where the key's
     bias adds the same to all scores, and ``sum p W_v h = W_v (sum p h)`` for every head. For an attention made like
     BERT's, its key not adapted, its value without adapter dropout (which differs from token to token)."""
@@ -133,7 +133,7 @@ def _plain(layer: nn.Module) -> bool:
     return type(layer) is nn.Linear and type(layer._parameters.get("weight")) is nn.Parameter
 
 
-def _queries(_: Network, attention: Any) -> Callable[[], None] | None:
+def _queries(_: AdaptedNetwork, attention: Any) -> Callable[[], None] | None:
     """Only the first token has a query, in an attention made like BERT's."""
     from transformers import AttentionInterface
 
@@ -154,7 +154,7 @@ def _queries(_: Network, attention: Any) -> Callable[[], None] | None:
     return bert.put(attention, attend)
 
 
-def _output(_: Network, attention: nn.Module) -> Callable[[], None]:
+def _output(_: AdaptedNetwork, attention: nn.Module) -> Callable[[], None]:
     """Of the attention's output only the first token goes on. What undoes it."""
 
     def cut(_: nn.Module, __: Any, output: Any) -> Any:

@@ -19,12 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rondo.models.network import Network
+from rondo.models.adapted_network import AdaptedNetwork
 from rondo.params import Params, add_client_axis
 from rondo.tasks.task import Batch, Example, Task
 
 _BATCH_TOKENS = 1024
-"""Tokens computed at a time: more take more memory and are not faster (docs/log.md)."""
+"""Tokens computed at a time: more take more memory and are not faster
+(docs/log/decisions.md, "The prefix, and tokens per step")."""
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 3e-2}
 """Largest difference of logits, relative to the largest one, between two ways to compute the same."""
 
@@ -52,7 +53,7 @@ class Prefix:
     ``memory`` and ``disk`` are budgets in bytes; what fits neither is computed anew whenever it is needed.
     """
 
-    def __init__(self, network: Network, task: Task, *, memory: int, disk: int) -> None:
+    def __init__(self, network: AdaptedNetwork, task: Task, *, memory: int, disk: int) -> None:
         self.network, self.task = network, task
         path, start = _lowest(network)
         layers: Any = network.module.get_submodule(path)
@@ -99,10 +100,10 @@ class Prefix:
         differ."""
         batch = add_client_axis(seen)
         with torch.no_grad():
-            whole = self.network(batch, {}, inputs).logits
+            whole = self.network(batch, {}, inputs)
             try:
                 with self.replaced(self._capture(inputs)):
-                    short = self.network(batch, {}, inputs).logits
+                    short = self.network(batch, {}, inputs)
             except (TypeError, ValueError, RuntimeError, KeyError, AttributeError) as error:
                 raise PrefixRefused(f"the model does not run without its lower layers: {error}") from None
         allowed = TOLERANCE.get(whole.dtype, 1e-4) * max(1.0, float(whole.abs().max()))
@@ -124,19 +125,19 @@ class Prefix:
             flat = self._kept.get(client)
         if flat is None:
             flat = self._keep(client, self._compute(examples))
-        ends = torch.tensor([e.length for e in examples]).cumsum(0).tolist()
-        return States({id(e): flat[end - e.length : end] for e, end in zip(examples, ends, strict=True)})
+        ends = torch.tensor([e.cost for e in examples]).cumsum(0).tolist()
+        return States({id(e): flat[end - e.cost : end] for e, end in zip(examples, ends, strict=True)})
 
     @torch.no_grad()
     def _compute(self, examples: Sequence[Example]) -> Tensor:
         """All tokens' states (tokens, width), in the order of the examples."""
-        order = sorted(range(len(examples)), key=lambda i: examples[i].length)
+        order = sorted(range(len(examples)), key=lambda i: examples[i].cost)
         found: dict[int, Tensor] = {}
         while order:
-            size = max(1, _BATCH_TOKENS // max(examples[i].length for i in order[:_BATCH_TOKENS]))
+            size = max(1, _BATCH_TOKENS // max(examples[i].cost for i in order[:_BATCH_TOKENS]))
             chosen, order = order[:size], order[size:]
             hidden = self._capture(self._inputs([examples[i] for i in chosen])).cpu()
-            found |= {i: hidden[row, : examples[i].length] for row, i in enumerate(chosen)}
+            found |= {i: hidden[row, : examples[i].cost] for row, i in enumerate(chosen)}
         return torch.cat([found[i] for i in range(len(examples))]) if found else torch.zeros(0)
 
     def _inputs(self, examples: Sequence[Example]) -> Batch:
@@ -187,7 +188,7 @@ class States:
         return nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
-def _lowest(network: Network) -> tuple[str, int]:
+def _lowest(network: AdaptedNetwork) -> tuple[str, int]:
     """The path of the list of layers that holds every adapted layer, and the index of the lowest such layer."""
     places = []
     for site in network.sites:

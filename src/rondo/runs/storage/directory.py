@@ -25,7 +25,7 @@ import tomli_w
 
 from rondo.config.load import load
 from rondo.config.schema import RunConfig
-from rondo.errors import ConfigError, Problem
+from rondo.errors import ConfigError
 from rondo.runs.storage import durable
 
 
@@ -58,12 +58,12 @@ class RunDirectory:
                 path, count = stem.with_name(f"{stem.name}-{count}"), count + 1
         path = Path(path)
         if (path / "manifest.json").exists():
-            raise ConfigError([Problem("--run-dir", f"{str(path)!r} already holds a run; name another folder")])
+            raise ConfigError.at("--run-dir", f"{str(path)!r} already holds a run; name another folder")
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             words = f"{str(path)!r} cannot be made: {error.strerror}"
-            raise ConfigError([Problem("--run-dir", words)]) from None
+            raise ConfigError.at("--run-dir", words) from None
         return RunDirectory(path)
 
     @staticmethod
@@ -73,7 +73,7 @@ class RunDirectory:
         for name in ("config.toml", "manifest.json"):
             if not (directory.path / name).is_file():
                 words = f"{str(path)!r} is not a run directory: it has no {name}"
-                raise ConfigError([Problem("RUN_DIR", words)])
+                raise ConfigError.at("RUN_DIR", words)
         return directory
 
     @property
@@ -92,7 +92,7 @@ class RunDirectory:
         try:
             return json.loads((self.path / name).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise ConfigError([Problem("RUN_DIR", f"{name} cannot be read: {error}")]) from None
+            raise ConfigError.at("RUN_DIR", f"{name} cannot be read: {error}") from None
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
         durable.write(self.path / name, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
@@ -102,7 +102,7 @@ class RunDirectory:
         try:
             return [json.loads(line) for line in self.metrics.read_bytes().splitlines()]
         except (OSError, ValueError) as error:
-            raise ConfigError([Problem("RUN_DIR", f"metrics.jsonl cannot be read: {error}")]) from None
+            raise ConfigError.at("RUN_DIR", f"metrics.jsonl cannot be read: {error}") from None
 
 
 def to_toml(config: RunConfig) -> str:

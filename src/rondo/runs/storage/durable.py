@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +43,21 @@ def write_all(folder: Path, contents: Mapping[str, bytes]) -> None:
     sync(folder)
 
 
+def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
+    """Put a folder that ``fill`` fills in the place of ``path``. A process that stops leaves the old folder, the new
+    one, or for a moment none; half of one only beside it, under a name ending in ``TEMPORARY``. Raises OSError."""
+    temporary = path.with_name(path.name + TEMPORARY)
+    if temporary.is_dir():
+        shutil.rmtree(temporary)
+    fill(temporary)
+    for part in (*temporary.rglob("*"), temporary):
+        sync(part)
+    if path.is_dir():
+        shutil.rmtree(path)
+    os.replace(temporary, path)
+    sync(path.parent)
+
+
 def make_folder(path: Path) -> None:
     """``path`` as a folder, there for good. Its parent must exist."""
     if not path.is_dir():
@@ -49,11 +65,11 @@ def make_folder(path: Path) -> None:
         sync(path.parent)
 
 
-def sync(folder: Path) -> None:
-    """Flush a folder's names to the disk."""
+def sync(path: Path) -> None:
+    """Flush a file's content, or a folder's names, to the disk."""
     if sys.platform == "win32":  # folders cannot be opened there
         return
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -1,0 +1,112 @@
+"""A client's part of a round: local training of one client or of a cohort, and its upload."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Shared
+from rondo.config.schema import RunConfig
+from rondo.engine.client.trainer import CohortTrainer
+from rondo.engine.transport import Answer
+from rondo.models.network import Network
+from rondo.models.shortcuts.prefix import Prefix, States
+from rondo.params import Params, client_row, on_device
+from rondo.tasks.task import Example, Task
+
+
+@dataclass(frozen=True)
+class LocalRound:
+    """Everything that a client's training needs beside its rows. ``kept``: tensors that clients kept, by client id;
+    ``prefix``: layers whose output is computed once per example; ``stop``: set to end training after its next step."""
+
+    algorithm: Algorithm[Any]
+    network: Network
+    task: Task
+    config: RunConfig
+    kept: Mapping[str, Params]
+    prefix: Prefix | None = None
+    stop: threading.Event | None = None
+
+    def train(
+        self,
+        clients: tuple[Client, ...],
+        examples: tuple[Sequence[Example], ...],
+        shared: tuple[Shared, ...],
+        round: Round,
+    ) -> list[Answer]:
+        """The answers of a cohort; ``shared`` is what each client received. A cohort that does not fit into memory is
+        halved."""
+        try:
+            return self._train(clients, examples, shared, round)
+        except ClientFailed as failure:
+            if len(clients) == 1:
+                return [Answer(clients[0], failure=failure)]
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            if len(clients) == 1:
+                reason = ClientFailed(clients[0].id, "out_of_memory", str(error).split("\n")[0])
+                return [Answer(clients[0], failure=reason)]
+        half = len(clients) // 2
+        return [
+            *self.train(clients[:half], examples[:half], shared[:half], round),
+            *self.train(clients[half:], examples[half:], shared[half:], round),
+        ]
+
+    def _train(
+        self,
+        clients: tuple[Client, ...],
+        examples: tuple[Sequence[Example], ...],
+        shared: tuple[Shared, ...],
+        round: Round,
+    ) -> list[Answer]:
+        device, algorithm = self.network.device, self.algorithm
+        kept = [self.kept.get(c.id) for c in clients]
+        local = [algorithm.local_init(s, c) if k is None else k for k, s, c in zip(kept, shared, clients, strict=True)]
+        states = None
+        if self.prefix is not None:
+            each = [self.prefix.states(c.id, rows) for c, rows in zip(clients, examples, strict=True)]
+            states = reduce(States.__or__, each)
+        trainer = CohortTrainer(
+            self.network,
+            self.task,
+            clients,
+            examples,
+            round,
+            self.config.train,
+            self.config.clients,
+            self.network.compact(shared[0].base),
+            self.prefix,
+            states,
+            self.stop,
+        )
+        received = replace(shared[0], params=_stacked([s.params for s in shared], device), base=trainer.base)
+        uploads, after = algorithm.client_update(received, _stacked(local, device), trainer)
+        by_client = {u.client.id: u for u in uploads}
+        cpu = torch.device("cpu")
+        answers = []
+        for k, client in enumerate(clients):
+            failure = trainer.failed.get(client.id)
+            if failure is not None:
+                answers.append(Answer(client, failure=failure))
+                continue
+            upload = by_client[client.id]
+            upload = replace(upload, params=on_device(upload.params, cpu))
+            answers.append(Answer(client, upload, on_device(client_row(after, k), cpu), trainer.mean_loss(k)))
+        return answers
+
+
+def _stacked(each: Sequence[Params], device: torch.device) -> dict[str, Tensor]:
+    """The tensors of several clients with a client axis. A tensor that all clients share is not copied."""
+    stacked = {}
+    for name, first in each[0].items():
+        if all(one[name] is first for one in each[1:]):
+            stacked[name] = first.to(device).unsqueeze(0).expand(len(each), *first.shape)
+        else:
+            stacked[name] = torch.stack([one[name] for one in each]).to(device)
+    return stacked

@@ -1,0 +1,124 @@
+"""The server of a run: its state, and one round after the other through a transport."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Upload, Weight
+from rondo.config.schema import RunConfig
+from rondo.engine import serialization
+from rondo.engine.server.diagnostics import diagnose
+from rondo.engine.server.exchange import Attempt, Setting, noted
+from rondo.engine.server.ledger import Ledger
+from rondo.engine.server.sampling import sample
+from rondo.engine.transport import Observer, Transport
+from rondo.engine.wire import Identity
+from rondo.models.adapted_layer import Site
+from rondo.params import Params
+
+
+@dataclass
+class Server:
+    """A run's server. ``state``: the algorithm's, at first that of :func:`first_state`; ``sites``: the adapted layers;
+    ``kept``: tensors that clients keep between rounds, where the transport leaves them to the server."""
+
+    algorithm: Algorithm[Any]
+    config: RunConfig
+    clients: Sequence[Client]
+    transport: Transport
+    sites: Mapping[str, Site]
+    identity: Identity
+    state: Any
+    kept: MutableMapping[str, Params] = field(default_factory=dict)
+    ledger: Ledger = field(default_factory=Ledger)
+
+    def round(self, index: int) -> Round:
+        """Round ``index`` of this run."""
+        return Round(index, self.config.rounds, self.config.seed, len(self.clients))
+
+    def run_round(self, index: int, observer: Observer | None = None) -> dict[str, Any]:
+        """One round, and its record. With fewer uploads than ``min_clients`` it is skipped and the model stays.
+
+        Failed clients leave no trace: the result is, bit for bit, that of a round that never sampled them. The members
+        of a cohort decide how its sums are rounded, so a cohort that lost a client unexpectedly is trained again
+        without it.
+        """
+        started, round, needed = time.perf_counter(), self.round(index), self.config.clients.min_clients
+        chosen = sample(self.config.clients, self.clients, round)
+        turnout = self.transport.expected(chosen, round, ())
+        setting = Setting(
+            self.algorithm, self.state, round, self.config, self.identity, self.ledger, self.transport, observer
+        )
+        diagnosed = self._diagnosed(round)
+        failed: dict[str, ClientFailed] = {}
+        down = first_contact = 0
+        while True:
+            if observer is not None:
+                observer.round_started(index, len(turnout.asked))
+            attempt = Attempt(setting, turnout)
+            held: list[Upload] = []
+            uploads = noted(attempt, held) if diagnosed else iter(attempt)
+            # An algorithm needs at least one upload; whether there were enough is known when all have come.
+            first = next(uploads, None)
+            new = self.state if first is None else self.algorithm.aggregate(self.state, _chain(first, uploads), round)
+            down, first_contact = down + attempt.down, first_contact + attempt.first_contact
+            if not attempt.failed:
+                break
+            failed |= attempt.failed
+            again = self.transport.expected(chosen, round, failed.keys())
+            if len(again.asked) < needed:
+                break
+            left = tuple(c for c in turnout.asked if c.id not in attempt.failed)
+            if again.asked == left and not self.transport.must_repeat(turnout.asked, attempt.failed.keys()):
+                break
+            turnout = again
+        lost = {**turnout.lost, **failed, **attempt.refused}
+        skipped = None
+        if len(attempt.kept) < needed:
+            skipped = f"{len(attempt.kept)} uploads, min_clients is {needed}"
+        elif not all(t.isfinite().all() for t in serialization.tensors(new) if t.is_floating_point()):
+            skipped = "what the uploads were aggregated to is not finite"
+        record = {
+            "round": index,
+            "clients": len(attempt.kept),
+            "sampled": len(chosen),
+            "failed": [
+                {"client": c.id, "reason": lost[c.id].reason, "detail": lost[c.id].detail}
+                for c in chosen
+                if c.id in lost
+            ],
+            "rejected": attempt.rejected,
+            "skipped": skipped,
+            "loss": attempt.loss(),
+            "lr": self.config.train.rate(index, round.total),
+            "bytes_up": attempt.up,
+            "bytes_down": down,
+            "bytes_first_contact": first_contact,
+        }
+        before = self.state
+        if skipped is None:
+            self.state = serialization.canonical(new)
+            self.kept.update({c: serialization.canonical(local) for c, local in attempt.kept.items() if local})
+        record["train_seconds"] = time.perf_counter() - started
+        if skipped is None and diagnosed:
+            record["diagnostics"] = diagnose(self.algorithm, self.sites, before, self.state, held, round)
+        return record
+
+    def _diagnosed(self, round: Round) -> bool:
+        every = self.config.evaluation.diagnostics_every
+        return every > 0 and ((round.index + 1) % every == 0 or round.index + 1 == round.total)
+
+
+def first_state(
+    algorithm: Algorithm[Any], initial: Params, weights: Mapping[str, Weight], config: RunConfig, clients: int
+) -> Any:
+    """The server's state before the first round. ``initial``: the tensors that ``clients`` clients train."""
+    return serialization.canonical(algorithm.init(initial, weights, Round(0, config.rounds, config.seed, clients)))
+
+
+def _chain(first: Upload, rest: Iterator[Upload]) -> Iterator[Upload]:
+    yield first
+    yield from rest

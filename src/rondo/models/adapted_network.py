@@ -1,0 +1,153 @@
+"""A frozen module with low-rank adapters and a trained head, and the one way for their tensors to enter it.
+
+An :class:`AdaptedNetwork` is an unchanged frozen module with a forward hook on every adapted layer, so any layer that is
+linear in its input will do (``nn.Linear``, GPT-2's ``Conv1D``, ``nn.Conv2d``, a quantised linear). The tensors of a
+call stay in place until the next call of the same thread, through ``backward`` too, so that activation checkpointing
+recomputes with the tensors of its own forward pass. Threads do not see each other's calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rondo.algorithm import Weight
+from rondo.lowrank import total
+from rondo.models.adapted_layer import AdaptedLayer, Site
+from rondo.models.call import Call, Rows
+from rondo.models.network import Base, Network
+from rondo.params import HEAD_PREFIX, Params
+from rondo.tasks.task import Batch
+
+
+class _HeadLinear:
+    """A linear layer of the head, computed with the call's tensors: each client's rows with its own."""
+
+    def __init__(self, path: str, module: nn.Linear, call: Call, initial: Params) -> None:
+        self.call, self.initial = call, initial
+        self.weight, self.bias = (f"{HEAD_PREFIX}{path}.{n}" for n in ("weight", "bias"))
+        module.forward = self.forward  # type: ignore[method-assign, assignment]
+
+    def _tensor(self, name: str) -> Tensor | None:
+        if name in self.call.params:
+            return self.call.params[name]
+        tensor = self.initial.get(name)
+        return None if tensor is None else tensor.unsqueeze(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = self._tensor(self.weight), self._tensor(self.bias)
+        assert weight is not None
+        weight, bias = weight.to(x.device), None if bias is None else bias.to(x.device)
+        x = x.to(weight.dtype)
+        if weight.shape[0] == 1:
+            return functional.linear(x, weight[0], None if bias is None else bias[0])
+        rows = self.call.rows
+        if rows.even:
+            flat = x.reshape(weight.shape[0], -1, x.shape[-1])
+            out = flat @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), flat, weight.mT)
+            return out.reshape(*x.shape[:-1], weight.shape[1])
+        each = torch.split(x, list(rows.counts))
+        return torch.cat(
+            [functional.linear(part, weight[k], None if bias is None else bias[k]) for k, part in enumerate(each)]
+        )
+
+
+class AdaptedNetwork(Network):
+    """A frozen module with adapted layers and a trainable head. It runs in eval mode (no dropout in the base).
+
+    ``head``: torch's own names of the head's tensors (``classifier.weight``). They leave the module's parameters and
+    become plain attributes; the head's linear layers read their tensors from the call. ``factors``: A and B of every
+    site at their start values.
+    """
+
+    def __init__(
+        self, module: nn.Module, sites: Sequence[Site], head: Sequence[str], factors: Params | None = None
+    ) -> None:
+        self.module = module.eval().requires_grad_(False)
+        self.sites = {s.path: s for s in sites}
+        self._call = Call()
+        self._layers = {s.path: AdaptedLayer(s, module.get_submodule(s.path), self._call) for s in sites}
+        self._owners: dict[str, tuple[nn.Module, str]] = {}
+        self.initial_head: dict[str, Tensor] = {}
+        layers = dict.fromkeys(name.rpartition(".")[0] for name in head)
+        for name in head:
+            owner, attribute = module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
+            tensor = owner._parameters.pop(attribute)
+            assert tensor is not None
+            self.initial_head[HEAD_PREFIX + name] = tensor.detach().clone()
+            setattr(owner, attribute, tensor.detach())
+            if type(owner) is not nn.Linear:
+                self._owners[HEAD_PREFIX + name] = (owner, attribute)
+        for path in layers:
+            owner = module.get_submodule(path)
+            if type(owner) is nn.Linear:
+                _HeadLinear(path, owner, self._call, self.initial_head)
+        self._factors = dict(factors or {})
+
+    @property
+    def initial(self) -> Params:  # type: ignore[override]
+        """See :class:`rondo.models.network.Network`."""
+        return {**self._factors, **{n: t.cpu() for n, t in self.initial_head.items()}}
+
+    @property
+    def one_at_a_time(self) -> str | None:
+        """See :attr:`rondo.models.network.Network.one_at_a_time`."""
+        kinds = sorted({type(owner).__name__ for owner, _ in self._owners.values()})
+        return f"the head has trained tensors in {', '.join(kinds)}" if kinds else None
+
+    def weights(self) -> dict[str, Weight]:
+        """The frozen matrix of every adapted layer, read lazily."""
+        return {
+            p: Weight(s.shape, s.scale, lambda layer=self._layers[p]: _matrix(layer))  # type: ignore[misc]
+            for p, s in self.sites.items()
+        }
+
+    def __call__(
+        self,
+        params: Params,
+        base: Base,
+        batch: Batch,
+        dropout: Sequence[torch.Generator] | None = None,
+        rows: Rows | None = None,
+    ) -> Tensor:
+        """See :meth:`rondo.models.network.Network.__call__`."""
+        for path in self._layers:
+            clients = params[f"{path}.A"].shape[0]
+            if params[f"{path}.B"].shape[0] != clients:
+                raise ValueError(f"{path}: A has {clients} clients, B has {params[f'{path}.B'].shape[0]}")
+        if rows is None:
+            first = next(t for t in batch.values() if isinstance(t, Tensor))
+            rows = Rows((first.shape[0] // clients,) * clients)
+        for name, (owner, attribute) in self._owners.items():
+            tensor = params[name] if name in params else self.initial_head[name].unsqueeze(0)
+            if tensor.shape[0] != 1:
+                raise ValueError(f"{name} has {tensor.shape[0]} clients, but {self.one_at_a_time}")
+            setattr(owner, attribute, tensor[0].to(self.device))
+        self._call.begin(params, {p: total(c) for p, c in base.items() if c}, rows, dropout)
+        output = None
+        try:
+            found = self.module(**batch)
+            output = getattr(found, "logits", found)
+        finally:
+            self._call.end(output)
+        assert isinstance(output, Tensor)
+        return output
+
+
+@torch.no_grad()
+def _matrix(layer: AdaptedLayer) -> Tensor:
+    """W (out, in) in float32. A weight in a packed format that is not ours to know is read by applying it to I."""
+    module, (out, inp) = layer.module, layer.site.shape
+    weight = module.weight
+    if hasattr(weight, "qdata"):  # torchao
+        weight = weight.dequantize()  # type: ignore[operator]
+    if isinstance(weight, Tensor) and weight.is_floating_point() and weight.numel() == out * inp:
+        plain = weight.detach().float()
+        return plain.T if layer.site.kind == "conv1d" else plain.reshape(out, inp)
+    eye = torch.eye(inp, device=next(module.parameters()).device)
+    columns: Tensor = module.forward(eye)
+    bias = module.bias
+    return (columns - bias if isinstance(bias, Tensor) else columns).T.float()

@@ -1,0 +1,95 @@
+"""A network of one's own: ``model.name = "package.module:factory"``."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from rondo.config.schema import RunConfig
+from rondo.errors import ConfigError, Problem
+from rondo.models.adapted_layer import Site
+from rondo.models.network import Base, Network
+from rondo.models.pretrained import fingerprint
+from rondo.models.shortcuts.prefix import Prefix
+from rondo.params import Params
+from rondo.tasks import table as tasks
+from rondo.tasks.task import Example, Task
+
+RESULT = "tensors.safetensors"
+
+
+def is_factory(name: str) -> bool:
+    """Whether ``model.name`` names a factory."""
+    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name) is not None and not name.startswith("builtin:")
+
+
+@dataclass(frozen=True)
+class OwnModel:
+    """A :class:`rondo.models.model.Model` around a network that a factory made."""
+
+    name: str
+    sha256: str
+    network: Network
+    precision: torch.dtype
+
+    def shorten(self, task: Task, examples: Sequence[Example]) -> Prefix | None:
+        """See :meth:`rondo.models.model.Model.shorten`. Nothing is left out."""
+        return None
+
+    def record(self) -> Mapping[str, Any]:
+        """See :meth:`rondo.models.model.Model.record`."""
+        reason = "a network of one's own is used as it is"
+        return {"kernels": {"dtype": str(self.precision).removeprefix("torch."), "reason": reason}}
+
+    def save(self, folder: Path, seen: Params, base: Base, labels: Sequence[str]) -> None:
+        """Write the tensors that the network takes, and the change of its base, to one safetensors file."""
+        folder.mkdir(parents=True, exist_ok=True)
+        change = {
+            f"base:{path}.{part}": getattr(chunk, part)
+            for path, chunks in self.network.compact(base).items()
+            for chunk in chunks
+            for part in ("up", "down")
+        }
+        tensors = {n: t.cpu().contiguous().clone() for n, t in {**seen, **change}.items()}
+        safetensors.torch.save_file(tensors, folder / RESULT)
+
+
+@dataclass(frozen=True)
+class OwnOutline:
+    """An :class:`rondo.models.model.Outline`. The network is made when it is loaded."""
+
+    task: Task
+    name: str
+    sites: Sequence[Site] = ()
+    problems: Sequence[Problem] = ()
+
+    def load(self, config: RunConfig, device: torch.device) -> OwnModel:
+        """See :meth:`rondo.models.model.Outline.load`."""
+        module, _, attribute = self.name.partition(":")
+        try:
+            network = getattr(importlib.import_module(module), attribute)(config, self.task)
+        except Exception as error:  # someone's module may raise anything
+            words = f"{self.name!r} makes no network: {type(error).__name__}: {error}"
+            raise ConfigError.at("model.name", words) from None
+        if not isinstance(network, Network):
+            words = f"{self.name!r} gave a {type(network).__name__}, not a rondo.models.network.Network"
+            raise ConfigError.at("model.name", words)
+        network.module.to(device)
+        wanted = self.task.precision
+        for name, tensor in network.initial.items():
+            if tensor.is_floating_point() and tensor.dtype is not wanted:
+                words = f"{self.name!r} gave {name} in {tensor.dtype}, and the task computes in {wanted}"
+                raise ConfigError.at("model.name", words)
+        return OwnModel(self.name, fingerprint(network.module), network, wanted)
+
+
+def look(config: RunConfig, labels: Sequence[str]) -> OwnOutline:
+    """The outline of a network of one's own: the task, without a tokenizer."""
+    return OwnOutline(tasks.load(config.task.kind).of(config.task, None, labels), config.model.name)

@@ -1,0 +1,93 @@
+"""A transformers model with adapters, as a run uses it and writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rondo.config.schema import RunConfig, SimulationConfig
+from rondo.models import peft
+from rondo.models.adapted_network import AdaptedNetwork
+from rondo.models.network import Base
+from rondo.models.precision import Kernels, apply, choose
+from rondo.models.pretrained import fingerprint, load_pretrained, loading
+from rondo.models.shortcuts.choose import Shortened, shorten
+from rondo.models.shortcuts.prefix import Prefix
+from rondo.params import HEAD_PREFIX, Params
+from rondo.tasks import table as tasks
+from rondo.tasks.task import Example, Task
+
+
+@dataclass
+class Transformer:
+    """A :class:`rondo.models.model.Model`. ``known``: its configuration; ``lora``: PEFT's for its adapters."""
+
+    name: str
+    sha256: str
+    network: AdaptedNetwork
+    known: Any
+    tokenizer: Any
+    lora: Any
+    kernels: Kernels
+    simulation: SimulationConfig
+    shortened: Shortened = field(default_factory=Shortened)
+
+    def shorten(self, task: Task, examples: Sequence[Example]) -> Prefix | None:
+        """See :meth:`rondo.models.model.Model.shorten`."""
+        self.shortened = shorten(self.network, task, examples, self.simulation)
+        return self.shortened.prefix
+
+    def record(self) -> Mapping[str, Any]:
+        """See :meth:`rondo.models.model.Model.record`."""
+        return {"kernels": self.kernels.record(), **self.shortened.record()}
+
+    def save(self, folder: Path, seen: Params, base: Base, labels: Sequence[str]) -> None:
+        """Write a PEFT adapter, with the tokenizer and the label names beside it."""
+        peft.write_adapter(
+            folder,
+            self.network,
+            self.lora,
+            seen,
+            base,
+            model_name=self.name,
+            tokenizer=self.tokenizer,
+            labels=labels,
+        )
+
+
+def load_transformer(config: RunConfig, name: str, known: Any, tokenizer: Any, device: torch.device) -> Transformer:
+    """The model in ``name``, its adapters as PEFT places them. Raises :class:`rondo.errors.ConfigError`."""
+    module, head_names = load_base(config, name, known, tokenizer, config.seed)
+    planned = peft.plan(module, config.adapter, tasks.TABLE[config.task.kind].peft, head_names, config.seed)
+    sha256 = fingerprint(module)
+    kernels = choose(config.train.precision, device, quantized=config.model.quantization is not None)
+    factors = {n: t for n, t in planned.params.items() if not n.startswith(HEAD_PREFIX)}
+    network = AdaptedNetwork(module.to(device), planned.sites, head_names, factors)
+    apply(module, kernels)
+    for tensor in network.initial_head:
+        if tensor in planned.params:
+            network.initial_head[tensor] = planned.params[tensor].to(device)
+    return Transformer(name, sha256, network, known, tokenizer, planned.lora, kernels, config.simulation)
+
+
+def load_base(
+    config: RunConfig, name: str, known: Any, tokenizer: Any, seed: int
+) -> tuple[torch.nn.Module, tuple[str, ...]]:
+    """The module without adapters, and the names of its head's tensors. ``seed`` draws what the checkpoint lacks.
+    Raises :class:`rondo.errors.ConfigError`."""
+    model = config.model
+    with loading(model.name, "its weights"):
+        return load_pretrained(
+            tasks.TABLE[config.task.kind],
+            name,
+            known,
+            tokenizer,
+            seed=seed,
+            revision=model.revision,
+            gguf_file=model.gguf_file,
+            quantization=model.quantization,
+        )
