@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rondo.lowrank import LowRank
 from rondo.models.adapted_layer import Site, layer_kind
-from rondo.models.network import Network
+from rondo.models.adapted_network import AdaptedNetwork
 from rondo.params import HEAD_PREFIX
 
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
@@ -202,7 +202,7 @@ def chunks(chosen: Sequence[Site], seed: int, dtype: torch.dtype = torch.float64
     return {s.path: (chunk(s, 1), chunk(s, 2)) for s in chosen[1:]}
 
 
-def head_of(network: Network, seed: int) -> dict[str, Tensor]:
+def head_of(network: AdaptedNetwork, seed: int) -> dict[str, Tensor]:
     """A head for ``network`` drawn from ``seed``, no client axis."""
     g = torch.Generator().manual_seed(seed)
     return {n: torch.randn(t.shape, generator=g).to(t.dtype) for n, t in network.initial_head.items()}

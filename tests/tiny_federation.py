@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 import tiny
+from composed import Composed
 from rondo import algorithms
-from rondo.algorithm import Algorithm, Client, Round, Shared, Upload
+from rondo.algorithm import Algorithm, Client, Round
 from rondo.algorithms.wrappers.local_head import LocalHead
 from rondo.config import RunConfig, load
 from rondo.data.population import Member, Population
-from rondo.engine.simulation import Simulation
-from rondo.engine.transport import Trained
 from rondo.lowrank import LowRank
-from rondo.models.network import Network
+from rondo.models.adapted_network import AdaptedNetwork
 from rondo.params import Params, head, pick
 from rondo.tasks.classification import SequenceClassification
-from rondo.tasks.task import Batch, Example
+from rondo.tasks.task import Batch
+from rondo.tasks.token_store import TextExample
 
 NAMES = algorithms.names()
 
@@ -36,24 +36,7 @@ POISON = tiny.VOCABULARY - 1
 """A word that only clients chosen to fail have."""
 
 
-class Recording(Simulation):
-    """A simulation that keeps every upload, and what each client keeps, by round and client."""
-
-    uploads: dict[tuple[int, str], Upload]
-    kept: dict[tuple[int, str], Params]
-
-    def train(self, clients: tuple[Client, ...], round: Round, shared: tuple[Shared, ...]) -> list[Trained]:
-        if not hasattr(self, "uploads"):
-            self.uploads, self.kept = {}, {}
-        result = super().train(clients, round, shared)
-        for one in result:
-            if one.upload is not None:
-                self.uploads[round.index, one.client.id] = one.upload
-                self.kept[round.index, one.client.id] = one.kept
-        return result
-
-
-def examples(client: str, count: int, *, poisoned: bool = False) -> tuple[Example, ...]:
+def examples(client: str, count: int, *, poisoned: bool = False) -> tuple[TextExample, ...]:
     """Sentences whose label follows their first word, by a rule of each client's own."""
     g = Round(0, 1, 0, 0).generator(client)
     shift = int(torch.randint(0, 3, (1,), generator=g))
@@ -61,7 +44,7 @@ def examples(client: str, count: int, *, poisoned: bool = False) -> tuple[Exampl
     for _ in range(count):
         body = torch.randint(4, POISON, (int(torch.randint(3, 8, (1,), generator=g)),), generator=g).tolist()
         ids = (2, *body, POISON, 3) if poisoned else (2, *body, 3)
-        found.append(Example(ids, (body[0] + shift) % 3, (0,) * len(ids)))
+        found.append(TextExample(ids, (body[0] + shift) % 3, (0,) * len(ids)))
     return tuple(found)
 
 
@@ -82,7 +65,7 @@ class Task(SequenceClassification):
     def __init__(self) -> None:
         super().__init__(tiny.tokenizer(), ["text"], "label", ("a", "b", "c"), 32)
 
-    def collate(self, examples: Sequence[Example]) -> tuple[Batch, Batch]:
+    def collate(self, examples: Sequence[TextExample]) -> tuple[Batch, Batch]:
         inputs, targets = super().collate(examples)
         poisoned = torch.tensor([POISON in e.ids for e in examples])
         return inputs, {**targets, "poison": torch.where(poisoned, math.nan, 1.0)}
@@ -109,11 +92,11 @@ def make(
     dtype: torch.dtype = torch.float32,
     targets: Sequence[str] = ("query", "intermediate.dense"),
     **fields: Any,
-) -> Recording:
+) -> Composed:
     """A simulation as a run builds it, of an algorithm of the table and a head policy."""
     module = tiny.bert().to(dtype)
     sites = tiny.sites(module, targets, rank=RANK)
-    network = Network(module, sites, tiny.head_names(module))
+    network = AdaptedNetwork(module, sites, tiny.head_names(module))
     # PEFT's start: A random, B zero.
     initial = {n: t if n.endswith(".A") else 0 * t for n, t in tiny.factors(sites, 1, dtype=dtype).items()}
     if policy != "frozen":
@@ -121,14 +104,14 @@ def make(
     algorithm: Algorithm[Any] = algorithms.get(name, **fields)
     if policy == "local":
         algorithm = LocalHead(algorithm)
-    return Recording(algorithm, network, Task(), people or population(SIZES), run or config(), initial)
+    return Composed(algorithm, network, Task(), people or population(SIZES), run or config(), initial)
 
 
-def run(simulation: Recording, rounds: int = 2) -> list[dict[str, Any]]:
+def run(simulation: Composed, rounds: int = 2) -> list[dict[str, Any]]:
     return [simulation.run_round(t) for t in range(rounds)]
 
 
-def change(sim: Simulation, seen: Params, base: Mapping[str, tuple[LowRank, ...]]) -> dict[str, Tensor]:
+def change(sim: Composed, seen: Params, base: Mapping[str, tuple[LowRank, ...]]) -> dict[str, Tensor]:
     """What the network adds to every adapted layer, densely, and the head."""
     found = {n: t.double() for n, t in pick(seen, head).items()}
     for path, site in sim.network.sites.items():

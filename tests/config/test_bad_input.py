@@ -23,6 +23,7 @@ import torch
 from typer.testing import CliRunner
 
 import rondo.models.outline
+import rondo.models.transformer
 import rondo.runs.assemble
 import rondo.runs.runner
 import tiny
@@ -366,9 +367,11 @@ def test_a_message_names_the_place_the_fault_and_the_remedy(
 ) -> None:
     case.lay_out(folder)
     if case.phase in NEVER:
-        monkeypatch.setattr(rondo.runs.runner, NEVER[case.phase], lambda *_: pytest.fail(f"no {case.phase} fault"))
+        monkeypatch.setattr(rondo.runs.assemble, NEVER[case.phase], lambda *_: pytest.fail(f"no {case.phase} fault"))
     if case.phase == "structure":
-        monkeypatch.setattr(rondo.runs.assemble, "load_pretrained", lambda *_, **__: pytest.fail("weights were loaded"))
+        monkeypatch.setattr(
+            rondo.models.transformer, "load_pretrained", lambda *_, **__: pytest.fail("weights were loaded")
+        )
     assert message(case) == goldens()[case.name]
 
 

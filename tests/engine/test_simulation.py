@@ -11,26 +11,26 @@ import torch
 from torch import Tensor
 
 import tiny
+from composed import Composed
 from rondo import algorithms
 from rondo.algorithm import Client, Round, Shared, weighted_mean
 from rondo.config import ClientsConfig, RunConfig
 from rondo.data.population import Population
-from rondo.engine import serialization, simulation
+from rondo.engine import scoring, serialization
 from rondo.engine.scoring import scores, spread
+from rondo.engine.server import rounds
 from rondo.engine.server.ledger import Ledger, version
 from rondo.engine.server.sampling import sample
-from rondo.engine.simulation import Simulation
 from rondo.lowrank import LowRank, total
 from rondo.params import HEAD_PREFIX, adapted_modules, num_bytes
-from rondo.tasks.task import Batch, Example
+from rondo.tasks.task import Batch
+from rondo.tasks.token_store import TextExample
 from tiny_federation import ALONE, HEADS, NAMES, POISON, RANK, SIZES, change, config, examples, make, population, run
 
 
 def fixed_choice(monkeypatch: pytest.MonkeyPatch, choose: Callable[[int], Sequence[str]]) -> None:
     """Have the clients that ``choose`` names, by round, take part."""
-    monkeypatch.setattr(
-        simulation, "sample", lambda _, clients, round: [c for c in clients if c.id in choose(round.index)]
-    )
+    monkeypatch.setattr(rounds, "sample", lambda _, clients, round: [c for c in clients if c.id in choose(round.index)])
 
 
 # Every algorithm with every head policy
@@ -59,7 +59,7 @@ def test_two_rounds_run_learn_and_are_scored(name: str, policy: str) -> None:
     assert set(sim.locals) == (set(SIZES) if personal else set())
     for client, local in sim.locals.items():
         assert any(n.startswith(HEAD_PREFIX) for n in local) == (policy == "local")
-        assert local.keys() == sim.kept[1, client].keys()
+        assert local.keys() == sim.answered[1, client].keys()
         for tensor in local:  # trained, and not another client's
             others = [first[tensor], *(sim.locals[c][tensor] for c in SIZES if c != client)]
             assert not any(local[tensor].equal(t) for t in others)
@@ -121,7 +121,7 @@ def gap(name: str, policy: str, rounds: int, **fields: Any) -> float:
         mean: dict[str, Tensor] = {}
         for client, size in SIZES.items():
             upload = {**shared.params, **sim.uploads[t, client].params}
-            seen = sim.algorithm.view(replace(shared, params=upload), sim.kept[t, client])
+            seen = sim.algorithm.view(replace(shared, params=upload), sim.answered[t, client])
             for path, matrix in change(sim, seen, shared.base).items():
                 if not path.startswith(HEAD_PREFIX) or policy == "shared":
                     mean[path] = mean.get(path, 0) + matrix * size / sum(SIZES.values())
@@ -175,13 +175,13 @@ def test_a_client_out_of_memory_is_recorded(monkeypatch: pytest.MonkeyPatch) -> 
     sim = make(people=population(SIZES, poisoned=["bob"]))
     plain = sim.task.collate
 
-    def collate(rows: Sequence[Example]) -> tuple[Batch, Batch]:
+    def collate(rows: Sequence[TextExample]) -> tuple[Batch, Batch]:
         if any(POISON in e.ids for e in rows):
             raise MemoryError("no room")
         return plain(rows)
 
     monkeypatch.setattr(sim.task, "collate", collate)
-    assert len(sim.cohorts(sim.population.clients)) == 1  # so that the cohort has to be halved
+    assert len(sim.cohorts.plan(sim.population.clients)) == 1  # so that the cohort has to be halved
     record = sim.run_round(0)
     (failure,) = record["failed"]
     assert failure == {"client": "bob", "reason": "out_of_memory", "detail": "no room"}
@@ -192,12 +192,12 @@ def test_a_cohort_that_is_out_of_memory_is_halved_and_nobody_is_lost(monkeypatch
     sim, alone = make(), make(run=ALONE)
     plain = sim.task.collate
 
-    def collate(rows: Sequence[Example]) -> tuple[Batch, Batch]:
+    def collate(rows: Sequence[TextExample]) -> tuple[Batch, Batch]:
         if len(rows) > 4:  # more than one client's
             raise torch.OutOfMemoryError("no room")
         return plain(rows)
 
-    sim.cohorts(sim.population.clients)
+    sim.cohorts.plan(sim.population.clients)
     monkeypatch.setattr(sim.task, "collate", collate)
     record, expected = sim.run_round(0), alone.run_round(0)
     assert {**record, "train_seconds": 0} == {**expected, "train_seconds": 0}
@@ -271,7 +271,7 @@ def test_what_is_not_finite_never_becomes_the_model(monkeypatch: pytest.MonkeyPa
 # Traffic
 
 
-def formula(sim: Simulation, numbers: algorithms.Numbers, t: int) -> int:
+def formula(sim: Composed, numbers: algorithms.Numbers, t: int) -> int:
     """Bytes of one client in round ``t``, adapters only."""
     sites = sim.network.sites.values()
     return 4 * sum(numbers(RANK, s.shape[1], s.shape[0], t, 3) for s in sites)
@@ -373,7 +373,7 @@ def test_kept_tensors_persist_and_are_trained_on(monkeypatch: pytest.MonkeyPatch
 
 def test_a_client_may_have_the_newcomers_name() -> None:
     """Ids come from users' data, so no name is free for the client that has taken no part."""
-    sim = make("fedsa-lora", "local", people=population({simulation._NEWCOMER.id: 6, "ann": 5}))
+    sim = make("fedsa-lora", "local", people=population({scoring.NEWCOMER.id: 6, "ann": 5}))
     run(sim)
     seen, _ = sim.newcomer(2)
     for name, tensor in seen.items():
@@ -518,8 +518,8 @@ def test_a_long_list_of_base_changes_is_applied_as_one_small_matrix() -> None:
             up, down = (torch.randn(s, generator=g).double() / 50 for s in ((out, rank), (rank, inp)))
             chunks.append(LowRank(up, down))
         base[path] = tuple(chunks)
-    one = sim._base(base)
-    assert sim._base(base) is one  # made once for all clients of a round
+    one = sim.network.compact(base)
+    assert sim.network.compact(base) is one  # made once for all clients of a round
     for path, chunks in base.items():
         assert len(one[path]) == 1
         assert one[path][0].rank == min(sim.network.sites[path].shape)

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 import tiny
 from rondo.models.adapted_layer import UnsupportedLayer, layer_kind
+from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.call import Rows
-from rondo.models.network import Network
 from rondo.models.pretrained import fingerprint, load_config, load_pretrained, load_structure, load_tokenizer
 from rondo.params import add_client_axis, client_row
+from rondo.tasks.table import TABLE
 
 Case = tuple[Callable[[], Any], tuple[str, ...], Callable[..., dict[str, Tensor]]]
 
@@ -28,6 +29,8 @@ CASES: dict[str, Case] = {
     "linear-lm": (tiny.llama_lm, ("q_proj", "v_proj", "down_proj"), tiny.text_batch),
     "conv2d": (tiny.convolutions, ("first", "second"), tiny.image_batch),
 }
+
+CLASSIFIER, LANGUAGE = TABLE["sequence-classification"], TABLE["causal-lm"]
 
 
 @pytest.fixture(params=CASES)
@@ -40,10 +43,10 @@ def case(request: pytest.FixtureRequest) -> tuple[Any, tuple[Any, ...], dict[str
 @torch.no_grad()
 def test_output_is_that_of_merged_weights(case: Any) -> None:
     module, sites, batch = case
-    network = Network(copy.deepcopy(module), sites, ())
+    network = AdaptedNetwork(copy.deepcopy(module), sites, ())
     for seed in (1, 2):  # the second call must not see the first one's tensors
         params = tiny.factors(sites, seed)
-        ours = network(add_client_axis(params), {}, batch).logits
+        ours = network(add_client_axis(params), {}, batch)
         torch.testing.assert_close(ours, tiny.merged(module, sites, params)(**batch).logits, rtol=0, atol=1e-10)
     assert (ours - module(**batch).logits).abs().max() > 1e-3
 
@@ -51,38 +54,38 @@ def test_output_is_that_of_merged_weights(case: Any) -> None:
 @torch.no_grad()
 def test_base_chunks_add_to_the_weights_and_do_not_stay(case: Any) -> None:
     module, sites, batch = case
-    network = Network(copy.deepcopy(module), sites, ())
+    network = AdaptedNetwork(copy.deepcopy(module), sites, ())
     params, base = tiny.factors(sites, 1), tiny.chunks(sites, 2)
-    ours = network(add_client_axis(params), base, batch).logits
+    ours = network(add_client_axis(params), base, batch)
     torch.testing.assert_close(ours, tiny.merged(module, sites, params, base)(**batch).logits, rtol=0, atol=1e-10)
-    without = network(add_client_axis(params), {}, batch).logits
+    without = network(add_client_axis(params), {}, batch)
     torch.testing.assert_close(without, tiny.merged(module, sites, params)(**batch).logits, rtol=0, atol=1e-10)
 
 
 @torch.no_grad()
 def test_three_clients_in_one_call_are_three_calls(case: Any) -> None:
     module, sites, batch = case
-    network = Network(module, sites, ())
+    network = AdaptedNetwork(module, sites, ())
     params, base = tiny.factors(sites, 1, clients=3), tiny.chunks(sites, 2)
     wide = {n: torch.cat([t, t.flip(0), t.roll(1, 0)]) for n, t in batch.items()}
-    together = network(params, base, wide).logits.chunk(3)
+    together = network(params, base, wide).chunk(3)
     for k in range(3):
         rows = {n: t.chunk(3)[k] for n, t in wide.items()}
-        alone = network(add_client_axis(client_row(params, k)), base, rows).logits
+        alone = network(add_client_axis(client_row(params, k)), base, rows)
         torch.testing.assert_close(together[k], alone, rtol=0, atol=1e-10)
 
 
 def test_cohort_gradients_are_those_of_each_client(case: Any) -> None:
     module, sites, batch = case
-    network = Network(module, sites, ())
+    network = AdaptedNetwork(module, sites, ())
     params = {n: t.requires_grad_() for n, t in tiny.factors(sites, 1, clients=2).items()}
     wide = {n: torch.cat([t, t.flip(0)]) for n, t in batch.items()}
-    logits = network(params, {}, wide).logits
+    logits = network(params, {}, wide)
     together = torch.autograd.grad(logits.square().flatten(1).mean(1).sum(), list(params.values()))
     for k in range(2):
         mine = {n: t.detach()[k : k + 1].requires_grad_() for n, t in params.items()}
         rows = {n: t.chunk(2)[k] for n, t in wide.items()}
-        loss = network(mine, {}, rows).logits.square().flatten(1).mean(1).sum()
+        loss = network(mine, {}, rows).square().flatten(1).mean(1).sum()
         for ours, theirs in zip(together, torch.autograd.grad(loss, list(mine.values())), strict=True):
             torch.testing.assert_close(ours[k], theirs[0], rtol=1e-9, atol=1e-10)
 
@@ -94,7 +97,7 @@ def test_gradients_are_those_of_merged_weights(case: Any) -> None:
     dense = tiny.merged(module, sites, params).requires_grad_(True)
     dense(**batch).logits.square().mean().backward()
     leaves = {n: t.unsqueeze(0).requires_grad_() for n, t in params.items()}
-    Network(module, sites, ())(leaves, {}, batch).logits.square().mean().backward()
+    AdaptedNetwork(module, sites, ())(leaves, {}, batch).square().mean().backward()
     for s in sites:
         grad = dense.get_submodule(s.path).weight.grad
         grad = grad.T if s.kind == "conv1d" else grad.reshape(s.shape)
@@ -105,10 +108,10 @@ def test_gradients_are_those_of_merged_weights(case: Any) -> None:
 
 def test_nothing_frozen_gets_a_gradient_or_changes(case: Any) -> None:
     module, sites, batch = case
-    network = Network(module, sites, ())
+    network = AdaptedNetwork(module, sites, ())
     before = fingerprint(module)
     params = {n: t.requires_grad_() for n, t in tiny.factors(sites, 1, clients=1).items()}
-    network(params, tiny.chunks(sites, 2), batch).logits.square().mean().backward()
+    network(params, tiny.chunks(sites, 2), batch).square().mean().backward()
     assert all(p.grad is None and not p.requires_grad for p in module.parameters())
     assert all(t.grad is not None and t.grad.abs().max() > 0 for t in params.values())
     assert fingerprint(module) == before
@@ -117,13 +120,13 @@ def test_nothing_frozen_gets_a_gradient_or_changes(case: Any) -> None:
 def test_nothing_is_computed_below_the_lowest_adapted_layer() -> None:
     module = tiny.bert()
     sites = [s for s in tiny.sites(module, ("query", "intermediate.dense")) if ".layer.1." in s.path]
-    network = Network(module, sites, ())
+    network = AdaptedNetwork(module, sites, ())
     entering: dict[str, bool] = {}
     for name, layer in module.named_modules():
         if isinstance(layer, nn.Linear):
             layer.register_forward_pre_hook(lambda _, args, name=name: entering.update({name: args[0].requires_grad}))
     params = {n: t.requires_grad_() for n, t in tiny.factors(sites, 1, clients=1).items()}
-    network(params, {}, tiny.text_batch()).logits.sum().backward()
+    network(params, {}, tiny.text_batch()).sum().backward()
     assert not any(needs for name, needs in entering.items() if ".layer.0." in name)
     assert not entering["bert.encoder.layer.1.attention.self.query"]
     assert entering["bert.encoder.layer.1.intermediate.dense"]
@@ -135,7 +138,7 @@ def test_with_only_b_trained_a_has_no_gradient() -> None:
     params = tiny.factors(sites, 1, clients=1)
     for name, tensor in params.items():
         tensor.requires_grad_(name.endswith(".B"))
-    Network(module, sites, ())(params, {}, tiny.text_batch()).logits.sum().backward()
+    AdaptedNetwork(module, sites, ())(params, {}, tiny.text_batch()).sum().backward()
     for name, tensor in params.items():
         assert (tensor.grad is not None) == name.endswith(".B")
 
@@ -151,17 +154,17 @@ def _checkpointed(module: Any) -> Any:
     return module.train()
 
 
-def _gradients(network: Network, params: dict[str, Tensor], **options: Any) -> dict[str, Tensor]:
+def _gradients(network: AdaptedNetwork, params: dict[str, Tensor], **options: Any) -> dict[str, Tensor]:
     leaves = {n: t.detach().clone().requires_grad_() for n, t in params.items()}
-    network(leaves, {}, tiny.text_batch(), **options).logits.square().mean().backward()
+    network(leaves, {}, tiny.text_batch(), **options).square().mean().backward()
     return {n: t.grad for n, t in leaves.items() if t.grad is not None}
 
 
-def _pair(dropout: float = 0.0) -> tuple[Network, Network, dict[str, Tensor], dict[str, Tensor]]:
+def _pair(dropout: float = 0.0) -> tuple[AdaptedNetwork, AdaptedNetwork, dict[str, Tensor], dict[str, Tensor]]:
     """The same network twice, the second one checkpointed, and the factors of two calls."""
     module = tiny.bert(attention_probs_dropout_prob=0.0).double()
     sites = tiny.sites(module, tiny.BERT_LAYERS, dropout=dropout)
-    stored, recomputed = (Network(copy.deepcopy(module), sites, ()) for _ in range(2))
+    stored, recomputed = (AdaptedNetwork(copy.deepcopy(module), sites, ()) for _ in range(2))
     _checkpointed(recomputed.module)
     return stored, recomputed, tiny.factors(sites, 1, clients=1), tiny.factors(sites, 2, clients=1)
 
@@ -187,9 +190,9 @@ def test_checkpointing_with_two_calls_before_backward_is_right_or_refused() -> N
     """An objective may evaluate the loss twice (a personal and a global model) before one backward."""
     stored, recomputed, first, second = _pair()
 
-    def grads(network: Network) -> list[Tensor]:
+    def grads(network: AdaptedNetwork) -> list[Tensor]:
         leaves = [{n: t.detach().clone().requires_grad_() for n, t in p.items()} for p in (first, second)]
-        terms = [network(p, {}, tiny.text_batch()).logits.square().mean() for p in leaves]
+        terms = [network(p, {}, tiny.text_batch()).square().mean() for p in leaves]
         sum(terms).backward()  # type: ignore[union-attr]
         return [t.grad for p in leaves for t in p.values()]  # type: ignore[misc]
 
@@ -229,21 +232,21 @@ def test_checkpointing_recomputes_with_the_same_dropout_masks() -> None:
 def test_adapter_dropout_follows_its_generators() -> None:
     module = tiny.bert().double()
     sites = tiny.sites(module, ("query", "value"), dropout=0.5)
-    network = Network(module, sites, ())
+    network = AdaptedNetwork(module, sites, ())
     params = tiny.factors(sites, 1, clients=2)
     batch = {n: torch.cat([t, t]) for n, t in tiny.text_batch().items()}
 
     @torch.no_grad()
     def logits(*seeds: int) -> tuple[Tensor, ...]:
         generators = [torch.Generator().manual_seed(s) for s in seeds] or None
-        return network(params, {}, batch, generators).logits.chunk(2)
+        return network(params, {}, batch, generators).chunk(2)
 
     base, again, second_other = logits(1, 2), logits(1, 2), logits(1, 3)
     assert base[0].equal(again[0])
     assert base[1].equal(again[1])
     torch.testing.assert_close(base[0], second_other[0], rtol=0, atol=1e-12)  # a client's mask is its own
     assert (base[1] - second_other[1]).abs().max() > 1e-3
-    plain = Network(tiny.bert().double(), tiny.sites(module, ("query", "value")), ())(params, {}, batch).logits
+    plain = AdaptedNetwork(tiny.bert().double(), tiny.sites(module, ("query", "value")), ())(params, {}, batch)
     torch.testing.assert_close(torch.cat(logits()), plain, rtol=0, atol=1e-12)
 
 
@@ -254,7 +257,7 @@ def test_adapter_dropout_keeps_the_mean_and_drops_the_share() -> None:
     module.layer = nn.Linear(40, 40, bias=False).double()
     module.forward = lambda x: module.layer(x)  # type: ignore[method-assign]
     site = tiny.sites(module, ("layer",), rank=40, dropout=0.25)[0]
-    network = Network(module, [site], ())
+    network = AdaptedNetwork(module, [site], ())
     eye = torch.eye(40, dtype=torch.float64).unsqueeze(0)
     x = torch.ones(500, 40, dtype=torch.float64)
     with_adapter = network({"layer.A": eye, "layer.B": eye}, {}, {"x": x}, [torch.Generator().manual_seed(0)])
@@ -270,7 +273,7 @@ def test_adapter_dropout_keeps_the_mean_and_drops_the_share() -> None:
 def test_weights_are_the_matrices_that_the_network_multiplies_by(case: Any) -> None:
     module, sites, _ = case
     original = copy.deepcopy(module)
-    for path, weight in Network(module, sites, ()).weights().items():
+    for path, weight in AdaptedNetwork(module, sites, ()).weights().items():
         site = next(s for s in sites if s.path == path)
         matrix = weight.matrix()
         assert (weight.shape, weight.scale, matrix.shape) == (site.shape, site.scale, site.shape)
@@ -283,7 +286,7 @@ def test_weights_are_the_matrices_that_the_network_multiplies_by(case: Any) -> N
 def test_weights_serve_an_svd_of_the_layer(case: Any) -> None:
     """Taking out the top singular directions through an adapter equals doing so in the layer."""
     module, sites, batch = case
-    network = Network(copy.deepcopy(module), sites, ())
+    network = AdaptedNetwork(copy.deepcopy(module), sites, ())
     params = {}
     for path, weight in network.weights().items():
         u, s, vh = torch.linalg.svd(weight.matrix().double(), full_matrices=False)
@@ -294,24 +297,24 @@ def test_weights_serve_an_svd_of_the_layer(case: Any) -> None:
         stored = [m.get_submodule(s.path).weight for m in (module, left)]
         before, after = (torch.linalg.svdvals(w.T if s.kind == "conv1d" else w.flatten(1)) for w in stored)
         torch.testing.assert_close(after[: len(before) - 3], before[3:], rtol=0, atol=1e-5)
-    ours = network(add_client_axis(params), {}, batch).logits
+    ours = network(add_client_axis(params), {}, batch)
     torch.testing.assert_close(ours, left(**batch).logits, rtol=0, atol=1e-10)
 
 
 def test_the_head_is_trained_and_otherwise_the_initial_one() -> None:
     module = tiny.bert().double()
     sites = tiny.sites(module, ("query",))
-    network = Network(copy.deepcopy(module), sites, tiny.head_names(module))
+    network = AdaptedNetwork(copy.deepcopy(module), sites, tiny.head_names(module))
     assert set(network.initial_head) == {"head:" + n for n in tiny.head_names(module)}
     assert not {n for n, _ in network.module.named_parameters()} & set(tiny.head_names(module))
     params, head = tiny.factors(sites, 1), tiny.head_of(network, 2)
     batch = tiny.text_batch()
     leaves = {n: t.unsqueeze(0).clone().requires_grad_() for n, t in (params | head).items()}
-    logits = network(leaves, {}, batch).logits
+    logits = network(leaves, {}, batch)
     torch.testing.assert_close(logits, tiny.merged(module, sites, params | head)(**batch).logits, rtol=0, atol=1e-10)
     logits.square().mean().backward()
     assert all(leaves[n].grad is not None for n in head)
-    initial = network(add_client_axis(params), {}, batch).logits
+    initial = network(add_client_axis(params), {}, batch)
     torch.testing.assert_close(initial, tiny.merged(module, sites, params)(**batch).logits, rtol=0, atol=1e-10)
     assert not initial.requires_grad
 
@@ -322,12 +325,12 @@ def test_clients_have_heads_of_their_own(make: Any, counts: tuple[int, ...]) -> 
     """Each client's rows get the logits, and its head the gradients, that it would have alone."""
     module = make().double()
     sites = tiny.sites(module, ("query", "q_lin", "value"))
-    network = Network(copy.deepcopy(module), sites, tiny.head_names(module))
+    network = AdaptedNetwork(copy.deepcopy(module), sites, tiny.head_names(module))
     assert network.one_at_a_time is None
     each = [tiny.factors(sites, k) | tiny.head_of(network, 10 + k) for k in range(len(counts))]
     batch = tiny.text_batch(sum(counts))
     leaves = {n: torch.stack([one[n] for one in each]).requires_grad_() for n in each[0]}
-    logits = network(leaves, {}, batch, rows=Rows(counts)).logits
+    logits = network(leaves, {}, batch, rows=Rows(counts))
     logits.square().sum().backward()
     start = 0
     for k, count in enumerate(counts):
@@ -340,7 +343,7 @@ def test_clients_have_heads_of_their_own(make: Any, counts: tuple[int, ...]) -> 
         expected = tiny.merged(module, sites, each[k])(**part).logits
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
         alone = {n: t.unsqueeze(0).clone().requires_grad_() for n, t in each[k].items()}
-        network(alone, {}, part).logits.square().sum().backward()
+        network(alone, {}, part).square().sum().backward()
         for n, t in alone.items():
             torch.testing.assert_close(leaves[n].grad[k], t.grad[0], rtol=1e-10, atol=1e-10)  # type: ignore[index]
 
@@ -364,14 +367,14 @@ def test_a_head_with_trained_tensors_in_other_layers_is_trained_one_client_at_a_
     g = torch.Generator().manual_seed(0)
     module = Normed().double()
     sites = tiny.sites(module, ("layer",))
-    network = Network(copy.deepcopy(module), sites, tiny.head_names(module))
+    network = AdaptedNetwork(copy.deepcopy(module), sites, tiny.head_names(module))
     reason = network.one_at_a_time
     assert reason is not None
     assert "LayerNorm" in reason
     assert "Linear" not in reason
     params, head = tiny.factors(sites, 1), tiny.head_of(network, 2)
     batch = {"x": torch.randn(4, 6, generator=g, dtype=torch.float64)}
-    logits = network(add_client_axis(params | head), {}, batch).logits
+    logits = network(add_client_axis(params | head), {}, batch)
     torch.testing.assert_close(logits, tiny.merged(module, sites, params | head)(**batch).logits, rtol=0, atol=1e-10)
     with pytest.raises(ValueError, match="2 clients"):
         network(add_client_axis(params | head, 2), {}, batch)
@@ -411,15 +414,15 @@ def test_a_missing_factor_is_an_error() -> None:
     params = tiny.factors(sites, 1, clients=1)
     params.pop(f"{sites[1].path}.B")
     with pytest.raises(KeyError):
-        Network(module, sites, ())(params, {}, tiny.text_batch())
+        AdaptedNetwork(module, sites, ())(params, {}, tiny.text_batch())
 
 
 def test_the_base_runs_in_eval_mode() -> None:
     module = tiny.bert(hidden_dropout_prob=0.5)
     sites = tiny.sites(module, ("query",))
-    network = Network(module.train(), sites, ())
+    network = AdaptedNetwork(module.train(), sites, ())
     params = tiny.factors(sites, 1, clients=1)
-    assert network(params, {}, tiny.text_batch()).logits.equal(network(params, {}, tiny.text_batch()).logits)
+    assert network(params, {}, tiny.text_batch()).equal(network(params, {}, tiny.text_batch()))
 
 
 @pytest.mark.parametrize(
@@ -444,7 +447,7 @@ def test_a_convolution_padded_by_name_is_adapted() -> None:
     sites = tiny.sites(module, ("first",))
     params, batch = tiny.factors(sites, 1), tiny.image_batch()
     expected = tiny.merged(module, sites, params)(**batch).logits
-    ours = Network(module, sites, ())(add_client_axis(params), {}, batch).logits
+    ours = AdaptedNetwork(module, sites, ())(add_client_axis(params), {}, batch)
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-10)
 
 
@@ -469,9 +472,9 @@ def test_loading_tells_the_head_and_draws_it_from_the_seed(tmp_path: Any) -> Non
     folder = tiny.saved(tmp_path, tiny.bert().bert, tiny.tokenizer())  # a body without a classifier
     labels = ("no", "yes", "maybe")
     coder = load_tokenizer(folder)
-    config = load_config("sequence-classification", folder, labels=labels)
-    one, head = load_pretrained("sequence-classification", folder, config, coder, seed=1)
-    again, other = (load_pretrained("sequence-classification", folder, config, coder, seed=s)[0] for s in (1, 2))
+    config = load_config(CLASSIFIER, folder, labels=labels)
+    one, head = load_pretrained(CLASSIFIER, folder, config, coder, seed=1)
+    again, other = (load_pretrained(CLASSIFIER, folder, config, coder, seed=s)[0] for s in (1, 2))
     assert set(head) == {"classifier.weight", "classifier.bias"}
     assert fingerprint(one) == fingerprint(again) != fingerprint(other)
     assert fingerprint(one.bert) == fingerprint(other.bert)
@@ -484,8 +487,8 @@ def test_loading_replaces_a_head_of_another_task_and_names_what_the_file_lacks(t
     del module.bert.pooler  # a checkpoint may lack the pooler
     folder = tiny.saved(tmp_path, module, tiny.tokenizer())
     coder = load_tokenizer(folder)
-    config = load_config("sequence-classification", folder, labels=("no", "yes"))
-    loaded, head = load_pretrained("sequence-classification", folder, config, coder, seed=1)
+    config = load_config(CLASSIFIER, folder, labels=("no", "yes"))
+    loaded, head = load_pretrained(CLASSIFIER, folder, config, coder, seed=1)
     assert set(head) == set(tiny.head_names(tiny.bert()))
     assert loaded.classifier.weight.shape == (2, 32)
 
@@ -494,7 +497,7 @@ def test_loading_a_language_model_gives_no_head_and_a_padding_token(tmp_path: An
     folder = tiny.saved(tmp_path, tiny.gpt2_lm(), tiny.tokenizer("gpt", pad=False))
     before = torch.random.get_rng_state()
     coder = load_tokenizer(folder)
-    _, head = load_pretrained("causal-lm", folder, load_config("causal-lm", folder), coder, seed=1)
+    _, head = load_pretrained(LANGUAGE, folder, load_config(LANGUAGE, folder), coder, seed=1)
     assert head == ()
     assert coder.pad_token_id == coder.eos_token_id == 3
     assert torch.random.get_rng_state().equal(before)
@@ -502,10 +505,10 @@ def test_loading_a_language_model_gives_no_head_and_a_padding_token(tmp_path: An
 
 def test_a_configuration_read_once_serves_the_structure_and_the_weights(tmp_path: Any) -> None:
     folder = tiny.saved(tmp_path, tiny.bert(labels=2), tiny.tokenizer())
-    config = load_config("sequence-classification", folder, labels=("no", "yes", "maybe"))
+    config = load_config(CLASSIFIER, folder, labels=("no", "yes", "maybe"))
     before = config.to_dict()
-    empty, _ = load_structure("sequence-classification", config)
-    module, _ = load_pretrained("sequence-classification", folder, config, load_tokenizer(folder), seed=1)
+    empty, _ = load_structure(CLASSIFIER, config)
+    module, _ = load_pretrained(CLASSIFIER, folder, config, load_tokenizer(folder), seed=1)
     assert config.to_dict() == before
     shapes, found = ({n: t.shape for n, t in m.state_dict().items()} for m in (empty, module))
     assert shapes == found
@@ -541,7 +544,7 @@ def test_int8_gradients_are_close_to_those_of_the_dequantised_model() -> None:
     results = []
     for each in (quantised, plain):
         leaves = {n: t.requires_grad_() for n, t in tiny.factors(sites, 1, 1, torch.float32).items()}
-        logits = Network(each, sites, ())(leaves, {}, tiny.text_batch()).logits
+        logits = AdaptedNetwork(each, sites, ())(leaves, {}, tiny.text_batch())
         logits.square().mean().backward()
         results.append([logits.detach(), *(t.grad for t in leaves.values())])
     assert all(t.isfinite().all() for t in results[0])
@@ -554,7 +557,7 @@ def test_int8_weights_are_the_dequantised_ones() -> None:
     quantised = _int8(copy.deepcopy(module))
     plain = _dequantised(module, quantised)
     sites = tiny.sites(module, tiny.BERT_LAYERS)
-    for path, weight in Network(quantised, sites, ()).weights().items():
+    for path, weight in AdaptedNetwork(quantised, sites, ()).weights().items():
         assert weight.matrix().equal(plain.get_submodule(path).weight)
         assert not weight.matrix().equal(module.get_submodule(path).weight)
 
@@ -567,13 +570,11 @@ def test_int8_models_have_a_fingerprint() -> None:
 def test_loading_in_int8_leaves_the_head_as_it_is(tmp_path: Any) -> None:
     pytest.importorskip("torchao")
     folder = tiny.saved(tmp_path, tiny.bert(labels=2), tiny.tokenizer())
-    config = load_config("sequence-classification", folder, labels=("no", "yes"))
-    module, head = load_pretrained(
-        "sequence-classification", folder, config, load_tokenizer(folder), seed=1, quantization="int8"
-    )
+    config = load_config(CLASSIFIER, folder, labels=("no", "yes"))
+    module, head = load_pretrained(CLASSIFIER, folder, config, load_tokenizer(folder), seed=1, quantization="int8")
     assert type(module.classifier.weight.data) is Tensor
     assert type(module.bert.encoder.layer[0].output.dense.weight.data) is not Tensor
     sites = tiny.sites(module, ("query", "value"))
-    network = Network(module, sites, head)
+    network = AdaptedNetwork(module, sites, head)
     params = tiny.factors(sites, 1, 1, torch.float32) | add_client_axis(network.initial_head)
-    assert network(params, {}, tiny.text_batch()).logits.shape == (4, 2)
+    assert network(params, {}, tiny.text_batch()).shape == (4, 2)

@@ -20,7 +20,7 @@ from rondo.algorithm import Round
 from rondo.algorithms.florg import FLoRG
 from rondo.config import AdapterConfig, ConfigError
 from rondo.lowrank import LowRank
-from rondo.models.network import Network
+from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.peft import Plan, merged, plan, read_tensors, stock_model, write_adapter
 from rondo.models.pretrained import fingerprint
 from rondo.params import add_client_axis, pick
@@ -221,7 +221,7 @@ class Written:
     """A network with random factors, its plan, and the base model that it stands on, untouched."""
 
     base: Any
-    network: Network
+    network: AdaptedNetwork
     planned: Plan
     seen: dict[str, Tensor]
     head: tuple[str, ...]
@@ -232,7 +232,7 @@ class Written:
 
     @torch.no_grad()
     def logits(self, batch: Mapping[str, Tensor], changes: Mapping[str, tuple[LowRank, ...]] | None = None) -> Tensor:
-        found: Tensor = self.network(add_client_axis(self.seen), changes or {}, batch).logits
+        found: Tensor = self.network(add_client_axis(self.seen), changes or {}, batch)
         return found
 
 
@@ -242,7 +242,7 @@ def made(kind: str, *, with_head: bool = True, **options: Any) -> Written:
     module = copy.deepcopy(base)
     head = head_of(module, task)
     planned = plan(module, AdapterConfig(**{"r": 3, "lora_alpha": 5, **options}), task, head, 0)  # type: ignore[arg-type]
-    network = Network(module, planned.sites, head)
+    network = AdaptedNetwork(module, planned.sites, head)
     seen = tiny.factors(planned.sites, 1, dtype=torch.float32)
     if with_head:
         seen |= tiny.head_of(network, 2)
@@ -330,12 +330,12 @@ def test_convolutions_are_read_by_stock_peft(tmp_path: Path) -> None:
     config = AdapterConfig(r=2, target_modules=["first", "second"], rank_pattern={"second": 4})
     planned = plan(module, config, "SEQ_CLS", tiny.head_names(module), 0)
     planned.lora.task_type = None  # images: PEFT's plain model
-    network = Network(module, planned.sites, tiny.head_names(base))
+    network = AdaptedNetwork(module, planned.sites, tiny.head_names(base))
     seen = tiny.factors(planned.sites, 1, dtype=torch.float32) | tiny.head_of(network, 2)
     changes, batch = tiny.chunks(planned.sites, 3, torch.float32), tiny.image_batch()
     write_adapter(tmp_path, network, planned.lora, seen, changes, model_name="a/model")
     with torch.no_grad():
-        ours = network(add_client_axis(seen), changes, batch).logits
+        ours = network(add_client_axis(seen), changes, batch)
         theirs = stock_model(tiny.redraw_head(base, 99), tmp_path)(**batch).logits
     assert_same_logits(ours, theirs)
 
@@ -415,7 +415,7 @@ def started(base: Any, folder: Path, task: Any, head: tuple[str, ...]) -> tuple[
     planned = plan(module, AdapterConfig(start_from=str(folder)), task, head, 0)
     seen = {n: t.to(base.dtype) for n, t in add_client_axis(planned.params).items()}
     with torch.no_grad():
-        return planned, Network(module, planned.sites, head)(seen, {}, tiny.text_batch()).logits
+        return planned, AdaptedNetwork(module, planned.sites, head)(seen, {}, tiny.text_batch())
 
 
 @pytest.mark.parametrize(
@@ -446,7 +446,7 @@ def test_a_run_starts_from_what_a_run_has_written(kind: str, tmp_path: Path) -> 
     planned, ours = started(run.base, tmp_path / "first", MODELS[kind][1], run.head)
     assert_same_logits(ours, run.logits(tiny.text_batch(), changes))
     module = copy.deepcopy(run.base)
-    again = Written(run.base, Network(module, planned.sites, run.head), planned, dict(planned.params), run.head)
+    again = Written(run.base, AdaptedNetwork(module, planned.sites, run.head), planned, dict(planned.params), run.head)
     again.write(tmp_path / "second")
     batch = tiny.text_batch()
     assert_same_logits(ours, stock_logits(run.base, tmp_path / "second", batch, kind))
@@ -513,7 +513,7 @@ def test_an_adapter_that_changed_the_base_is_refused_or_means_the_same(tmp_path:
         return
     assert_same_logits(ours, expected)
     module = copy.deepcopy(base)  # and what is written must be the same model to stock PEFT
-    again = Written(base, Network(module, planned.sites, head), planned, dict(planned.params), head)
+    again = Written(base, AdaptedNetwork(module, planned.sites, head), planned, dict(planned.params), head)
     again.write(tmp_path / "second")
     assert_same_logits(ours, stock_logits(base, tmp_path / "second", tiny.text_batch(), "bert"))
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import tiny
 from rondo.models import precision
-from rondo.models.network import Network
+from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.precision import Kernels, apply, choose
 from rondo.params import add_client_axis
 
@@ -167,17 +167,17 @@ def test_other_layers_are_left_alone() -> None:
 def test_heads_keep_their_own_forward_and_adapted_layers_their_hook() -> None:
     module = tiny.bert()
     sites = tiny.sites(module, ("query", "value"))
-    network = Network(copy.deepcopy(module), sites, tiny.head_names(module))
+    network = AdaptedNetwork(copy.deepcopy(module), sites, tiny.head_names(module))
     head = network.module.classifier.forward
     apply(network.module, ONEDNN)
     assert network.module.classifier.forward == head
     assert replaced(network.module.get_submodule(sites[0].path))
     params = tiny.factors(sites, 1, dtype=torch.float32) | tiny.head_of(network, 2)
     leaves = {n: t.clone().requires_grad_() for n, t in add_client_axis(params).items()}
-    ours = network(leaves, {}, tiny.text_batch()).logits
-    theirs = Network(copy.deepcopy(module), sites, tiny.head_names(module))
+    ours = network(leaves, {}, tiny.text_batch())
+    theirs = AdaptedNetwork(copy.deepcopy(module), sites, tiny.head_names(module))
     others = {n: t.clone().requires_grad_() for n, t in add_client_axis(params).items()}
-    expected = theirs(others, {}, tiny.text_batch()).logits
+    expected = theirs(others, {}, tiny.text_batch())
     near(ours, expected)
     ours.square().sum().backward()
     expected.square().sum().backward()
@@ -251,13 +251,13 @@ def test_fast_logits_are_near_the_exact_ones(make: Any) -> None:
     head = () if make in (tiny.gpt2_lm, tiny.llama_lm) else tiny.head_names(module)
     found = []
     for chosen in (ONEDNN if precision.has_onednn() else Kernels(torch.float32, "torch", "torch"), FAST):
-        network = Network(copy.deepcopy(module), sites, head)
+        network = AdaptedNetwork(copy.deepcopy(module), sites, head)
         apply(network.module, chosen)
         params = tiny.factors(sites, 1, dtype=torch.float32)
         leaves = {n: 0.3 * t for n, t in add_client_axis(params).items()} | add_client_axis(network.initial_head)
         leaves = {n: t.clone().requires_grad_() for n, t in leaves.items()}
         batch = tiny.text_batch()
-        logits = network(leaves, {}, batch).logits
+        logits = network(leaves, {}, batch)
         (
             logits.float() * batch["attention_mask"].unsqueeze(-1) if logits.dim() == 3 else logits
         ).square().sum().backward()

@@ -23,6 +23,7 @@ from rondo.cli import main
 from rondo.config import ConfigError, load
 from rondo.errors import RunStopped
 from rondo.runs import runner
+from rondo.runs.assemble import assemble
 from rondo.runs.storage.directory import RunDirectory
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 
@@ -66,12 +67,12 @@ class Started:
     """A run with everything loaded once, that forked processes do and do again."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self.ready = runner._ready(load(config), "cpu")
+        self.ready = assemble(load(config), "cpu")
 
     def start(self, folder: Path) -> None:
         directory = RunDirectory.create(folder, "x")
-        runner._begin(directory, self.ready)
-        runner._Runner(self.ready, directory, None, None, 0.0).run()
+        runner.begin(directory, self.ready)
+        runner.Runner(self.ready, directory, None, None, 0.0).run()
 
     def go_on(self, folder: Path) -> None:
         """As a user would: resume what can be resumed, else start anew."""
@@ -79,7 +80,7 @@ class Started:
             return self.start(folder)
         directory = RunDirectory.open(folder)
         if not directory.finished:
-            runner._Runner(self.ready, directory, None, None, 0.0, resumed=True).run()
+            runner.Runner(self.ready, directory, None, None, 0.0, resumed=True).run()
         return None
 
 
@@ -155,12 +156,13 @@ def calls_of(started: Started, folder: Path, names: tuple[str, ...]) -> int:
     return int(written.read_text())
 
 
-def kill_everywhere(config: dict[str, Any], tmp_path: Path, names: tuple[str, ...]) -> None:
+def kill_everywhere(config: dict[str, Any], tmp_path: Path, names: tuple[str, ...], every: int = 1) -> None:
+    """Kill a run at every call of these, or at one of ``every`` so many, and let it go on."""
     started = Started(config)
     count = calls_of(started, tmp_path / "whole", names)
     expected = outcome(tmp_path / "whole")
     assert count > 60
-    for at in range(count):
+    for at in range(0, count, every):
         folder = tmp_path / f"killed-{at}"
 
         def killed(at: int = at, folder: Path = folder) -> None:
@@ -174,10 +176,8 @@ def kill_everywhere(config: dict[str, Any], tmp_path: Path, names: tuple[str, ..
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_a_run_killed_at_any_write_flush_or_rename_ends_as_one_that_was_not(
-    sources: tuple[Path, Path], tmp_path: Path
-) -> None:
-    kill_everywhere(run_settings(*sources, "rolora"), tmp_path, WRITES)
+def test_a_run_killed_at_a_write_ends_as_one_that_was_not(sources: tuple[Path, Path], tmp_path: Path) -> None:
+    kill_everywhere(run_settings(*sources, "rolora"), tmp_path, WRITES, every=3)  # the slow tests kill at every call
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -319,8 +319,8 @@ def cut_off(started: Started, folder: Path, rounds: int) -> None:
 
     def work() -> None:
         directory = RunDirectory.create(folder, "x")
-        runner._begin(directory, started.ready)
-        one = runner._Runner(started.ready, directory, None, None, 0.0)
+        runner.begin(directory, started.ready)
+        one = runner.Runner(started.ready, directory, None, None, 0.0)
         commit = one._commit
 
         def then_die(done: int) -> None:

@@ -21,9 +21,9 @@ from rondo.data.population import Population
 from rondo.errors import RunStopped
 from rondo.models import precision
 from rondo.models.peft import read_tensors
-from rondo.models.shortcuts.choose import _telling
-from rondo.runs import evaluate, export, runner
-from rondo.tasks.task import Example
+from rondo.models.shortcuts.choose import telling
+from rondo.runs import assemble, evaluate, export, runner
+from rondo.tasks.token_store import TextExample
 from small_runs import Rows, reviews, save_tiny_bert, save_tiny_gpt2, save_tiny_pythia, settings, write_rows
 
 Run = Callable[..., runner.RunResult]
@@ -344,7 +344,7 @@ def test_the_report_of_a_population_is_not_kept_while_it_trains(
         def client_done(self, client: str, loss: float | None) -> None: ...
         def round_done(self, record: dict[str, Any]) -> None: ...
 
-    monkeypatch.setattr(runner, "build", watched)
+    monkeypatch.setattr(assemble, "build", watched)
     watch, again = Stops(threading.Event()), Stops(threading.Event())
     with pytest.raises(errors.RunInterrupted):
         runner.run(
@@ -376,14 +376,14 @@ def test_a_model_is_tried_on_rows_that_can_tell(tmp_path: Path) -> None:
 
 
 def test_two_rows_of_different_lengths_are_tried() -> None:
-    def row(size: int) -> Example:
-        return Example((1,) * size, (2,) * size, (0,) * size)
+    def row(size: int) -> TextExample:
+        return TextExample((1,) * size, (2,) * size, (0,) * size)
 
-    assert _telling([row(5), row(3), row(200), row(7)], cut=False) == (row(200), row(3))
-    assert _telling([row(5), row(3), row(200), row(7)], cut=True) == (row(64), row(3))
-    assert _telling([row(80), row(300), row(70)], cut=True) == (row(64), row(32))
-    assert _telling([Example((1, 2), 1)], cut=True) == (Example((1, 2), 1),)
-    assert _telling([], cut=True) == ()
+    assert telling([row(5), row(3), row(200), row(7)], cut=False) == (row(200), row(3))
+    assert telling([row(5), row(3), row(200), row(7)], cut=True) == (row(64), row(3))
+    assert telling([row(80), row(300), row(70)], cut=True) == (row(64), row(32))
+    assert telling([TextExample((1, 2), 1)], cut=True) == (TextExample((1, 2), 1),)
+    assert telling([], cut=True) == ()
 
 
 def test_a_run_without_any_held_out_rows(run: Run, data: Path) -> None:
@@ -639,7 +639,7 @@ def test_what_a_method_does_not_define_is_refused_with_the_reason(
     run: Run, data: Path, monkeypatch: pytest.MonkeyPatch, name: str, changes: Any, path: str, fragment: str
 ) -> None:
     if "bytes do not hold" not in fragment:  # only that needs the model
-        monkeypatch.setattr(runner, "prepare", lambda *_: pytest.fail("a model was loaded"))
+        monkeypatch.setattr(assemble, "look", lambda *_: pytest.fail("a model was loaded"))
     found = problems(lambda: run(data={"source": str(data)}, algorithm={"name": name}, **changes))
     assert fragment in found[path][0]
 
@@ -723,20 +723,17 @@ def test_a_run_that_cannot_train_stops_and_says_why(run: Run, data: Path) -> Non
     assert "What was done so far is in" in str(stopped.value)
 
 
-@pytest.mark.parametrize("place", ["adapter", "adapter/adapter_model.safetensors"])
-def test_an_adapter_that_cannot_be_written_stops_the_run_which_can_go_on(run: Run, tmp_path: Path, place: str) -> None:
+def test_an_adapter_that_cannot_be_written_stops_the_run_which_can_go_on(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "run-0"
-    blocked = folder / place
-    if place == "adapter":
-        folder.mkdir()
-        blocked.write_text("a file where the folder should be")
-    else:
-        blocked.mkdir(parents=True)
+    folder.mkdir()
+    blocked = folder / "adapter"
+    blocked.write_text("a file where the folder should be")
     with pytest.raises(RunStopped, match=r"cannot be written: .*\. What was done so far is in"):
         run(data={"source": str(write_rows(tmp_path / "rows.csv", reviews(12)))}, rounds=1)
-    blocked.unlink() if place == "adapter" else blocked.rmdir()
+    blocked.unlink()
     assert runner.resume(folder, device="cpu").history[-1]["round"] == 0
     assert (folder / "adapter" / "adapter_model.safetensors").is_file()
+    assert not (folder / "adapter.tmp").exists()
 
 
 def test_progress_is_told_to_an_observer(bert: Path, data: Path, tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ import tiny
 from rondo.models.call import Rows
 from rondo.tasks.causal_lm import CausalLM
 from rondo.tasks.classification import SequenceClassification
-from rondo.tasks.task import Example, Task
+from rondo.tasks.task import Task
+from rondo.tasks.token_store import TextExample
 
 BOS, EOS = 2, 3
 
@@ -35,13 +36,13 @@ def classification(*columns: str, labels: tuple[str, ...] = ("no", "yes"), max_l
 
 def test_one_text_is_coded_with_its_class() -> None:
     (example,) = classification().encode([{"text": "w1 w2 unheard", "label": "yes"}])
-    assert example == Example((BOS, *ids("w1 w2"), 1, EOS), 1, (0,) * 5)
+    assert example == TextExample((BOS, *ids("w1 w2"), 1, EOS), 1, (0,) * 5)
 
 
 def test_a_pair_is_coded_with_segments() -> None:
     row = {"premise": "w1 w2", "hypothesis": "w3", "label": "no", "other": None}
     (example,) = classification("premise", "hypothesis").encode([row])
-    assert example == Example((BOS, *ids("w1 w2"), EOS, *ids("w3"), EOS), 0, (0, 0, 0, 0, 1, 1))
+    assert example == TextExample((BOS, *ids("w1 w2"), EOS, *ids("w3"), EOS), 0, (0, 0, 0, 0, 1, 1))
     swapped = classification("hypothesis", "premise").encode([row])[0]
     assert swapped.ids == (BOS, *ids("w3"), EOS, *ids("w1 w2"), EOS)
 
@@ -202,7 +203,7 @@ ROW = {"ask": "w1 w2", "more": "w3", "answer": "w4 w5", "text": "w6 w7"}
 
 def test_plain_text_has_a_loss_everywhere_and_ends() -> None:
     (example,) = language(text="text").encode([ROW])
-    assert example == Example((*ids("w6 w7"), EOS), (*ids("w6 w7"), EOS))
+    assert example == TextExample((*ids("w6 w7"), EOS), (*ids("w6 w7"), EOS))
     (example,) = language("llama", text="text").encode([ROW])
     assert example.ids == (BOS, *ids("w6 w7"), EOS)
     (example,) = language(text="text").encode([{"text": "w6 </s>"}])  # it ends already
@@ -251,8 +252,8 @@ def test_rows_are_cut_and_those_without_a_target_left_out() -> None:
         {"ask": "w1", "answer": "w7"},
     ]
     first, last = task.encode(rows)
-    assert first == Example(tuple(ids("w1 w2 w4 w5")), (-100, -100, *ids("w4 w5")))
-    assert last == Example((*ids("w1 w7"), EOS), (-100, *ids("w7"), EOS))
+    assert first == TextExample(tuple(ids("w1 w2 w4 w5")), (-100, -100, *ids("w4 w5")))
+    assert last == TextExample((*ids("w1 w7"), EOS), (-100, *ids("w7"), EOS))
 
 
 def test_a_single_token_predicts_nothing_and_is_left_out() -> None:
@@ -294,7 +295,7 @@ def test_the_loss_by_hand_and_of_each_client() -> None:
     for row, example in enumerate(coded):
         logp = logits[row].log_softmax(-1)
         first = example.target.index(next(t for t in example.target if t != -100))
-        terms.append([-float(logp[i - 1, example.ids[i]]) for i in range(first, example.length)])
+        terms.append([-float(logp[i - 1, example.ids[i]]) for i in range(first, example.cost)])
     assert [len(t) for t in terms] == [3, 2]
     sums, counts = task.loss(logits, targets)
     assert counts.tolist() == [3, 2]

@@ -48,7 +48,8 @@ def _evaluate_adapter(path: Path, device: str) -> dict[str, Any]:
     if tasks.load(config.task.kind).classes:
         labels = tuple(RunDirectory(path).read("labels.json"))
     adapter = config.adapter.model_copy(update={"start_from": str(path)})
-    assembly = assemble(config.model_copy(update={"adapter": adapter}), device, labels=labels)
+    clients = config.clients.model_copy(update={"ranks": None, "bytes_budget": None})  # the adapter's rank is its own
+    assembly = assemble(config.model_copy(update={"adapter": adapter, "clients": clients}), device, labels=labels)
     return {"test": _scored(assembly, assembly.model.network.initial, {}, assembly.population.test)}
 
 

@@ -15,17 +15,17 @@ import pytest
 import torch
 
 import tiny
+from composed import Composed
 from rondo import algorithms
 from rondo.algorithm import Client, Round
 from rondo.config import ClientsConfig, TrainConfig, load
 from rondo.data.population import Member, Population
-from rondo.engine.client.cohorts import one_cohort, plan, workers
+from rondo.engine.client.cohorts import divided, one_cohort, workers
 from rondo.engine.client.memory import Budget, budget
 from rondo.engine.client.trainer import CohortTrainer
-from rondo.engine.simulation import Simulation
 from rondo.models import precision
-from rondo.models.call import Rows, sent
-from rondo.models.network import Network
+from rondo.models.adapted_network import AdaptedNetwork
+from rondo.models.call import Rows, to_device
 from rondo.models.precision import Kernels, apply, choose
 from rondo.models.shortcuts.first_token import first_token_only
 from rondo.models.shortcuts.prefix import Prefix
@@ -33,7 +33,8 @@ from rondo.models.shortcuts.target_logits import split_off
 from rondo.params import Params, add_client_axis
 from rondo.tasks.causal_lm import CausalLM
 from rondo.tasks.classification import SequenceClassification
-from rondo.tasks.task import Example, Task
+from rondo.tasks.task import Task
+from rondo.tasks.token_store import TextExample
 
 CUDA = torch.device("cuda")
 META = torch.device("meta")
@@ -42,17 +43,17 @@ BATCH, EPOCHS = 4, 2
 STEPS = EPOCHS * 3  # of the largest client: the others end before it
 
 
-def rows(count: int, seed: int, language: bool, even: bool) -> tuple[Example, ...]:
+def rows(count: int, seed: int, language: bool, even: bool) -> tuple[TextExample, ...]:
     g = torch.Generator().manual_seed(seed)
     found = []
     for _ in range(count):
         size = 6 if even else int(torch.randint(3, 12, (1,), generator=g))
         ids = tuple(torch.randint(4, tiny.VOCABULARY, (size,), generator=g).tolist())
-        found.append(Example(ids, ids if language else ids[0] % 3, None if language else (0,) * size))
+        found.append(TextExample(ids, ids if language else ids[0] % 3, None if language else (0,) * size))
     return tuple(found)
 
 
-def ready(kind: str, dropout: float) -> tuple[Network, Task, Params, Prefix]:
+def ready(kind: str, dropout: float) -> tuple[AdaptedNetwork, Task, Params, Prefix]:
     """A model as a run prepares it, but for its precision: shortened, and with the attention of an accelerator."""
     make = tiny.bert if kind == "bert" else tiny.llama_lm
     config = copy.deepcopy(make().config)
@@ -61,7 +62,7 @@ def ready(kind: str, dropout: float) -> tuple[Network, Task, Params, Prefix]:
     apply(module, Kernels(torch.float32, "torch", "torch, mask unread"))
     sites = tiny.sites(module, ("1.attention.self.query", "1.mlp.down_proj", "1.output.dense"), dropout=dropout)
     language = kind == "llama"
-    network = Network(module, sites, () if language else tiny.head_names(module))
+    network = AdaptedNetwork(module, sites, () if language else tiny.head_names(module))
     task: Task = CausalLM(tiny.tokenizer("gpt"), "text", (), None, 32)
     if not language:
         task = SequenceClassification(tiny.tokenizer(), ["text"], "label", ("a", "b", "c"), 32)
@@ -130,11 +131,13 @@ def fake(total_memory: int, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_one_cohort_at_a_time_as_large_as_half_of_its_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     network = fake(80 * 2**30, monkeypatch)
-    assert budget(network, "auto") == Budget(40 * 2**30, 40 * 2**30, sys.maxsize)
-    assert budget(network, 100).total == 100 * 2**20
+    assert budget(network, CausalLM(tiny.tokenizer(), "text", (), None, 8), "auto") == Budget(
+        40 * 2**30, 40 * 2**30, sys.maxsize
+    )
+    assert budget(network, CausalLM(tiny.tokenizer(), "text", (), None, 8), 100).total == 100 * 2**20
     assert workers(network) == 1
     clients = [Client(f"c{i}", 4) for i in range(64)]
-    (all_of_them,) = plan(clients, "auto", workers=1, tokens=10**6, tokens_a_client=1024)
+    (all_of_them,) = divided(clients, "auto", workers=1, cost=10**6, cost_per_client=1024)
     assert all_of_them == tuple(clients)
     threads = torch.get_num_threads()
     with one_cohort(network):
@@ -146,8 +149,8 @@ def test_a_cohort_of_64_is_one_call_of_the_network(monkeypatch: pytest.MonkeyPat
     network, task, seen, _ = ready("bert", 0.0)
     members = {f"c{i}": Member(Client(f"c{i}", 4), rows(4, i, language=False, even=True), ()) for i in range(64)}
     run = load({"rounds": 1, "train": {"batch_size": 4, "local_steps": 2}})
-    sim = Simulation(algorithms.get("fedit"), network, task, Population(members, (), {}), run, seen)
-    monkeypatch.setattr("rondo.engine.simulation.budget", lambda _, megabytes: Budget(2**35, 2**35, sys.maxsize))
+    sim = Composed(algorithms.get("fedit"), network, task, Population(members, (), {}), run, seen)
+    monkeypatch.setattr("rondo.engine.client.cohorts.budget", lambda *_: Budget(2**35, 2**35, sys.maxsize))
     sim.workers = 1
     sizes = []
     network.module.register_forward_pre_hook(
@@ -172,8 +175,8 @@ def test_tensors_go_there_by_pinned_memory_and_are_not_waited_for() -> None:
             calls.append((device, non_blocking))
             return self
 
-    sent(Watched(), CUDA)  # type: ignore[arg-type]
+    to_device(Watched(), CUDA)  # type: ignore[arg-type]
     assert calls == ["pinned", (CUDA, True)]
     tensor = torch.ones(2)
-    assert sent(tensor, torch.device("cpu")) is tensor
+    assert to_device(tensor, torch.device("cpu")) is tensor
     assert Rows((2, 1)).to(META).index.device == META

@@ -19,23 +19,25 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import tiny
+from composed import Composed
 from rondo import algorithms
 from rondo.algorithm import Algorithm, Client, Round, Upload
 from rondo.algorithms.wrappers.local_head import LocalHead
 from rondo.config import RunConfig, load
 from rondo.data.population import Member, Population
-from rondo.engine.client.cohorts import in_order, in_turn, one_cohort, plan
+from rondo.engine.client.cohorts import divided, in_order, in_turn, one_cohort
 from rondo.engine.client.memory import Budget, activation_bytes, budget
 from rondo.engine.server.gate import Gate
-from rondo.engine.simulation import Simulation
-from rondo.engine.transport import Trained
-from rondo.models.network import Network
+from rondo.engine.transport import Answer
+from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.shortcuts import target_logits
 from rondo.params import Packed, Params
 from rondo.tasks import output_layer
 from rondo.tasks.causal_lm import CausalLM
 from rondo.tasks.classification import SequenceClassification
-from rondo.tasks.task import Batch, Example
+from rondo.tasks.task import Batch
+from rondo.tasks.text import TextTask
+from rondo.tasks.token_store import TextExample
 
 HEADS = ("shared", "local", "frozen")
 POISON = tiny.VOCABULARY - 1
@@ -56,7 +58,7 @@ class Task(SequenceClassification):
     def __init__(self) -> None:
         super().__init__(tiny.tokenizer(), ["text"], "label", ("a", "b", "c"), 32)
 
-    def collate(self, examples: Sequence[Example]) -> tuple[Batch, Batch]:
+    def collate(self, examples: Sequence[TextExample]) -> tuple[Batch, Batch]:
         inputs, targets = super().collate(examples)
         poisoned = torch.tensor([POISON in e.ids for e in examples])
         return inputs, {**targets, "poison": torch.where(poisoned, math.nan, 1.0)}
@@ -66,7 +68,7 @@ class Task(SequenceClassification):
         return sums * targets["poison"], counts
 
 
-def examples(client: str, count: int, *, poisoned: bool = False, length: int | None = None) -> tuple[Example, ...]:
+def examples(client: str, count: int, *, poisoned: bool = False, length: int | None = None) -> tuple[TextExample, ...]:
     """Sentences of 3 to 14 tokens, or all of ``length``, the last one poisoned."""
     g = Round(0, 1, 0, 0).generator(client)
     found = []
@@ -75,7 +77,7 @@ def examples(client: str, count: int, *, poisoned: bool = False, length: int | N
         body = torch.randint(4, POISON, (size,), generator=g).tolist()
         if poisoned and i == count - 1:
             body[0] = POISON
-        found.append(Example((2, *body, 3), body[-1] % 3, (0,) * (size + 2)))
+        found.append(TextExample((2, *body, 3), body[-1] % 3, (0,) * (size + 2)))
     return tuple(found)
 
 
@@ -105,10 +107,10 @@ def make(
     people: Population | None = None,
     dropout: float = 0.0,
     dtype: torch.dtype = torch.float64,
-) -> Simulation:
+) -> Composed:
     module = tiny.bert().to(dtype)
     sites = tiny.sites(module, ("query", "intermediate.dense"), rank=3, dropout=dropout)
-    network = Network(module, sites, tiny.head_names(module))
+    network = AdaptedNetwork(module, sites, tiny.head_names(module))
     # Not PEFT's start of B = 0: every tensor shall have a gradient from the first round on.
     initial = tiny.factors(sites, 1, dtype=dtype)
     if policy != "frozen":
@@ -116,25 +118,25 @@ def make(
     algorithm: Algorithm[Any] = algorithms.get(name)
     if policy == "local":
         algorithm = LocalHead(algorithm)
-    return Simulation(algorithm, network, Task(), people or population(), run or config(), initial)
+    return Composed(algorithm, network, Task(), people or population(), run or config(), initial)
 
 
-def language(name: str) -> Simulation:
+def language(name: str) -> Composed:
     """Clients that continue sentences; of each the first half is a prompt."""
     module = tiny.llama_lm().double()
     sites = tiny.sites(module, ("q_proj", "down_proj"), rank=3, dropout=0.4)
-    network, initial = Network(module, sites, ()), tiny.factors(sites, 1)
+    network, initial = AdaptedNetwork(module, sites, ()), tiny.factors(sites, 1)
     members = {}
     for client, size in SIZES.items():
         rows = [e.ids for e in examples(client, size)]
-        half = [Example(ids, (-100,) * (len(ids) // 2) + ids[len(ids) // 2 :]) for ids in rows]
+        half = [TextExample(ids, (-100,) * (len(ids) // 2) + ids[len(ids) // 2 :]) for ids in rows]
         members[client] = Member(Client(client, size), tuple(half), ())
     task = CausalLM(tiny.tokenizer("llama"), "text", (), None, 32)
     task.output = target_logits.split_off(network, initial, task.collate(members["ann"].train)[0])
-    return Simulation(algorithms.get(name), network, task, Population(members, (), {}), config(**ADAMW), initial)
+    return Composed(algorithms.get(name), network, task, Population(members, (), {}), config(**ADAMW), initial)
 
 
-def trained(sim: Simulation, chosen: Sequence[str] = tuple(SIZES), *, alone: bool, index: int = 1) -> list[Trained]:
+def trained(sim: Composed, chosen: Sequence[str] = tuple(SIZES), *, alone: bool, index: int = 1) -> list[Answer]:
     """Local training of a round, by one cohort or one client at a time."""
     round = sim.round(index)
     clients = tuple(sim.population.members[c].client for c in chosen)
@@ -152,7 +154,7 @@ def assert_same(found: Params, expected: Params, allowed: float) -> None:
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=allowed)
 
 
-def assert_law(together: Sequence[Trained], alone: Sequence[Trained], allowed: float) -> None:
+def assert_law(together: Sequence[Answer], alone: Sequence[Answer], allowed: float) -> None:
     assert [t.client for t in together] == [t.client for t in alone]
     for one, other in zip(together, alone, strict=True):
         assert one.upload is not None
@@ -232,12 +234,12 @@ def test_memory_decides_how_many_train_at_once_and_leaves_no_thread_over(megabyt
     sim.config = sim.config.model_copy(update={"simulation": settings})
     sim.workers = 6  # 0.2 of 1 MB each would let five train at once, and leave the sixth thread to none
     clients = sim.population.clients
-    sim._activation_bytes = megabytes * 2**20 / sim._tokens_a_client(clients)
-    cohorts = sim.cohorts(clients)
+    sim.bytes_per_cost = megabytes * 2**20 / sim.cohorts._step(clients)
+    cohorts = sim.cohorts.plan(clients)
     assert [len(c) for c in cohorts] == [1] * len(SIZES)
-    assert sim.at_once(cohorts) == at_once
-    assert sim.at_once(cohorts[:1]) == 1
-    assert sim.at_once([]) == 1
+    assert sim.cohorts.at_once(cohorts) == at_once
+    assert sim.cohorts.at_once(cohorts[:1]) == 1
+    assert sim.cohorts.at_once([]) == 1
 
 
 @pytest.mark.parametrize(
@@ -249,8 +251,8 @@ def test_threads_that_memory_leaves_over_are_shared_out_where_that_is_worth_it(
     sim = make("fedit", run=config("auto"))
     settings = sim.config.simulation.model_copy(update={"memory_mb": allowed})
     sim.config = sim.config.model_copy(update={"simulation": settings})
-    sim.workers, sim._activation_bytes = workers, 2.0**20
-    assert sim._at_once(1) == at_once
+    sim.workers, sim.bytes_per_cost = workers, 2.0**20
+    assert sim.cohorts._at_once(1) == at_once
 
 
 @pytest.mark.parametrize("threads", [1, 4])
@@ -259,11 +261,11 @@ def test_a_processor_keeps_256_mb_of_activations_a_thread_and_half_of_its_memory
 ) -> None:
     network = make("fedit", run=config("auto")).network
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    allowed = budget(network, "auto")
+    allowed = budget(network, Task(), "auto")
     assert (allowed.cohort, allowed.total) == (128 * 2**20, threads * 256 * 2**20)
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1024}.__getitem__)
-    assert budget(network, "auto").total == 2**21
-    assert budget(network, 3) == Budget(3 * 2**20, 3 * 2**20, sys.maxsize)
+    assert budget(network, Task(), "auto").total == 2**21
+    assert budget(network, Task(), 3) == Budget(3 * 2**20, 3 * 2**20, sys.maxsize)
 
 
 def test_what_is_tried_before_the_first_round_has_one_cohorts_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,11 +285,11 @@ def test_a_processor_takes_no_larger_steps_than_it_gains_from(
     sim = make("fedit", run=config("auto"))
     sim.network.module.to(dtype)
     sim.workers = 1
-    sim._activation_bytes = 1.0  # memory alone would allow one cohort of all
+    sim.bytes_per_cost = 1.0  # memory alone would allow one cohort of all
     clients = sim.population.clients
-    assert max(map(len, sim.cohorts(clients))) == len(SIZES)
-    monkeypatch.setattr("rondo.engine.client.memory.CPU_COHORT_TOKENS", 4 * sim._tokens_a_client(clients))
-    assert max(map(len, sim.cohorts(clients))) == together
+    assert max(map(len, sim.cohorts.plan(clients))) == len(SIZES)
+    monkeypatch.setattr(TextTask, "cohort_cost", 2 * sim.cohorts._step(clients))
+    assert max(map(len, sim.cohorts.plan(clients))) == together
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -380,7 +382,7 @@ def test_a_plan_has_every_client_once_in_order(
     ranks: list[Any], size: Any, workers: int, tokens: int, each: int
 ) -> None:
     clients = [Client(f"c{i:02}", 1, rank) for i, rank in enumerate(ranks)]
-    found = plan(clients, size, workers=workers, tokens=tokens, tokens_a_client=each)
+    found = divided(clients, size, workers=workers, cost=tokens, cost_per_client=each)
     assert sorted(c.id for cohort in found for c in cohort) == [c.id for c in clients]
     limit = max(1, tokens // max(1, each)) if size == "auto" else size
     for rank in set(ranks):
@@ -396,13 +398,13 @@ def test_a_plan_has_every_client_once_in_order(
 @given(ranks=st.lists(st.integers(1, 4), max_size=40), size=st.integers(1, 12))
 def test_results_come_in_the_clients_order_and_few_wait(ranks: list[int], size: int) -> None:
     clients = [Client(f"c{i:02}", 1, rank) for i, rank in enumerate(ranks)]
-    cohorts = plan(clients, size, workers=1, tokens=1, tokens_a_client=1)
+    cohorts = divided(clients, size, workers=1, cost=1, cost_per_client=1)
     made: list[Client] = []
 
-    def train() -> Iterator[list[Trained]]:
+    def train() -> Iterator[list[Answer]]:
         for cohort in cohorts:
             made.extend(cohort)
-            yield [Trained(c, None, {}, None, None) for c in cohort]
+            yield [Answer(c, None, {}, None, None) for c in cohort]
 
     given: list[Client] = []
     for one in in_turn(train(), clients):
@@ -413,11 +415,11 @@ def test_results_come_in_the_clients_order_and_few_wait(ranks: list[int], size: 
 
 def test_auto_gives_every_worker_a_cohort() -> None:
     clients = [Client(f"c{i}", 1) for i in range(10)]
-    found = plan(clients, "auto", workers=4, tokens=10**6, tokens_a_client=1)
+    found = divided(clients, "auto", workers=4, cost=10**6, cost_per_client=1)
     assert sorted(map(len, found)) == [2, 2, 3, 3]
-    assert [len(c) for c in plan(clients, "auto", workers=1, tokens=10**6, tokens_a_client=1)] == [10]
-    assert [len(c) for c in plan(clients, "auto", workers=1, tokens=400, tokens_a_client=100)] == [3, 3, 4]
-    assert plan([], "auto", workers=2, tokens=1, tokens_a_client=1) == []
+    assert [len(c) for c in divided(clients, "auto", workers=1, cost=10**6, cost_per_client=1)] == [10]
+    assert [len(c) for c in divided(clients, "auto", workers=1, cost=400, cost_per_client=100)] == [3, 3, 4]
+    assert divided([], "auto", workers=2, cost=1, cost_per_client=1) == []
 
 
 # Threads
@@ -490,7 +492,7 @@ def test_bytes_a_token_are_positive_and_grow_with_the_model() -> None:
     def measured(make_model: Callable[[], Any], endings: tuple[str, ...]) -> float:
         module = make_model()
         sites = tiny.sites(module, endings)
-        network = Network(module, sites, tiny.head_names(module))
+        network = AdaptedNetwork(module, sites, tiny.head_names(module))
         seen = tiny.factors(sites, 1, dtype=torch.float32) | tiny.head_of(network, 2)
         return activation_bytes(network, Task(), seen, examples("ann", 2, length=9))
 
@@ -505,7 +507,7 @@ def test_nothing_of_the_model_is_left_once_it_was_measured() -> None:
     process."""
     module = tiny.bert()
     sites = tiny.sites(module, ("query",))
-    network = Network(module, sites, tiny.head_names(module))
+    network = AdaptedNetwork(module, sites, tiny.head_names(module))
     seen = tiny.factors(sites, 1, dtype=torch.float32) | tiny.head_of(network, 2)
     assert activation_bytes(network, Task(), seen, examples("ann", 2, length=9)) > 0
     weights = [weakref.ref(p) for p in module.parameters()]

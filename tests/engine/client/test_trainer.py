@@ -16,13 +16,14 @@ from torch.func import functional_call
 import tiny
 from rondo.algorithm import Client, ClientFailed, Fit, Loss, Round
 from rondo.config import ClientsConfig, TrainConfig
-from rondo.engine.client.trainer import CohortTrainer, batches, learning_rate
+from rondo.engine.client.trainer import CohortTrainer, batches
 from rondo.models.adapted_layer import Site
-from rondo.models.network import Network
+from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.precision import Kernels, apply
 from rondo.params import Params, add_client_axis, down, everything, head, up
 from rondo.tasks.classification import SequenceClassification
-from rondo.tasks.task import Batch, Example
+from rondo.tasks.task import Batch
+from rondo.tasks.token_store import TextExample
 
 LABELS = ("no", "yes", "maybe")
 
@@ -32,21 +33,21 @@ class Recorder(SequenceClassification):
 
     def __init__(self) -> None:
         super().__init__(tiny.tokenizer(), ["text"], "label", LABELS, 32)
-        self.seen: list[list[Example]] = []
+        self.seen: list[list[TextExample]] = []
 
-    def collate(self, examples: Sequence[Example]) -> tuple[Batch, Batch]:
+    def collate(self, examples: Sequence[TextExample]) -> tuple[Batch, Batch]:
         self.seen.append(list(examples))
         return super().collate(examples)
 
 
-def examples(count: int, seed: int = 0) -> tuple[Example, ...]:
+def examples(count: int, seed: int = 0) -> tuple[TextExample, ...]:
     """Sentences of 3 to 14 tokens, no two alike, whose label is learnable: the first word's number modulo 3."""
     g = torch.Generator().manual_seed(seed)
     found = []
     for i in range(count):
         body = torch.randint(4, tiny.VOCABULARY, (int(torch.randint(1, 12, (1,), generator=g)),), generator=g)
         first = 4 + i % 36
-        found.append(Example((2, first, *body.tolist(), 3), first % 3, (0,) * (len(body) + 3)))
+        found.append(TextExample((2, first, *body.tolist(), 3), first % 3, (0,) * (len(body) + 3)))
     return tuple(found)
 
 
@@ -56,7 +57,7 @@ class Setup:
     def __init__(self, count: int = 10, *, dropout: float = 0.0, round: Round | None = None, **options: Any) -> None:
         self.module = tiny.bert().double()
         self.sites: tuple[Site, ...] = tiny.sites(self.module, ("query", "value"), dropout=dropout)
-        network = Network(copy.deepcopy(self.module), self.sites, tiny.head_names(self.module))
+        network = AdaptedNetwork(copy.deepcopy(self.module), self.sites, tiny.head_names(self.module))
         self.task = Recorder()
         config = TrainConfig(**{"batch_size": 4, "max_grad_norm": None, **options})
         self.round = round or Round(2, 10, 7, 3)
@@ -66,7 +67,7 @@ class Setup:
         self.start = tiny.factors(self.sites, 1) | {n: t.double() for n, t in tiny.head_of(network, 2).items()}
         self.params = add_client_axis(self.start)
 
-    def loss(self, tensors: Mapping[str, Tensor], batch: Sequence[Example]) -> Tensor:
+    def loss(self, tensors: Mapping[str, Tensor], batch: Sequence[TextExample]) -> Tensor:
         """The loss on a batch with all changes written into the weights, through torch only."""
         weights = dict(self.module.named_parameters())
         for s in self.sites:
@@ -194,7 +195,7 @@ def test_every_fit_has_a_fresh_optimizer_and_the_next_stream() -> None:
         assert {e for batch in half for e in batch} == set(setup.trainer.examples[0])
 
 
-def _order(round: Round, client: str = "ann", fits: int = 0) -> list[list[Example]]:
+def _order(round: Round, client: str = "ann", fits: int = 0) -> list[list[TextExample]]:
     setup = Setup(20, round=round, lr=1e-6)
     setup.trainer.clients = (Client(client, 20),)
     setup.trainer._fits = fits
@@ -275,7 +276,7 @@ def test_steps_beyond_an_epoch_go_on_with_a_new_order() -> None:
 
 def _rates(**options: Any) -> list[float]:
     config = TrainConfig(lr=0.5, **options)
-    return [learning_rate(config, Round(t, 6, 0, 1)) for t in range(6)]
+    return [config.rate(t, 6) for t in range(6)]
 
 
 def test_learning_rate_schedules() -> None:
@@ -304,7 +305,7 @@ def test_an_objective_is_what_is_minimised() -> None:
     def proximal(params: Params, loss: Loss) -> Tensor:
         return loss(params) + 3.0 * params["head:classifier.bias"].square().flatten(1).sum(1)
 
-    def by_hand(tensors: Mapping[str, Tensor], batch: Sequence[Example]) -> Tensor:
+    def by_hand(tensors: Mapping[str, Tensor], batch: Sequence[TextExample]) -> Tensor:
         return Setup.loss(setup, tensors, batch) + 3.0 * tensors["head:classifier.bias"].square().sum()
 
     setup = Setup(optimizer="sgd", lr=0.05)
@@ -328,7 +329,7 @@ def test_nothing_of_a_step_is_left_when_the_next_one_takes_memory() -> None:
 
 
 def test_the_network_sees_what_the_objective_maps_to() -> None:
-    """Trained tensors need not be the network's: here B is half of what is trained."""
+    """Answer tensors need not be the network's: here B is half of what is trained."""
 
     def halved(params: Params, loss: Loss) -> Tensor:
         return loss({n: t / 2 if up(n) else t for n, t in params.items()})
@@ -411,11 +412,11 @@ def test_length_grouping_saves_padding_and_keeps_the_order_random() -> None:
     def padded(grouped: bool, seed: int) -> int:
         generator = torch.Generator().manual_seed(seed)
         found = batches(rows, 8, generator, group_by_length=grouped)
-        return sum(max(e.length for e in batch) * len(batch) for batch in found)
+        return sum(max(e.cost for e in batch) * len(batch) for batch in found)
 
-    real = sum(e.length for e in rows)
+    real = sum(e.cost for e in rows)
     assert padded(True, 1) < 1.1 * real < 1.4 * real < padded(False, 1)
-    found = [b[0].length for b in batches(rows, 8, torch.Generator().manual_seed(1), group_by_length=True)]
+    found = [b[0].cost for b in batches(rows, 8, torch.Generator().manual_seed(1), group_by_length=True)]
     assert found != sorted(found, reverse=True)
     assert {tuple(b) for b in batches(rows, 8, torch.Generator().manual_seed(1), group_by_length=True)} != {
         tuple(b) for b in batches(rows, 8, torch.Generator().manual_seed(2), group_by_length=True)
@@ -428,8 +429,8 @@ def test_the_configuration_decides_whether_lengths_are_grouped(grouped: bool) ->
     setup.trainer.fit(setup.params)
     rows = [e for batch in setup.task.seen for e in batch]
     assert sorted(e.ids for e in rows) == sorted(e.ids for e in examples(200))
-    padded = sum(max(e.length for e in batch) * len(batch) for batch in setup.task.seen)
-    assert (padded < 1.15 * sum(e.length for e in rows)) == grouped
+    padded = sum(max(e.cost for e in batch) * len(batch) for batch in setup.task.seen)
+    assert (padded < 1.15 * sum(e.cost for e in rows)) == grouped
 
 
 # Precision, uploads
@@ -438,7 +439,7 @@ def test_the_configuration_decides_whether_lengths_are_grouped(grouped: bool) ->
 def test_bfloat16_is_near_float32_and_keeps_the_tensors_in_float32() -> None:
     def trained(dtype: torch.dtype) -> dict[str, Tensor]:
         setup = Setup(optimizer="sgd", lr=0.02)
-        setup.trainer.network = Network(tiny.bert(), setup.sites, tiny.head_names(setup.module))
+        setup.trainer.network = AdaptedNetwork(tiny.bert(), setup.sites, tiny.head_names(setup.module))
         apply(setup.trainer.network.module, Kernels(dtype, "torch", "torch"))
         start = {n: t.float() for n, t in setup.params.items()}
         fit = setup.trainer.fit(start)

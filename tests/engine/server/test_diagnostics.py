@@ -15,21 +15,21 @@ import torch
 from torch import Tensor
 
 import tiny
+from composed import Composed
 from rondo import algorithms
 from rondo.algorithm import Algorithm, Client, Round, Shared, Upload
 from rondo.algorithms.wrappers.local_head import LocalHead
 from rondo.algorithms.wrappers.server_optimizer import ServerStep, momentum
 from rondo.config import RunConfig, load
 from rondo.data.population import Member, Population
-from rondo.engine import serialization, simulation
-from rondo.engine.server import diagnostics, exchange
+from rondo.engine import serialization
+from rondo.engine.server import diagnostics, exchange, rounds
 from rondo.engine.server.diagnostics import KEYS, diagnose, measure
-from rondo.engine.simulation import Simulation
 from rondo.models.adapted_layer import Site
-from rondo.models.network import Network
+from rondo.models.adapted_network import AdaptedNetwork
 from rondo.params import Params, Role, add_client_axis, client_row, down, pick, role, up
 from rondo.tasks.classification import SequenceClassification
-from rondo.tasks.task import Example
+from rondo.tasks.token_store import TextExample
 from rondo.testing import LinearProblem, SgdTrainer
 
 NAMES = algorithms.names()
@@ -327,7 +327,7 @@ def population() -> Population:
         rows = []
         for _ in range(4 + 2 * k):
             body = torch.randint(4, tiny.VOCABULARY, (5,), generator=g).tolist()
-            rows.append(Example((2, *body, 3), (body[0] + k) % 3, (0,) * 7))
+            rows.append(TextExample((2, *body, 3), (body[0] + k) % 3, (0,) * 7))
         members[name] = Member(Client(name, len(rows)), tuple(rows), ())
     return Population(members, (), {})
 
@@ -337,14 +337,14 @@ def config(every: int | None = None) -> RunConfig:
     return load({"rounds": 4, "train": {"lr": 5e-3, "batch_size": 4, "local_epochs": 1}, **evaluation})
 
 
-def simulated(name: str, every: int | None = None) -> Simulation:
+def simulated(name: str, every: int | None = None) -> Composed:
     module = tiny.bert()
     sites = tiny.sites(module, ("query", "intermediate.dense"), rank=3)
-    network = Network(module, sites, tiny.head_names(module))
+    network = AdaptedNetwork(module, sites, tiny.head_names(module))
     factors = tiny.factors(sites, 1, dtype=torch.float32)
     initial = {n: t if down(n) else 0 * t for n, t in factors.items()} | network.initial_head
     task = SequenceClassification(tiny.tokenizer(), ["text"], "label", ("a", "b", "c"), 32)
-    return Simulation(algorithms.get(name), network, task, population(), config(every), initial)
+    return Composed(algorithms.get(name), network, task, population(), config(every), initial)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -376,7 +376,7 @@ def test_they_come_every_so_many_rounds_and_no_upload_is_kept_else(
         kept.append(into)
         return noted(uploads, into)
 
-    monkeypatch.setattr(simulation, "noted", spy)
+    monkeypatch.setattr(rounds, "noted", spy)
     sim = simulated("rolora", every)
     records = [sim.run_round(t) for t in range(4)]
     assert [r["round"] for r in records if "diagnostics" in r] == due

@@ -254,7 +254,6 @@ tensors("one number", "wrong_shape", with_first(lambda t: t.flatten()[0]))
 tensors("NaN", "not_finite", with_first(with_number(math.nan)))
 tensors("infinity", "not_finite", with_first(with_number(math.inf)))
 tensors("minus infinity", "not_finite", with_first(with_number(-math.inf)))
-tensors("1e39, infinite in float32", "not_finite", with_first(with_number(1e39)))
 
 
 @case("unreadable")
@@ -311,6 +310,8 @@ def test_each_payload_is_turned_away_as_what_it_is_and_changes_nothing(name: str
     for title, (reason, make) in CASES.items():
         if title == "more weight than examples" and name == "hetlora":
             continue  # whose weight is the norm of what was learned, which only the client says
+        if title == "one more byte" and here.algorithm.varying_shapes:
+            reason = "unreadable"  # its uploads have no single size
         gate = here.gate(max_examples=10**6)
         with pytest.raises(Rejected) as error:
             gate.admit(make(here))
@@ -318,6 +319,20 @@ def test_each_payload_is_turned_away_as_what_it_is_and_changes_nothing(name: str
         assert error.value.detail.isprintable(), title
         gate.admit(here.sent[2])  # others are not held up
     assert serialization.pack(here.state) == before
+
+
+@pytest.mark.parametrize(("dtype", "finite"), [(torch.float32, False), (torch.float64, True)])
+def test_1e39_is_finite_where_the_state_has_double_precision(dtype: torch.dtype, finite: bool) -> None:
+    here = server("fedit")
+    state = replace(here.state, params={n: t.to(dtype) for n, t in here.state.params.items()})
+    gate = Gate(here.algorithm, state, here.round, here.clients, AdmissionConfig(), IDENTITY)
+    wide = replace(here.uploads[0], params={n: torch.full_like(t, 1e39) for n, t in here.uploads[0].params.items()})
+    gate._expected[None] = here.uploads[0]  # a method may send wider numbers than the server keeps
+    if finite:
+        assert gate.check(wide).client == wide.client
+        return
+    with pytest.raises(Rejected, match="not_finite"):
+        gate.check(wide)
 
 
 @pytest.mark.parametrize(("name", "ranks"), VARIANTS)

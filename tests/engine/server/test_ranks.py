@@ -19,7 +19,7 @@ from rondo.engine import serialization
 from rondo.engine.server.ranks import client_ranks, upload_bytes
 from rondo.models.adapted_layer import Site
 from rondo.params import head, num_bytes, pick
-from tiny_federation import RANK, Recording, change, config, make, population, run
+from tiny_federation import RANK, Composed, change, config, make, population, run
 
 RANKED = [n for n in algorithms.names() if algorithms.load(n).client_ranks]
 RANKS = {"ann": 2, "bob": 1, "cid": 2, "dee": 3, "eve": 1}
@@ -81,7 +81,7 @@ def test_a_budget_is_the_largest_rank_that_fits() -> None:
 # Rounds
 
 
-def ranked(name: str, policy: str = "shared", run: RunConfig | None = None, **options: Any) -> Recording:
+def ranked(name: str, policy: str = "shared", run: RunConfig | None = None, **options: Any) -> Composed:
     """A simulation of clients of these ranks and of different sizes."""
     plain = population({c: 6 + i for i, c in enumerate(RANKS)})
     members = {n: replace(m, client=replace(m.client, rank=RANKS[n])) for n, m in plain.members.items()}
@@ -108,7 +108,7 @@ def test_uploads_come_in_the_clients_order_whoever_trains_with_whom(
     """Ranks lie across one another, so that cohorts do; the sum must not depend on it."""
     together = ranked(name, policy, dtype=torch.float64)
     alone = ranked(name, policy, config(simulation={"cohort": 1}), dtype=torch.float64)
-    assert [tuple(c.id for c in cohort) for cohort in together.cohorts(together.population.clients)] == [
+    assert [tuple(c.id for c in cohort) for cohort in together.cohorts.plan(together.population.clients)] == [
         ("ann", "cid"), ("bob", "eve"), ("dee",),
     ]  # fmt: skip
     received: list[str] = []

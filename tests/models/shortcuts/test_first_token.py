@@ -13,16 +13,16 @@ from torch import Tensor, nn
 
 import tiny
 from rondo.models import attention
+from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.call import Rows
-from rondo.models.network import Network
 from rondo.models.shortcuts.first_token import AllTokensMatter, first_token_only
 from rondo.params import Params
 
 
-def network_of(module: Any, endings: Sequence[str], dropout: float = 0.0) -> tuple[Network, Params]:
+def network_of(module: Any, endings: Sequence[str], dropout: float = 0.0) -> tuple[AdaptedNetwork, Params]:
     """A network, and what two clients see of it."""
     module = module.double()
-    network = Network(module, tiny.sites(module, endings, dropout=dropout), tiny.head_names(module))
+    network = AdaptedNetwork(module, tiny.sites(module, endings, dropout=dropout), tiny.head_names(module))
     seen = tiny.factors(tuple(network.sites.values()), 1, clients=2)
     head = {n: torch.stack([t, t + 0.1]) for n, t in network.initial_head.items()}
     return network, seen | head
@@ -32,10 +32,10 @@ def one(seen: Params) -> Params:
     return {n: t[0] for n, t in seen.items()}
 
 
-def passed(network: Network, seen: Params, **options: Any) -> tuple[Tensor, dict[str, Tensor]]:
+def passed(network: AdaptedNetwork, seen: Params, **options: Any) -> tuple[Tensor, dict[str, Tensor]]:
     """Logits for two clients of two rows each, and the gradients of a sum of their squares."""
     leaves = {n: t.clone().requires_grad_() for n, t in seen.items()}
-    logits = network(leaves, {}, tiny.text_batch(), **options).logits
+    logits = network(leaves, {}, tiny.text_batch(), **options)
     logits.square().sum().backward()
     return logits.detach(), {n: t.grad for n, t in leaves.items() if t.grad is not None}
 
@@ -153,13 +153,13 @@ def test_rows_of_one_token_prove_nothing() -> None:
     network, seen = network_of(transformers.GPTNeoXForSequenceClassification(config).eval(), ("query_key_value",))
     inputs = tiny.text_batch()
     inputs.pop("token_type_ids", None)
-    before = network(seen, {}, inputs).logits
+    before = network(seen, {}, inputs)
     short = {n: t[:, :1] for n, t in inputs.items()}
     with pytest.raises(AllTokensMatter, match="several tokens"):
         first_token_only(network, one(seen), short)
     with pytest.raises(AllTokensMatter, match="more than the first token"):
         first_token_only(network, one(seen), inputs)
-    assert network(seen, {}, inputs).logits.equal(before)
+    assert network(seen, {}, inputs).equal(before)
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
@@ -177,9 +177,9 @@ def test_a_model_that_reads_more_is_refused_and_left_as_it_was(kind: str) -> Non
     make, ending = REFUSED[kind]
     network, seen = network_of(make(), (ending,))
     inputs = tiny.image_batch() if kind == "convolutions" else tiny.text_batch()
-    before = network(seen, {}, inputs).logits
+    before = network(seen, {}, inputs)
     hooks = [len(m._forward_hooks) for m in network.module.modules()]
     with pytest.raises(AllTokensMatter, match="last layer"):
         first_token_only(network, one(seen), inputs)
-    assert torch.equal(network(seen, {}, inputs).logits, before)
+    assert torch.equal(network(seen, {}, inputs), before)
     assert [len(m._forward_hooks) for m in network.module.modules()] == hooks

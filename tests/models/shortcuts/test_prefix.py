@@ -14,17 +14,18 @@ import torch
 from torch import Tensor, nn
 
 import tiny
+from composed import Composed
 from rondo import algorithms
 from rondo.algorithm import Client, Round
 from rondo.config import load
 from rondo.data.population import Member, Population
-from rondo.engine.simulation import Simulation
-from rondo.models.network import Network
+from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.shortcuts.prefix import Prefix, PrefixRefused
 from rondo.params import Params, add_client_axis
 from rondo.tasks.causal_lm import CausalLM
 from rondo.tasks.classification import SequenceClassification
-from rondo.tasks.task import Example, Task
+from rondo.tasks.task import Task
+from rondo.tasks.token_store import TextExample
 
 LOTS = 2**30
 SIZES = {"ann": 5, "bob": 9, "cid": 2}
@@ -54,14 +55,14 @@ def task_of(module: Any) -> Task:
     return SequenceClassification(tiny.tokenizer("bert"), ["text"], "label", ("a", "b", "c"), 32)
 
 
-def examples(client: str, count: int, *, segments: bool, language: bool) -> tuple[Example, ...]:
+def examples(client: str, count: int, *, segments: bool, language: bool) -> tuple[TextExample, ...]:
     """Rows of 3 to 14 tokens."""
     g = Round(0, 1, 0, 0).generator(client)
     found = []
     for _ in range(count):
         size = int(torch.randint(3, 15, (1,), generator=g))
         ids = tuple(torch.randint(4, tiny.VOCABULARY, (size,), generator=g).tolist())
-        found.append(Example(ids, ids if language else ids[0] % 3, (0,) * size if segments else None))
+        found.append(TextExample(ids, ids if language else ids[0] % 3, (0,) * size if segments else None))
     return tuple(found)
 
 
@@ -84,18 +85,18 @@ def upper_sites(module: Any, endings: Sequence[str], start: int, dropout: float 
     return tuple(s for s in found if int(s.path.removeprefix(path + ".").split(".")[0]) >= start)
 
 
-def simulation(kind: str, start: int, *, dropout: float = 0.0, cohort: Any = "auto") -> Simulation:
+def simulation(kind: str, start: int, *, dropout: float = 0.0, cohort: Any = "auto") -> Composed:
     make, endings = MODELS[kind]
     module = deeper(make)
     sites = upper_sites(module, endings, start, dropout)
-    network = Network(module, sites, () if kind.endswith("lm") else tiny.head_names(module))
+    network = AdaptedNetwork(module, sites, () if kind.endswith("lm") else tiny.head_names(module))
     initial = tiny.factors(sites, 1) | network.initial_head
     train = {"lr": 5e-3, "batch_size": 4, "local_epochs": 2}
     config = load({"seed": 5, "rounds": 4, "train": train, "simulation": {"cohort": cohort}})
-    return Simulation(algorithms.get("fedit"), network, task_of(module), population(module), config, initial)
+    return Composed(algorithms.get("fedit"), network, task_of(module), population(module), config, initial)
 
 
-def counted(sim: Simulation, start: int) -> Counter[int]:
+def counted(sim: Composed, start: int) -> Counter[int]:
     """The number of rows that each layer below ``start`` computes; to be called before a prefix is made."""
     rows: Counter[int] = Counter()
     for number, layer in enumerate(list(layer_list(sim.network.module)[1])[:start]):
@@ -110,7 +111,7 @@ def counted(sim: Simulation, start: int) -> Counter[int]:
     return rows
 
 
-def with_prefix(sim: Simulation, memory: int = LOTS, disk: int = 0) -> Prefix:
+def with_prefix(sim: Composed, memory: int = LOTS, disk: int = 0) -> Prefix:
     sim.prefix = Prefix(sim.network, sim.task, memory=memory, disk=disk)
     sim.prefix.check({**sim.network.initial_head, **sim.initial}, sim.task.collate(sim.population.sample(2))[0])
     return sim.prefix
@@ -177,14 +178,14 @@ def test_lower_layers_are_computed_once_an_example(kind: str) -> None:
     sim = simulation(kind, 2)
     rows = counted(sim, 2)
     with_prefix(sim)
-    sim.cohorts(sim.population.clients)  # measures memory, with the whole model
+    sim.cohorts.plan(sim.population.clients)  # measures memory, with the whole model
     rows.clear()
     for t in range(3):
         sim.run_round(t)
     assert rows == {0: sum(SIZES.values()), 1: sum(SIZES.values())}
     without = simulation(kind, 2)
     rows = counted(without, 2)
-    without.cohorts(without.population.clients)
+    without.cohorts.plan(without.population.clients)
     rows.clear()
     without.run_round(0)
     assert rows == {0: 2 * sum(SIZES.values()), 1: 2 * sum(SIZES.values())}
@@ -194,7 +195,7 @@ def test_without_a_budget_they_are_computed_once_a_round() -> None:
     sim = simulation("bert", 2)
     rows = counted(sim, 2)
     with_prefix(sim, 0, 0)
-    sim.cohorts(sim.population.clients)
+    sim.cohorts.plan(sim.population.clients)
     rows.clear()
     for t in range(3):
         sim.run_round(t)
@@ -215,7 +216,7 @@ def test_scores_use_the_whole_model() -> None:
 
 
 def refusal(module: Any, sites: Any, task: Any = None) -> str:
-    network = Network(module, sites, ())
+    network = AdaptedNetwork(module, sites, ())
     with pytest.raises(PrefixRefused) as caught:
         Prefix(network, task or task_of(module), memory=LOTS, disk=0)
     return str(caught.value)
@@ -236,7 +237,7 @@ def test_adapters_outside_a_list_of_layers_leave_no_prefix() -> None:
 
 def test_a_lower_layer_in_training_mode_leaves_no_prefix() -> None:
     module = deeper(tiny.bert)
-    network = Network(module, upper_sites(module, ("query",), 2), ())
+    network = AdaptedNetwork(module, upper_sites(module, ("query",), 2), ())
     module.bert.encoder.layer[0].attention.train()
     with pytest.raises(PrefixRefused, match="training mode"):
         Prefix(network, task_of(module), memory=LOTS, disk=0)
@@ -280,16 +281,16 @@ def stack(reads: str, endings: Sequence[str]) -> Prefix:
         torch.manual_seed(0)
         module = Stack(reads).double()
     sites = tiny.sites(module, endings)
-    network = Network(module, sites, ())
+    network = AdaptedNetwork(module, sites, ())
     task = SequenceClassification(tiny.tokenizer("gpt"), ["text"], "label", ("a", "b", "c"), 32)
     prefix = Prefix(network, task, memory=LOTS, disk=0)
-    inputs, _ = task.collate([Example((5, 6, 7), 0), Example((8, 9, 10), 1)])
+    inputs, _ = task.collate([TextExample((5, 6, 7), 0), TextExample((8, 9, 10), 1)])
     params = add_client_axis(tiny.factors(sites, 1))
-    before = network(params, {}, inputs).logits
+    before = network(params, {}, inputs)
     try:
         prefix.check(tiny.factors(sites, 1), inputs)
     finally:  # whatever came of it, the model is whole outside
-        assert network(params, {}, inputs).logits.equal(before)
+        assert network(params, {}, inputs).equal(before)
     return prefix
 
 

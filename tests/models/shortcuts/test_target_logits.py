@@ -14,19 +14,19 @@ from torch import Tensor, nn
 import tiny
 from rondo.engine.client.memory import activation_bytes
 from rondo.models import precision
+from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.call import Rows
-from rondo.models.network import Network
 from rondo.models.shortcuts.target_logits import LogitsNeeded, split_off
 from rondo.params import Params
 from rondo.tasks import output_layer
 from rondo.tasks.causal_lm import CausalLM
-from rondo.tasks.task import Example
+from rondo.tasks.token_store import TextExample
 
 EXAMPLES = (  # two clients of two rows each: prompts, padding, and a row that is all target
-    Example((5, 6, 7, 8, 9, 3), (-100, -100, -100, 8, 9, 3)),
-    Example((10, 11, 12), (10, 11, 12)),
-    Example((4, 5, 3), (-100, -100, 3)),
-    Example((20, 21, 22, 23, 3), (-100, 21, -100, 23, 3)),
+    TextExample((5, 6, 7, 8, 9, 3), (-100, -100, -100, 8, 9, 3)),
+    TextExample((10, 11, 12), (10, 11, 12)),
+    TextExample((4, 5, 3), (-100, -100, 3)),
+    TextExample((20, 21, 22, 23, 3), (-100, 21, -100, 23, 3)),
 )
 
 MODELS: dict[str, tuple[Callable[[], Any], Sequence[str]]] = {
@@ -39,26 +39,26 @@ def task_of() -> CausalLM:
     return CausalLM(tiny.tokenizer("gpt"), "text", (), None, 32)
 
 
-def network_of(kind: str, dtype: torch.dtype = torch.float64) -> tuple[Network, Params]:
+def network_of(kind: str, dtype: torch.dtype = torch.float64) -> tuple[AdaptedNetwork, Params]:
     """A network, and what two clients see of it."""
     make, endings = MODELS[kind]
     module = make().to(dtype)
-    network = Network(module, tiny.sites(module, endings), ())
+    network = AdaptedNetwork(module, tiny.sites(module, endings), ())
     return network, tiny.factors(
         tuple(network.sites.values()), 1, clients=2, dtype=torch.promote_types(dtype, torch.float32)
     )
 
 
-def split(network: Network, task: CausalLM, seen: Params) -> None:
+def split(network: AdaptedNetwork, task: CausalLM, seen: Params) -> None:
     inputs, _ = task.collate(EXAMPLES[:2])
     task.output = split_off(network, {n: t[0] for n, t in seen.items()}, inputs)
 
 
-def step(network: Network, task: CausalLM, seen: Params) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def step(network: AdaptedNetwork, task: CausalLM, seen: Params) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Sums and numbers of the losses of all rows, and the gradients of what two clients minimise."""
     inputs, targets = task.collate(EXAMPLES)
     leaves = {n: t.clone().requires_grad_() for n, t in seen.items()}
-    sums, counts = task.loss(network(leaves, {}, inputs).logits, targets)
+    sums, counts = task.loss(network(leaves, {}, inputs), targets)
     rows = Rows((2, 2))
     (rows.sum(sums) / rows.sum(counts)).sum().backward()
     return sums.detach(), counts, {n: t.grad for n, t in leaves.items() if t.grad is not None}
@@ -108,7 +108,7 @@ def test_scores_are_those_of_whole_logits(monkeypatch: pytest.MonkeyPatch, kind:
     def scores() -> Any:
         tally = task.tally()
         with torch.no_grad():
-            tally.add(network(first, {}, inputs).logits, targets)
+            tally.add(network(first, {}, inputs), targets)
         return tally.scores()
 
     whole = scores()
@@ -159,7 +159,7 @@ def test_what_is_not_finite_stays_in_its_row() -> None:
 
 def test_bfloat16_losses_are_float32() -> None:
     module = tiny.llama_lm()
-    network = Network(module, tiny.sites(module, ("q_proj", "v_proj")), ())
+    network = AdaptedNetwork(module, tiny.sites(module, ("q_proj", "v_proj")), ())
     seen = tiny.factors(tuple(network.sites.values()), 1, clients=2, dtype=torch.float32)
     chosen = precision.Kernels(torch.bfloat16, "onednn" if precision.has_onednn() else "torch", "written out")
     precision.apply(module, chosen)
@@ -244,13 +244,13 @@ REFUSED: dict[str, tuple[Callable[[], Any], Sequence[str], str]] = {
 def test_a_model_that_needs_its_logits_keeps_them(kind: str) -> None:
     make, endings, reason = REFUSED[kind]
     module = make()
-    network = Network(module, tiny.sites(module, endings), ())
+    network = AdaptedNetwork(module, tiny.sites(module, endings), ())
     seen = tiny.factors(tuple(network.sites.values()), 1, clients=1, dtype=torch.float32)
     inputs = task_of().collate(EXAMPLES)[0] if kind != "no output layer" else {"pixel_values": torch.rand(2, 3, 8, 8)}
 
     def logits() -> Tensor:
         with torch.no_grad():
-            found: Tensor = network(seen, {}, inputs).logits
+            found: Tensor = network(seen, {}, inputs)
         return found
 
     before = logits()

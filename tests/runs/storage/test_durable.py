@@ -158,3 +158,26 @@ def test_one_process_has_a_folder_at_a_time(tmp_path: Path) -> None:
         assert alone
         assert not other()
     assert other()
+
+
+def test_a_folder_is_replaced_whole_and_a_leftover_removed(tmp_path: Path) -> None:
+    place = tmp_path / "result"
+
+    def fill(text: str) -> Callable[[Path], None]:
+        def work(folder: Path) -> None:
+            folder.mkdir()
+            (folder / text).write_text(text)
+
+        return work
+
+    def fails(folder: Path) -> None:
+        fill("half")(folder)
+        raise OSError("full")
+
+    durable.write_folder(place, fill("one"))
+    with pytest.raises(OSError, match="full"):
+        durable.write_folder(place, fails)
+    assert [p.name for p in place.iterdir()] == ["one"]
+    durable.write_folder(place, fill("two"))
+    assert [p.name for p in place.iterdir()] == ["two"]
+    assert [p.name for p in tmp_path.iterdir()] == ["result"]
