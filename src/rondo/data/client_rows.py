@@ -11,7 +11,8 @@ from rondo.config.schema import RunConfig
 from rondo.data.partition import deal
 from rondo.data.sources import Rows, Source, label_names
 from rondo.errors import ConfigError, Problem
-from rondo.tasks.row_checks import Row, RowCheck, columns, row_check
+from rondo.tasks import table as tasks
+from rondo.tasks.row_checks import Row, columns, row_check
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def resolved(config: RunConfig, source: Source) -> RunConfig:
     owner = config.partition.column or (source.natural if kind == "natural" else None)
     partition = config.partition.model_copy(update={"kind": kind, "column": owner})
     config = config.model_copy(update={"partition": partition})
-    if config.task.kind != "sequence-classification":
+    if not tasks.load(config.task.kind).classes:
         return config
     known = {"text": config.task.text or source.text, "label": config.task.label or source.label}
     return config.model_copy(update={"task": config.task.model_copy(update=known)})
@@ -45,7 +46,7 @@ def find_labels(config: RunConfig, source: Source) -> tuple[str, ...]:
 
     Raises :class:`ConfigError` where there are not two.
     """
-    if config.task.kind != "sequence-classification":
+    if not tasks.load(config.task.kind).classes:
         return ()
     rows = source.train if source.train is not None else [r for rs in (source.clients or {}).values() for r in rs]
     column = config.task.label or ""
@@ -70,7 +71,7 @@ def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt
     from these rows, or there are fewer clients with enough of them than the configuration needs.
     """
     owner = config.partition.column if config.partition.kind == "natural" and source.clients is None else None
-    checker = _Checker(config, row_check(config.task, labels, owner), owner)
+    checker = _Checker(config, labels, owner)
     if source.clients is not None:
         kept = {c: checker.usable(rows, f"{c}, ") for c, rows in source.clients.items()}
         loaded, undealt = sum(map(len, source.clients.values())), 0
@@ -83,7 +84,7 @@ def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt
         whole = Round(0, config.rounds, config.seed, 0)
         dealt = deal(config.partition, by, ids, len(rows), whole.generator("partition"))
         kept, undealt = {c: [rows[i] for i in numbers] for c, numbers in dealt.rows.items()}, dealt.dropped
-    tested = _Checker(config, row_check(config.task, labels), None)
+    tested = _Checker(config, labels, None)
     test = tested.usable(source.test or [], "test ")
     small = {c: len(r) for c, r in kept.items() if len(r) < config.data.min_examples}
     enough = {c: kept[c] for c in sorted(kept.keys() - small.keys())}
@@ -114,17 +115,19 @@ def _too_few(config: RunConfig, count: int) -> list[Problem]:
 class _Checker:
     """Sorts out rows that cannot be used. ``owner``: the column that says whose a row is, if rows are dealt by it."""
 
-    def __init__(self, config: RunConfig, check: RowCheck, owner: str | None) -> None:
-        self.config, self.check, self.owner = config, check, owner
+    def __init__(self, config: RunConfig, labels: Sequence[str], owner: str | None) -> None:
+        self.config, self.owner = config, owner
+        self.columns = row_check(config.task, labels, owner)
+        self.kind = tasks.load(config.task.kind)
         self.dropped = 0
 
     def usable(self, rows: Sequence[Row], where: str) -> Rows:
         """The usable rows. The others are counted in ``dropped``, or all reported in a :class:`ConfigError`."""
         if rows:
-            self._columns(rows[0])
+            self._has_columns(rows[0])
         kept, problems = [], []
         for number, row in enumerate(rows):
-            problem = self.check(row, number)
+            problem = self.columns(row, number) or self.kind.problem(self.config.task, row, number)
             if problem is None:
                 kept.append(dict(row))
             else:
@@ -141,7 +144,7 @@ class _Checker:
         self.dropped += len(problems)
         return kept
 
-    def _columns(self, first: Row) -> None:
+    def _has_columns(self, first: Row) -> None:
         """A column that does not exist is one fault of the configuration, not one of every row."""
         task = self.config.task
         named = [("task.label", task.label), ("partition.column", self.owner)]

@@ -74,7 +74,10 @@ class OwnOutline:
         """See :meth:`rondo.models.model.Outline.load`."""
         module, _, attribute = self.name.partition(":")
         try:
-            network = getattr(importlib.import_module(module), attribute)(config, self.task)
+            factory = getattr(importlib.import_module(module), attribute)
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(config.seed)
+                network = factory(config, self.task)
         except Exception as error:  # someone's module may raise anything
             words = f"{self.name!r} makes no network: {type(error).__name__}: {error}"
             raise ConfigError.at("model.name", words) from None

@@ -98,6 +98,8 @@ def measure(
     round: Round,
 ) -> Diagnostics:
     """The numbers above, for the round that took the server's state from ``before`` to ``after`` by ``uploads``."""
+    if not sites:
+        return {**dict.fromkeys(KEYS), "reason": "no layer is adapted"}
     old, new = _sent(algorithm, before, round), _sent(algorithm, after, _next(round))
     found: Diagnostics = dict.fromkeys(KEYS)
     found |= {"drift_A": _drift(old, new, sites, "A"), "drift_B": _drift(old, new, sites, "B")}

@@ -1,0 +1,153 @@
+"""A task defined here alone runs through the whole engine: least squares in float64 on a plain module, without tokens,
+logits or adapters."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import own_task
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import rondo
+from rondo.config import load
+from rondo.runs.storage.directory import RunDirectory
+
+METHOD = "own_task:FedAvg"
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Forty points near a plane, dealt to four clients."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    g = torch.Generator().manual_seed(0)
+    for name, count in (("rows", 40), ("test", 12)):
+        x = torch.randn(count, 3, generator=g, dtype=torch.float64)
+        y = x @ torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64) + 0.01 * torch.randn(count, generator=g).double()
+        rows = [",".join(f"{float(v):.6f}" for v in (*a, b)) for a, b in zip(x, y, strict=True)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["a,b,c,y", *rows]) + "\n")
+    return {
+        "rounds": 4,
+        "algorithm": {"name": METHOD},
+        "task": {"kind": "own_task:LeastSquares"},
+        "model": {"name": "own_task:Line"},
+        "data": {
+            "source": str(tmp_path / "rows.csv"),
+            "test_source": str(tmp_path / "test.csv"),
+            "validation_fraction": 0.2,
+        },
+        "partition": {"kind": "iid", "clients": 4},
+        "train": {"optimizer": "sgd", "lr": 0.2, "local_epochs": 5, "batch_size": 4, "precision": "exact"},
+        "evaluation": {"clients_every": 1},
+    }
+
+
+def test_it_runs_and_learns_in_double_precision(config: dict[str, Any], tmp_path: Path) -> None:
+    result = rondo.run(config, run_dir=tmp_path / "run", device="cpu")
+    before, after = (result.summary[key]["global"]["loss"] for key in ("before", "after"))
+    assert after < 0.01 * before
+    (weight,) = load_file(result.run_dir / "adapter" / "tensors.safetensors").values()
+    assert weight.dtype is torch.float64
+    assert result.history[0]["bytes_up"] == 4 * 3 * 8  # four clients, three numbers of eight bytes
+    partition = json.loads((result.run_dir / "partition.json").read_text())
+    assert {c["train"] + c["validation"] for c in partition["clients"].values()} == {10}
+    assert (result.run_dir / "curve.png").is_file()
+    assert rondo.evaluate(result.run_dir, device="cpu")["test"]["loss"] == after
+    manifest = RunDirectory(result.run_dir).read("manifest.json")
+    assert (manifest["kernels"]["dtype"], manifest["adapted_modules"]) == ("float64", {})
+    assert result.history[-1]["diagnostics"]["reason"] == "no layer is adapted"
+
+
+def test_cohorts_of_any_size_agree(config: dict[str, Any], tmp_path: Path) -> None:
+    found = []
+    for cohort in (1, 3, "auto"):
+        sets = [f"simulation.cohort={json.dumps(cohort)}"]
+        result = rondo.run(config, sets=sets, run_dir=tmp_path / str(cohort), device="cpu")
+        found.append(load_file(result.run_dir / "adapter" / "tensors.safetensors")["slope"])
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-14)
+    torch.testing.assert_close(found[2], found[0], rtol=0, atol=1e-14)
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(config: dict[str, Any], tmp_path: Path) -> None:
+    whole = rondo.run(config, run_dir=tmp_path / "whole", device="cpu")
+
+    class Killer:
+        def round_started(self, index: int, clients: int) -> None:
+            if index == 2:
+                os._exit(137)
+
+        def client_done(self, client: str, loss: float | None) -> None: ...
+        def round_done(self, record: dict[str, Any]) -> None: ...
+        def resumed(self, rounds: int, passed_over: object) -> None: ...
+
+    child = os.fork()
+    if child == 0:
+        rondo.run(config, run_dir=tmp_path / "cut", device="cpu", observer=Killer())
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 137
+    cut = rondo.resume(tmp_path / "cut")
+    one, other = (r.run_dir / "adapter" / "tensors.safetensors" for r in (whole, cut))
+    assert one.read_bytes() == other.read_bytes()
+    assert [r["loss"] for r in whole.history] == [r["loss"] for r in cut.history]
+
+
+def test_methods_are_compared_over_seeds(config: dict[str, Any], tmp_path: Path) -> None:
+    found = rondo.compare([METHOD], config, seeds=[0, 1], out=tmp_path / "out", device="cpu")
+    assert found.primary == "loss"
+    assert found.algorithms[METHOD]["test"]["count"] == 2
+    assert (tmp_path / "out" / "comparison.png").is_file()
+
+
+def _single() -> own_task.Line:
+    """A network in another precision than the task's."""
+    network = own_task.Line(None, own_task.LeastSquares())
+    network.initial = {n: t.float() for n, t in network.initial.items()}
+    return network
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "words"),
+    [
+        ({"data": {"bad": True}}, "data", "row 3, column 'y': not a number: 'far'"),
+        ({"task": {"kind": "own_task:Nothing"}}, "task.kind", "cannot load 'own_task:Nothing'"),
+        ({"task": {"kind": "own_task:FedAvg"}}, "task.kind", "not a class derived from rondo.tasks.task.Task"),
+        ({"model": {"name": "own_task:nothing"}}, "model.name", "makes no network"),
+        ({"model": {"name": "own_task:FedAvg"}}, "model.name", "makes no network"),
+        ({"model": {"name": "builtin:minilm"}}, "model.name", "needs a network of its own"),
+        ({"model": {"name": "own_task:single"}}, "model.name", "and the task computes in torch.float64"),
+    ],
+)
+def test_a_fault_in_ones_own_part_is_told(
+    config: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: dict[str, dict[str, Any]],
+    path: str,
+    words: str,
+) -> None:
+    monkeypatch.setattr(own_task, "single", lambda *_: _single(), raising=False)
+    if "data" in change:
+        rows = (tmp_path / "rows.csv").read_text().splitlines()
+        rows[4] = "1,2,3,far"
+        (tmp_path / "rows.csv").write_text("\n".join(rows) + "\n")
+        change = {}
+    raw = {**config, **{k: {**config[k], **v} for k, v in change.items()}}
+    with pytest.raises(rondo.ConfigError) as caught:
+        rondo.run(raw, run_dir=tmp_path / "run", device="cpu")
+    assert caught.value.problems[0].path == path
+    assert words in caught.value.problems[0].message
+    assert not (tmp_path / "run").exists()
+
+
+def test_it_has_no_adapter_to_export(config: dict[str, Any], tmp_path: Path) -> None:
+    result = rondo.run(config, sets=["rounds=1"], run_dir=tmp_path / "run", device="cpu")
+    with pytest.raises(rondo.ConfigError, match="no PEFT adapter"):
+        rondo.export(result.run_dir, tmp_path / "out")
+
+
+def test_it_is_short() -> None:
+    assert len((Path(__file__).parent / "own_task.py").read_text().splitlines()) < 80
+    assert load({"task": {"kind": "own_task:LeastSquares"}, "model": {"name": "own_task:Line"}}).rounds > 0
