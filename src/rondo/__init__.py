@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from rondo.runs.collector import collector_paused
-
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -64,12 +62,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(_load(f"rondo.{_HOMES[name]}"), name)
+        return getattr(importlib.import_module(f"rondo.{_HOMES[name]}"), name)
     if name in _MODULES:
-        return _load(f"rondo.{name}")
+        return importlib.import_module(f"rondo.{name}")
     raise AttributeError(f"module 'rondo' has no attribute {name!r}")
-
-
-def _load(module: str) -> Any:
-    with collector_paused():
-        return importlib.import_module(module)

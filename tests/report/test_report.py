@@ -112,7 +112,7 @@ def test_a_run_without_any_score_has_a_table() -> None:
 def progress(client: str, *, terminal: bool) -> str:
     console = Console(file=io.StringIO(), force_terminal=terminal, width=120)
     record = {"bytes_up": 1000, "bytes_down": 500, "loss": 0.5, "scores": {"global": {"accuracy": 0.75}}}
-    with TerminalProgress(console, 2, "accuracy") as shown:
+    with TerminalProgress(console, 2) as shown:
         shown.round_started(0, 2)
         shown.client_done(client, 0.25)
         shown.progress.refresh()

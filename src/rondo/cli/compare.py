@@ -73,7 +73,6 @@ def _compared(configs: Any, out: str | None, device: str) -> Any:
     console = Console()
     quiet_libraries()
     print(f"{len(configs)} runs of {configs[0].rounds} rounds", flush=True)
-    metric = "accuracy" if configs[0].task.kind == "sequence-classification" else "loss"
 
     @contextmanager
     def watched(planned: Any) -> Iterator[Any]:
@@ -82,7 +81,7 @@ def _compared(configs: Any, out: str | None, device: str) -> Any:
             yield None
             print(f"{planned}: finished before, not run again ({planned.run_dir})", flush=True)
             return
-        with TerminalProgress(console, planned.config.rounds, metric) as progress:
+        with TerminalProgress(console, planned.config.rounds) as progress:
             yield progress
         print(f"{planned}: {time.perf_counter() - began:.0f} s ({planned.run_dir})", flush=True)
 

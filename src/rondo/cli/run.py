@@ -72,8 +72,7 @@ def _run(settings: Any, run_dir: str | None, device: str, *, resumed: bool = Fal
         from rondo.report.terminal import TerminalProgress, summary_table
         from rondo.runs import runner
         from rondo.runs.storage.directory import RunDirectory
-    metric = "accuracy" if settings.task.kind == "sequence-classification" else "loss"
-    with stoppable() as stop, TerminalProgress(console, settings.rounds, metric) as progress:
+    with stoppable() as stop, TerminalProgress(console, settings.rounds) as progress:
         if resumed:
             assert run_dir is not None
             result = runner.resume(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 from rondo.algorithms.table import SERVER_OPTIONS
-from rondo.config.schema import BUILTIN_DATA, BUILTIN_MODEL, FaultKind, RunConfig
+from rondo.config.schema import BUILTIN_DATA, BUILTIN_MODEL, ClientsConfig, FaultKind, RunConfig
 from rondo.errors import Problem
 from rondo.tasks import table as tasks
 
@@ -118,10 +118,8 @@ def _rank_checks(config: RunConfig) -> Iterator[Problem]:
     if ranks is not None and clients.bytes_budget is not None:
         yield Problem("clients.bytes_budget", "set clients.ranks or clients.bytes_budget, not both")
     count = config.partition.clients if config.data.clients_from is None else None
-    for key, value in (("ranks", ranks), ("bytes_budget", clients.bytes_budget)):
-        if isinstance(value, list) and count is not None and len(value) != count:
-            words = f"{len(value)} for {count} clients: give one a client, in the order of their ids"
-            yield Problem(f"clients.{key}", words)
+    if count is not None:
+        yield from list_lengths(clients, count)
     if isinstance(ranks, dict):
         odd = [k for k in ranks if not (k.isdecimal() and k == str(int(k)) and int(k) > 0)]
         if odd:
@@ -133,6 +131,14 @@ def _rank_checks(config: RunConfig) -> Iterator[Problem]:
     largest = max(map(int, ranks)) if ranks is not None else 0
     if largest > adapter.r and adapter.start_from is None and not adapter.rank_pattern:
         yield Problem("clients.ranks", f"rank {largest} is above adapter.r = {adapter.r}: lower it or raise adapter.r")
+
+
+def list_lengths(clients: ClientsConfig, count: int) -> Iterator[Problem]:
+    """Lists with a value per client whose length is not ``count``, the number of clients."""
+    for key, value in (("ranks", clients.ranks), ("bytes_budget", clients.bytes_budget)):
+        if isinstance(value, list) and len(value) != count:
+            words = f"{len(value)} for {count} clients: give one a client, in the order of their ids"
+            yield Problem(f"clients.{key}", words)
 
 
 def _server_checks(config: RunConfig) -> Iterator[Problem]:

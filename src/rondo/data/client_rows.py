@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rondo.algorithm import Round
-from rondo.config.checks import partition_kind
+from rondo.config.checks import list_lengths, partition_kind
 from rondo.config.schema import RunConfig
 from rondo.data.partition import deal
 from rondo.data.sources import Rows, Source, label_names
@@ -105,11 +105,7 @@ def _too_few(config: RunConfig, count: int) -> list[Problem]:
     if clients.min_clients > count:
         words = f"{clients.min_clients}, but there are {count} clients: lower it"
         problems.append(Problem("clients.min_clients", words))
-    for key, values in (("ranks", clients.ranks), ("bytes_budget", clients.bytes_budget)):
-        if isinstance(values, list) and len(values) != count:
-            words = f"{len(values)} for {count} clients: give one a client, in the order of their ids"
-            problems.append(Problem(f"clients.{key}", words))
-    return problems
+    return [*problems, *list_lengths(clients, count)]
 
 
 class _Checker:

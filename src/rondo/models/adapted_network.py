@@ -1,6 +1,6 @@
 """A frozen module with low-rank adapters and a trained head, and the one way for their tensors to enter it.
 
-An :class:`AdaptedNetwork` is an unchanged frozen module with a forward hook on every adapted layer, so any layer that is
+An :class:`AdaptedNetwork` is an unchanged frozen module with a forward hook on every adapted layer. Any layer that is
 linear in its input will do (``nn.Linear``, GPT-2's ``Conv1D``, ``nn.Conv2d``, a quantised linear). The tensors of a
 call stay in place until the next call of the same thread, through ``backward`` too, so that activation checkpointing
 recomputes with the tensors of its own forward pass. Threads do not see each other's calls.

@@ -22,8 +22,8 @@ def human_bytes(count: float) -> str:
 class TerminalProgress:
     """A :class:`rondo.engine.transport.Observer` with two bars: rounds, and the clients of the round."""
 
-    def __init__(self, console: Console, rounds: int, metric: str) -> None:
-        self.metric, self.bytes = metric, 0
+    def __init__(self, console: Console, rounds: int) -> None:
+        self.bytes = 0
         self.progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
@@ -62,9 +62,10 @@ class TerminalProgress:
         self.bytes += record["bytes_up"] + record["bytes_down"]
         parts = [f"loss {record['loss']:.3f}" if record["loss"] is not None else ""]
         for kind in ("global", "cold_start"):
-            value = record.get("scores", {}).get(kind, {}).get(self.metric)
+            # The first of a task's scores is its primary one.
+            metric, value = next(iter(record.get("scores", {}).get(kind, {}).items()), ("", None))
             if value is not None:
-                parts.append(f"{self.metric} {value:.3f}")
+                parts.append(f"{metric} {value:.3f}")
         self.progress.update(self.rounds, advance=1, note="  ".join([*parts, human_bytes(self.bytes)]))
 
 

@@ -42,8 +42,8 @@ class CausalLM(TextTask):
         return cls(tokenizer, text, prompt, config.response, config.max_length)
 
     def encode(self, rows: Sequence[Row]) -> list[TextExample]:
-        """See :meth:`rondo.tasks.task.Task.encode`. Cut to ``max_length``; a row whose response is cut away entirely has
-        no target and is left out."""
+        """See :meth:`rondo.tasks.task.Task.encode`. Rows are cut to ``max_length``. A row whose response is cut away
+        entirely has no target and is left out."""
         examples = []
         for row in rows:
             ids, start = self._ids(row)
@@ -77,8 +77,8 @@ class CausalLM(TextTask):
         return prompt + response + end, len(prompt)
 
     def collate(self, examples: Sequence[TextExample]) -> tuple[Batch, Batch]:
-        """See :meth:`rondo.tasks.task.Task.collate`; the target is ``labels`` (rows, tokens), padding ignored; ``places``:
-        which tokens, counted over all rows, are followed by one that has a loss."""
+        """See :meth:`rondo.tasks.task.Task.collate`. Targets: ``labels`` (rows, tokens), padding ignored; ``places``: the
+        tokens, counted over all rows, that a token with a loss follows."""
         inputs = {
             "input_ids": pad([e.ids for e in examples], self.tokenizer.pad_token_id),
             "attention_mask": pad([[1] * e.cost for e in examples], 0),
@@ -89,8 +89,8 @@ class CausalLM(TextTask):
         return inputs, {"labels": labels, "places": followed.flatten().nonzero().flatten()}
 
     def loss(self, logits: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
-        """See :meth:`rondo.tasks.task.Task.loss`: cross-entropy of the target tokens; logits (rows, tokens, vocabulary), or
-        states (rows, tokens, width) where there is an :attr:`output`."""
+        """See :meth:`rondo.tasks.task.Task.loss`: cross-entropy of the target tokens. ``logits``: (rows, tokens,
+        vocabulary), or states (rows, tokens, width) where there is an :attr:`output`."""
         labels = targets["labels"][:, 1:]
         if self.output is not None:
             places, counts = targets["places"], (labels != IGNORED).sum(1)

@@ -23,7 +23,8 @@ def client_ranks(
     config: RunConfig, algorithm: Algorithm[Any], sites: Collection[Site], count: int
 ) -> tuple[int, ...] | None:
     """The ranks of ``count`` clients, in the order of their ids; None where all have the run's, the largest of
-    ``sites``. Raises :class:`ConfigError` where the numbers do not fit the clients or the run's rank."""
+    ``sites``. Lists in ``config`` have one value per
+    client. Raises :class:`ConfigError` where a rank is above the run's."""
     ranks, budget = config.clients.ranks, config.clients.bytes_budget
     if ranks is None and budget is None:
         return None
@@ -31,23 +32,16 @@ def client_ranks(
     if isinstance(ranks, Mapping):
         chosen = _dealt({int(r): s for r, s in ranks.items()}, count, Round(0, config.rounds, config.seed, count))
     elif ranks is not None:
-        chosen = _one_each("clients.ranks", ranks, count)
+        chosen = tuple(ranks)
     else:
         assert budget is not None
-        budgets = (budget,) * count if isinstance(budget, int) else _one_each("clients.bytes_budget", budget, count)
+        budgets = (budget,) * count if isinstance(budget, int) else budget
         sizes = functools.cache(lambda rank: upload_bytes(algorithm, sites, config.rounds, rank))
         chosen = _affordable(budgets, range(1, largest + 1), sizes)
     if max(chosen) > largest:
         words = f"rank {max(chosen)} is above the run's, which is {largest}: lower it"
         raise ConfigError.at("clients.ranks", words)
     return chosen
-
-
-def _one_each(key: str, values: Sequence[int], count: int) -> tuple[int, ...]:
-    if len(values) != count:
-        words = f"{len(values)} for {count} clients: give one a client, in the order of their ids"
-        raise ConfigError.at(key, words)
-    return tuple(values)
 
 
 def _dealt(shares: Mapping[int, float], count: int, whole: Round) -> tuple[int, ...]:

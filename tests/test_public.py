@@ -1,0 +1,38 @@
+"""The names that users import."""
+
+from __future__ import annotations
+
+import pytest
+
+import rondo
+
+
+def test_public_names() -> None:
+    assert rondo.__all__ == [
+        "Comparison",
+        "ConfigError",
+        "Exported",
+        "Problem",
+        "RunConfig",
+        "RunInterrupted",
+        "RunResult",
+        "RunStopped",
+        "UnknownAlgorithm",
+        "Verification",
+        "__version__",
+        "compare",
+        "evaluate",
+        "export",
+        "resume",
+        "run",
+    ]
+
+
+@pytest.mark.parametrize("name", rondo.__all__)
+def test_public_name_loads(name: str) -> None:
+    assert getattr(rondo, name) is not None
+
+
+@pytest.mark.parametrize("name", ["algorithm", "algorithms", "config", "lowrank", "params", "testing"])
+def test_public_module_loads(name: str) -> None:
+    assert getattr(rondo, name).__name__ == f"rondo.{name}"
