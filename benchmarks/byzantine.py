@@ -1,17 +1,25 @@
-"""Robust rules against dishonest clients: accuracy in per cent of what plain averaging reaches with none.
+"""Robust rules against dishonest clients: accuracy in per cent of plain averaging without an attack.
 
     python benchmarks/byzantine.py --seeds 0,1,2 --json byzantine.json
 
-Twenty clients with handwritten digits (scikit-learn's, 8 x 8; it comes with the ``dev`` extra), their labels dealt by
-Dirichlet(0.5); a frozen network of two random layers of 32 with factors of rank 8 on both and a trained head; 40 rounds
-of five full-batch steps. Every upload passes the gate (``rondo.engine.server.gate``) unless the row says otherwise; then
-the rule aggregates. Attackers know all honest uploads of their round. Small as it is it says which rule withstands
-what, not how a large model fares.
+Twenty clients hold handwritten digits (scikit-learn's, 8 x 8; the ``dev`` extra installs it), with labels dealt by
+Dirichlet(0.5). A frozen network of two random layers of 32 has factors of rank 8 on both layers, and a trained head. A
+run has 40 rounds of five full-batch steps. Every upload passes the gate (``rondo.engine.server.gate``), except under
+the defence ``nothing``; then the rule aggregates. Attackers know all honest uploads of their round. The task is small:
+it shows which rule withstands which attack, not how a large model fares.
 
-Attacks, d being what the client changed: ``nan``; ``sign-flip`` -10 d; ``gaussian`` noise of 100 times the honest
-changes' deviation; ``scaling`` 1000 d; ``ipm`` -5 times the honest mean; ``alie`` the honest mean less 1.5 deviations;
-``label-flip`` honest training on labels 9 - y; ``inflated`` the same, claiming a million examples. ``gate`` bounds the
-examples that a client may claim by 1000; it does not bound norms.
+Attacks, with d the client's change:
+
+- ``nan``: NaN in every entry
+- ``sign-flip``: -10 d
+- ``gaussian``: noise of 100 times the standard deviation of the honest changes
+- ``scaling``: 1000 d
+- ``ipm``: -5 times the honest mean
+- ``alie``: the honest mean less 1.5 standard deviations
+- ``label-flip``: honest training on labels 9 - y
+- ``inflated``: honest training on labels 9 - y, with a claim of a million examples
+
+The gate limits the examples that a client may claim to 1000. It does not bound norms.
 """
 
 from __future__ import annotations
@@ -48,13 +56,18 @@ DEFENCES = ("nothing", "gate", *RULES)
 
 @dataclass(frozen=True)
 class Task:
-    """Digits dealt to clients: x (K, rows, 64) padded with rows that ``mask`` (K, rows) leaves out, labels y."""
+    """Digits dealt to K clients."""
 
     x: Tensor
+    """(K, rows, 64), padded."""
     y: Tensor
+    """(K, rows), the labels."""
     mask: Tensor
+    """(K, rows), 0 for padding."""
     test: tuple[Tensor, Tensor]
+    """x (rows, 64) and y (rows,) of the test set."""
     weights: dict[str, Tensor]
+    """The frozen matrices by module path."""
     clients: tuple[Client, ...]
 
     @staticmethod
@@ -67,40 +80,40 @@ class Task:
         train, test = order[:1400], slice(1400, None)
         owner = np.empty(len(train), dtype=int)
         for label in range(10):
-            mine = np.flatnonzero(y[:1400].numpy() == label)
-            owner[mine] = draw.choice(CLIENTS, len(mine), p=draw.dirichlet([0.5] * CLIENTS))
+            labelled = np.flatnonzero(y[:1400].numpy() == label)
+            owner[labelled] = draw.choice(CLIENTS, len(labelled), p=draw.dirichlet([0.5] * CLIENTS))
         rows = [np.flatnonzero(owner == k) for k in range(CLIENTS)]
         rows = [r if len(r) else np.array([k]) for k, r in enumerate(rows)]
         longest = max(map(len, rows))
-        places = torch.tensor([[*r, *[r[0]] * (longest - len(r))] for r in rows])
+        indices = torch.tensor([[*r, *[r[0]] * (longest - len(r))] for r in rows])
         mask = torch.tensor([[1.0] * len(r) + [0.0] * (longest - len(r)) for r in rows])
-        g = torch.Generator().manual_seed(seed)
+        rng = torch.Generator().manual_seed(seed)
         weights = {
-            "first": torch.randn(WIDTH, 64, generator=g) / 8,
-            "second": torch.randn(WIDTH, WIDTH, generator=g) / WIDTH**0.5,
+            "first": torch.randn(WIDTH, 64, generator=rng) / 8,
+            "second": torch.randn(WIDTH, WIDTH, generator=rng) / WIDTH**0.5,
         }
         clients = tuple(Client(f"c{k:02}", len(r)) for k, r in enumerate(rows))
-        return Task(x[places], y[places], mask, (x[test], y[test]), weights, clients)
+        return Task(x[indices], y[indices], mask, (x[test], y[test]), weights, clients)
 
     def logits(self, seen: Params, x: Tensor) -> Tensor:
-        """(K, rows, 10), for tensors with a client axis and x (K, rows, 64)."""
+        """Logits (K, rows, 10) of x (K, rows, 64), with tensors that have a client axis."""
         for path, weight in self.weights.items():
-            low = x @ seen[f"{path}.A"].mT @ seen[f"{path}.B"].mT
-            x = torch.tanh(x @ weight.T + SCALE * low)
+            low_rank = x @ seen[f"{path}.A"].mT @ seen[f"{path}.B"].mT
+            x = torch.tanh(x @ weight.T + SCALE * low_rank)
         return x @ seen["head:out.weight"].mT
 
     def initial(self, seed: int) -> dict[str, Tensor]:
-        g = torch.Generator().manual_seed(seed + 1)
+        rng = torch.Generator().manual_seed(seed + 1)
         params = {"head:out.weight": torch.zeros(10, WIDTH)}
         for path, weight in self.weights.items():
-            params[f"{path}.A"] = kaiming(RANK, weight.shape[1], g).float()
+            params[f"{path}.A"] = kaiming(RANK, weight.shape[1], rng).float()
             params[f"{path}.B"] = torch.zeros(weight.shape[0], RANK)
         return params
 
 
 @dataclass(frozen=True)
 class Batched:
-    """A :class:`rondo.algorithm.Trainer`: full-batch steps of all clients at once."""
+    """A :class:`rondo.algorithm.Trainer` that takes full-batch steps of all clients at once."""
 
     task: Task
     labels: Tensor
@@ -125,8 +138,8 @@ class Batched:
 
         def loss(seen: Params) -> Tensor:
             logits = self.task.logits(seen, self.task.x)
-            each = functional.cross_entropy(logits.flatten(0, 1), self.labels.flatten(), reduction="none")
-            return (each.view_as(self.task.mask) * self.task.mask).sum(1) / self.task.mask.sum(1)
+            losses = functional.cross_entropy(logits.flatten(0, 1), self.labels.flatten(), reduction="none")
+            return (losses.view_as(self.task.mask) * self.task.mask).sum(1) / self.task.mask.sum(1)
 
         for _ in range(STEPS):
             value = objective({**params, **trained}, loss)
@@ -134,9 +147,9 @@ class Batched:
             with torch.no_grad():
                 for tensor, grad in zip(trained.values(), grads, strict=True):
                     tensor.sub_((self.lr if lr is None else lr) * grad)
-        done = {n: trained[n].detach() if n in trained else t for n, t in params.items()}
-        none = torch.zeros(len(self.clients))
-        return Fit(done, none, none, none)
+        new = {n: trained[n].detach() if n in trained else t for n, t in params.items()}
+        zeros = torch.zeros(len(self.clients))
+        return Fit(new, zeros, zeros, zeros)
 
     def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:
         return tuple(Upload(c, client_row(params, k), float(c.num_examples)) for k, c in enumerate(self.clients))
@@ -145,23 +158,23 @@ class Batched:
 def attacked(
     attack: str, uploads: Sequence[Upload], flipped: Sequence[Upload], count: int, start: Params, seed: int
 ) -> list[Upload]:
-    """``uploads`` with those of the first ``count`` clients replaced; ``flipped``: trained on flipped labels."""
+    """``uploads`` with those of the first ``count`` clients forged. ``flipped``: uploads trained on flipped labels."""
     if attack == "label-flip":
         return [*flipped[:count], *uploads[count:]]
     if attack == "inflated":
         claimed = [replace(u, client=replace(u.client, num_examples=10**6), weight=1e6) for u in flipped[:count]]
         return [*claimed, *uploads[count:]]
     changes = {n: torch.stack([u.params[n] - start[n] for u in uploads[count:]]) for n in uploads[0].params}
-    g = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
 
     def forged(upload: Upload, name: str) -> Tensor:
-        honest, own = changes[name], upload.params[name] - start[name]
+        honest, change = changes[name], upload.params[name] - start[name]
         deviation = honest.std(0, unbiased=False)
         return {
-            "nan": lambda: torch.full_like(own, torch.nan),
-            "sign-flip": lambda: -10 * own,
-            "gaussian": lambda: 100 * honest.std() * torch.randn(own.shape, generator=g),
-            "scaling": lambda: 1000 * own,
+            "nan": lambda: torch.full_like(change, torch.nan),
+            "sign-flip": lambda: -10 * change,
+            "gaussian": lambda: 100 * honest.std() * torch.randn(change.shape, generator=rng),
+            "scaling": lambda: 1000 * change,
             "ipm": lambda: -5 * honest.mean(0),
             "alie": lambda: honest.mean(0) - 1.5 * deviation,
         }[attack]()
@@ -173,7 +186,7 @@ def attacked(
 
 
 def run(name: str, defence: str, attack: str | None, attackers: int, seed: int) -> float:
-    """Accuracy on the test rows after all rounds."""
+    """Accuracy on the test rows after the last round."""
     task = Task.make(seed)
     algorithm: Algorithm[Any] = algorithms.get(name)
     if defence in RULES:
@@ -187,12 +200,12 @@ def run(name: str, defence: str, attack: str | None, attackers: int, seed: int) 
     for index in range(ROUNDS):
         round = replace(first, index=index)
         shared = algorithm.broadcast(state, task.clients[0], round)
-        there = replace(shared, params=add_client_axis(shared.params, CLIENTS))
-        uploads, _ = algorithm.client_update(there, {}, Batched(task, task.y, round))
+        received = replace(shared, params=add_client_axis(shared.params, CLIENTS))
+        uploads, _ = algorithm.client_update(received, {}, Batched(task, task.y, round))
         if attack is not None:
             flipped: Uploads = ()
             if attack in ("label-flip", "inflated"):
-                flipped, _ = algorithm.client_update(there, {}, Batched(task, 9 - task.y, round))
+                flipped, _ = algorithm.client_update(received, {}, Batched(task, 9 - task.y, round))
             uploads = tuple(attacked(attack, uploads, flipped, attackers, state.params, seed * 1000 + index))
         if defence != "nothing":
             gate = Gate(algorithm, state, round, task.clients, AdmissionConfig(max_examples=1000), Identity("", ""))
@@ -225,12 +238,12 @@ def main() -> None:
         print(f"\n{name}: {clean:.3f} with no attack and plain averaging; per cent of that")
         print(f"{'attack':12}{'of 20':>6} " + "".join(f"{d[:15]:>17}" for d in DEFENCES))
         for attack, attackers in [(None, 4), *((a, f) for a in ATTACKS for f in ATTACKERS)]:
-            found: Mapping[str, float] = {
+            scores: Mapping[str, float] = {
                 d: statistics.fmean(run(name, d, attack, attackers, s) for s in seeds) / clean for d in DEFENCES
             }
             label = attack or f"none (f = {attackers})"
-            print(f"{label:12}{attackers:6} " + "".join(f"{100 * found[d]:17.0f}" for d in DEFENCES), flush=True)
-            rows.append({"algorithm": name, "attack": attack, "attackers": attackers, "clean": clean, **found})
+            print(f"{label:12}{attackers:6} " + "".join(f"{100 * scores[d]:17.0f}" for d in DEFENCES), flush=True)
+            rows.append({"algorithm": name, "attack": attack, "attackers": attackers, "clean": clean, **scores})
     if args.json is not None:
         content = {"seeds": seeds, "rows": rows, "machine": machine(), "versions": versions()}
         args.json.write_text(json.dumps(content, indent=1) + "\n")

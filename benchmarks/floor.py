@@ -1,14 +1,24 @@
-"""The floor of a workload: the operations that a sample needs, over the rate that this machine reaches on its matrices.
+"""The floor of a workload: the operations that a sample needs, over the rate of this machine's matrix products.
 
     python benchmarks/floor.py --work W --threads 2
 
-Operations: every frozen linear layer forward and, above the lowest adapted layer, backward to its input (frozen weights
-have no gradient); the two products of attention; the factors. Not counted, because they need not be computed: layers
-below the lowest adapted one (once an example, not once a step), that layer's backward pass to its own input, and, in a
-classifier of the first token, all other tokens of the last layer but as keys and values. Elementwise work is free.
+Operations that count:
 
-Rate: as many threads as there are, each with one torch thread, multiply matrices of the workload's own shapes at the
-same time; float32 by the faster of torch's and oneDNN's linear layer, bfloat16 by torch's.
+- every frozen linear layer forward and, above the lowest adapted layer, backward to its input (frozen weights have no
+  gradient)
+- the two products of attention
+- the factors
+
+Operations that do not count, because they can be left out:
+
+- layers below the lowest adapted one (computed once per example, not once per step)
+- the lowest adapted layer's backward pass to its own input
+- in a classifier of the first token, all other tokens of the last layer, except as keys and values
+
+Elementwise work is free.
+
+Rate: all threads multiply matrices of the workload's own shapes at the same time, with one torch thread each. float32
+takes the faster of torch's and oneDNN's linear layer, bfloat16 takes torch's.
 """
 
 from __future__ import annotations
@@ -22,16 +32,16 @@ from typing import Any
 from workloads import TOKENS, WORKLOADS, Workload, model_folder
 
 ROWS = 1024
-"""Rows of the matrices whose rate is measured."""
+"""Rows of the matrices that are multiplied."""
 
 TRY_SECONDS, TURNS = 0.2, 5
-"""For how long each shape is tried, and how often in turn with the others, so that a moment in which two threads wait
-for each other, or a neighbour is busy, is not taken for the machine's rate; the best time counts."""
+"""Length of a try, and tries per shape. The shapes take turns and the best time counts, so that a moment in which two
+threads wait for each other, or a neighbour is busy, does not pass for the machine's rate."""
 
 
 def shapes(workload: Workload) -> tuple[Counter[tuple[int, int]], float]:
-    """Tokens of a sample that pass weights of each shape (out, in), forward or backward to their input; and operations
-    that it needs beside those."""
+    """A sample's tokens through weights of each shape (out, in), forward or backward to their input; and its other
+    operations."""
     import torch
     import transformers
     from torch import nn
@@ -57,7 +67,7 @@ def shapes(workload: Workload) -> tuple[Counter[tuple[int, int]], float]:
             passes[shape] += tokens * (1 if reads and number == adapted[0] else 2)
             if number in adapted and path.endswith(workload.targets):
                 other += 3 * 2 * TOKENS * workload.rank * sum(shape)
-        # Scores and their sum of values; backward twice that.
+        # Scores, and the values summed by them; the backward pass costs twice as much.
         other += 3 * 2 * 2 * (1 if last else TOKENS) * TOKENS * config.hidden_size
     if not classify:
         passes[config.vocab_size, config.hidden_size] += 2 * TOKENS
@@ -65,7 +75,8 @@ def shapes(workload: Workload) -> tuple[Counter[tuple[int, int]], float]:
 
 
 def rate(passes: Counter[tuple[int, int]], bf16: bool, threads: int) -> float:
-    """Operations a second of all threads on these weights, each as often as it is passed; the best of several tries."""
+    """Operations per second of all threads on these weights, each as often as tokens pass it; the best of several
+    tries."""
     import torch
     from torch.nn import functional
 
@@ -78,7 +89,7 @@ def rate(passes: Counter[tuple[int, int]], bf16: bool, threads: int) -> float:
         linears.append(lambda x, w: torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], ""))
 
     def seconds(shape: tuple[int, int]) -> float:
-        """Seconds a row, forward and backward to the input being the same product."""
+        """Seconds per row. Forward and backward to the input are the same product."""
         weight, x = torch.randn(*shape).to(dtype), torch.randn(ROWS, shape[1]).to(dtype)
         best = float("inf")
         for linear in linears:
@@ -100,11 +111,11 @@ def floor(workload: Workload, threads: int) -> dict[str, Any]:
     """The floor in both precisions."""
     passes, other = shapes(workload)
     operations = sum(2 * o * i * n for (o, i), n in passes.items()) + other
-    found: dict[str, Any] = {"operations_per_sample": operations}
+    result: dict[str, Any] = {"operations_per_sample": operations}
     for name, bf16 in (("fast", True), ("exact", False)):
         reached = rate(passes, bf16, threads)
-        found[name] = {"gflops": reached / 1e9, "samples_per_second": reached / operations}
-    return found
+        result[name] = {"gflops": reached / 1e9, "samples_per_second": reached / operations}
+    return result
 
 
 def main() -> None:

@@ -1,13 +1,13 @@
-"""FedIT, FFA-LoRA and RoLoRA on GLUE text with MiniLM, at a constant number of examples a round.
+"""FedIT, FFA-LoRA and RoLoRA on GLUE text with MiniLM, at a constant number of examples per round.
 
     python benchmarks/glue.py --data FOLDER --task sst2 --clients 3 20 50 --seeds 0 1 2 --lr 1e-2 --out sst2.jsonl
     python benchmarks/glue.py --data FOLDER --task rte --clients 20 --seeds 0 1 2 --lr 1e-2 --out rte.jsonl
     python benchmarks/glue.py --data FOLDER --lr 1e-2 --seeds 0 1 2 --precision exact fast --out precision.jsonl
     python benchmarks/glue.py --table sst2.jsonl rte.jsonl
 
-FOLDER holds glue_sst2/ and glue_rte/ with train.parquet and validation.parquet. One line a run is appended to --out;
-a run that is there already is not repeated. With --tune the score is taken on rows held out of the training set, so
-that a learning rate is not chosen on the test set.
+FOLDER holds glue_sst2/ and glue_rte/ with train.parquet and validation.parquet. Each run appends a line to --out; a run
+that --out already has is not repeated. With --tune the score is taken on rows held out of the training set, so that no
+learning rate is chosen on the test set.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Any
 
 ALGORITHMS = ("fedit", "ffa-lora", "rolora")
 
-# (task, clients) to (clients a round, local steps, batch size): SST-2 480 examples a round in all, RTE 320. With 50
-# clients 480 is not a multiple, so 48 of them take part in a round.
+# (task, clients) to (clients per round, local steps, batch size). A round has 480 examples of SST-2 or 320 of RTE. 50
+# clients cannot share 480 examples evenly, so 48 of them take part in a round.
 SHARES = {
     ("sst2", 3): (3, 20, 8),
     ("sst2", 20): (20, 3, 8),
@@ -34,22 +34,18 @@ SHARES = {
 
 
 def in_float32(run_dir: Path) -> float:
-    """Accuracy of a finished run's model on the test set in float32, whatever precision it was trained in."""
-    from rondo.data.client_rows import deal_rows
-    from rondo.data.population import build
-    from rondo.data.sources import load as load_source
-    from rondo.runs.assemble import reopen
+    """Test accuracy of a finished run's model in float32, in whatever precision it was trained."""
+    from rondo.runs.reopen import reopen
 
-    opened = reopen(run_dir, exact=True)
-    config, task = opened.prepared.config, opened.prepared.task
-    test = build(config, deal_rows(config, load_source(config), opened.labels), task).test
-    return float(opened.simulation.scores(*opened.model(None), test)["accuracy"] or 0.0)
+    opened = reopen(run_dir, exact=True, with_rows=True)
+    seen, base = opened.model(None)
+    return float(opened.scorer.scores(seen, base, opened.assembly.population.test)["accuracy"] or 0.0)
 
 
 def one_run(
     args: argparse.Namespace, algorithm: str, clients: int, seed: int, lr: float, precision: str
 ) -> dict[str, Any]:
-    """Run one cell and return what the table needs."""
+    """Run one cell and return its figures for the table."""
     import rondo
 
     per_round, steps, batch = SHARES[args.task, clients]
@@ -90,7 +86,7 @@ def one_run(
         "seconds": result.summary["seconds"]["all"],
     }
     if args.tune:
-        # The clients' rows are equally many, so the mean over clients is the mean over rows.
+        # All clients have the same number of rows, so the mean over clients is the mean over rows.
         cell["held_out"] = result.metrics["clients"]["accuracy"]["mean"]
     return cell
 
@@ -103,7 +99,7 @@ def finished(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def table(paths: list[Path]) -> None:
-    """Mean and standard deviation over seeds at equal rounds, and at the bytes of the cheapest method."""
+    """Print mean and standard deviation over seeds, at equal rounds and at the bytes of the cheapest method."""
     cells = [{"precision": "exact", **c} for p in paths for c in finished(p) if "held_out" not in c]
     print("| task | clients | algorithm | precision | lr | accuracy | at equal bytes | MB up | MB down | s a run |")
     print("|---|---|---|---|---|---|---|---|---|---|")

@@ -1,12 +1,12 @@
-"""Seconds and memory of a round against the size of the population and the number of clients a round.
+"""Seconds and memory per round against the size of the population and the number of clients per round.
 
     python benchmarks/population.py --clients 1000 10000 100000 --rounds 10 --json population.json --plot population.png
     python benchmarks/population.py --clients 20000 --per-round 10 100 1000 --algorithm fedit --json cohort.json
 
-The same rows (two for each client of the largest population) are dealt to ever more clients; each takes one local step
-on two rows, and nothing is evaluated. The algorithm, unless another is named, is fedsa-lora with personal tensors and a
-personal head, so what clients keep must not stay in memory either. Each population runs in a process of its own. The
-resident set is read after every round.
+The same rows (two for each client of the largest population) are dealt to more and more clients. Each client takes one
+local step on two rows, and nothing is evaluated. The default algorithm is fedsa-lora: its personal tensors and personal
+head stay with the clients, and must not stay in memory either. Each population runs in its own process. The resident
+set is read after every round.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WORDS = ("good", "bad", "film", "story", "time", "people", "house", "music", "li
 
 
 def write_rows(path: Path, clients: int, rows: int) -> None:
-    """Short sentences of two labels, dealt evenly to ``clients``."""
+    """Write short sentences with two labels, dealt evenly to ``clients``."""
     draw = random.Random(0)
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -43,12 +43,13 @@ def write_rows(path: Path, clients: int, rows: int) -> None:
 
 
 class Watch:
-    """Seconds from start to the first round; seconds of each round, all that is done for it included; and the resident
-    set after every round."""
+    """Notes the start-up, the end of every round with all its work, and the resident set at that moment."""
 
     def __init__(self) -> None:
         self.began, self.first, self.resident = time.perf_counter(), 0.0, list[float]()
+        """The moment of the start; seconds from it to the first round; MB after every round."""
         self.ended = list[float]()
+        """The moment when each round was done."""
 
     def round_started(self, index: int, clients: int) -> None:
         self.first = self.first or time.perf_counter() - self.began
@@ -63,7 +64,7 @@ class Watch:
 
 
 def one(clients: int, per_round: int, rows: int, rounds: int, threads: int, algorithm: str) -> dict[str, Any]:
-    """One run in this process."""
+    """Run one population in this process."""
     import torch
 
     import rondo
@@ -84,7 +85,7 @@ def one(clients: int, per_round: int, rows: int, rounds: int, threads: int, algo
                 "partition": {"kind": "natural", "column": "client"},
                 "clients": {"per_round": per_round},
                 "train": {"batch_size": 2, "local_steps": 1},
-                # Nearly every client is a new one, so nothing of the lower layers would be used twice.
+                # Nearly every client is a new one, so no states of the lower layers would be used twice.
                 "simulation": {"reuse_prefix": False},
                 "evaluation": {"every": 0, "clients_every": 0, "diagnostics_every": 0},
             },
@@ -92,7 +93,7 @@ def one(clients: int, per_round: int, rows: int, rounds: int, threads: int, algo
             device="cpu",
             observer=watch,
         )
-    seconds = [later - sooner for sooner, later in itertools.pairwise(watch.ended)]
+    seconds = [after - before for before, after in itertools.pairwise(watch.ended)]
     return {
         "clients": clients,
         "per_round": per_round,
@@ -105,7 +106,7 @@ def one(clients: int, per_round: int, rows: int, rounds: int, threads: int, algo
 
 
 def plot(results: list[dict[str, Any]], path: Path) -> None:
-    """Seconds a round and resident memory over the population."""
+    """Plot seconds per round and resident memory over the population."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -113,17 +114,17 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
 
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
     sizes = [r["clients"] for r in results]
-    for place, values, name in (
+    for axis, values, title in (
         (axes[0], [r["seconds_per_round"] for r in results], f"seconds a round of {results[0]['per_round']} clients"),
         (axes[1], [r["resident_mb"][-1] for r in results], "resident memory after the last round, MB"),
     ):
-        place.plot(sizes, values, marker="o")
-        place.set_xscale("log")
-        place.set_ylim(0, 1.3 * max(values))
-        place.set_xlabel("clients in the population")
-        place.set_title(name, loc="left", fontsize=10)
+        axis.plot(sizes, values, marker="o")
+        axis.set_xscale("log")
+        axis.set_ylim(0, 1.3 * max(values))
+        axis.set_xlabel("clients in the population")
+        axis.set_title(title, loc="left", fontsize=10)
         for side in ("top", "right"):
-            place.spines[side].set_visible(False)
+            axis.spines[side].set_visible(False)
     figure.savefig(path, dpi=120)
 
 
@@ -151,11 +152,11 @@ def main() -> None:
         command = [sys.executable, __file__, "--one", clients, "--per-round", per_round]
         command += ["--rows", rows, "--rounds", args.rounds]
         command += ["--threads", args.threads, "--algorithm", args.algorithm]
-        done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, check=True, env=os.environ)
-        r = json.loads(done.stdout.splitlines()[-1])
-        results.append(r)
-        figures = f"{r['startup_seconds']:8.1f} {r['seconds_per_round']:10.2f} {r['resident_mb'][-1]:7.0f}"
-        print(f"{clients:8} {per_round:8} {figures} {r['growth_mb_per_round']:11.2f}", flush=True)
+        process = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, check=True, env=os.environ)
+        run = json.loads(process.stdout.splitlines()[-1])
+        results.append(run)
+        figures = f"{run['startup_seconds']:8.1f} {run['seconds_per_round']:10.2f} {run['resident_mb'][-1]:7.0f}"
+        print(f"{clients:8} {per_round:8} {figures} {run['growth_mb_per_round']:11.2f}", flush=True)
     if args.json:
         result = {"algorithm": args.algorithm, "rows": rows, "runs": results}
         result |= {"threads": args.threads, "machine": machine(), "versions": versions()}

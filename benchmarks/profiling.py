@@ -1,9 +1,9 @@
-"""Where the time of a round goes: the share of the processor's own time that each of torch's operations takes.
+"""Where the time of a round goes: the share of each torch operation in the processor's time.
 
     python benchmarks/profiling.py --work W --clients 4 --precision fast
 
-One round, the second, of a workload with fewer clients on one thread, so that all of it is in the thread that is
-watched.
+The second round of a workload is profiled, with fewer clients and on one thread, so that all work is in the profiled
+thread. An operation's time excludes the operations that it calls.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).with_name("contestants")))
 
 
 class Profiled:
-    """Watches the second round."""
+    """Profiles the second round."""
 
     def __init__(self, profiler: Any) -> None:
         self.profiler, self.seconds = profiler, 0.0
@@ -61,10 +61,10 @@ def main() -> None:
         write_rows(workload, data)
         run(configuration(workload, data, 2, args.precision), run_dir=f"{folder}/run", device="cpu", observer=watch)
     events = watch.profiler.key_averages()
-    whole = sum(event.self_cpu_time_total for event in events)
-    print(f"{watch.seconds:.1f} s with the profiler on; {whole / 1e6:.1f} s in torch's operations")
+    total = sum(event.self_cpu_time_total for event in events)
+    print(f"{watch.seconds:.1f} s with the profiler on; {total / 1e6:.1f} s in torch's operations")
     for event in sorted(events, key=lambda e: e.self_cpu_time_total, reverse=True)[: args.lines]:
-        print(f"{event.self_cpu_time_total / whole:7.1%}  {event.count:7}  {event.key}")
+        print(f"{event.self_cpu_time_total / total:7.1%}  {event.count:7}  {event.key}")
 
 
 if __name__ == "__main__":

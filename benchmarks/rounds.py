@@ -1,11 +1,11 @@
-"""Seconds a round of every algorithm on the embedded default, beside the floor that the frozen matrices set.
+"""Seconds per round of every algorithm on the embedded default, beside the floor that the frozen matrices set.
 
     python benchmarks/rounds.py --rounds 3 --threads 2 --json rounds.json
 
-Floor: the operations that the frozen matrices of the encoder need for the tokens of a round (padding included; two a
-weight and token forward, two more backward for the gradient of the input above the lowest adapted layer), over the rate
-that ``torch.nn.functional.linear`` reaches on the largest of those matrices at a batch's number of tokens, measured in
-the same process.
+Floor: the operations of the encoder's frozen matrices on the tokens of a round, padding included, over the rate of
+``torch.nn.functional.linear`` on the largest of those matrices at a batch's number of tokens, measured in the same
+process. A weight costs two operations per token forward, and two more backward for the gradient of the input above the
+lowest adapted layer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 
 
 def linear_rate(tokens: int, inputs: int, outputs: int, seconds: float = 1.0) -> float:
-    """Operations a second of one float32 linear layer, forward."""
+    """Operations per second of one float32 linear layer, forward."""
     x, w = torch.randn(tokens, inputs), torch.randn(outputs, inputs)
     count, started = 0, time.perf_counter()
     while time.perf_counter() - started < seconds:
@@ -41,22 +41,22 @@ def main() -> None:
 
     import rondo
     from rondo import algorithms
-    from rondo.config import load
-    from rondo.engine.client import trainer
+    from rondo.config.load import STARTER, load
+    from rondo.engine.client.trainer import CohortTrainer
 
     torch.set_num_threads(args.threads)
-    starter = Path(rondo.__file__).with_name("starter.toml")
-    config = load(starter, [f"rounds={args.rounds}", "evaluation.every=0"])
+    config = load(STARTER, [f"rounds={args.rounds}", "evaluation.every=0"])
 
     tokens: list[int] = []
-    collated = trainer.CohortTrainer._to_device
+    to_device = CohortTrainer._to_device
 
-    def counting(self: Any, both: Any) -> Any:
-        tokens.append(both[0]["input_ids"].numel())
-        return collated(self, both)
+    def counting(self: CohortTrainer, batch: Any) -> Any:
+        inputs, targets, hidden = to_device(self, batch)
+        tokens.append(inputs["input_ids"].numel())
+        return inputs, targets, hidden
 
-    trainer.CohortTrainer._to_device = counting  # type: ignore[method-assign]
-    weights = 6 * (4 * 384 * 384 + 2 * 384 * 1536)  # MiniLM's encoder: six layers
+    CohortTrainer._to_device = counting  # type: ignore[method-assign]
+    weights = 6 * (4 * 384 * 384 + 2 * 384 * 1536)  # the six layers of MiniLM's encoder
     result: dict[str, Any] = {"threads": args.threads, "torch": torch.__version__, "algorithms": {}}
     print(f"{'algorithm':16} {'s a round':>10} {'floor':>8} {'ratio':>6}")
     for name in args.algorithms or algorithms.names():

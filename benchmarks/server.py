@@ -1,19 +1,22 @@
-"""What a server's round costs: the dense forms that the papers print beside Rondo's factored ones, on the same uploads.
+"""The cost of a server's round: the dense forms of the papers beside Rondo's factored ones, on the same uploads.
 
     python benchmarks/server.py --threads 2 --json server.json
 
 Factored is ``Algorithm.aggregate`` as a run calls it. Dense is written here from the papers, module by module and in
-float32 as their code does: FlexLoRA takes the SVD of the mean of products, FedEx-LoRA forms the residual as a matrix,
-FLoRG eigendecomposes the k x k mean of Gram matrices and aligns its root; FedIT's is a loop of averages. All modules
-are counted; where dense is slow, one is timed and the rest are reckoned from it (``dense_modules``).
+float32 as in their code: FlexLoRA takes the SVD of the mean of products, FedEx-LoRA forms the residual as a matrix,
+FLoRG eigendecomposes the k x k mean of Gram matrices and aligns its root, FedIT loops over averages. Times cover all
+modules. Where dense is slow, one module is timed and multiplied (``dense_modules`` says how many were timed).
 
 Times are the best of several. ``max_abs_diff`` is the largest difference of an entry of delta W between Rondo's float32
-result and the dense form in float64, over as many modules as one (FLoRG's without the orthogonal L and R, which are the
-same on both sides); ``max_abs`` is delta W's largest entry. Floor: the bytes of all uploads, read once, and of the
-new float32 state (FedEx-LoRA: and the residual's factors), written once, over the rate at which this machine copies,
-where each byte counts twice, once read and once written. Peaks of memory are of one aggregation in a fresh process,
-above what it held with all uploads in memory before; dense ones are of the modules that are timed.
-``published_ms`` is RoLoRA's Table 15, from another machine, for the same number of clients and rank.
+result and the dense form in float64, over one module (for FLoRG without the orthogonal L and R, which are the same on
+both sides). ``max_abs`` is delta W's largest entry. ``published_ms`` is from RoLoRA's Table 15: another machine, the
+same number of clients and rank.
+
+Floor: the bytes of all uploads, read once, and of the new float32 state, written once (for FedEx-LoRA with the
+residual's factors), over the copying rate of this machine. A copied byte counts twice, once read and once written.
+
+A memory peak is of one aggregation in a fresh process, above what the process held before with all uploads in memory.
+Dense peaks are of ``Shape.dense`` modules.
 """
 
 from __future__ import annotations
@@ -39,19 +42,20 @@ from rondo.algorithms.parts.gram import GramState, gram_sketch
 from rondo.params import Packed, num_bytes
 
 TRY_SECONDS = 3.0
-"""For how long each form is tried, at least once; the best time counts."""
+"""Each form is tried for this long, and at least once; the best time counts."""
 
 COPY_BYTES = 2**28
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Square modules of a model; ``dense`` of them are timed in dense form."""
+    """Square modules of a model."""
 
     modules: int
     side: int
     rank: int
     dense: int
+    """Modules that are timed in dense form."""
 
     @property
     def paths(self) -> list[str]:
@@ -63,7 +67,7 @@ CLIENTS = {"fedit": 50, "fedex-lora": 50, "flexlora": 50, "florg": 20}
 PUBLISHED_MS = {("roberta-large", "fedit"): 41.5, ("roberta-large", "flexlora"): 2252.0}
 
 Adapter = tuple[Tensor, ...]
-"""A module's (B, A), or (B, A, what is added to the base), or FLoRG's (G,)."""
+"""A module's (B, A), or (B, A, change of the base), or FLoRG's (G,)."""
 
 
 def mean(tensors: Sequence[Tensor], p: Sequence[float]) -> Tensor:
@@ -114,18 +118,19 @@ DENSE = {"fedit": fedit, "fedex-lora": fedex, "flexlora": flexlora, "florg": flo
 
 @dataclass(frozen=True)
 class Case:
-    """A server before it aggregates: its state, what Rondo's clients upload, and what the paper's clients send, by
-    module and client."""
+    """A server before it aggregates."""
 
     shape: Shape
     method: str
     state: Any
     uploads: list[Upload]
+    """The uploads of Rondo's clients."""
     sent: list[list[Adapter]]
+    """The uploads of the paper's clients, by module and client."""
 
     @staticmethod
     def draw(shape: Shape, method: str) -> Case:
-        """Clients whose factors lie around a common start, as far from it as it is large; unequal weights."""
+        """Clients with unequal weights. Their factors differ from a common start by as much as the start is large."""
         generator = torch.Generator().manual_seed(0)
         parts = {"G": (shape.rank, shape.side)}
         if method != "florg":
@@ -143,33 +148,33 @@ class Case:
             state, clients = GramState(start, {}), [{n: gram_sketch(start[n], c[n]) for n in c} for c in clients]
         elif method == "fedex-lora":
             state = BaseState(start, {}, dict.fromkeys(shape.paths, 1.0))
-        # Each as the gate hands it on: in one vector.
+        # Each upload is one vector, as the gate passes it on.
         uploads = [Upload(Client(f"c{k:02}", 100 + k), Packed.of(c), 100.0 + k) for k, c in enumerate(clients)]
         return Case(shape, method, state, uploads, sent)
 
     def factored(self) -> Any:
-        """The next state, by Rondo."""
+        """The next state, as Rondo computes it."""
         return algorithms.get(self.method).aggregate(self.state, self.uploads, Round(0, 1, 0, len(self.uploads)))
 
     def dense(self, modules: int, dtype: torch.dtype = torch.float32) -> list[Adapter]:
-        """The next adapters of the first modules, by the paper."""
+        """The next adapters of the first modules, as the paper computes them."""
         weight = sum(u.weight for u in self.uploads)
         p = [u.weight / weight for u in self.uploads]
-        found = []
+        adapters = []
         for path, sent in zip(self.shape.paths[:modules], self.sent, strict=False):
-            wide = [tuple(t.to(dtype) for t in one) for one in sent]
-            found.append(DENSE[self.method](wide, p, tuple(t.to(dtype) for t in self.adapter(self.state, path))))
-        return found
+            cast = [tuple(t.to(dtype) for t in adapter) for adapter in sent]
+            adapters.append(DENSE[self.method](cast, p, tuple(t.to(dtype) for t in self.adapter(self.state, path))))
+        return adapters
 
     def adapter(self, state: Any, path: str) -> Adapter:
-        """A module's adapter in a state of Rondo's."""
+        """A module's adapter in one of Rondo's states."""
         if self.method == "florg":
             return (state.params[f"{path}.G"],)
         base = [chunk.to(torch.float64).dense() for chunk in getattr(state, "base", {}).get(path, ())]
         return (state.params[f"{path}.B"], state.params[f"{path}.A"], *base)
 
     def moved(self) -> int:
-        """Bytes that must be read and written."""
+        """Bytes that have to be read and written."""
         new = self.factored()
         chunks = [t for c in getattr(new, "base", {}).values() for low in c for t in (low.up, low.down)]
         written = num_bytes(new.params) + sum(t.numel() * t.element_size() for t in chunks)
@@ -177,7 +182,7 @@ class Case:
 
 
 def delta(adapter: Adapter) -> Tensor:
-    """The change of the weight in float64."""
+    """The change of the weight, in float64."""
     first, *rest = (t.double() for t in adapter)
     if not rest:
         return first.mT @ first
@@ -185,7 +190,7 @@ def delta(adapter: Adapter) -> Tensor:
 
 
 def best_ms(work: Callable[[], object]) -> float:
-    """Milliseconds of the fastest of several tries."""
+    """Milliseconds of the fastest try."""
     best, until = float("inf"), time.perf_counter() + TRY_SECONDS
     while (began := time.perf_counter()) < until:
         work()
@@ -194,30 +199,30 @@ def best_ms(work: Callable[[], object]) -> float:
 
 
 def copy_rate() -> float:
-    """Bytes read and written a second when a large tensor is copied."""
+    """Bytes read and written per second while a large tensor is copied."""
     source = torch.zeros(COPY_BYTES, dtype=torch.uint8)
     copy = torch.empty_like(source)
     return 2 * COPY_BYTES / best_ms(lambda: copy.copy_(source)) * 1e3
 
 
 def peak_mb(shape: str, method: str, form: str, threads: int) -> float:
-    """The peak of memory of one aggregation in a fresh process."""
+    """Peak memory of one aggregation in a fresh process."""
     command = [sys.executable, __file__, "--peak", shape, method, form, "--threads", str(threads)]
     return float(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
 def own_peak_mb(case: Case, form: str) -> float:
-    """The peak of memory of one aggregation in this process, above what it holds before."""
+    """Peak memory of one aggregation in this process, above what the process holds before."""
     before = psutil.Process().memory_info().rss
-    kept = case.factored() if form == "factored" else case.dense(case.shape.dense)
-    # Not getrusage: its peak is that of the parent where the parent's was higher.
+    result = case.factored() if form == "factored" else case.dense(case.shape.dense)
+    # getrusage will not do: it gives the parent's peak where that was higher.
     peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    del kept
+    del result
     return int(peak.split()[1]) / 2**10 - before / 2**20
 
 
 def compare(name: str, method: str, rate: float, threads: int) -> dict[str, Any]:
-    """One row of the table."""
+    """A row of the table."""
     shape = SHAPES[name]
     case = Case.draw(shape, method)
     timed = shape.modules if method == "fedit" else shape.dense

@@ -1,14 +1,14 @@
-"""Rondo beside other ways to simulate federated fine-tuning on one machine: the same model, rows, steps and threads.
+"""Rondo beside other simulators of federated fine-tuning on one machine: the same model, rows, steps and threads.
 
-    pip install -r benchmarks/requirements.txt          # see there for what comes first
+    pip install -r benchmarks/requirements.txt          # after the steps that the file lists
     python benchmarks/simulation.py --work W --against loop,flower --rounds 5 --threads 2 --json w.json
 
-Every contestant runs by itself in a fresh process. Seconds a round are the median over the rounds; memory is the peak
-of the sum over the process and all that it started, as resident set size (shared pages counted in each process) and as
-proportional set size (shared pages counted once). Starting up lasts from the first import to the first round.
-Where the machine's speed drifts over minutes (neighbours on a shared host), ``--passes N`` lets the contestants take
-turns N times, each time in fresh processes, and pools their rounds.
-The floor is what ``floor.py`` says: the operations a sample needs over the rate of this machine's matrix products.
+Every contestant runs alone in a fresh process. Seconds per round are the median over the rounds. Memory is the peak of
+the sum over the process and all that it started, as resident set size (shared pages counted in each process) and as
+proportional set size (shared pages counted once). Start-up lasts from the first import to the first round.
+``--passes N`` lets the contestants take turns N times, each time in fresh processes, and pools their rounds: for
+machines whose speed drifts over minutes (neighbours on a shared host).
+The floor is that of ``floor.py``: the operations that a sample needs over the rate of this machine's matrix products.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ PEERS = {
     "flower": (("flower",), "flwr"),
     "pfl": (("pfl_run",), "pfl"),
 }
-"""Every peer: its script with its options, and the package that it needs beside Rondo's own."""
+"""Every peer: its script with options, and the package that it needs besides Rondo's own."""
 
 _MARK = "RONDO_BENCHMARK"
 _RSS_SECONDS, _LOOK_SECONDS, _PSS_SECONDS = 0.1, 0.5, 10.0
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _SETTLED_SECONDS = 2.0
-"""The environment of a process cannot be read in its very first moments."""
+"""A process younger than this is looked at again: its environment cannot be read in its first moments."""
 
 
 @dataclass
 class Memory:
-    """Peaks of the memory of a process and of all that it started: those whose parent is one of them, or that carry
-    its mark in their environment (Ray's may outlive their parent).
+    """Peak memory of a process and all that it started: processes whose parent is one of them, or that carry its mark
+    in their environment (Ray's may outlive their parent).
 
-    Watching must not slow down what is watched: resident sizes are read from ``statm`` ten times a second, new
-    processes are looked for twice a second, and proportional sizes, for which the kernel walks all pages and keeps the
-    process from mapping more, are read every ten seconds.
+    Watching must not slow the watched processes down. Resident sizes are read from ``statm`` ten times per second, and
+    new processes are looked for twice per second. Proportional sizes are read only every ten seconds, because the
+    kernel walks all pages for them and keeps the process from mapping more.
     """
 
     root: psutil.Process
@@ -71,7 +71,7 @@ class Memory:
         self._mine = {self.root.pid}
 
     def sample(self) -> None:
-        """Look for new processes, and add up."""
+        """Look for new processes and add up all sizes, each when it is due."""
         now = time.monotonic()
         if now >= self._next_look:
             self._look()
@@ -105,7 +105,7 @@ class Memory:
 def _resident(pid: int) -> int:
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
-    except OSError:  # it is gone
+    except OSError:  # the process is gone
         return 0
 
 
@@ -118,7 +118,7 @@ def _proportional(pid: int) -> int:
 
 
 def contest(script: str, workload: Workload, rounds: int, threads: int, data: Path, *extra: str) -> dict[str, Any]:
-    """Run one contestant and watch its memory. Raises SystemExit with the end of its output where it fails."""
+    """Run one contestant and watch its memory. Raises SystemExit with the end of its errors where it fails."""
     command = [sys.executable, str(Path(__file__).parent / "contestants" / f"{script}.py")]
     command += ["--work", workload.name, "--rounds", str(rounds), "--threads", str(threads), "--data", str(data)]
     mark = uuid.uuid4().hex
@@ -139,39 +139,39 @@ def contest(script: str, workload: Workload, rounds: int, threads: int, data: Pa
         lines = out.read().strip().splitlines()
         if process.returncode != 0 or not lines:
             raise SystemExit(f"{script} failed with code {process.returncode}:\n{err.read()[-4000:]}")
-    found: dict[str, Any] = json.loads(lines[-1])
-    return {**found, "peak_rss_mb": memory.peak_rss / 2**20, "peak_pss_mb": memory.peak_pss / 2**20}
+    outcome: dict[str, Any] = json.loads(lines[-1])
+    return {**outcome, "peak_rss_mb": memory.peak_rss / 2**20, "peak_pss_mb": memory.peak_pss / 2**20}
 
 
 def pooled(found: list[dict[str, Any]], workload: Workload) -> dict[str, Any]:
-    """One contestant's passes as one: medians of rounds and start-ups, the highest peaks."""
-    rounds = [s for one in found for s in one["round_seconds"]]
+    """One contestant's passes pooled: medians of rounds and start-ups, the highest peaks."""
+    rounds = [s for outcome in found for s in outcome["round_seconds"]]
     seconds = statistics.median(rounds)
     return {
         "seconds_per_round": seconds,
         "round_seconds": rounds,
         "samples_per_second": found[0]["samples_per_round"] / seconds,
         "clients_per_second": workload.clients / seconds,
-        "peak_rss_mb": max(one["peak_rss_mb"] for one in found),
-        "peak_pss_mb": max(one["peak_pss_mb"] for one in found),
-        "startup_seconds": statistics.median(one["startup_seconds"] for one in found),
+        "peak_rss_mb": max(outcome["peak_rss_mb"] for outcome in found),
+        "peak_pss_mb": max(outcome["peak_pss_mb"] for outcome in found),
+        "startup_seconds": statistics.median(outcome["startup_seconds"] for outcome in found),
         "loss": found[0]["loss"],
         "parameters": found[0]["parameters"],
     }
 
 
 def floor(workload: Workload, threads: int, ours: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """What ``floor.py`` says, and what share of it Rondo reaches."""
+    """The floor that ``floor.py`` measures, and Rondo's share of it."""
     command = [sys.executable, str(Path(__file__).with_name("floor.py")), "--work", workload.name]
-    done = subprocess.run([*command, "--threads", str(threads)], stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    for precision, one in ours.items():
-        found[precision]["share"] = one["samples_per_second"] / found[precision]["samples_per_second"]
-    return found
+    process = subprocess.run([*command, "--threads", str(threads)], stdout=subprocess.PIPE, text=True, check=True)
+    result: dict[str, Any] = json.loads(process.stdout.strip().splitlines()[-1])
+    for precision, outcome in ours.items():
+        result[precision]["share"] = outcome["samples_per_second"] / result[precision]["samples_per_second"]
+    return result
 
 
 def peers(text: str) -> list[str]:
-    """The names in a comma-separated list. Raises SystemExit for one that is unknown or not installed."""
+    """The names in a comma-separated list. Raises SystemExit for a peer that is unknown or not installed."""
     names = [name for name in text.split(",") if name]
     for name in names:
         if name not in PEERS:
@@ -183,7 +183,7 @@ def peers(text: str) -> list[str]:
 
 
 def machine() -> dict[str, Any]:
-    """Where it ran."""
+    """The machine of a benchmark."""
     names = [
         line.partition(":")[2].strip()
         for line in (Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ())
@@ -198,31 +198,31 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Python and every package that takes part."""
-    found = {"python": platform.python_version()}
+    """Versions of Python and of every package that takes part and is installed."""
+    installed = {"python": platform.python_version()}
     for name in ("rondo-fl", "torch", "transformers", "peft", "flwr", "ray", "pfl"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            installed[name] = importlib.metadata.version(name)
+    return installed
 
 
 def table(result: dict[str, Any]) -> str:
-    """The result for reading."""
-    rows = {f"rondo {p}": one for p, one in result["rondo"].items()} | result["peers"]
+    """The result as text."""
+    rows = {f"rondo {p}": row for p, row in result["rondo"].items()} | result["peers"]
     heads = ("s a round", "samples/s", "clients/s", "RSS MB", "PSS MB", "start s", "loss", "x fast", "x exact")
     lines = [f"{result['work']:14}" + "".join(f"{head:>11}" for head in heads)]
-    for name, one in rows.items():
-        cells = [one["seconds_per_round"], one["samples_per_second"], one["clients_per_second"]]
-        cells += [one["peak_rss_mb"], one["peak_pss_mb"], one["startup_seconds"], one["loss"][-1]]
+    for name, row in rows.items():
+        cells = [row["seconds_per_round"], row["samples_per_second"], row["clients_per_second"]]
+        cells += [row["peak_rss_mb"], row["peak_pss_mb"], row["startup_seconds"], row["loss"][-1]]
         cells += result["ratio"].get(name, {}).values()
         lines.append(f"{name:14}" + "".join(f"{cell:11.{0 if cell >= 1000 else 3}f}" for cell in cells))
-    least = result["floor"]
-    lines.append(f"floor: {least['operations_per_sample'] / 1e9:.2f} GFLOP a sample")
+    lowest = result["floor"]
+    lines.append(f"floor: {lowest['operations_per_sample'] / 1e9:.2f} GFLOP a sample")
     for precision in result["rondo"]:
-        one = least[precision]
+        row = lowest[precision]
         lines.append(
-            f"  {precision}: {one['gflops']:.0f} GFLOP/s, {one['samples_per_second']:.1f} samples/s; rondo reaches "
-            f"{one['share']:.0%}"
+            f"  {precision}: {row['gflops']:.0f} GFLOP/s, {row['samples_per_second']:.1f} samples/s; rondo reaches "
+            f"{row['share']:.0%}"
         )
     return "\n".join(lines)
 
@@ -242,16 +242,16 @@ def main() -> None:
     result["threads"] = args.threads
     turns: dict[str, tuple[str, ...]] = {f"rondo {p}": ("rondo_run", "--precision", p) for p in ("fast", "exact")}
     turns |= {name: PEERS[name][0] for name in names}
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in turns}
+    outcomes: dict[str, list[dict[str, Any]]] = {name: [] for name in turns}
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "train.csv"
         write_rows(workload, data)
         for _ in range(args.passes):
             for name, (script, *extra) in turns.items():
-                found[name].append(contest(script, workload, args.rounds, args.threads, data, *extra))
-    each = {name: pooled(passes, workload) for name, passes in found.items()}
-    ours = result["rondo"] = {p: each[f"rondo {p}"] for p in ("fast", "exact")}
-    result["peers"] = {name: each[name] for name in names}
+                outcomes[name].append(contest(script, workload, args.rounds, args.threads, data, *extra))
+    contestants = {name: pooled(passes, workload) for name, passes in outcomes.items()}
+    ours = result["rondo"] = {p: contestants[f"rondo {p}"] for p in ("fast", "exact")}
+    result["peers"] = {name: contestants[name] for name in names}
     if len(counts := {one["parameters"] for one in (*ours.values(), *result["peers"].values())}) > 1:
         raise SystemExit(f"the contestants train different numbers of parameters: {sorted(counts)}")
     result["ratio"] = {

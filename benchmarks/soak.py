@@ -1,14 +1,18 @@
-"""A thousand rounds with faults: whether memory, open files or the disk grow.
+"""A thousand rounds with faults, to see whether memory, open files or disk use grow.
 
     python benchmarks/soak.py --rounds 1000 --json soak.json --png soak.png
 
-Twenty clients of a BERT of two layers with random weights, RoLoRA with local heads and a server optimizer, a checkpoint
-a round; in every round each client has a fault with a probability of 5 %, of any kind. Memory, open files and the bytes
-of the run directory (``metrics.jsonl`` apart, which has a line a round) are read after every tenth round. Slopes are of
-a straight line through what comes after the first fifth, in MiB per hundred rounds.
+Twenty clients train a BERT of two layers with random weights by RoLoRA, with local heads, a server optimizer and a
+checkpoint per round. In every round each client has a fault of some kind with a probability of 5 %. Memory, open files
+and the bytes of the run directory are read after every tenth round (without ``metrics.jsonl``, which grows by a line
+per round). Slopes are those of a straight line through the readings after the first fifth, per hundred rounds: MiB, or
+blocks.
 
-Memory is read three times: ``rss_mib``, resident, which goes up and down with what glibc keeps of what is free;
-``in_use_mib``, what of glibc's heaps is in use, tensors above all; and ``python_blocks``, of Python's own allocator.
+Memory is read in three ways:
+
+- ``rss_mib``: the resident set, which goes up and down with the free memory that glibc keeps
+- ``in_use_mib``: the part of glibc's heaps that is in use, tensors above all
+- ``python_blocks``: blocks of Python's own allocator
 """
 
 from __future__ import annotations
@@ -34,15 +38,15 @@ SHARE = 0.05
 
 
 def save_model(folder: Path) -> None:
-    """A BERT of a few thousand numbers and a tokenizer of whole words."""
+    """Save a BERT of a few thousand numbers, and a tokenizer of whole words."""
     import torch
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", *WORDS])}
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(
+    coder = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    coder.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=coder, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(
         folder
     )
     torch.manual_seed(0)
@@ -81,19 +85,19 @@ def configuration(folder: Path, rounds: int) -> dict[str, Any]:
 
 
 class _Mallinfo(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_size_t) for name in "abcdefghij"]  # glibc's; e: of mapped blocks, h: of others in use
+    _fields_ = [(name, ctypes.c_size_t) for name in "abcdefghij"]  # glibc's: e has mapped bytes, h has others in use
 
 
 def in_use() -> float:
-    """MiB of glibc's heaps that are in use."""
+    """MiB of glibc's heaps in use."""
     mallinfo = ctypes.CDLL(None).mallinfo2
     mallinfo.restype = _Mallinfo
-    found = mallinfo()
-    return float(found.e + found.h) / 2**20
+    info = mallinfo()
+    return float(info.e + info.h) / 2**20
 
 
 class Watch:
-    """Reads this process and its run directory after every tenth round."""
+    """Reads the process and its run directory after every tenth round."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.process = folder, psutil.Process()
@@ -124,7 +128,7 @@ class Watch:
 
 
 def slope(readings: Sequence[dict[str, float]], key: str) -> float:
-    """Of ``key`` in a hundred rounds, after the first fifth."""
+    """Growth of ``key`` per hundred rounds, after the first fifth."""
     late = readings[len(readings) // 5 :]
     x, y = [r["round"] for r in late], [r[key] for r in late]
     mx, my = sum(x) / len(x), sum(y) / len(y)
@@ -162,7 +166,7 @@ def main() -> None:
         rondo.run(configuration(folder, args.rounds), run_dir=folder / "run", device="cpu", observer=watch)
         seconds = time.perf_counter() - began
     late = watch.readings[len(watch.readings) // 5 :]
-    found = {
+    result = {
         "rounds": args.rounds,
         "seconds": seconds,
         "failed_clients": watch.failed,
@@ -175,9 +179,9 @@ def main() -> None:
         "machine": machine(),
         "versions": versions(),
     }
-    print(json.dumps({k: v for k, v in found.items() if k not in ("readings", "versions")}, indent=1))
+    print(json.dumps({k: v for k, v in result.items() if k not in ("readings", "versions")}, indent=1))
     if args.json is not None:
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
     if args.png is not None:
         picture(watch.readings, args.png)
 

@@ -1,10 +1,10 @@
-"""From the first import to the first round, many times, in turns with the imports alone.
+"""Seconds from the first import to the first round, many times, in turns with the imports alone.
 
     python benchmarks/startup.py --turns 5 --json startup.json
     python benchmarks/startup.py --works W2 --before FOLDER      # in turns with another checkout of Rondo
 
-Every start is a process of its own. The imports alone are torch, a model class of transformers, and PEFT, which every
-run needs: they tell how fast the machine is at that moment, which changes by a third within the hour.
+Every start has its own process. The imports alone are torch, a model class of transformers, and PEFT, which every run
+needs. They show the machine's speed at that moment, which changes by a third within the hour.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ rondo_run.main()
 
 
 def seconds(code: str, *arguments: str, threads: int, checkout: Path = HERE) -> float:
-    """What ``code`` prints last, run with the packages of ``checkout``. Raises SystemExit where it fails."""
+    """The number that ``code`` prints last, run with the packages of ``checkout``. Raises SystemExit where it fails."""
     paths = (checkout / "src", checkout / "benchmarks" / "contestants", checkout / "benchmarks")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": str(threads)}
     command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env={**environment, "HF_HUB_OFFLINE": "1"})
-    if done.returncode != 0:
-        raise SystemExit(f"a start failed:\n{done.stderr[-4000:]}")
-    return float(done.stdout.split()[-1])
+    process = subprocess.run(command, capture_output=True, text=True, env={**environment, "HF_HUB_OFFLINE": "1"})
+    if process.returncode != 0:
+        raise SystemExit(f"a start failed:\n{process.stderr[-4000:]}")
+    return float(process.stdout.split()[-1])
 
 
 def main() -> None:
@@ -67,7 +67,7 @@ def main() -> None:
     args = parser.parse_args()
 
     checkouts = {"rondo": HERE, **({"before": args.before.resolve()} if args.before is not None else {})}
-    found: dict[str, list[float]] = {}
+    readings: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(args.turns):
             for work in args.works.split(","):
@@ -75,24 +75,24 @@ def main() -> None:
                 if not data.exists():
                     write_rows(WORKLOADS[work], data)
                 for precision in ("fast", "exact"):
-                    found.setdefault("imports", []).append(seconds(IMPORTS, threads=args.threads))
+                    readings.setdefault("imports", []).append(seconds(IMPORTS, threads=args.threads))
                     options = ("--work", work, "--rounds", "1", "--threads", str(args.threads), "--data", str(data))
                     for name, checkout in checkouts.items():
                         took = seconds(
                             START, *options, "--precision", precision, threads=args.threads, checkout=checkout
                         )
-                        found.setdefault(f"{name} {work} {precision}", []).append(took)
+                        readings.setdefault(f"{name} {work} {precision}", []).append(took)
     result: dict[str, Any] = {
-        "seconds": found,
-        "median": {name: statistics.median(each) for name, each in found.items()},
+        "seconds": readings,
+        "median": {name: statistics.median(times) for name, times in readings.items()},
         "threads": args.threads,
         "machine": machine(),
         "versions": versions(),
     }
     if args.json:
         args.json.write_text(json.dumps(result, indent=2) + "\n")
-    for name, each in found.items():
-        print(f"{name:20}{statistics.median(each):6.2f} s, of {len(each)}: {min(each):.2f} to {max(each):.2f}")
+    for name, times in readings.items():
+        print(f"{name:20}{statistics.median(times):6.2f} s, of {len(times)}: {min(times):.2f} to {max(times):.2f}")
 
 
 if __name__ == "__main__":

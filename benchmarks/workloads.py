@@ -1,4 +1,4 @@
-"""What the contestants of ``simulation.py`` train: models, adapters, clients and rows."""
+"""The models, adapters, clients and rows that the contestants of ``simulation.py`` train on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 TOKENS = 64
-"""Tokens of every row, special ones counted."""
+"""Tokens per row, special ones included."""
 
 WORDS = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
@@ -24,19 +24,19 @@ WORDS = (
 
 @dataclass(frozen=True)
 class Workload:
-    """One model, one adapter and one population; every client takes part in every round.
-
-    ``layers``: the adapted layers (all where None). ``steps``: local steps a round; one epoch where None.
-    """
+    """One model, one adapter and one population; every client takes part in every round."""
 
     name: str
     kind: Literal["sequence-classification", "causal-lm"] = "sequence-classification"
     targets: tuple[str, ...] = ("query", "value")
     layers: tuple[int, ...] | None = None
+    """The adapted layers; None: all."""
     clients: int = 20
     samples: int = 64
+    """Rows per client."""
     batch: int = 16
     steps: int | None = None
+    """Local steps per round; None: one epoch."""
     rank: int = 4
     alpha: int = 16
     lr: float = 1e-3
@@ -45,12 +45,12 @@ class Workload:
 
     @property
     def local_steps(self) -> int:
-        """Optimizer steps of a client in a round."""
+        """Optimizer steps per client and round."""
         return -(-self.samples // self.batch) if self.steps is None else self.steps
 
     @property
     def samples_per_round(self) -> int:
-        """Rows that all clients together train on in a round, repetitions counted."""
+        """Rows that all clients together train on per round, repetitions counted."""
         return self.clients * (self.samples if self.steps is None else self.steps * self.batch)
 
 
@@ -68,8 +68,8 @@ WORKLOADS = {
 
 
 def model_folder(workload: Workload) -> str:
-    """The folder of the model. SmolLM2, whose package has a GGUF file, is dequantised into float32 once, for all
-    contestants: they are not compared in reading GGUF. Raises SystemExit where a package is missing."""
+    """The folder of the model. SmolLM2 comes as a GGUF file and is dequantised to float32 once for all contestants,
+    since reading GGUF is not compared. Raises SystemExit where a package is missing."""
     if workload.kind == "sequence-classification":
         from rondo.models.pretrained import minilm_path
 
@@ -108,9 +108,9 @@ def tokenizer(workload: Workload) -> Any:
 
 
 def write_rows(workload: Workload, file: Path) -> None:
-    """Write the rows (text, label, client) as CSV, each of exactly ``TOKENS`` tokens. Raises ValueError if not so.
+    """Write the rows (text, label, client) as CSV. Raises ValueError unless each has exactly ``TOKENS`` tokens.
 
-    The two labels draw from two halves of the words, so there is something to learn.
+    Each of the two labels draws from its own half of the words, so that a model can learn them.
     """
     coder = tokenizer(workload)
     generator, words = random.Random(workload.seed), WORDS.split()

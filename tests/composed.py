@@ -1,4 +1,4 @@
-"""A whole simulated federation in one object, put together from parts as a run does it, for tests of the engine."""
+"""A whole simulated federation in one object, assembled as a run assembles it, for tests of the engine."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ IDENTITY = Identity("simulation", "")
 
 @dataclass
 class Composed:
-    """Every part is made anew for each call from what this holds, so a test may change any of it in between.
+    """Makes every part anew on each call from its attributes, so a test may change any of them in between.
 
-    ``uploads`` and ``answered``: every upload, and what each client would keep, by round and client.
+    ``uploads``: every upload, by round and client.
+    ``answered``: the tensors that each client would keep, by round and client.
     """
 
     algorithm: Algorithm[Any]
@@ -59,7 +60,7 @@ class Composed:
         return Round(index, self.config.rounds, self.config.seed, len(self.population.members))
 
     def measure(self) -> None:
-        """As a run does before its first round."""
+        """Measure the bytes per cost, as a run does before its first round."""
         seen, _ = self.newcomer(0)
         with one_cohort(self.network):
             self.bytes_per_cost = activation_bytes(self.network, self.task, seen, self.population.sample(2))

@@ -1,16 +1,16 @@
-"""What every test runs under: no network, one thread, no deadline."""
+"""The conditions of every test: no network, one thread, no deadline."""
 
 from __future__ import annotations
 
 import os
 
-# Read by libraries when they are imported, so they are set before any of them is.
+# Set before any import: libraries read them when they are imported.
 os.environ.update(
     HF_HUB_OFFLINE="1",
     TRANSFORMERS_OFFLINE="1",
     HF_DATASETS_OFFLINE="1",
     FLWR_TELEMETRY_ENABLED="0",
-    TERM="xterm-256color",  # what is shown in a terminal does not depend on the one that runs the tests
+    TERM="xterm-256color",  # output does not depend on the terminal that runs the tests
 )
 for switch in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
     os.environ.pop(switch, None)
@@ -56,7 +56,7 @@ def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_network() -> Iterator[None]:
-    """Refuses every connection but to this machine, from fixtures of any scope and from tests."""
+    """Refuse every connection except to this machine, in fixtures of any scope and in tests."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("connect", "connect_ex", "sendto"):
             patch.setattr(socket.socket, name, _guarded(getattr(socket.socket, name)))
@@ -65,7 +65,7 @@ def no_network() -> Iterator[None]:
 
 @pytest.fixture
 def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
-    """Runs a command in an empty working directory: its exit code, and all that it said. Never a traceback."""
+    """Run a command in an empty working directory; return its exit code and output, which has no traceback."""
     from typer.testing import CliRunner
 
     from rondo.cli import app
@@ -75,10 +75,10 @@ def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
     monkeypatch.setenv("COLUMNS", "200")
 
     def call(*arguments: object) -> tuple[int, str]:
-        found = CliRunner().invoke(app, [str(a) for a in arguments])
-        if not isinstance(found.exception, SystemExit | None):
-            raise found.exception
-        assert "Traceback" not in found.output
-        return found.exit_code, found.output
+        result = CliRunner().invoke(app, [str(a) for a in arguments])
+        if not isinstance(result.exception, SystemExit | None):
+            raise result.exception
+        assert "Traceback" not in result.output
+        return result.exit_code, result.output
 
     return call

@@ -21,27 +21,27 @@ POSITIONS = 64
 
 
 def save_tokenizer(folder: Path, *, pairs: bool) -> int:
-    """A tokenizer of whole words into ``folder``; the size of its vocabulary."""
+    """Save a tokenizer of whole words in ``folder``; return the size of its vocabulary."""
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *GOOD, *BAD, *NEUTRAL]
-    words = Tokenizer(models.WordLevel({w: i for i, w in enumerate(vocabulary)}, unk_token="[UNK]"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(vocabulary)}, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
     if pairs:
-        words.post_processor = processors.TemplateProcessing(
+        inner.post_processor = processors.TemplateProcessing(
             single="[CLS] $A [SEP]",
             pair="[CLS] $A [SEP] $B:1 [SEP]:1",
             special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
         )
     special = {"pad_token": "[PAD]", "unk_token": "[UNK]"}
     special |= {"cls_token": "[CLS]", "sep_token": "[SEP]"} if pairs else {"eos_token": "[SEP]"}
-    transformers.PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **special).save_pretrained(folder)
     return len(vocabulary)
 
 
 def save_tiny_bert(folder: Path) -> Path:
-    """A BERT with random weights, and a tokenizer, that ``from_pretrained`` loads."""
+    """Save a BERT with random weights, and its tokenizer, for ``from_pretrained``."""
     import transformers
 
     config = transformers.BertConfig(
@@ -72,7 +72,7 @@ def save_tiny_gpt2(folder: Path) -> Path:
 
 
 def save_tiny_pythia(folder: Path) -> Path:
-    """A classifier of the last token; its tokenizer adds none."""
+    """Save a classifier of the last token; its tokenizer adds no tokens."""
     import transformers
 
     config = transformers.GPTNeoXConfig(
@@ -86,7 +86,7 @@ def save_tiny_pythia(folder: Path) -> Path:
 
 
 def reviews(count: int, seed: int = 0) -> Rows:
-    """Sentences whose label is the kind of word in them; who wrote them; and the same in two halves."""
+    """Sentences labelled by the kind of word in them, with their author, whole and in two halves."""
     draw = random.Random(seed)
     rows: Rows = []
     for i in range(count):
@@ -99,7 +99,7 @@ def reviews(count: int, seed: int = 0) -> Rows:
 
 
 def write_rows(path: Path, rows: Rows) -> Path:
-    """``rows`` in the format that ``path`` ends with."""
+    """Write ``rows`` in the format that ``path`` ends with; return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".csv":
         with path.open("w", newline="", encoding="utf-8") as file:
@@ -119,8 +119,8 @@ def write_rows(path: Path, rows: Rows) -> Path:
 
 
 def settings(folder: Path, **changes: Mapping[str, Any] | int) -> dict[str, Any]:
-    """A run of two rounds and three clients with the model in ``folder``; ``changes`` by section, None takes a
-    key away."""
+    """A run of two rounds and three clients with the model in ``folder``; ``changes`` are by section; None
+    removes a key."""
     config: dict[str, Any] = {
         "rounds": 2,
         "algorithm": {"name": "fedit"},

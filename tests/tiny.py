@@ -1,4 +1,4 @@
-"""Models, tokenizers and adapters of a few thousand numbers, for tests."""
+"""Models, tokenizers and adapters with a few thousand numbers, for tests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _seeded(make: Callable[[], nn.Module], seed: int) -> Any:
 
 
 def bert(labels: int = 3, seed: int = 0, **options: Any) -> Any:
-    """BertForSequenceClassification with two layers of 32. It has dropout of 0.1 that only train mode shows."""
+    """BertForSequenceClassification with two layers of width 32. Its dropout of 0.1 acts in train mode only."""
     config = transformers.BertConfig(
         vocab_size=VOCABULARY,
         hidden_size=32,
@@ -49,7 +49,7 @@ def bert(labels: int = 3, seed: int = 0, **options: Any) -> Any:
 
 
 def roberta(labels: int = 3, seed: int = 0) -> Any:
-    """RobertaForSequenceClassification, whose head is a module of two layers."""
+    """RobertaForSequenceClassification. Its head is a module of two layers."""
     config = transformers.RobertaConfig(
         vocab_size=VOCABULARY,
         hidden_size=32,
@@ -65,7 +65,7 @@ def roberta(labels: int = 3, seed: int = 0) -> Any:
 
 
 def distilbert(labels: int = 3, seed: int = 0) -> Any:
-    """DistilBertForSequenceClassification, the names of whose head's two layers end alike."""
+    """DistilBertForSequenceClassification. The names of the two layers of its head end alike."""
     config = transformers.DistilBertConfig(
         vocab_size=VOCABULARY,
         dim=32,
@@ -96,12 +96,12 @@ def _gpt2_config(**options: Any) -> Any:
 
 
 def gpt2(labels: int = 3, seed: int = 0) -> Any:
-    """GPT2ForSequenceClassification, whose layers are Conv1D."""
+    """GPT2ForSequenceClassification. Its layers are Conv1D."""
     return _seeded(lambda: transformers.GPT2ForSequenceClassification(_gpt2_config(num_labels=labels)), seed)
 
 
 def gpt2_lm(seed: int = 0) -> Any:
-    """GPT2LMHeadModel, its embedding and its output tied."""
+    """GPT2LMHeadModel with tied embedding and output."""
     return _seeded(lambda: transformers.GPT2LMHeadModel(_gpt2_config()), seed)
 
 
@@ -124,7 +124,7 @@ def llama_lm(seed: int = 0) -> Any:
 
 
 class Convolutions(nn.Module):
-    """Two convolutions with a stride and paddings, and a linear classifier."""
+    """Two convolutions with stride and padding, then a linear classifier."""
 
     base_model_prefix = "body"
 
@@ -157,7 +157,7 @@ def head_names(module: nn.Module) -> tuple[str, ...]:
 
 
 def redraw_head(module: nn.Module, seed: int) -> Any:
-    """A copy with another head, as a stock library would draw one of its own."""
+    """A copy with a different head, as a stock library would draw it."""
     module = copy.deepcopy(module)
     g = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -168,14 +168,14 @@ def redraw_head(module: nn.Module, seed: int) -> Any:
 
 
 def sites(module: nn.Module, endings: Sequence[str], *, rank: int = 3, dropout: float = 0.0) -> tuple[Site, ...]:
-    """The layers of ``module`` whose path ends with one of ``endings``, each with a scale of its own."""
-    found = []
+    """The layers of ``module`` whose path ends with one of ``endings``, each with its own scale."""
+    chosen = []
     for path, layer in module.named_modules():
         if any(path == e or path.endswith("." + e) for e in endings):
             kind, shape = layer_kind(layer, path)
-            found.append(Site(path, kind, shape, rank, 0.5 + 0.25 * len(found), dropout))
-    assert found
-    return tuple(found)
+            chosen.append(Site(path, kind, shape, rank, 0.5 + 0.25 * len(chosen), dropout))
+    assert chosen
+    return tuple(chosen)
 
 
 def factors(
@@ -203,7 +203,7 @@ def chunks(chosen: Sequence[Site], seed: int, dtype: torch.dtype = torch.float64
 
 
 def head_of(network: AdaptedNetwork, seed: int) -> dict[str, Tensor]:
-    """A head for ``network`` drawn from ``seed``, no client axis."""
+    """A head for ``network`` drawn from ``seed``, without a client axis."""
     g = torch.Generator().manual_seed(seed)
     return {n: torch.randn(t.shape, generator=g).to(t.dtype) for n, t in network.initial_head.items()}
 
@@ -214,7 +214,7 @@ def merged(
     seen: Mapping[str, Tensor],
     base: Mapping[str, tuple[LowRank, ...]] | None = None,
 ) -> Any:
-    """A copy of ``module`` with every change added to its weights, written out densely: the reference."""
+    """A copy of ``module`` with every change added densely to its weights: the reference."""
     module = copy.deepcopy(module)
     with torch.no_grad():
         for s in chosen:
@@ -246,8 +246,12 @@ def image_batch(rows: int = 4, seed: int = 0, dtype: torch.dtype = torch.float64
 
 
 def tokenizer(kind: str = "bert", *, pad: bool = True) -> Any:
-    """A tokenizer of whole words ``w0`` ... ``w35``. "bert": ``<s> a </s> b </s>`` with segments; "gpt": nothing is
-    added; "llama": ``<s> a``. Without ``pad`` there is no padding token."""
+    """A tokenizer of whole words ``w0`` ... ``w35``; without ``pad`` it has no padding token.
+
+    "bert": ``<s> a </s> b </s>`` with segments.
+    "gpt": adds nothing.
+    "llama": ``<s> a``.
+    """
     inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(SPECIAL + WORDS)}, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     names = ["input_ids", "attention_mask"]
@@ -269,7 +273,7 @@ def tokenizer(kind: str = "bert", *, pad: bool = True) -> Any:
 
 
 def saved(folder: Path, module: Any, coder: Any) -> str:
-    """``module`` and its tokenizer in a folder that ``from_pretrained`` reads."""
+    """Save ``module`` and its tokenizer for ``from_pretrained``; return the folder."""
     module.save_pretrained(folder)
     coder.save_pretrained(folder)
     return str(folder)

@@ -33,19 +33,19 @@ RANK = 3
 
 
 POISON = tiny.VOCABULARY - 1
-"""A word that only clients chosen to fail have."""
+"""A word that only the rows of clients chosen to fail contain."""
 
 
 def examples(client: str, count: int, *, poisoned: bool = False) -> tuple[TextExample, ...]:
-    """Sentences whose label follows their first word, by a rule of each client's own."""
+    """Sentences labelled by their first word, with a rule per client."""
     g = Round(0, 1, 0, 0).generator(client)
     shift = int(torch.randint(0, 3, (1,), generator=g))
-    found = []
+    rows = []
     for _ in range(count):
         body = torch.randint(4, POISON, (int(torch.randint(3, 8, (1,), generator=g)),), generator=g).tolist()
         ids = (2, *body, POISON, 3) if poisoned else (2, *body, 3)
-        found.append(TextExample(ids, (body[0] + shift) % 3, (0,) * len(ids)))
-    return tuple(found)
+        rows.append(TextExample(ids, (body[0] + shift) % 3, (0,) * len(ids)))
+    return tuple(rows)
 
 
 def population(sizes: Mapping[str, int], poisoned: Sequence[str] = ()) -> Population:
@@ -60,7 +60,7 @@ SIZES = {"ann": 4, "bob": 9, "cid": 6}
 
 
 class Task(SequenceClassification):
-    """Classification in which a row with the poisoned word has no finite loss."""
+    """Classification whose loss is not finite on a row with the poisoned word."""
 
     def __init__(self) -> None:
         super().__init__(tiny.tokenizer(), ["text"], "label", ("a", "b", "c"), 32)
@@ -93,7 +93,7 @@ def make(
     targets: Sequence[str] = ("query", "intermediate.dense"),
     **fields: Any,
 ) -> Composed:
-    """A simulation as a run builds it, of an algorithm of the table and a head policy."""
+    """A simulation as a run builds it, from an algorithm of the table and a head policy."""
     module = tiny.bert().to(dtype)
     sites = tiny.sites(module, targets, rank=RANK)
     network = AdaptedNetwork(module, sites, tiny.head_names(module))
@@ -112,10 +112,10 @@ def run(simulation: Composed, rounds: int = 2) -> list[dict[str, Any]]:
 
 
 def change(sim: Composed, seen: Params, base: Mapping[str, tuple[LowRank, ...]]) -> dict[str, Tensor]:
-    """What the network adds to every adapted layer, densely, and the head."""
-    found = {n: t.double() for n, t in pick(seen, head).items()}
+    """The dense change that the network adds to every adapted layer, and the head."""
+    changes = {n: t.double() for n, t in pick(seen, head).items()}
     for path, site in sim.network.sites.items():
-        found[path] = site.scale * seen[f"{path}.B"].double() @ seen[f"{path}.A"].double()
+        changes[path] = site.scale * seen[f"{path}.B"].double() @ seen[f"{path}.A"].double()
         for chunk in base.get(path, ()):
-            found[path] = found[path] + chunk.dense().double()
-    return found
+            changes[path] = changes[path] + chunk.dense().double()
+    return changes

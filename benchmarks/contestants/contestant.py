@@ -1,4 +1,4 @@
-"""What the contestants share: their arguments, the model under stock PEFT, and plain local training."""
+"""Parts that the contestants share: arguments, the model under stock PEFT, and plain local training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from workloads import TOKENS, WORKLOADS, Workload, model_folder, tokenizer
 
-_BEGAN = time.time()  # nothing of weight is imported yet
+_BEGAN = time.time()  # before the large imports
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
@@ -37,12 +37,15 @@ def since_start(moment: float) -> float:
 
 @dataclass
 class Outcome:
-    """What a contestant reports: one loss and one duration a round, and the seconds until the first round began."""
+    """A contestant's report."""
 
     startup_seconds: float
+    """Seconds until the first round began."""
     round_seconds: list[float]
     loss: list[float]
+    """One mean training loss per round."""
     parameters: int
+    """Number of trained parameters."""
 
     def print(self, workload: Workload) -> None:
         """Print the last line that ``simulation.py`` reads."""
@@ -50,7 +53,7 @@ class Outcome:
 
 
 def build_model(workload: Workload) -> Any:
-    """The pre-trained model in float32 with fresh PEFT adapters, in eval mode as nothing is dropped."""
+    """The pre-trained model in float32 with fresh PEFT adapters, in eval mode because no contestant uses dropout."""
     import peft
     import torch
     import transformers
@@ -80,16 +83,16 @@ def trained(model: Any) -> list[Any]:
 
 
 def adapter_state(model: Any) -> dict[str, Any]:
-    """PEFT's state dict of what is trained. Told not to look for embeddings, or it may ask the model hub each time."""
+    """PEFT's state dict of the trained tensors. Looking for embeddings is off: it may ask the model hub each time."""
     import peft
 
-    found: dict[str, Any] = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
-    return found
+    state: dict[str, Any] = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
+    return state
 
 
 @functools.cache
 def clients(workload: Workload, file: Path) -> list[Any]:
-    """The tokenised rows of every client as a ``TensorDataset`` of ids, mask and labels; read once a process."""
+    """The tokenised rows of every client as a ``TensorDataset`` of ids, mask and labels, read once per process."""
     import torch
 
     coder = tokenizer(workload)
@@ -97,17 +100,17 @@ def clients(workload: Workload, file: Path) -> list[Any]:
     with file.open(newline="", encoding="utf-8") as lines:
         for row in csv.DictReader(lines):
             rows.setdefault(row["client"], []).append(row)
-    found = []
-    for own in rows.values():
-        coded = coder([r["text"] for r in own], truncation=True, max_length=TOKENS)
+    datasets = []
+    for client_rows in rows.values():
+        coded = coder([r["text"] for r in client_rows], truncation=True, max_length=TOKENS)
         ids = torch.tensor(coded["input_ids"])
-        labels = ids if workload.kind == "causal-lm" else torch.tensor([int(r["label"]) for r in own])
-        found.append(torch.utils.data.TensorDataset(ids, torch.tensor(coded["attention_mask"]), labels))
-    return found
+        labels = ids if workload.kind == "causal-lm" else torch.tensor([int(r["label"]) for r in client_rows])
+        datasets.append(torch.utils.data.TensorDataset(ids, torch.tensor(coded["attention_mask"]), labels))
+    return datasets
 
 
 def train(model: Any, workload: Workload, dataset: Any) -> float:
-    """One client's local training in place, with a fresh optimizer. The mean loss of its steps."""
+    """Train one client in place, with a fresh optimizer. Returns the mean loss of its steps."""
     import torch
 
     tensors = trained(model)
@@ -129,5 +132,5 @@ def train(model: Any, workload: Workload, dataset: Any) -> float:
 
 def weighted_mean(states: Sequence[dict[str, Any]], weights: Sequence[float]) -> dict[str, Any]:
     """The weighted mean of state dicts."""
-    whole = sum(weights)
-    return {n: sum(s[n] * (w / whole) for s, w in zip(states, weights, strict=True)) for n in states[0]}
+    total = sum(weights)
+    return {n: sum(s[n] * (w / total) for s, w in zip(states, weights, strict=True)) for n in states[0]}

@@ -1,4 +1,4 @@
-"""Flower's simulation engine on Ray, as in its own LLM example: every client builds the model, trains, sends arrays."""
+"""Flower's simulation engine on Ray, as in its LLM example: each client builds the model, trains, and sends arrays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WEIGHT = "num-examples"
 
 
 def client_app(workload: Workload, data: Path) -> ClientApp:
-    """The client's side: one torch thread, since two clients share two cores."""
+    """The client's side. It uses one torch thread, because two clients share two cores."""
     app = ClientApp()
 
     @app.train()
@@ -44,9 +44,9 @@ def client_app(workload: Workload, data: Path) -> ClientApp:
 
 
 class TimedFedAvg(FedAvg):
-    """FedAvg that notes the time from configuring a round to its new model.
+    """FedAvg that notes the time of each round, from its configuration to its new model.
 
-    Ray starts beside the server, so the first round counts from the moment when its first client is at work.
+    Ray starts beside the server, so the first round counts from the start of its first client's work.
     """
 
     def __init__(self, clients: int) -> None:

@@ -1,4 +1,4 @@
-"""The floor: one process, one model, the clients one after another in plain PyTorch, transformers and PEFT."""
+"""The plain loop: one process and one model, clients one after another in PyTorch, transformers and PEFT."""
 
 from __future__ import annotations
 

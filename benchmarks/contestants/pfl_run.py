@@ -23,7 +23,7 @@ from workloads import WORKLOADS, Workload
 
 
 class Trainee(torch.nn.Module):
-    """The model as pfl wants it, with a loss over a batch; pfl reports no training loss, so it is kept here."""
+    """The model in pfl's form, with a loss per batch. It keeps the losses, because pfl reports no training loss."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -31,18 +31,18 @@ class Trainee(torch.nn.Module):
         self.losses: list[torch.Tensor] = []
 
     def loss(self, ids: torch.Tensor, mask: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The loss of a batch, in eval mode."""
+        """Loss of a batch, in eval mode."""
         loss = self.model(input_ids=ids, attention_mask=mask, labels=labels).loss
         self.losses.append(loss.detach().clone())
         return loss
 
     def metrics(self, *batch: torch.Tensor) -> dict[str, Weighted]:
-        """Nothing: pfl always evaluates the first round, and no contestant evaluates."""
+        """No metric: pfl always evaluates the first round, but no contestant evaluates."""
         return {"batches": Weighted(0.0, 1.0)}
 
 
 class Watch(TrainingProcessCallback):
-    """Notes when training starts, and the time and mean loss of every round."""
+    """Notes the start of training, and the time and mean loss of every round."""
 
     def __init__(self, trainee: Trainee) -> None:
         self.trainee = trainee
@@ -65,9 +65,10 @@ class Watch(TrainingProcessCallback):
 
 
 def local_training(workload: Workload) -> NNTrainHyperParams:
-    """pfl stops at the end of the rows when it counts steps, so more steps than that are epochs."""
-    an_epoch = -(-workload.samples // workload.batch)
-    epochs, rest = divmod(workload.local_steps, an_epoch)
+    """pfl's settings of local training. When pfl counts steps it stops at the end of the rows, so longer training is
+    counted in epochs. Raises SystemExit for a longer training of no whole number of epochs."""
+    steps_per_epoch = -(-workload.samples // workload.batch)
+    epochs, rest = divmod(workload.local_steps, steps_per_epoch)
     if epochs and rest:
         raise SystemExit(f"{workload.name}: {workload.local_steps} steps are no whole number of epochs, as pfl needs")
     return NNTrainHyperParams(

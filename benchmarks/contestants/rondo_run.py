@@ -12,7 +12,7 @@ from workloads import TOKENS, WORKLOADS, Workload, model_folder
 
 
 class Watch:
-    """Notes when the first round starts, and how long each takes until it is on disk."""
+    """Notes the start of the first round, and the seconds of each round until it is on disk."""
 
     def __init__(self) -> None:
         self.began: float | None = None

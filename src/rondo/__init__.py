@@ -1,4 +1,4 @@
-"""Rondo: federated low-rank fine-tuning. Importing the package imports no torch; names load when used."""
+"""Rondo: federated low-rank fine-tuning. Importing the package imports no torch; names load on first use."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
 """The contract: a federated algorithm is one frozen dataclass, cut at the network.
 
-Its fields are its hyperparameters. It holds no state, runs no loop, does no input or output. An algorithm that does
-not override :meth:`Algorithm.aggregate` is *linear* in its uploads: the server may fold them as they come, add them
+Its fields are its hyperparameters. It holds no state, runs no loop and does no input or output. An algorithm that does
+not override :meth:`Algorithm.aggregate` is *linear* in its uploads: the server may fold them as they arrive, add them
 over a tree of workers or behind secure aggregation.
 
 Client-side code (:meth:`Algorithm.client_update` and what it calls) sees every tensor with a leading client axis of
-length K, one row a client of the cohort; K is 1 when clients are trained one at a time. Server-side tensors have no
-such axis. :meth:`Algorithm.view` is used on both sides, so it keeps to ``@``, ``.mT`` and elementwise operations.
+length K, one row per client of the cohort; K is 1 when clients are trained one at a time. Server-side tensors have no
+such axis. :meth:`Algorithm.view` runs on both sides, so it keeps to ``@``, ``.mT``, elementwise operations and axes
+counted from the end.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from rondo.lowrank import LowRank
 from rondo.params import Layout, Packed, Params, Select, cast_like, everything, pad_rank
 
 Loss: TypeAlias = Callable[[Params], Tensor]
-"""Network loss on the current batch, of tensors as ``view`` returns them; shape (K,), one a client."""
+"""The network's loss on the current batch, given tensors as ``view`` returns them; shape (K,), one per client."""
 
 Objective: TypeAlias = Callable[[Params, Loss], Tensor]
-"""What clients minimise, shape (K,), given the tensors being trained and the network's loss."""
+"""The loss that clients minimise, shape (K,), given the tensors being trained and the network's loss."""
 
 HeadPolicy: TypeAlias = Literal["shared", "local", "frozen"]
 
@@ -39,9 +40,11 @@ def plain(params: Params, loss: Loss) -> Tensor:
 
 
 class ClientFailed(Exception):
-    """A client cannot finish its part of the round; it uploads nothing and the round goes on.
+    """A client cannot finish its part of the round. It uploads nothing and the round goes on.
 
-    ``reason`` is a short code (``nonfinite_loss``, ``no_targets``, ``out_of_memory``); ``detail`` says more.
+    ``client``: the client's id.
+    ``reason``: a short code (``nonfinite_loss``, ``no_targets``, ``out_of_memory``).
+    ``detail``: the circumstances, in words.
     """
 
     def __init__(self, client: str, reason: str, detail: str) -> None:
@@ -50,7 +53,11 @@ class ClientFailed(Exception):
 
 
 class UnreadableUpload(ValueError):
-    """:meth:`Algorithm.expand` cannot read an upload. ``reason`` is a short code; ``detail`` says more."""
+    """:meth:`Algorithm.expand` cannot read an upload.
+
+    ``reason``: a short code.
+    ``detail``: the circumstances, in words.
+    """
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -59,24 +66,30 @@ class UnreadableUpload(ValueError):
 
 @dataclass(frozen=True)
 class Client:
-    """A party: its id, its number of training examples and, where ranks differ, its rank."""
+    """A client of the federation."""
 
     id: str
     num_examples: int
+    """Number of training examples."""
     rank: int | None = None
+    """The client's own rank where ranks differ, else None."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """A round: 0-based index, number of rounds in the run, run seed, population size."""
+    """One round of a run."""
 
     index: int
+    """0-based."""
     total: int
+    """Number of rounds in the run."""
     seed: int
+    """The run's seed."""
     population: int
+    """Number of clients in the population."""
 
     def generator(self, *tags: str | int) -> torch.Generator:
-        """A CPU generator seeded from (run seed, round, tags): independent streams, one a name."""
+        """A CPU generator seeded from (run seed, round, tags). Different tags give independent streams."""
         text = "/".join(map(str, (self.seed, self.index, *tags)))
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest) & 0x7FFF_FFFF_FFFF_FFFF)
@@ -84,28 +97,34 @@ class Round:
 
 @dataclass(frozen=True)
 class Weight:
-    """A frozen base matrix, read lazily: ``shape`` (out, in), the adapter's ``scale`` on it, and ``matrix()``."""
+    """A frozen base matrix, read only when asked for."""
 
     shape: tuple[int, int]
+    """(out, in)."""
     scale: float
+    """The adapter's scale on this matrix."""
     matrix: Callable[[], Tensor]
+    """Reads the (out, in) matrix."""
 
 
 @dataclass(frozen=True)
 class Shared:
-    """What a client must know: tensors, and the cumulative low-rank change of the frozen base, in chunks."""
+    """Everything a client must know from the server."""
 
     params: Params
     base: Mapping[str, tuple[LowRank, ...]] = field(default_factory=dict)
+    """Cumulative low-rank change of the frozen base by module path, in chunks."""
 
 
 @dataclass(frozen=True)
 class Upload:
-    """What one client sends: tensors without a client axis, and its weight in the mean."""
+    """One client's message to the server."""
 
     client: Client
     params: Params
+    """Tensors without a client axis."""
     weight: float
+    """The client's weight in the mean, not normalised."""
 
 
 Uploads: TypeAlias = tuple[Upload, ...]
@@ -113,23 +132,28 @@ Uploads: TypeAlias = tuple[Upload, ...]
 
 @dataclass(frozen=True)
 class Mean:
-    """Weighted mean of the uploads (tensors in float64, parts of one vector), the sum of their weights, and how many
-    there were."""
+    """The weighted mean of a round's uploads."""
 
     params: Params
+    """The mean itself in float64, all tensors parts of one vector."""
     weight: float
+    """Sum of the uploads' weights."""
     count: int
+    """Number of uploads."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The end of local training: all tensors (client axis K), and per client, shape (K,), the number of steps,
-    of examples processed, and the mean training loss."""
+    """The result of local training of K clients."""
 
     params: Params
+    """All tensors, with client axis K."""
     steps: Tensor
+    """Steps taken per client, shape (K,)."""
     examples: Tensor
+    """Examples processed per client, shape (K,)."""
     loss: Tensor
+    """Mean training loss per client, shape (K,)."""
 
 
 class Trainer(Protocol):
@@ -156,27 +180,31 @@ class Trainer(Protocol):
         lr: float | None = None,
     ) -> Fit:
         """Train the selected tensors of ``params`` (client axis K) with a fresh optimizer on the clients' next data
-        stream. ``epochs``, ``steps`` and ``lr`` default to the run's. Raises :class:`ClientFailed`."""
+        stream.
+
+        ``epochs``, ``steps`` and ``lr`` default to the run's. Raises :class:`ClientFailed`.
+        """
 
     def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:
-        """One :class:`Upload` a client; ``weight``, shape (K,), defaults to the run's weighting."""
+        """One :class:`Upload` per client. ``weight``, shape (K,), defaults to the run's weighting."""
 
 
 @dataclass(frozen=True)
 class ServerState:
-    """The state of an algorithm whose server holds nothing but tensors."""
+    """The state of an algorithm whose server holds only tensors."""
 
     params: Params
 
 
 @dataclass(frozen=True)
 class BaseState:
-    """The state of an algorithm whose server also moves the frozen base: ``base`` is its change so far, in chunks, in
-    W's units, and ``scale`` the adapter's scale, both by module path."""
+    """The state of an algorithm whose server also changes the frozen base. Both mappings are by module path."""
 
     params: Params
     base: Mapping[str, tuple[LowRank, ...]]
+    """The base's change so far, in chunks, in W's units."""
     scale: Mapping[str, float]
+    """The adapter's scale."""
 
     @staticmethod
     def start(params: Params, weights: Mapping[str, Weight]) -> BaseState:
@@ -184,7 +212,7 @@ class BaseState:
         return BaseState(params, {}, {path: w.scale for path, w in weights.items()})
 
     def with_chunks(self, chunks: Mapping[str, LowRank]) -> BaseState:
-        """``chunks`` appended to the base's change."""
+        """This state with ``chunks`` appended to the base's change."""
         return replace(self, base={**self.base, **{p: (*self.base.get(p, ()), c) for p, c in chunks.items()}})
 
 
@@ -197,58 +225,60 @@ S = TypeVar("S", bound=HasParams)
 
 
 def weighted_mean(uploads: Iterable[Upload]) -> Mean:
-    """``sum w_k x_k / sum w_k``, accumulated in float64 in the order given, ``_HELD`` uploads in memory at a time.
+    """``sum w_k x_k / sum w_k``, accumulated in float64 in the order given, with ``_HELD`` uploads in memory at a time.
 
-    The engine gives uploads sorted by client id, so that the result does not depend on who answered first. Raises
-    ValueError where there is nothing to average, a weight is not positive and finite, or names or shapes differ.
+    The engine sorts uploads by client id, so the result does not depend on which client answered first. Raises
+    ValueError if there are no uploads, a weight is not positive and finite, or names or shapes differ.
     """
-    coming = _packed(uploads)
-    held = list(itertools.islice(coming, _HELD))
+    packed_uploads = _packed(uploads)
+    held = list(itertools.islice(packed_uploads, _HELD))
     if not held:
         raise ValueError("no uploads to average")
     first, _ = held[0]
     layout, total = first.layout, torch.zeros_like(first.vector, dtype=torch.float64)
-    weight, count = 0.0, 0
+    weight_sum, count = 0.0, 0
     del first
     while held:
         _add(total, held)
         count += len(held)
-        for _, own in held:
-            weight += own
-        held.clear()  # before more are asked for
-        held += itertools.islice(coming, _HELD)
-    return Mean(Packed(total.div_(weight), layout), weight, count)
+        for _, weight in held:
+            weight_sum += weight
+        held.clear()  # free these before asking for more
+        held += itertools.islice(packed_uploads, _HELD)
+    return Mean(Packed(total.div_(weight_sum), layout), weight_sum, count)
 
 
 _HELD = 8
-"""So few that memory does not grow with the number of uploads."""
+"""Uploads in memory at a time: few, so that memory does not grow with the number of uploads."""
 _TOGETHER = 2**19
 """Numbers added at a time: enough to outweigh the cost of a call, few enough for a processor's cache."""
 
 
 def _add(total: Tensor, held: Sequence[tuple[Packed, float]]) -> None:
-    """``total += weight * vector`` for each upload in turn, in place; each product and sum is rounded to float64."""
-    buffer = torch.empty_like(total[:_TOGETHER])
-    pieces = [torch.split(own.vector, _TOGETHER) for own, _ in held]
-    for part, *each in zip(torch.split(total, _TOGETHER), *pieces, strict=True):
-        room = buffer[: len(part)]
-        for (_, weight), piece in zip(held, each, strict=True):  # all of them while ``part`` is in the cache
-            part.add_(room.copy_(piece).mul_(weight))
+    """``total += weight * vector``, in place, one upload after another; each product and sum is rounded to float64."""
+    scratch = torch.empty_like(total[:_TOGETHER])
+    vectors = [torch.split(packed.vector, _TOGETHER) for packed, _ in held]
+    for part, *addends in zip(torch.split(total, _TOGETHER), *vectors, strict=True):
+        product = scratch[: len(part)]
+        for (_, weight), addend in zip(held, addends, strict=True):  # every upload while ``part`` is in the cache
+            part.add_(product.copy_(addend).mul_(weight))
 
 
 def _packed(uploads: Iterable[Upload]) -> Iterator[tuple[Packed, float]]:
-    """All numbers of every upload in the order of the first, and its weight. Raises ValueError where one is not as the
-    first was, or a weight is none."""
+    """Each upload as one vector, in the first upload's layout, with its weight. Raises ValueError if a weight is not
+    positive and finite, or an upload's names or shapes differ from the first's."""
     layout: Layout | None = None
     for upload in uploads:
         if not 0 < upload.weight < float("inf"):
             raise ValueError(f"client {upload.client.id}: weight must be positive and finite, got {upload.weight}")
-        own = _fitting(upload, layout)
-        layout = own.layout
-        yield own, upload.weight
+        packed = _fitting(upload, layout)
+        layout = packed.layout
+        yield packed, upload.weight
 
 
 def _fitting(upload: Upload, layout: Layout | None) -> Packed:
+    """The upload's tensors packed in ``layout``, or in their own order if it is None. Raises ValueError if names or
+    shapes differ."""
     params = upload.params
     if layout is None:
         return params if isinstance(params, Packed) else Packed.of(params)
@@ -260,8 +290,8 @@ def _fitting(upload: Upload, layout: Layout | None) -> Packed:
         raise ValueError(f"client {upload.client.id} uploaded other tensors than the first: {differing}")
     for name, shape in layout:
         if params[name].shape != shape:
-            found = tuple(params[name].shape)
-            raise ValueError(f"client {upload.client.id}: {name} is {found}, expected {tuple(shape)}")
+            actual = tuple(params[name].shape)
+            raise ValueError(f"client {upload.client.id}: {name} is {actual}, expected {tuple(shape)}")
     return Packed.of({name: params[name] for name in names})
 
 
@@ -271,25 +301,23 @@ class Algorithm(ABC, Generic[S]):
     exact: ClassVar[bool]
     """The aggregated model's change equals the weighted mean of the clients' changes."""
     personal: ClassVar[bool] = False
-    """Clients keep tensors of their own, so there is one model a client and a cold-start model for new ones."""
+    """Clients keep tensors of their own: each client has its own model, and new clients get a cold-start model."""
     default_head: ClassVar[HeadPolicy] = "shared"
-    """What happens to a task head when the user does not say."""
+    """The policy for a task head when the user does not choose one."""
     client_ranks: ClassVar[bool] = False
-    """Clients may have ranks of their own (``Client.rank``), up to the run's."""
+    """Clients may have their own ranks (``Client.rank``), up to the run's."""
     same_coordinates: ClassVar[bool] = True
-    """Uploads are new values of the tensors that were broadcast, so that their differences to those may be scaled and
-    given to a server optimizer."""
+    """Uploads are new values of the broadcast tensors, so the differences may be scaled or go to a server optimizer."""
     readable: ClassVar[bool] = True
-    """An upload, expanded and put in place of what was broadcast, is its client's model. Where not, aggregating it
-    alone gives that model."""
-
+    """An expanded upload, put in place of the broadcast tensors, is its client's model. If False, aggregating that
+    upload alone gives the client's model."""
     varying_shapes: ClassVar[bool] = False
-    """Uploads of one client may differ in shape, as when they hold a choice of slots. Then :meth:`expand` checks them
+    """A client's uploads may differ in shape, e.g. when they hold a choice of slots. :meth:`expand` then checks them
     and raises :class:`UnreadableUpload`."""
 
     @property
     def linear(self) -> bool:
-        """Whether the server needs only the weighted sum of the uploads (``aggregate`` is not overridden)."""
+        """Whether the server needs only the weighted sum of the uploads. Default: ``aggregate`` is not overridden."""
         return type(self).aggregate is Algorithm.aggregate
 
     @abstractmethod
@@ -297,38 +325,43 @@ class Algorithm(ABC, Generic[S]):
         """The server's state before the first round.
 
         ``params``: A (r, in) and B (out, r) of every adapted module as PEFT initialises them, and the head's tensors
-        unless it is frozen. ``weights``: the frozen matrices by module path. Where clients have a budget of bytes it is
-        also asked before the model is loaded, of matrices of zeros and without a head, for the sizes of uploads.
+        unless it is frozen.
+        ``weights``: the frozen matrices by module path.
+
+        Where clients have a byte budget, ``init`` is also called before the model is loaded, with matrices of zeros and
+        no head, to learn the sizes of uploads.
         """
 
     def broadcast(self, state: S, client: Client, round: Round) -> Shared:
-        """What ``client`` must know this round. Not what is sent: the transport sends what the client lacks."""
+        """Everything ``client`` must know this round. The transport sends only the part that the client lacks."""
         return Shared(state.params)
 
     def local_init(self, shared: Shared, client: Client) -> Params:
-        """What a client keeps before it has anything (or after losing it); no client axis."""
+        """A client's own tensors before its first round, or after it lost them; no client axis."""
         return {}
 
     @abstractmethod
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        """Local training of the trainer's K clients (client axis on every tensor): uploads and what they keep."""
+        """Local training of the trainer's K clients (client axis on every tensor). Returns the uploads and the tensors
+        that the clients keep."""
 
     def expand(self, state: S, upload: Upload) -> Upload:
-        """What an upload means in the server's coordinates, where all uploads have the same names and shapes. Default:
-        the factors of a client with a rank of its own are padded with zeros to the server's."""
+        """``upload`` in the server's coordinates, where all uploads have the same names and shapes. Default: the
+        factors of a client with its own rank are padded with zeros to the server's."""
         if upload.client.rank is None:
             return upload
         return replace(upload, params=pad_rank(upload.params, state.params))
 
     def finish(self, state: S, mean: Mean, round: Round) -> S:
-        """The next state, from the mean. Default: each mean replaces the tensor that it is a mean of."""
+        """The next state, from the mean. Default: each mean replaces the tensor it averages."""
         new = {**state.params, **cast_like(mean.params, state.params)}
         return replace(state, params=new)  # type: ignore[type-var]
 
     def aggregate(self, state: S, uploads: Iterable[Upload], round: Round) -> S:
-        """The next state, from individual uploads. Overriding it makes the algorithm non-linear."""
+        """The next state, from individual uploads. Overriding it makes the algorithm non-linear, unless ``linear`` is
+        overridden too."""
         return self.finish(state, weighted_mean(self.expand(state, u) for u in uploads), round)
 
     def view(self, shared: Shared, local: Params) -> Params:
-        """What the network sees: A, B, head and body tensors. Pure and differentiable."""
+        """The tensors that the network uses: A, B, head and body. Pure and differentiable."""
         return {**shared.params, **local}

@@ -10,17 +10,23 @@ from typing import Self
 
 @dataclass(frozen=True)
 class Problem:
-    """One fault: the key path, what is wrong and how to mend it."""
+    """One fault in the user's input."""
 
     path: str
+    """The key path."""
     message: str
+    """The fault and its remedy."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}"
 
 
 class ConfigError(ValueError):
-    """The user's input cannot be run. ``problems`` lists every fault found; ``source`` names the input."""
+    """The user's input cannot be run.
+
+    ``problems``: every fault found.
+    ``source``: the input's name.
+    """
 
     def __init__(self, problems: Sequence[Problem], source: str = "config") -> None:
         self.problems, self.source = tuple(problems), source
@@ -29,12 +35,12 @@ class ConfigError(ValueError):
 
     @classmethod
     def at(cls, path: str, message: str, source: str = "config") -> Self:
-        """An error with a single fault."""
+        """An error with a single problem."""
         return cls([Problem(path, message)], source)
 
 
 class UnknownAlgorithm(ValueError):
-    """No algorithm has that name. The message lists near matches."""
+    """No algorithm has this name. The message lists near matches."""
 
 
 class RunStopped(Exception):
@@ -42,11 +48,11 @@ class RunStopped(Exception):
 
 
 class StopRequested(Exception):
-    """The run was asked to end: the current step was not taken, and its round does not count."""
+    """The run was asked to end. The current step was not taken, and its round does not count."""
 
 
 class RunInterrupted(Exception):
-    """A run was asked to stop, and stopped after its current step. ``run_dir`` has all that was committed."""
+    """A run was asked to stop, and stopped after its current step. ``run_dir`` holds everything committed."""
 
     def __init__(self, run_dir: Path) -> None:
         super().__init__(f"interrupted; what was done so far is in {run_dir}")

@@ -1,7 +1,7 @@
 """Exact low-rank algebra: never form what you can factor.
 
-Everything here works on factors. Costs are O((in + out) R^2 + R^3) for a total rank R; no d x d matrix and no
-k x k eigendecomposition is formed, except by :meth:`LowRank.dense`, which exports and tests use.
+Everything works on factors. The cost is O((in + out) R^2 + R^3) for a total rank R. No d x d matrix and no k x k
+eigendecomposition is ever formed, except by :meth:`LowRank.dense`, for exports and tests.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ from torch import Tensor
 from torch.linalg import matrix_norm
 
 _SQUARED = 1e-12
-"""What :meth:`LowRank.leading` may lose by squaring, as a part of the largest singular value."""
+"""The error that :meth:`LowRank.leading` may make by squaring, relative to the largest singular value."""
 
 
 @dataclass(frozen=True)
 class LowRank:
-    """The matrix ``up @ down`` in W's units (any scale is inside the factors).
-
-    ``up``: (..., out, r); ``down``: (..., r, in).
-    """
+    """The matrix ``up @ down`` in W's units: any scale is inside the factors."""
 
     up: Tensor
+    """(..., out, r)."""
     down: Tensor
+    """(..., r, in)."""
 
     def __post_init__(self) -> None:
         if self.up.shape[-1] != self.down.shape[-2]:
@@ -41,7 +40,7 @@ class LowRank:
 
     @property
     def rank(self) -> int:
-        """Number of columns of ``up``: an upper bound on the matrix's rank."""
+        """Number of columns of ``up``, an upper bound on the matrix's rank."""
         return int(self.up.shape[-1])
 
     def dense(self) -> Tensor:
@@ -57,7 +56,7 @@ class LowRank:
         return LowRank(-self.up, self.down)
 
     def __add__(self, other: LowRank) -> LowRank:
-        """The sum, of rank ``self.rank + other.rank``: factors are stacked, nothing is computed."""
+        """The sum, of rank ``self.rank + other.rank``. The factors are stacked; nothing is computed."""
         return LowRank(torch.cat([self.up, other.up], -1), torch.cat([self.down, other.down], -2))
 
     def __sub__(self, other: LowRank) -> LowRank:
@@ -68,14 +67,14 @@ class LowRank:
         return LowRank(self.up.to(dtype), self.down.to(dtype))
 
     def inner(self, other: LowRank) -> Tensor:
-        """Frobenius inner product <self, other>, by r x r Gram matrices."""
+        """Frobenius inner product <self, other>, from r x r Gram matrices."""
         return ((self.up.mT @ other.up) * (self.down @ other.down.mT)).sum((-2, -1))
 
     def norm(self) -> Tensor:
-        """Frobenius norm.
+        """Frobenius norm, from the small core of a QR of both factors.
 
-        By the small core of a QR of both factors rather than ``sqrt(inner(self, self))``, which loses half the
-        digits where terms cancel (a difference of nearly equal matrices).
+        ``sqrt(inner(self, self))`` would lose half the digits when terms cancel, as in a difference of nearly equal
+        matrices.
         """
         norm: Tensor = matrix_norm(self._core()[1])
         return norm
@@ -87,17 +86,18 @@ class LowRank:
         return q_up, r_up @ r_down.mT, q_down
 
     def svd(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Thin SVD ``(U, S, Vh)`` with at most ``rank`` singular values; one factorisation serves every rank."""
+        """Thin SVD ``(U, S, Vh)`` with at most ``rank`` singular values. One factorisation serves every rank."""
         q_up, core, q_down = self._core()
         u, s, vh = torch.linalg.svd(core, full_matrices=False)
         return q_up @ u, s, vh @ q_down.mT
 
     def leading(self, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The ``rank`` largest singular triplets ``(U, S, Vh)`` of one matrix (no leading axes), or all that
-        :meth:`svd` gives where there are fewer.
+        """The ``rank`` largest singular triplets ``(U, S, Vh)`` of one matrix (no leading axes), or all of :meth:`svd`
+        if it gives fewer.
 
-        Their subspace comes from the eigenvectors of an R x R matrix, in half the time of :meth:`svd` for a stack of
-        many factors, unless squaring would cost digits; then from :meth:`svd`. Within it they are exact to rounding.
+        The eigenvectors of an R x R matrix give their subspace, in half the time of :meth:`svd` for a stack of many
+        factors. If squaring would cost digits, :meth:`svd` is used instead. Within the subspace the triplets are exact
+        to rounding.
         """
         rows = self._leading_rows(rank) if rank < self.rank < min(self.shape) else None
         if rows is None:
@@ -107,11 +107,11 @@ class LowRank:
         return u, s, vh @ rows.mT
 
     def _leading_rows(self, rank: int) -> Tensor | None:
-        """An orthonormal basis (in, rank) of the first right singular vectors; None where squares lose too much.
+        """An orthonormal basis (in, rank) of the first right singular vectors, or None if squaring would lose too much.
 
-        With up^T up = L L^T (Cholesky), up = Q L^T for some orthonormal Q. So the matrix is Q L^T down, the squares of
-        its singular values are the eigenvalues of L^T down down^T L, and eigenvectors w give right vectors
-        down^T L w.
+        With up^T up = L L^T (Cholesky), up = Q L^T for some orthonormal Q, so the matrix is Q L^T down. The squares of
+        its singular values are the eigenvalues of L^T down down^T L, and an eigenvector w gives the right singular
+        vector down^T L w.
         """
         gram_up, gram_down = self.up.mT @ self.up, self.down @ self.down.mT
         root, failed = torch.linalg.cholesky_ex(gram_up)
@@ -119,7 +119,7 @@ class LowRank:
             return None
         squares, vectors = torch.linalg.eigh(root.mT @ gram_down @ root)
         s = squares.clamp_min(0).sqrt()
-        # Rounding moves the squares by this much, and what the subspace keeps of the matrix by that over the gap.
+        # Rounding moves the squares by this much, and the matrix's part in the subspace by this divided by the gap.
         noise = torch.finfo(s.dtype).eps * matrix_norm(gram_up, torch.inf) * matrix_norm(gram_down, torch.inf)
         if not bool(noise <= _SQUARED * s[-1] * (s[-rank] - s[-rank - 1])):
             return None
@@ -127,18 +127,18 @@ class LowRank:
         return rows
 
     def compact(self) -> LowRank:
-        """The same matrix in as few numbers: itself, or past rank min(in, out) the dense matrix beside an identity,
-        which is smaller from there on."""
-        least = min(self.shape)
-        if self.rank <= least:
+        """The same matrix in as few numbers as possible: the factors, or, past rank min(in, out), the dense matrix
+        beside an identity, which is smaller from there on."""
+        shorter = min(self.shape)
+        if self.rank <= shorter:
             return self
-        one = torch.eye(least, dtype=self.up.dtype, device=self.up.device)
-        return LowRank(one, self.dense()) if self.shape[0] <= self.shape[1] else LowRank(self.dense(), one)
+        identity = torch.eye(shorter, dtype=self.up.dtype, device=self.up.device)
+        return LowRank(identity, self.dense()) if self.shape[0] <= self.shape[1] else LowRank(self.dense(), identity)
 
     def truncate(self, rank: int) -> tuple[LowRank, Tensor]:
         """The best approximation of the given rank (Eckart-Young) and its Frobenius error.
 
-        The singular values go to ``up``; the rows of ``down`` are orthonormal.
+        ``up`` carries the singular values; the rows of ``down`` are orthonormal. Raises ValueError for a rank below 1.
         """
         if rank < 1:
             raise ValueError(f"rank must be at least 1, got {rank}")
@@ -148,7 +148,7 @@ class LowRank:
 
 
 def total(parts: Iterable[LowRank]) -> LowRank:
-    """The sum of several low-rank matrices, as one stack of factors. Raises ValueError if there is none."""
+    """The sum of several low-rank matrices, as one stack of factors. Raises ValueError if there are none."""
     chunks = list(parts)
     if not chunks:
         raise ValueError("the sum of no low-rank matrices has no shape")
@@ -156,8 +156,8 @@ def total(parts: Iterable[LowRank]) -> LowRank:
 
 
 def mean_product(ups: Sequence[Tensor], downs: Sequence[Tensor], weights: Sequence[float]) -> LowRank:
-    """``sum p B A`` as one stack, of the sum of the ranks, in float64. ``weights`` need not be normalised; ranks may
-    differ."""
+    """``sum p B A`` as one stack, whose rank is the sum of the ranks, in float64. ``weights`` need not be normalised;
+    ranks may differ."""
     mass = float(sum(weights))
     share = [w / mass for w, b in zip(weights, ups, strict=True) for _ in range(b.shape[-1])]
     up, down = torch.cat(list(ups), -1).double(), torch.cat(list(downs), -2).double()
@@ -165,44 +165,44 @@ def mean_product(ups: Sequence[Tensor], downs: Sequence[Tensor], weights: Sequen
 
 
 def top_factors(matrix: LowRank, like: LowRank, *, balanced: bool) -> LowRank:
-    """The best approximation of ``matrix`` with the rank of ``like``: singular values in ``up`` and orthonormal rows in
-    ``down``, or ``balanced`` with their roots in both.
+    """The best approximation of ``matrix`` with the rank of ``like``. ``up`` carries the singular values and the rows
+    of ``down`` are orthonormal; with ``balanced`` both carry their square roots.
 
-    Where a singular value is zero to working precision, its column of ``up`` is zero and its row of ``down`` a unit
-    vector, or ``like``'s where there is none, so that training can go on from there. Computed in float64; in ``like``'s
-    type.
+    For a singular value that is zero to working precision, the column of ``up`` is zero and the row of ``down`` a unit
+    vector, or ``like``'s row if the SVD gives none, so training can go on from there. Computed in float64; returned in
+    ``like``'s dtype.
     """
     u, s, vh = matrix.to(torch.float64).leading(like.rank)
-    # Signs are open: the largest entry of a row is positive, so that rounding elsewhere does not turn factors over.
+    # The SVD leaves signs open. Make each row's largest entry positive, so rounding elsewhere never flips a factor.
     sign = torch.where(vh.gather(1, vh.abs().argmax(1, keepdim=True)) < 0, -1.0, 1.0).to(s.dtype)
     u, vh, count = u * sign.mT, vh * sign, s.shape[0]
-    there = s > s.amax().clamp_min(torch.finfo(s.dtype).tiny) * max(matrix.shape) * torch.finfo(s.dtype).eps
-    s = torch.where(there, s, 0.0)
+    nonzero = s > s.amax().clamp_min(torch.finfo(s.dtype).tiny) * max(matrix.shape) * torch.finfo(s.dtype).eps
+    s = torch.where(nonzero, s, 0.0)
     up, down = torch.zeros_like(like.up, dtype=torch.float64), like.down.double().clone()
     up[:, :count] = u * (s.sqrt() if balanced else s)
-    down[:count] = vh * torch.where(there, s.sqrt(), 1.0)[:, None] if balanced else vh
+    down[:count] = vh * torch.where(nonzero, s.sqrt(), 1.0)[:, None] if balanced else vh
     return LowRank(up, down).to(like.up.dtype)
 
 
 def residual(ups: Sequence[Tensor], downs: Sequence[Tensor], weights: Sequence[float]) -> LowRank:
     """``sum p B A - (sum p B)(sum p A)``, the gap between the mean of products and the product of means, in float64.
 
-    It equals ``sum p (B - C)(A - Abar)`` for any C, because the centred A sum to zero; with the last client's B for C
-    one term is zero, and the rank is at most (K - 1) r. ``weights`` need not be normalised; ranks must be equal.
+    It equals ``sum p (B - C)(A - Abar)`` for any C, because the centred A sum to zero. With the last client's B for C
+    one term vanishes, so the rank is at most (K - 1) r. ``weights`` need not be normalised; ranks must be equal.
     Source: FedEx-LoRA, the residual that the server adds to the base.
     """
     up, down = torch.stack(list(ups)).double(), torch.stack(list(downs)).double()
     share = up.new_tensor(weights) / float(sum(weights))
     if len(ups) == 1:
         return LowRank(torch.zeros_like(up[0]), torch.zeros_like(down[0]))
-    # In place, in copies of our own: half of the time is memory's.
+    # In place, on our own copies: memory traffic is half of the time.
     left = up[:-1].sub_(up[-1]).mul_(share[:-1, None, None])
     right = down[:-1].sub_(torch.tensordot(share, down, 1))
     return LowRank(left.movedim(0, 1).flatten(1), right.flatten(0, 1))
 
 
 def polar(x: Tensor) -> Tensor:
-    """The orthogonal factor ``U V^T`` of ``x = U S V^T`` (the nearest matrix with orthonormal rows or columns).
+    """The orthogonal factor ``U V^T`` of ``x = U S V^T``: the nearest matrix with orthonormal rows or columns.
 
     Singular directions whose value is zero to working precision are left out, so a zero matrix gives zero.
     """
@@ -213,10 +213,10 @@ def polar(x: Tensor) -> Tensor:
 
 
 def row_basis(a: Tensor) -> tuple[Tensor, Tensor]:
-    """LQ factorisation ``a = R V`` with V's rows orthonormal and R lower triangular, diagonal non-negative.
+    """LQ factorisation ``a = R V``: V has orthonormal rows, R is lower triangular with a non-negative diagonal.
 
-    ``a``: (..., r, k), r <= k; returns R (..., r, r) and V (..., r, k). The sign rule makes V the same on every
-    machine, which a client and a server that both derive it need.
+    ``a``: (..., r, k), r <= k. Returns R (..., r, r) and V (..., r, k). The sign rule makes V the same on every
+    machine, so a client and a server can each derive it.
     """
     q, r = torch.linalg.qr(a.mT)
     sign = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(a.dtype)
@@ -225,8 +225,8 @@ def row_basis(a: Tensor) -> tuple[Tensor, Tensor]:
 
 def beside(full: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """A (n + r, in) and B (out, n + r), n = min(in, out), whose product is ``full`` (out, in) + ``b`` (out, r) ``a``
-    (r, in): an identity stands beside ``full``. A client axis may lead; differentiable."""
+    (r, in). An identity stands beside ``full``. A client axis may lead; differentiable."""
     out, inp = full.shape[-2:]
-    one = torch.eye(min(out, inp), dtype=full.dtype, device=full.device).expand(*full.shape[:-2], -1, -1)
-    left, right = (one, full) if out <= inp else (full, one)
+    identity = torch.eye(min(out, inp), dtype=full.dtype, device=full.device).expand(*full.shape[:-2], -1, -1)
+    left, right = (identity, full) if out <= inp else (full, identity)
     return torch.cat([right, a], -2), torch.cat([left, b], -1)

@@ -1,7 +1,7 @@
-"""Flat, immutable collections of named tensors, and what their names mean.
+"""Flat, immutable collections of named tensors, and the meaning of their names.
 
-``Params`` maps a flat name to a tensor and is never mutated. What a tensor is for (its *role*) is a pure
-function of its name. PEFT's orientation holds everywhere: A is ``(r, in)``, B is ``(out, r)``.
+``Params`` maps a flat name to a tensor and is never mutated. A tensor's purpose (its *role*) is a pure function of its
+name. PEFT's orientation holds everywhere: A is ``(r, in)``, B is ``(out, r)``.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ HEAD_PREFIX = "head:"
 
 
 class Role(enum.Enum):
-    """What a tensor is for."""
+    """The purpose of a tensor."""
 
     DOWN = "down"  #: ``<module>.A``, (r, in)
     UP = "up"  #: ``<module>.B``, (out, r)
-    GRAM = "gram"  #: ``<module>.G``, (r, min(in, out)); FLoRG's single trained matrix
+    GRAM = "gram"  #: ``<module>.G``, (r, min(in, out)); the one matrix that FLoRG trains
     FIXED = "fixed"  #: ``<module>.L`` (out, k) and ``<module>.R`` (k, in); never trained
     DENSE = "dense"  #: ``<module>.D``, (out, in); a full-rank change, in units of the scale
     SPARSE = "sparse"  #: ``<module>.S``, (n,); values of a change that is zero elsewhere, in units of the scale
-    INDEX = "index"  #: ``<module>.I``, (n,) integers; which positions or slots; never trained
+    INDEX = "index"  #: ``<module>.I``, (n,) integers; positions or slots; never trained
     NESTED = "nested"  #: ``<module>.Ad`` ``.Au`` ``.Bd`` ``.Bu``; factors of a change of A or of B
     PERSONAL_DOWN = "personal down"  #: ``<module>.pA``
     PERSONAL_UP = "personal up"  #: ``<module>.pB``
@@ -57,7 +57,7 @@ _SUFFIXES = {
 
 
 def role(name: str) -> Role:
-    """The role of the tensor called ``name``: a pure function of the name."""
+    """The role of the tensor called ``name``."""
     if name.startswith(HEAD_PREFIX):
         return Role.HEAD
     _, dot, suffix = name.rpartition(".")
@@ -71,7 +71,7 @@ def module_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Select:
-    """A frozen predicate on a tensor's role. Combine with ``|``, ``&`` and ``~``; call it on a name."""
+    """A frozen predicate on a tensor's role. Call it on a name; combine with ``|``, ``&`` and ``~``."""
 
     roles: frozenset[Role]
 
@@ -108,28 +108,28 @@ def pick(params: Params, select: Callable[[str], bool]) -> dict[str, Tensor]:
 
 
 def adapted_modules(params: Params) -> tuple[str, ...]:
-    """Module paths that have an adapter (a DOWN, a GRAM or a DENSE tensor) in ``params``, in order."""
+    """Paths of the modules that have an adapter (a DOWN, GRAM or DENSE tensor) in ``params``, in order."""
     return tuple(module_of(n) for n in params if role(n) in (Role.DOWN, Role.GRAM, Role.DENSE))
 
 
 def sub(a: Params, b: Params) -> dict[str, Tensor]:
-    """``a - b``, name by name. Raises KeyError where ``b`` lacks a name of ``a``."""
+    """``a - b``, name by name. Raises KeyError if ``b`` lacks a name of ``a``."""
     return {name: tensor - b[name] for name, tensor in a.items()}
 
 
 def sq_norm(params: Params) -> Tensor:
-    """Sum of squares over every axis but the first, the clients': shape (K,)."""
+    """Sum of squares over every axis but the first, the client axis: shape (K,)."""
     terms = [tensor.square().unsqueeze(-1).flatten(1).sum(1) for tensor in params.values()]
     return torch.stack(terms).sum(0)
 
 
 def add_client_axis(params: Params, size: int = 1) -> dict[str, Tensor]:
-    """Every tensor with a leading client axis of length ``size`` (a view: nothing is copied)."""
+    """Every tensor with a leading client axis of length ``size``, as a view: nothing is copied."""
     return {name: tensor.unsqueeze(0).expand(size, *tensor.shape) for name, tensor in params.items()}
 
 
 def stack_clients(each: Iterable[Params]) -> dict[str, Tensor]:
-    """One ``Params`` a client, stacked along a new leading client axis. All must have the same names."""
+    """The clients' ``Params``, one each, stacked along a new leading client axis. All must have the same names."""
     rows = list(each)
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]} if rows else {}
 
@@ -140,12 +140,12 @@ def on_device(params: Params, device: torch.device) -> dict[str, Tensor]:
 
 
 def client_row(params: Params, index: int) -> dict[str, Tensor]:
-    """One client's tensors out of a cohort's: the leading axis is removed."""
+    """One client's tensors from a cohort's, without the client axis."""
     return {name: tensor[index] for name, tensor in params.items()}
 
 
 def cut_rank(params: Params, rank: int | None) -> dict[str, Tensor]:
-    """The first ``rank`` rows of every DOWN and columns of every UP (no client axis); all where ``rank`` is None."""
+    """The first ``rank`` rows of every DOWN and columns of every UP (no client axis); all if ``rank`` is None."""
     if rank is None:
         return dict(params)
     kept = {Role.DOWN: (slice(rank), slice(None)), Role.UP: (slice(None), slice(rank))}
@@ -153,8 +153,8 @@ def cut_rank(params: Params, rank: int | None) -> dict[str, Tensor]:
 
 
 def pad_rank(params: Params, like: Params) -> dict[str, Tensor]:
-    """Every DOWN (r, in) and UP (out, r) padded with zeros to the rank it has in ``like``, so that B A stays the same
-    (no client axis). A rank that is already larger is left for the caller to refuse."""
+    """Every DOWN (r, in) and UP (out, r) padded with zeros to its rank in ``like``, so B A stays the same (no client
+    axis). A rank that is already larger stays; refusing it is the caller's job."""
     result = dict(params)
     for name in pick(params, down | up):
         axis = 0 if role(name) is Role.DOWN else 1
@@ -164,20 +164,21 @@ def pad_rank(params: Params, like: Params) -> dict[str, Tensor]:
 
 
 def kaiming(rows: int, columns: int, generator: torch.Generator) -> Tensor:
-    """U(-1/sqrt(columns), 1/sqrt(columns)) in float64: PEFT's Kaiming-uniform with a = sqrt(5), how it starts A."""
+    """U(-1/sqrt(columns), 1/sqrt(columns)) in float64: Kaiming-uniform with a = sqrt(5), PEFT's start for A."""
     bound = 1 / math.sqrt(columns)
     return (torch.rand(rows, columns, generator=generator, dtype=torch.float64) * 2 - 1) * bound
 
 
 Layout: TypeAlias = tuple[tuple[str, torch.Size], ...]
-"""The names and shapes of tensors that lie one after the other, in their order."""
+"""Names and shapes of tensors that lie one after another, in order."""
 
 
 class Packed(Mapping[str, Tensor]):
-    """Tensors of one type that lie one after the other in one vector, so that what is done to all of them alike takes
-    one call, not one a tensor.
+    """Tensors of one dtype that lie one after another in one vector, so an operation on all of them is one call, not
+    one per tensor.
 
-    ``vector`` (n,); ``layout``: the name and shape of each.
+    ``vector``: all numbers, (n,).
+    ``layout``: name and shape of each tensor.
     """
 
     def __init__(self, vector: Tensor, layout: Layout) -> None:
@@ -185,7 +186,7 @@ class Packed(Mapping[str, Tensor]):
 
     @staticmethod
     def of(params: Params) -> Packed:
-        """``params`` copied into a vector of their type, or of float64 where they have several (no client axis)."""
+        """``params`` copied into a vector of their dtype, or of float64 if they have several (no client axis)."""
         types = {t.dtype for t in params.values()}
         flat = [t.reshape(-1) if len(types) == 1 else t.reshape(-1).double() for t in params.values()]
         return Packed(torch.cat(flat) if flat else torch.empty(0), tuple((n, t.shape) for n, t in params.items()))
@@ -193,7 +194,7 @@ class Packed(Mapping[str, Tensor]):
     @functools.cached_property
     def _views(self) -> dict[str, Tensor]:
         parts = torch.split(self.vector, [shape.numel() for _, shape in self.layout])
-        # Sizes one by one are read in half the time; a number without axes has none.
+        # view(*s) takes half the time of view(s); a tensor without axes has no sizes to pass.
         return {n: part.view(*s) if s else part.view(s) for (n, s), part in zip(self.layout, parts, strict=True)}
 
     def __getitem__(self, name: str) -> Tensor:
@@ -207,7 +208,8 @@ class Packed(Mapping[str, Tensor]):
 
 
 def cast_like(params: Params, like: Params) -> Params:
-    """``params``, each of the type that its name has in ``like``; still parts of one vector where they were."""
+    """``params``, each cast to the dtype of its name in ``like``. Tensors that were parts of one vector stay so if one
+    dtype serves all."""
     types = {like[name].dtype for name in params}
     if isinstance(params, Packed) and len(types) == 1:
         return Packed(params.vector.to(types.pop()), params.layout)

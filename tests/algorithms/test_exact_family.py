@@ -1,4 +1,4 @@
-"""What the methods of the exact family must do beyond the laws: dense forms, ranks of clients, options."""
+"""The exact family beyond the laws: dense forms, clients' ranks, options."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from rondo.testing import LinearProblem, SgdTrainer
 from rondo.testing.laws import LAWS, LawBroken, _Run
 
 RANKED = [n for n in algorithms.names() if algorithms.load(n).client_ranks and n not in ("lora-a2", "mfedloru")]
-"""Those two send all clients the whole factors (see tests/test_own_ranks.py)."""
+"""LoRA-A2 and mFedLoRU are left out: they send every client the whole factors (see test_own_ranks.py)."""
 
 
 def uploads(seed: int, ranks: tuple[int, ...], out: int = 9, inp: int = 7) -> list[Upload]:
-    """One module's factors and a head from each client, of its rank, with unequal weights."""
+    """One upload per client: a module's factors of the client's rank and a head, with unequal weights."""
     g = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -65,9 +65,9 @@ def test_flexlora_is_the_dense_truncation(seed: int, ranks: list[int], split: An
     state = algorithm.aggregate(start(algorithm, 4), received, Round(0, 4, 0, 3))
     u, s, vh = torch.linalg.svd(dense_mean(received))
     for rank in range(1, 5):
-        mine = cut_rank(state.params, rank)
+        factors = cut_rank(state.params, rank)
         best = (u[:, :rank] * s[:rank]) @ vh[:rank]
-        torch.testing.assert_close(mine["m.B"] @ mine["m.A"], best, rtol=0, atol=1e-10)
+        torch.testing.assert_close(factors["m.B"] @ factors["m.A"], best, rtol=0, atol=1e-10)
     if split == "both":
         sizes = state.params["m.A"].norm(dim=1), state.params["m.B"].norm(dim=0)
         torch.testing.assert_close(sizes[0][: sum(ranks)], sizes[1][: sum(ranks)], rtol=1e-9, atol=1e-9)
@@ -75,7 +75,8 @@ def test_flexlora_is_the_dense_truncation(seed: int, ranks: list[int], split: An
 
 
 @pytest.mark.parametrize("split", ["up", "both"])
-def test_flexlora_of_nothing_learned_can_still_learn(split: Any) -> None:
+def test_flexlora_of_zero_products_can_learn(split: Any) -> None:
+    """A is never zero, so a step from B = 0 can move."""
     algorithm = FlexLoRA(split)
     zero = [replace(u, params={**u.params, "m.B": torch.zeros(9, 2).double()}) for u in uploads(0, (2, 2))]
     state = algorithm.aggregate(start(algorithm, 2), zero, Round(0, 4, 0, 3))
@@ -85,7 +86,7 @@ def test_flexlora_of_nothing_learned_can_still_learn(split: Any) -> None:
 
 @pytest.mark.parametrize("name", ["flora", "fedex-lora"])
 @pytest.mark.parametrize("clients", [1, 2, 6])
-def test_the_base_takes_what_the_factors_lose(name: str, clients: int) -> None:
+def test_base_takes_the_change_that_factors_lose(name: str, clients: int) -> None:
     algorithm = algorithms.get(name)
     received = uploads(5, (2,) * clients)
     state = algorithm.aggregate(start(algorithm, 2), received, Round(0, 4, 0, 3))
@@ -95,7 +96,7 @@ def test_the_base_takes_what_the_factors_lose(name: str, clients: int) -> None:
     assert chunk.rank <= 7  # past min(in, out) the dense matrix is smaller
 
 
-def test_compact_is_the_same_matrix_in_fewer_numbers() -> None:
+def test_compact_keeps_the_matrix_in_fewer_numbers() -> None:
     for shape in ((9, 7), (7, 9), (8, 8)):
         for rank in (1, 7, 8, 20):
             g = torch.Generator().manual_seed(rank)
@@ -112,22 +113,22 @@ def test_clients_of_different_ranks_take_part(name: str) -> None:
     clients = [replace(c, rank=r) for c, r in zip(problem.clients, (1, 4, 2), strict=True)]
     state = algorithm.init(problem.params, problem.weights, Round(0, 3, 0, 3))
     for index in range(3):
-        at, sent = Round(index, 3, 0, 3), []
+        current, received = Round(index, 3, 0, 3), []
         deltas, mass = {}, sum(c.num_examples for c in clients)
         for client in clients:
-            shared = algorithm.broadcast(state, client, at)
+            shared = algorithm.broadcast(state, client, current)
             assert shared.params["first.A"].shape == (client.rank, 5)
             assert shared.params["second.B"].shape == (7, client.rank)
-            trainer = SgdTrainer((client,), at, problem.loss, shared.base)
+            trainer = SgdTrainer((client,), current, problem.loss, shared.base)
             given, _ = algorithm.client_update(
                 replace(shared, params={n: t.unsqueeze(0) for n, t in shared.params.items()}), {}, trainer
             )
             fit = {n: t[0] for n, t in trainer.fits[-1].items()}
             for path in problem.weights:
                 deltas[path] = deltas.get(path, 0) + client.num_examples / mass * problem.delta(fit, shared.base, path)
-            sent.extend(given)
-            assert sent[-1].params["first.A"].shape == (client.rank, 5)
-        state = algorithm.aggregate(state, sent, at)
+            received.extend(given)
+            assert received[-1].params["first.A"].shape == (client.rank, 5)
+        state = algorithm.aggregate(state, received, current)
         whole = algorithm.broadcast(state, Client("new", 1), Round(index + 1, 3, 0, 3))
         seen = algorithm.view(whole, {})
         assert all(bool(t.isfinite().all()) for t in seen.values())
@@ -144,7 +145,7 @@ def test_padding_keeps_the_product() -> None:
     torch.testing.assert_close(wide["m.B"] @ wide["m.A"], upload.params["m.B"] @ upload.params["m.A"])
 
 
-def test_an_upload_of_a_rank_above_the_servers_is_refused() -> None:
+def test_upload_rank_above_the_servers_is_refused() -> None:
     algorithm = algorithms.get("fedit")
     with pytest.raises(ValueError, match=r"m\.A is"):
         algorithm.aggregate(start(algorithm, 2), uploads(1, (2, 3)), Round(0, 4, 0, 3))
@@ -166,7 +167,7 @@ def test_hetlora_weighs_by_the_norm_of_the_product() -> None:
         )
 
 
-def test_hetloras_penalty_shrinks_the_tail() -> None:
+def test_hetlora_penalty_shrinks_the_tail() -> None:
     tails = []
     for penalty in (0.0, 0.5):
         run = _Run(HetLoRA(penalty=penalty, keep=0.5), 0, steps=20)
@@ -187,8 +188,8 @@ def tail(params: Params, first: int) -> float:
     return float(sum(params[f"{p}.B"][:, first:].norm() * params[f"{p}.A"][first:].norm() for p in ("first", "second")))
 
 
-def test_hetlora_gives_up_a_tail_that_fades_for_good() -> None:
-    """A client whose tail is smaller after training than before halves its rank; what it sends has zeros there."""
+def test_hetlora_prunes_a_fading_tail_for_good() -> None:
+    """A client halves its rank when training has made its tail smaller, and uploads zeros there from then on."""
     run = _Run(HetLoRA(penalty=2.0, keep=0.5, prune=True), 0, steps=10)
     seen = []
     for index in range(5):
@@ -215,7 +216,7 @@ def test_hetlora_without_pruning_keeps_nothing() -> None:
     assert all(kept == {} for kept in run.locals.values())
 
 
-def test_hetloras_pruning_ranks_are_masked_for_each_client_of_a_cohort() -> None:
+def test_hetlora_masks_ranks_per_client_of_a_cohort() -> None:
     algorithm, run = HetLoRA(prune=True), _Run(HetLoRA(prune=True), 1)
     run.step(0)
     names = list(run.locals["client-0"])
@@ -252,7 +253,7 @@ def test_options_obey_the_laws(algorithm: Algorithm[Any], law: str) -> None:
     LAWS[law](algorithm, 0)  # raises LawBroken
 
 
-def test_momentum_restarts_move_the_model_by_the_factors() -> None:
+def test_momentum_restart_moves_the_model_by_the_factors() -> None:
     algorithm = FedLoRU(tau=1, restart="momentum")
     with pytest.raises(LawBroken):
         LAWS["zero steps"](algorithm, 0)
@@ -267,7 +268,7 @@ def test_momentum_restarts_move_the_model_by_the_factors() -> None:
             torch.testing.assert_close(change, before[path] + factors[path], rtol=0, atol=1e-12)
 
 
-def test_the_rank_of_the_whole_update_grows() -> None:
+def test_rank_of_the_whole_update_grows() -> None:
     run = _Run(FedLoRU(tau=1), 0)
     for index in range(3):
         run.step(index)
@@ -275,7 +276,7 @@ def test_the_rank_of_the_whole_update_grows() -> None:
         assert rank == min(7, 2 * (index + 1))
 
 
-def test_the_mean_of_products_is_one_stack() -> None:
+def test_mean_of_products_is_one_stack() -> None:
     received = uploads(4, (1, 3, 2))
     stack = mean_product(
         [u.params["m.B"] for u in received], [u.params["m.A"] for u in received], [u.weight for u in received]
@@ -297,6 +298,6 @@ def test_the_mean_of_products_is_one_stack() -> None:
         ("pfedloru", "restart", "never"),
     ],
 )
-def test_a_field_out_of_range_is_an_error_that_names_it(name: str, field: str, value: Any) -> None:
+def test_field_out_of_range_is_named(name: str, field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=field):
         algorithms.get(name, **{field: value})

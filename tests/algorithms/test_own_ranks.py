@@ -1,4 +1,4 @@
-"""LoRA-A2, mFedLoRU, SLoRA, pFedLoRA and FedHM beyond the laws: ranks of clients, stages, dense forms."""
+"""LoRA-A2, mFedLoRU, SLoRA, pFedLoRA and FedHM beyond the laws: clients' ranks, stages, dense forms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATHS = ("first", "second")
 
 @pytest.fixture(params=[1, 2])
 def rank(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Every client of the laws' problem has this rank of its own, the server 3."""
+    """The rank of every client in the laws' problem; the server's is 3."""
     make = LinearProblem.make
 
     def ranked(seed: int, **options: Any) -> LinearProblem:
@@ -41,7 +41,7 @@ def test_laws_hold_for_clients_with_a_rank(name: str, law: str, rank: int) -> No
 
 @pytest.mark.parametrize("name", ["lora-a2", "mfedloru"])
 @pytest.mark.parametrize("law", ["consensus", "zero steps"])
-def test_what_does_not_cut_the_factors_agrees_and_rests(name: str, law: str, rank: int) -> None:
+def test_uncut_factors_obey_consensus_and_zero_steps(name: str, law: str, rank: int) -> None:
     LAWS[law](algorithms.get(name), 0)
 
 
@@ -56,13 +56,14 @@ def fits(run: _Run, index: int) -> list[Upload]:
     return [run.train([c], index)[0].upload for c in run.clients]
 
 
-def test_lora_a2_sends_the_best_slots_of_the_whole_model(rank: int) -> None:
+def test_lora_a2_uploads_the_best_slots(rank: int) -> None:
+    """The best over all modules together."""
     run = _Run(algorithms.get("lora-a2"), 0)
     for index, part in ((0, "B"), (1, "A")):
         other = "A" if part == "B" else "B"
         for client in run.clients:
             shared = run.shared(client, index)
-            probe = run.train([replace(client, rank=None)], index)  # with all slots, to compare with
+            probe = run.train([replace(client, rank=None)], index)  # all slots, for comparison
             upload = run.train([client], index)[0].upload
             assert set(pick(upload.params, lambda n: n.endswith((".A", ".B")))) == {f"{p}.{part}" for p in PATHS}
             kept = {p: upload.params[f"{p}.I"].tolist() for p in PATHS}
@@ -70,7 +71,7 @@ def test_lora_a2_sends_the_best_slots_of_the_whole_model(rank: int) -> None:
             for p in PATHS:
                 assert kept[p] == sorted(set(kept[p]))
                 assert upload.params[f"{p}.{part}"].shape[1 if part == "B" else 0] == len(kept[p])
-            # The scores of one full-batch step, from the gradient by finite differences of the whole loss.
+            # The scores of one full-batch step; its gradient is by finite differences of the whole loss.
             step = 1e-6
             scores = {}
             for p in PATHS:
@@ -85,15 +86,15 @@ def test_lora_a2_sends_the_best_slots_of_the_whole_model(rank: int) -> None:
                         ends.append(run.problem.loss(client.id, seen, {}))
                     gradient.view(-1)[i] = (ends[0] - ends[1]) / (2 * step)
                 along = (0, 1) if part == "B" else (1, 0)
-                each = gradient.norm(dim=along[0]) * shared.params[f"{p}.{other}"].norm(dim=along[1])
-                scores |= {(p, slot): float(value) for slot, value in enumerate(each)}
+                slot_scores = gradient.norm(dim=along[0]) * shared.params[f"{p}.{other}"].norm(dim=along[1])
+                scores |= {(p, slot): float(value) for slot, value in enumerate(slot_scores)}
             best = sorted(scores, key=lambda s: -scores[s])[: rank * len(PATHS)]
             assert {(p, slot) for p in PATHS for slot in kept[p]} == set(best)
             assert len(probe) == 1
         run.step(index)
 
 
-def test_slots_that_nobody_kept_stay_bit_for_bit_in_single_precision(rank: int) -> None:
+def test_slots_kept_by_no_client_keep_their_float32_bits(rank: int) -> None:
     run = _Run(algorithms.get("lora-a2"), 0)
     for index in range(3):
         sent = fits(run, index)
@@ -112,8 +113,8 @@ def test_slots_that_nobody_kept_stay_bit_for_bit_in_single_precision(rank: int) 
         run.state = replace(after, params={n: t.double() for n, t in after.params.items()})
 
 
-def test_decay_does_not_reach_what_is_not_kept(rank: int) -> None:
-    """The factor that the trainer returns may have moved where no gradient went; what is sent has not."""
+def test_decay_does_not_reach_unkept_slots(rank: int) -> None:
+    """A trainer may return a factor that moved where no gradient went; the upload leaves these moves out."""
     algorithm = algorithms.get("lora-a2")
     run = _Run(algorithm, 0)
     run.step(0)
@@ -142,18 +143,19 @@ def test_decay_does_not_reach_what_is_not_kept(rank: int) -> None:
             torch.testing.assert_close(whole.params[f"{p}.B"][:, slot], factor * run.state.params[f"{p}.B"][:, slot])
 
 
-def test_without_ranks_and_with_one_rate_lora_a2_is_rolora() -> None:
-    one, other = _Run(algorithms.get("lora-a2", lr_ratio=1.0), 0), _Run(algorithms.get("rolora"), 0)
+def test_lora_a2_without_ranks_is_rolora() -> None:
+    """At one learning rate for A and B."""
+    lora_a2, rolora = _Run(algorithms.get("lora-a2", lr_ratio=1.0), 0), _Run(algorithms.get("rolora"), 0)
     for index in range(3):
-        for run in (one, other):
+        for run in (lora_a2, rolora):
             run.step(index)
-    for name, tensor in one.state.params.items():
-        assert tensor.equal(other.state.params[name])
+    for name, tensor in lora_a2.state.params.items():
+        assert tensor.equal(rolora.state.params[name])
 
 
 @pytest.mark.parametrize("ranked", [False, True])
 def test_lora_a2_trains_b_at_a_multiple_of_the_rate(ranked: bool) -> None:
-    """The probe and the training; A and the head of its rounds at the run's."""
+    """In the probe and in training; A's rounds, their head included, run at the run's rate."""
 
     class Asked(SgdTrainer):
         def fit(self, params: Any, **options: Any) -> Any:
@@ -174,7 +176,8 @@ def test_lora_a2_trains_b_at_a_multiple_of_the_rate(ranked: bool) -> None:
 # mFedLoRU
 
 
-def test_mfedloru_starts_where_fedloru_stands_and_sends_nested_factors(rank: int) -> None:
+def test_mfedloru_uploads_nested_factors(rank: int) -> None:
+    """A client that takes no step leaves the server's factors as they are."""
     run = _Run(algorithms.get("mfedloru", nested_scale=0.25), 0)
     run.step(0)
     client = run.clients[0]
@@ -195,7 +198,7 @@ def test_mfedloru_starts_where_fedloru_stands_and_sends_nested_factors(rank: int
         assert rested[name].equal(before[name].double())
 
 
-def test_clients_with_and_without_nested_factors_take_part_together() -> None:
+def test_clients_with_and_without_nested_factors() -> None:
     algorithm = algorithms.get("mfedloru", tau=2)
     run = _Run(algorithm, 0)
     mixed = [replace(c, rank=r) for c, r in zip(run.clients, (None, 1, None), strict=True)]
@@ -210,19 +213,19 @@ def test_clients_with_and_without_nested_factors_take_part_together() -> None:
     assert run.state.base["first"][0].rank == run.problem.rank
 
 
-def test_without_ranks_mfedloru_is_fedloru() -> None:
-    one, other = _Run(algorithms.get("mfedloru", tau=2), 0), _Run(algorithms.get("fedloru", tau=2), 0)
+def test_mfedloru_without_ranks_is_fedloru() -> None:
+    mfedloru, fedloru = _Run(algorithms.get("mfedloru", tau=2), 0), _Run(algorithms.get("fedloru", tau=2), 0)
     for index in range(3):
-        for run in (one, other):
+        for run in (mfedloru, fedloru):
             run.step(index)
-    assert one.gap(one.state, other.state, 3) == 0
+    assert mfedloru.gap(mfedloru.state, fedloru.state, 3) == 0
 
 
 # SLoRA
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
-def test_sloras_second_stage_starts_from_the_best_approximation(rounds: int) -> None:
+def test_slora_second_stage_starts_from_best_approximation(rounds: int) -> None:
     run = _Run(algorithms.get("slora", sparse_rounds=rounds, density=0.3), 0)
     for index in range(rounds - 1):
         run.step(index)
@@ -240,7 +243,7 @@ def test_sloras_second_stage_starts_from_the_best_approximation(rounds: int) -> 
     assert {n.rpartition(".")[2] for n in run.state.params if not n.startswith("head")} == {"A", "B"}
 
 
-def test_sloras_clients_move_the_weight_at_the_common_positions_only() -> None:
+def test_slora_clients_move_common_positions_only() -> None:
     run = _Run(algorithms.get("slora", density=0.3), 0)
     where = {p: run.state.params[f"{p}.I"].long() for p in PATHS}
     assert {p: len(where[p]) for p in PATHS} == {"first": 11, "second": 15}  # of 35 and 49
@@ -252,7 +255,7 @@ def test_sloras_clients_move_the_weight_at_the_common_positions_only() -> None:
             assert len(moved) > 0
 
 
-def test_slora_keeps_an_adapter_that_the_run_starts_from() -> None:
+def test_slora_keeps_the_starting_adapter() -> None:
     problem = LinearProblem.make(0)
     g = torch.Generator().manual_seed(1)
     given = {
@@ -284,7 +287,7 @@ def test_options_obey_the_laws(algorithm: Algorithm[Any], law: str) -> None:
 
 
 @pytest.mark.parametrize("phases", ["separate", "together"])
-def test_pfedloras_shared_change_has_full_rank_and_an_average(phases: str) -> None:
+def test_pfedlora_shared_change_is_a_mean_of_full_rank(phases: str) -> None:
     run = _Run(algorithms.get("pfedlora", phases=phases), 0)
     outcomes = run.step(0)
     mass = sum(o.upload.weight for o in outcomes)
@@ -295,18 +298,18 @@ def test_pfedloras_shared_change_has_full_rank_and_an_average(phases: str) -> No
         newcomer = run.model(Client("new", 1), 1)[path]
         torch.testing.assert_close(newcomer, run.problem.weights[path].scale * mean, rtol=0, atol=1e-12)
         for o in outcomes:
-            own = o.upload.params[f"{path}.D"] + o.local[f"{path}.pB"] @ o.local[f"{path}.pA"]
-            torch.testing.assert_close(o.after[path], run.problem.weights[path].scale * own, rtol=0, atol=1e-12)
+            change = o.upload.params[f"{path}.D"] + o.local[f"{path}.pB"] @ o.local[f"{path}.pA"]
+            torch.testing.assert_close(o.after[path], run.problem.weights[path].scale * change, rtol=0, atol=1e-12)
             assert {role(n).value for n in o.local} == {"personal down", "personal up"}
             assert module_of(next(iter(o.local))) in PATHS
 
 
-def test_fedhm_is_flexlora_with_both_split() -> None:
-    one, other = _Run(algorithms.get("fedhm"), 0), _Run(algorithms.get("flexlora", split="both"), 0)
+def test_fedhm_is_flexlora_with_split_both() -> None:
+    fedhm, flexlora = _Run(algorithms.get("fedhm"), 0), _Run(algorithms.get("flexlora", split="both"), 0)
     for index in range(3):
-        for run in (one, other):
+        for run in (fedhm, flexlora):
             run.step(index)
-    assert one.gap(one.state, other.state, 3) == 0
+    assert fedhm.gap(fedhm.state, flexlora.state, 3) == 0
 
 
 @pytest.mark.parametrize(
@@ -319,6 +322,6 @@ def test_fedhm_is_flexlora_with_both_split() -> None:
         ("mfedloru", "tau", 0),
     ],
 )
-def test_a_field_out_of_range_is_an_error_that_names_it(name: str, field: str, value: Any) -> None:
+def test_field_out_of_range_is_named(name: str, field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=field):
         algorithms.get(name, **{field: value})

@@ -1,4 +1,4 @@
-"""The table of algorithms says of every class what the class says of itself, and costs no import."""
+"""The table of algorithms agrees with every class and imports none of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ every_entry = pytest.mark.parametrize(("name", "entry"), TABLE.items(), ids=TABL
 
 
 @every_entry
-def test_an_entry_agrees_with_its_class(name: str, entry: Entry) -> None:
+def test_entry_agrees_with_its_class(name: str, entry: Entry) -> None:
     cls = algorithms.load(name)
     instance = algorithms.get(name)
     assert f"{cls.__module__}:{cls.__qualname__}" == entry.cls
@@ -31,14 +31,16 @@ def test_an_entry_agrees_with_its_class(name: str, entry: Entry) -> None:
 
 
 @every_entry
-def test_an_entrys_fields_are_the_classs_names_and_types(name: str, entry: Entry) -> None:
+def test_entry_has_the_fields_of_its_class(name: str, entry: Entry) -> None:
+    """By name and type."""
     cls = algorithms.load(name)
     hints = get_type_hints(cls)
     assert dict(entry.fields) == {f.name: hints[f.name] for f in dataclasses.fields(cls)}
 
 
 @every_entry
-def test_an_algorithm_is_final_frozen_and_its_fields_have_defaults(name: str, entry: Entry) -> None:
+def test_algorithm_is_final_and_frozen(name: str, entry: Entry) -> None:
+    """Every field has a default."""
     cls = algorithms.load(name)
     assert cls.__final__  # type: ignore[attr-defined]
     assert cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
@@ -47,15 +49,18 @@ def test_an_algorithm_is_final_frozen_and_its_fields_have_defaults(name: str, en
 
 
 def numbers(text: str, r: int, i: int, o: int, t: int, k: int) -> int:
-    """What an entry's formula in words comes to: ``"r*out, r*in in turn"`` alternates by the round; ``", twice after
-    every tau rounds"`` doubles it in rounds 10, 20 ...; ``", then "`` parts the first five rounds from the
-    rest."""
-    words, twice, _ = text.partition(", twice after every tau rounds")
-    if ", then " in words:
-        words = words.split(", then ")[0 if t < 5 else 1]
-    if words == "density*in*out":
+    """The value of an entry's formula in words.
+
+    ``"r*out, r*in in turn"`` alternates by the round.
+    ``", twice after every tau rounds"`` doubles the value in rounds 10, 20 ...
+    ``", then "`` separates the first five rounds from the rest.
+    """
+    phrase, twice, _ = text.partition(", twice after every tau rounds")
+    if ", then " in phrase:
+        phrase = phrase.split(", then ")[0 if t < 5 else 1]
+    if phrase == "density*in*out":
         return max(1, int(0.01 * i * o + 0.5))
-    turns = re.split(r", (?=[^()]*(?:\(|$))", words.removesuffix(" in turn")) if words.endswith(" in turn") else [words]
+    turns = re.split(r", (?=[^()]*(?:\(|$))", phrase.removesuffix(" in turn")) if phrase.endswith(" in turn") else [phrase]
     formula = re.sub(r"(?<=[r)])\(", "*(", turns[t % len(turns)])
     formula = re.sub(r"\bout\b", "o", re.sub(r"\bin\b", "i", formula))
     value = int(eval(formula, {"__builtins__": {}, "min": min}, {"r": r, "i": i, "o": o, "K": k}))
@@ -64,19 +69,19 @@ def numbers(text: str, r: int, i: int, o: int, t: int, k: int) -> int:
 
 @every_entry
 @pytest.mark.parametrize("way", ["up", "down"])
-def test_a_formula_in_words_is_the_formula_in_code(name: str, entry: Entry, way: str) -> None:
-    for of in [(2, 5, 7, 0, 3), (2, 5, 7, 1, 1), (3, 7, 5, 4, 2), (3, 7, 5, 7, 9), (1, 4, 4, 10, 2), (1, 40, 30, 2, 5)]:
-        assert numbers(getattr(entry, way), *of) == getattr(entry, f"{way}_numbers")(*of)
+def test_formula_in_words_equals_the_code(name: str, entry: Entry, way: str) -> None:
+    for case in [(2, 5, 7, 0, 3), (2, 5, 7, 1, 1), (3, 7, 5, 4, 2), (3, 7, 5, 7, 9), (1, 4, 4, 10, 2), (1, 40, 30, 2, 5)]:
+        assert numbers(getattr(entry, way), *case) == getattr(entry, f"{way}_numbers")(*case)
 
 
 @every_entry
 @pytest.mark.parametrize("line", ["Uploads:", "Exact:", "Linear:", "Personal:", "Reference:"])
-def test_a_paper_card_has_its_lines(name: str, entry: Entry, line: str) -> None:
+def test_paper_card_has_its_lines(name: str, entry: Entry, line: str) -> None:
     assert algorithms.load(name).__doc__.count(line) == 1  # type: ignore[union-attr]
 
 
 @every_entry
-def test_a_paper_card_says_what_the_class_does(name: str, entry: Entry) -> None:
+def test_paper_card_agrees_with_its_entry(name: str, entry: Entry) -> None:
     card = " ".join((algorithms.load(name).__doc__ or "").split())
     assert re.search(r"Linear: (yes|no)\b", card)[1] == ("yes" if entry.linear else "no")  # type: ignore[index]
     assert re.search(r"Personal: (yes|no)\b", card)[1] == ("yes" if entry.personal else "no")  # type: ignore[index]
@@ -92,13 +97,13 @@ def test_a_paper_card_says_what_the_class_does(name: str, entry: Entry) -> None:
     ("typed", "near"),
     [("rolora2", "rolora"), ("RoLoRA", "rolora"), ("ffa", "ffa-lora"), ("flrog", "florg"), ("fedsa", "fedsa-lora")],
 )
-def test_an_unknown_name_is_an_error_with_near_matches(typed: str, near: str) -> None:
+def test_unknown_name_is_an_error_with_near_matches(typed: str, near: str) -> None:
     for look_up in (algorithms.entry, algorithms.load, algorithms.get):
         with pytest.raises(UnknownAlgorithm, match=f"did you mean .*'{near}'"):
             look_up(typed)
 
 
-def test_a_name_that_is_near_none_lists_them_all() -> None:
+def test_name_without_near_match_lists_all_names() -> None:
     with pytest.raises(UnknownAlgorithm) as caught:
         algorithms.get("xyzzy")
     assert all(name in str(caught.value) for name in algorithms.names())
@@ -131,23 +136,23 @@ class Thawed(Algorithm[Any]):
         "",
     ],
 )
-def test_what_is_not_an_algorithm_is_an_error(name: str) -> None:
+def test_class_that_is_no_algorithm_is_an_error(name: str) -> None:
     with pytest.raises(UnknownAlgorithm):
         algorithms.load(name)
 
 
-def test_a_class_of_ones_own_is_given_by_its_path() -> None:
+def test_custom_class_is_given_by_its_path() -> None:
     assert algorithms.get("rondo.algorithms.rolora:RoLoRA", alternate_for=0.5) == algorithms.get(
         "rolora", alternate_for=0.5
     )
 
 
-def test_a_field_that_the_class_lacks_is_a_type_error() -> None:
+def test_unknown_field_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="alternate"):
         algorithms.get("rolora", alternate=0.5)
 
 
-def test_names_are_the_tables_in_its_order() -> None:
+def test_names_follow_the_table() -> None:
     assert algorithms.names() == tuple(TABLE)
 
 
@@ -160,12 +165,12 @@ print(sorted(heavy))
 """
 
 
-def test_importing_the_package_and_the_table_imports_no_torch() -> None:
+def test_package_and_table_import_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_an_attribute_that_the_package_lacks_is_an_attribute_error() -> None:
+def test_unknown_attribute_is_an_attribute_error() -> None:
     import rondo
 
     assert rondo.algorithms is algorithms

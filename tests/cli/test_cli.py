@@ -1,4 +1,4 @@
-"""The command line: exit codes, plain messages, nothing loaded that is not used."""
+"""The command line: exit codes, plain messages, and no import that a command does not need."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def run_dir(tiny: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> P
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_bad_input_is_exit_code_2_and_a_message(
+def test_bad_input_exits_with_code_2_and_message(
     invoke: Invoke, tiny: dict[str, Any], arguments: tuple[str, ...], fragment: str
 ) -> None:
     Path("good.toml").write_text(to_toml(load(tiny)))
@@ -105,7 +105,7 @@ def test_bad_input_is_exit_code_2_and_a_message(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_bad_input_about_a_run_is_exit_code_2_and_a_message(
+def test_bad_input_about_a_run_exits_with_code_2(
     invoke: Invoke, run_dir: Path, arguments: tuple[str, ...], fragment: str
 ) -> None:
     Path("full").mkdir()
@@ -116,7 +116,7 @@ def test_bad_input_about_a_run_is_exit_code_2_and_a_message(
     assert not Path("new").exists()
 
 
-def test_a_run_that_stops_is_exit_code_1(invoke: Invoke, tiny: dict[str, Any]) -> None:
+def test_stopped_run_exits_with_code_1(invoke: Invoke, tiny: dict[str, Any]) -> None:
     Path("x.toml").write_text(to_toml(load(tiny)))
     code, output = invoke("run", "x.toml", "--set", "train.optimizer=sgd", "--set", "train.lr=1e38")
     assert code == 1
@@ -126,7 +126,7 @@ def test_a_run_that_stops_is_exit_code_1(invoke: Invoke, tiny: dict[str, Any]) -
 # --- good input ----------------------------------------------------------------------------------------------------
 
 
-def test_init_writes_a_configuration_that_loads(invoke: Invoke) -> None:
+def test_init_writes_a_loadable_configuration(invoke: Invoke) -> None:
     code, output = invoke("init")
     assert code == 0
     assert "rondo run rondo.toml" in output
@@ -163,7 +163,7 @@ def test_run_export_and_evaluate(invoke: Invoke, tiny: dict[str, Any]) -> None:
     assert set(json.loads(output)) == {"test", "validation"}
 
 
-def test_rows_that_were_not_used_are_told(invoke: Invoke, tiny: dict[str, Any]) -> None:
+def test_unused_rows_are_reported(invoke: Invoke, tiny: dict[str, Any]) -> None:
     rows = reviews(24)
     rows[3]["text"] = ""
     write_rows(Path("bad.csv"), rows)
@@ -174,9 +174,10 @@ def test_rows_that_were_not_used_are_told(invoke: Invoke, tiny: dict[str, Any]) 
     assert "1 of 24 rows were not used: 1 bad, 0 given to no client" in output
 
 
-def test_list_has_a_line_an_algorithm_where_there_is_no_terminal(
+def test_list_has_a_line_per_algorithm(
     invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Without a terminal no line is wrapped."""
     monkeypatch.setenv("COLUMNS", "80")
     code, output = invoke("list")
     assert code == 0
@@ -216,12 +217,12 @@ def test_help_and_list_load_no_torch() -> None:
         loaded = {"torch", "transformers", "peft", "datasets", "matplotlib"} & set(sys.modules)
         assert not loaded, loaded
     """
-    found = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
-    assert found.returncode == 0, found.stderr
-    assert "florg" in found.stdout
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "florg" in done.stdout
 
 
-# --- a class of one's own ------------------------------------------------------------------------------------------
+# --- custom classes ------------------------------------------------------------------------------------------------
 
 OWN = '''
 from __future__ import annotations
@@ -269,20 +270,20 @@ class Unfinished(Algorithm[ServerState]):
 
 @pytest.fixture
 def own(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a module of one's own in the working directory, with the classes above."""
+    """The name of a module in the working directory that holds the classes above."""
     name = f"own_module_{abs(hash(Path.cwd()))}"
     Path(f"{name}.py").write_text(OWN)
     return name
 
 
-def test_a_class_of_ones_own_that_obeys_the_laws(invoke: Invoke, own: str) -> None:
+def test_lawful_custom_class_passes_the_check(invoke: Invoke, own: str) -> None:
     code, output = invoke("check", f"{own}:Good")
     assert code == 0
     assert output.rstrip().endswith("all laws hold")
     assert "FedAvg of both factors." in invoke("show", f"{own}:Good")[1]
 
 
-def test_a_class_of_ones_own_with_a_fault(invoke: Invoke, own: str) -> None:
+def test_faulty_custom_class_fails_the_check(invoke: Invoke, own: str) -> None:
     code, output = invoke("check", f"{own}:LastOneWins")
     assert code == 1
     assert [line.split()[1] for line in output.splitlines() if line.startswith("  failed")]
@@ -290,13 +291,13 @@ def test_a_class_of_ones_own_with_a_fault(invoke: Invoke, own: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "fragment"), [("NeedsAValue", "x"), ("Unfinished", "abstract")])
-def test_a_class_that_cannot_be_made_is_named(invoke: Invoke, own: str, name: str, fragment: str) -> None:
+def test_custom_class_that_cannot_be_made_is_named(invoke: Invoke, own: str, name: str, fragment: str) -> None:
     code, output = invoke("check", f"{own}:{name}")
     assert code == 2
     assert fragment in output
 
 
-def test_a_module_that_fails_when_imported_is_named(invoke: Invoke, own: str) -> None:
+def test_module_with_failing_import_is_named(invoke: Invoke, own: str) -> None:
     for name, content in (("syntax", "def ("), ("failing", "1 / 0")):
         Path(f"{own}_{name}.py").write_text(content)
         code, output = invoke("check", f"{own}_{name}:X")
@@ -304,7 +305,7 @@ def test_a_module_that_fails_when_imported_is_named(invoke: Invoke, own: str) ->
         assert f"cannot load '{own}_{name}:X'" in output
 
 
-def test_a_class_of_ones_own_in_the_working_directory_runs(invoke: Invoke, own: str, tiny: dict[str, Any]) -> None:
+def test_custom_class_in_the_working_directory_runs(invoke: Invoke, own: str, tiny: dict[str, Any]) -> None:
     Path("x.toml").write_text(to_toml(load(tiny)))
     code, output = invoke("run", "x.toml", "--set", f"algorithm.name={own}:Good", "--device", "cpu")
     assert code == 0, output

@@ -1,7 +1,8 @@
-"""What a user is told of bad input: every message in full, found before anything that takes long is loaded.
+"""Messages about bad input: each one in full, printed before anything slow is loaded.
 
-The messages are in ``bad_input.txt``, a section a case. After a change of wording: ``python tests/test_bad_input.py``
-writes them anew, and each is to be read: it names the key path or the row, what is wrong, why, and what to do.
+The messages are in ``bad_input.txt``, one section per case. After a change of wording,
+``PYTHONPATH=tests python tests/config/test_bad_input.py`` writes them anew. Then read each one: it names the key path
+or the row, the fault, the reason and the remedy.
 """
 
 from __future__ import annotations
@@ -47,9 +48,16 @@ BASE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Case:
-    """``changes`` by section to the configuration, where None takes a key away; or a whole file in ``toml``. ``rows``
-    and ``files`` are what lies beside it. ``phase``: "config" faults come before any data are read, "data" faults
-    before the model's layers are looked at, "structure" faults before its weights are loaded, "weights" faults then."""
+    """One faulty configuration, with its data and model.
+
+    ``phase``: "config" faults are found before any data are read, "data" faults before the model's layers are looked
+    at, "structure" faults before its weights are loaded, "weights" faults while they are loaded.
+    ``changes``: changes to ``BASE`` by section; None takes a key away.
+    ``rows``: the content of rows.csv.
+    ``files``: further files beside the configuration; None removes a file.
+    ``toml``: a whole configuration file in place of ``changes``.
+    ``flags``: further arguments of the command.
+    """
 
     phase: str
     name: str
@@ -60,7 +68,7 @@ class Case:
     flags: tuple[str, ...] = ()
 
     def lay_out(self, folder: Path) -> None:
-        """Write all that the run reads into ``folder``, the model excepted."""
+        """Write everything that the run reads into ``folder``, except the model."""
         config = json.loads(json.dumps(BASE))
         for section, change in self.changes.items():
             if isinstance(change, Mapping):
@@ -79,7 +87,7 @@ class Case:
 
 
 def _toml(config: Mapping[str, Any]) -> str:
-    """Values as JSON writes them are TOML, tables within a section aside."""
+    """The configuration as TOML. JSON values are TOML values, except for tables within a section."""
     lines = [f"{k} = {_value(v)}" for k, v in config.items() if not isinstance(v, Mapping)]
     for section, keys in config.items():
         if isinstance(keys, Mapping):
@@ -96,7 +104,7 @@ def _value(value: Any) -> str:
 
 
 def rows(*lines: str) -> str:
-    """The rows, and these after them."""
+    """``ROWS``, followed by ``lines``."""
     return ROWS + "".join(line + "\n" for line in lines)
 
 
@@ -122,7 +130,7 @@ ADAPTER = safetensors.torch.save(
         for factor, shape in (("A", (2, 32)), ("B", (32, 2)))
     }
 )
-"""Of the layers and the rank that ``LORA`` says."""
+"""Tensors for the layers and the rank of ``LORA``."""
 SMALL = {**BERT, "vocab_size": 20, "intermediate_size": 64, "max_position_embeddings": 48}
 CASES = [
     # the file itself
@@ -196,12 +204,12 @@ CASES = [
     Case("config", "a prompt for a classifier", {"task": {"prompt": "q"}}),
     Case("config", "no text column", {"task": {"text": None}}),
     Case("config", "GGUF and int8", {"model": {"gguf_file": "m.gguf", "quantization": "int8"}}),
-    # what the command line changes
+    # changes on the command line
     Case("config", "--set without a value", flags=("--set", "rounds")),
     Case("config", "--set into a value", flags=("--set", "rounds.x=1")),
     Case("config", "--set of a wrong type", flags=("--set", "train.lr=high")),
     Case("config", "an unknown device", flags=("--device", "gpu")),
-    # what the algorithm does not define
+    # options that the algorithm does not define
     Case(
         "config",
         "ranks that a method does not define",
@@ -298,7 +306,7 @@ CASES = [
     ),
     Case("structure", "an adapter without tensors", START, files={"adapter/adapter_config.json": json.dumps(LORA)}),
     Case("structure", "an adapter that is none", START, files={"adapter/adapter_config.json": '{"peft_type": "IA3"}'}),
-    # what the clients' ranks ask of the layers
+    # clients' ranks that do not fit the layers
     Case("structure", "a budget that holds no upload", {"clients": {"bytes_budget": 999}}),
     Case("structure", "budgets of which one holds none", {"clients": {"bytes_budget": [4096, 4096, 9]}}),
     Case(
@@ -331,14 +339,14 @@ CASES = [
         },
         rows=ROWS.replace("\nw", "\nw1 w2 w3 w4 w5 w"),
     ),
-    # its weights
+    # the model's weights
     Case("weights", "no weights", files={"model/model.safetensors": None}),
     Case("weights", "empty weights", files={"model/model.safetensors": b""}),
     Case("weights", "broken weights", files={"model/model.safetensors": b"\xff" * 64}),
 ]
 
 NEVER = {"config": "load_source", "data": "look"}
-"""What the API must not come to. A fault of the structure must not come to the weights."""
+"""The function that must not be called when a fault of the phase is found. Structure faults have a check of their own."""
 
 
 @pytest.fixture(scope="module")
@@ -354,15 +362,15 @@ def folder(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def message(case: Case) -> str:
-    """What ``rondo run`` says, in the folder that the case is laid out in."""
-    found = CliRunner().invoke(app, ["run", "run.toml", "--run-dir", "out", *case.flags])
-    assert found.exit_code == 2, (case.name, found.exit_code, found.output)
+    """The message of ``rondo run`` in the working folder, where ``case`` is laid out."""
+    result = CliRunner().invoke(app, ["run", "run.toml", "--run-dir", "out", *case.flags])
+    assert result.exit_code == 2, (case.name, result.exit_code, result.output)
     assert not Path("out").exists()
-    return found.stderr
+    return result.stderr
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_message_names_the_place_the_fault_and_the_remedy(
+def test_message_names_place_fault_and_remedy(
     case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case.lay_out(folder)
@@ -388,7 +396,7 @@ def goldens() -> dict[str, str]:
 @pytest.mark.parametrize(
     ("phase", "absent"), [("config", {"torch", "pyarrow"}), ("data", {"transformers", "peft"})], ids=["config", "data"]
 )
-def test_faults_are_found_before_what_takes_long_is_imported(folder: Path, phase: str, absent: set[str]) -> None:
+def test_faults_are_found_before_slow_imports(folder: Path, phase: str, absent: set[str]) -> None:
     Case(phase, "", {"rounds": "2"} if phase == "config" else {}, rows=rows(" ,a,site 1")).lay_out(folder)
     code = "import sys, rondo.cli\ntry: rondo.cli.app(['run', 'run.toml'])\nfinally: print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -397,7 +405,7 @@ def test_faults_are_found_before_what_takes_long_is_imported(folder: Path, phase
     assert not absent & set(done.stdout.split())
 
 
-def test_a_structure_is_checked_without_any_weights(folder: Path) -> None:
+def test_structure_is_checked_without_weights(folder: Path) -> None:
     Case("structure", "", {"adapter": {"r": 33}}, files={"model/model.safetensors": None}).lay_out(folder)
     assert message(CASES[0]).count("adapter.r: rank 33 exceeds") == 1
 
@@ -405,7 +413,7 @@ def test_a_structure_is_checked_without_any_weights(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "extra"), [("gguf_file", "model.gguf", "gguf"), ("quantization", "int8", "quant")]
 )
-def test_a_package_that_is_missing_is_named(
+def test_missing_package_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: str, extra: str
 ) -> None:
     Case("structure", "", {"model": {key: value}}).lay_out(folder)
@@ -415,14 +423,14 @@ def test_a_package_that_is_missing_is_named(
     assert f"pip install 'rondo-fl[{extra}]'" in message(CASES[0])
 
 
-def test_the_configuration_that_all_cases_spoil_runs(folder: Path) -> None:
+def test_unspoiled_configuration_runs(folder: Path) -> None:
     Case("", "").lay_out(folder)
-    found = CliRunner().invoke(app, ["run", "run.toml", "--run-dir", "out"])
-    assert (found.exit_code, found.stderr) == (0, "")
+    result = CliRunner().invoke(app, ["run", "run.toml", "--run-dir", "out"])
+    assert (result.exit_code, result.stderr) == (0, "")
 
 
 def _all() -> Iterator[str]:
-    """Every section anew."""
+    """Every section of ``bad_input.txt``, computed anew."""
     with tempfile.TemporaryDirectory() as made:
         saved = tiny.saved(Path(made), tiny.bert(), tiny.tokenizer())
         for case in CASES:

@@ -23,19 +23,19 @@ from rondo.runs.storage.directory import to_toml
 NAN, INF = float("nan"), float("inf")
 
 OWN = {"task": {"text": "text", "label": "label"}}
-"""What own data need beside ``data`` and ``partition``."""
+"""Keys that a user's data need besides ``data`` and ``partition``."""
 
 
 def problems(raw: Any, sets: tuple[str, ...] = ()) -> dict[str, str]:
-    """The messages by key path that loading ``raw`` ends with; several of one path are joined."""
+    """The messages of loading ``raw``, by key path; messages of one path are joined."""
     with pytest.raises(ConfigError) as caught:
         load(raw, sets)
-    found: dict[str, str] = {}
+    messages: dict[str, str] = {}
     for problem in caught.value.problems:
-        found[problem.path] = "; ".join(filter(None, (found.get(problem.path), problem.message)))
+        messages[problem.path] = "; ".join(filter(None, (messages.get(problem.path), problem.message)))
         assert str(problem) in str(caught.value)
         assert "\n" not in str(problem)
-    return found
+    return messages
 
 
 def own(data: dict[str, Any], **sections: Any) -> dict[str, Any]:
@@ -137,7 +137,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"task": {"kind": "causal-lm", "text": "t", "label": "l"}}, "task.label", "no label column; remove it"),
     ({"task": {"kind": "causal-lm", "text": "t"}, "model": {"head": "local"}}, "model.head", "no task head; remove it"),
     ({"model": {"gguf_file": "m.gguf", "quantization": "int8"}}, "model.quantization", "remove gguf_file"),
-    # ranks of clients
+    # clients' ranks
     ({"clients": {"ranks": 4}}, "clients.ranks", "should be a list or a dictionary, got 4"),
     ({"clients": {"ranks": []}}, "clients.ranks", "at least 1 item"),
     ({"clients": {"ranks": {}}}, "clients.ranks", "at least 1 item"),
@@ -173,10 +173,10 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("raw", "path", "fragment"), BAD, ids=[f"{i}-{b[1]}" for i, b in enumerate(BAD)])
-def test_a_bad_input_is_named_by_its_path_with_reason_and_fix(raw: dict[str, Any], path: str, fragment: str) -> None:
-    found = problems(raw)
-    assert path in found
-    assert fragment in found[path]
+def test_fault_is_named_by_path_with_reason_and_fix(raw: dict[str, Any], path: str, fragment: str) -> None:
+    messages = problems(raw)
+    assert path in messages
+    assert fragment in messages[path]
 
 
 @pytest.mark.parametrize(
@@ -195,13 +195,14 @@ def test_a_bad_input_is_named_by_its_path_with_reason_and_fix(raw: dict[str, Any
         ("data.source=12", "data.source", "should be a string, got 12"),
     ],
 )
-def test_a_bad_override_is_named(text: str, path: str, fragment: str) -> None:
-    found = problems({"rounds": 3}, (text,))
-    assert path in found
-    assert fragment in found[path]
+def test_bad_override_is_named(text: str, path: str, fragment: str) -> None:
+    messages = problems({"rounds": 3}, (text,))
+    assert path in messages
+    assert fragment in messages[path]
 
 
-def test_overrides_are_toml_values_or_plain_strings_and_leave_the_source_alone() -> None:
+def test_overrides_are_toml_values_or_plain_strings() -> None:
+    """The source dict is not changed."""
     raw = {"adapter": {"r": 2}}
     sets = ("adapter.r=4", "algorithm.name=florg", 'adapter.target_modules=["query"]', "train.lr = 1e-2", "rounds=3")
     config = load(raw, sets)
@@ -218,8 +219,8 @@ def test_all_faults_are_listed_at_once() -> None:
         "adapter": {"r": "8"},
         "train": {"lr": NAN, "optimizer": "adam"},
     }
-    found = problems(raw, ("oops",))
-    assert set(found) == {
+    messages = problems(raw, ("oops",))
+    assert set(messages) == {
         "--set oops",
         "rounds",
         "trian",
@@ -240,8 +241,8 @@ def test_faults_between_keys_are_listed_together() -> None:
 
 
 def test_faults_of_values_do_not_hide_faults_between_keys() -> None:
-    found = problems({"rounds": 0, "train": {"local_steps": 1, "local_epochs": 1}})
-    assert {"rounds", "train.local_steps"} <= set(found)
+    messages = problems({"rounds": 0, "train": {"local_steps": 1, "local_epochs": 1}})
+    assert {"rounds", "train.local_steps"} <= set(messages)
 
 
 # --- files ---------------------------------------------------------------------------------------------------------
@@ -282,7 +283,7 @@ local_epochs = 1
 """
 
 
-def test_the_example_loads(tmp_path: Path) -> None:
+def test_example_loads(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(EXAMPLE)
     config = load(file)
@@ -292,7 +293,7 @@ def test_the_example_loads(tmp_path: Path) -> None:
     assert config.train.local_steps is None
 
 
-def test_the_configuration_of_the_readme_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readme_configuration_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     block = readme.partition("```toml\n")[2].partition("```")[0]
     monkeypatch.chdir(tmp_path)
@@ -304,7 +305,7 @@ def test_the_configuration_of_the_readme_loads(tmp_path: Path, monkeypatch: pyte
     assert load(config).algorithm.name in TABLE
 
 
-def test_a_byte_order_mark_and_windows_line_ends_are_accepted(tmp_path: Path) -> None:
+def test_byte_order_mark_and_windows_line_ends_are_read(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_bytes(b"\xef\xbb\xbf" + EXAMPLE.replace("\n", "\r\n").encode())
     assert load(file) == load(tomllib.loads(EXAMPLE))
@@ -319,13 +320,13 @@ def test_a_byte_order_mark_and_windows_line_ends_are_accepted(tmp_path: Path) ->
         (b"rounds = \xff\n", "not TOML"),
     ],
 )
-def test_a_file_that_is_not_toml_is_named(tmp_path: Path, content: bytes, fragment: str) -> None:
+def test_file_that_is_not_toml_is_named(tmp_path: Path, content: bytes, fragment: str) -> None:
     file = tmp_path / "run.toml"
     file.write_bytes(content)
     assert fragment in problems(file)[str(file)]
 
 
-def test_a_missing_file_a_near_name_and_a_folder_are_named(tmp_path: Path) -> None:
+def test_missing_file_near_name_and_folder_are_named(tmp_path: Path) -> None:
     missing = tmp_path / "experiment.toml"
     assert "no such file; write one with: rondo init" in problems(missing)[str(missing)]
     (tmp_path / "experiment1.toml").write_text("")
@@ -333,7 +334,7 @@ def test_a_missing_file_a_near_name_and_a_folder_are_named(tmp_path: Path) -> No
     assert "this is a folder" in problems(tmp_path)[str(tmp_path)]
 
 
-def test_the_file_is_named_as_the_source_of_its_faults(tmp_path: Path) -> None:
+def test_file_is_named_as_the_source_of_its_faults(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("rounds = 0\n")
     with pytest.raises(ConfigError) as caught:
@@ -341,7 +342,7 @@ def test_the_file_is_named_as_the_source_of_its_faults(tmp_path: Path) -> None:
     assert str(caught.value).startswith(f"{file}: 1 problem\n  rounds: ")
 
 
-def test_paths_that_exist_are_accepted(tmp_path: Path) -> None:
+def test_existing_paths_are_accepted(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,label\n")
     assert load(own({"source": str(tmp_path / "a.csv")})).data.source == str(tmp_path / "a.csv")
     assert load({**OWN, "data": {"clients_from": str(tmp_path / "*.csv")}}).data.clients_from is not None
@@ -349,26 +350,26 @@ def test_paths_that_exist_are_accepted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["./**.csv", "~no-such-user-here/a.csv", "a\0.csv"])
 @pytest.mark.parametrize("key", ["source", "clients_from"])
-def test_a_path_that_no_system_accepts_is_missing_like_any_other(key: str, name: str) -> None:
+def test_invalid_path_counts_as_missing(key: str, name: str) -> None:
     assert f"data.{key}" in problems({**OWN, "data": {key: name}, "partition": {"clients": 3}})
 
 
-def test_a_model_in_the_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_in_the_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "model").mkdir()
     assert load({"model": {"name": "~/model"}}).model.name
 
 
 @pytest.mark.parametrize("key", [1, None, ("a",)])
-def test_a_key_that_is_no_text_is_an_error(key: Any) -> None:
+def test_key_that_is_no_text_is_an_error(key: Any) -> None:
     assert problems({key: 2})
 
 
-# --- what a value may not slip through -----------------------------------------------------------------------------
+# --- values that must not slip through -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [NAN, INF])
-def test_a_field_of_an_algorithm_is_finite(value: float) -> None:
+def test_field_of_an_algorithm_is_finite(value: float) -> None:
     assert "algorithm.alternate_for" in problems({"algorithm": {"name": "rolora", "alternate_for": value}})
 
 
@@ -376,25 +377,25 @@ def test_a_field_of_an_algorithm_is_finite(value: float) -> None:
     ("kind", "needed"),
     [("dirichlet", "alpha"), ("shards", "shards_per_client"), ("classes", "classes_per_client")],
 )
-def test_what_a_partition_needs_is_asked_for_with_the_built_in_data_too(kind: str, needed: str) -> None:
+def test_builtin_data_need_the_keys_of_a_partition(kind: str, needed: str) -> None:
     assert f"partition.{needed}" in problems({"partition": {"kind": kind, "clients": 4}})
 
 
-def test_a_number_of_clients_is_asked_for_with_the_built_in_data_unless_they_are_natural() -> None:
-    """Otherwise the kind is dropped in silence and the homes are the clients."""
+def test_builtin_data_need_a_number_of_clients() -> None:
+    """Unless the clients are natural; else the kind would be dropped in silence and the homes be the clients."""
     assert "partition.clients" in problems({"partition": {"kind": "dirichlet", "alpha": 0.5}})
 
 
-def test_a_fault_of_a_union_is_one_problem() -> None:
+def test_fault_of_a_union_is_one_problem() -> None:
     with pytest.raises(ConfigError, match="config: 1 problem\n"):
         load({"adapter": {"target_modules": 3}})
 
 
-def test_a_fault_in_a_list_names_the_element() -> None:
+def test_fault_in_a_list_names_the_element() -> None:
     assert "adapter.target_modules[1]" in problems({"adapter": {"target_modules": ["query", 3]}})
 
 
-def test_the_hint_about_quotes_is_for_numbers_in_quotes_only() -> None:
+def test_quotes_hint_is_for_numbers_in_quotes_only() -> None:
     assert "quotes" not in problems({}, ("rounds=abc",))["rounds"]
 
 
@@ -448,13 +449,13 @@ RAW = st.fixed_dictionaries(
 
 
 @given(RAW)
-def test_a_configuration_survives_toml(raw: dict[str, Any]) -> None:
+def test_configuration_survives_toml(raw: dict[str, Any]) -> None:
     config = load(raw)
     assert load(tomllib.loads(to_toml(config))) == config
 
 
 @pytest.mark.parametrize("raw", [{"train": {"max_grad_norm": None}}, {"data": {"test_split": None}}], ids=str)
-def test_what_is_switched_off_survives_toml(raw: dict[str, Any]) -> None:
+def test_disabled_keys_survive_toml(raw: dict[str, Any]) -> None:
     config = load(raw)
     assert load(tomllib.loads(to_toml(config))) == config
 
@@ -464,13 +465,13 @@ def test_ranks_may_be_numbers_in_a_dict() -> None:
     assert load({}, ("clients.ranks={2 = 0.5, 4 = 0.5}",)).clients.ranks == {"2": 0.5, "4": 0.5}
 
 
-def test_the_options_of_server_optimizers_are_their_arguments() -> None:
+def test_server_options_equal_the_optimizers_arguments() -> None:
     assert {n: tuple(inspect.signature(f).parameters) for n, f in OPTIMIZERS.items()} == {
         n: options for n, options in SERVER_OPTIONS.items() if n != "none"
     }
 
 
-def test_a_configuration_is_frozen() -> None:
+def test_configuration_is_frozen() -> None:
     config = load({})
     with pytest.raises(ValueError, match="frozen"):
         config.rounds = 3  # type: ignore[misc]
@@ -480,7 +481,7 @@ def test_a_configuration_is_frozen() -> None:
 # --- before torch --------------------------------------------------------------------------------------------------
 
 
-def test_faults_are_found_without_torch_and_soon(tmp_path: Path) -> None:
+def test_faults_are_found_soon_and_without_torch(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('[algorithm]\nname = "rolra"\n[train]\nlocal_steps = 1\nlocal_epochs = 1\n')
     code = """
@@ -498,7 +499,7 @@ def test_faults_are_found_without_torch_and_soon(tmp_path: Path) -> None:
         assert not loaded, loaded
         assert time.process_time() < 2, time.process_time()
     """
-    found = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), str(file)], capture_output=True, text=True, timeout=60
     )
-    assert found.returncode == 0, found.stderr
+    assert done.returncode == 0, done.stderr

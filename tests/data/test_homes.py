@@ -33,8 +33,8 @@ def made() -> Homes:
     return homes(0)
 
 
-def test_the_same_seed_gives_the_same_rows_whatever_the_hash_seed(made: Homes) -> None:
-    here = hashlib.sha256(json.dumps([made.train, made.test, made.intents]).encode()).hexdigest()
+def test_same_seed_gives_same_rows_for_any_hash_seed(made: Homes) -> None:
+    digest = hashlib.sha256(json.dumps([made.train, made.test, made.intents]).encode()).hexdigest()
     source = str(Path(rondo.data.homes.__file__).parents[2])
     digests = [
         subprocess.run(
@@ -46,7 +46,7 @@ def test_the_same_seed_gives_the_same_rows_whatever_the_hash_seed(made: Homes) -
         ).stdout.strip()
         for hash_seed in ("1", "2")
     ]
-    assert digests == [here, here]
+    assert digests == [digest, digest]
 
 
 def test_another_seed_gives_other_rows(made: Homes) -> None:
@@ -65,7 +65,7 @@ def test_templates_are_split_before_sentences_are_drawn(made: Homes) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_every_sentence_is_said_once_and_has_one_intent(made: Homes, seed: int) -> None:
+def test_every_sentence_occurs_once_with_one_intent(made: Homes, seed: int) -> None:
     drawn = homes(seed)
     said = Counter(row["text"].casefold() for row in drawn.train + drawn.test)
     assert max(said.values()) == 1
@@ -93,7 +93,7 @@ def test_every_home_and_every_intent_has_rows(made: Homes, clients: int) -> None
     assert all(set(row) == {"text", "intent"} for row in drawn.test)
 
 
-def test_homes_differ_in_their_intents_and_words(made: Homes) -> None:
+def test_homes_differ_in_intents_and_words(made: Homes) -> None:
     tops, rooms = [], []
     for home in sorted({row["home"] for row in made.train}):
         rows = [row for row in made.train if row["home"] == home]
@@ -112,7 +112,7 @@ def test_default_sizes(made: Homes) -> None:
     assert max(Counter(row["intent"] for row in made.test).values()) <= 12
 
 
-def test_it_is_fast(made: Homes) -> None:
+def test_homes_are_made_within_seconds(made: Homes) -> None:
     start = time.process_time()
     homes(4)
     assert time.process_time() - start < 5.0
@@ -125,23 +125,23 @@ def test_numbers_below_one_are_refused(argument: str) -> None:
 
 
 @pytest.mark.parametrize("missing", ["hassil", "home_assistant_intents"])
-def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(ImportError, match=r'pip install "rondo-fl\[demo\]"'):
         homes(0)
 
 
-def test_importing_the_module_is_light() -> None:
+def test_importing_homes_is_light() -> None:
     code = "import sys, rondo.data.homes; print({'hassil', 'home_assistant_intents'} & set(sys.modules))"
     source = str(Path(rondo.data.homes.__file__).parents[2])
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": source},
         check=True,
         capture_output=True,
         text=True,
     )
-    assert done.stdout.strip() == "set()"
+    assert process.stdout.strip() == "set()"
 
 
 def test_minilm_has_weights_config_and_tokenizer() -> None:
@@ -150,7 +150,7 @@ def test_minilm_has_weights_config_and_tokenizer() -> None:
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
 
 
-def test_a_missing_minilm_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_minilm_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r'pip install "rondo-fl\[demo\]"'):
         minilm_path()

@@ -1,6 +1,8 @@
-"""Populations of many: examples in flat arrays, members made on demand, what clients keep read on demand."""
+"""Large populations: examples in flat arrays, members made on demand, and the ledger's shared records."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rondo.algorithm import Client, Shared
-from rondo.data.population import Members, Population
+from rondo.data.population import Members, Population, _encoded
 from rondo.data.stored import Stored
 from rondo.engine.server.ledger import Ledger
 from rondo.tasks.token_store import TextExample, TokenStore
@@ -18,18 +20,18 @@ IDS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=12).map(tuple)
 
 @st.composite
 def rows(draw: st.DrawFn) -> list[TextExample]:
-    """Rows of one run: all of classes or all of sequences, all with segments or all without."""
+    """Rows of one run: all with classes or all with sequences, all with segments or all without."""
     language, segments = draw(st.booleans()), draw(st.booleans())
-    found = []
+    examples = []
     for ids in draw(st.lists(IDS, max_size=8)):
         tokens, label = draw(st.lists(st.integers(-100, 2**31 - 1), max_size=5)), draw(st.integers(0, 1000))
         kinds = draw(st.lists(st.integers(0, 1), min_size=len(ids), max_size=len(ids)).map(tuple))
-        found.append(TextExample(ids, tuple(tokens) if language else label, kinds if segments else None))
-    return found
+        examples.append(TextExample(ids, tuple(tokens) if language else label, kinds if segments else None))
+    return examples
 
 
 @given(rows(), st.integers(0, 8))
-def test_a_store_gives_back_what_it_was_given(examples: list[TextExample], split: int) -> None:
+def test_store_gives_back_its_examples(examples: list[TextExample], split: int) -> None:
     store = TokenStore()
     numbers = [*store.add(examples[:split]), *store.add(examples[split:])]
     assert [store[n] for n in numbers] == examples
@@ -40,7 +42,7 @@ def test_a_store_gives_back_what_it_was_given(examples: list[TextExample], split
     assert share.costliest == max((e.cost for e in examples), default=0)
 
 
-def test_an_example_that_is_not_there_raises() -> None:
+def test_missing_example_raises() -> None:
     store = TokenStore()
     share = Stored(store, store.add([TextExample((1, 2), 0), TextExample((3,), 1)]))
     assert share[-1] == TextExample((3,), 1)
@@ -68,7 +70,7 @@ def test_members_are_a_mapping_of_their_clients() -> None:
             members[unknown]
 
 
-def test_members_may_have_ranks_of_their_own() -> None:
+def test_members_may_have_their_own_ranks() -> None:
     store = TokenStore()
     numbers = store.add([TextExample((i,), i) for i in range(3)])
     members = Members(store)
@@ -96,3 +98,19 @@ def test_records_of_past_rounds_do_not_pile_up() -> None:
         ledger.send("ann", Shared({"w": torch.tensor([float(number)])}, {}))
     assert ledger.send("ann", Shared({"w": torch.tensor([2999.0])}, {})) == (0, 0)
     assert len(ledger._known) < 1100
+
+
+class Halves:
+    """Keeps rows of even number."""
+
+    def encode(self, rows: Sequence[dict[str, int]]) -> list[TextExample]:
+        return [TextExample((row["n"],), 0) for row in rows if row["n"] % 2 == 0]
+
+
+def test_rows_left_out_leave_nothing_in_the_store() -> None:
+    store, expected = TokenStore(), TokenStore()
+    clients = {"ann": [{"n": n} for n in range(5)], "bob": [{"n": n} for n in range(5, 9)]}
+    numbers = dict(_encoded(store, Halves(), clients))  # type: ignore[arg-type]
+    expected.add(TextExample((n,), 0) for n in (0, 2, 4, 6, 8))
+    assert numbers == {"ann": range(3), "bob": range(3, 5)}
+    assert store.sha256() == expected.sha256()

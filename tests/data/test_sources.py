@@ -1,4 +1,4 @@
-"""Rows from files: what is read, and how a file that cannot be read is named."""
+"""Rows from files: read as written, and a file that cannot be read is named."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fault(path: Path) -> str:
     return problem.message
 
 
-# --- what is read --------------------------------------------------------------------------------------------------
+# --- readable files -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -74,13 +74,13 @@ def test_parquet_is_read_with_its_types(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
-def test_a_text_of_a_megabyte_is_read(write: Write, name: str) -> None:
+def test_text_of_a_megabyte_is_read(write: Write, name: str) -> None:
     text = "x" * 1_000_000
     content = f"t,l\n{text},1\n" if name == "a.csv" else json.dumps({"t": text})
     assert read_rows(write(name, content), "data.source")[0]["t"] == text
 
 
-# --- what cannot be read -------------------------------------------------------------------------------------------
+# --- unreadable files ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -107,32 +107,33 @@ def test_a_text_of_a_megabyte_is_read(write: Write, name: str) -> None:
         ("a", "x", "unknown ending"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named_with_row_or_line(
+def test_unreadable_file_is_named_with_row_or_line(
     write: Write, name: str, content: str | bytes, fragment: str
 ) -> None:
     assert fragment in fault(write(name, content))
 
 
-def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
+def test_missing_file_and_folder_are_named(tmp_path: Path) -> None:
     assert "cannot be read: No such file" in fault(tmp_path / "no.csv")
     (tmp_path / "folder.csv").mkdir()
     assert "cannot be read: Is a directory" in fault(tmp_path / "folder.csv")
 
 
-def test_an_ending_in_capitals_is_known(write: Write) -> None:
+def test_ending_in_capitals_is_known(write: Write) -> None:
     assert read_rows(write("A.CSV", "t,l\nx,1\n"), "data.source") == [{"t": "x", "l": "1"}]
 
 
-def test_two_columns_of_one_name_are_an_error_not_the_last_of_them(write: Write) -> None:
+def test_two_columns_of_one_name_are_an_error(write: Write) -> None:
+    """The last of them does not win silently."""
     assert "'t'" in fault(write("a.csv", "t,t\nx,y\n"))
 
 
-def test_a_csv_that_ends_within_quotes_names_where(write: Write) -> None:
+def test_csv_that_ends_within_quotes_names_the_place(write: Write) -> None:
     message = fault(write("a.csv", 't,l\nx,1\ny,2\n"z,3\n'))
     assert "row" in message or "line" in message
 
 
-# --- where rows come from ------------------------------------------------------------------------------------------
+# --- sources of rows ----------------------------------------------------------------------------------------------
 
 
 def source(data: dict[str, Any]) -> sources.Source:
@@ -147,21 +148,21 @@ def source_fault(data: dict[str, Any]) -> dict[str, str]:
     return {p.path: p.message for p in caught.value.problems}
 
 
-def test_one_file_has_no_test_set_unless_one_is_named(write: Write) -> None:
+def test_single_file_has_no_test_set_unless_one_is_named(write: Write) -> None:
     train, test = write("a.csv", "t,l\nx,1\ny,2\n"), write("b.jsonl", '{"t": "z", "l": 1}\n{"t": "w", "l": 2}')
-    found = source({"source": str(train)})
-    assert (len(found.train or []), found.clients, found.test) == (2, None, None)
-    found = source({"source": str(train), "test_source": str(test), "max_train_rows": 1, "max_test_rows": 1})
-    assert found.train == [{"t": "x", "l": "1"}]
-    assert found.test == [{"t": "z", "l": 1}]
+    loaded = source({"source": str(train)})
+    assert (len(loaded.train or []), loaded.clients, loaded.test) == (2, None, None)
+    loaded = source({"source": str(train), "test_source": str(test), "max_train_rows": 1, "max_test_rows": 1})
+    assert loaded.train == [{"t": "x", "l": "1"}]
+    assert loaded.test == [{"t": "z", "l": 1}]
 
 
-def test_a_folder_holds_a_file_a_split(write: Write, tmp_path: Path) -> None:
+def test_folder_holds_one_file_per_split(write: Write, tmp_path: Path) -> None:
     write("train.csv", "t,l\nx,1\n")
     write("validation.jsonl", '{"t": "v", "l": 1}\n')
     write("dev.tsv", "t\tl\nd\t1\n")
-    found = source({"source": str(tmp_path)})
-    assert (found.train, found.test) == ([{"t": "x", "l": "1"}], [{"t": "v", "l": 1}])
+    loaded = source({"source": str(tmp_path)})
+    assert (loaded.train, loaded.test) == ([{"t": "x", "l": "1"}], [{"t": "v", "l": 1}])
     assert source({"source": str(tmp_path), "test_split": "dev"}).test == [{"t": "d", "l": "1"}]
     assert source({"source": str(tmp_path), "train_split": "dev"}).train == [{"t": "d", "l": "1"}]
     assert source({"source": str(tmp_path), "test_split": None}).test is None
@@ -171,21 +172,21 @@ def test_a_folder_holds_a_file_a_split(write: Write, tmp_path: Path) -> None:
     assert "data.train_split" in source_fault({"source": str(tmp_path), "train_split": "tran"})
 
 
-def test_an_empty_folder_is_named(tmp_path: Path) -> None:
+def test_empty_folder_is_named(tmp_path: Path) -> None:
     assert "there are: none" in source_fault({"source": str(tmp_path)})["data.train_split"]
 
 
-def test_one_file_a_client(write: Write, tmp_path: Path) -> None:
+def test_folder_with_one_file_per_client(write: Write, tmp_path: Path) -> None:
     write("sites/b.csv", "t,l\nx,1\n")
     write("sites/a.jsonl", '{"t": "y", "l": 2}')
     write("sites/readme.md", "not data")
-    found = source({"clients_from": str(tmp_path / "sites")})
-    assert found.train is None
-    assert found.clients == {"a": [{"t": "y", "l": 2}], "b": [{"t": "x", "l": "1"}]}
+    loaded = source({"clients_from": str(tmp_path / "sites")})
+    assert loaded.train is None
+    assert loaded.clients == {"a": [{"t": "y", "l": 2}], "b": [{"t": "x", "l": "1"}]}
     assert list(source({"clients_from": str(tmp_path / "sites" / "*.csv")}).clients or {}) == ["b"]
 
 
-def test_clients_that_cannot_be_told_apart_or_read_are_named(write: Write, tmp_path: Path) -> None:
+def test_ambiguous_or_unreadable_clients_are_named(write: Write, tmp_path: Path) -> None:
     write("sites/readme.md", "not data")
     assert "no data files (.csv" in source_fault({"clients_from": str(tmp_path / "sites")})["data.clients_from"]
     write("sites/a.csv", "t,l\nx,1\n")
@@ -196,12 +197,13 @@ def test_clients_that_cannot_be_told_apart_or_read_are_named(write: Write, tmp_p
     assert "b.csv" in source_fault({"clients_from": str(tmp_path / "more")})["data.clients_from"]
 
 
-def test_a_pattern_as_source_is_refused_with_the_key_that_takes_one(write: Write, tmp_path: Path) -> None:
+def test_pattern_as_source_is_refused(write: Write, tmp_path: Path) -> None:
+    """The message names the key that takes a pattern."""
     write("a.csv", "t,l\nx,1\n")
     assert "clients_from" in source_fault({"source": str(tmp_path / "*.csv")})["data.source"]
 
 
-def test_a_data_set_that_is_nowhere_is_named() -> None:
+def test_unknown_data_set_is_named() -> None:
     assert "'no-such-data-set' cannot be loaded" in source_fault({"source": "no-such-data-set"})["data.source"]
 
 
@@ -212,14 +214,14 @@ def names(*labels: Any) -> tuple[str, ...]:
     return label_names([{"l": x} for x in labels], "l")
 
 
-def test_labels_are_in_the_order_of_numbers_then_of_letters() -> None:
+def test_labels_sort_as_numbers_then_as_letters() -> None:
     assert names("2", "10", "1", 3) == ("1", "2", "3", "10")
     assert names("b", "a", "B") == ("B", "a", "b")
     assert names("b", 2, "a", -1, 0.5) == ("-1", "0.5", "2", "a", "b")
     assert names(True, False) == ("False", "True")
 
 
-def test_rows_without_a_label_are_passed_over() -> None:
+def test_rows_without_a_label_are_skipped() -> None:
     assert names(None, "a", None) == ("a",)
     assert label_names([{"x": 1}, {"l": "a"}], "l") == ("a",)
     assert label_names([], "l") == ()
@@ -230,9 +232,9 @@ def test_labels_do_not_depend_on_the_order_of_rows() -> None:
         assert names(*order) == ("2", "10", "a", "b")
 
 
-def test_a_label_called_nan_does_not_upset_the_order() -> None:
-    """It compares with no number, so where it stands must be said; the order may not change from run to run."""
+def test_label_called_nan_keeps_the_order() -> None:
+    """NaN compares with no number, so without a fixed place the order could change from run to run."""
     for last in range(3, 40):
         numbers = [str(i) for i in range(last)]
-        found = [n for n in names("nan", *numbers) if n != "nan"]
-        assert found == numbers
+        sorted_names = [n for n in names("nan", *numbers) if n != "nan"]
+        assert sorted_names == numbers

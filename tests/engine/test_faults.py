@@ -1,4 +1,4 @@
-"""Rehearsed faults: what is expected of each, and that the round is that of the clients who are left."""
+"""Rehearsed faults: each has its reason, and the round is that of the remaining clients."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ EXPECTED = {
     "late": "round_closed",
     "wrong_round": "wrong_round",
 }
-"""Why a client is lost, by what befell it."""
+"""The reason for which a client is lost, by kind of fault."""
 
 GATED = ("corrupt_upload", "late", "wrong_round", "duplicate")
-"""Faults of an upload: the gate counts them."""
+"""Faults of an upload, which the gate counts."""
 
 
 def faulty(kind: str, who: Sequence[str], **clients: Any) -> RunConfig:
-    # All take as long as they have examples, in seconds, at most 9; slow ones ten times that.
+    # Every client takes a second per example, at most 9 in all; a slow one takes ten times as long.
     deadline = {"deadline": 9.5} if kind == "slow" else {}
     return config(faults={kind: list(who)}, clients={**deadline, **clients})
 
@@ -46,10 +46,10 @@ def faulty(kind: str, who: Sequence[str], **clients: Any) -> RunConfig:
     # Every kind with every algorithm, and every algorithm with every head policy.
     [(kind, name, HEADS[(i + j) % 3]) for i, kind in enumerate(EXPECTED) for j, name in enumerate(NAMES)],
 )
-def test_a_round_with_a_fault_is_the_round_without_the_client(
+def test_faulty_client_leaves_no_trace(
     kind: str, name: str, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit for bit, in the round and in the next."""
+    """The round and the next equal, bit for bit, rounds that never sampled the client."""
     people = population(FOUR)
     rehearsed, absent = make(name, policy, people=people, run=faulty(kind, ["bob"])), make(name, policy, people=people)
     records = [rehearsed.run_round(t) for t in range(2)]
@@ -67,7 +67,7 @@ def test_a_round_with_a_fault_is_the_round_without_the_client(
 
 
 @pytest.mark.parametrize("name", ["fedit", "fedsa-lora"])
-def test_an_upload_that_comes_twice_counts_once(name: str) -> None:
+def test_duplicate_upload_counts_once(name: str) -> None:
     rehearsed, plain = make(name, run=faulty("duplicate", ["bob", "cid"])), make(name)
     record, expected = rehearsed.run_round(0), plain.run_round(0)
     assert (record["failed"], record["rejected"]) == ([], {"duplicate": 2})
@@ -77,7 +77,8 @@ def test_an_upload_that_comes_twice_counts_once(name: str) -> None:
 
 @pytest.mark.parametrize(("hit", "skipped"), [(["ann"], False), (["ann", "bob"], False), (list(FOUR), True)])
 @pytest.mark.parametrize("kind", EXPECTED)
-def test_one_all_but_the_least_number_and_all_may_be_lost(kind: str, hit: list[str], skipped: bool) -> None:
+def test_one_most_or_all_clients_may_be_lost(kind: str, hit: list[str], skipped: bool) -> None:
+    """One client, all but ``min_clients``, or all; only the loss of all skips the round."""
     sim = make(people=population(FOUR), run=faulty(kind, hit, min_clients=2))
     before = serialization.pack(sim.state)
     record = sim.run_round(0)
@@ -86,14 +87,14 @@ def test_one_all_but_the_least_number_and_all_may_be_lost(kind: str, hit: list[s
     assert (record["skipped"] is not None, serialization.pack(sim.state) == before) == (skipped, skipped)
 
 
-# Who comes in time
+# Arrival in time
 
 PEOPLE = tuple(Client(f"c{i}", 10 + i) for i in range(8))
 ROUND = Round(3, 9, 7, 8)
 
 
 class Everyone:
-    """A transport that loses nobody."""
+    """A transport that loses no client."""
 
     def expected(self, clients: Sequence[Client], round: Round, failed: Collection[str]) -> Turnout:
         return Turnout(tuple(c for c in clients if c.id not in failed))
@@ -107,40 +108,41 @@ def ids(clients: Sequence[Client]) -> list[str]:
     return [c.id for c in clients]
 
 
-def test_without_faults_and_deadlines_all_count() -> None:
+def test_all_clients_count_without_faults_and_deadlines() -> None:
     assert turnout(config(), PEOPLE, ROUND) == Turnout(PEOPLE)
 
 
-def test_the_first_to_arrive_count_and_others_take_the_places_of_those_that_failed() -> None:
+def test_first_arrivals_count_and_spares_replace_failures() -> None:
     run = config(clients={"per_round": 3, "over_select": 1.0})
-    found = turnout(run, PEOPLE[:6], ROUND)
-    assert ids(found.asked) == ["c0", "c1", "c2"]  # who has fewest examples is first
-    assert {c: f.reason for c, f in found.lost.items()} == dict.fromkeys(("c3", "c4", "c5"), "round_closed")
-    again = turnout(run, PEOPLE[:6], ROUND, ["c1"])
-    assert ids(again.asked) == ["c0", "c2", "c3"]
+    first = turnout(run, PEOPLE[:6], ROUND)
+    assert ids(first.asked) == ["c0", "c1", "c2"]  # fewer examples arrive earlier
+    assert {c: f.reason for c, f in first.lost.items()} == dict.fromkeys(("c3", "c4", "c5"), "round_closed")
+    second = turnout(run, PEOPLE[:6], ROUND, ["c1"])
+    assert ids(second.asked) == ["c0", "c2", "c3"]
     crashed = turnout(config(clients=run.clients.model_dump(), faults={"crash": ["c0", "c2"]}), PEOPLE[:6], ROUND)
     assert ids(crashed.asked) == ["c1", "c3", "c4"]
     assert {c: f.reason for c, f in crashed.lost.items()} == {"c0": "crash", "c2": "crash", "c5": "round_closed"}
 
 
-def test_who_is_equally_fast_takes_turns() -> None:
+def test_equally_fast_clients_take_turns() -> None:
     run = config(clients={"per_round": 1, "over_select": 1.0})
-    same = [Client("a", 5), Client("b", 5)]
-    first = [ids(turnout(run, same, Round(t, 200, 0, 2)).asked)[0] for t in range(200)]
-    assert 70 < first.count("a") < 130
+    clients = [Client("a", 5), Client("b", 5)]
+    winners = [ids(turnout(run, clients, Round(t, 200, 0, 2)).asked)[0] for t in range(200)]
+    assert 70 < winners.count("a") < 130
 
 
-def test_a_deadline_is_a_matter_of_seconds_an_example() -> None:
+def test_deadline_counts_seconds_per_example() -> None:
     run = config(clients={"deadline": 25.0}, faults={"seconds_per_example": 2.0, "hang": ["c0"]})
-    found = turnout(run, PEOPLE, ROUND)
-    assert ids(found.asked) == ["c1", "c2"]  # 22 and 24 seconds
-    assert str(found.lost["c3"]) == "client c3: deadline (26 s, waited for 25 s)"
-    assert str(found.lost["c0"]) == "client c0: deadline (it never ended, waited for 25 s)"
+    arrived = turnout(run, PEOPLE, ROUND)
+    assert ids(arrived.asked) == ["c1", "c2"]  # 22 and 24 seconds
+    assert str(arrived.lost["c3"]) == "client c3: deadline (26 s, waited for 25 s)"
+    assert str(arrived.lost["c0"]) == "client c0: deadline (it never ended, waited for 25 s)"
     steps = config(clients={"deadline": 25.0}, train={"local_steps": 3, "local_epochs": None, "batch_size": 8})
     assert len(turnout(steps, PEOPLE, ROUND).asked) == 8  # 24 examples each
 
 
-def test_over_selection_samples_more_and_no_more_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_over_selection_samples_spares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more clients count than without it."""
     people = population({f"c{i}": 4 + i for i in range(6)})
     sim = make(people=people, run=config(clients={"per_round": 2, "over_select": 0.5}))
     record = sim.run_round(0)
@@ -148,7 +150,7 @@ def test_over_selection_samples_more_and_no_more_count(monkeypatch: pytest.Monke
     assert record["failed"][0]["reason"] == "round_closed"
 
 
-def test_a_spare_takes_the_place_of_one_that_failed_in_training() -> None:
+def test_spare_replaces_a_client_that_failed_in_training() -> None:
     sizes = {"ann": 4, "bob": 6, "cid": 9}
     sim = make(people=population(sizes, poisoned=["bob"]), run=config(clients={"per_round": 2, "over_select": 0.5}))
     record = sim.run_round(0)
@@ -159,17 +161,17 @@ def test_a_spare_takes_the_place_of_one_that_failed_in_training() -> None:
 # Draws
 
 
-def test_faults_befall_as_often_as_they_are_configured() -> None:
+def test_fault_rates_match_the_configuration() -> None:
     faults = config(faults={"crash": 0.1, "corrupt_upload": 0.2, "late": ["c7"]}).faults
-    found = [fault_of(faults, c, Round(t, 500, 1, 8)) for t in range(500) for c in PEOPLE[:7]]
-    share = {kind: found.count(kind) / len(found) for kind in ("crash", "corrupt_upload", None)}
+    draws = [fault_of(faults, c, Round(t, 500, 1, 8)) for t in range(500) for c in PEOPLE[:7]]
+    share = {kind: draws.count(kind) / len(draws) for kind in ("crash", "corrupt_upload", None)}
     # 3,500 draws: standard errors of at most 0.008.
     assert share == pytest.approx({"crash": 0.1, "corrupt_upload": 0.2, None: 0.7}, abs=0.03)
     assert all(fault_of(faults, PEOPLE[7], Round(t, 500, 1, 8)) == "late" for t in range(20))
     assert fault_of(faults, PEOPLE[0], ROUND) == fault_of(faults, PEOPLE[0], ROUND)
 
 
-def test_every_kind_is_a_key_of_the_configuration() -> None:
+def test_every_fault_kind_is_a_configuration_key() -> None:
     assert set(EXPECTED) | {"duplicate"} == set(KINDS)
     assert all(getattr(load({}).faults, kind) == 0 for kind in KINDS)
 
@@ -184,6 +186,6 @@ def test_every_kind_is_a_key_of_the_configuration() -> None:
         ({"admission": {"clip": True}}, "admission.clip: there is nothing to clip to"),
     ],
 )
-def test_faults_that_make_no_sense_are_refused(sections: dict[str, Any], message: str) -> None:
+def test_senseless_settings_are_refused(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load(sections)

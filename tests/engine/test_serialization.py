@@ -128,7 +128,7 @@ def test_tensors_that_share_memory_survive() -> None:
     assert torch.equal(back["turned"], whole.mT)
 
 
-def test_a_tensor_with_a_gradient_survives_without_it() -> None:
+def test_tensor_requiring_grad_survives_detached() -> None:
     back = unpack(pack(torch.ones(2, requires_grad=True) * 2), None)
     assert not back.requires_grad
     assert back.tolist() == [2, 2]
@@ -158,7 +158,7 @@ def test_keys_with_a_slash_do_not_collide() -> None:
     assert_survives(tree)
 
 
-def test_the_bytes_do_not_depend_on_when_they_are_made() -> None:
+def test_packing_twice_gives_the_same_bytes() -> None:
     assert pack(outer()) == pack(outer())
 
 
@@ -186,12 +186,13 @@ def test_the_bytes_do_not_depend_on_when_they_are_made() -> None:
     ],
     ids=repr,
 )
-def test_trees_that_differ_in_a_bit_a_type_or_a_shape_are_not_the_same(one: Any, other: Any) -> None:
+def test_trees_differing_in_bits_types_or_shapes_are_not_same(one: Any, other: Any) -> None:
     assert not same(one, other)
     assert same(one, one)
 
 
-def test_equal_trees_are_the_same_whatever_the_order_of_keys_and_however_nan_came_about() -> None:
+def test_equal_trees_are_same() -> None:
+    """The order of keys and the origin of a NaN do not matter."""
     assert same(outer(), outer())
     assert same({"a": 1, "b": torch.zeros(1)}, {"b": torch.zeros(1), "a": 1})
     assert same(torch.tensor([math.nan]), torch.tensor([math.nan]))
@@ -202,18 +203,18 @@ def test_equal_trees_are_the_same_whatever_the_order_of_keys_and_however_nan_cam
 
 
 @pytest.mark.parametrize("tree", [{1: "a"}, {"a": {None: 1}}, {"a": [{(): 1}]}], ids=repr)
-def test_keys_that_are_not_strings_are_a_type_error(tree: Any) -> None:
+def test_non_string_keys_are_a_type_error(tree: Any) -> None:
     with pytest.raises(TypeError, match="keys"):
         pack(tree)
 
 
 @pytest.mark.parametrize("leaf", [object(), {1, 2}, b"bytes", 1j, Inner, len], ids=lambda value: type(value).__name__)
-def test_a_leaf_of_another_kind_is_a_type_error_that_says_where(leaf: Any) -> None:
+def test_unknown_leaf_is_a_type_error_with_its_path(leaf: Any) -> None:
     with pytest.raises(TypeError, match="state/deep/1"):
         pack({"deep": (1, leaf)})
 
 
-def test_a_dataclass_that_is_not_expected_is_refused_by_name() -> None:
+def test_unexpected_dataclass_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="Outer"):
         unpack(pack(outer()), Inner({}))
     with pytest.raises(ValueError, match="Inner"):
@@ -261,12 +262,12 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("skeleton", MALFORMED, ids=json.dumps)
-def test_a_malformed_skeleton_is_a_value_error(skeleton: Any) -> None:
+def test_malformed_skeleton_is_a_value_error(skeleton: Any) -> None:
     with pytest.raises(ValueError):
         unpack(saved_with(skeleton), Inner({}))
 
 
-def test_a_skeleton_that_is_nested_too_deep_is_a_value_error() -> None:
+def test_skeleton_nested_too_deep_is_a_value_error() -> None:
     outcomes = []
     for depth in (*range(50, 1000, 50), 5000):
         skeleton = '{"list": [' * depth + "]}" * depth
@@ -275,7 +276,7 @@ def test_a_skeleton_that_is_nested_too_deep_is_a_value_error() -> None:
     assert (outcomes[0], outcomes[-1]) == ("read", "refused")
 
 
-def test_a_safetensors_file_that_is_no_state_is_a_value_error() -> None:
+def test_foreign_safetensors_file_is_a_value_error() -> None:
     for data in (b"", b"{}", safetensors.torch.save({"t": torch.zeros(2)}), saved_with({})[:8]):
         with pytest.raises(ValueError, match="not a saved state"):
             unpack(data, None)
@@ -285,7 +286,7 @@ def test_a_safetensors_file_that_is_no_state_is_a_value_error() -> None:
 
 
 def refused_or_read(data: bytes, like: Any) -> str:
-    """What happened to ``data``; a flipped bit of a name or a number cannot be told from another state."""
+    """The fate of ``data``; a flipped bit in a name or a number can look like another state."""
     try:
         unpack(data, like)
     except ValueError:
@@ -293,21 +294,21 @@ def refused_or_read(data: bytes, like: Any) -> str:
     return "read"
 
 
-def test_a_truncated_file_is_a_value_error_wherever_it_ends() -> None:
+def test_truncated_file_is_a_value_error_at_any_length() -> None:
     data = pack(outer())
     assert {refused_or_read(data[:end], outer()) for end in range(len(data))} == {"refused"}
 
 
-def test_bytes_after_the_end_are_a_value_error() -> None:
+def test_trailing_bytes_are_a_value_error() -> None:
     assert refused_or_read(pack(outer()) + b"\0", outer()) == "refused"
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_flipped_bit_in_the_header_is_a_value_error_or_harmless(seed: int) -> None:
-    data, chance = pack(outer()), random.Random(seed)
+def test_flipped_header_bit_is_a_value_error_or_harmless(seed: int) -> None:
+    data, rng = pack(outer()), random.Random(seed)
     end = 8 + int.from_bytes(data[:8], "little")
     for _ in range(200):
-        bit = chance.randrange(8 * end)
+        bit = rng.randrange(8 * end)
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
         refused_or_read(bytes(flipped), outer())
@@ -319,12 +320,12 @@ def test_arbitrary_bytes_are_a_value_error(data: bytes) -> None:
     assert refused_or_read(data, outer()) == "refused"
 
 
-def test_a_state_lies_as_it_would_be_read_back() -> None:
-    """Parts of one vector, and rows of a cohort's tensors, come to lie in aligned memory of their own: where a product
-    reads them decides about its last bit, and a small part would keep the whole alive."""
+def test_canonical_state_lies_in_memory_as_read_back() -> None:
+    """Views of one vector, and rows of a cohort's tensors, move to aligned memory of their own: alignment decides
+    the last bit of a product, and a small view would keep the whole vector alive."""
     vector = torch.arange(40, dtype=torch.float32)
     odd = torch.frombuffer(bytearray(b"\0" + vector.numpy().tobytes()), dtype=torch.float32, offset=1)
-    mine = torch.ones(3, 5)
+    whole = torch.ones(3, 5)
     tree = {
         "part": vector[3:18].view(3, 5),
         "row": vector.view(2, 20)[1],
@@ -335,12 +336,12 @@ def test_a_state_lies_as_it_would_be_read_back() -> None:
         "repeated": torch.ones(1).expand(16),
         "none": vector[:0],
         "number": vector[5],
-        "mine": mine,
+        "mine": whole,
     }
-    lying = canonical(tree)
-    assert same(lying, tree)
-    for tensor in tensors(lying):
+    moved = canonical(tree)
+    assert same(moved, tree)
+    for tensor in tensors(moved):
         assert tensor.is_contiguous()
         assert tensor.untyped_storage().nbytes() == tensor.nbytes
         assert tensor.data_ptr() % 64 == 0
-    assert lying["mine"] is mine  # nothing is copied twice
+    assert moved["mine"] is whole  # it was aligned and whole before, so it is not copied

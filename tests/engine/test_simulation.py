@@ -29,7 +29,7 @@ from tiny_federation import ALONE, HEADS, NAMES, POISON, RANK, SIZES, change, co
 
 
 def fixed_choice(monkeypatch: pytest.MonkeyPatch, choose: Callable[[int], Sequence[str]]) -> None:
-    """Have the clients that ``choose`` names, by round, take part."""
+    """Let only the clients that ``choose`` names for a round take part."""
     monkeypatch.setattr(rounds, "sample", lambda _, clients, round: [c for c in clients if c.id in choose(round.index)])
 
 
@@ -60,20 +60,20 @@ def test_two_rounds_run_learn_and_are_scored(name: str, policy: str) -> None:
     for client, local in sim.locals.items():
         assert any(n.startswith(HEAD_PREFIX) for n in local) == (policy == "local")
         assert local.keys() == sim.answered[1, client].keys()
-        for tensor in local:  # trained, and not another client's
+        for tensor in local:  # trained, and no copy of another client's
             others = [first[tensor], *(sim.locals[c][tensor] for c in SIZES if c != client)]
             assert not any(local[tensor].equal(t) for t in others)
     kind = "cold_start" if personal else "global"
     assert sim.score_newcomer(2).keys() == {kind}
     assert sim.score_newcomer(2)[kind]["examples"] == 6
-    each = sim.score_clients(2)
-    assert each.keys() == {"personal" if personal else "clients"}
-    assert {c for part in each.values() for c in part["per_client"]} == set(SIZES)
+    client_scores = sim.score_clients(2)
+    assert client_scores.keys() == {"personal" if personal else "clients"}
+    assert {c for part in client_scores.values() for c in part["per_client"]} == set(SIZES)
 
 
 @pytest.mark.parametrize("policy", HEADS)
 @pytest.mark.parametrize("name", NAMES)
-def test_the_same_seed_gives_the_same_bits_in_any_order_of_clients(name: str, policy: str) -> None:
+def test_seed_fixes_all_bits_in_any_order_of_clients(name: str, policy: str) -> None:
     one = make(name, policy)
     people = population(dict(reversed(SIZES.items())))
     two = make(name, policy, people=people)
@@ -90,8 +90,8 @@ def test_the_same_seed_gives_the_same_bits_in_any_order_of_clients(name: str, po
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_kept_lies_as_it_would_be_read_back(name: str) -> None:
-    """Nobody's row of a cohort's tensors: aligned, and keeping nothing else alive."""
+def test_kept_tensors_lie_in_memory_as_read_back(name: str) -> None:
+    """Aligned, and never a row of a cohort's tensor, which it would keep alive."""
     sim = make(name, "local")
     run(sim)
     kept = [*serialization.tensors(sim.state), *serialization.tensors(sim.locals)]
@@ -99,7 +99,7 @@ def test_what_is_kept_lies_as_it_would_be_read_back(name: str) -> None:
     assert all(t.untyped_storage().nbytes() == t.nbytes and t.data_ptr() % 64 == 0 for t in kept)
 
 
-def test_training_lowers_the_loss_of_the_global_model() -> None:
+def test_training_lowers_the_global_models_loss() -> None:
     sim = make("fedit", run=config(train={"lr": 2e-2, "local_epochs": 4}))
     same_rule = Population(sim.population.members, sim.population.members["bob"].train, {})
     sim.population = same_rule
@@ -132,13 +132,13 @@ def gap(name: str, policy: str, rounds: int, **fields: Any) -> float:
 
 @pytest.mark.parametrize("policy", HEADS)
 @pytest.mark.parametrize("name", ["rolora", "ffa-lora"])
-def test_the_global_model_is_the_mean_of_the_clients_models(name: str, policy: str) -> None:
+def test_global_model_is_the_mean_of_client_models(name: str, policy: str) -> None:
     assert algorithms.entry(name).exact
     assert gap(name, policy, 3) < 1e-12
 
 
-def test_the_mean_of_factors_is_not_the_mean_of_models() -> None:
-    """The measure above can tell: FedIT's interference shows as soon as both factors differ."""
+def test_mean_of_factors_is_not_the_mean_of_models() -> None:
+    """``gap`` can tell them apart: FedIT's interference shows as soon as both factors differ."""
     assert gap("fedit", "shared", 2) > 1e-7
 
 
@@ -148,10 +148,11 @@ def test_the_mean_of_factors_is_not_the_mean_of_models() -> None:
 @pytest.mark.parametrize("settings", [ALONE, config()], ids=["alone", "in cohorts"])
 @pytest.mark.parametrize("policy", HEADS)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_failed_client_leaves_no_trace_but_its_record(
+def test_failed_client_leaves_no_trace(
     name: str, policy: str, settings: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit for bit as if it had not been chosen, in the round and in the next, where it takes part again."""
+    """Except for its record: bit for bit as if never sampled, in this round and in the next, where it takes part
+    again."""
     failing, absent = (make(name, policy, people=population(SIZES, poisoned=["bob"]), run=settings) for _ in range(2))
     record = failing.run_round(0)
     fixed_choice(monkeypatch, lambda t: ["ann", "cid"] if t == 0 else list(SIZES))
@@ -171,7 +172,7 @@ def test_a_failed_client_leaves_no_trace_but_its_record(
     assert serialization.same(failing.locals, absent.locals)
 
 
-def test_a_client_out_of_memory_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_out_of_memory_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     sim = make(people=population(SIZES, poisoned=["bob"]))
     plain = sim.task.collate
 
@@ -188,12 +189,12 @@ def test_a_client_out_of_memory_is_recorded(monkeypatch: pytest.MonkeyPatch) -> 
     assert record["clients"] == 2
 
 
-def test_a_cohort_that_is_out_of_memory_is_halved_and_nobody_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cohort_out_of_memory_is_halved_without_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     sim, alone = make(), make(run=ALONE)
     plain = sim.task.collate
 
     def collate(rows: Sequence[TextExample]) -> tuple[Batch, Batch]:
-        if len(rows) > 4:  # more than one client's
+        if len(rows) > 4:  # rows of more than one client
             raise torch.OutOfMemoryError("no room")
         return plain(rows)
 
@@ -206,7 +207,7 @@ def test_a_cohort_that_is_out_of_memory_is_halved_and_nobody_is_lost(monkeypatch
 
 
 class Watcher:
-    """An observer that notes all that it is told."""
+    """An observer that notes every call."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -222,7 +223,8 @@ class Watcher:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_round_with_too_few_clients_is_skipped_and_changes_nothing(name: str) -> None:
+def test_round_with_too_few_clients_is_skipped(name: str) -> None:
+    """The state and the local tensors stay, and the run continues."""
     people = population(SIZES, poisoned=["bob", "cid"])
     settings = config(clients={"min_clients": 2})
     sim = make(name, people=people, run=settings)
@@ -244,7 +246,7 @@ def test_a_round_with_too_few_clients_is_skipped_and_changes_nothing(name: str) 
     assert sim.run_round(2)["skipped"] is None
 
 
-def test_a_round_in_which_all_clients_fail_is_skipped() -> None:
+def test_round_of_failing_clients_is_skipped() -> None:
     sim = make(people=population(SIZES, poisoned=list(SIZES)))
     before = serialization.pack(sim.state)
     record = sim.run_round(0)
@@ -253,8 +255,8 @@ def test_a_round_in_which_all_clients_fail_is_skipped() -> None:
     assert serialization.pack(sim.state) == before
 
 
-def test_what_is_not_finite_never_becomes_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each upload is finite, and so is their mean; the float32 that it is put into is not."""
+def test_nonfinite_aggregate_never_becomes_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every upload is finite, and so is their mean; in float32 it overflows."""
     sim = make("fedit")
     before = serialization.pack(sim.state)
 
@@ -286,7 +288,7 @@ def num_of(tensor: Tensor) -> int:
 
 @pytest.mark.parametrize("policy", HEADS)
 @pytest.mark.parametrize("name", NAMES)
-def test_bytes_are_the_tables_formulas(name: str, policy: str) -> None:
+def test_traffic_equals_the_tables_formulas(name: str, policy: str) -> None:
     sim, entry = make(name, policy), algorithms.entry(name)
     shared_head = num_bytes(sim.network.initial_head) if policy == "shared" else 0
     for t, record in enumerate(run(sim, 3)):
@@ -311,7 +313,7 @@ def test_florgs_offset_is_sent_once() -> None:
     assert second["bytes_down"] == then["bytes_down"]
 
 
-def test_a_client_that_missed_rounds_gets_both_factors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_that_missed_rounds_gets_both_factors(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = [["ann", "bob"], ["ann"], ["bob"], ["ann"], ["cid"]]
     fixed_choice(monkeypatch, lambda t: chosen[t])
     sim = make("rolora", run=config(rounds=5))
@@ -324,12 +326,12 @@ def test_a_client_that_missed_rounds_gets_both_factors(monkeypatch: pytest.Monke
         (0, 2 * whole),
         (b_bytes + head_bytes, 0),  # B was averaged in round 0
         (whole, 0),  # bob lacks round 0's B and round 1's A
-        (whole, 0),  # ann lacks round 1's A, which is the mean and not her own, and round 2's B
+        (whole, 0),  # ann lacks round 1's A (the mean, not her own) and round 2's B
         (0, whole),
     ]
 
 
-def test_the_ledger_counts_what_is_lacking() -> None:
+def test_ledger_counts_the_bytes_that_a_client_lacks() -> None:
     ledger = Ledger()
     one, other = torch.zeros(3), torch.ones(3)
     chunk = LowRank(torch.ones(4, 1), torch.ones(1, 5))
@@ -339,15 +341,15 @@ def test_the_ledger_counts_what_is_lacking() -> None:
     assert ledger.send("x", Shared({"a.A": one})) == (12, 0)  # an older version is not kept
     assert ledger.send("x", Shared({"a.A": one.double()})) == (24, 0)
     assert ledger.send("y", Shared({"a.A": one, "a.B": one}, {"a": (chunk,)})) == (60, 60)
-    assert ledger.send("y", Shared({"a.A": one, "a.B": one}, {"a": (chunk, 2 * chunk)})) == (36, 0)  # news, not contact
+    assert ledger.send("y", Shared({"a.A": one, "a.B": one}, {"a": (chunk, 2 * chunk)})) == (36, 0)  # a new chunk, not a first contact
     assert version(one) == version(torch.zeros(3)) != version(torch.zeros(1, 3))
     assert version(torch.zeros(2, dtype=torch.int32)) != version(torch.zeros(2))
 
 
-# What clients keep
+# Local tensors
 
 
-def test_kept_tensors_persist_and_are_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_tensors_persist_and_are_trained_further(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = [["ann", "bob"], ["ann"], ["bob", "cid"]]
     fixed_choice(monkeypatch, lambda t: chosen[t])
     sim = make("fedsa-lora", "local", run=config(train={"optimizer": "sgd", "lr": 1e-12}))
@@ -371,8 +373,8 @@ def test_kept_tensors_persist_and_are_trained_on(monkeypatch: pytest.MonkeyPatch
     assert all(not t.any() for n, t in seen.items() if n.endswith(".B"))
 
 
-def test_a_client_may_have_the_newcomers_name() -> None:
-    """Ids come from users' data, so no name is free for the client that has taken no part."""
+def test_client_may_have_the_newcomers_name() -> None:
+    """Ids come from users' data, so no name can be reserved for the newcomer."""
     sim = make("fedsa-lora", "local", people=population({scoring.NEWCOMER.id: 6, "ann": 5}))
     run(sim)
     seen, _ = sim.newcomer(2)
@@ -381,10 +383,10 @@ def test_a_client_may_have_the_newcomers_name() -> None:
             assert tensor.equal(sim.initial[name])
 
 
-def test_uploads_and_kept_tensors_are_a_clients_own() -> None:
-    """One client's tensors do not reach another's but through the mean: alone, each trains to the same upload.
+def test_clients_tensors_meet_only_in_the_mean() -> None:
+    """A client's tensors reach another client only through the mean: alone, each client trains to the same upload.
 
-    In cohorts of one, to the bit; in larger ones see test_cohort.py."""
+    To the bit in cohorts of one; for larger cohorts see client/test_cohorts.py."""
     together = make("fedsa-lora", "local", run=ALONE)
     run(together, 1)
     for client in SIZES:
@@ -404,7 +406,7 @@ def test_weights_are_examples_or_uniform() -> None:
         assert all(t.float().equal(sim.state.params[n]) for n, t in mean.items())
 
 
-def test_an_algorithm_sees_the_frozen_matrices() -> None:
+def test_algorithm_sees_the_frozen_matrices() -> None:
     sim = make("florg", bases="svd")
     for path in adapted_modules(sim.state.params):
         weight = tiny.bert().get_submodule(path).weight.detach()
@@ -429,11 +431,11 @@ def test_scores_do_not_depend_on_batching_or_order() -> None:
         assert whole[metric] == pytest.approx(parts[metric], abs=1e-5)
 
 
-def test_the_worst_tenth_is_of_the_bad_end() -> None:
-    each: dict[str, dict[str, float | None]] = {f"c{i}": {"m": float(i)} for i in range(20)}
-    each["none"] = {"m": None}
-    assert spread(each, "m", higher_is_better=True) == {"mean": 9.5, "worst_tenth": 0.5, "clients": 20}
-    assert spread(each, "m", higher_is_better=False)["worst_tenth"] == 18.5
+def test_worst_tenth_is_taken_from_the_bad_end() -> None:
+    client_scores: dict[str, dict[str, float | None]] = {f"c{i}": {"m": float(i)} for i in range(20)}
+    client_scores["none"] = {"m": None}
+    assert spread(client_scores, "m", higher_is_better=True) == {"mean": 9.5, "worst_tenth": 0.5, "clients": 20}
+    assert spread(client_scores, "m", higher_is_better=False)["worst_tenth"] == 18.5
     assert spread({"a": {"m": 2.0}}, "m", higher_is_better=True)["worst_tenth"] == 2.0
     assert spread({"a": {"m": None}}, "m", higher_is_better=True)["mean"] is None
 
@@ -448,52 +450,53 @@ def draws(rounds: int = 200, **options: Any) -> list[list[Client]]:
     return [sample(settings, CROWD, Round(t, rounds, 3, 50)) for t in range(rounds)]
 
 
-def shares(found: list[list[Client]]) -> list[float]:
-    return [sum(c in chosen for chosen in found) / len(found) for c in CROWD]
+def shares(samples: list[list[Client]]) -> list[float]:
+    return [sum(c in chosen for chosen in samples) / len(samples) for c in CROWD]
 
 
 @pytest.mark.parametrize("kind", ["uniform", "poisson", "weighted"])
-def test_draws_are_sorted_distinct_repeatable_and_change_by_round(kind: Any) -> None:
-    found = draws(20, per_round=10, sampling=kind)
-    assert found == draws(20, per_round=10, sampling=kind)
-    assert len({tuple(c.id for c in chosen) for chosen in found}) == 20
-    for chosen in found:
+def test_samples_are_sorted_distinct_and_repeatable(kind: Any) -> None:
+    """They change with the round and with the seed."""
+    samples = draws(20, per_round=10, sampling=kind)
+    assert samples == draws(20, per_round=10, sampling=kind)
+    assert len({tuple(c.id for c in chosen) for chosen in samples}) == 20
+    for chosen in samples:
         ids = [c.id for c in chosen]
         assert ids == sorted(set(ids))
-    again = [sample(ClientsConfig(per_round=10, sampling=kind), CROWD, Round(0, 20, s, 50)) for s in (3, 4)]
-    assert again[0] != again[1]
+    by_seed = [sample(ClientsConfig(per_round=10, sampling=kind), CROWD, Round(0, 20, s, 50)) for s in (3, 4)]
+    assert by_seed[0] != by_seed[1]
 
 
-def test_uniform_draws_have_their_size_and_favour_nobody() -> None:
-    found = draws(per_round=10)
-    assert {len(chosen) for chosen in found} == {10}
-    assert all(0.05 < share < 0.35 for share in shares(found))
+def test_uniform_samples_have_their_size_and_no_favourites() -> None:
+    samples = draws(per_round=10)
+    assert {len(chosen) for chosen in samples} == {10}
+    assert all(0.05 < share < 0.35 for share in shares(samples))
     assert draws(1, per_round=99) == [CROWD]
     assert draws(1) == [CROWD]
 
 
-def test_full_draws_take_everyone() -> None:
+def test_full_samples_take_every_client() -> None:
     assert draws(2, sampling="full") == [CROWD, CROWD]
 
 
-def test_weighted_draws_have_their_size_and_favour_the_large() -> None:
-    found = draws(per_round=5, sampling="weighted")
-    assert {len(chosen) for chosen in found} == {5}
-    share = shares(found)
+def test_weighted_samples_have_their_size_and_favour_the_large() -> None:
+    samples = draws(per_round=5, sampling="weighted")
+    assert {len(chosen) for chosen in samples} == {5}
+    share = shares(samples)
     small, large = sum(share[:25]) / 25, sum(share[25:]) / 25
     assert 5 < large / small < 15
     assert small > 0
 
 
-def test_poisson_draws_vary_in_size_around_their_mean() -> None:
-    found = draws(400, per_round=10, sampling="poisson")
-    sizes = [len(chosen) for chosen in found]
+def test_poisson_samples_vary_in_size_around_their_mean() -> None:
+    samples = draws(400, per_round=10, sampling="poisson")
+    sizes = [len(chosen) for chosen in samples]
     assert 9.3 < sum(sizes) / 400 < 10.7  # 10 +- 5 standard errors
     assert 2 < torch.tensor(sizes, dtype=torch.float64).std() < 4  # sqrt(50 * 0.2 * 0.8) = 2.8
-    assert all(0.08 < share < 0.35 for share in shares(found))
+    assert all(0.08 < share < 0.35 for share in shares(samples))
 
 
-def test_a_round_for_which_nobody_is_drawn_is_skipped() -> None:
+def test_round_with_an_empty_sample_is_skipped() -> None:
     people = population({f"c{i}": 4 for i in range(3)})
     for seed in range(100):
         sim = make(people=people, run=config(seed=seed, clients={"per_round": 1, "sampling": "poisson"}))
@@ -505,10 +508,10 @@ def test_a_round_for_which_nobody_is_drawn_is_skipped() -> None:
     assert serialization.pack(sim.state) == before
 
 
-# What is added to the base
+# Base changes
 
 
-def test_a_long_list_of_base_changes_is_applied_as_one_small_matrix() -> None:
+def test_many_base_changes_are_applied_as_one_small_matrix() -> None:
     sim = make("flora", dtype=torch.float64)
     g = torch.Generator().manual_seed(0)
     base = {}
@@ -518,14 +521,14 @@ def test_a_long_list_of_base_changes_is_applied_as_one_small_matrix() -> None:
             up, down = (torch.randn(s, generator=g).double() / 50 for s in ((out, rank), (rank, inp)))
             chunks.append(LowRank(up, down))
         base[path] = tuple(chunks)
-    one = sim.network.compact(base)
-    assert sim.network.compact(base) is one  # made once for all clients of a round
+    compacted = sim.network.compact(base)
+    assert sim.network.compact(base) is compacted  # made once for all clients of a round
     for path, chunks in base.items():
-        assert len(one[path]) == 1
-        assert one[path][0].rank == min(sim.network.sites[path].shape)
-        torch.testing.assert_close(one[path][0].dense(), total(chunks).dense(), rtol=0, atol=1e-12)
+        assert len(compacted[path]) == 1
+        assert compacted[path][0].rank == min(sim.network.sites[path].shape)
+        torch.testing.assert_close(compacted[path][0].dense(), total(chunks).dense(), rtol=0, atol=1e-12)
     seen = {**sim.network.initial_head, **sim.initial}
     rows = sim.population.test
-    assert sim.scores(seen, base, rows) == pytest.approx(sim.scores(seen, one, rows), rel=1e-12)
+    assert sim.scores(seen, base, rows) == pytest.approx(sim.scores(seen, compacted, rows), rel=1e-12)
     changed = {**base, **{p: c[:1] for p, c in base.items()}}
     assert sim.scores(seen, changed, rows) != pytest.approx(sim.scores(seen, base, rows), rel=1e-6)

@@ -1,11 +1,11 @@
-"""Coverage-guided fuzzing of all that reads what somebody else wrote. Needs ``pip install atheris``.
+"""Coverage-guided fuzzing of every reader of foreign bytes. Needs ``pip install atheris``.
 
     python tests/fuzz/targets.py decode_upload -max_total_time=600 corpus/decode_upload
     python tests/fuzz/targets.py load_checkpoint -max_total_time=600 corpus/load_checkpoint
     python tests/fuzz/targets.py load_config -max_total_time=600 corpus/load_config
 
-Only the errors that each promises may come out of it; anything else is a crash that is reported with its input. Where
-the folder of inputs is new, valid ones are put there first: what is worth finding lies near them.
+A target may raise only the errors that it promises; anything else is a crash, reported with its input. The folder of
+inputs first gets valid ones, because most faults lie near them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch
 with atheris.instrument_imports(include=["rondo"]):
     from rondo.algorithm import Client, Upload
     from rondo.config import ConfigError, load
+    from rondo.config.load import STARTER
     from rondo.engine import serialization
     from rondo.engine.server.ledger import Ledger
     from rondo.engine.wire import Envelope, Rejected, decode_upload, encode_upload
@@ -32,8 +33,8 @@ with atheris.instrument_imports(include=["rondo"]):
 
 
 def fuzz_upload(data: bytes) -> None:
-    """``data`` as it is, and as a header and a body with the length between them made right; the digest is right in
-    both, as behind it is where there is something to find."""
+    """Decode ``data`` as it is, and as a header and a body with the correct length between them. The digest is correct
+    in both cases, because the faults worth finding lie behind it."""
     header, _, body = data.partition(b"\n")
     for content in (data, len(header).to_bytes(8, "little") + header + body):
         with contextlib.suppress(Rejected):
@@ -51,7 +52,7 @@ _FOLDER = Path(tempfile.mkdtemp(prefix="rondo-fuzz-"))
 
 
 def a_manifest() -> bytes:
-    """Of a whole generation, which it leaves in the folder."""
+    """The manifest of a whole generation, which stays in the folder."""
     kept = client_store.Kept(_FOLDER)
     kept["a"] = {"q.B": torch.ones(2)}
     empty = Position(0, hashlib.sha256(b"").hexdigest())
@@ -61,7 +62,7 @@ def a_manifest() -> bytes:
 
 
 def fuzz_checkpoint(data: bytes) -> None:
-    """``data`` as the packed state, and as the manifest of a whole generation, with its seal made right."""
+    """Load ``data`` as the packed state, and as the manifest of a whole generation with a correct seal."""
     with contextlib.suppress(ValueError):
         serialization.unpack(data, {"w": torch.ones(2)})
     content: object = None
@@ -87,7 +88,7 @@ def fuzz_config(data: bytes) -> None:
 
 
 def a_config() -> bytes:
-    return (Path(checkpoint.__file__).parent.parent / "starter.toml").read_bytes()
+    return STARTER.read_bytes()
 
 
 TARGETS: dict[str, tuple[Callable[[bytes], None], tuple[Callable[[], bytes], ...]]] = {
@@ -95,7 +96,7 @@ TARGETS: dict[str, tuple[Callable[[bytes], None], tuple[Callable[[], bytes], ...
     "load_checkpoint": (fuzz_checkpoint, (a_manifest, a_state)),
     "load_config": (fuzz_config, (a_config,)),
 }
-"""What is fuzzed, and the valid inputs that it starts from."""
+"""The function of each target, and the valid inputs that it starts from."""
 
 
 if __name__ == "__main__":

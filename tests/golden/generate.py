@@ -4,7 +4,7 @@ Written from the papers with NumPy alone, in float64; it shares no code with the
 package under test. It favours the papers' literal form over speed: dense products and
 numpy.linalg.svd of them, whatever a factored implementation does.
 
-    python tests/golden/generate.py            (re)write one JSON an algorithm
+    python tests/golden/generate.py            (re)write one JSON per algorithm
     python tests/golden/generate.py --check    exit 1 if the files on disk differ
 
 Notation (PEFT's orientation): W_eff = W0 + s B A, A is r x in (DOWN), B is out x r
@@ -15,8 +15,8 @@ p_n = n_n / sum_j n_j. (RoLoRA and FLoRG print 1/N, the equal-size case.) The he
 is trained, uploaded and averaged in every round by every algorithm; what a paper
 itself says of its head, if anything, is not modelled. Where an algorithm moves the
 frozen base, "base" is its total change C: W_eff = W0 + C + s B A, delta_w = C + s B A.
-Where it takes an SVD, the signs, left open by the papers, are fixed by a convention of
-ours: a row's (of A) entry of largest absolute value is positive.
+Where it takes an SVD, the papers leave the signs open. Our convention: in each row of A
+the entry of largest absolute value is positive.
 
 References
   FedIT      Zhang et al., "Towards building the federated GPT"; factor-wise FedAvg,
@@ -97,13 +97,13 @@ SLOTS = "layer.I"  # LoRA-A2: which slots an upload holds, ascending
 H = "head:out.weight"
 TAU = 2  # FedLoRU, pFedLoRU, mFedLoRU: rounds from one accumulation to the next
 LAMBDA = 0.01  # LoRA-FAIR: weight of the penalty
-CLIENT_RANK = 1  # LoRA-A2, mFedLoRU: of every client
-BALANCE = np.array([1.0, 1.13])  # LoRA-A2: what multiplies the rows of the first A
+CLIENT_RANK = 1  # LoRA-A2, mFedLoRU: the rank of every client
+BALANCE = np.array([1.0, 1.13])  # LoRA-A2: multiplies the rows of the first A
 RATIO = 5.0  # LoRA-A2: the learning rate of B over that of A
 INNER = 0.5  # mFedLoRU: its alpha_A and alpha_B
 SPARSE_ROUNDS = 2  # SLoRA: rounds of its first stage
 # SLoRA: the trained positions of W, flat indices of its rows one after the other.
-# Of the seeds, one where D does not fall apart into blocks and has rank 3.
+# The seed is one for which D has rank 3 and does not fall apart into blocks.
 MASK = np.sort(np.random.default_rng(SEED + 19).choice(OUT * IN, 5, replace=False))
 
 
@@ -116,8 +116,8 @@ def orthonormal(rng, rows, cols):
 def make_problem():
     """Base weight, client data and starting tensors, the same for every algorithm.
 
-    Last, the generator as it then stands: restarts draw their A from it, mFedLoRU its Ad
-    and Bd, and after them pFedLoRU and pFedLoRA their personal pA.
+    The last value is the generator after these draws: restarts draw their A from it,
+    mFedLoRU its Ad and Bd, and after them pFedLoRU and pFedLoRA their personal pA.
     """
     rng = np.random.default_rng(SEED)
     w0 = 0.5 * rng.standard_normal((OUT, IN))
@@ -149,7 +149,7 @@ def fresh_nested(t, rng):
 
 
 def fresh_draws(name, rounds, rng):
-    """The random factors of every restart, an input of the algorithm: {who: A} by round."""
+    """The random factors of every restart, an input of the algorithm: {drawer: A} by round."""
     if name == "flora":  # every client, at the start of every round
         return [{c: fresh_a(rng) for c in ROWS} for _ in range(rounds)]
     if name in ("fedloru", "pfedloru"):  # the server, as a round that accumulates ends
@@ -264,7 +264,7 @@ def close(a, b):
 
 
 def row_signs(rows):
-    """What makes each row's entry of largest absolute value positive."""
+    """Signs that make each row's entry of largest absolute value positive."""
     peak = np.argmax(np.abs(rows), axis=1)
     return np.sign(rows[np.arange(len(rows)), peak])[:, None]
 
@@ -314,7 +314,7 @@ def leading_rows(atil):
     return top * row_signs(top)
 
 
-# A server step: (round, state, base, uploads, draw) to (state, base, what else to record).
+# A server step: (round, state, base, uploads, draw) to (state, base, further records).
 
 
 def fedavg(t, state, base, uploads, draw):
@@ -405,7 +405,7 @@ def fedhm(t, state, base, uploads, draw):
 
 
 def slora(t, state, base, uploads, draw):
-    """The mean of S; of the last such, D = U S V^T: B <- U_r S_r, A <- V_r^T. Then FedIT."""
+    """The mean of S. After its last round, D = U S V^T: B <- U_r S_r, A <- V_r^T. Then FedIT."""
     state, _, _ = fedavg(t, state, base, uploads, draw)
     if t != SPARSE_ROUNDS - 1:
         return state, base, {}
@@ -416,7 +416,7 @@ def slora(t, state, base, uploads, draw):
 
 
 def slot_index(name, slots):
-    """Where slots lie in a factor: columns of B, rows of A."""
+    """The index of slots in a factor: columns of B, rows of A."""
     return np.s_[:, slots] if name == B else slots
 
 
@@ -518,19 +518,19 @@ RANKED = {"lora-a2", "mfedloru"}  # whose clients have a rank of their own
 
 
 def check_mean(name, state, delta, mean, extra):
-    """RoLoRA eqs. (1)-(4): who has interference. The mean is of total changes."""
+    """RoLoRA eqs. (1)-(4): which methods interfere. The mean is of total changes."""
     gap = np.abs(delta - mean).max()
-    # pFedLoRU's personal pairs take up what sets the clients apart: 4e-4 in its last round.
+    # pFedLoRU's personal pairs take up most client differences: 4e-4 in its last round.
     # mFedLoRU's A hardly moves while B is near zero: 4e-5 after the first restart
     least = {"pfedloru": 1e-4, "mfedloru": 1e-5}.get(name, 1e-3)
-    exact = name in EXACT or S in state  # the mean of S is
+    exact = name in EXACT or S in state  # the mean of S is exact
     assert gap < 1e-12 if exact else gap > least, (name, gap)
     if "truncation" in extra:
         assert close(np.linalg.norm(delta - mean), extra["truncation"])
 
 
 def local_start(name, client, draw):
-    """What a client sets afresh as a round starts, whatever the round before left."""
+    """Tensors that a client resets as a round starts."""
     if name == "flora":
         return {A: draw[client], B: np.zeros((OUT, RANK))}
     if name == "mfedloru":  # the nested products are zero
@@ -540,7 +540,7 @@ def local_start(name, client, draw):
 
 
 def start_state(name, init, private):
-    """What the server has before the first round."""
+    """The server's state before the first round."""
     if name == "slora":
         return {S: np.zeros(len(MASK)), H: init[H]}
     if name.startswith("pfedlora"):

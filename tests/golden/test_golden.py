@@ -39,7 +39,7 @@ SPECIAL: dict[str, tuple[str, dict[str, Any]]] = {
 """Files whose algorithm has another name or fields."""
 
 SIGNS_OPEN = ("flexlora", "fedsvd", "federa", "fedhm", "slora")
-"""An SVD leaves open the sign of each row of A and column of B: they are compared up to it, products as they are."""
+"""An SVD leaves the signs of A's rows and B's columns open: compare factors up to sign, products as they are."""
 
 DRAWN_BY = {
     "flora": ("rondo.algorithms.flora.kaiming",),
@@ -48,7 +48,7 @@ DRAWN_BY = {
     "pfedlora": ("rondo.algorithms.parts.accumulation.kaiming",),
     "mfedloru": ("rondo.algorithms.parts.accumulation.kaiming", "rondo.algorithms.mfedloru.kaiming"),
 }
-"""Who draws factors anew, which the file fixes."""
+"""Functions that draw factors anew; the golden files fix these draws."""
 
 
 def algorithm_of(name: str) -> Algorithm[Any]:
@@ -66,7 +66,7 @@ def signed(name: str, tensor: Tensor) -> Tensor:
 
 
 def tensors(tree: Any) -> Any:
-    """Nested lists of numbers as float64 tensors, inside dicts as they are."""
+    """Nested lists of numbers as float64 tensors; dicts keep their keys."""
     if isinstance(tree, dict):
         return {k: tensors(v) for k, v in tree.items()}
     return torch.tensor(tree, dtype=torch.float64)
@@ -74,7 +74,7 @@ def tensors(tree: Any) -> Any:
 
 @dataclass
 class Golden:
-    """One JSON file: a problem and what each of its rounds must give."""
+    """One JSON file: a problem and the expected result of each round."""
 
     data: dict[str, Any]
 
@@ -90,7 +90,7 @@ class Golden:
         return self.data["scale"] * (seen["layer.B"] @ seen["layer.A"])
 
     def change(self, seen: Params, base: Mapping[str, tuple[LowRank, ...]]) -> Tensor:
-        """Of the weight, by the base's change and the factors."""
+        """The change of the weight: the base's change and the factors' product."""
         chunks = base.get("layer")
         return self.delta_w(seen) + (total(chunks).dense() if chunks else 0.0)
 
@@ -114,7 +114,7 @@ class Golden:
         return SgdTrainer(clients, self.at(index), self.loss, base, steps=steps, lr=lr)
 
     def draws(self) -> list[Tensor]:
-        """Factors drawn anew, in the order in which they are asked for."""
+        """Factors drawn anew, in the order of the draws."""
         first = [tensors(self.data["personal"])] if "personal" in self.data else []
         return first + [tensors(d) for drawn in self.data.get("draws", []) if drawn is not None for d in drawn.values()]
 
@@ -143,13 +143,13 @@ def sketch(anchor: Tensor, g: Tensor) -> Tensor:
     return torch.from_numpy(v @ g.numpy().T @ g.numpy())
 
 
-def test_there_is_a_file_for_every_algorithm_of_the_table() -> None:
+def test_every_algorithm_has_a_golden_file() -> None:
     assert {SPECIAL.get(name, (name,))[0] for name in NAMES} == set(algorithms.names())
 
 
 @pytest.mark.parametrize("cohort", [False, True], ids=["one by one", "cohort"])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_round_gives_the_oracles_numbers(name: str, cohort: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_round_equals_the_oracles(name: str, cohort: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     golden, algorithm = Golden.read(name), algorithm_of(name)
     draws, signs_open = iter(golden.draws()), name in SIGNS_OPEN
     for drawn_by in DRAWN_BY.get(SPECIAL.get(name, (name,))[0], ()):
@@ -168,7 +168,7 @@ def test_every_round_gives_the_oracles_numbers(name: str, cohort: bool, monkeypa
         shared = {c.id: algorithm.broadcast(state, c, golden.at(index)) for c in golden.clients}
         for c in golden.clients:
             locals_.setdefault(c.id, algorithm.local_init(shared[c.id], c))
-            if name != "flora":  # whose clients start from factors of their own
+            if name != "flora":  # FLoRA's clients start from their own factors
                 first = golden.loss(c.id, algorithm.view(shared[c.id], locals_[c.id]), shared[c.id].base)
                 close(first, expected["loss"][c.id], f"{what}, starting loss of {c.id}")
         fitted, uploads = {}, []
@@ -190,8 +190,8 @@ def test_every_round_gives_the_oracles_numbers(name: str, cohort: bool, monkeypa
             fit = fitted[upload.client.id]
             assert_upload(algorithm, upload, fit, before.params, expected, what, signs_open=signs_open)
             assert_same(locals_[upload.client.id], expected["local"][upload.client.id], f"{what}, kept")
-        mine = {n: state.params[n] for n in expected["state"]}
-        assert_same(mine, expected["state"], f"{what}, state", signs_open=signs_open)
+        compared = {n: state.params[n] for n in expected["state"]}
+        assert_same(compared, expected["state"], f"{what}, state", signs_open=signs_open)
         if expected["delta_w"] is not None:
             sent = algorithm.broadcast(state, golden.clients[0], golden.at(index + 1))
             close(golden.change(algorithm.view(sent, {}), sent.base), expected["delta_w"], f"{what}, delta W")
@@ -210,7 +210,7 @@ def assert_upload(
     *,
     signs_open: bool,
 ) -> None:
-    """What was sent is the oracle's; where FLoRG sends a sketch, what was trained is, and the sketch is its own."""
+    """The upload equals the oracle's. FLoRG uploads a sketch: its trained G equals the oracle's, the sketch that of G."""
     sent, due = dict(upload.params), dict(expected["uploads"][upload.client.id])
     if isinstance(algorithm, algorithms.load("florg")):
         assert_same({"layer.G": fitted["layer.G"]}, {"layer.G": due["layer.G"]}, f"{what}, trained")
@@ -220,7 +220,7 @@ def assert_upload(
         assert upload.weight == upload.client.num_examples
 
 
-def test_the_oracle_still_gives_the_files() -> None:
+def test_oracle_reproduces_the_files() -> None:
     done = subprocess.run(
         [sys.executable, str(HERE / "generate.py"), "--check"], capture_output=True, text=True, check=False
     )

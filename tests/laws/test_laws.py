@@ -38,12 +38,12 @@ def assert_lawful(algorithm: Algorithm[Any], formulas: Formulas, seeds: tuple[in
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_algorithm_of_the_table_obeys_every_law(name: str) -> None:
+def test_algorithm_obeys_every_law(name: str) -> None:
     assert_lawful(algorithms.get(name), formulas(name))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_obeys_every_law_with_a_local_head(name: str) -> None:
+def test_algorithm_obeys_every_law_with_a_local_head(name: str) -> None:
     inner = algorithms.get(name)
     wrapped = LocalHead(inner)
     assert (wrapped.linear, wrapped.exact, wrapped.personal) == (inner.linear, inner.exact, True)
@@ -52,14 +52,14 @@ def test_it_obeys_every_law_with_a_local_head(name: str) -> None:
 
 @settings(max_examples=30)
 @given(name=st.sampled_from(NAMES), local_head=st.booleans(), seed=st.integers(0, 2**31))
-def test_the_laws_hold_for_any_seed(name: str, local_head: bool, seed: int) -> None:
+def test_laws_hold_for_any_seed(name: str, local_head: bool, seed: int) -> None:
     algorithm = algorithms.get(name)
     assert_lawful(LocalHead(algorithm) if local_head else algorithm, formulas(name), seeds=(seed,))
 
 
 @settings(max_examples=6)
 @given(alternate_for=st.floats(0, 1), seed=st.integers(0, 2**31))
-def test_rolora_obeys_the_laws_for_any_share_of_alternating_rounds(alternate_for: float, seed: int) -> None:
+def test_rolora_obeys_the_laws_for_any_alternating_share(alternate_for: float, seed: int) -> None:
     assert_lawful(RoLoRA(alternate_for), rolora_formulas(alternate_for), seeds=(seed,))
 
 
@@ -101,7 +101,7 @@ def test_unaligned_florg_obeys_the_laws_with_any_start(fields: dict[str, Any], g
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("way", [0, 1], ids=["up", "down"])
-def test_the_law_of_bytes_sees_one_number_too_many(name: str, way: int) -> None:
+def test_law_of_bytes_sees_one_number_too_many(name: str, way: int) -> None:
     right = formulas(name)
     law_bytes(algorithms.get(name), 0, right)
     wrong = list(right)
@@ -110,7 +110,7 @@ def test_the_law_of_bytes_sees_one_number_too_many(name: str, way: int) -> None:
         law_bytes(algorithms.get(name), 0, (wrong[0], wrong[1]))
 
 
-def test_the_law_of_bytes_does_not_apply_without_a_formula() -> None:
+def test_law_of_bytes_does_not_apply_without_a_formula() -> None:
     outcomes = {r.law: r.outcome for r in check_algorithm(algorithms.get("fedit"), seeds=(0,))}
     assert outcomes["bytes"] == "not applicable"
 
@@ -131,12 +131,13 @@ def test_the_law_of_bytes_does_not_apply_without_a_formula() -> None:
         )
     ],
 )
-def test_a_field_out_of_range_is_an_error_that_names_it(name: str, field: str, value: float | str) -> None:
+def test_field_out_of_range_is_named(name: str, field: str, value: float | str) -> None:
     with pytest.raises(ValueError, match=field):
         algorithms.get(name, **{field: value})
 
 
-def test_the_problem_can_show_a_transpose_a_scale_and_unequal_weights() -> None:
+def test_problem_can_show_the_common_faults() -> None:
+    """A transposed layer, a lost scale, and ignored weights."""
     problem = LinearProblem.make(0)
     shapes = {w.shape for w in problem.weights.values()}
     assert any(out != inp for out, inp in shapes)
@@ -145,7 +146,7 @@ def test_the_problem_can_show_a_transpose_a_scale_and_unequal_weights() -> None:
     assert len({c.num_examples for c in problem.clients}) == len(problem.clients)
 
 
-def test_the_trainer_reports_steps_and_examples_of_every_client() -> None:
+def test_trainer_reports_steps_and_examples_per_client() -> None:
     problem = LinearProblem.make(0)
     trainer = SgdTrainer(problem.clients, Round(0, 1, 0, 3), problem.loss)
     fit = trainer.fit(add_client_axis(problem.params, 3), steps=2)

@@ -1,6 +1,6 @@
-"""Faults seen in public code, planted: each makes the law that is about it fail, and no law fails without a fault.
+"""Planted faults, each seen in public code: each breaks the law written for it, and no law breaks without a fault.
 
-The right FedEx-LoRA below passes every law, so it is the faults and not the harness that make the others fail.
+The correct FedEx-LoRA below passes every law, so the faults and not the harness make the others fail.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from rondo.testing.laws import Formulas
 
 
 def failures(algorithm: Algorithm[Any], formulas: Formulas | None = None) -> dict[str, str]:
-    """The laws that ``algorithm`` breaks, and what each says of it."""
+    """The laws that ``algorithm`` breaks, each with its message."""
     return {r.law: r.detail for r in check_algorithm(algorithm, formulas=formulas) if r.outcome == "failed"}
 
 
-# --- an exact algorithm that moves the base: right, then with a fault each ---------------------------------------
+# --- an exact algorithm that moves the base: first correct, then with one fault each ------------------------------
 
 
 @dataclass(frozen=True)
@@ -119,26 +119,26 @@ class NoResidual(FedEx):
     aggregate = Algorithm.aggregate
 
 
-def test_the_right_fedex_breaks_no_law() -> None:
+def test_correct_fedex_breaks_no_law() -> None:
     results = check_algorithm(FedEx(), seeds=range(5))
     assert {r.law for r in results if r.outcome != "passed"} == {"bytes"}
     assert next(r.outcome for r in results if r.law == "bytes") == "not applicable"  # no formula was given
 
 
 @pytest.mark.parametrize("cls", [ScaleDropped, ScaleTwice, SquareResidualTransposed, NoResidual])
-def test_a_wrong_residual_breaks_exactness_and_nothing_else(cls: type[FedEx]) -> None:
+def test_wrong_residual_breaks_only_exactness(cls: type[FedEx]) -> None:
     assert set(failures(cls())) == {"exactness"}
 
 
-def test_a_residual_of_uniform_weights_breaks_exactness_and_the_count_of_weights() -> None:
+def test_uniform_residual_breaks_exactness_and_weights_count() -> None:
     assert set(failures(ResidualOfUniformWeights())) == {"exactness", "weights count"}
 
 
-def test_forgetting_earlier_residuals_breaks_exactness_and_the_round_without_a_step() -> None:
+def test_forgotten_residuals_break_exactness_and_zero_steps() -> None:
     assert {"exactness", "zero steps", "consensus"} == set(failures(OnlyTheLastResidual()))
 
 
-def test_a_change_of_the_base_is_counted_in_the_bytes_down() -> None:
+def test_base_change_counts_in_the_bytes_down() -> None:
     """Three clients' residual has 2 r (in + out) numbers; a formula that leaves them out is wrong."""
     assert failures(FedEx(), (lambda r, i, o, t, k: r * (i + o), lambda r, i, o, t, k: 3 * r * (i + o))) == {}
     assert set(failures(FedEx(), (lambda r, i, o, t, k: r * (i + o),) * 2)) == {"bytes"}
@@ -207,25 +207,26 @@ class FactorsSwappedInView(UpOnly):
 UP_FORMULAS: Formulas = (lambda r, i, o, t, k: r * o, lambda r, i, o, t, k: r * o)
 
 
-def test_training_and_sending_up_breaks_no_law() -> None:
+def test_training_and_uploading_b_breaks_no_law() -> None:
     assert failures(UpOnly(), UP_FORMULAS) == {}
 
 
-def test_starting_with_the_factor_that_cannot_learn_breaks_the_first_round() -> None:
+def test_starting_with_a_breaks_first_round_learns() -> None:
+    """A cannot learn while B is zero."""
     assert set(failures(DownFirst())) == {"first round learns"}
 
 
-def test_uploading_the_untrained_factor_breaks_bytes_consensus_and_exactness() -> None:
+def test_uploading_the_untrained_factor_breaks_three_laws() -> None:
     broken = failures(UploadsTheOther(), UP_FORMULAS)
     assert set(broken) == {"bytes", "consensus", "exactness"}
     assert "numbers up" in broken["bytes"]
 
 
-def test_training_a_factor_that_is_not_uploaded_breaks_consensus_and_exactness() -> None:
+def test_factor_left_out_of_uploads_breaks_two_laws() -> None:
     assert set(failures(TrainsBothUploadsOne(), UP_FORMULAS)) == {"consensus", "exactness"}
 
 
-def test_swapped_factors_in_the_view_break_the_form() -> None:
+def test_swapped_factors_in_the_view_break_form() -> None:
     assert "form" in failures(FactorsSwappedInView())
 
 
@@ -233,7 +234,7 @@ def test_swapped_factors_in_the_view_break_the_form() -> None:
 
 
 class PrivateHead(Plain):
-    """Each client keeps its own head: right."""
+    """Each client keeps its own head, as it should."""
 
     personal: ClassVar[bool] = True
 
@@ -246,7 +247,7 @@ class PrivateHead(Plain):
 
 
 class HeadInAClassVariable(PrivateHead):
-    """The model object is shared: a client trains on with the head of whoever came before."""
+    """The model object is shared: each client continues with the head of the client before it."""
 
     last: ClassVar[dict[str, torch.Tensor]] = {}
 
@@ -299,11 +300,11 @@ class WritesToUploads(Plain):
         return ServerState({**state.params, **new})
 
 
-def test_a_private_head_breaks_no_law() -> None:
+def test_private_head_breaks_no_law() -> None:
     assert failures(PrivateHead()) == {}
 
 
-def test_a_head_handed_from_client_to_client_breaks_no_leak() -> None:
+def test_leaked_head_breaks_no_leak() -> None:
     HeadInAClassVariable.last.clear()
     assert {"no leak", "cohort"} <= set(failures(HeadInAClassVariable()))
 
@@ -324,7 +325,7 @@ class UniformMean(UpOnly):
 
 
 class NotNormalised(UpOnly):
-    """Weights are shares of the population, not renormalised over who took part."""
+    """Weights are shares of the population, not renormalised over the participants."""
 
     def aggregate(self, state: ServerState, uploads: Iterable[Upload], round: Round) -> ServerState:
         mean = weighted_mean(uploads)
@@ -340,18 +341,18 @@ class OnlyTheFirst(UpOnly):
         return super().aggregate(state, list(uploads)[:1], round)
 
 
-def test_ignoring_weights_breaks_the_count_of_weights_and_exactness() -> None:
+def test_ignored_weights_break_weights_count_and_exactness() -> None:
     assert set(failures(UniformMean(), UP_FORMULAS)) == {"weights count", "exactness"}
 
 
-def test_ignoring_weights_is_seen_without_a_claim_of_exactness() -> None:
+def test_ignored_weights_are_seen_without_a_claim_of_exact() -> None:
     class Modest(UniformMean):
         exact: ClassVar[bool] = False
 
     assert set(failures(Modest())) == {"weights count"}
 
 
-def test_weights_that_are_not_renormalised_break_their_scale_and_exactness() -> None:
+def test_unnormalised_weights_break_scale_and_exactness() -> None:
     assert {"weight scale", "exactness"} <= set(failures(NotNormalised()))
 
 
@@ -371,7 +372,7 @@ class Unseeded(Plain):
 
 
 class ThawsWhatIsFrozen(UpOnly):
-    """A tensor that nobody trains is rounded on its way through the server."""
+    """The server rounds a tensor that no client trains."""
 
     def finish(self, state: ServerState, mean: Mean, round: Round) -> ServerState:
         new = super().finish(state, mean, round)
@@ -407,7 +408,7 @@ class WeighsTheCohort(Plain):
 
 
 class DividesByTheStep(UpOnly):
-    """The server scales the step to its own length, which is 0 / 0 where nobody moved."""
+    """The server scales the step to its own length, which is 0 / 0 where no client moved."""
 
     def finish(self, state: ServerState, mean: Mean, round: Round) -> ServerState:
         steps = sub(mean.params, state.params)
@@ -423,23 +424,23 @@ def test_changing_a_frozen_tensor_breaks_frozen_stay_frozen() -> None:
     assert "frozen stay frozen" in failures(ThawsWhatIsFrozen())
 
 
-def test_depending_on_what_was_kept_breaks_lost_local() -> None:
+def test_needing_local_tensors_breaks_lost_local() -> None:
     assert set(failures(NeedsWhatItKept())) == {"lost local"}
 
 
-def test_code_that_mixes_the_clients_of_a_cohort_breaks_cohort() -> None:
+def test_mixed_factors_of_a_cohort_break_cohort() -> None:
     assert set(failures(LooksAtTheFirstClient())) == {"cohort"}
 
 
-def test_weights_that_mix_the_clients_of_a_cohort_break_cohort() -> None:
+def test_mixed_weights_of_a_cohort_break_cohort() -> None:
     assert set(failures(WeighsTheCohort())) == {"cohort"}
 
 
-def test_a_model_of_nan_breaks_the_round_without_a_step() -> None:
+def test_nan_model_breaks_zero_steps() -> None:
     assert "zero steps" in failures(DividesByTheStep())
 
 
-def test_an_algorithm_that_raises_fails_and_does_not_crash_the_check() -> None:
+def test_raising_algorithm_fails_and_does_not_crash_the_check() -> None:
     class Raises(Plain):
         def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
             raise ZeroDivisionError("oops")

@@ -1,4 +1,4 @@
-"""The low-rank term of a layer: the value and the gradients that differentiating the plain formula gives."""
+"""The low-rank term of a layer: its value and gradients equal those of the plain formula."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ def plain(y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> Tensor:
 
 
 @given(k=st.integers(1, 3), rows=st.integers(1, 9), into=st.integers(1, 8), out=st.integers(1, 8), r=st.integers(1, 4))
-def test_value_and_gradients(k: int, rows: int, into: int, out: int, r: int) -> None:
-    given_ = tensors(k, rows, into, out, r, torch.float64)
-    found, expected = add_low_rank(**given_), plain(**given_)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-    weight = torch.randn(found.shape, dtype=torch.float64)
-    one, other = (torch.autograd.grad((v * weight).sum(), list(given_.values())) for v in (found, expected))
+def test_value_and_gradients_equal_the_plain_formula(k: int, rows: int, into: int, out: int, r: int) -> None:
+    inputs = tensors(k, rows, into, out, r, torch.float64)
+    value, expected = add_low_rank(**inputs), plain(**inputs)
+    torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
+    weight = torch.randn(value.shape, dtype=torch.float64)
+    one, other = (torch.autograd.grad((v * weight).sum(), list(inputs.values())) for v in (value, expected))
     for name, a, b in zip(NAMES, one, other, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12, msg=name)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_narrow_types_are_rounded_no_more_than_the_formula_is(dtype: torch.dtype) -> None:
+def test_narrow_types_round_no_more_than_the_formula(dtype: torch.dtype) -> None:
     narrow = tensors(2, 40, 24, 16, 4, dtype)
     wide = {n: t.detach().double().requires_grad_() for n, t in narrow.items()}
     allowed = 4 * torch.finfo(dtype).eps
-    exact, found = plain(**wide), add_low_rank(**narrow)
-    assert found.dtype is dtype
-    assert float((found - exact).abs().max()) <= allowed * float(exact.abs().max())
-    one = torch.autograd.grad(found.sum(), list(narrow.values()))
+    exact, value = plain(**wide), add_low_rank(**narrow)
+    assert value.dtype is dtype
+    assert float((value - exact).abs().max()) <= allowed * float(exact.abs().max())
+    one = torch.autograd.grad(value.sum(), list(narrow.values()))
     other = torch.autograd.grad(exact.sum(), list(wide.values()))
     for name, a, b in zip(NAMES, one, other, strict=True):
         assert a.dtype is dtype
@@ -53,38 +53,38 @@ def test_narrow_types_are_rounded_no_more_than_the_formula_is(dtype: torch.dtype
 
 
 @pytest.mark.parametrize("frozen", NAMES)
-def test_what_needs_no_gradient_gets_none(frozen: str) -> None:
-    given_ = tensors(2, 3, 4, 5, 2, torch.float64)
-    given_[frozen] = given_[frozen].detach()
-    trained = {n: t for n, t in given_.items() if n != frozen}
-    one, other = (torch.autograd.grad(f(**given_).sum(), list(trained.values())) for f in (add_low_rank, plain))
+def test_frozen_input_gets_no_gradient(frozen: str) -> None:
+    inputs = tensors(2, 3, 4, 5, 2, torch.float64)
+    inputs[frozen] = inputs[frozen].detach()
+    trained = {n: t for n, t in inputs.items() if n != frozen}
+    one, other = (torch.autograd.grad(f(**inputs).sum(), list(trained.values())) for f in (add_low_rank, plain))
     for a, b in zip(one, other, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
 class Sizes(TorchDispatchMode):
-    """The numbers of elements of all tensors that torch's operations give."""
+    """Records the number of elements of every tensor that torch's operations return."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[int] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         self.seen += [
-            t.numel() for t in (found if isinstance(found, tuple | list) else [found]) if isinstance(t, Tensor)
+            t.numel() for t in (result if isinstance(result, tuple | list) else [result]) if isinstance(t, Tensor)
         ]
-        return found
+        return result
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_the_product_of_the_factors_is_never_formed(dtype: torch.dtype) -> None:
+def test_product_of_factors_is_never_formed(dtype: torch.dtype) -> None:
     rows, side = 3, 64
-    given_ = tensors(1, rows, side, side, 2, dtype)
+    inputs = tensors(1, rows, side, side, 2, dtype)
     with Sizes() as sizes:
-        torch.autograd.grad(add_low_rank(**given_).sum(), list(given_.values()))
+        torch.autograd.grad(add_low_rank(**inputs).sum(), list(inputs.values()))
     assert 0 < max(sizes.seen) <= rows * side < side * side
     with Sizes() as sizes:
-        down, up = given_["down"].detach(), given_["up"].detach()
-        given_["y"].detach() + given_["x"].detach() @ (up @ down).mT
-    assert max(sizes.seen) == side * side  # it would be seen
+        down, up = inputs["down"].detach(), inputs["up"].detach()
+        inputs["y"].detach() + inputs["x"].detach() @ (up @ down).mT
+    assert max(sizes.seen) == side * side  # a product would be seen

@@ -22,8 +22,8 @@ def draw(*shape: int, seed: int) -> Tensor:
 
 def tensors(groups: int = 1, queries: int = 5) -> list[Tensor]:
     """Query, key, value and a gradient, laid out as a model's are: heads inside tokens."""
-    each = [draw(3, t, 4 // g, 8, seed=s) for s, (t, g) in enumerate([(queries, 1), (5, groups), (5, groups)])]
-    return [*(t.transpose(1, 2) for t in each), draw(3, queries, 4, 8, seed=9).detach()]
+    inputs = [draw(3, t, 4 // g, 8, seed=s) for s, (t, g) in enumerate([(queries, 1), (5, groups), (5, groups)])]
+    return [*(t.transpose(1, 2) for t in inputs), draw(3, queries, 4, 8, seed=9).detach()]
 
 
 def seen(kind: str) -> Tensor | None:
@@ -39,33 +39,33 @@ def seen(kind: str) -> Tensor | None:
 @pytest.mark.parametrize("mask", ["none", "padding", "causal"])
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("queries", [1, 5])
-def test_it_is_torchs_attention(mask: str, groups: int, queries: int) -> None:
+def test_attention_equals_torchs(mask: str, groups: int, queries: int) -> None:
     q, k, v, gradient = tensors(groups, queries)
     allowed = seen(mask)
     allowed = None if allowed is None else allowed[:, :, -queries:]
     module = SimpleNamespace(num_key_value_groups=groups, is_causal=False)
-    found, weights = attention.attention(module, q, k, v, allowed, scaling=0.3)
+    output, weights = attention.attention(module, q, k, v, allowed, scaling=0.3)
     wide = (q, k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1))
     expected = scaled_dot_product_attention(*wide, attn_mask=allowed, scale=0.3).transpose(1, 2)
     assert weights is None
-    assert found.is_contiguous()
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-    ours, theirs = (torch.autograd.grad(o, (q, k, v), gradient, retain_graph=True) for o in (found, expected))
+    assert output.is_contiguous()
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
+    ours, theirs = (torch.autograd.grad(o, (q, k, v), gradient, retain_graph=True) for o in (output, expected))
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("needed", range(3))
-def test_only_what_needs_a_gradient_gets_one(needed: int) -> None:
+def test_only_trained_inputs_get_a_gradient(needed: int) -> None:
     *parts, gradient = tensors()
-    given = [t if i == needed else t.detach() for i, t in enumerate(parts)]
-    found, _ = attention.attention(nn.Module(), *given, None)
-    (ours,) = torch.autograd.grad(found, (parts[needed],), gradient)
+    inputs = [t if i == needed else t.detach() for i, t in enumerate(parts)]
+    output, _ = attention.attention(nn.Module(), *inputs, None)
+    (ours,) = torch.autograd.grad(output, (parts[needed],), gradient)
     expected = scaled_dot_product_attention(*parts).transpose(1, 2)
     torch.testing.assert_close(ours, torch.autograd.grad(expected, (parts[needed],), gradient)[0], rtol=0, atol=1e-12)
 
 
-def test_what_is_to_be_added_to_the_scores_may_be_given() -> None:
+def test_mask_may_be_a_term_added_to_the_scores() -> None:
     q, k, v, _ = tensors()
     mask = seen("causal")
     assert mask is not None
@@ -74,13 +74,13 @@ def test_what_is_to_be_added_to_the_scores_may_be_given() -> None:
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
-def test_a_bias_by_position_goes_to_torch() -> None:
+def test_position_bias_goes_to_torch() -> None:
     q, k, v, _ = tensors()
     bias = draw(1, 4, 5, 5, seed=3).detach()
     module = SimpleNamespace(num_key_value_groups=1, is_causal=False)
-    found, _ = attention.attention(module, q, k, v, None, position_bias=bias)
+    output, _ = attention.attention(module, q, k, v, None, position_bias=bias)
     expected = scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
 
 
 MODELS: dict[str, Callable[[], Any]] = {
@@ -96,7 +96,7 @@ MODELS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("chosen", ["written out", "torch, mask unread"])
 @pytest.mark.parametrize("padding", ["none", "right", "left"])
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_model_gives_the_same_logits_with_it(kind: str, padding: str, chosen: Any) -> None:
+def test_models_give_the_same_logits(kind: str, padding: str, chosen: Any) -> None:
     module = MODELS[kind]().double()
     batch = tiny.text_batch()
     if padding == "none":
@@ -116,7 +116,7 @@ def test_a_model_gives_the_same_logits_with_it(kind: str, padding: str, chosen: 
     torch.testing.assert_close(after[real], before[real], rtol=0, atol=1e-12)
 
 
-def test_where_there_is_no_padding_torchs_attention_gets_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_attention_gets_no_mask_without_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its fastest kernels take none."""
     masks: list[Tensor | None] = []
 
@@ -137,7 +137,7 @@ def test_where_there_is_no_padding_torchs_attention_gets_no_mask(monkeypatch: py
             assert all((m is None) != padded for m in masks)
 
 
-def test_a_model_without_torchs_attention_is_left_as_it_is() -> None:
+def test_model_without_torchs_attention_is_left_alone() -> None:
     for module in (tiny.convolutions(), tiny.bert()):
         if hasattr(module, "set_attn_implementation"):
             module.set_attn_implementation("eager")

@@ -1,4 +1,4 @@
-"""The network against dense references: merged weights, one client at a time, gradients, and what is frozen."""
+"""The network against dense references: merged weights, one client at a time, gradients, and frozen tensors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def case(request: pytest.FixtureRequest) -> tuple[Any, tuple[Any, ...], dict[str
 
 
 @torch.no_grad()
-def test_output_is_that_of_merged_weights(case: Any) -> None:
+def test_output_equals_merged_weights(case: Any) -> None:
     module, sites, batch = case
     network = AdaptedNetwork(copy.deepcopy(module), sites, ())
     for seed in (1, 2):  # the second call must not see the first one's tensors
@@ -52,7 +52,7 @@ def test_output_is_that_of_merged_weights(case: Any) -> None:
 
 
 @torch.no_grad()
-def test_base_chunks_add_to_the_weights_and_do_not_stay(case: Any) -> None:
+def test_base_chunks_add_to_the_weights_for_one_call(case: Any) -> None:
     module, sites, batch = case
     network = AdaptedNetwork(copy.deepcopy(module), sites, ())
     params, base = tiny.factors(sites, 1), tiny.chunks(sites, 2)
@@ -63,7 +63,7 @@ def test_base_chunks_add_to_the_weights_and_do_not_stay(case: Any) -> None:
 
 
 @torch.no_grad()
-def test_three_clients_in_one_call_are_three_calls(case: Any) -> None:
+def test_three_clients_in_one_call_equal_three_calls(case: Any) -> None:
     module, sites, batch = case
     network = AdaptedNetwork(module, sites, ())
     params, base = tiny.factors(sites, 1, clients=3), tiny.chunks(sites, 2)
@@ -75,7 +75,7 @@ def test_three_clients_in_one_call_are_three_calls(case: Any) -> None:
         torch.testing.assert_close(together[k], alone, rtol=0, atol=1e-10)
 
 
-def test_cohort_gradients_are_those_of_each_client(case: Any) -> None:
+def test_cohort_gradients_equal_each_clients_own(case: Any) -> None:
     module, sites, batch = case
     network = AdaptedNetwork(module, sites, ())
     params = {n: t.requires_grad_() for n, t in tiny.factors(sites, 1, clients=2).items()}
@@ -83,14 +83,14 @@ def test_cohort_gradients_are_those_of_each_client(case: Any) -> None:
     logits = network(params, {}, wide)
     together = torch.autograd.grad(logits.square().flatten(1).mean(1).sum(), list(params.values()))
     for k in range(2):
-        mine = {n: t.detach()[k : k + 1].requires_grad_() for n, t in params.items()}
+        client_params = {n: t.detach()[k : k + 1].requires_grad_() for n, t in params.items()}
         rows = {n: t.chunk(2)[k] for n, t in wide.items()}
-        loss = network(mine, {}, rows).square().flatten(1).mean(1).sum()
-        for ours, theirs in zip(together, torch.autograd.grad(loss, list(mine.values())), strict=True):
+        loss = network(client_params, {}, rows).square().flatten(1).mean(1).sum()
+        for ours, theirs in zip(together, torch.autograd.grad(loss, list(client_params.values())), strict=True):
             torch.testing.assert_close(ours[k], theirs[0], rtol=1e-9, atol=1e-10)
 
 
-def test_gradients_are_those_of_merged_weights(case: Any) -> None:
+def test_gradients_equal_those_of_merged_weights(case: Any) -> None:
     """d/dA of f(W + s B A) is s B^T (df/dW), and d/dB is s (df/dW) A^T."""
     module, sites, batch = case
     params = tiny.factors(sites, 1)
@@ -106,7 +106,7 @@ def test_gradients_are_those_of_merged_weights(case: Any) -> None:
         torch.testing.assert_close(leaves[f"{s.path}.B"].grad[0], s.scale * grad @ a.T, rtol=1e-8, atol=1e-10)
 
 
-def test_nothing_frozen_gets_a_gradient_or_changes(case: Any) -> None:
+def test_frozen_weights_get_no_gradient_and_no_change(case: Any) -> None:
     module, sites, batch = case
     network = AdaptedNetwork(module, sites, ())
     before = fingerprint(module)
@@ -117,7 +117,7 @@ def test_nothing_frozen_gets_a_gradient_or_changes(case: Any) -> None:
     assert fingerprint(module) == before
 
 
-def test_nothing_is_computed_below_the_lowest_adapted_layer() -> None:
+def test_no_gradient_reaches_below_the_lowest_adapted_layer() -> None:
     module = tiny.bert()
     sites = [s for s in tiny.sites(module, ("query", "intermediate.dense")) if ".layer.1." in s.path]
     network = AdaptedNetwork(module, sites, ())
@@ -132,7 +132,7 @@ def test_nothing_is_computed_below_the_lowest_adapted_layer() -> None:
     assert entering["bert.encoder.layer.1.intermediate.dense"]
 
 
-def test_with_only_b_trained_a_has_no_gradient() -> None:
+def test_untrained_factor_has_no_gradient() -> None:
     module = tiny.bert()
     sites = tiny.sites(module, ("query", "value"))
     params = tiny.factors(sites, 1, clients=1)
@@ -169,7 +169,7 @@ def _pair(dropout: float = 0.0) -> tuple[AdaptedNetwork, AdaptedNetwork, dict[st
     return stored, recomputed, tiny.factors(sites, 1, clients=1), tiny.factors(sites, 2, clients=1)
 
 
-def test_checkpointing_recomputes_with_the_tensors_of_its_own_call() -> None:
+def test_checkpointing_recomputes_with_its_calls_tensors() -> None:
     stored, recomputed, first, second = _pair()
     runs = 0
 
@@ -183,11 +183,12 @@ def test_checkpointing_recomputes_with_the_tensors_of_its_own_call() -> None:
         assert ours.keys() == theirs.keys() == params.keys()
         for name, grad in ours.items():
             torch.testing.assert_close(grad, theirs[name], rtol=1e-9, atol=1e-12)
-    assert runs == 6  # or nothing was checkpointed
+    assert runs == 6  # otherwise nothing was checkpointed
 
 
-def test_checkpointing_with_two_calls_before_backward_is_right_or_refused() -> None:
-    """An objective may evaluate the loss twice (a personal and a global model) before one backward."""
+def test_checkpointing_two_calls_before_one_backward() -> None:
+    """Right, or refused: an objective may evaluate the loss twice (a personal and a global model) before one
+    backward."""
     stored, recomputed, first, second = _pair()
 
     def grads(network: AdaptedNetwork) -> list[Tensor]:
@@ -207,7 +208,7 @@ def test_checkpointing_with_two_calls_before_backward_is_right_or_refused() -> N
 
 
 def test_checkpointing_after_a_call_without_backward() -> None:
-    """A loss that is not finite is dropped before its backward; the next client must not suffer for it."""
+    """A loss that is not finite is dropped before its backward; the next client must not suffer from it."""
     stored, recomputed, first, second = _pair()
     recomputed({n: t.clone().requires_grad_() for n, t in second.items()}, {}, tiny.text_batch())
     ours, theirs = _gradients(recomputed, first), _gradients(stored, first)
@@ -244,7 +245,7 @@ def test_adapter_dropout_follows_its_generators() -> None:
     base, again, second_other = logits(1, 2), logits(1, 2), logits(1, 3)
     assert base[0].equal(again[0])
     assert base[1].equal(again[1])
-    torch.testing.assert_close(base[0], second_other[0], rtol=0, atol=1e-12)  # a client's mask is its own
+    torch.testing.assert_close(base[0], second_other[0], rtol=0, atol=1e-12)  # masks are per client
     assert (base[1] - second_other[1]).abs().max() > 1e-3
     plain = AdaptedNetwork(tiny.bert().double(), tiny.sites(module, ("query", "value")), ())(params, {}, batch)
     torch.testing.assert_close(torch.cat(logits()), plain, rtol=0, atol=1e-12)
@@ -252,7 +253,7 @@ def test_adapter_dropout_follows_its_generators() -> None:
 
 @torch.no_grad()
 def test_adapter_dropout_keeps_the_mean_and_drops_the_share() -> None:
-    """A dropped entry is zero and a kept one is divided by the share kept: seen through an identity adapter."""
+    """Seen through an identity adapter: a dropped entry is zero, a kept one is divided by the share kept."""
     module = nn.Module()
     module.layer = nn.Linear(40, 40, bias=False).double()
     module.forward = lambda x: module.layer(x)  # type: ignore[method-assign]
@@ -270,7 +271,7 @@ def test_adapter_dropout_keeps_the_mean_and_drops_the_share() -> None:
 # The frozen matrices, and the head
 
 
-def test_weights_are_the_matrices_that_the_network_multiplies_by(case: Any) -> None:
+def test_weights_are_the_networks_matrices(case: Any) -> None:
     module, sites, _ = case
     original = copy.deepcopy(module)
     for path, weight in AdaptedNetwork(module, sites, ()).weights().items():
@@ -301,7 +302,7 @@ def test_weights_serve_an_svd_of_the_layer(case: Any) -> None:
     torch.testing.assert_close(ours, left(**batch).logits, rtol=0, atol=1e-10)
 
 
-def test_the_head_is_trained_and_otherwise_the_initial_one() -> None:
+def test_head_is_trained_or_else_the_initial_one() -> None:
     module = tiny.bert().double()
     sites = tiny.sites(module, ("query",))
     network = AdaptedNetwork(copy.deepcopy(module), sites, tiny.head_names(module))
@@ -321,28 +322,28 @@ def test_the_head_is_trained_and_otherwise_the_initial_one() -> None:
 
 @pytest.mark.parametrize("counts", [(3, 3, 3), (4, 0, 5), (2, 7)], ids=["even", "uneven", "two"])
 @pytest.mark.parametrize("make", [tiny.bert, tiny.roberta, tiny.distilbert], ids=["bert", "roberta", "distilbert"])
-def test_clients_have_heads_of_their_own(make: Any, counts: tuple[int, ...]) -> None:
-    """Each client's rows get the logits, and its head the gradients, that it would have alone."""
+def test_clients_have_their_own_heads(make: Any, counts: tuple[int, ...]) -> None:
+    """Each client's rows get the same logits, and its head the same gradients, as alone."""
     module = make().double()
     sites = tiny.sites(module, ("query", "q_lin", "value"))
     network = AdaptedNetwork(copy.deepcopy(module), sites, tiny.head_names(module))
     assert network.one_at_a_time is None
-    each = [tiny.factors(sites, k) | tiny.head_of(network, 10 + k) for k in range(len(counts))]
+    client_params = [tiny.factors(sites, k) | tiny.head_of(network, 10 + k) for k in range(len(counts))]
     batch = tiny.text_batch(sum(counts))
-    leaves = {n: torch.stack([one[n] for one in each]).requires_grad_() for n in each[0]}
+    leaves = {n: torch.stack([params[n] for params in client_params]).requires_grad_() for n in client_params[0]}
     logits = network(leaves, {}, batch, rows=Rows(counts))
     logits.square().sum().backward()
     start = 0
     for k, count in enumerate(counts):
         part = {n: t[start : start + count] for n, t in batch.items()}
-        found, start = logits[start : start + count], start + count
-        assert len(found) == count
+        client_logits, start = logits[start : start + count], start + count
+        assert len(client_logits) == count
         if count == 0:
             assert not any(t.grad[k].any() for t in leaves.values())  # type: ignore[index]
             continue
-        expected = tiny.merged(module, sites, each[k])(**part).logits
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
-        alone = {n: t.unsqueeze(0).clone().requires_grad_() for n, t in each[k].items()}
+        expected = tiny.merged(module, sites, client_params[k])(**part).logits
+        torch.testing.assert_close(client_logits, expected, rtol=0, atol=1e-10)
+        alone = {n: t.unsqueeze(0).clone().requires_grad_() for n, t in client_params[k].items()}
         network(alone, {}, part).square().sum().backward()
         for n, t in alone.items():
             torch.testing.assert_close(leaves[n].grad[k], t.grad[0], rtol=1e-10, atol=1e-10)  # type: ignore[index]
@@ -363,7 +364,8 @@ class Normed(nn.Module):
         return SimpleNamespace(logits=self.classifier(self.norm(self.body["layer"](x))))
 
 
-def test_a_head_with_trained_tensors_in_other_layers_is_trained_one_client_at_a_time() -> None:
+def test_head_with_a_layer_norm_trains_one_client_at_a_time() -> None:
+    """So does every head with trained tensors outside linear layers."""
     g = torch.Generator().manual_seed(0)
     module = Normed().double()
     sites = tiny.sites(module, ("layer",))
@@ -380,10 +382,10 @@ def test_a_head_with_trained_tensors_in_other_layers_is_trained_one_client_at_a_
         network(add_client_axis(params | head, 2), {}, batch)
 
 
-# Whose rows are whose
+# Rows of clients
 
 
-def test_sums_of_rows_are_each_clients() -> None:
+def test_row_sums_are_per_client() -> None:
     values = torch.arange(1.0, 7.0)
     assert Rows((2, 2, 2)).sum(values).tolist() == [3.0, 7.0, 11.0]
     assert Rows((6,)).sum(values).tolist() == [21.0]
@@ -396,19 +398,19 @@ def test_sums_of_rows_are_each_clients() -> None:
 
 @pytest.mark.parametrize("counts", [(2, 2, 2), (1, 3, 2)])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_finite_stays_its_clients(counts: tuple[int, ...], bad: float) -> None:
+def test_nonfinite_rows_affect_only_their_client(counts: tuple[int, ...], bad: float) -> None:
     values = torch.ones(6)
     values[counts[0]] = bad
     values.requires_grad_()
-    found = Rows(counts).sum(values)
-    assert found.isfinite().tolist() == [True, False, True]
-    assert [float(found[k]) for k in (0, 2)] == [counts[0], counts[2]]
-    torch.where(found.isfinite(), found, 0.0).sum().backward()
+    sums = Rows(counts).sum(values)
+    assert sums.isfinite().tolist() == [True, False, True]
+    assert [float(sums[k]) for k in (0, 2)] == [counts[0], counts[2]]
+    torch.where(sums.isfinite(), sums, 0.0).sum().backward()
     assert values.grad is not None
     assert values.grad.tolist() == [1.0] * counts[0] + [0.0] * counts[1] + [1.0] * counts[2]
 
 
-def test_a_missing_factor_is_an_error() -> None:
+def test_missing_factor_is_an_error() -> None:
     module = tiny.bert()
     sites = tiny.sites(module, ("query",))
     params = tiny.factors(sites, 1, clients=1)
@@ -417,7 +419,7 @@ def test_a_missing_factor_is_an_error() -> None:
         AdaptedNetwork(module, sites, ())(params, {}, tiny.text_batch())
 
 
-def test_the_base_runs_in_eval_mode() -> None:
+def test_base_runs_in_eval_mode() -> None:
     module = tiny.bert(hidden_dropout_prob=0.5)
     sites = tiny.sites(module, ("query",))
     network = AdaptedNetwork(module.train(), sites, ())
@@ -430,18 +432,18 @@ def test_the_base_runs_in_eval_mode() -> None:
     [
         nn.Conv2d(4, 4, 3, groups=2),
         nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"),
-        nn.Conv2d(4, 4, 3, dilation=2),  # PEFT's own adapter leaves the dilation out, so no export could be read
+        nn.Conv2d(4, 4, 3, dilation=2),  # PEFT's own adapter leaves out the dilation, so no export could be read
         nn.Conv1d(4, 4, 3),
         nn.Embedding(4, 4),
         nn.LayerNorm(4),
     ],
 )
-def test_layers_that_cannot_be_adapted_are_refused(layer: nn.Module) -> None:
+def test_unsupported_layers_are_refused(layer: nn.Module) -> None:
     with pytest.raises(UnsupportedLayer, match=r"encoder\.here"):
         layer_kind(layer, "encoder.here")
 
 
-def test_a_convolution_padded_by_name_is_adapted() -> None:
+def test_convolution_padded_by_name_is_adapted() -> None:
     module = tiny.convolutions().double()
     module.body["first"] = nn.Conv2d(3, 6, 3, padding="same").double()
     sites = tiny.sites(module, ("first",))
@@ -454,7 +456,7 @@ def test_a_convolution_padded_by_name_is_adapted() -> None:
 # The fingerprint
 
 
-def test_the_fingerprint_changes_with_one_weight_and_with_nothing_else() -> None:
+def test_fingerprint_changes_with_the_weights_only() -> None:
     module = tiny.bert()
     before = fingerprint(module)
     assert fingerprint(copy.deepcopy(module)) == fingerprint(tiny.bert()) == before != fingerprint(tiny.bert(seed=1))
@@ -468,7 +470,7 @@ def test_the_fingerprint_changes_with_one_weight_and_with_nothing_else() -> None
 # Loading from a folder
 
 
-def test_loading_tells_the_head_and_draws_it_from_the_seed(tmp_path: Any) -> None:
+def test_loading_names_the_head_and_draws_it_from_the_seed(tmp_path: Any) -> None:
     folder = tiny.saved(tmp_path, tiny.bert().bert, tiny.tokenizer())  # a body without a classifier
     labels = ("no", "yes", "maybe")
     coder = load_tokenizer(folder)
@@ -482,7 +484,8 @@ def test_loading_tells_the_head_and_draws_it_from_the_seed(tmp_path: Any) -> Non
     assert coder("w0 w1")["input_ids"] == [2, 4, 5, 3]
 
 
-def test_loading_replaces_a_head_of_another_task_and_names_what_the_file_lacks(tmp_path: Any) -> None:
+def test_loading_replaces_a_head_of_another_task(tmp_path: Any) -> None:
+    """The head's names include the tensors that the file lacks."""
     module = tiny.bert(labels=5)
     del module.bert.pooler  # a checkpoint may lack the pooler
     folder = tiny.saved(tmp_path, module, tiny.tokenizer())
@@ -493,7 +496,7 @@ def test_loading_replaces_a_head_of_another_task_and_names_what_the_file_lacks(t
     assert loaded.classifier.weight.shape == (2, 32)
 
 
-def test_loading_a_language_model_gives_no_head_and_a_padding_token(tmp_path: Any) -> None:
+def test_loading_language_model_gives_padding_and_no_head(tmp_path: Any) -> None:
     folder = tiny.saved(tmp_path, tiny.gpt2_lm(), tiny.tokenizer("gpt", pad=False))
     before = torch.random.get_rng_state()
     coder = load_tokenizer(folder)
@@ -503,15 +506,15 @@ def test_loading_a_language_model_gives_no_head_and_a_padding_token(tmp_path: An
     assert torch.random.get_rng_state().equal(before)
 
 
-def test_a_configuration_read_once_serves_the_structure_and_the_weights(tmp_path: Any) -> None:
+def test_one_configuration_serves_structure_and_weights(tmp_path: Any) -> None:
     folder = tiny.saved(tmp_path, tiny.bert(labels=2), tiny.tokenizer())
     config = load_config(CLASSIFIER, folder, labels=("no", "yes", "maybe"))
     before = config.to_dict()
     empty, _ = load_structure(CLASSIFIER, config)
     module, _ = load_pretrained(CLASSIFIER, folder, config, load_tokenizer(folder), seed=1)
     assert config.to_dict() == before
-    shapes, found = ({n: t.shape for n, t in m.state_dict().items()} for m in (empty, module))
-    assert shapes == found
+    shapes, loaded = ({n: t.shape for n, t in m.state_dict().items()} for m in (empty, module))
+    assert shapes == loaded
     assert shapes["classifier.weight"] == (3, 32)
     assert module.config is not config is not empty.config
 
@@ -536,15 +539,15 @@ def _dequantised(module: nn.Module, quantised: nn.Module) -> nn.Module:
     return module
 
 
-def test_int8_gradients_are_close_to_those_of_the_dequantised_model() -> None:
+def test_int8_gradients_are_close_to_the_dequantised_ones() -> None:
     module = tiny.bert()
     quantised = _int8(copy.deepcopy(module))
     plain = _dequantised(module, quantised)
     sites = tiny.sites(module, tiny.BERT_LAYERS)
     results = []
-    for each in (quantised, plain):
+    for model in (quantised, plain):
         leaves = {n: t.requires_grad_() for n, t in tiny.factors(sites, 1, 1, torch.float32).items()}
-        logits = AdaptedNetwork(each, sites, ())(leaves, {}, tiny.text_batch())
+        logits = AdaptedNetwork(model, sites, ())(leaves, {}, tiny.text_batch())
         logits.square().mean().backward()
         results.append([logits.detach(), *(t.grad for t in leaves.values())])
     assert all(t.isfinite().all() for t in results[0])
@@ -567,7 +570,7 @@ def test_int8_models_have_a_fingerprint() -> None:
     assert fingerprint(one) == fingerprint(_int8(tiny.bert())) != fingerprint(two)
 
 
-def test_loading_in_int8_leaves_the_head_as_it_is(tmp_path: Any) -> None:
+def test_loading_in_int8_leaves_the_head_alone(tmp_path: Any) -> None:
     pytest.importorskip("torchao")
     folder = tiny.saved(tmp_path, tiny.bert(labels=2), tiny.tokenizer())
     config = load_config(CLASSIFIER, folder, labels=("no", "yes"))

@@ -1,4 +1,4 @@
-"""Adapters mean what PEFT says they mean: placement, rank and scale from it, and files that it reads unaided."""
+"""Adapters mean the same as in PEFT: its placement, ranks and scales, and files that it reads unaided."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def structure(module: nn.Module) -> list[tuple[str, type]]:
 
 
 def chosen_by_peft(module: nn.Module, task: str, **options: Any) -> dict[str, tuple[int, float]]:
-    """Rank and scale by path, from a copy that PEFT wraps; the head left out."""
+    """Rank and scale by path, from a copy that PEFT wraps, without the head."""
     model = peft.get_peft_model(copy.deepcopy(module), peft.LoraConfig(task_type=task, **options))
     heads = {n.rpartition(".")[0] for n in tiny.head_names(module)} if task == "SEQ_CLS" else set()
     return {
@@ -89,7 +89,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any], int]] = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_layers_ranks_and_scales_are_pefts(name: str) -> None:
+def test_layers_ranks_and_scales_equal_pefts(name: str) -> None:
     kind, options, count = OPTIONS[name]
     make, task = MODELS[kind]
     options = {"r": 4, "lora_alpha": 6, **options}
@@ -113,7 +113,7 @@ def test_layers_ranks_and_scales_are_pefts(name: str) -> None:
 
 
 @pytest.mark.parametrize("init", [True, "gaussian", "orthogonal"])
-def test_the_start_is_pefts_and_comes_from_the_seed(init: Any) -> None:
+def test_initial_factors_equal_pefts_for_the_seed(init: Any) -> None:
     config = AdapterConfig(r=4, target_modules=["query"], init_lora_weights=init)
     module = tiny.bert()
     before = torch.random.get_rng_state()
@@ -139,7 +139,7 @@ def test_convolutions_become_matrices() -> None:
 
 
 @pytest.mark.parametrize("target", ["all-linear", ["query", "dense", "classifier"], ".*(dense|classifier)"])
-def test_the_head_is_never_adapted(target: Any) -> None:
+def test_head_is_never_adapted(target: Any) -> None:
     module = tiny.bert()
     head = tiny.head_names(module)
     planned = plan(module, AdapterConfig(r=2, target_modules=target), "SEQ_CLS", head, 0)
@@ -148,14 +148,14 @@ def test_the_head_is_never_adapted(target: Any) -> None:
     assert set(dict(module.named_parameters())) >= set(head)
 
 
-def test_a_head_of_several_layers_is_never_adapted() -> None:
+def test_head_of_several_layers_is_never_adapted() -> None:
     module = tiny.roberta()
     config = AdapterConfig(r=2, target_modules=["query", "dense", "out_proj"])
     planned = plan(module, config, "SEQ_CLS", tiny.head_names(module), 0)
     assert not [s.path for s in planned.sites if s.path.startswith("classifier")]
 
 
-# What cannot be done
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -179,31 +179,32 @@ def test_no_match_is_an_error_that_names_the_layers(options: dict[str, Any]) -> 
     assert structure(module) == before
 
 
-def test_only_the_head_matching_is_an_error() -> None:
+def test_target_matching_only_the_head_is_an_error() -> None:
     module = tiny.bert()
     with pytest.raises(ConfigError, match="only the task head"):
         plan(module, AdapterConfig(target_modules=["classifier"]), "SEQ_CLS", tiny.head_names(module), 0)
     assert structure(module) == structure(tiny.bert())
 
 
-def test_a_pattern_that_is_no_regular_expression_is_an_error() -> None:
+def test_invalid_regular_expression_is_an_error() -> None:
     module = tiny.bert()
     with pytest.raises(ConfigError):
         plan(module, AdapterConfig(target_modules=".*(query"), "SEQ_CLS", tiny.head_names(module), 0)
 
 
-def test_a_rank_above_a_layers_size_is_an_error_that_names_the_smallest() -> None:
+def test_rank_above_a_layers_size_is_an_error() -> None:
+    """The message names the smallest layer."""
     config = AdapterConfig(r=4, target_modules=["k_proj", "q_proj"], rank_pattern={"k_proj": 17})
     with pytest.raises(ConfigError) as caught:
         plan(tiny.llama_lm(), config, "CAUSAL_LM", (), 0)
     (problem,) = caught.value.problems
     assert problem.path == "adapter.r"
-    words = "rank 17 exceeds model.layers.0.self_attn.k_proj, which is 16 x 32, and 1 other layers: lower it to 16"
-    assert words in problem.message
+    message = "rank 17 exceeds model.layers.0.self_attn.k_proj, which is 16 x 32, and 1 other layers: lower it to 16"
+    assert message in problem.message
 
 
 @pytest.mark.parametrize("target", [["word_embeddings"], ["second"], ["query", "LayerNorm"]])
-def test_layers_that_cannot_be_adapted_are_a_config_error(target: list[str]) -> None:
+def test_unsupported_layers_are_a_config_error(target: list[str]) -> None:
     module = tiny.convolutions(groups=2) if target == ["second"] else tiny.bert()
     before = structure(module)
     with pytest.raises(ConfigError) as caught:
@@ -218,7 +219,7 @@ def test_layers_that_cannot_be_adapted_are_a_config_error(target: list[str]) -> 
 
 @dataclass
 class Written:
-    """A network with random factors, its plan, and the base model that it stands on, untouched."""
+    """A network with random factors, its plan, and its base model, untouched."""
 
     base: Any
     network: AdaptedNetwork
@@ -232,13 +233,13 @@ class Written:
 
     @torch.no_grad()
     def logits(self, batch: Mapping[str, Tensor], changes: Mapping[str, tuple[LowRank, ...]] | None = None) -> Tensor:
-        found: Tensor = self.network(add_client_axis(self.seen), changes or {}, batch)
-        return found
+        output: Tensor = self.network(add_client_axis(self.seen), changes or {}, batch)
+        return output
 
 
 def made(kind: str, *, with_head: bool = True, **options: Any) -> Written:
     make, task = MODELS[kind]
-    base = make().double()  # so that a difference is a difference and not rounding
+    base = make().double()  # so that a difference is not rounding
     module = copy.deepcopy(base)
     head = head_of(module, task)
     planned = plan(module, AdapterConfig(**{"r": 3, "lora_alpha": 5, **options}), task, head, 0)  # type: ignore[arg-type]
@@ -251,7 +252,7 @@ def made(kind: str, *, with_head: bool = True, **options: Any) -> Written:
 
 @torch.no_grad()
 def stock_logits(base: Any, folder: Path, batch: Mapping[str, Tensor], kind: str) -> Tensor:
-    """Of stock PEFT on a base model whose head, if any, is another."""
+    """Logits of stock PEFT on the base model with another head, if it has one."""
     fresh = tiny.redraw_head(base, 99) if MODELS[kind][1] == "SEQ_CLS" else copy.deepcopy(base)
     logits: Tensor = stock_model(fresh, folder)(**batch).logits
     return logits
@@ -306,7 +307,7 @@ def test_stock_peft_gives_the_networks_logits(name: str, changed: bool, tmp_path
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_merging_gives_a_plain_model_with_the_networks_logits(kind: str, tmp_path: Path) -> None:
+def test_merged_plain_model_gives_the_networks_logits(kind: str, tmp_path: Path) -> None:
     run = made(kind)
     run.write(tmp_path)
     batch = tiny.text_batch()
@@ -318,13 +319,13 @@ def test_merging_gives_a_plain_model_with_the_networks_logits(kind: str, tmp_pat
     assert difference < 1e-6
 
 
-def test_a_frozen_head_is_written_as_it_was(tmp_path: Path) -> None:
+def test_frozen_head_is_written_unchanged(tmp_path: Path) -> None:
     run = made("bert", with_head=False, target_modules=["query"])
     run.write(tmp_path)
     assert_same_logits(run.logits(tiny.text_batch()), stock_logits(run.base, tmp_path, tiny.text_batch(), "bert"))
 
 
-def test_convolutions_are_read_by_stock_peft(tmp_path: Path) -> None:
+def test_stock_peft_reads_convolutions(tmp_path: Path) -> None:
     base = tiny.convolutions().double()
     module = copy.deepcopy(base)
     config = AdapterConfig(r=2, target_modules=["first", "second"], rank_pattern={"second": 4})
@@ -342,7 +343,7 @@ def test_convolutions_are_read_by_stock_peft(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("offset", [False, True])
 @pytest.mark.parametrize("kind", ["bert", "gpt2-lm"])
-def test_florgs_view_is_read_by_stock_peft(kind: str, offset: bool, tmp_path: Path) -> None:
+def test_stock_peft_reads_florgs_view(kind: str, offset: bool, tmp_path: Path) -> None:
     run = made(kind, rank_pattern={"value": 2, "c_fc": 2})
     algorithm = FLoRG(gram_std=0.3, offset=offset)
     head = pick(run.seen, lambda n: n.startswith("head:"))
@@ -359,7 +360,7 @@ def test_florgs_view_is_read_by_stock_peft(kind: str, offset: bool, tmp_path: Pa
         assert rank == s.rank * (2 if offset else 1)
 
 
-def test_florgs_offset_leaves_the_first_model_as_it_was() -> None:
+def test_florgs_offset_keeps_the_first_model() -> None:
     run = made("bert")
     algorithm, round = FLoRG(gram_std=0.3, offset=True), Round(0, 2, 0, 3)
     head = pick(run.seen, lambda n: n.startswith("head:"))
@@ -372,7 +373,7 @@ def test_florgs_offset_leaves_the_first_model_as_it_was() -> None:
     torch.testing.assert_close(run.logits(tiny.text_batch(), shared.base), expected, rtol=0, atol=1e-5)
 
 
-def test_writing_is_deterministic_and_brings_tokenizer_and_labels(tmp_path: Path) -> None:
+def test_writing_is_deterministic_and_has_tokenizer_and_labels(tmp_path: Path) -> None:
     run = made("bert")
     for name in ("one", "two"):
         run.write(tmp_path / name, tokenizer=tiny.tokenizer(), labels=("nein", "ja", "vielleicht ä"))
@@ -382,7 +383,7 @@ def test_writing_is_deterministic_and_brings_tokenizer_and_labels(tmp_path: Path
     assert (tmp_path / "one" / "tokenizer.json").is_file()
 
 
-def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+def test_written_tensors_are_read_back(tmp_path: Path) -> None:
     run = made("bert", rank_pattern={"query": 2})
     run.write(tmp_path)
     tensors = read_tensors(tmp_path)
@@ -394,7 +395,7 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
 
 
 def trained_by_peft(kind: str, folder: Path, dtype: torch.dtype = torch.float64, **options: Any) -> tuple[Any, Tensor]:
-    """An adapter saved by stock PEFT, its B and its classifier not as they started: base model and logits."""
+    """Save an adapter with stock PEFT, its B and classifier moved; return the base model and the logits."""
     make, task = MODELS[kind]
     base = make().to(dtype)
     lora = peft.LoraConfig(task_type=task, **{"r": 3, "lora_alpha": 5, **options})
@@ -429,7 +430,7 @@ def started(base: Any, folder: Path, task: Any, head: tuple[str, ...]) -> tuple[
         ("llama-lm", {"target_modules": "all-linear"}),
     ],
 )
-def test_a_run_starts_from_an_adapter_of_stock_peft(kind: str, options: dict[str, Any], tmp_path: Path) -> None:
+def test_run_starts_from_an_adapter_of_stock_peft(kind: str, options: dict[str, Any], tmp_path: Path) -> None:
     base, expected = trained_by_peft(kind, tmp_path, **options)
     head = tuple(n for n in head_of(base, MODELS[kind][1]) if "pooler" not in n)  # PEFT trains the classifier only
     planned, ours = started(base, tmp_path, MODELS[kind][1], head)
@@ -439,7 +440,7 @@ def test_a_run_starts_from_an_adapter_of_stock_peft(kind: str, options: dict[str
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_run_starts_from_what_a_run_has_written(kind: str, tmp_path: Path) -> None:
+def test_run_starts_from_an_adapter_of_a_run(kind: str, tmp_path: Path) -> None:
     run = made(kind, rank_pattern={"value": 2, "c_fc": 4, "v_proj": 5})
     changes = tiny.chunks(run.planned.sites, 5, torch.float32)
     run.write(tmp_path / "first", changes)
@@ -460,12 +461,12 @@ def _refused(folder: Path, module: Any, task: Any = "SEQ_CLS", head: tuple[str, 
     return caught.value
 
 
-def test_an_adapter_of_another_architecture_is_refused(tmp_path: Path) -> None:
+def test_adapter_of_another_architecture_is_refused(tmp_path: Path) -> None:
     trained_by_peft("llama-lm", tmp_path, target_modules=["q_proj"])
     _refused(tmp_path, tiny.bert())
 
 
-def test_an_adapter_of_another_depth_is_refused(tmp_path: Path) -> None:
+def test_adapter_of_another_depth_is_refused(tmp_path: Path) -> None:
     made("bert", target_modules=["query"]).write(tmp_path)
     written = json.loads((tmp_path / "adapter_config.json").read_text())
     written["target_modules"] = ["query", "key"]
@@ -473,7 +474,7 @@ def test_an_adapter_of_another_depth_is_refused(tmp_path: Path) -> None:
     assert "4 missing, 0 unknown" in str(_refused(tmp_path, tiny.bert()))
 
 
-def test_an_adapter_of_another_width_is_refused(tmp_path: Path) -> None:
+def test_adapter_of_another_width_is_refused(tmp_path: Path) -> None:
     import transformers
 
     trained_by_peft("bert", tmp_path, target_modules=["query"])
@@ -483,12 +484,12 @@ def test_an_adapter_of_another_width_is_refused(tmp_path: Path) -> None:
     _refused(tmp_path, transformers.BertForSequenceClassification(wide))
 
 
-def test_a_head_of_another_size_is_refused(tmp_path: Path) -> None:
+def test_head_of_another_size_is_refused(tmp_path: Path) -> None:
     trained_by_peft("bert", tmp_path, target_modules=["query"])
     _refused(tmp_path, tiny.bert(labels=5))
 
 
-def test_an_adapter_that_is_not_lora_is_refused(tmp_path: Path) -> None:
+def test_adapter_other_than_lora_is_refused(tmp_path: Path) -> None:
     config = peft.IA3Config(task_type="SEQ_CLS", target_modules=["key"], feedforward_modules=[])
     peft.get_peft_model(tiny.bert(), config).save_pretrained(tmp_path)
     _refused(tmp_path, tiny.bert())
@@ -497,13 +498,13 @@ def test_an_adapter_that_is_not_lora_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options", [{"use_dora": True}, {"bias": "lora_only"}, {"lora_bias": True}, {"trainable_token_indices": [5]}]
 )
-def test_an_adapter_that_does_more_than_lora_is_refused(options: dict[str, Any], tmp_path: Path) -> None:
+def test_adapter_that_does_more_than_lora_is_refused(options: dict[str, Any], tmp_path: Path) -> None:
     trained_by_peft("bert", tmp_path, target_modules=["query"], **options)
     _refused(tmp_path, tiny.bert())
 
 
-def test_an_adapter_that_changed_the_base_is_refused_or_means_the_same(tmp_path: Path) -> None:
-    """PiSSA takes what A and B start as out of the base weights, so A and B alone are not the model."""
+def test_adapter_that_changed_the_base_is_refused_or_equal(tmp_path: Path) -> None:
+    """PiSSA takes the start of A and B out of the base weights, so A and B alone are not the model."""
     options = {"target_modules": ["query"], "init_lora_weights": "pissa"}
     base, expected = trained_by_peft("bert", tmp_path, torch.float32, **options)
     head = tuple(n for n in tiny.head_names(base) if "pooler" not in n)
@@ -512,13 +513,13 @@ def test_an_adapter_that_changed_the_base_is_refused_or_means_the_same(tmp_path:
     except ConfigError:
         return
     assert_same_logits(ours, expected)
-    module = copy.deepcopy(base)  # and what is written must be the same model to stock PEFT
+    module = copy.deepcopy(base)  # and stock PEFT must read the same model from the written adapter
     again = Written(base, AdaptedNetwork(module, planned.sites, head), planned, dict(planned.params), head)
     again.write(tmp_path / "second")
     assert_same_logits(ours, stock_logits(base, tmp_path / "second", tiny.text_batch(), "bert"))
 
 
-def test_a_folder_without_tensors_is_refused(tmp_path: Path) -> None:
+def test_folder_without_tensors_is_refused(tmp_path: Path) -> None:
     trained_by_peft("bert", tmp_path, target_modules=["query"])
     (tmp_path / "adapter_model.safetensors").unlink()
     _refused(tmp_path, tiny.bert())

@@ -1,4 +1,4 @@
-"""How the frozen layers are computed: oneDNN against torch, what is left alone, what is chosen, and bfloat16."""
+"""Kernels of the frozen layers: oneDNN against torch, layers left alone, the choice of kernels, and bfloat16."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def replaced(layer: nn.Module) -> bool:
 
 
 def near(found: Tensor, expected: Tensor) -> None:
-    """To 1e-5 of the largest value."""
+    """Assert equality to 1e-5 of the largest value."""
     assert found.shape == expected.shape
     assert found.dtype == expected.dtype
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
@@ -67,8 +67,8 @@ print(used(range(101, 301)) - before)
 @pytest.mark.skipif(
     not sys.platform.startswith("linux") or not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="no glibc"
 )
-def test_products_of_ever_new_shapes_do_not_fill_the_memory() -> None:
-    """Unbounded they would take some hundred MiB."""
+def test_ever_new_shapes_do_not_fill_the_memory() -> None:
+    """Without a bound, products of ever new shapes would take some hundred MiB."""
     kept = {k: v for k, v in os.environ.items() if not k.endswith("CACHE_CAPACITY")}
     done = subprocess.run([sys.executable, "-c", SHAPES], capture_output=True, text=True, check=True, env=kept)
     assert float(done.stdout) < 4
@@ -77,7 +77,7 @@ def test_products_of_ever_new_shapes_do_not_fill_the_memory() -> None:
 @needs_onednn
 @pytest.mark.parametrize("shape", [(64,), (1, 64), (7, 64), (3, 5, 64), (2, 3, 5, 64)], ids=str)
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
-def test_exact_equals_torch(bias: bool, shape: tuple[int, ...]) -> None:
+def test_exact_kernels_equal_torch(bias: bool, shape: tuple[int, ...]) -> None:
     g = torch.Generator().manual_seed(0)
     plain = nn.Linear(64, 48, bias=bias).requires_grad_(False)
     ours = copy.deepcopy(plain)
@@ -98,7 +98,7 @@ def test_exact_equals_torch(bias: bool, shape: tuple[int, ...]) -> None:
 
 
 @needs_onednn
-def test_an_input_that_is_not_contiguous_is_as_good() -> None:
+def test_noncontiguous_input_gives_the_same_result() -> None:
     plain = nn.Linear(64, 48).requires_grad_(False)
     ours = copy.deepcopy(plain)
     apply(ours, ONEDNN)
@@ -123,7 +123,7 @@ def test_other_precisions_go_to_torch(dtype: torch.dtype) -> None:
 
 
 @needs_onednn
-def test_bfloat16_is_rounded_no_more_than_torch_rounds_it() -> None:
+def test_bfloat16_is_rounded_no_more_than_by_torch() -> None:
     plain = nn.Linear(384, 96).requires_grad_(False)
     exact = copy.deepcopy(plain).double()
     exact.weight.data, exact.bias.data = (t.bfloat16().double() for t in (plain.weight, plain.bias))
@@ -144,7 +144,7 @@ def test_bfloat16_is_rounded_no_more_than_torch_rounds_it() -> None:
 
 
 class Quantised(nn.Linear):
-    """As the layers of quantising libraries, a class derived from the linear one."""
+    """A class derived from the linear layer, as in quantising libraries."""
 
 
 @needs_onednn
@@ -164,7 +164,7 @@ def test_other_layers_are_left_alone() -> None:
 
 
 @needs_onednn
-def test_heads_keep_their_own_forward_and_adapted_layers_their_hook() -> None:
+def test_heads_keep_their_forward_and_adapters_their_hook() -> None:
     module = tiny.bert()
     sites = tiny.sites(module, ("query", "value"))
     network = AdaptedNetwork(copy.deepcopy(module), sites, tiny.head_names(module))
@@ -188,12 +188,12 @@ def test_heads_keep_their_own_forward_and_adapted_layers_their_hook() -> None:
         assert weight.matrix().equal(module.get_submodule(path).weight.detach())
 
 
-# What is chosen
+# The choice of kernels
 
 
 @pytest.mark.parametrize("has", [True, False])
 @pytest.mark.parametrize("native", [True, False])
-def test_what_is_chosen(native: bool, has: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_chosen_for_a_processor(native: bool, has: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "native_bf16", lambda: native)
     monkeypatch.setattr(precision, "has_onednn", lambda: has)
     exact = choose("exact", CPU)
@@ -246,10 +246,10 @@ def test_native_bfloat16_is_read_from_the_processors_flags(
 @pytest.mark.parametrize("make", [tiny.bert, tiny.roberta, tiny.gpt2_lm, tiny.llama_lm])
 def test_fast_logits_are_near_the_exact_ones(make: Any) -> None:
     module = make()
-    ends = ("query", "value", "c_attn", "q_proj")
-    sites = tiny.sites(module, ends)
+    endings = ("query", "value", "c_attn", "q_proj")
+    sites = tiny.sites(module, endings)
     head = () if make in (tiny.gpt2_lm, tiny.llama_lm) else tiny.head_names(module)
-    found = []
+    results = []
     for chosen in (ONEDNN if precision.has_onednn() else Kernels(torch.float32, "torch", "torch"), FAST):
         network = AdaptedNetwork(copy.deepcopy(module), sites, head)
         apply(network.module, chosen)
@@ -262,12 +262,12 @@ def test_fast_logits_are_near_the_exact_ones(make: Any) -> None:
             logits.float() * batch["attention_mask"].unsqueeze(-1) if logits.dim() == 3 else logits
         ).square().sum().backward()
         assert all(t.grad is not None and t.grad.dtype == torch.float32 for t in leaves.values())
-        found.append((logits.detach().float(), torch.cat([t.grad.flatten() for t in leaves.values()])))  # type: ignore
-        # The head is computed in its own, single, precision.
+        results.append((logits.detach().float(), torch.cat([t.grad.flatten() for t in leaves.values()])))  # type: ignore
+        # The head is computed in its own precision, float32.
         assert logits.dtype == (torch.float32 if head else chosen.dtype)
     mask = tiny.text_batch()["attention_mask"].bool()
-    (exact, slope), (fast, rough) = found
+    (exact, slope), (fast, rough) = results
     if exact.dim() == 3:
         exact, fast = exact[mask], fast[mask]
-    assert 0 < float((fast - exact).norm() / exact.norm()) < 0.05  # zero would mean that nothing was rounded
+    assert 0 < float((fast - exact).norm() / exact.norm()) < 0.05  # zero would mean no rounding
     assert float((rough - slope).norm() / slope.norm()) < 0.1

@@ -1,10 +1,10 @@
-"""Do two commits compute the same bits? Runs small configurations of every kind and prints SHA-256 digests.
+"""Do two commits compute the same bits? Runs small configurations of every kind and writes SHA-256 digests.
 
     python tests/parity/record.py before.json                       # on one commit
     python tests/parity/record.py after.json --compare before.json  # on another, same machine and versions
 
-Digests are of the adapter, the checkpoint (server's state, ledger, what clients keep), the metrics and the reports.
-Seconds, dates and the positions in files that contain seconds are left out. Exit code 1 where a digest differs.
+Digests are of the adapter, the checkpoint (server's state, ledger, clients' local tensors), the metrics and the reports.
+Seconds, dates and the positions in files that contain seconds are left out. Exit code 1 if a digest differs.
 Only :func:`rondo.run` is used, so that the script runs unchanged on any commit.
 """
 
@@ -135,12 +135,12 @@ def write_models() -> None:
 
 
 def sha256(content: bytes) -> str:
-    """The first half of the digest: enough to tell."""
+    """The first half of the digest, enough to tell contents apart."""
     return hashlib.sha256(content).hexdigest()[:32]
 
 
 def timeless(tree: Any) -> Any:
-    """JSON without what differs from one run to the next."""
+    """JSON without the values that differ from run to run."""
     if isinstance(tree, Mapping):
         left_out = ("seconds", "train_seconds", "journal", "started", "platform", "versions", "sha256")
         return {k: timeless(v) for k, v in tree.items() if k not in left_out}
@@ -148,19 +148,19 @@ def timeless(tree: Any) -> Any:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """What a finished run directory holds, file by file or in groups."""
+    """The digests of a finished run directory, by file or by group of files."""
     checkpoint = folder / "checkpoint"
     kept = [p for p in sorted(checkpoint.rglob("*")) if p.is_file() and p.name != "manifest.json"]
     sealed = [timeless(json.loads(p.read_text())) for p in sorted(checkpoint.rglob("manifest.json"))]
     lines = [timeless(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     adapter = [p for p in sorted((folder / "adapter").iterdir()) if p.suffix in (".safetensors", ".json")]
-    one = {n: timeless(json.loads((folder / n).read_text())) for n in ("summary.json", "partition.json")}
+    reports = {n: timeless(json.loads((folder / n).read_text())) for n in ("summary.json", "partition.json")}
     return {
         "adapter": sha256(b"".join(p.name.encode() + p.read_bytes() for p in adapter)),
         "checkpoint": sha256(b"".join(str(p.relative_to(folder)).encode() + p.read_bytes() for p in kept)),
         "checkpoint/manifest": sha256(json.dumps(sealed, sort_keys=True).encode()),
         "metrics": sha256(json.dumps(lines, sort_keys=True).encode()),
-        **{n: sha256(json.dumps(content, sort_keys=True).encode()) for n, content in one.items()},
+        **{n: sha256(json.dumps(content, sort_keys=True).encode()) for n, content in reports.items()},
         "manifest.json": sha256(
             json.dumps(timeless(json.loads((folder / "manifest.json").read_text())), sort_keys=True).encode()
         ),
@@ -169,15 +169,15 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def record(names: list[str]) -> dict[str, dict[str, str]]:
-    """The digests of each configuration, run in a temporary folder that is the working folder meanwhile."""
+    """The digests of each configuration, run in a temporary working folder."""
     import torch
 
     import rondo
 
     torch.set_num_threads(2)
-    here, folder = Path.cwd(), tempfile.mkdtemp(prefix="parity-")
+    before, folder = Path.cwd(), tempfile.mkdtemp(prefix="parity-")
     os.chdir(folder)
-    found = {}
+    recorded = {}
     try:
         write_models()
         for name in names:
@@ -190,28 +190,28 @@ def record(names: list[str]) -> dict[str, dict[str, str]]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 rondo.run(config, sets=sets, run_dir=f"run-{name}", device="cpu")
-            found[name] = digests(Path(f"run-{name}"))
+            recorded[name] = digests(Path(f"run-{name}"))
             print(f"{name}: {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
     finally:
-        os.chdir(here)
+        os.chdir(before)
         shutil.rmtree(folder)
-    return found
+    return recorded
 
 
 def main() -> int:
-    """Record, and compare where asked to."""
+    """Record the digests and, if asked to, compare them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", help="where to write the digests, as JSON")
     parser.add_argument("--compare", help="an earlier record that must be equal")
     parser.add_argument("--only", help="names of configurations with commas between; left out: all")
     options = parser.parse_args()
     names = options.only.split(",") if options.only else list(CONFIGURATIONS)
-    found = record(names)
-    Path(options.out).write_text(json.dumps(found, indent=1) + "\n")
+    recorded = record(names)
+    Path(options.out).write_text(json.dumps(recorded, indent=1) + "\n")
     if options.compare is None:
         return 0
     before = json.loads(Path(options.compare).read_text())
-    differing = [f"{n}: {k}" for n in names for k, v in found[n].items() if before[n].get(k) != v]
+    differing = [f"{n}: {k}" for n in names for k, v in recorded[n].items() if before[n].get(k) != v]
     print("\n".join(differing) if differing else f"all {len(names)} configurations are equal")
     return 1 if differing else 0
 

@@ -1,4 +1,4 @@
-"""What a run shows: numbers, the final table, progress and pictures."""
+"""The report of a run: numbers, the final table, progress and pictures."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def rendered(summary: dict[str, Any]) -> dict[str, list[str]]:
     return {cells[0]: cells[1:] for cells in rows} | {"title": [lines[0].strip()]}
 
 
-def test_the_table_shows_scores_before_and_after_bytes_and_seconds() -> None:
+def test_table_shows_scores_before_and_after_and_bytes() -> None:
     rows = rendered(SUMMARY)
     assert rows["title"] == ["fedit: 3 rounds, 7 clients"]
     assert rows["global model, test set: accuracy"] == ["0.2500", "0.7500"]
@@ -81,7 +81,8 @@ def test_the_table_shows_scores_before_and_after_bytes_and_seconds() -> None:
     assert "clients that failed in a round" not in rows
 
 
-def test_the_table_of_a_personal_method_with_its_baseline_and_failures() -> None:
+def test_table_of_a_personal_method() -> None:
+    """With its baseline and the count of failed clients."""
     summary = SUMMARY | {
         "before": {},
         "after": {
@@ -102,7 +103,7 @@ def test_the_table_of_a_personal_method_with_its_baseline_and_failures() -> None
     assert "each client alone, test set: mean accuracy" not in rows
 
 
-def test_a_run_without_any_score_has_a_table() -> None:
+def test_run_without_scores_has_a_table() -> None:
     assert rendered(SUMMARY | {"before": {}, "after": {}})["up, in all"] == ["", "21.0 MB"]
 
 
@@ -123,7 +124,7 @@ def progress(client: str, *, terminal: bool) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_progress_is_shown_on_a_terminal_and_nowhere_else() -> None:
+def test_progress_is_shown_on_a_terminal_only() -> None:
     text = progress("client-1", terminal=True)
     assert "client-1" in text
     assert "accuracy 0.750" in text
@@ -132,8 +133,8 @@ def test_progress_is_shown_on_a_terminal_and_nowhere_else() -> None:
 
 
 @pytest.mark.parametrize("client", ["[/site]", "[site]", "[red]x[/red]"])
-def test_a_client_may_be_called_anything(client: str) -> None:
-    """Ids come from the user's files and columns; none is markup."""
+def test_client_may_have_any_name(client: str) -> None:
+    """Client ids come from the user's files and columns; no id is markup."""
     assert client in progress(client, terminal=True)
 
 
@@ -167,27 +168,27 @@ def numbered(count: int) -> list[str]:
 
 @pytest.mark.parametrize("count", [1, 3, 100])
 @pytest.mark.parametrize("labels", [None, {"a": 4, "b": 2}, {str(i): i for i in range(13)}], ids=["none", "2", "13"])
-def test_the_picture_of_a_partition(tmp_path: Path, count: int, labels: dict[str, int] | None) -> None:
+def test_partition_picture(tmp_path: Path, count: int, labels: dict[str, int] | None) -> None:
     pictures.partition(clients(numbered(count), labels), tmp_path / "x.png")
     assert_png(tmp_path / "x.png")
 
 
-def test_clients_may_lack_labels_that_others_have(tmp_path: Path) -> None:
+def test_clients_may_lack_labels_of_other_clients(tmp_path: Path) -> None:
     report = clients(["a"], {"x": 3})["clients"] | clients(["b"], {"y": 2, "z": 1})["clients"]
     pictures.partition({"clients": report}, tmp_path / "x.png")
     assert_png(tmp_path / "x.png")
 
 
 @pytest.mark.parametrize("text", [r"$\frac$", "$5 and $10", "$%$", "_x", "", "好", "a\nb", r"\alpha", "x" * 64])
-def test_labels_and_clients_may_be_called_anything(tmp_path: Path, text: str) -> None:
-    """They are data, never formulas; and nothing is said of a font on the terminal."""
+def test_labels_and_clients_may_have_any_name(tmp_path: Path, text: str) -> None:
+    """Names are data, never formulas, and a missing font causes no warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pictures.partition(clients([text, "other"], {text: 3, "b": 2}), tmp_path / "x.png")
     assert_png(tmp_path / "x.png")
 
 
-def test_the_picture_of_many_clients_and_labels_takes_no_minutes(tmp_path: Path) -> None:
+def test_picture_of_many_clients_and_labels_is_fast(tmp_path: Path) -> None:
     began = time.process_time()
     pictures.partition(clients(numbered(300), {str(i): 1 for i in range(20)}), tmp_path / "x.png")
     assert_png(tmp_path / "x.png")
@@ -204,7 +205,7 @@ HISTORY = [
 
 @pytest.mark.parametrize("before", [{}, {"accuracy": None}, {"accuracy": 0.25}])
 @pytest.mark.parametrize("history", [HISTORY, HISTORY[1:2], []], ids=["scores", "none", "no round"])
-def test_the_learning_curve(tmp_path: Path, before: dict[str, Any], history: list[dict[str, Any]]) -> None:
+def test_learning_curve(tmp_path: Path, before: dict[str, Any], history: list[dict[str, Any]]) -> None:
     pictures.curve(before, history, "accuracy", "fedit, 3 clients", tmp_path / "x.png")
     assert_png(tmp_path / "x.png")
 

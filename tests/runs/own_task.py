@@ -1,4 +1,4 @@
-"""Least squares in float64: everything that a task, a network and a method of one's own need."""
+"""Least squares in float64: all the code that a custom task, network and method need."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What the garbage collector sees of imports."""
+"""The garbage collector rests during imports, and imported objects become old at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rondo.runs.collector import collector_paused
 
 
 class Node:
-    """Something that the collector looks at."""
+    """An object that the collector tracks."""
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,8 @@ def is_old(node: Node) -> bool:
     return any(other is node for other in gc.get_objects(generation=2))
 
 
-def test_what_is_made_with_imports_while_the_collector_rests_is_old_at_once() -> None:
+def test_imported_objects_are_old_at_once() -> None:
+    """Objects made during imports, while the collector rests, join the old generation when it resumes."""
     sys.modules.pop("colorsys", None)
     with collector_paused():
         assert not gc.isenabled()
@@ -37,25 +38,25 @@ def test_what_is_made_with_imports_while_the_collector_rests_is_old_at_once() ->
         importlib.import_module("colorsys")
         assert not is_old(node)
     assert gc.isenabled()
-    assert gc.get_freeze_count() < 10_000  # Python's own
+    assert gc.get_freeze_count() < 10_000  # Python's own objects
     assert is_old(node)
 
 
-def test_what_is_made_without_imports_is_new() -> None:
-    """So that the collector soon looks at the model of a run that is over."""
+def test_objects_stay_new_without_imports() -> None:
+    """The collector then soon frees the model of a finished run."""
     with collector_paused():
         node = Node()
     assert not is_old(node)
 
 
-def test_it_rests_on_where_it_rested_before() -> None:
+def test_disabled_collector_stays_disabled() -> None:
     gc.disable()
     with collector_paused():
         pass
     assert not gc.isenabled()
 
 
-def test_an_inner_one_does_not_wake_it() -> None:
+def test_inner_pause_does_not_resume_collection() -> None:
     with collector_paused():
         with collector_paused():
             pass
@@ -63,7 +64,8 @@ def test_an_inner_one_does_not_wake_it() -> None:
     assert gc.isenabled()
 
 
-def test_what_a_program_has_frozen_stays_frozen() -> None:
+def test_frozen_objects_stay_frozen() -> None:
+    """Where the program froze objects itself, none is unfrozen and new objects stay new."""
     gc.freeze()
     count = gc.get_freeze_count()
     assert count > 10_000

@@ -1,4 +1,4 @@
-"""Comparisons: the same data for all, numbers taken from the runs, nothing run twice, faults found first."""
+"""Comparisons: every method gets the same data, numbers come from the runs, no run repeats, faults are found first."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def compared(tiny: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> compare.Comparison:
-    """A comparison of an algorithm with a global model and one with personal models; do not write into it."""
+    """A comparison of a method with a global model and one with personal models; do not write into it."""
     return rondo.compare(NAMES, tiny, seeds=SEEDS, out=tmp_path_factory.mktemp("compared") / "out", device="cpu")
 
 
 @pytest.fixture
 def copy(compared: compare.Comparison, tmp_path: Path) -> Path:
-    """A comparison's directory that may be written into."""
+    """A writable copy of a comparison's directory."""
     shutil.copytree(compared.out, tmp_path / "copy")
     return tmp_path / "copy"
 
@@ -57,14 +57,14 @@ def run_dir(algorithm: str, seed: int) -> str:
     return f"{algorithm}-seed-{seed}"
 
 
-def test_every_algorithm_is_dealt_the_same_rows(compared: compare.Comparison) -> None:
+def test_algorithms_share_the_partition(compared: compare.Comparison) -> None:
     dealt = {s: [read(compared.out / run_dir(n, s) / "partition.json") for n in NAMES] for s in SEEDS}
     for first, *others in dealt.values():
         assert all(other == first for other in others)
     assert dealt[0][0] != dealt[3][0]
 
 
-def test_every_run_is_an_ordinary_run_directory(compared: compare.Comparison, tiny: dict[str, Any]) -> None:
+def test_compared_run_equals_an_ordinary_run(compared: compare.Comparison, tiny: dict[str, Any]) -> None:
     alone = rondo.run({**tiny, "seed": 3}, run_dir=compared.out.parent / "alone", device="cpu")
     beside = compared.out / run_dir("fedit", 3)
     assert (beside / "config.toml").read_text() == (alone.run_dir / "config.toml").read_text()
@@ -72,13 +72,13 @@ def test_every_run_is_an_ordinary_run_directory(compared: compare.Comparison, ti
     assert (beside / name).read_bytes() == (alone.run_dir / name).read_bytes()
 
 
-def test_the_numbers_are_those_of_the_runs(compared: compare.Comparison) -> None:
+def test_numbers_come_from_the_run_summaries(compared: compare.Comparison) -> None:
     assert [(r["algorithm"], r["seed"]) for r in compared.runs] == [(n, s) for n in NAMES for s in SEEDS]
     for run in compared.runs:
         summary = read(compared.out / run["run_dir"] / "summary.json")
-        test, own = ("cold_start", "personal") if run["algorithm"] == "fedsa-lora" else ("global", "clients")
-        assert run["test"]["score"] == summary["after"][test]["accuracy"]
-        assert run["own_rows"]["score"] == summary["after"][own]["accuracy"]["mean"]
+        server, clients = ("cold_start", "personal") if run["algorithm"] == "fedsa-lora" else ("global", "clients")
+        assert run["test"]["score"] == summary["after"][server]["accuracy"]
+        assert run["own_rows"]["score"] == summary["after"][clients]["accuracy"]["mean"]
         assert (run["bytes_up"], run["bytes_down"]) == (summary["bytes"]["up"], summary["bytes"]["down"])
         assert [p["round"] for p in run["curve"]] == [0, 1, 2]
         assert run["curve"][0]["bytes"] == 0
@@ -86,12 +86,12 @@ def test_the_numbers_are_those_of_the_runs(compared: compare.Comparison) -> None
         assert run["curve"][-1]["score"] == run["test"]["score"]
 
 
-def test_means_and_deviations_are_over_seeds(compared: compare.Comparison) -> None:
+def test_mean_and_deviation_over_seeds(compared: compare.Comparison) -> None:
     for name in NAMES:
         scores = [r["test"]["score"] for r in compared.runs if r["algorithm"] == name]
-        found = compared.algorithms[name]["test"]
-        assert found["mean"] == pytest.approx(statistics.fmean(scores))
-        assert found["sd"] == pytest.approx(statistics.stdev(scores))
+        scored = compared.algorithms[name]["test"]
+        assert scored["mean"] == pytest.approx(statistics.fmean(scores))
+        assert scored["sd"] == pytest.approx(statistics.stdev(scores))
     assert (
         compared.algorithms["fedit"]["test"]["model"] == compared.algorithms["fedit"]["own_rows"]["model"] == "global"
     )
@@ -99,13 +99,13 @@ def test_means_and_deviations_are_over_seeds(compared: compare.Comparison) -> No
     assert compared.algorithms["fedsa-lora"]["own_rows"]["model"] == "personal"
 
 
-def test_the_file_says_what_the_result_says(compared: compare.Comparison) -> None:
-    found = read(compared.out / "comparison.json")
-    assert found == {k: v for k, v in vars(compared).items() if k != "out"}
-    assert str(compared.out) not in json.dumps(found)
+def test_comparison_file_equals_the_result(compared: compare.Comparison) -> None:
+    content = read(compared.out / "comparison.json")
+    assert content == {k: v for k, v in vars(compared).items() if k != "out"}
+    assert str(compared.out) not in json.dumps(content)
 
 
-def test_the_picture_is_there(compared: compare.Comparison) -> None:
+def test_comparison_picture(compared: compare.Comparison) -> None:
     content = (compared.out / "comparison.png").read_bytes()
     assert content.startswith(b"\x89PNG")
     assert len(content) > 10_000
@@ -123,16 +123,16 @@ def test_the_picture_is_there(compared: compare.Comparison) -> None:
         ([{"interference": 0.5}, {"interference": None}], 0.5),
     ],
 )
-def test_interference_is_the_mean_over_the_rounds_that_have_it(
+def test_interference_is_the_mean_over_measured_rounds(
     copy: Path, tiny: dict[str, Any], diagnostics: list[Any], mean: float | None
 ) -> None:
     path = copy / run_dir("fedit", 0) / "metrics.jsonl"
     records = [json.loads(line) | {"diagnostics": d} for line, d in zip(path.open(), diagnostics, strict=True)]
     path.write_text("".join(json.dumps(r) + "\n" for r in records))
-    found = rondo.compare(["fedit"], tiny, out=copy, device="cpu")
-    assert found.runs[0]["interference"] == mean
+    comparison = rondo.compare(["fedit"], tiny, out=copy, device="cpu")
+    assert comparison.runs[0]["interference"] == mean
     console = Console(file=io.StringIO(), width=200)
-    console.print(comparison_table(vars(found)))
+    console.print(comparison_table(vars(comparison)))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     (row,) = (line.split() for line in lines if line.startswith("fedit"))
     assert row[-1] == ("-" if mean is None else f"{mean:.2g}")
@@ -142,33 +142,33 @@ def test_interference_is_the_mean_over_the_rounds_that_have_it(
 
 
 def made(folder: Path) -> dict[str, float]:
-    """When each of the runs was finished."""
+    """The time at which each run finished."""
     return {p.parent.name: p.stat().st_mtime_ns for p in folder.glob("*/summary.json")}
 
 
-def test_a_comparison_started_again_goes_on_with_what_was_cut_off(
+def test_repeated_comparison_resumes_unfinished_runs(
     copy: Path, compared: Any, tiny: dict[str, Any]
 ) -> None:
     before, cut = made(copy), copy / run_dir("fedsa-lora", 3)
     (cut / "summary.json").unlink()
     shutil.rmtree(max((cut / "checkpoint").glob("round-*")))  # the last round was not committed
-    found = rondo.compare(NAMES, tiny, seeds=SEEDS, out=copy, device="cpu")
+    again = rondo.compare(NAMES, tiny, seeds=SEEDS, out=copy, device="cpu")
     assert made(copy).keys() == before.keys()
     assert [n for n in before if made(copy)[n] != before[n]] == ["fedsa-lora-seed-3"]
-    assert found.runs[-1]["run_dir"] == "fedsa-lora-seed-3"
-    assert [r["test"] for r in found.runs] == [r["test"] for r in compared.runs]
-    assert [r["bytes_up"] for r in found.runs] == [r["bytes_up"] for r in compared.runs]
+    assert again.runs[-1]["run_dir"] == "fedsa-lora-seed-3"
+    assert [r["test"] for r in again.runs] == [r["test"] for r in compared.runs]
+    assert [r["bytes_up"] for r in again.runs] == [r["bytes_up"] for r in compared.runs]
 
 
-def test_a_run_of_another_configuration_is_left_and_not_taken(copy: Path, tiny: dict[str, Any]) -> None:
+def test_run_of_another_configuration_is_not_reused(copy: Path, tiny: dict[str, Any]) -> None:
     before = made(copy)
-    found = rondo.compare(["fedit"], tiny, sets=["rounds=1"], out=copy, device="cpu")
-    assert found.runs[0]["run_dir"] == "fedit-seed-0-1"
+    comparison = rondo.compare(["fedit"], tiny, sets=["rounds=1"], out=copy, device="cpu")
+    assert comparison.runs[0]["run_dir"] == "fedit-seed-0-1"
     assert {k: v for k, v in made(copy).items() if k in before} == before
-    assert rondo.compare(["fedit"], tiny, sets=["rounds=1"], out=copy, device="cpu").runs == found.runs
+    assert rondo.compare(["fedit"], tiny, sets=["rounds=1"], out=copy, device="cpu").runs == comparison.runs
 
 
-def test_other_data_under_the_same_name_is_noticed(copy: Path, tiny: dict[str, Any]) -> None:
+def test_changed_data_under_the_same_name_is_refused(copy: Path, tiny: dict[str, Any]) -> None:
     path = copy / run_dir("fedit", 0) / "partition.json"
     path.write_text(json.dumps(read(path) | {"rows": 23}))
     with pytest.raises(ConfigError, match="fedsa-lora-seed-0 has another partition than fedit-seed-0"):
@@ -178,7 +178,7 @@ def test_other_data_under_the_same_name_is_noticed(copy: Path, tiny: dict[str, A
 # --- the command ---------------------------------------------------------------------------------------------------
 
 
-def test_the_command_shows_a_table_and_what_it_did_not_run_again(
+def test_command_shows_the_table_and_reused_runs(
     invoke: Invoke,
     copy: Path,
     tiny: dict[str, Any],
@@ -197,14 +197,14 @@ def test_the_command_shows_a_table_and_what_it_did_not_run_again(
 
 
 @pytest.mark.slow
-def test_every_algorithm_of_the_table_can_be_compared(invoke: Invoke, tiny: dict[str, Any]) -> None:
+def test_every_algorithm_can_be_compared(invoke: Invoke, tiny: dict[str, Any]) -> None:
     Path("x.toml").write_text(to_toml(load(tiny)))
     code, output = invoke("compare", "--all", "--config", "x.toml", "--out", "out", "--device", "cpu")
     assert code == 0, output
     assert list(read(Path("out/comparison.json"))["algorithms"]) == list(rondo.algorithms.names())
 
 
-def test_settings_of_one_algorithm_alone(tiny: dict[str, Any]) -> None:
+def test_settings_for_one_algorithm(tiny: dict[str, Any]) -> None:
     sets = ["rounds=4", "fedloru.algorithm.tau=2", "fedloru.train.lr=0.5"]
     fedit, fedloru = compare.plan(["fedit", "fedloru"], tiny, sets=sets)
     assert fedit.algorithm.fields == {}
@@ -213,7 +213,7 @@ def test_settings_of_one_algorithm_alone(tiny: dict[str, Any]) -> None:
     assert fedit.rounds == fedloru.rounds == 4
 
 
-def test_the_whole_table_is_planned_on_the_default() -> None:
+def test_default_configuration_plans_every_algorithm() -> None:
     names = rondo.algorithms.names()
     assert [c.algorithm.name for c in compare.plan(names)] == list(names)
 
@@ -246,7 +246,7 @@ def test_the_whole_table_is_planned_on_the_default() -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_bad_input_is_exit_code_2_and_a_message(
+def test_bad_input_exits_with_code_2_and_message(
     invoke: Invoke,
     tiny: dict[str, Any],
     arguments: tuple[str, ...],
@@ -261,7 +261,7 @@ def test_bad_input_is_exit_code_2_and_a_message(
     assert not Path("runs").exists()
 
 
-def test_a_run_that_stops_is_told_and_the_others_go_on(
+def test_stopped_run_is_reported_and_others_continue(
     invoke: Invoke,
     tiny: dict[str, Any],
 ) -> None:
@@ -270,6 +270,6 @@ def test_a_run_that_stops_is_told_and_the_others_go_on(
     code, output = invoke("compare", "ffa-lora,fedit", "--config", "x.toml", "--out", "out", "--device", "cpu", *sets)
     assert code == 1
     assert "ffa-lora, seed 0 stopped: 2 rounds in a row were skipped" in output
-    found = read(Path("out/comparison.json"))
-    assert list(found["algorithms"]) == ["fedit"]
-    assert found["stopped"][0]["algorithm"] == "ffa-lora"
+    content = read(Path("out/comparison.json"))
+    assert list(content["algorithms"]) == ["fedit"]
+    assert content["stopped"][0]["algorithm"] == "ffa-lora"

@@ -1,5 +1,5 @@
-"""A task defined here alone runs through the whole engine: least squares in float64 on a plain module, without tokens,
-logits or adapters."""
+"""A custom task runs through the whole engine: least squares in float64 on a plain module, without tokens, logits or
+adapters."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     }
 
 
-def test_it_runs_and_learns_in_double_precision(config: dict[str, Any], tmp_path: Path) -> None:
+def test_custom_task_learns_in_double_precision(config: dict[str, Any], tmp_path: Path) -> None:
     result = rondo.run(config, run_dir=tmp_path / "run", device="cpu")
     before, after = (result.summary[key]["global"]["loss"] for key in ("before", "after"))
     assert after < 0.01 * before
@@ -62,17 +62,17 @@ def test_it_runs_and_learns_in_double_precision(config: dict[str, Any], tmp_path
     assert result.history[-1]["diagnostics"]["reason"] == "no layer is adapted"
 
 
-def test_cohorts_of_any_size_agree(config: dict[str, Any], tmp_path: Path) -> None:
-    found = []
+def test_cohort_sizes_agree(config: dict[str, Any], tmp_path: Path) -> None:
+    slopes = []
     for cohort in (1, 3, "auto"):
         sets = [f"simulation.cohort={json.dumps(cohort)}"]
         result = rondo.run(config, sets=sets, run_dir=tmp_path / str(cohort), device="cpu")
-        found.append(load_file(result.run_dir / "adapter" / "tensors.safetensors")["slope"])
-    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-14)
-    torch.testing.assert_close(found[2], found[0], rtol=0, atol=1e-14)
+        slopes.append(load_file(result.run_dir / "adapter" / "tensors.safetensors")["slope"])
+    torch.testing.assert_close(slopes[1], slopes[0], rtol=0, atol=1e-14)
+    torch.testing.assert_close(slopes[2], slopes[0], rtol=0, atol=1e-14)
 
 
-def test_a_killed_run_goes_on_to_the_same_bits(config: dict[str, Any], tmp_path: Path) -> None:
+def test_killed_run_resumes_to_the_same_bits(config: dict[str, Any], tmp_path: Path) -> None:
     whole = rondo.run(config, run_dir=tmp_path / "whole", device="cpu")
 
     class Killer:
@@ -89,20 +89,20 @@ def test_a_killed_run_goes_on_to_the_same_bits(config: dict[str, Any], tmp_path:
         rondo.run(config, run_dir=tmp_path / "cut", device="cpu", observer=Killer())
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 137
     cut = rondo.resume(tmp_path / "cut")
-    one, other = (r.run_dir / "adapter" / "tensors.safetensors" for r in (whole, cut))
-    assert one.read_bytes() == other.read_bytes()
+    whole_adapter, cut_adapter = (r.run_dir / "adapter" / "tensors.safetensors" for r in (whole, cut))
+    assert whole_adapter.read_bytes() == cut_adapter.read_bytes()
     assert [r["loss"] for r in whole.history] == [r["loss"] for r in cut.history]
 
 
-def test_methods_are_compared_over_seeds(config: dict[str, Any], tmp_path: Path) -> None:
-    found = rondo.compare([METHOD], config, seeds=[0, 1], out=tmp_path / "out", device="cpu")
-    assert found.primary == "loss"
-    assert found.algorithms[METHOD]["test"]["count"] == 2
+def test_comparison_over_seeds(config: dict[str, Any], tmp_path: Path) -> None:
+    comparison = rondo.compare([METHOD], config, seeds=[0, 1], out=tmp_path / "out", device="cpu")
+    assert comparison.primary == "loss"
+    assert comparison.algorithms[METHOD]["test"]["count"] == 2
     assert (tmp_path / "out" / "comparison.png").is_file()
 
 
 def _single() -> own_task.Line:
-    """A network in another precision than the task's."""
+    """A network in float32, while the task computes in float64."""
     network = own_task.Line(None, own_task.LeastSquares())
     network.initial = {n: t.float() for n, t in network.initial.items()}
     return network
@@ -120,7 +120,7 @@ def _single() -> own_task.Line:
         ({"model": {"name": "own_task:single"}}, "model.name", "and the task computes in torch.float64"),
     ],
 )
-def test_a_fault_in_ones_own_part_is_told(
+def test_custom_part_fault_is_reported(
     config: dict[str, Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -142,12 +142,12 @@ def test_a_fault_in_ones_own_part_is_told(
     assert not (tmp_path / "run").exists()
 
 
-def test_it_has_no_adapter_to_export(config: dict[str, Any], tmp_path: Path) -> None:
+def test_export_without_adapter_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
     result = rondo.run(config, sets=["rounds=1"], run_dir=tmp_path / "run", device="cpu")
     with pytest.raises(rondo.ConfigError, match="no PEFT adapter"):
         rondo.export(result.run_dir, tmp_path / "out")
 
 
-def test_it_is_short() -> None:
+def test_own_task_is_short() -> None:
     assert len((Path(__file__).parent / "own_task.py").read_text().splitlines()) < 80
     assert load({"task": {"kind": "own_task:LeastSquares"}, "model": {"name": "own_task:Line"}}).rounds > 0

@@ -1,4 +1,4 @@
-"""A run may be stopped anywhere, by anything, and goes on as if nothing had happened."""
+"""A run stopped anywhere, by anything, resumes as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from small_runs import reviews, save_tiny_bert, settings, write_rows
 KILLED = 137
 WRITES = ("write", "fsync", "replace")
 CALLS = (*WRITES, "mkdir", "unlink", "rmdir")
-"""What the run directory is changed by."""
+"""The functions of ``os`` that change the run directory."""
 
 
 def run_settings(model: Path, rows: Path, name: str = "rolora", **changes: Any) -> dict[str, Any]:
-    """Three rounds with state on the server and at the clients, two of three clients a round."""
+    """Three rounds with state on the server and at the clients; two of three clients per round."""
     linear = algorithms.entry(name).linear and algorithms.get(name).same_coordinates
     sections = {
         "rounds": 3,
@@ -51,20 +51,20 @@ def run_settings(model: Path, rows: Path, name: str = "rolora", **changes: Any) 
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A model and rows."""
+    """The paths of a model and of rows."""
     folder = tmp_path_factory.mktemp("resume")
     return save_tiny_bert(folder / "bert"), write_rows(folder / "rows.csv", reviews(36))
 
 
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They take most of the time of so small a run, and nothing depends on them."""
+    """Draw no pictures: they take most of the time of so small a run, and nothing depends on them."""
     for name in ("partition", "curve"):
         monkeypatch.setattr(runner.pictures, name, lambda *_: None)
 
 
 class Started:
-    """A run with everything loaded once, that forked processes do and do again."""
+    """A run assembled once, which forked processes start and resume."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.ready = assemble(load(config), "cpu")
@@ -75,7 +75,7 @@ class Started:
         runner.Runner(self.ready, directory, None, None, 0.0).run()
 
     def go_on(self, folder: Path) -> None:
-        """As a user would: resume what can be resumed, else start anew."""
+        """Resume the run as a user would, or start anew if its manifest was not written."""
         if not (folder / "manifest.json").exists():
             return self.start(folder)
         directory = RunDirectory.open(folder)
@@ -85,7 +85,7 @@ class Started:
 
 
 def forked(work: Callable[[], object]) -> int:
-    """``work`` in a process of its own: its exit code; 1 and a traceback where it raised, minus a signal's number."""
+    """The exit code of ``work`` in a child process: 1 with a traceback if it raised, -n if signal n ended it."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -103,7 +103,7 @@ def forked(work: Callable[[], object]) -> int:
 
 @contextlib.contextmanager
 def counted(act: Callable[[int], None], names: tuple[str, ...]) -> Iterator[list[int]]:
-    """Inside, ``act`` is told the number of every call that changes a file, before it is made."""
+    """Inside, ``act`` gets the number of every call to the functions ``names`` of ``os``, before the call is made."""
     count = [0]
     originals = {name: getattr(os, name) for name in names}
 
@@ -125,26 +125,26 @@ def counted(act: Callable[[int], None], names: tuple[str, ...]) -> Iterator[list
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    """All that a run leaves, but for the time it took."""
-    found: dict[str, Any] = {}
+    """Everything that a run leaves, except for times."""
+    contents: dict[str, Any] = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix != ".png"):
         name = str(path.relative_to(folder))
         if name == "metrics.jsonl":
             records = [json.loads(line) for line in path.read_text().splitlines()]
-            found[name] = [{**r, "seconds": 0, "train_seconds": 0} for r in records]
+            contents[name] = [{**r, "seconds": 0, "train_seconds": 0} for r in records]
         elif name in ("summary.json", "manifest.json"):
             content = json.loads(path.read_text())
-            found[name] = {k: v for k, v in content.items() if k not in ("seconds", "started")}
-        elif path.name == "manifest.json":  # of a checkpoint: the journal has times in it
+            contents[name] = {k: v for k, v in content.items() if k not in ("seconds", "started")}
+        elif path.name == "manifest.json":  # a checkpoint's, whose journal contains times
             content = json.loads(path.read_text())["content"]
-            found[name] = {k: v for k, v in content.items() if k != "journal"}
+            contents[name] = {k: v for k, v in content.items() if k != "journal"}
         else:
-            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return found
+            contents[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return contents
 
 
 def calls_of(started: Started, folder: Path, names: tuple[str, ...]) -> int:
-    """How many calls of these the run makes in all, as it runs in ``folder``."""
+    """The number of calls to the functions ``names`` that a run in ``folder`` makes."""
     written = folder.with_name("calls")
 
     def work() -> None:
@@ -157,7 +157,7 @@ def calls_of(started: Started, folder: Path, names: tuple[str, ...]) -> int:
 
 
 def kill_everywhere(config: dict[str, Any], tmp_path: Path, names: tuple[str, ...], every: int = 1) -> None:
-    """Kill a run at every call of these, or at one of ``every`` so many, and let it go on."""
+    """Kill runs at every ``every``-th call to the functions ``names``, resume them and compare the outcome."""
     started = Started(config)
     count = calls_of(started, tmp_path / "whole", names)
     expected = outcome(tmp_path / "whole")
@@ -176,25 +176,26 @@ def kill_everywhere(config: dict[str, Any], tmp_path: Path, names: tuple[str, ..
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_a_run_killed_at_a_write_ends_as_one_that_was_not(sources: tuple[Path, Path], tmp_path: Path) -> None:
-    kill_everywhere(run_settings(*sources, "rolora"), tmp_path, WRITES, every=3)  # the slow tests kill at every call
+def test_run_killed_at_a_write_resumes_to_same_bytes(sources: tuple[Path, Path], tmp_path: Path) -> None:
+    """Killed at every third write, flush or rename; the slow tests kill at every call."""
+    kill_everywhere(run_settings(*sources, "rolora"), tmp_path, WRITES, every=3)
 
 
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", algorithms.names())
-def test_so_does_one_of_every_algorithm_at_any_change_of_a_file(
+def test_every_algorithm_killed_at_any_file_change(
     name: str, sources: tuple[Path, Path], tmp_path: Path
 ) -> None:
     kill_everywhere(run_settings(*sources, name), tmp_path, CALLS)
 
 
 def killed_at_random(times: int, sources: tuple[Path, Path], tmp_path: Path) -> None:
-    """Kill runs at any moment, the ones that go on as well, until one comes to its end."""
+    """Kill runs at random moments, resumed runs too, until ``times`` kills are done and each run has finished."""
     started = Started(run_settings(*sources, "fedsa-lora", rounds=5))
     began = time.monotonic()
     assert forked(lambda: started.start(tmp_path / "whole")) == 0
-    takes, expected = time.monotonic() - began, outcome(tmp_path / "whole")
+    duration, expected = time.monotonic() - began, outcome(tmp_path / "whole")
     draw, kills, runs = random.Random(0), 0, 0
     while kills < times:
         folder = tmp_path / f"run-{runs}"
@@ -206,7 +207,7 @@ def killed_at_random(times: int, sources: tuple[Path, Path], tmp_path: Path) -> 
                     started.go_on(folder)
                     os._exit(0)
                 os._exit(1)
-            time.sleep(draw.uniform(0, takes))
+            time.sleep(draw.uniform(0, duration))
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
             code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -218,18 +219,18 @@ def killed_at_random(times: int, sources: tuple[Path, Path], tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_runs_killed_at_random_moments_end_as_one_that_was_not(sources: tuple[Path, Path], tmp_path: Path) -> None:
+def test_runs_killed_at_random_resume_to_same_bytes(sources: tuple[Path, Path], tmp_path: Path) -> None:
     killed_at_random(25, sources, tmp_path)
 
 
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.slow
-def test_so_they_do_a_hundred_times(sources: tuple[Path, Path], tmp_path: Path) -> None:
+def test_hundred_random_kills_resume_to_same_bytes(sources: tuple[Path, Path], tmp_path: Path) -> None:
     killed_at_random(100, sources, tmp_path)
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_a_disk_that_is_full_or_broken_stops_the_run_and_loses_nothing(
+def test_full_or_broken_disk_stops_run_and_loses_nothing(
     sources: tuple[Path, Path], tmp_path: Path
 ) -> None:
     started = Started(run_settings(*sources, "rolora"))
@@ -256,11 +257,11 @@ def test_a_disk_that_is_full_or_broken_stops_the_run_and_loses_nothing(
         shutil.rmtree(folder)
 
 
-# What a user sees
+# The command line
 
 
 def command(*arguments: str) -> int:
-    """``rondo`` with these arguments in a process of its own."""
+    """Run ``rondo`` with these arguments in a child process."""
 
     def work() -> None:
         sys.argv = ["rondo", *arguments]
@@ -271,7 +272,7 @@ def command(*arguments: str) -> int:
 
 @pytest.fixture
 def written(sources: tuple[Path, Path], tmp_path: Path) -> Path:
-    """A configuration of 30 rounds in a file."""
+    """A configuration file for 30 rounds."""
     from rondo.runs.storage.directory import to_toml
 
     path = tmp_path / "run.toml"
@@ -280,7 +281,7 @@ def written(sources: tuple[Path, Path], tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_a_run_cleanly_and_it_can_be_resumed(
+def test_signal_ends_run_cleanly_and_run_resumes(
     number: signal.Signals, code: int, written: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert command("run", str(written), "--run-dir", str(tmp_path / "whole")) == 0
@@ -300,41 +301,41 @@ def test_a_signal_ends_a_run_cleanly_and_it_can_be_resumed(
     capfd.readouterr()
     os.kill(child, number)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code
-    said = capfd.readouterr()
-    assert f"rondo resume '{folder}'" in said.err
-    assert "Traceback" not in said.err
+    captured = capfd.readouterr()
+    assert f"rondo resume '{folder}'" in captured.err
+    assert "Traceback" not in captured.err
     assert not list(folder.rglob("*.tmp"))
     done = len(RunDirectory(folder).rounds())
     assert 2 < done < 30
     assert command("resume", str(folder)) == 0
-    said = capfd.readouterr()
-    assert "committed rounds" in said.out
+    captured = capfd.readouterr()
+    assert "committed rounds" in captured.out
     assert outcome(folder) == outcome(tmp_path / "whole")
     assert command("resume", str(folder)) == 0
     assert "is finished; nothing is left to do" in capfd.readouterr().out
 
 
 def cut_off(started: Started, folder: Path, rounds: int) -> None:
-    """A run that was stopped after ``rounds`` rounds."""
+    """Start a run in ``folder`` that dies after ``rounds`` rounds."""
 
     def work() -> None:
         directory = RunDirectory.create(folder, "x")
         runner.begin(directory, started.ready)
-        one = runner.Runner(started.ready, directory, None, None, 0.0)
-        commit = one._commit
+        run = runner.Runner(started.ready, directory, None, None, 0.0)
+        commit = run._commit
 
         def then_die(done: int) -> None:
             commit(done)
             if done == rounds:
                 os._exit(KILLED)
 
-        one._commit = then_die  # type: ignore[method-assign]
-        one.run()
+        run._commit = then_die  # type: ignore[method-assign]
+        run.run()
 
     assert forked(work) == KILLED
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_that_is_said(
+def test_damaged_checkpoint_is_skipped_and_reported(
     sources: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     started = Started(run_settings(*sources, "fedsa-lora"))
@@ -346,13 +347,13 @@ def test_a_damaged_checkpoint_is_passed_over_and_that_is_said(
     state.write_bytes(content)
     capfd.readouterr()
     assert command("resume", str(tmp_path / "cut")) == 0
-    said = " ".join(capfd.readouterr().out.split())
-    assert "not used, for it is damaged: round-000002: state.safetensors is not as it was written" in said
-    assert "going on after 1 committed rounds" in said
+    output = " ".join(capfd.readouterr().out.split())
+    assert "not used, for it is damaged: round-000002: state.safetensors is not as it was written" in output
+    assert "going on after 1 committed rounds" in output
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
 
 
-def test_without_a_whole_checkpoint_it_is_refused(
+def test_resume_without_whole_checkpoint_is_refused(
     sources: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     started = Started(run_settings(*sources, "rolora"))
@@ -364,7 +365,7 @@ def test_without_a_whole_checkpoint_it_is_refused(
     assert "no checkpoint is as it was written, so the run cannot go on" in capfd.readouterr().err
 
 
-def test_rounds_without_any_checkpoint_are_not_begun_again(
+def test_rounds_without_checkpoint_are_not_restarted(
     sources: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     started = Started(run_settings(*sources, "fedsa-lora"))
@@ -386,12 +387,13 @@ def edited(path: Path, *changes: tuple[str, str]) -> None:
     path.write_text(text)
 
 
-def test_what_differs_is_listed_and_refused_unless_that_is_wanted(
+def test_resume_lists_and_refuses_differences(
     sources: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """``--allow-nondeterministic`` resumes all the same."""
     model, rows = shutil.copytree(sources[0], tmp_path / "bert"), shutil.copy(sources[1], tmp_path / "rows.csv")
     started = Started(run_settings(Path(model), Path(rows), "fedsa-lora"))
-    for number, (change, told) in enumerate(
+    for number, (change, messages) in enumerate(
         {
             lambda f: edited(f / "config.toml", ("lr = 0.02", "lr = 0.03")): ["config.train.lr: was 0.02, is 0.03"],
             lambda f: edited(f / "manifest.json", ('"threads": 1', '"threads": 7')): ["threads: was 7, is 1"],
@@ -411,16 +413,16 @@ def test_what_differs_is_listed_and_refused_unless_that_is_wanted(
         touched = {p for p, content in before.items() if p.read_bytes() != content}
         capfd.readouterr()
         assert command("resume", str(folder)) == 2
-        said = capfd.readouterr().err
-        assert all(words in said for words in told), said
-        assert "--allow-nondeterministic" in said
+        errors = capfd.readouterr().err
+        assert all(message in errors for message in messages), errors
+        assert "--allow-nondeterministic" in errors
         assert {p for p, content in before.items() if p.read_bytes() != content} == touched
         assert command("resume", str(folder), "--allow-nondeterministic") == 0
         assert len(RunDirectory(folder).rounds()) == 3
         Path(rows).write_bytes(kept)
 
 
-def test_two_processes_do_not_write_one_directory(sources: tuple[Path, Path], tmp_path: Path) -> None:
+def test_second_process_in_one_directory_is_refused(sources: tuple[Path, Path], tmp_path: Path) -> None:
     from rondo.runs.storage import durable
 
     started = Started(run_settings(*sources, "rolora"))
@@ -429,7 +431,7 @@ def test_two_processes_do_not_write_one_directory(sources: tuple[Path, Path], tm
         runner.resume(tmp_path / "cut")
 
 
-def test_the_best_round_is_known_after_a_stop(sources: tuple[Path, Path], tmp_path: Path) -> None:
+def test_best_round_survives_a_stop(sources: tuple[Path, Path], tmp_path: Path) -> None:
     rows = sources[1]
     config = run_settings(*sources, "fedit", data={"source": str(rows), "test_source": str(rows)}, rounds=4)
     started = Started(config)

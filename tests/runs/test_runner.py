@@ -1,4 +1,4 @@
-"""Whole runs from files of data to an adapter, with a model small enough to train in a blink."""
+"""Whole runs, from data files to an adapter, with a model small enough to train in a blink."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(bert: Path, tmp_path: Path) -> Run:
-    """Runs :func:`settings` with changes, each in a directory of its own."""
+    """Runs :func:`settings` with changes, each time in a new directory."""
     made: list[Path] = []
 
     def start(**changes: Any) -> runner.RunResult:
@@ -80,21 +80,21 @@ def weights(folder: Path) -> bytes:
 
 
 def report(result: runner.RunResult) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((result.run_dir / "partition.json").read_text(encoding="utf-8"))
-    return found
+    content: dict[str, Any] = json.loads((result.run_dir / "partition.json").read_text(encoding="utf-8"))
+    return content
 
 
 def problems(start: Callable[[], object]) -> dict[str, list[str]]:
     with pytest.raises(ConfigError) as caught:
         start()
-    found: dict[str, list[str]] = {}
+    messages: dict[str, list[str]] = {}
     for problem in caught.value.problems:
-        found.setdefault(problem.path, []).append(problem.message)
-    return found
+        messages.setdefault(problem.path, []).append(problem.message)
+    return messages
 
 
 def assert_accounted(found: Mapping[str, Any]) -> None:
-    """Every training row is a client's, or counted under what became of it."""
+    """Every training row belongs to a client or is counted under the reason why it does not."""
     dealt = sum(c["train"] + c["validation"] for c in found["clients"].values())
     lost = (
         found["rows_bad"] + found["rows_without_client"] + found["rows_cut"] + sum(found["clients_too_small"].values())
@@ -105,7 +105,7 @@ def assert_accounted(found: Mapping[str, Any]) -> None:
 # --- the run directory ---------------------------------------------------------------------------------------------
 
 
-def test_a_run_directory_is_complete(finished: runner.RunResult) -> None:
+def test_run_directory_is_complete(finished: runner.RunResult) -> None:
     names = {p.name + "/" * p.is_dir() for p in finished.run_dir.iterdir()}
     assert names == {
         "config.toml", "manifest.json", "metrics.jsonl", "summary.json", "partition.json", "partition.png",
@@ -118,7 +118,7 @@ def test_a_run_directory_is_complete(finished: runner.RunResult) -> None:
 
 
 def strict(text: str) -> Any:
-    """JSON as the standard has it: without NaN and infinities."""
+    """JSON by the standard, which has no NaN and no infinities."""
 
     def refuse(constant: str) -> Any:
         raise AssertionError(f"{constant} is not JSON")
@@ -126,7 +126,7 @@ def strict(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
-def test_the_records_are_what_the_result_says(finished: runner.RunResult) -> None:
+def test_records_equal_the_result(finished: runner.RunResult) -> None:
     lines = (finished.run_dir / "metrics.jsonl").read_text().splitlines()
     assert [strict(line) for line in lines] == finished.history
     assert [r["round"] for r in finished.history] == [0, 1]
@@ -141,7 +141,7 @@ def test_the_records_are_what_the_result_says(finished: runner.RunResult) -> Non
     assert_accounted(report(finished))
 
 
-def test_rounds_say_who_took_part_and_what_was_sent(finished: runner.RunResult) -> None:
+def test_round_records_count_clients_and_bytes(finished: runner.RunResult) -> None:
     numbers = 4 * 2 * (32 + 32) + 2 * 32 + 2  # factors of four modules, and the head
     for record in finished.history:
         assert (record["clients"], record["sampled"], record["failed"]) == (3, 3, [])
@@ -152,7 +152,8 @@ def test_rounds_say_who_took_part_and_what_was_sent(finished: runner.RunResult) 
     assert total["up_per_client_round"] == 4 * numbers
 
 
-def test_scores_before_and_after_on_the_test_set_and_at_the_clients(finished: runner.RunResult) -> None:
+def test_scores_before_and_after_training(finished: runner.RunResult) -> None:
+    """On the test set and at the clients."""
     assert finished.summary["before"]["global"]["examples"] == 12
     assert finished.metrics["global"]["examples"] == 12
     assert finished.metrics["global"]["loss"] != finished.summary["before"]["global"]["loss"]
@@ -160,21 +161,21 @@ def test_scores_before_and_after_on_the_test_set_and_at_the_clients(finished: ru
     assert 0 <= finished.metrics["clients"]["accuracy"]["mean"] <= 1
 
 
-def test_the_baseline_of_clients_on_their_own_is_there(finished: runner.RunResult) -> None:
+def test_local_baseline_is_recorded(finished: runner.RunResult) -> None:
     local = finished.summary["local_only"]
     assert local["own"]["clients"] == local["test"]["clients"] == 3
     assert 0 <= local["own"]["worst_tenth"] <= local["own"]["mean"] <= 1
     assert 0 <= local["test"]["mean"] <= 1
 
 
-def test_the_configuration_is_kept_as_it_was_run(finished: runner.RunResult) -> None:
+def test_saved_configuration_repeats_the_run(finished: runner.RunResult) -> None:
     config = load(finished.run_dir / "config.toml")
     assert (config.rounds, config.train.lr, config.adapter.r) == (2, 0.02, 2)
     again = runner.run(config, run_dir=finished.run_dir.parent / "again", device="cpu")
     assert weights(again.run_dir / "adapter") == weights(finished.run_dir / "adapter")
 
 
-def test_the_adapter_loads_in_stock_peft(finished: runner.RunResult, bert: Path) -> None:
+def test_adapter_loads_in_stock_peft(finished: runner.RunResult, bert: Path) -> None:
     import peft
     import transformers
 
@@ -197,10 +198,10 @@ def test_the_adapter_loads_in_stock_peft(finished: runner.RunResult, bert: Path)
     )
 
 
-# --- ways to say what to run ---------------------------------------------------------------------------------------
+# --- configurations and data ---------------------------------------------------------------------------------------
 
 
-def test_a_dict_a_path_and_a_configuration_are_the_same_run(bert: Path, data: Path, tmp_path: Path) -> None:
+def test_dict_path_and_configuration_run_the_same(bert: Path, data: Path, tmp_path: Path) -> None:
     from rondo.runs.storage.directory import to_toml
 
     config = settings(bert, data={"source": str(data)})
@@ -213,14 +214,14 @@ def test_a_dict_a_path_and_a_configuration_are_the_same_run(bert: Path, data: Pa
     assert len({(r.run_dir / "config.toml").read_text() for r in results}) == 1
 
 
-def test_the_seed_decides(run: Run, data: Path) -> None:
+def test_seed_decides_the_run(run: Run, data: Path) -> None:
     first, again, other = (run(seed=seed, data={"source": str(data)}) for seed in (1, 1, 2))
     assert weights(first.run_dir / "adapter") == weights(again.run_dir / "adapter")
     assert weights(first.run_dir / "adapter") != weights(other.run_dir / "adapter")
     assert report(first) == report(again)
 
 
-def test_the_format_of_the_file_makes_no_difference(run: Run, tmp_path: Path) -> None:
+def test_file_format_makes_no_difference(run: Run, tmp_path: Path) -> None:
     rows = reviews(48)
     endings = (".csv", ".jsonl", ".json", ".parquet")
     results = [run(data={"source": str(write_rows(tmp_path / f"reviews{e}", rows))}) for e in endings]
@@ -228,21 +229,21 @@ def test_the_format_of_the_file_makes_no_difference(run: Run, tmp_path: Path) ->
     assert len({(r.run_dir / "partition.json").read_text() for r in results}) == 1
 
 
-def test_two_columns_of_text(run: Run, data: Path) -> None:
+def test_two_text_columns(run: Run, data: Path) -> None:
     result = run(task={"text": ["first", "second"]}, data={"source": str(data)})
     assert result.history[-1]["clients"] == 3
-    one = run(task={"text": ["text"]}, data={"source": str(data)})
-    assert weights(result.run_dir / "adapter") != weights(one.run_dir / "adapter")
+    single = run(task={"text": ["text"]}, data={"source": str(data)})
+    assert weights(result.run_dir / "adapter") != weights(single.run_dir / "adapter")
 
 
-def test_one_file_a_client(run: Run, tmp_path: Path) -> None:
+def test_one_file_per_client(run: Run, tmp_path: Path) -> None:
     for i, site in enumerate(("north", "south", "west")):
         write_rows(tmp_path / "sites" / f"{site}.csv", reviews(12 + 4 * i, seed=i))
     result = run(data={"clients_from": str(tmp_path / "sites")}, partition={"clients": None})
-    found = report(result)
-    sizes = {n: c["train"] + c["validation"] for n, c in found["clients"].items()}
+    partition = report(result)
+    sizes = {n: c["train"] + c["validation"] for n, c in partition["clients"].items()}
     assert sizes == {"north": 12, "south": 16, "west": 20}
-    assert_accounted(found)
+    assert_accounted(partition)
     pattern = run(data={"clients_from": str(tmp_path / "sites" / "*.csv")}, partition={"clients": None})
     assert weights(result.run_dir / "adapter") == weights(pattern.run_dir / "adapter")
 
@@ -253,15 +254,15 @@ def test_natural_clients(run: Run, data: Path) -> None:
     assert_accounted(report(result))
 
 
-def test_a_label_that_one_client_alone_has(run: Run, tmp_path: Path) -> None:
+def test_label_of_a_single_client(run: Run, tmp_path: Path) -> None:
     for i, site in enumerate("abc"):
         rows = [row | {"label": "mixed"} if site == "c" else row for row in reviews(12, seed=i)]
         write_rows(tmp_path / "sites" / f"{site}.csv", rows)
     result = run(data={"clients_from": str(tmp_path / "sites")}, partition={"clients": None})
-    found = report(result)
-    assert found["classes"] == ["mixed", "neg", "pos"]
-    assert found["clients"]["c"]["labels"] == {"mixed": 12}
-    assert found["clients"]["a"]["labels"] == {"neg": 6, "pos": 6}
+    partition = report(result)
+    assert partition["classes"] == ["mixed", "neg", "pos"]
+    assert partition["clients"]["c"]["labels"] == {"mixed": 12}
+    assert partition["clients"]["a"]["labels"] == {"neg": 6, "pos": 6}
     alone = result.metrics["clients"]["per_client"]["c"]
     assert alone["matthews"] is None
     assert alone["accuracy"] is not None
@@ -269,11 +270,11 @@ def test_a_label_that_one_client_alone_has(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reuse", [True, False])
-def test_what_need_not_be_computed_is_left_out_of_a_run_and_of_nothing_else(
+def test_shortcuts_leave_out_only_what_a_run_can_spare(
     reuse: bool, bert: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two layers of which the upper is adapted: in training the lower has each row once, the upper at every step; and
-    of the upper's output one token a row goes on."""
+    """Only the upper of two layers is adapted. In training the lower layer computes each row once and the upper one at
+    every step, and only one token per row of the upper's output is used."""
     from transformers.models.bert.modeling_bert import BertLayer
 
     seen: dict[int, list[tuple[int, int]]] = {}
@@ -285,7 +286,7 @@ def test_what_need_not_be_computed_is_left_out_of_a_run_and_of_nothing_else(
         seen.setdefault(id(layer), []).append((len(hidden), out.shape[1]))
         return result
 
-    began: list[int] = []
+    computed: list[int] = []
 
     class Training:
         def round_started(self, index: int, clients: int) -> None:
@@ -296,8 +297,8 @@ def test_what_need_not_be_computed_is_left_out_of_a_run_and_of_nothing_else(
 
         def round_done(self, record: dict[str, Any]) -> None:
             if record["round"] == 1:
-                began.extend(sum(rows for rows, _ in calls) for calls in seen.values())
-                began.append(max(tokens for _, tokens in list(seen.values())[-1]))
+                computed.extend(sum(rows for rows, _ in calls) for calls in seen.values())
+                computed.append(max(tokens for _, tokens in list(seen.values())[-1]))
 
     monkeypatch.setattr(BertLayer, "forward", counted)
     config = settings(
@@ -309,17 +310,17 @@ def test_what_need_not_be_computed_is_left_out_of_a_run_and_of_nothing_else(
     )
     result = runner.run(config, run_dir=data.parent / "run", device="cpu", observer=Training())
     rows, epochs = 48, 2 * 2
-    assert began == [rows if reuse else epochs * rows, epochs * rows, 1]
+    assert computed == [rows if reuse else epochs * rows, epochs * rows, 1]
     manifest = json.loads((result.run_dir / "manifest.json").read_text())
     assert manifest["prefix"]["layers"] == int(reuse)
     assert ("reuse_prefix is off" in str(manifest["prefix"]["reason"])) != reuse
     assert manifest["first_token_only"] == {"on": True, "reason": None}
 
 
-def test_the_report_of_a_population_is_not_kept_while_it_trains(
+def test_population_report_is_freed_before_training(
     bert: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has a line a client, of a hundred thousand perhaps, and is on the disk."""
+    """The report has a line per client, perhaps a hundred thousand, and is already on disk."""
     reports: list[dict[str, Any]] = []
     build = population.build
 
@@ -329,7 +330,7 @@ def test_the_report_of_a_population_is_not_kept_while_it_trains(
         return population
 
     class Stops:
-        """At the second round of the first run, which the next one takes up."""
+        """Stops the first run at its second round, where the resumed run continues."""
 
         def __init__(self, stop: threading.Event) -> None:
             self.stop, self.seen = stop, list[int]()
@@ -356,8 +357,8 @@ def test_the_report_of_a_population_is_not_kept_while_it_trains(
     assert len(json.loads((tmp_path / "run" / "partition.json").read_text())["clients"]) == 3
 
 
-def test_a_model_is_tried_on_rows_that_can_tell(tmp_path: Path) -> None:
-    """Rows of one token come first; on them alone, a classifier of the last token passes for one of the first."""
+def test_shortcut_trial_uses_telling_rows(tmp_path: Path) -> None:
+    """The first rows have one token: on them alone, a classifier of the last token passes for one of the first."""
     rows = [{"text": word, "label": label} for label, word in (("pos", "good"), ("neg", "bad"))] * 3
     rows += [{"text": row["text"], "label": row["label"]} for row in reviews(24)]
     config = settings(
@@ -375,7 +376,7 @@ def test_a_model_is_tried_on_rows_that_can_tell(tmp_path: Path) -> None:
     }
 
 
-def test_two_rows_of_different_lengths_are_tried() -> None:
+def test_telling_rows_differ_in_length() -> None:
     def row(size: int) -> TextExample:
         return TextExample((1,) * size, (2,) * size, (0,) * size)
 
@@ -386,13 +387,13 @@ def test_two_rows_of_different_lengths_are_tried() -> None:
     assert telling([], cut=True) == ()
 
 
-def test_a_run_without_any_held_out_rows(run: Run, data: Path) -> None:
+def test_run_without_held_out_rows(run: Run, data: Path) -> None:
     result = run(data={"source": str(data), "validation_fraction": 0.0})
     assert result.metrics == {}
     assert (result.run_dir / "curve.png").exists()
 
 
-def test_a_causal_language_model_learns_responses(tmp_path: Path) -> None:
+def test_causal_language_model_learns_responses(tmp_path: Path) -> None:
     gpt2 = save_tiny_gpt2(tmp_path / "gpt2")
     rows = [{"ask": r["first"], "more": "", "reply": r["second"]} for r in reviews(24)]
     task = {"kind": "causal-lm", "prompt": ["ask", "more"], "response": "reply", "text": None, "label": None}
@@ -410,15 +411,15 @@ def test_a_causal_language_model_learns_responses(tmp_path: Path) -> None:
     assert score["perplexity"] > 1
     assert report(result)["clients"]["client-0"]["labels"] is None
     assert_accounted(report(result))
-    found = export.export(result.run_dir, tmp_path / "export", verify=True).verification
-    assert found is not None
-    assert found.passed
+    verification = export.export(result.run_dir, tmp_path / "export", verify=True).verification
+    assert verification is not None
+    assert verification.passed
     assert json.loads((tmp_path / "export" / "adapter_config.json").read_text())["task_type"] == "CAUSAL_LM"
     again = evaluate.evaluate(result.run_dir, client="client-0", device="cpu")
     assert again["validation"] == score
 
 
-def test_rows_whose_response_is_cut_away_are_counted(tmp_path: Path) -> None:
+def test_rows_with_truncated_response_are_counted(tmp_path: Path) -> None:
     gpt2 = save_tiny_gpt2(tmp_path / "gpt2")
     rows = [{"ask": r["first"], "reply": r["second"]} for r in reviews(24)]
     for row in rows[:5]:
@@ -434,7 +435,7 @@ def test_rows_whose_response_is_cut_away_are_counted(tmp_path: Path) -> None:
     assert_accounted(report(result))
 
 
-# --- rows that cannot be used --------------------------------------------------------------------------------------
+# --- unusable rows -------------------------------------------------------------------------------------------------
 
 
 def spoiled(numbers: Sequence[int], column: str = "text", value: Any = "") -> Rows:
@@ -443,100 +444,101 @@ def spoiled(numbers: Sequence[int], column: str = "text", value: Any = "") -> Ro
 
 def test_bad_rows_are_named_by_row_and_column(run: Run, tmp_path: Path) -> None:
     source = write_rows(tmp_path / "bad.csv", spoiled([3, 17]))
-    found = problems(lambda: run(data={"source": str(source)}))
-    assert found["data"] == ["row 3, column 'text': the text is empty", "row 17, column 'text': the text is empty"]
-    assert "'drop'" in found["data.bad_rows"][0]
+    messages = problems(lambda: run(data={"source": str(source)}))
+    assert messages["data"] == ["row 3, column 'text': the text is empty", "row 17, column 'text': the text is empty"]
+    assert "'drop'" in messages["data.bad_rows"][0]
     many = write_rows(tmp_path / "many.jsonl", spoiled(range(0, 48, 4), value=None))
-    found = problems(lambda: run(data={"source": str(many)}))
-    assert len(found["data"]) == 6
-    assert "row 0, column 'text': expected text, got None" in found["data"][0]
-    assert "and 7 more rows" in found["data"][-1]
+    messages = problems(lambda: run(data={"source": str(many)}))
+    assert len(messages["data"]) == 6
+    assert "row 0, column 'text': expected text, got None" in messages["data"][0]
+    assert "and 7 more rows" in messages["data"][-1]
 
 
-def test_bad_rows_of_a_client_name_the_client(run: Run, tmp_path: Path) -> None:
+def test_bad_rows_name_their_client(run: Run, tmp_path: Path) -> None:
     write_rows(tmp_path / "sites" / "north.csv", reviews(12))
     write_rows(tmp_path / "sites" / "south.csv", spoiled([2])[:12])
-    found = problems(lambda: run(data={"clients_from": str(tmp_path / "sites")}, partition={"clients": None}))
-    assert found["data"] == ["south, row 2, column 'text': the text is empty"]
+    messages = problems(lambda: run(data={"clients_from": str(tmp_path / "sites")}, partition={"clients": None}))
+    assert messages["data"] == ["south, row 2, column 'text': the text is empty"]
 
 
 def test_dropped_rows_are_counted(run: Run, tmp_path: Path) -> None:
     source = write_rows(tmp_path / "bad.jsonl", spoiled([3, 17], value=7))
-    found = report(run(data={"source": str(source), "bad_rows": "drop"}))
-    assert (found["rows"], found["rows_bad"]) == (48, 2)
-    assert_accounted(found)
+    partition = report(run(data={"source": str(source), "bad_rows": "drop"}))
+    assert (partition["rows"], partition["rows_bad"]) == (48, 2)
+    assert_accounted(partition)
 
 
-def test_dropped_rows_of_the_test_set_are_not_counted_as_training_rows(run: Run, data: Path, tmp_path: Path) -> None:
+def test_dropped_test_rows_are_not_training_rows(run: Run, data: Path, tmp_path: Path) -> None:
     test = write_rows(tmp_path / "test.csv", spoiled([1]))
-    found = report(run(data={"source": str(data), "test_source": str(test), "bad_rows": "drop"}))
-    assert found["test_rows"] == 47
-    assert_accounted(found)
+    partition = report(run(data={"source": str(data), "test_source": str(test), "bad_rows": "drop"}))
+    assert partition["test_rows"] == 47
+    assert_accounted(partition)
 
 
 def test_rows_without_a_client_are_counted(run: Run, tmp_path: Path) -> None:
     rows = [row | {"label": str(i % 4)} for i, row in enumerate(reviews(48))]
     source = {"source": str(write_rows(tmp_path / "four.csv", rows))}
-    found = report(run(data=source, partition={"kind": "classes", "clients": 3, "classes_per_client": 1}))
-    assert found["rows_without_client"] >= 12
-    assert [len(c["labels"]) for c in found["clients"].values()] == [1, 1, 1]
-    assert_accounted(found)
+    partition = report(run(data=source, partition={"kind": "classes", "clients": 3, "classes_per_client": 1}))
+    assert partition["rows_without_client"] >= 12
+    assert [len(c["labels"]) for c in partition["clients"].values()] == [1, 1, 1]
+    assert_accounted(partition)
 
 
-def test_clients_below_the_least_number_of_examples_are_named(run: Run, tmp_path: Path) -> None:
+def test_clients_below_min_examples_are_named(run: Run, tmp_path: Path) -> None:
     rows = [row | {"who": "tiny" if i < 2 else row["who"]} for i, row in enumerate(reviews(48))]
     source = {"source": str(write_rows(tmp_path / "x.csv", rows)), "min_examples": 3}
-    found = report(run(data=source, partition={"kind": "natural", "column": "who", "clients": None}))
-    assert found["clients_too_small"] == {"tiny": 2}
-    assert_accounted(found)
+    partition = report(run(data=source, partition={"kind": "natural", "column": "who", "clients": None}))
+    assert partition["clients_too_small"] == {"tiny": 2}
+    assert_accounted(partition)
 
 
-def test_an_unknown_label_in_the_test_set_is_named(run: Run, data: Path, tmp_path: Path) -> None:
+def test_unknown_test_label_is_named(run: Run, data: Path, tmp_path: Path) -> None:
     test = write_rows(tmp_path / "test.csv", spoiled([1], "label", "mixed"))
-    found = problems(lambda: run(data={"source": str(data), "test_source": str(test)}))
-    assert found["data"] == ["test row 1, column 'label': unknown label 'mixed'; known: neg, pos"]
+    messages = problems(lambda: run(data={"source": str(data), "test_source": str(test)}))
+    assert messages["data"] == ["test row 1, column 'label': unknown label 'mixed'; known: neg, pos"]
 
 
 @pytest.mark.parametrize("value", ["", " "])
-def test_a_label_that_is_left_empty_is_a_bad_row_and_no_class(run: Run, tmp_path: Path, value: str) -> None:
+def test_empty_label_is_a_bad_row(run: Run, tmp_path: Path, value: str) -> None:
+    """An empty label does not become a class."""
     source = write_rows(tmp_path / "bad.csv", spoiled([5], "label", value))
-    found = problems(lambda: run(data={"source": str(source)}))
-    assert "row 5, column 'label'" in found["data"][0]
+    messages = problems(lambda: run(data={"source": str(source)}))
+    assert "row 5, column 'label'" in messages["data"][0]
 
 
 @pytest.mark.parametrize("rows", ["absent", "null"])
-def test_a_row_that_does_not_say_whose_it_is_is_a_bad_row(run: Run, tmp_path: Path, rows: str) -> None:
+def test_row_without_owner_is_a_bad_row(run: Run, tmp_path: Path, rows: str) -> None:
     content = spoiled([7], "who", None)
     if rows == "absent":
         del content[7]["who"]
     source = {"source": str(write_rows(tmp_path / "x.jsonl", content))}
-    found = problems(lambda: run(data=source, partition={"kind": "natural", "column": "who", "clients": None}))
-    assert "row 7, column 'who'" in str(found)
+    messages = problems(lambda: run(data=source, partition={"kind": "natural", "column": "who", "clients": None}))
+    assert "row 7, column 'who'" in str(messages)
 
 
 @pytest.mark.parametrize("column", ["text", "label", "who"])
-def test_a_lone_surrogate_is_a_bad_row(run: Run, tmp_path: Path, column: str) -> None:
-    """Nothing could be written that names it."""
+def test_lone_surrogate_is_a_bad_row(run: Run, tmp_path: Path, column: str) -> None:
+    """A lone surrogate cannot be encoded, so no file or message could name it."""
     source = {"source": str(write_rows(tmp_path / "x.jsonl", spoiled([7], column, "x\ud800")))}
-    found = problems(lambda: run(data=source, partition={"kind": "natural", "column": "who", "clients": None}))
-    assert f"row 7, column '{column}'" in str(found)
+    messages = problems(lambda: run(data=source, partition={"kind": "natural", "column": "who", "clients": None}))
+    assert f"row 7, column '{column}'" in str(messages)
 
 
-def test_a_label_may_be_any_text(run: Run, tmp_path: Path) -> None:
+def test_label_may_be_any_text(run: Run, tmp_path: Path) -> None:
     label = "$\\frac$ [/x] 😀 \u202e"
     rows = [row | {"label": label if row["label"] == "pos" else "neg"} for row in reviews(48)]
     result = run(data={"source": str(write_rows(tmp_path / "x.jsonl", rows))})
     assert label in json.loads((result.run_dir / "manifest.json").read_text(encoding="utf-8"))["labels"]
 
 
-# --- ranks of clients, and the server's optimizer --------------------------------------------------------------------
+# --- clients' ranks, and the server's optimizer ----------------------------------------------------------------------
 
 
 def ranks_of(result: runner.RunResult) -> list[int | None]:
     return [c.get("rank") for c in report(result)["clients"].values()]
 
 
-def test_clients_have_the_ranks_that_are_asked_for(run: Run, data: Path) -> None:
+def test_clients_get_their_configured_ranks(run: Run, data: Path) -> None:
     plain = run(data={"source": str(data)}, adapter={"r": 4}, rounds=1)
     assert ranks_of(plain) == [None] * 3
     listed = run(data={"source": str(data)}, adapter={"r": 4}, clients={"ranks": [4, 1, 2]}, rounds=1)
@@ -553,15 +555,15 @@ def test_clients_have_the_ranks_that_are_asked_for(run: Run, data: Path) -> None
     assert ranks_of(afforded) == [2, 1, 4]
     manifest = json.loads((afforded.run_dir / "manifest.json").read_text())
     scales = {m["scale"] for m in manifest["adapted_modules"].values()}
-    assert scales == {1.0}  # alpha / the run's rank, for all
+    assert scales == {1.0}  # alpha / the run's rank, for every client
 
 
-def test_a_budget_counts_only_layers_that_the_checkpoint_has(run: Run, data: Path, bert: Path, tmp_path: Path) -> None:
-    """A pooler that it lacks is drawn, and so is head, which is not adapted; before it is loaded nothing tells."""
+def test_bytes_budget_ignores_layers_without_weights(run: Run, data: Path, bert: Path, tmp_path: Path) -> None:
+    """A pooler that the checkpoint lacks is drawn, so it is head and not adapted. Only loading the model tells."""
     folder = Path(shutil.copytree(bert, tmp_path / "without-pooler"))
     file = folder / "model.safetensors"
-    kept = {n: t for n, t in safetensors.torch.load_file(file).items() if "pooler" not in n}
-    safetensors.torch.save_file(kept, file, {"format": "pt"})
+    tensors = {n: t for n, t in safetensors.torch.load_file(file).items() if "pooler" not in n}
+    safetensors.torch.save_file(tensors, file, {"format": "pt"})
     dense = 4 * 2 * ((32 + 32) + (32 + 64) + (64 + 32))  # bytes of rank 1
     result = run(
         data={"source": str(data)},
@@ -576,9 +578,10 @@ def test_a_budget_counts_only_layers_that_the_checkpoint_has(run: Run, data: Pat
 
 
 @pytest.mark.parametrize("name", ["fedit", "flora"])
-def test_a_run_of_different_ranks_is_exported_evaluated_and_compared_with_the_baseline(
+def test_run_with_different_ranks(
     name: str, run: Run, data: Path, tmp_path: Path
 ) -> None:
+    """Exported, evaluated, and compared with the baseline."""
     source = {"source": str(data), "test_source": str(write_rows(tmp_path / "test.csv", reviews(12, seed=1)))}
     result = run(
         data=source,
@@ -588,38 +591,38 @@ def test_a_run_of_different_ranks_is_exported_evaluated_and_compared_with_the_ba
         evaluation={"local_only": True, "clients_every": 1},
     )
     assert result.summary["local_only"]["own"]["clients"] == 3
-    each = result.metrics["clients"]["per_client"]
+    per_client = result.metrics["clients"]["per_client"]
     for client, rank in (("client-1", 1), ("client-2", 2), (None, 4)):
-        found = export.export(result.run_dir, tmp_path / str(client), client=client, verify=True).verification
-        assert found is not None
-        assert found.passed
+        verification = export.export(result.run_dir, tmp_path / str(client), client=client, verify=True).verification
+        assert verification is not None
+        assert verification.passed
         if name == "fedit":  # flora's base grows
             assert json.loads((tmp_path / str(client) / "adapter_config.json").read_text())["r"] == rank
     assert evaluate.evaluate(tmp_path / "client-1", device="cpu")["test"]["examples"] == 12
     assert evaluate.evaluate(result.run_dir, device="cpu")["test"] == pytest.approx(result.metrics["global"])
     scored = evaluate.evaluate(result.run_dir, client="client-1", device="cpu")
-    assert scored["validation"] == pytest.approx(each["client-1"])
+    assert scored["validation"] == pytest.approx(per_client["client-1"])
 
 
-def test_a_server_optimizer_steps_and_its_moments_are_kept(run: Run, data: Path, tmp_path: Path) -> None:
+def test_server_optimizer_steps_and_keeps_its_moments(run: Run, data: Path, tmp_path: Path) -> None:
     source = {"source": str(data), "test_source": str(write_rows(tmp_path / "test.csv", reviews(12, seed=1)))}
     baseline = {"local_only": True}
     plain = run(data=source, evaluation=baseline)
     momentum = run(data=source, evaluation=baseline, server={"optimizer": "momentum", "beta1": 0.5})
-    one = run(data=source, server={"optimizer": "sgd", "lr": 1.0})
+    unit_step = run(data=source, server={"optimizer": "sgd", "lr": 1.0})
     # The first round of momentum is plain averaging, the second is not.
-    losses = [[r["scores"]["global"]["loss"] for r in result.history] for result in (plain, momentum, one)]
+    losses = [[r["scores"]["global"]["loss"] for r in result.history] for result in (plain, momentum, unit_step)]
     assert losses[1][0] == pytest.approx(losses[0][0], rel=1e-5)
     assert losses[1][1] != pytest.approx(losses[0][1], rel=1e-5)
     assert losses[2] == pytest.approx(losses[0], rel=1e-5)
-    assert momentum.summary["local_only"] == plain.summary["local_only"]  # who is alone has no server
+    assert momentum.summary["local_only"] == plain.summary["local_only"]  # a client alone has no server
     saved = safetensors.torch.load_file(momentum.run_dir / "checkpoint" / "round-000002" / "state.safetensors")
     moments = {n: t for n, t in saved.items() if "moments" in n}
     assert len(moments) == 4 * 2 + 2
     assert all(t.any() for t in moments.values())
-    found = export.export(momentum.run_dir, tmp_path / "out", verify=True).verification
-    assert found is not None
-    assert found.passed
+    verification = export.export(momentum.run_dir, tmp_path / "out", verify=True).verification
+    assert verification is not None
+    assert verification.passed
     assert weights(tmp_path / "out") == weights(momentum.run_dir / "adapter")
     assert evaluate.evaluate(momentum.run_dir, device="cpu")["test"] == pytest.approx(momentum.metrics["global"])
 
@@ -635,16 +638,16 @@ def test_a_server_optimizer_steps_and_its_moments_are_kept(run: Run, data: Path,
         ("fedsvd", {"server": {"optimizer": "yogi"}}, "server.optimizer", "other coordinates than what it sent"),
     ],
 )
-def test_what_a_method_does_not_define_is_refused_with_the_reason(
+def test_option_undefined_for_a_method_is_refused(
     run: Run, data: Path, monkeypatch: pytest.MonkeyPatch, name: str, changes: Any, path: str, fragment: str
 ) -> None:
-    if "bytes do not hold" not in fragment:  # only that needs the model
+    if "bytes do not hold" not in fragment:  # only this check needs the model
         monkeypatch.setattr(assemble, "look", lambda *_: pytest.fail("a model was loaded"))
-    found = problems(lambda: run(data={"source": str(data)}, algorithm={"name": name}, **changes))
-    assert fragment in found[path][0]
+    messages = problems(lambda: run(data={"source": str(data)}, algorithm={"name": name}, **changes))
+    assert fragment in messages[path][0]
 
 
-# --- what cannot be run --------------------------------------------------------------------------------------------
+# --- refused and stopped runs --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -668,30 +671,30 @@ def test_what_a_method_does_not_define_is_refused_with_the_reason(
     ],
     ids=lambda value: value if isinstance(value, str) and "." in value else "",
 )
-def test_what_data_and_model_do_not_allow_is_named(
+def test_misfit_with_data_or_model_is_named(
     run: Run, data: Path, tmp_path: Path, changes: dict[str, Any], path: str, fragment: str
 ) -> None:
     source = {"source": str(data), **changes.pop("data", {})}
-    found = problems(lambda: run(data=source, **changes))
-    assert path in found
-    assert fragment in found[path][0]
+    messages = problems(lambda: run(data=source, **changes))
+    assert path in messages
+    assert fragment in messages[path][0]
     assert not any(tmp_path.glob("run-*"))
 
 
-def test_more_tokens_than_the_model_takes_are_refused(run: Run, tmp_path: Path) -> None:
+def test_more_tokens_than_positions_are_refused(run: Run, tmp_path: Path) -> None:
     rows = spoiled([4], value="film " * 100)
     with pytest.raises(ConfigError, match=r"task\.max_length: 512, but this model takes 64 tokens"):
         run(data={"source": str(write_rows(tmp_path / "x.csv", rows))}, task={"max_length": 512})
 
 
-def test_more_clients_a_round_than_there_are(run: Run, data: Path) -> None:
+def test_more_clients_per_round_than_clients_are_refused(run: Run, data: Path) -> None:
     partition = {"kind": "natural", "column": "who", "clients": None}
-    found = problems(lambda: run(data={"source": str(data)}, partition=partition, clients={"per_round": 4}))
-    assert found["clients.per_round"] == ["4, but there are only 3 clients: lower it"]
+    messages = problems(lambda: run(data={"source": str(data)}, partition=partition, clients={"per_round": 4}))
+    assert messages["clients.per_round"] == ["4, but there are only 3 clients: lower it"]
 
 
 @pytest.mark.parametrize("content", [None, b"", b"xx"], ids=["absent", "empty", "broken"])
-def test_a_model_whose_weights_are_broken_is_named(
+def test_model_with_broken_weights_is_named(
     bert: Path, data: Path, tmp_path: Path, content: bytes | None
 ) -> None:
     broken = tmp_path / "broken"
@@ -699,23 +702,23 @@ def test_a_model_whose_weights_are_broken_is_named(
     (broken / "model.safetensors").unlink()
     if content is not None:
         (broken / "model.safetensors").write_bytes(content)
-    found = problems(lambda: runner.run(settings(broken, data={"source": str(data)}), run_dir=tmp_path / "run"))
-    assert "cannot be loaded" in found["model.name"][0]
+    messages = problems(lambda: runner.run(settings(broken, data={"source": str(data)}), run_dir=tmp_path / "run"))
+    assert "cannot be loaded" in messages["model.name"][0]
 
 
-def test_an_existing_run_is_refused_and_left_alone(finished: runner.RunResult) -> None:
+def test_existing_run_is_refused_and_left_alone(finished: runner.RunResult) -> None:
     before = {p: p.stat().st_mtime_ns for p in finished.run_dir.rglob("*")}
-    found = problems(lambda: runner.run(finished.run_dir / "config.toml", run_dir=finished.run_dir, device="cpu"))
-    assert "already holds a run" in found["--run-dir"][0]
+    messages = problems(lambda: runner.run(finished.run_dir / "config.toml", run_dir=finished.run_dir, device="cpu"))
+    assert "already holds a run" in messages["--run-dir"][0]
     assert {p: p.stat().st_mtime_ns for p in finished.run_dir.rglob("*")} == before
 
 
-def test_an_unknown_device_is_refused(bert: Path, data: Path) -> None:
-    found = problems(lambda: runner.run(settings(bert, data={"source": str(data)}), device="gpu"))
-    assert "use auto, cpu or cuda" in found["--device"][0]
+def test_unknown_device_is_refused(bert: Path, data: Path) -> None:
+    messages = problems(lambda: runner.run(settings(bert, data={"source": str(data)}), device="gpu"))
+    assert "use auto, cpu or cuda" in messages["--device"][0]
 
 
-def test_a_run_that_cannot_train_stops_and_says_why(run: Run, data: Path) -> None:
+def test_run_that_cannot_train_stops_with_the_reason(run: Run, data: Path) -> None:
     with pytest.raises(
         RunStopped, match=r"2 rounds in a row were skipped, the last: 0 uploads, min_clients is 1.*client-0: nonfinite"
     ) as stopped:
@@ -723,7 +726,8 @@ def test_a_run_that_cannot_train_stops_and_says_why(run: Run, data: Path) -> Non
     assert "What was done so far is in" in str(stopped.value)
 
 
-def test_an_adapter_that_cannot_be_written_stops_the_run_which_can_go_on(run: Run, tmp_path: Path) -> None:
+def test_unwritable_adapter_stops_the_run(run: Run, tmp_path: Path) -> None:
+    """The run can be resumed once the adapter can be written."""
     folder = tmp_path / "run-0"
     folder.mkdir()
     blocked = folder / "adapter"
@@ -736,7 +740,7 @@ def test_an_adapter_that_cannot_be_written_stops_the_run_which_can_go_on(run: Ru
     assert not (folder / "adapter.tmp").exists()
 
 
-def test_progress_is_told_to_an_observer(bert: Path, data: Path, tmp_path: Path) -> None:
+def test_observer_is_told_of_progress(bert: Path, data: Path, tmp_path: Path) -> None:
     seen: list[tuple[str, Any]] = []
 
     class Listener:
@@ -758,16 +762,16 @@ def test_progress_is_told_to_an_observer(bert: Path, data: Path, tmp_path: Path)
 # --- export and evaluate -------------------------------------------------------------------------------------------
 
 
-def test_the_export_of_a_run_is_its_adapter_and_verifies(finished: runner.RunResult, tmp_path: Path) -> None:
-    found = export.export(finished.run_dir, tmp_path / "out", verify=True).verification
-    assert found is not None
-    assert found.passed
+def test_export_equals_the_adapter_and_verifies(finished: runner.RunResult, tmp_path: Path) -> None:
+    verification = export.export(finished.run_dir, tmp_path / "out", verify=True).verification
+    assert verification is not None
+    assert verification.passed
     assert weights(tmp_path / "out") == weights(finished.run_dir / "adapter")
     assert export.export(finished.run_dir, tmp_path / "plain").verification is None
 
 
 @pytest.mark.parametrize("name", algorithms.names())
-def test_the_result_of_every_method_reloads_in_stock_peft(name: str, run: Run, data: Path, tmp_path: Path) -> None:
+def test_export_of_every_method_reloads_in_stock_peft(name: str, run: Run, data: Path, tmp_path: Path) -> None:
     fields = {"fedloru": {"tau": 1}, "mfedloru": {"tau": 1}, "pfedloru": {"tau": 1}, "slora": {"sparse_rounds": 1}}
     algorithm = {"name": name, **fields.get(name, {})}
     result = run(data={"source": str(data)}, algorithm=algorithm, rounds=2, train={"lr": 0.05, "local_epochs": 1})
@@ -776,76 +780,77 @@ def test_the_result_of_every_method_reloads_in_stock_peft(name: str, run: Run, d
     assert whole.verification is not None
     assert whole.verification.passed
     assert whole.relative_error == 0
-    width = 32  # of the model
+    width = 32  # the model's
     assert 2 <= whole.rank <= {"pfedlora": width + 2, "pfedloru": 2 * (2 + 2)}.get(name, 4 + 2 * 6)
     small = export.export(result.run_dir, tmp_path / "small", rank=1, verify=True)
     assert small.verification is not None
-    assert small.verification.passed  # equal to what the truncated model computes
+    assert small.verification.passed  # the reloaded model computes the same as the truncated one
     assert small.rank == 1
     before = read_tensors(result.run_dir / "adapter")
     after = read_tensors(tmp_path / "small")
     lost = total = 0.0
     adapted = json.loads((result.run_dir / "manifest.json").read_text())["adapted_modules"]
     for path, site in adapted.items():
-        one, other = (site["scale"] * t[f"{path}.B"].double() @ t[f"{path}.A"].double() for t in (before, after))
-        values = torch.linalg.svdvals(one)
+        full, cut = (site["scale"] * t[f"{path}.B"].double() @ t[f"{path}.A"].double() for t in (before, after))
+        values = torch.linalg.svdvals(full)
         lost, total = lost + float((values[1:] ** 2).sum()), total + float((values**2).sum())
-        assert float((one - other).norm()) == pytest.approx(float(values[1:].norm()), abs=1e-5)
+        assert float((full - cut).norm()) == pytest.approx(float(values[1:].norm()), abs=1e-5)
     assert small.relative_error == pytest.approx((lost / total) ** 0.5 if total > 0 else 0.0, abs=1e-5)
 
 
-def test_a_rank_below_one_is_refused(finished: runner.RunResult, tmp_path: Path) -> None:
+def test_export_rank_below_one_is_refused(finished: runner.RunResult, tmp_path: Path) -> None:
     assert "at least 1" in problems(lambda: export.export(finished.run_dir, tmp_path / "out", rank=0))["--rank"][0]
 
 
-def test_a_merged_export_is_a_plain_model(finished: runner.RunResult, tmp_path: Path) -> None:
+def test_merged_export_is_a_plain_model(finished: runner.RunResult, tmp_path: Path) -> None:
     import transformers
 
-    found = export.export(finished.run_dir, tmp_path / "out", merged=True, verify=True).verification
-    assert found is not None
-    assert found.passed
+    verification = export.export(finished.run_dir, tmp_path / "out", merged=True, verify=True).verification
+    assert verification is not None
+    assert verification.passed
     model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
     assert model.config.id2label == {0: "neg", 1: "pos"}
     assert not any("lora" in name for name, _ in model.named_parameters())
 
 
 @pytest.mark.parametrize("merged", [False, True], ids=["adapter", "merged"])
-def test_the_export_of_a_fast_run_is_compared_in_single_precision(
+def test_export_of_a_fast_run_is_verified_in_float32(
     merged: bool, run: Run, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stock libraries load the model in float32, so the rounding of training is no difference to them."""
+    """Stock libraries load the model in float32, so the rounding of training makes no difference to them."""
     monkeypatch.setattr(precision, "native_bf16", lambda: True)
     result = run(data={"source": str(data)}, train={"precision": "fast"}, rounds=1)
     manifest = json.loads((result.run_dir / "manifest.json").read_text())
     assert manifest["kernels"]["dtype"] == "bfloat16"
-    found = export.export(result.run_dir, tmp_path / "out", merged=merged, verify=True).verification
-    assert found is not None
-    assert found.passed
+    verification = export.export(result.run_dir, tmp_path / "out", merged=merged, verify=True).verification
+    assert verification is not None
+    assert verification.passed
 
 
-def test_each_client_of_a_personal_method_has_a_model_of_its_own(personal: runner.RunResult, tmp_path: Path) -> None:
+def test_personal_method_exports_a_model_per_client(personal: runner.RunResult, tmp_path: Path) -> None:
     written = {}
     for client in ("client-0", "client-1", None):
-        found = export.export(personal.run_dir, tmp_path / str(client), client=client, verify=True).verification
-        assert found is not None
-        assert found.passed
+        verification = export.export(personal.run_dir, tmp_path / str(client), client=client, verify=True).verification
+        assert verification is not None
+        assert verification.passed
         written[client] = weights(tmp_path / str(client))
     assert len(set(written.values())) == 3
     assert written[None] == weights(personal.run_dir / "adapter")
 
 
-def test_a_personal_method_is_scored_at_its_clients_and_from_a_cold_start(personal: runner.RunResult) -> None:
+def test_personal_method_scores(personal: runner.RunResult) -> None:
+    """At its clients, and from a cold start on the test set."""
     assert set(personal.metrics) == {"cold_start", "personal"}
     scores = [evaluate.evaluate(personal.run_dir, client=f"client-{i}", device="cpu") for i in range(3)]
-    each = personal.metrics["personal"]["per_client"]
+    per_client = personal.metrics["personal"]["per_client"]
     for i, score in enumerate(scores):
         assert score["test"]["examples"] == 12
-        assert score["validation"] == pytest.approx(each[f"client-{i}"])
+        assert score["validation"] == pytest.approx(per_client[f"client-{i}"])
     assert len({s["test"]["loss"] for s in scores}) == 3
     assert evaluate.evaluate(personal.run_dir, device="cpu")["test"] == pytest.approx(personal.metrics["cold_start"])
 
 
-def test_a_run_its_adapter_and_an_export_beside_it_score_the_same(finished: runner.RunResult, tmp_path: Path) -> None:
+def test_run_adapter_and_export_score_the_same(finished: runner.RunResult, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(finished.run_dir, copy)
     export.export(copy, copy / "export")
@@ -853,29 +858,29 @@ def test_a_run_its_adapter_and_an_export_beside_it_score_the_same(finished: runn
         assert evaluate.evaluate(path, device="cpu")["test"] == pytest.approx(finished.metrics["global"])
 
 
-def test_a_run_goes_on_from_an_adapter(run: Run, data: Path, finished: runner.RunResult) -> None:
+def test_run_starts_from_an_adapter(run: Run, data: Path, finished: runner.RunResult) -> None:
     result = run(
         data={"source": str(data)}, adapter={"start_from": str(finished.run_dir / "adapter")}, train={"lr": 1e-9}
     )
     assert result.history[0]["loss"] < finished.history[0]["loss"]
 
 
-def test_an_export_needs_the_run_and_not_its_data(run: Run, data: Path, tmp_path: Path) -> None:
-    """The data stay at their site; only the run directory and the model are asked for."""
+def test_export_needs_no_data(run: Run, data: Path, tmp_path: Path) -> None:
+    """The data stay at their site; an export reads only the run directory and the model."""
     result = run(data={"source": str(data)})
     data.unlink()
     export.export(result.run_dir, tmp_path / "out")
     assert weights(tmp_path / "out") == weights(result.run_dir / "adapter")
-    found = problems(lambda: evaluate.evaluate(result.run_dir, device="cpu"))
-    assert "no such file or folder" in found["data.source"][0]
+    messages = problems(lambda: evaluate.evaluate(result.run_dir, device="cpu"))
+    assert "no such file or folder" in messages["data.source"][0]
 
 
-def test_an_export_into_a_file_is_refused(finished: runner.RunResult, tmp_path: Path) -> None:
+def test_export_into_a_file_is_refused(finished: runner.RunResult, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     assert "--to" in problems(lambda: export.export(finished.run_dir, tmp_path / "file"))
 
 
-def test_an_export_into_a_folder_with_something_in_it_is_refused(finished: runner.RunResult, tmp_path: Path) -> None:
+def test_export_into_a_full_folder_is_refused(finished: runner.RunResult, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     assert "is not empty" in problems(lambda: export.export(finished.run_dir, tmp_path))["--to"][0]
 
@@ -893,7 +898,7 @@ def test_an_export_into_a_folder_with_something_in_it_is_refused(finished: runne
     ],
     ids=str,
 )
-def test_a_run_directory_that_is_broken_is_named(
+def test_broken_run_directory_is_named(
     finished: runner.RunResult, tmp_path: Path, name: str, content: bytes | None
 ) -> None:
     copy = tmp_path / "run"

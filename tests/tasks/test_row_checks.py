@@ -30,7 +30,7 @@ LANGUAGE = row_check(TaskConfig(kind="causal-lm", prompt=["ask", "more"], respon
         ({"text": "w1 \ud800", "label": "no"}, "text", "surrogate"),
     ],
 )
-def test_rows_that_cannot_be_used(row: dict[str, Any], column: str, words: str) -> None:
+def test_unusable_rows_give_column_and_reason(row: dict[str, Any], column: str, words: str) -> None:
     problem = classification()(row, 12)
     assert problem is not None
     assert (problem.row, problem.column) == (12, column)
@@ -38,7 +38,7 @@ def test_rows_that_cannot_be_used(row: dict[str, Any], column: str, words: str) 
     assert str(problem).startswith(f"row 12, column {column!r}: ")
 
 
-def test_integer_and_boolean_labels_are_known_by_their_text() -> None:
+def test_integer_and_boolean_labels_match_by_text() -> None:
     check = classification(labels=("0", "1", "True"))
     assert [check({"text": "w1", "label": value}, 0) for value in (1, "0", True)] == [None] * 3
 
@@ -49,7 +49,7 @@ def test_both_texts_of_a_pair_are_checked() -> None:
     assert check({"a": "w1", "b": "", "label": "no"}, 3) == RowProblem(3, "b", "the text is empty")
 
 
-def test_a_row_belongs_to_somebody() -> None:
+def test_row_needs_its_owner() -> None:
     check = classification(owner="who")
     assert check({"text": "w1", "label": "no", "who": 3}, 0) is None
     assert check({"text": "w1", "label": "no", "who": " "}, 1) == RowProblem(1, "who", "the value is missing")
@@ -65,7 +65,7 @@ def test_a_row_belongs_to_somebody() -> None:
         ({"ask": "w1", "more": "", "answer": 5}, "answer"),
     ],
 )
-def test_language_rows_that_cannot_be_used(row: dict[str, Any], column: str) -> None:
+def test_unusable_language_rows_give_the_column(row: dict[str, Any], column: str) -> None:
     problem = LANGUAGE(row, 4)
     assert problem is not None
     assert (problem.row, problem.column) == (4, column)

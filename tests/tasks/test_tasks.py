@@ -1,4 +1,4 @@
-"""Tasks: rows to examples, what has a loss, and scores against scikit-learn and transformers."""
+"""Tasks: rows to examples, tokens with a loss, and scores against scikit-learn and transformers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BOS, EOS = 2, 3
 
 
 def ids(text: str) -> list[int]:
-    """What the tokenizers of :mod:`tiny` make of words: ``w0`` is 4."""
+    """The ids that the tokenizers of :mod:`tiny` give to words: ``w0`` is 4."""
     return [4 + int(word[1:]) for word in text.split()]
 
 
@@ -34,12 +34,12 @@ def classification(*columns: str, labels: tuple[str, ...] = ("no", "yes"), max_l
     return SequenceClassification(tiny.tokenizer(), columns or ("text",), "label", labels, max_length)
 
 
-def test_one_text_is_coded_with_its_class() -> None:
+def test_text_is_encoded_with_its_class() -> None:
     (example,) = classification().encode([{"text": "w1 w2 unheard", "label": "yes"}])
     assert example == TextExample((BOS, *ids("w1 w2"), 1, EOS), 1, (0,) * 5)
 
 
-def test_a_pair_is_coded_with_segments() -> None:
+def test_pair_is_encoded_with_segments() -> None:
     row = {"premise": "w1 w2", "hypothesis": "w3", "label": "no", "other": None}
     (example,) = classification("premise", "hypothesis").encode([row])
     assert example == TextExample((BOS, *ids("w1 w2"), EOS, *ids("w3"), EOS), 0, (0, 0, 0, 0, 1, 1))
@@ -47,7 +47,7 @@ def test_a_pair_is_coded_with_segments() -> None:
     assert swapped.ids == (BOS, *ids("w3"), EOS, *ids("w1 w2"), EOS)
 
 
-def test_long_texts_are_cut_and_keep_their_marks() -> None:
+def test_long_texts_are_cut_and_keep_special_tokens() -> None:
     long = " ".join(f"w{i}" for i in range(30))
     (example,) = classification(max_length=8).encode([{"text": long, "label": "no"}])
     assert example.ids == (BOS, *ids(long)[:6], EOS)
@@ -55,12 +55,12 @@ def test_long_texts_are_cut_and_keep_their_marks() -> None:
     assert pair.ids == (BOS, *ids(long)[:3], EOS, *ids("w9 w8"), EOS)
 
 
-def test_integer_and_boolean_labels_are_known_by_their_text() -> None:
+def test_integer_and_boolean_labels_match_by_text() -> None:
     task = classification(labels=("0", "1", "True"))
     assert [e.target for e in task.encode([{"text": "w1", "label": v} for v in (1, "0", True)])] == [1, 0, 2]
 
 
-def test_no_rows_are_no_examples() -> None:
+def test_no_rows_give_no_examples() -> None:
     assert classification().encode([]) == []
 
 
@@ -74,7 +74,7 @@ def test_collating_pads_on_the_right_and_masks() -> None:
     assert targets["labels"].tolist() == [1, 0]
 
 
-def test_a_tokenizer_without_segments_sends_none() -> None:
+def test_tokenizer_without_segments_gives_none() -> None:
     task = SequenceClassification(tiny.tokenizer("gpt"), ("a",), "label", ("no", "yes"), 8)
     inputs, _ = task.collate(task.encode([{"a": "w1", "label": "no"}]))
     assert inputs.keys() == {"input_ids", "attention_mask"}
@@ -83,19 +83,19 @@ def test_a_tokenizer_without_segments_sends_none() -> None:
 def test_padding_changes_no_logits() -> None:
     task, module = classification(labels=("a", "b", "c")), tiny.bert().double()
     rows = [{"text": t, "label": "a"} for t in ("w1", "w2 w3 w4 w5", "w6 w7")]
-    coded = task.encode(rows)
+    encoded = task.encode(rows)
     with torch.no_grad():
-        together = module(**task.collate(coded)[0]).logits
-        alone = torch.cat([module(**task.collate([e])[0]).logits for e in coded])
+        together = module(**task.collate(encoded)[0]).logits
+        alone = torch.cat([module(**task.collate([e])[0]).logits for e in encoded])
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-10)
 
 
 def of_each(rows: Rows, found: tuple[Tensor, Tensor]) -> Tensor:
-    """The loss of each client, as the trainer makes it of the sums and numbers of the rows."""
+    """The loss of each client, as the trainer computes it from the rows' sums and counts."""
     return rows.sum(found[0]) / rows.sum(found[1])
 
 
-def test_the_loss_is_the_mean_of_each_client() -> None:
+def test_classification_loss_is_the_mean_per_client() -> None:
     logits = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
     labels = torch.tensor([0, 1, 2, 2, 1, 0])
     task = classification(labels=("a", "b", "c"))
@@ -118,53 +118,53 @@ def _scores(task: Task, logits: Tensor, labels: Tensor) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("classes", [2, 5])
-def test_scores_are_scikit_learns(classes: int) -> None:
+def test_scores_equal_scikit_learns(classes: int) -> None:
     g = torch.Generator().manual_seed(classes)
     labels = torch.randint(0, classes, (40,), generator=g)
     logits = torch.randn(40, classes, generator=g) + torch.nn.functional.one_hot(labels, classes)
-    found = _scores(classification(labels=tuple(map(str, range(classes)))), logits, labels)
+    scores = _scores(classification(labels=tuple(map(str, range(classes)))), logits, labels)
     predicted = logits.argmax(-1)
-    assert found["accuracy"] == pytest.approx(float((predicted == labels).double().mean()))
-    assert found["f1"] == pytest.approx(
+    assert scores["accuracy"] == pytest.approx(float((predicted == labels).double().mean()))
+    assert scores["f1"] == pytest.approx(
         metrics.f1_score(labels, predicted, average="binary" if classes == 2 else "macro")
     )
-    assert found["matthews"] == pytest.approx(metrics.matthews_corrcoef(labels, predicted))
-    assert found["loss"] == pytest.approx(metrics.log_loss(labels, logits.softmax(-1), labels=range(classes)), abs=1e-6)
-    assert found["examples"] == 40
-    assert 0.2 < found["accuracy"] < 1
+    assert scores["matthews"] == pytest.approx(metrics.matthews_corrcoef(labels, predicted))
+    assert scores["loss"] == pytest.approx(metrics.log_loss(labels, logits.softmax(-1), labels=range(classes)), abs=1e-6)
+    assert scores["examples"] == 40
+    assert 0.2 < scores["accuracy"] < 1
 
 
 @given(st.integers(2, 5), st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=2, max_size=30))
-def test_scores_are_those_of_scikit_learn(classes: int, pairs: list[tuple[int, int]]) -> None:
-    """Also where a class is never there, never guessed, or neither."""
+def test_scores_equal_scikit_learns_with_missing_classes(classes: int, pairs: list[tuple[int, int]]) -> None:
+    """Classes that never occur, are never predicted, or both."""
     labels, predicted = (torch.tensor(side) % classes for side in zip(*pairs, strict=True))
     assume(len(labels.unique()) > 1)
     names = tuple(map(str, range(classes)))
-    found = _scores(classification(labels=names), torch.nn.functional.one_hot(predicted, classes).float(), labels)
+    scores = _scores(classification(labels=names), torch.nn.functional.one_hot(predicted, classes).float(), labels)
     average = "binary" if classes == 2 else "macro"
     f1 = metrics.f1_score(labels, predicted, average=average, zero_division=0)
-    assert found["f1"] == pytest.approx(f1, abs=1e-12)
-    assert found["matthews"] == pytest.approx(metrics.matthews_corrcoef(labels, predicted), abs=1e-12)
-    assert found["accuracy"] == metrics.accuracy_score(labels, predicted)
+    assert scores["f1"] == pytest.approx(f1, abs=1e-12)
+    assert scores["matthews"] == pytest.approx(metrics.matthews_corrcoef(labels, predicted), abs=1e-12)
+    assert scores["accuracy"] == metrics.accuracy_score(labels, predicted)
 
 
 def test_binary_f1_is_of_the_second_class() -> None:
     labels, predicted = torch.tensor([1, 1, 1, 0, 0]), torch.tensor([1, 0, 0, 1, 0])
-    found = _scores(classification(), torch.nn.functional.one_hot(predicted, 2).float(), labels)
-    assert found["f1"] == pytest.approx(0.4)  # precision 1/2, recall 1/3
-    assert found["accuracy"] == pytest.approx(0.4)
+    scores = _scores(classification(), torch.nn.functional.one_hot(predicted, 2).float(), labels)
+    assert scores["f1"] == pytest.approx(0.4)  # precision 1/2, recall 1/3
+    assert scores["accuracy"] == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize("right", [True, False])
-def test_one_class_has_no_f1_and_no_correlation(right: bool) -> None:
+def test_single_class_has_no_f1_and_no_correlation(right: bool) -> None:
     labels = torch.zeros(4, dtype=torch.long)
     logits = torch.tensor([[1.0, 0.0] if right else [0.0, 1.0]] * 4)
-    found = _scores(classification(), logits, labels)
-    assert (found["f1"], found["matthews"]) == (None, None)
-    assert found["accuracy"] == float(right)
+    scores = _scores(classification(), logits, labels)
+    assert (scores["f1"], scores["matthews"]) == (None, None)
+    assert scores["accuracy"] == float(right)
 
 
-def test_scores_of_nothing_are_none() -> None:
+def test_scores_of_no_examples_are_none() -> None:
     assert classification().tally().scores() == {
         "accuracy": None,
         "f1": None,
@@ -201,24 +201,25 @@ def language(
 ROW = {"ask": "w1 w2", "more": "w3", "answer": "w4 w5", "text": "w6 w7"}
 
 
-def test_plain_text_has_a_loss_everywhere_and_ends() -> None:
+def test_plain_text_has_a_loss_on_every_token() -> None:
+    """It ends with the end token, once."""
     (example,) = language(text="text").encode([ROW])
     assert example == TextExample((*ids("w6 w7"), EOS), (*ids("w6 w7"), EOS))
     (example,) = language("llama", text="text").encode([ROW])
     assert example.ids == (BOS, *ids("w6 w7"), EOS)
-    (example,) = language(text="text").encode([{"text": "w6 </s>"}])  # it ends already
+    (example,) = language(text="text").encode([{"text": "w6 </s>"}])  # already has an end
     assert example.ids == (*ids("w6"), EOS)
 
 
 @pytest.mark.parametrize("kind", ["gpt", "llama", "bert"])
-def test_only_the_response_and_the_end_have_a_loss(kind: str) -> None:
+def test_only_response_and_end_token_have_a_loss(kind: str) -> None:
     (example,) = language(kind).encode([ROW])
-    start = () if kind == "gpt" else (BOS,)  # the "bert" one ends every text, which must not end the prompt
+    start = () if kind == "gpt" else (BOS,)  # the "bert" one ends every text, but must not end the prompt
     assert example.ids == (*start, *ids("w1 w2 w4 w5"), EOS)
     assert example.target == (*([-100] * (len(start) + 2)), *ids("w4 w5"), EOS)
 
 
-def test_prompt_columns_are_joined_and_empty_ones_left_out() -> None:
+def test_prompt_columns_are_joined_without_empty_ones() -> None:
     task = language(prompt=("ask", "more"))
     assert task.encode([ROW])[0].ids == (*ids("w1 w2 w3 w4 w5"), EOS)
     for empty in ("", " ", None):
@@ -227,14 +228,14 @@ def test_prompt_columns_are_joined_and_empty_ones_left_out() -> None:
 
 
 @pytest.mark.parametrize("kind", ["gpt", "llama"])
-def test_a_chat_template_makes_the_turns(kind: str) -> None:
+def test_chat_template_makes_the_turns(kind: str) -> None:
     (example,) = language(kind, template=TEMPLATE).encode([ROW])
-    user = [BOS, *ids("w30 w1 w2"), EOS, BOS, *ids("w31")]  # marks come from the template alone, not from the coder
+    user = [BOS, *ids("w30 w1 w2"), EOS, BOS, *ids("w31")]  # special tokens come from the template alone
     assert list(example.ids) == [*user, *ids("w4 w5"), EOS]
     assert list(example.target) == [*[-100] * len(user), *ids("w4 w5"), EOS]
 
 
-def test_a_template_whose_generation_prompt_is_no_prefix_still_ends_the_response() -> None:
+def test_response_ends_where_generation_prompt_is_no_prefix() -> None:
     """Templates of reasoning models open a thought in the generation prompt that a finished turn does not have."""
     thinking = TEMPLATE.replace("<s> w31 {% endif %}", "<s> w31 w35 {% endif %}")
     (example,) = language(template=thinking).encode([ROW])
@@ -243,7 +244,7 @@ def test_a_template_whose_generation_prompt_is_no_prefix_still_ends_the_response
     assert list(example.target) == [*[-100] * len(user), *ids("w4 w5"), EOS]
 
 
-def test_rows_are_cut_and_those_without_a_target_left_out() -> None:
+def test_long_rows_are_cut_and_rows_without_target_dropped() -> None:
     task = language(max_length=4)
     rows = [
         {"ask": "w1 w2", "answer": "w4 w5 w6"},
@@ -256,12 +257,13 @@ def test_rows_are_cut_and_those_without_a_target_left_out() -> None:
     assert last == TextExample((*ids("w1 w7"), EOS), (-100, *ids("w7"), EOS))
 
 
-def test_a_single_token_predicts_nothing_and_is_left_out() -> None:
+def test_row_of_a_single_token_is_dropped() -> None:
+    """It predicts nothing."""
     assert language(text="text").encode([{"text": "</s>"}]) == []
 
 
-def test_the_end_token_as_padding_is_masked_by_position() -> None:
-    """With padding and end one token, a loss that ignored the padding's id would never teach a model to stop."""
+def test_end_token_as_padding_is_masked_by_position() -> None:
+    """If padding and end are one token, a loss that ignored the padding's id would never teach a model to stop."""
     task = language(pad=False)
     inputs, targets = task.collate(task.encode([ROW, {"ask": "w1", "answer": "w2"}]))
     assert inputs["input_ids"].tolist() == [[*ids("w1 w2 w4 w5"), EOS], [*ids("w1 w2"), EOS, EOS, EOS]]
@@ -276,7 +278,7 @@ ROWS = [ROW, {"ask": "w9", "answer": "w10"}, {"ask": "w11 w12 w13", "answer": "w
 
 
 @pytest.mark.parametrize("make", [tiny.gpt2_lm, tiny.llama_lm])
-def test_the_loss_is_transformers_own(make: Any) -> None:
+def test_language_loss_equals_transformers_own(make: Any) -> None:
     task, module = language(pad=False), make()
     inputs, targets = task.collate(task.encode(ROWS))
     with torch.no_grad():
@@ -285,14 +287,14 @@ def test_the_loss_is_transformers_own(make: Any) -> None:
     torch.testing.assert_close(loss[0], output.loss, rtol=1e-6, atol=1e-6)
 
 
-def test_the_loss_by_hand_and_of_each_client() -> None:
+def test_language_loss_equals_hand_computed_means_per_client() -> None:
     task, module = language(), tiny.gpt2_lm()
-    coded = task.encode(ROWS[:2])
-    inputs, targets = task.collate(coded)
+    encoded = task.encode(ROWS[:2])
+    inputs, targets = task.collate(encoded)
     with torch.no_grad():
         logits = module(**inputs).logits
     terms = []
-    for row, example in enumerate(coded):
+    for row, example in enumerate(encoded):
         logp = logits[row].log_softmax(-1)
         first = example.target.index(next(t for t in example.target if t != -100))
         terms.append([-float(logp[i - 1, example.ids[i]]) for i in range(first, example.cost)])
@@ -302,11 +304,11 @@ def test_the_loss_by_hand_and_of_each_client() -> None:
     assert sums.tolist() == pytest.approx([sum(t) for t in terms], abs=1e-5)
     whole = of_each(Rows((2,)), (sums, counts))
     assert whole.tolist() == pytest.approx([sum(map(sum, terms)) / 5], abs=1e-5)
-    each = of_each(Rows((1, 1)), (sums, counts))
-    assert each.tolist() == pytest.approx([sum(t) / len(t) for t in terms], abs=1e-5)
+    per_client = of_each(Rows((1, 1)), (sums, counts))
+    assert per_client.tolist() == pytest.approx([sum(t) / len(t) for t in terms], abs=1e-5)
 
 
-def test_scores_of_a_language_model() -> None:
+def test_language_scores_equal_hand_computed_ones() -> None:
     task, module = language(), tiny.gpt2_lm()
     tally = task.tally()
     total = tokens = hits = 0.0
@@ -319,16 +321,16 @@ def test_scores_of_a_language_model() -> None:
         total += float(output.loss) * int(real.sum())
         tokens += int(real.sum())
         hits += int((output.logits[0, :-1].argmax(-1) == targets["labels"][0, 1:])[real].sum())
-    found = tally.scores()
-    assert (found["tokens"], found["examples"]) == (tokens, 3) == (10, 3)
-    assert found["loss"] == pytest.approx(total / tokens, rel=1e-5)
-    assert found["perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-5)
-    assert found["accuracy"] == pytest.approx(hits / tokens)
+    scores = tally.scores()
+    assert (scores["tokens"], scores["examples"]) == (tokens, 3) == (10, 3)
+    assert scores["loss"] == pytest.approx(total / tokens, rel=1e-5)
+    assert scores["perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-5)
+    assert scores["accuracy"] == pytest.approx(hits / tokens)
 
 
-def test_language_scores_that_are_not_defined_are_none() -> None:
-    found = language().tally().scores()
-    assert found == {"loss": None, "perplexity": None, "accuracy": None, "tokens": 0, "examples": 0}
+def test_undefined_language_scores_are_none() -> None:
+    scores = language().tally().scores()
+    assert scores == {"loss": None, "perplexity": None, "accuracy": None, "tokens": 0, "examples": 0}
     tally = language().tally()
     logits = torch.zeros(1, 2, 40)
     logits[0, 0, 5] = 1e4  # a perplexity beyond any float
@@ -338,7 +340,7 @@ def test_language_scores_that_are_not_defined_are_none() -> None:
 
 
 @pytest.mark.parametrize("kind", ["classification", "language"])
-def test_the_loss_of_double_precision_logits_is_in_double_precision(kind: str) -> None:
+def test_loss_of_float64_logits_is_float64(kind: str) -> None:
     g = torch.Generator().manual_seed(0)
     task: Any = classification() if kind == "classification" else language()
     logits = torch.randn(*((4, 2) if kind == "classification" else (4, 3, 40)), generator=g, dtype=torch.float64)
@@ -350,17 +352,17 @@ def test_the_loss_of_double_precision_logits_is_in_double_precision(kind: str) -
     assert abs(float(loss[0]) - float(expected)) < 1e-14
 
 
-def test_the_loss_of_bfloat16_logits_is_in_float32() -> None:
+def test_loss_of_bfloat16_logits_is_float32() -> None:
     g = torch.Generator().manual_seed(0)
     logits, labels = torch.randn(4, 2, generator=g).bfloat16(), torch.tensor([0, 1, 1, 0])
     sums, _ = classification().loss(logits, {"labels": labels})
     expected = torch.nn.functional.cross_entropy(logits.float(), labels, reduction="none")
     torch.testing.assert_close(sums, expected, rtol=0, atol=0)
-    words, ids = torch.randn(2, 3, 40, generator=g).bfloat16(), torch.randint(0, 40, (2, 3), generator=g)
-    assert language().loss(words, {"labels": ids})[0].dtype == torch.float32
+    token_logits, token_ids = torch.randn(2, 3, 40, generator=g).bfloat16(), torch.randint(0, 40, (2, 3), generator=g)
+    assert language().loss(token_logits, {"labels": token_ids})[0].dtype == torch.float32
 
 
-def test_a_row_without_a_target_counts_for_nothing() -> None:
+def test_row_without_a_target_counts_for_nothing() -> None:
     logits = torch.randn(2, 3, 40, generator=torch.Generator().manual_seed(0))
     labels = torch.tensor([[7, -100, -100], [7, 8, -100]])
     sums, counts = language().loss(logits, {"labels": labels})

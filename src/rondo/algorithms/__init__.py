@@ -1,6 +1,6 @@
 """The algorithm table, written by hand. Importing it imports no algorithm and no torch.
 
-Third parties need no entry: they pass ``package.module:Class`` wherever a name is asked for.
+Third parties need no entry: ``package.module:Class`` works wherever a name does.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def entry(name: str) -> Entry:
     """The table's entry. Raises :class:`UnknownAlgorithm` with near matches."""
     if name in TABLE:
         return TABLE[name]
-    begun = [n for n in TABLE if name and n.startswith(name.lower())]
-    near = begun or difflib.get_close_matches(name.lower(), TABLE, n=3, cutoff=0.6)
+    completions = [n for n in TABLE if name and n.startswith(name.lower())]
+    near = completions or difflib.get_close_matches(name.lower(), TABLE, n=3, cutoff=0.6)
     hint = f"did you mean {' or '.join(repr(n) for n in near)}?" if near else f"known: {', '.join(TABLE)}"
     raise UnknownAlgorithm(
         f"no algorithm is called {name!r}; {hint} (one of your own is given as package.module:Class)"
@@ -41,16 +41,17 @@ def _frozen(cls: type) -> bool:
 
 
 def load(name: str) -> type[Algorithm[Any]]:
-    """The class behind a name of the table or a ``package.module:Class``.
+    """The class behind a table name or a ``package.module:Class``.
 
-    Raises :class:`UnknownAlgorithm` where there is none or it is not an Algorithm.
+    Raises :class:`UnknownAlgorithm` if there is no such class, or if it is not a frozen dataclass derived from
+    Algorithm.
     """
     from rondo.algorithm import Algorithm
 
     module, _, attribute = (name if ":" in name else entry(name).cls).partition(":")
     try:
         cls = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # importing someone's module may raise anything
+    except Exception as error:  # importing a user's module may raise anything
         raise UnknownAlgorithm(f"cannot load {name!r}: {type(error).__name__}: {error}") from error
     if not (isinstance(cls, type) and issubclass(cls, Algorithm) and _frozen(cls)):
         raise UnknownAlgorithm(f"{name!r} is not a frozen dataclass derived from rondo.algorithm.Algorithm")
@@ -58,8 +59,8 @@ def load(name: str) -> type[Algorithm[Any]]:
 
 
 def get(name: str, /, **fields: Any) -> Algorithm[Any]:
-    """The algorithm ``name`` (of the table, or ``package.module:Class``) with the given hyperparameters.
+    """The algorithm ``name`` (a table name or ``package.module:Class``) with the given hyperparameters.
 
-    Raises :class:`UnknownAlgorithm`, TypeError for a field it does not have, ValueError for a value out of range.
+    Raises :class:`UnknownAlgorithm`, TypeError for a field the algorithm lacks, ValueError for a value out of range.
     """
     return load(name)(**fields)

@@ -23,19 +23,21 @@ class FeDeRA(Algorithm[BaseState]):
 
         B = U_r sqrt(S_r / scale)      A = sqrt(S_r / scale) V_r^T      W0 <- W0 - scale * B A
 
-    so the model starts as it was. Update, with p_k the weights of the participants, summing to 1::
+    so the model starts unchanged. Update, with p_k the participants' weights, summing to 1::
 
         server:  A <- sum_k p_k A_k     B <- sum_k p_k B_k                             (aggregation = "factors")
                  B A = the best rank-r approximation of sum_k p_k B_k A_k              (aggregation = "product")
 
-    "product" is what FLoRG's paper describes under this name: products are averaged and factored again by SVD, with the
-    roots of the singular values in both factors.
-    Uploads: A and B, r (in + out) numbers a module; down the same (the base's change once, at first contact).
-    Exact: no. Linear: yes with "factors", not with "product". Personal: no. Head in the source: not known; here
-    shared by default.
-    Deviations: none known; the factors are large, so rates are to be smaller than with a zero start.
+    Fields: ``aggregation``. "product" is the method that FLoRG's paper describes under this name: products are averaged
+    and factored again by SVD, with the roots of the singular values in both factors.
+    Uploads: A and B, r (in + out) numbers per module. Down: the same (the base's change once, at first contact).
+    Exact: no.
+    Linear: yes with "factors", not with "product".
+    Personal: no.
+    Head in the source: not known; here shared by default.
+    Deviations: none known. The factors are large, so learning rates must be smaller than with a zero start.
     Reference: Yan et al., FeDeRA: Efficient Fine-tuning of Language Models in Federated Learning Leveraging Weight
-    Decomposition, 2024; as described in FLoRG's section 5 for "product".
+    Decomposition, 2024; for "product", as described in FLoRG's section 5.
     """
 
     exact: ClassVar[bool] = False

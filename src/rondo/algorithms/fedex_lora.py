@@ -13,22 +13,25 @@ from rondo.params import Params, adapted_modules, down, head, pick, up
 @final
 @dataclass(frozen=True)
 class FedExLoRA(Algorithm[BaseState]):
-    """FedIT whose server adds to the frozen base what averaging the factors one by one loses.
+    """FedIT whose server adds to the frozen base the part that averaging factors one by one loses.
 
-    Update, with p_k the weights of the participants, summing to 1::
+    Update, with p_k the participants' weights, summing to 1::
 
         client k:  (A_k, B_k) <- local training of A and B from (A, B)
         server:    A <- sum_k p_k A_k        B <- sum_k p_k B_k
                    W0 <- W0 + scale * (sum_k p_k B_k A_k - B A)
 
-    The residual equals sum_k p_k (B_k - B)(A_k - A) and is kept as factors of rank <= (K - 1) r, K the number of
-    uploads; past rank min(in, out) as a dense matrix, which is then smaller.
+    The residual equals sum_k p_k (B_k - B)(A_k - A). It is kept as factors of rank <= (K - 1) r, K the number of
+    uploads; past rank min(in, out) it is kept as a dense matrix, which is then smaller.
     Symbols: A (r x in) and B (out x r) are PEFT's.
-    Uploads: A and B, r (in + out) numbers a module. Down: A, B and the residual, so
-    r (in + out) + min((K - 1) r, in, out) (in + out); a client that missed rounds gets the residuals that it missed.
-    Exact: yes. Linear: no, the residual needs each client's pair of factors. Personal: no. Head in the source: trained
-    and averaged; here shared by default.
-    Deviations: the weights are the run's (the authors' code: uniform); the residual is added in the orientation of W
+    Uploads: A and B, r (in + out) numbers per module.
+    Down: A, B and the residual, r (in + out) + min((K - 1) r, in, out) (in + out) numbers; a client that missed rounds
+    also gets the residuals of those rounds.
+    Exact: yes.
+    Linear: no, the residual needs each client's pair of factors.
+    Personal: no.
+    Head in the source: trained and averaged; here shared by default.
+    Deviations: the weights are the run's (uniform in the authors' code). The residual is added in the orientation of W
     (their code adds its transpose, which only GPT-2's Conv1D wants).
     Reference: Singhal, Ponkshe and Vepakomma, FedEx-LoRA: Exact Aggregation for Federated and Efficient Fine-Tuning of
     Foundation Models, 2024.

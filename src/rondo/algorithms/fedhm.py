@@ -12,22 +12,25 @@ from rondo.params import Params, cut_rank, down, head, pick, up
 @final
 @dataclass(frozen=True)
 class FedHM(Algorithm[ServerState]):
-    """The server averages whole weights; each client gets them factorised at its rank, the roots on both sides.
+    """The server averages whole weights; each client gets them factorised at its rank, roots on both sides.
 
-    Update on the change W - W0 of the frozen base, with p_k the weights of the participants, summing to 1::
+    Update on the change W - W0 of the frozen base, with p_k the participants' weights, summing to 1::
 
         down:      W - W0 = U S V^T;   A = the first r_k rows of sqrt(S) V^T,   B = the first r_k columns of U sqrt(S)
         client k:  (A_k, B_k) <- local training
         server:    W <- W0 + sum_k p_k B_k A_k
 
-    Symbols: the paper's U, V^T (with the roots inside) are PEFT's B, A. The weight itself is never formed: the mean of
-    products is truncated in factored form, and truncations are nested, so the server keeps the first r directions.
-    Uploads: r_k (in + out) numbers a module; down the same.
-    Exact: no; averaging whole weights is, what a client's rank cuts off on the way down is lost. Linear: no. Personal:
-    no. Head in the source: a part of the model, averaged; here shared by default.
-    Deviations: the paper trains from scratch and factorises W; on a pre-trained model that would destroy it, so the
-    change is factorised, as its authors' attention variant does (W - W_init). There the method and FlexLoRA with
-    split = "both" are one. Equal weights, as in the paper, are the run's ``weighting = "uniform"``.
+    The weight itself is never formed: the mean of products is truncated in factored form. Truncations are nested, so
+    the server keeps the first r directions.
+    Symbols: the paper's U and V^T (with the roots inside) are PEFT's B and A.
+    Uploads: r_k (in + out) numbers per module. Down: the same.
+    Exact: no. Averaging whole weights is exact, but the part that a client's rank cuts off on the way down is lost.
+    Linear: no.
+    Personal: no.
+    Head in the source: a part of the model, averaged; here shared by default.
+    Deviations: the paper trains from scratch and factorises W. That would destroy a pre-trained model, so the change is
+    factorised here, as the authors' attention variant does (W - W_init); the method is then FlexLoRA with
+    ``split = "both"``. The paper's equal weights are the run's ``weighting = "uniform"``.
     Reference: Yao et al., FedHM: Efficient Federated Learning for Heterogeneous Models via Low-rank Factorization,
     2021.
     """

@@ -13,19 +13,21 @@ from rondo.params import Params, cut_rank, down, head, pick, up
 class FedIT(Algorithm[ServerState]):
     """FedAvg of LoRA: both factors are trained, sent and averaged, each by itself.
 
-    Update, with p_k the weights of the participants, summing to 1::
+    Update, with p_k the participants' weights, summing to 1::
 
         client k:  (A_k, B_k) <- local training of A and B from (A, B)
         server:    A <- sum_k p_k A_k        B <- sum_k p_k B_k
 
-    Symbols: A (r x in) and B (out x r) are PEFT's; delta W = scale * B A. RoLoRA's text calls this "LoRA", FedLoRU's
-    "FedLoRA".
-    Ranks of the clients: a client of rank r_k gets the first r_k rows of A and columns of B; what it sends is padded
-    with zeros (FLoRA's and HetLoRA's "zero padding"; it shrinks the trailing ranks, which fewer clients train).
-    Uploads: A and B, r (in + out) numbers a module; down the same.
+    Symbols: A (r x in) and B (out x r) are PEFT's; delta W = scale * B A. RoLoRA's text calls this method "LoRA",
+    FedLoRU's "FedLoRA".
+    Client ranks: a client of rank r_k gets the first r_k rows of A and columns of B. Its upload is padded with zeros
+    ("zero padding" in FLoRA and HetLoRA), which shrinks the trailing ranks, because fewer clients train them.
+    Uploads: A and B, r (in + out) numbers per module. Down: the same.
     Exact: no. The mean of products differs from the product of means by sum_k p_k (B_k - Bbar)(A_k - Abar).
-    Linear: yes. Personal: no. Head in the source: causal LM, none; here shared by default.
-    Deviations: none. Weights are sample counts in the authors' code; see the run's ``weighting``.
+    Linear: yes.
+    Personal: no.
+    Head in the source: none (causal LM); here shared by default.
+    Deviations: none. The authors' code weights clients by sample count; the run's ``weighting`` does so here.
     Reference: Zhang et al., Towards Building the Federated GPT: Federated Instruction Tuning, 2023.
     """
 

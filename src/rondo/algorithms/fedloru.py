@@ -12,23 +12,28 @@ from rondo.params import Params, down, head, pick, up
 @final
 @dataclass(frozen=True)
 class FedLoRU(Algorithm[BaseState]):
-    """FedIT whose factors are added to the base every ``tau`` rounds, so that the rank of the whole update grows.
+    """FedIT whose factors are added to the base every ``tau`` rounds, so the whole update's rank grows.
 
-    Update (Algorithm 1), with p_k the weights of the participants, summing to 1, and t the 0-based round::
+    Update (Algorithm 1), with p_k the participants' weights, summing to 1, and t the 0-based round::
 
         client k:  (A_k, B_k) <- local training of A and B from (A, B)
         server:    A <- sum_k p_k A_k        B <- sum_k p_k B_k
                    if (t + 1) mod tau = 0:   W <- W + scale * B A;   restart A and B
 
-    ``restart`` "random": A is drawn anew and B = 0, so the model stays what it was; "momentum": A and B stay, so the
-    model moves by another scale * B A (the algorithm box, taken at its word).
-    Symbols: the paper's A (m x r, Kaiming) and B (r x n, zero) are, by what they start as, PEFT's A and B; its alpha is
-    the scale. Its form for fine-tuning (appendix C.1) keeps the list of past (A, B) beside an untouched base: so does
-    this one, always, as a list of changes of the base; an export concatenates or merges them.
-    Uploads: A and B, r (in + out) numbers a module. Down the same, and twice that in the round after a restart.
-    Exact: no. Linear: yes. Personal: no. Head in the source: a part of the model, averaged; here shared by default.
-    Deviations: p_k over the participants (the paper's sum need not reach 1); what came after the last merge is part of
-    the result (the paper's formula drops it).
+    Symbols: the paper's A (m x r, Kaiming) and B (r x n, zero) are, by their start, PEFT's A and B; its alpha is the
+    scale.
+    Fields:
+    - ``tau`` is the number of rounds between merges.
+    - ``restart`` "random": A is drawn anew and B = 0, so the model stays the same. "momentum": A and B stay, so the
+      model moves by another scale * B A (the algorithm box, taken literally).
+    Uploads: A and B, r (in + out) numbers per module. Down: the same, and twice that in the round after a restart.
+    Exact: no.
+    Linear: yes.
+    Personal: no.
+    Head in the source: a part of the model, averaged; here shared by default.
+    Deviations: p_k over the participants (the paper's sum need not reach 1). Training after the last merge is part of
+    the result (the paper's formula drops it). The base stays untouched beside a list of its changes, always; the paper
+    does so with past (A, B) in its form for fine-tuning (appendix C.1). An export concatenates or merges the list.
     Reference: Park and Klabjan, Communication-Efficient Federated Low-Rank Update Algorithm and its Connection to
     Implicit Regularization, 2024.
     """

@@ -13,15 +13,17 @@ from rondo.params import Params, down, head, pick, up
 class FedSALoRA(Algorithm[ServerState]):
     """Both factors are trained; A is sent and averaged, B stays with its client for the whole run.
 
-    Update::
+    Update, with p_k the participants' weights, summing to 1::
 
         client k:  (A_k, B_k) <- local training of A and B from (A, B_k)
         server:    A <- sum_k p_k A_k
 
     Symbols: A (r x in) and B (out x r) are PEFT's.
-    Uploads: A, r in numbers a module; down the same (the common start of B once, at a client's first contact).
-    Exact: not applicable: there is no global model. Linear: yes. Personal: yes; a new client (the cold-start model)
-    has A and the initial B, which is zero unless the run started from an adapter.
+    Uploads: A, r in numbers per module. Down: the same (the common start of B once, at a client's first contact).
+    Exact: not applicable, because there is no global model.
+    Linear: yes.
+    Personal: yes. A new client (the cold-start model) has A and the initial B, which is zero unless the run started
+    from an adapter.
     Head in the source: trained and local; here local by default.
     Deviations: none. Under partial participation a client's B is older than the A it meets, as in the paper.
     Reference: Guo et al., Selective Aggregation for Low-Rank Adaptation in Federated Learning, ICLR 2025.

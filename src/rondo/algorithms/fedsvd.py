@@ -14,18 +14,23 @@ from rondo.params import Params, adapted_modules, head, pick, up
 @final
 @dataclass(frozen=True)
 class FedSVD(Algorithm[ServerState]):
-    """FFA-LoRA whose server turns the factors into singular vectors after averaging: A follows what was learned.
+    """FFA-LoRA whose server turns the factors into singular vectors, so A follows what was learned.
 
-    Update, with p_k the weights of the participants, summing to 1::
+    Update, with p_k the participants' weights, summing to 1::
 
         client k:  B_k <- local training of B from (A, B), A fixed
         server:    B <- sum_k p_k B_k;   every ``period`` rounds:  U S V^T = svd(B A);   A <- V^T,  B <- U S
 
-    The product stays what it was, and A gets orthonormal rows; computed by QR and an SVD of an r x r core.
+    The product stays the same and A gets orthonormal rows. Computed by QR and an SVD of an r x r core.
     Symbols: A (r x in) and B (out x r) are PEFT's.
-    Uploads: B, r out numbers a module. Down: A and B, r (in + out) (B alone after rounds without a turn).
-    Exact: yes. Linear: yes. Personal: no. Head in the source: frozen; here frozen by default.
-    Deviations: the authors' code has a warm-up before the first turn; here the first comes after ``period`` rounds.
+    Fields: ``period`` is the number of rounds between turns.
+    Uploads: B, r out numbers per module. Down: A and B, r (in + out) (B alone after rounds without a turn).
+    Exact: yes.
+    Linear: yes.
+    Personal: no.
+    Head in the source: frozen; here frozen by default.
+    Deviations: the authors' code has a warm-up before the first turn; here the first turn comes after ``period``
+    rounds.
     Reference: Lee et al., FedSVD: Adaptive Orthogonalization for Private Federated Learning with LoRA, 2025.
     """
 

@@ -11,18 +11,20 @@ from rondo.params import Params, head, pick, up
 @final
 @dataclass(frozen=True)
 class FFALoRA(Algorithm[ServerState]):
-    """A is frozen at its random start, the same for all; only B is trained, sent and averaged.
+    """A is frozen at its random start, the same for all clients; only B is trained, sent and averaged.
 
-    Update::
+    Update, with p_k the participants' weights, summing to 1::
 
         client k:  B_k <- local training of B, A fixed
         server:    B <- sum_k p_k B_k
 
     Symbols: A (r x in) and B (out x r) are PEFT's; A must not be zero at the start.
-    Uploads: B, r out numbers a module; down the same (A once, at a client's first contact).
-    Exact: yes, for any weights and any subset: sum_k p_k B_k A = (sum_k p_k B_k) A.
-    Linear: yes. Personal: no. Head in the source: reported as frozen by LoRA-A2; here shared by default.
-    Deviations: A starts as PEFT initialises it (Kaiming-uniform; the paper's is Gaussian: ``init_lora_weights``).
+    Uploads: B, r out numbers per module. Down: the same (A once, at a client's first contact).
+    Exact: yes, for any weights and any subset of clients: sum_k p_k B_k A = (sum_k p_k B_k) A.
+    Linear: yes.
+    Personal: no.
+    Head in the source: frozen, as LoRA-A2 reports; here shared by default.
+    Deviations: A starts as PEFT initialises it, Kaiming-uniform. The paper's start is Gaussian (``init_lora_weights``).
     Reference: Sun et al., Improving LoRA in Privacy-preserving Federated Learning, ICLR 2024.
     """
 

@@ -16,21 +16,25 @@ Split = Literal["up", "both"]
 class FlexLoRA(Algorithm[ServerState]):
     """The mean of the clients' products, truncated by SVD to each client's rank.
 
-    Update, with p_k the weights of the participants, summing to 1::
+    Update, with p_k the participants' weights, summing to 1::
 
         client k:  (A_k, B_k) <- local training of its factors, of rank r_k
         server:    D = sum_k p_k B_k A_k = U S V^T
         down:      the first r_k rows of A = V^T and columns of B = U S       (split = "up")
                    A = sqrt(S) V^T and B = U sqrt(S)                          (split = "both")
 
-    computed by QR of the stacked factors and an SVD of their small core; one factorisation serves every rank, because
-    truncations are nested. The split does not change the model, but how it trains from there.
-    Symbols: A (r x in) and B (out x r) are PEFT's; the scale is the run's and is not part of D.
-    Uploads: r_k (in + out) numbers a module; down the same.
-    Exact: no; the sent model is the best of its rank (Eckart-Young), and the error is what the SVD drops. Linear: no.
-    Personal: no. Head in the source: causal LM, none; here shared by default.
-    Deviations: the server keeps the first r singular directions, r the run's rank, because no client asks for more;
-    where there are fewer, the last rows of A stay and their columns of B are zero.
+    D is never formed: the stacked factors, by QR or their Gram matrices, leave a small core to decompose. One
+    factorisation serves every rank, because truncations are nested.
+    Symbols: A (r x in) and B (out x r) are PEFT's. The scale is the run's and is not part of D.
+    Fields: ``split`` says which factor carries the singular values. It changes how the model trains from there, not the
+    model itself.
+    Uploads: r_k (in + out) numbers per module. Down: the same.
+    Exact: no. The broadcast model is the best of its rank (Eckart-Young), and the error is the part that the SVD drops.
+    Linear: no.
+    Personal: no.
+    Head in the source: none (causal LM); here shared by default.
+    Deviations: the server keeps the first r singular directions, r the run's rank, because no client asks for more. If
+    there are fewer, the last rows of A stay and their columns of B are zero.
     Reference: Bai et al., Federated Fine-tuning of Large Language Models under Heterogeneous Tasks and Client
     Resources, NeurIPS 2024.
     """

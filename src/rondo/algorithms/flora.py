@@ -16,19 +16,23 @@ from rondo.params import Params, adapted_modules, cut_rank, down, head, kaiming,
 @final
 @dataclass(frozen=True)
 class FLoRA(Algorithm[BaseState]):
-    """Clients' factors are stacked, not averaged, and added to the base; every round starts from fresh factors.
+    """Factors are stacked, not averaged, and added to the base; every round starts from fresh factors.
 
-    Update, with p_k the weights of the participants, summing to 1::
+    Update, with p_k the participants' weights, summing to 1::
 
         client k:  A_k fresh and random, B_k = 0;   (A_k, B_k) <- local training, of rank r_k
         server:    W0 <- W0 + scale * [B_1 ... B_K] [p_1 A_1; ...; p_K A_K]
 
-    Symbols: A (r x in) and B (out x r) are PEFT's. The stack is kept as factors, past rank min(in, out) as a dense
-    matrix, which is then smaller. A client draws its A from its own stream of the round's seed.
-    Uploads: r_k (in + out) numbers a module. Down: the stack, min(sum_k r_k, in, out) (in + out) numbers; a client that
-    missed rounds gets the stacks that it missed.
-    Exact: yes. Linear: no. Personal: no. Head in the source: causal LM, none; here shared by default.
-    Deviations: one scale for all ranks (the authors' code: alpha/r_k); p_k is on the stack of B instead of A, which
+    The stack is kept as factors; past rank min(in, out) it is kept as a dense matrix, which is then smaller. A client
+    draws its A from its own stream of the round's seed.
+    Symbols: A (r x in) and B (out x r) are PEFT's.
+    Uploads: r_k (in + out) numbers per module. Down: the stack, min(sum_k r_k, in, out) (in + out) numbers; a client
+    that missed rounds also gets the stacks of those rounds.
+    Exact: yes.
+    Linear: no.
+    Personal: no.
+    Head in the source: none (causal LM); here shared by default.
+    Deviations: one scale for all ranks (the authors' code: alpha/r_k). p_k is on the stack of B instead of A, which
     gives the same product. An adapter that the run starts from becomes part of the base at once.
     Reference: Wang et al., FLoRA: Federated Fine-Tuning Large Language Models with Heterogeneous Low-Rank Adaptations,
     NeurIPS 2024.
@@ -40,8 +44,8 @@ class FLoRA(Algorithm[BaseState]):
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> BaseState:
         state = BaseState.start(params, weights)
-        given = {p: (params[f"{p}.B"], params[f"{p}.A"]) for p in adapted_modules(params) if params[f"{p}.B"].any()}
-        state = state.with_chunks({p: LowRank(weights[p].scale * b, a) for p, (b, a) in given.items()})
+        adapters = {p: (params[f"{p}.B"], params[f"{p}.A"]) for p in adapted_modules(params) if params[f"{p}.B"].any()}
+        state = state.with_chunks({p: LowRank(weights[p].scale * b, a) for p, (b, a) in adapters.items()})
         return replace(state, params={n: torch.zeros_like(t) if up(n) else t for n, t in params.items()})
 
     def broadcast(self, state: BaseState, client: Client, round: Round) -> Shared:
@@ -61,7 +65,7 @@ class FLoRA(Algorithm[BaseState]):
 
 
 def _fresh(name: str, like: Tensor, trainer: Trainer) -> Tensor:
-    """A new DOWN factor for every client, in the shape (K, r, in) and type of ``like``."""
+    """A new DOWN factor for every client, in the shape (K, r, in) and dtype of ``like``."""
     rows, columns = like.shape[1:]
-    each = [kaiming(rows, columns, trainer.round.generator("fresh", c.id, name)) for c in trainer.clients]
-    return torch.stack(each).to(like)
+    factors = [kaiming(rows, columns, trainer.round.generator("fresh", c.id, name)) for c in trainer.clients]
+    return torch.stack(factors).to(like)

@@ -21,7 +21,7 @@ from rondo.params import Params, gram, head, pick
 @final
 @dataclass(frozen=True)
 class FLoRG(Algorithm[GramState]):
-    """One trained matrix a module; the server averages its Gram matrix and aligns the root of the mean.
+    """One trained matrix per module; the server averages its Gram matrix and aligns the root of the mean.
 
     Update (eqs. 1, 3, 4, 6, 7, 11), Q a k x k Gram matrix, k = min(in, out)::
 
@@ -30,18 +30,22 @@ class FLoRG(Algorithm[GramState]):
         server:    Q = sum_n p_n G_n^T G_n = P^T Lambda P;   Gtil = Lambda^(1/2) P
                    U S V^T = svd(G Gtil^T);   G <- U V^T Gtil
 
-    computed in r x r algebra: with G = T V (LQ), clients send (V G_n^T) G_n and the server needs only their mean
-    (``lowrank.gram_sketch`` and ``gram_align``; equal to the above to rounding in float64).
-    Fields: ``bases``, how L (out x k) and R (k x in) start (section 4.4); ``gram_init`` and ``gram_std``, how G starts
-    (the paper does not say; G = 0 would never move, its gradient being zero); ``offset`` subtracts
-    scale * L G1^T G1 R from the base so that the first model is the pre-trained one.
-    Symbols: the paper's A is G here; its L, R, Q as they are. The network applies (L G^T)((G R) x).
-    Uploads: r k numbers a module; down the same (L, R and the offset once, at a client's first contact).
-    Exact: only while the mean Gram matrix has rank <= r; else it is the Nystrom approximation of it from G. Linear:
-    yes. Personal: no. Head in the paper: not stated; here shared by default.
-    Deviations: p over the participants (the paper: 1/N); the singular directions absent from the mean stay zero.
-    Reference: Meng, Tang and Wong, FLoRG: Federated Fine-tuning with Low-rank Gram Matrices and Procrustes
-    Alignment, 2026.
+    Computed in r x r algebra: with G = T V (LQ), clients send (V G_n^T) G_n and the server needs only their mean
+    (``gram_sketch`` and ``gram_align`` in ``parts.gram``; equal to the above up to rounding in float64).
+    Symbols: the paper's A is G here; its L, R and Q keep their names. The network applies (L G^T)((G R) x).
+    Fields:
+    - ``bases``: how L (out x k) and R (k x in) start (section 4.4).
+    - ``gram_init`` and ``gram_std``: how G starts. The paper does not say; G = 0 would never move, because its gradient
+      is zero.
+    - ``offset``: subtract scale * L G1^T G1 R from the base, so the first model is the pre-trained one.
+    Uploads: r k numbers per module. Down: the same (L, R and the offset once, at a client's first contact).
+    Exact: only while the mean Gram matrix has rank <= r; beyond that, its Nystrom approximation from G.
+    Linear: yes.
+    Personal: no.
+    Head in the paper: not stated; here shared by default.
+    Deviations: p over the participants (the paper: 1/N). Singular directions absent from the mean stay zero.
+    Reference: Meng, Tang and Wong, FLoRG: Federated Fine-tuning with Low-rank Gram Matrices and Procrustes Alignment,
+    2026.
     """
 
     exact: ClassVar[bool] = False

@@ -15,7 +15,7 @@ from rondo.params import Params, gram, head, pick
 @final
 @dataclass(frozen=True)
 class FLoRGUnaligned(Algorithm[GramState]):
-    """FLoRG without Procrustes alignment: the root of the mean Gram matrix is taken as its eigenvectors give it.
+    """FLoRG without Procrustes alignment: the root of the mean Gram matrix is used as its eigenvectors give it.
 
     Update (eqs. 1, 3, 4, 6, 7), Q a k x k Gram matrix, k = min(in, out)::
 
@@ -23,13 +23,15 @@ class FLoRGUnaligned(Algorithm[GramState]):
         client n:  G_n <- local training of G
         server:    Q = sum_n p_n G_n^T G_n = P^T Lambda P;   G <- the top r rows of Lambda^(1/2) P
 
-    computed from the stack of sqrt(p_n) G_n, never from the k x k matrix (``lowrank.gram_top``).
-    Fields and symbols: as FLoRG's card.
-    Uploads: G, r k numbers a module; down the same (L, R and the offset once, at a client's first contact).
-    Exact: only while the mean Gram matrix has rank <= r; else its best approximation of rank r. Linear: no, the
-    eigenvectors need the individual uploads. Personal: no. Head in the paper: not stated; here shared by default.
-    Deviations: the paper leaves the choice of r out of the r' rows and the rows' signs open; here the largest
-    eigenvalues, and each row's entry of largest magnitude positive.
+    Computed from the stack of sqrt(p_n) G_n, never from the k x k matrix (``gram_top`` in ``parts.gram``).
+    Symbols and fields: as in FLoRG's card.
+    Uploads: G, r k numbers per module. Down: the same (L, R and the offset once, at a client's first contact).
+    Exact: only while the mean Gram matrix has rank <= r; beyond that, its best approximation of rank r.
+    Linear: no, the eigenvectors need the individual uploads.
+    Personal: no.
+    Head in the paper: not stated; here shared by default.
+    Deviations: the paper leaves open which r of the r' rows are kept, and the rows' signs. Here the largest eigenvalues
+    are kept, and each row's entry of largest magnitude is positive.
     Reference: Meng, Tang and Wong, FLoRG, 2026: the ablation of its section 4.4 (Table 3).
     """
 

@@ -1,4 +1,4 @@
-"""How many numbers a client sends and receives, as the table of algorithms says it. Imports no torch."""
+"""Sizes of uploads and broadcasts, as the table of algorithms states them. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 Numbers: TypeAlias = Callable[[int, int, int, int, int], int]
-"""Numbers sent for one adapted module: (rank, in, out, round index, uploads of a round) to a count. A shared head comes
-on top."""
+"""Count of numbers sent for one adapted module, from (rank, in, out, round index, uploads per round). A shared head
+comes on top."""
 
 
 def both(r: int, i: int, o: int, t: int, k: int) -> int:
@@ -27,7 +27,7 @@ def alternating(r: int, i: int, o: int, t: int, k: int) -> int:
 
 
 def alternating_down(r: int, i: int, o: int, t: int, k: int) -> int:
-    """A client that took part in round t - 1 lacks the factor averaged there."""
+    """A client that took part in round t - 1 lacks only the factor averaged in it."""
     return r * (o if t % 2 == 1 else i)
 
 
@@ -44,12 +44,12 @@ def stack(r: int, i: int, o: int, t: int, k: int) -> int:
 
 
 def accumulated(r: int, i: int, o: int, t: int, k: int) -> int:
-    """After every tenth round (tau), what was added to the base as well as the new factors."""
+    """The new factors and, after every tenth round (the default tau), the change just added to the base."""
     return (2 if t % 10 == 0 and t > 0 else 1) * r * (i + o)
 
 
 def sparse(r: int, i: int, o: int, t: int, k: int) -> int:
-    """One position in a hundred (density) for five rounds (sparse_rounds), then both factors."""
+    """One position in a hundred for five rounds (the default density and sparse_rounds), then both factors."""
     return max(1, int(0.01 * i * o + 0.5)) if t < 5 else r * (i + o)
 
 

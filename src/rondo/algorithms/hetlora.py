@@ -15,7 +15,7 @@ from rondo.params import Params, adapted_modules, cut_rank, down, head, module_o
 @final
 @dataclass(frozen=True)
 class HetLoRA(Algorithm[ServerState]):
-    """Clients of different ranks: truncated on the way down, padded with zeros on the way up, weighted by norm.
+    """Clients of different ranks: truncated on the way down, zero-padded on the way up, weighted by norm.
 
     Update, with r_k the rank of client k::
 
@@ -23,16 +23,22 @@ class HetLoRA(Algorithm[ServerState]):
         client k:  (A_k, B_k) <- local training;   m_k = |B_k A_k|, Frobenius, over all modules
         server:    A <- sum_k q_k pad(A_k)     B <- sum_k q_k pad(B_k)     q_k = m_k / sum_j m_j
 
-    A client knows its own norm (by r x r Grams), so it is simply the weight of its upload, and the server's sum stays
-    linear. ``penalty`` adds penalty * |B_tail| |A_tail| to the loss, the tail being what lies beyond the first
-    ``keep`` of the ranks: trailing ranks fade where they are not needed. ``prune``: where the tail, summed over
-    modules, is smaller after local training than before, the client gives it up for good: r_k <- keep r_k.
-    Uploads: r_k (in + out) numbers a module and one weight; down the same.
-    Exact: no. Linear: yes. Personal: no. Head in the source: causal LM, none; here shared by default, and averaged with
-    the same weights.
-    Deviations: the run's weighting is not used; padding shrinks trailing ranks that few clients have; ranks that a
-    client has given up are zeros in what it sends, so its bytes stay those of its first rank, and only the client knows
-    how many it has (one that loses what it keeps starts with its first rank again).
+    A client computes its own norm (by r x r Gram matrices) and sends it as the weight of its upload, so the server's
+    sum stays linear.
+    Fields, where the tail is the part of the factors beyond the first ``keep`` of the ranks:
+    - ``penalty`` adds penalty * |B_tail| |A_tail|, summed over modules, to the loss, so trailing ranks fade where they
+      are not needed.
+    - ``keep`` is the fraction of the ranks before the tail.
+    - ``prune``: if the tail, summed over modules, is smaller after local training than before, the client gives it up
+      for good: r_k <- keep r_k.
+    Uploads: r_k (in + out) numbers per module and one weight. Down: the same, without the weight.
+    Exact: no.
+    Linear: yes.
+    Personal: no.
+    Head in the source: none (causal LM); here shared by default, and averaged with the same weights.
+    Deviations: the run's weighting is not used. Padding shrinks trailing ranks that few clients have. Ranks that a
+    client gave up are zeros in its upload, so its bytes stay those of its first rank, and only the client knows how
+    many ranks it has; a client that loses its own tensors starts with its first rank again.
     Reference: Cho et al., Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation Models, EMNLP 2024.
     """
 
@@ -66,16 +72,16 @@ class HetLoRA(Algorithm[ServerState]):
         fit = trainer.fit(
             start, train=trained, objective=lambda p, loss: self._objective(_first(p, ranks), ranks, loss)
         )
-        done = _first(fit.params, local)
+        after = _first(fit.params, local)
         if self.prune:
-            faded = self._tails(done, local) < self._tails(start, local)
+            faded = self._tails(after, local) < self._tails(start, local)
             local = {n: torch.where(faded.unsqueeze(-1), self._kept(r), r) for n, r in local.items()}
-            done = _first(done, local)
-        factors = [(done[f"{path}.B"], done[f"{path}.A"]) for path in adapted_modules(done)]
+            after = _first(after, local)
+        factors = [(after[f"{path}.B"], after[f"{path}.A"]) for path in adapted_modules(after)]
         products = [LowRank(b, a).to(torch.float64) for b, a in factors]
         norms = torch.stack([m.inner(m) for m in products]).sum(0).clamp_min(0).sqrt()
-        # Nobody has learned anything where all norms are zero; a weight must be positive.
-        return trainer.upload(pick(done, trained), norms.clamp_min(1e-30)), local
+        # All norms are zero if no client has learned anything, but a weight must be positive.
+        return trainer.upload(pick(after, trained), norms.clamp_min(1e-30)), local
 
     def view(self, shared: Shared, local: Params) -> Params:
         return _first(shared.params, local)
@@ -95,12 +101,12 @@ class HetLoRA(Algorithm[ServerState]):
         return torch.stack(terms).sum(0)
 
     def _kept(self, rank: Tensor) -> Tensor:
-        """What is left of ranks when their tail is given up."""
+        """The ranks that are left when their tails are given up."""
         return (self.keep * rank).round().clamp_min(1).to(rank.dtype)
 
 
 def _first(params: Params, local: Params) -> dict[str, Tensor]:
-    """``params`` with zeros beyond the ranks that clients say they have; a client axis may lead."""
+    """``params`` with zeros beyond the clients' current ranks, which ``local`` holds. A client axis may lead."""
     result = dict(params)
     for name, rank in local.items():
         down_name, up_name = f"{module_of(name)}.A", f"{module_of(name)}.B"
@@ -111,5 +117,5 @@ def _first(params: Params, local: Params) -> dict[str, Tensor]:
 
 
 def _where(inside: Tensor, tensor: Tensor) -> Tensor:
-    """``tensor``, and zero where it is not ``inside``."""
+    """``tensor`` where ``inside``, else zero."""
     return torch.where(inside.to(tensor.device), tensor, torch.zeros((), dtype=tensor.dtype, device=tensor.device))

@@ -36,15 +36,18 @@ class LoRAA2(Algorithm[ServerState]):
                    keep the r_k M best slots of all modules;   B_k <- local training of their columns of B
         server:    B <- sum_k p_k B_k, where a column that client k did not keep is the server's
 
-    UP goes first, as in RoLoRA: with B = 0 the gradient of A is zero. A client without a rank of its own keeps all
-    slots, and the method is RoLoRA with a rate for each factor.
+    B goes first, as in RoLoRA, because with B = 0 the gradient of A is zero. A client without its own rank keeps all
+    slots; the method is then RoLoRA with a learning rate for each factor.
+    Fields: ``lr_ratio`` is B's learning rate over A's. A is trained at the run's rate, B at ``lr_ratio`` times that
+    (sections 4.1 and 5.4, appendix B: five times); so is a trained head in B's rounds.
     Uploads: the kept columns (or rows) and their numbers: over all modules r_k M slots of out + 1 (in + 1) numbers.
     Down: the factor just averaged, r out or r in; both for a client that missed rounds.
-    Exact: yes, the other factor is shared. Linear: yes. Personal: no. Head in the source: frozen; here frozen by
-    default. A head that is trained is trained and sent in every round, and in the probing epoch.
-    Rates: A is trained at the run's, B at ``lr_ratio`` times that (sections 4.1 and 5.4, appendix B: five times); so is
-    a head that is trained in B's rounds.
-    Deviations: p_k over the participants (the source: over all clients). The probing epoch is work on top of the run's
+    Exact: yes, the other factor is shared.
+    Linear: yes.
+    Personal: no.
+    Head in the source: frozen; here frozen by default. If a head is trained, it is trained and sent in every round, and
+    trained in the probing epoch too.
+    Deviations: p_k over the participants (the source: over all clients). The probing epoch comes on top of the run's
     local training.
     Reference: Koo et al., Towards Robust and Efficient Federated Low-Rank Adaptation with Heterogeneous Clients, ACL
     2025 (arXiv 2410.22815): eqs. (4) to (6), algorithms 1 and 2.
@@ -66,7 +69,7 @@ class LoRAA2(Algorithm[ServerState]):
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         active, start = up if trainer.round.index % 2 == 0 else down, shared.params
-        rank = trainer.clients[0].rank  # of all clients of a cohort
+        rank = trainer.clients[0].rank  # the same for all clients of a cohort
         lr = trainer.lr * (self.lr_ratio if active is up else 1.0)
         if rank is None:
             fit = trainer.fit(start, train=active | head, lr=lr)
@@ -75,7 +78,7 @@ class LoRAA2(Algorithm[ServerState]):
         kept = _best(start, probe.params, active, rank)
 
         def masked(params: Params) -> dict[str, Tensor]:
-            """Slots that are not kept as they were: no gradient reaches them, and no decay."""
+            """``params`` with dropped slots at their start values, so no gradient and no decay reaches them."""
             return {n: torch.where(kept[n], t, start[n]) if n in kept else t for n, t in params.items()}
 
         fit = trainer.fit(start, train=active | head, objective=lambda p, loss: loss(masked(p)), lr=lr)
@@ -84,24 +87,24 @@ class LoRAA2(Algorithm[ServerState]):
         return tuple(_packed(u, m) for u, m in zip(uploads, masks, strict=True)), local
 
     def expand(self, state: ServerState, upload: Upload) -> Upload:
-        whole = dict(upload.params)
+        full = dict(upload.params)
         for path in (module_of(n) for n in upload.params if role(n) is Role.INDEX):
-            slots = whole.pop(f"{path}.I").long()
-            name = f"{path}.B" if f"{path}.B" in whole else f"{path}.A"
-            _check(slots.tolist(), whole[name], state.params[name], name)
-            values = whole[name].to(state.params[name].dtype)
-            whole[name] = state.params[name].index_copy(1 if up(name) else 0, slots, values)
-        return replace(upload, params=whole)
+            slots = full.pop(f"{path}.I").long()
+            name = f"{path}.B" if f"{path}.B" in full else f"{path}.A"
+            _check(slots.tolist(), full[name], state.params[name], name)
+            values = full[name].to(state.params[name].dtype)
+            full[name] = state.params[name].index_copy(1 if up(name) else 0, slots, values)
+        return replace(upload, params=full)
 
 
 def _best(start: Params, probe: Params, active: Select, rank: int) -> dict[str, Tensor]:
-    """For every active factor, which slots each client keeps: (K, 1, r) for B, (K, r, 1) for A."""
+    """Masks of the slots that each client keeps, by active factor: (K, 1, r) for B, (K, r, 1) for A."""
     paths = adapted_modules(start)
     part, other, axis, along = ("B", "A", -2, -1) if active is up else ("A", "B", -1, -2)
     moved = [(probe[f"{p}.{part}"] - start[f"{p}.{part}"]).norm(dim=axis) for p in paths]
     scores = [m * start[f"{p}.{other}"].norm(dim=along) for m, p in zip(moved, paths, strict=True)]
     flat = torch.cat(scores, -1)
-    # Stable, so that equal scores are broken by position on every machine.
+    # Stable: ties are broken by position on every machine.
     order = flat.sort(dim=-1, descending=True, stable=True).indices[:, : rank * len(paths)]
     mask = torch.zeros_like(flat, dtype=torch.bool).scatter(-1, order, True)
     parts = torch.split(mask, [s.shape[-1] for s in scores], -1)
@@ -109,8 +112,8 @@ def _best(start: Params, probe: Params, active: Select, rank: int) -> dict[str, 
 
 
 def _check(slots: list[int], values: Tensor, server: Tensor, name: str) -> None:
-    """Each slot once, among those of the ``server``'s factor, and as many as there are ``values``. Raises
-    :class:`UnreadableUpload`."""
+    """Raises :class:`UnreadableUpload` unless the slots differ, lie within the ``server``'s factor and are as many as
+    there are ``values``."""
     axis = 1 if up(name) else 0
     if values.shape[axis] != len(slots) or values.shape[1 - axis] != server.shape[1 - axis]:
         detail = f"{name} is {tuple(values.shape)} for {len(slots)} slots of {tuple(server.shape)}"
@@ -121,7 +124,7 @@ def _check(slots: list[int], values: Tensor, server: Tensor, name: str) -> None:
 
 
 def _packed(upload: Upload, masks: Mapping[str, Tensor]) -> Upload:
-    """Only the kept slots, and their numbers."""
+    """``upload`` with only the kept slots, and their numbers."""
     params = dict(upload.params)
     for name, mask in masks.items():
         slots = mask.nonzero().flatten().cpu()

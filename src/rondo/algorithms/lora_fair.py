@@ -14,21 +14,24 @@ from rondo.params import Params, adapted_modules, down, head, pick, up
 @final
 @dataclass(frozen=True)
 class LoRAFAIR(Algorithm[ServerState]):
-    """FedIT whose server corrects B so that the product comes closer to the mean of products. Frobenius variant.
+    """FedIT whose server corrects B to bring the product closer to the mean of products (Frobenius variant).
 
-    Update, with p_k the weights of the participants, summing to 1::
+    Update, with p_k the participants' weights, summing to 1::
 
         client k:  (A_k, B_k) <- local training of A and B from (A, B)
         server:    A <- sum_k p_k A_k        Bbar = sum_k p_k B_k        M = sum_k p_k B_k A_k
                    B <- argmin_B' |M - B' A|^2 + penalty |B' - Bbar|^2
                       = (sum_k p_k B_k (A_k A^T) + penalty Bbar) (A A^T + penalty I)^-1
 
-    in r x r algebra; M is never formed.
-    Uploads: A and B, r (in + out) numbers a module; down the same.
-    Exact: no, but the nearest that a correction of B reaches. Linear: no. Personal: no. Head in the source: not
-    known; here shared by default.
-    Deviations: the paper maximises a cosine similarity by SGD on the server and adds penalty |B' - Bbar|; this is its
-    variant in the Frobenius norm, squared, which has a closed form, so the paper's penalty of 0.01 means another thing.
+    Computed in r x r algebra; M is never formed.
+    Uploads: A and B, r (in + out) numbers per module. Down: the same.
+    Exact: no, but as close as a correction of B can get.
+    Linear: no.
+    Personal: no.
+    Head in the source: not known; here shared by default.
+    Deviations: the paper maximises a cosine similarity by SGD on the server and adds penalty |B' - Bbar|. This is its
+    variant in the squared Frobenius norm, which has a closed form, so the paper's penalty of 0.01 means something else
+    here.
     Reference: Bian et al., LoRA-FAIR: Federated LoRA Fine-Tuning with Aggregation and Initialization Refinement, 2024.
     """
 
@@ -53,10 +56,10 @@ class LoRAFAIR(Algorithm[ServerState]):
         new = dict(mean.params)
         for path in adapted_modules(state.params):
             a, b = mean.params[f"{path}.A"], mean.params[f"{path}.B"]
-            near = self.penalty * b
+            right = self.penalty * b
             for u in received:
-                mine = u.params[f"{path}.A"].double()
-                near = near + u.weight / mean.weight * u.params[f"{path}.B"].double() @ (mine @ a.mT)
+                client_a = u.params[f"{path}.A"].double()
+                right = right + u.weight / mean.weight * u.params[f"{path}.B"].double() @ (client_a @ a.mT)
             gram = a @ a.mT + self.penalty * torch.eye(a.shape[0], dtype=a.dtype)
-            new[f"{path}.B"] = torch.linalg.solve(gram, near, left=False)
+            new[f"{path}.B"] = torch.linalg.solve(gram, right, left=False)
         return self.finish(state, replace(mean, params=new), round)

@@ -14,21 +14,25 @@ from rondo.params import Params, adapted_modules, down, head, kaiming, nested, p
 @final
 @dataclass(frozen=True)
 class MFedLoRU(Algorithm[BaseState]):
-    """FedLoRU for clients of different means: a client of rank q changes A and B by nested factors of rank q.
+    """FedLoRU with rank budgets: a client of rank q changes A and B by nested factors of rank q.
 
-    Update (Algorithm 3, eqs. 82, 83), with c = ``nested_scale`` and everything nested drawn anew every round::
+    Update (Algorithm 3, eqs. 82, 83), with c = ``nested_scale`` and all nested factors drawn anew every round::
 
         client k:  A_k = A + c Au Ad,   B_k = B + c Bu Bd;   (Ad, Au, Bd, Bu) <- local training, A and B fixed
         server:    A <- sum_k p_k A_k        B <- sum_k p_k B_k;   added to the base every ``tau`` rounds, as fedloru
 
     Ad (q x in) and Bd (q x r) start as PEFT's A does, Au (r x q) and Bu (out x q) at zero, so A_k = A and B_k = B at
-    first. A client without a rank of its own trains A and B themselves, as in FedLoRU (the paper's "opts out").
-    Symbols: the paper's A, B as in ``fedloru``; its A_d, A_u, B_d, B_u are Ad, Au, Bd, Bu transposed; its alpha_A over
-    r_A, and so for B, is c (1/2 in its experiments).
-    Uploads: the nested factors, q (in + r) + q (r + out) numbers a module, or r (in + out) of a client that opts out
-    (the algorithm box sends the products, the text the factors). Down as FedLoRU.
-    Exact: no. Linear: yes. Personal: no. Head in the source: a part of the model, averaged; here shared by default.
-    Deviations: one q for A and for B; p_k over the participants; see ``fedloru`` for the last merge.
+    first. A client without its own rank trains A and B themselves, as in FedLoRU (the paper's "opts out").
+    Symbols: the paper's A and B as in ``fedloru``. Its A_d, A_u, B_d, B_u are Ad, Au, Bd, Bu transposed. Its alpha_A
+    over r_A, and so for B, is c (1/2 in its experiments).
+    Fields: ``tau`` and ``restart`` as in ``fedloru``; ``nested_scale``, c above.
+    Uploads: the nested factors, q (in + r) + q (r + out) numbers per module, or r (in + out) from a client that opts
+    out (the algorithm box sends the products, the text the factors). Down: as FedLoRU.
+    Exact: no.
+    Linear: yes.
+    Personal: no.
+    Head in the source: a part of the model, averaged; here shared by default.
+    Deviations: one q for A and for B. p_k over the participants. See ``fedloru`` for the last merge.
     Reference: Park and Klabjan, 2024, appendix C.3.
     """
 
@@ -50,7 +54,7 @@ class MFedLoRU(Algorithm[BaseState]):
         return Shared(state.params, state.base)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        # All clients of a cohort have one rank.
+        # The same for all clients of a cohort.
         rank = trainer.clients[0].rank
         trained = (down | up if rank is None else nested) | head
         inner = {} if rank is None else stack_clients(_fresh(shared.params, rank, c, trainer) for c in trainer.clients)
@@ -60,9 +64,9 @@ class MFedLoRU(Algorithm[BaseState]):
     def expand(self, state: BaseState, upload: Upload) -> Upload:
         if not pick(upload.params, nested):
             return upload
-        own = {n: t.double() for n, t in pick(upload.params, nested).items()}
+        inner = {n: t.double() for n, t in pick(upload.params, nested).items()}
         factors = {n: t.double() for n, t in pick(state.params, down | up).items()}
-        return replace(upload, params={**pick(upload.params, head), **self._recovered({**factors, **own})})
+        return replace(upload, params={**pick(upload.params, head), **self._recovered({**factors, **inner})})
 
     def finish(self, state: BaseState, mean: Mean, round: Round) -> BaseState:
         return accumulated(state, mean, round, self.tau, self.restart)
@@ -71,7 +75,7 @@ class MFedLoRU(Algorithm[BaseState]):
         return self._recovered({**shared.params, **local})
 
     def _recovered(self, params: Params) -> dict[str, Tensor]:
-        """A and B with their nested factors, where there are any, multiplied out. A client axis may lead."""
+        """A and B with their nested factors, if any, multiplied out. A client axis may lead."""
         seen = pick(params, ~nested)
         for name in pick(params, down | up):
             if f"{name}u" in params:
@@ -80,7 +84,8 @@ class MFedLoRU(Algorithm[BaseState]):
 
 
 def _fresh(params: Params, rank: int, client: Client, trainer: Trainer) -> dict[str, Tensor]:
-    """One client's nested factors: each outer one random, each inner one zero. ``params`` have a client axis."""
+    """One client's nested factors (no client axis): the d ones random, the u ones zero. ``params`` has a client
+    axis."""
     new: dict[str, Tensor] = {}
     for path in adapted_modules(params):
         for part in "AB":

@@ -17,23 +17,26 @@ Phases = Literal["separate", "together"]
 @final
 @dataclass(frozen=True)
 class PFedLoRA(Algorithm[ServerState]):
-    """A shared change of full rank beside a personal pair of factors: what pFedLoRU is compared with.
+    """A shared full-rank change beside a personal pair of factors: the baseline that pFedLoRU is compared with.
 
-    Update (Algorithm 4), with L_k (out x r) and U_k (r x in) client k's own and D (out x in) shared::
+    Update (Algorithm 4), with L_k (out x r) and U_k (r x in) client k's own pair and D (out x in) shared::
 
         delta W_k = scale * (D + L_k U_k)
         "separate" (pFedLoRA(1)):  (L_k, U_k) <- local training, D fixed;   then D_k <- local training, L_k, U_k fixed
         "together" (pFedLoRA(2)):  (D_k, L_k, U_k) <- local training of all
         server:    D <- sum_k p_k D_k
 
-    Symbols: the paper's W is W0 + scale * D, its L, U are pB, pA here. "separate" takes two phases as long as the run's
-    local training, "together" one: a fair comparison gives the second twice the epochs.
-    Uploads: D, in * out numbers a module, however small the rank: it is a comparison, not low-rank communication. Down
-    the same. An export has rank min(in, out) + r.
-    Exact: no. Linear: yes. Personal: yes; a new client (the cold-start model) has a personal pair whose product is 0.
+    Symbols: the paper's W is W0 + scale * D; its L and U are pB and pA here.
+    Fields: ``phases``. "separate" takes two phases, each as long as the run's local training, "together" one: for a
+    fair comparison, give the second twice the epochs.
+    Uploads: D, in * out numbers per module, however small the rank: the method is a comparison, not low-rank
+    communication. Down: the same. An export has rank min(in, out) + r.
+    Exact: no.
+    Linear: yes.
+    Personal: yes. A new client (the cold-start model) has a personal pair whose product is 0.
     Head in the source: a part of the model, averaged; here shared by default, trained with D.
-    Deviations: only adapted layers move; D is in units of the scale, so one step on it moves W by scale^2 times what a
-    step on W would; one scale for both; p_k over the participants.
+    Deviations: only adapted layers move. D is in units of the scale, so one step on it moves W by scale^2 times as much
+    as a step on W would. One scale for both. p_k over the participants.
     Reference: Park and Klabjan, 2024, appendix C.4, after Yi et al., pFedLoRA, 2023.
     """
 
@@ -46,7 +49,7 @@ class PFedLoRA(Algorithm[ServerState]):
             raise ValueError(f"phases is one of {', '.join(get_args(Phases))}; got {self.phases!r}")
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
-        # An adapter that the run starts from is where D starts.
+        # D starts from the adapter that the run starts from, if any.
         full = {f"{p}.D": params[f"{p}.B"] @ params[f"{p}.A"] for p in adapted_modules(params)}
         return ServerState({**full, **pick(with_personal(params, round), ~(down | up))})
 

@@ -14,19 +14,22 @@ from rondo.params import Params, down, head, personal, pick, up
 class PFedLoRU(Algorithm[BaseState]):
     """FedLoRU beside a personal pair of factors that never leaves its client.
 
-    Update (Algorithm 2), with L_k (out x r) and U_k (r x in) client k's own::
+    Update (Algorithm 2), with L_k (out x r) and U_k (r x in) client k's own pair::
 
         delta W_k = change of the base + scale * (B A + L_k U_k)
         client k:  (L_k, U_k) <- local training, A and B fixed;   then (A_k, B_k) <- local training, L_k and U_k fixed
         server:    as FedLoRU: means of A and B, added to the base every ``tau`` rounds
 
-    Symbols: the paper's A, B as in ``fedloru``; its L, U are pB, pA here. Each phase is as long as the run's local
-    training, so the work is twice FedIT's.
-    Uploads: A and B, r (in + out) numbers a module; down as FedLoRU (the common start of the personal pair once).
-    Exact: no. Linear: yes. Personal: yes; a new client (the cold-start model) has a personal pair whose product is 0.
+    Each phase is as long as the run's local training, so the work is twice FedIT's.
+    Symbols: the paper's A and B as in ``fedloru``; its L and U are pB and pA here.
+    Fields: ``tau`` and ``restart`` as in ``fedloru``.
+    Uploads: A and B, r (in + out) numbers per module. Down: as FedLoRU (the common start of the personal pair once).
+    Exact: no.
+    Linear: yes.
+    Personal: yes. A new client (the cold-start model) has a personal pair whose product is 0.
     Head in the source: a part of the model, averaged; here shared by default and trained in the second phase.
-    Deviations: one scale and one rank for both pairs (the paper: two scales, and its experiments a smaller personal
-    rank); p_k over the participants.
+    Deviations: one scale and one rank for both pairs (the paper: two scales, and in its experiments a smaller personal
+    rank). p_k over the participants.
     Reference: Park and Klabjan, 2024, appendix C.2.
     """
 
@@ -48,8 +51,10 @@ class PFedLoRU(Algorithm[BaseState]):
         return pick(shared.params, personal)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        own = trainer.fit({**shared.params, **local}, train=personal, objective=lambda p, loss: loss(joined(p)))
-        fit = trainer.fit(own.params, train=down | up | head, objective=lambda p, loss: loss(joined(p)))
+        personal_fit = trainer.fit(
+            {**shared.params, **local}, train=personal, objective=lambda p, loss: loss(joined(p))
+        )
+        fit = trainer.fit(personal_fit.params, train=down | up | head, objective=lambda p, loss: loss(joined(p)))
         return trainer.upload(pick(fit.params, down | up | head)), pick(fit.params, personal)
 
     def finish(self, state: BaseState, mean: Mean, round: Round) -> BaseState:

@@ -15,22 +15,26 @@ from rondo.params import Params, Role, adapted_modules, down, head, pick, role, 
 @final
 @dataclass(frozen=True)
 class SLoRA(Algorithm[ServerState]):
-    """First some rounds of sparse fine-tuning, whose result's singular vectors are where FedIT then starts.
+    """Some rounds of sparse fine-tuning first; FedIT then starts from the singular vectors of their result.
 
-    Update, with p_k the weights of the participants, summing to 1, and D zero but at positions common to all clients::
+    Update, with p_k the participants' weights, summing to 1, and D zero except at positions common to all clients::
 
         stage 1, ``sparse_rounds`` rounds:  client k: S_k <- local training of the values of D at the positions
                                             server:   S <- sum_k p_k S_k;   delta W = scale * D(S)
         between:   D = U S V^T;   B = the first r columns of U S,   A = the first r rows of V^T
         stage 2:   FedIT on A and B
 
-    ``density`` is the share of positions in a weight, drawn at random from the run's seed. The base stays W0: what
-    truncation to rank r drops is lost.
-    Uploads: density * in * out numbers a module in stage 1, r (in + out) after it; down the same (the positions once).
-    Exact: no; stage 1 is, the step between truncates and stage 2 averages factors. Linear: yes. Personal: no. Head in
-    the source: trained and averaged; here shared by default.
-    Deviations: D is in units of the scale; positions are sent once as numbers, not as a seed. The step between forms D,
-    a matrix of the weight's size, one module at a time: it is as sparse as it is without structure.
+    The base stays W0; the part that truncation to rank r drops is lost.
+    Fields: ``sparse_rounds``, the length of stage 1, and ``density``, the share of positions in a weight, drawn at
+    random from the run's seed.
+    Uploads: density * in * out numbers per module in stage 1, r (in + out) after it. Down: the same (the positions
+    once).
+    Exact: no. Stage 1 is exact, but the step between truncates and stage 2 averages factors.
+    Linear: yes.
+    Personal: no.
+    Head in the source: trained and averaged; here shared by default.
+    Deviations: D is in units of the scale. Positions are sent once as numbers, not as a seed. The step between forms D,
+    a matrix of the weight's size, one module at a time, because D is sparse without structure.
     Reference: Babakniya et al., SLoRA: Federated Parameter Efficient Fine-Tuning of Language Models, 2023.
     """
 
@@ -51,8 +55,8 @@ class SLoRA(Algorithm[ServerState]):
         values: dict[str, Tensor] = {}
         for path in adapted_modules(params):
             size = weights[path].shape[0] * weights[path].shape[1]
-            where = positions(max(1, int(self.density * size + 0.5)), size, round.generator("positions", path))
-            values |= {f"{path}.I": where, f"{path}.S": params[f"{path}.A"].new_zeros(len(where))}
+            indices = positions(max(1, int(self.density * size + 0.5)), size, round.generator("positions", path))
+            values |= {f"{path}.I": indices, f"{path}.S": params[f"{path}.A"].new_zeros(len(indices))}
         return ServerState({**params, **values})
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
@@ -77,18 +81,18 @@ class SLoRA(Algorithm[ServerState]):
 
 
 def positions(count: int, size: int, generator: torch.Generator) -> Tensor:
-    """``count`` different positions of ``size``, ascending."""
+    """``count`` different positions out of ``size``, ascending."""
     return torch.randperm(size, generator=generator)[:count].sort().values.to(torch.int32)
 
 
 def _seen(params: Params) -> dict[str, Tensor]:
-    """While there are sparse values, D + B A as one A and B. A client axis may lead."""
+    """D + B A as one A and B in modules with sparse values, the others unchanged. A client axis may lead."""
     seen = {n: t for n, t in params.items() if role(n) not in (Role.SPARSE, Role.INDEX)}
     for path in adapted_modules(params):
         if f"{path}.S" not in params:
             continue
-        a, b, values, where = (params[f"{path}.{part}"] for part in "ABSI")
+        a, b, values, indices = (params[f"{path}.{part}"] for part in "ABSI")
         out, inp = b.shape[-2], a.shape[-1]
-        flat = values.new_zeros(*values.shape[:-1], out * inp).scatter(-1, where.long(), values)
+        flat = values.new_zeros(*values.shape[:-1], out * inp).scatter(-1, indices.long(), values)
         seen[f"{path}.A"], seen[f"{path}.B"] = beside(flat.reshape(*flat.shape[:-1], out, inp), a, b)
     return seen

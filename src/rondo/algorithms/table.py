@@ -1,4 +1,4 @@
-"""What there is, by name: methods, robust rules, server optimizers. Imports no torch."""
+"""Robust rules, server optimizers and methods, by name. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,29 +9,52 @@ from typing import Any, Literal, TypeAlias, get_args
 from rondo.algorithms import formulas
 from rondo.algorithms.formulas import Numbers
 
+Rule: TypeAlias = Literal[
+    "clip", "median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "nnm-trimmed-mean"
+]
+"""A rule of robust aggregation; :mod:`rondo.algorithms.wrappers.robust` defines each."""
+
+RULES: tuple[Rule, ...] = get_args(Rule)
+"""Every :data:`Rule`, in its order."""
+
+SERVER_OPTIONS: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "sgd": ("lr",),
+    "momentum": ("lr", "beta1"),
+    "adam": ("lr", "beta1", "beta2", "tau"),
+    "yogi": ("lr", "beta1", "beta2", "tau"),
+    "adagrad": ("lr", "beta1", "tau"),
+}
+"""The server optimizers, and the keys of ``[server]`` that each one takes."""
+
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known of an algorithm without importing it. A test holds every field against the class.
-
-    ``up`` and ``down``: numbers for one adapted module, of a client that has the run's rank r."""
+    """The facts about an algorithm that are known without importing it. A test compares every field with the class."""
 
     cls: str
+    """``package.module:Class``."""
     summary: str
+    """One line for ``rondo list``."""
     paper: str
+    """First author, venue if any, year."""
     exact: bool
     linear: bool
     personal: bool
     head: Literal["shared", "local", "frozen"]
     up: str
+    """Numbers that a client uploads per adapted module, in words, for a client that has the run's rank r."""
     down: str
+    """The same for the numbers that a client receives."""
     up_numbers: Numbers
+    """``up`` as a function."""
     down_numbers: Numbers
+    """``down`` as a function."""
     fields: Mapping[str, Any] = field(default_factory=dict)
+    """Hyperparameters: name and type."""
 
 
 _CYCLE_FIELDS = {"tau": int, "restart": Literal["random", "momentum"]}
-
 
 _FLORG_FIELDS = {
     "bases": Literal["orthogonal", "kaiming", "svd"],
@@ -39,7 +62,6 @@ _FLORG_FIELDS = {
     "gram_std": float,
     "offset": bool,
 }
-
 
 TABLE: dict[str, Entry] = {
     "fedit": Entry(
@@ -317,22 +339,3 @@ TABLE: dict[str, Entry] = {
         fields={"lr_ratio": float},
     ),
 }
-
-
-Rule: TypeAlias = Literal[
-    "clip", "median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "nnm-trimmed-mean"
-]
-
-
-RULES: tuple[Rule, ...] = get_args(Rule)
-
-
-SERVER_OPTIONS: dict[str, tuple[str, ...]] = {
-    "none": (),
-    "sgd": ("lr",),
-    "momentum": ("lr", "beta1"),
-    "adam": ("lr", "beta1", "beta2", "tau"),
-    "yogi": ("lr", "beta1", "beta2", "tau"),
-    "adagrad": ("lr", "beta1", "tau"),
-}
-"""The keys of ``[server]`` that each optimizer takes."""

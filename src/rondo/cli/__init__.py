@@ -1,4 +1,4 @@
-"""The command line. Every command imports what it needs when it runs, so that help and lists appear at once."""
+"""The command line. Each command imports its modules when it runs, so help and lists appear at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands about algorithms: list, show and check."""
+"""The commands on algorithms: list, show and check."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rondo.cli.process import FAILED, own_modules, user_errors
 
 
 def list_() -> None:
-    """The algorithms: name, what it does, exact, linear, personal, paper."""
+    """List the algorithms: what each does, its flags (exact, linear, personal), numbers sent up and paper."""
     from rich.console import Console
     from rich.table import Table
 
@@ -19,16 +19,16 @@ def list_() -> None:
     table = Table(box=None, pad_edge=False)
     for column in ("name", "what it does", "exact", "linear", "personal", "up, numbers a module", "paper"):
         table.add_column(column, overflow="fold")
-    for name, e in algorithms.TABLE.items():
-        flags = ["yes" if flag else "no" for flag in (e.exact, e.linear, e.personal)]
-        table.add_row(name, e.summary, *flags, e.up, e.paper)
-    # Off a terminal a line an algorithm, for grep and the like.
+    for name, entry in algorithms.TABLE.items():
+        flags = ["yes" if flag else "no" for flag in (entry.exact, entry.linear, entry.personal)]
+        table.add_row(name, entry.summary, *flags, entry.up, entry.paper)
+    # Without a terminal, print one line per algorithm, so that grep finds it.
     console = Console()
     (console if console.is_terminal else Console(width=200)).print(table)
 
 
 def show(name: str) -> None:
-    """The paper card of an algorithm: equations, symbols, bytes, head, deviations, reference."""
+    """Show the paper card of an algorithm: equations, symbols, bytes, head, deviations, reference."""
     with user_errors():
         import inspect
 
@@ -48,9 +48,9 @@ def _algorithm_class(name: str) -> Any:
 
 
 def check(
-    names: Annotated[list[str] | None, typer.Argument(help="names, or package.module:Class; left out: all")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="names, or package.module:Class; default: all")] = None,
 ) -> None:
-    """Run the public laws on algorithms, ours or one of your own."""
+    """Check algorithms, ours or your own, against the public laws."""
     with user_errors():
         from rondo import algorithms, errors, testing
 
@@ -62,9 +62,9 @@ def check(
             print(name)
             try:
                 algorithm = cls()
-            except Exception as error:  # someone's class: a field without default, an abstract method left open
-                words = f"{name} cannot be made without arguments: {error}"
-                raise errors.ConfigError([errors.Problem("NAME", words)], "rondo") from None
+            except Exception as error:  # a user's class may have a field without default or an abstract method
+                message = f"{name} cannot be made without arguments: {error}"
+                raise errors.ConfigError([errors.Problem("NAME", message)], "rondo") from None
             for result in testing.check_algorithm(algorithm, formulas=formulas):
                 print(f"  {result.outcome:15} {result.law:20} {result.detail}".rstrip())
                 failed += result.outcome == "failed"

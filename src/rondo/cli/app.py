@@ -1,4 +1,4 @@
-"""The application, its entry point, and the options that several commands share."""
+"""The application, its entry point, and the options that commands share."""
 
 from __future__ import annotations
 
@@ -14,16 +14,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Sets = Annotated[list[str] | None, typer.Option("--set", help="override: KEY.PATH=VALUE, for instance adapter.r=8")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", help="override a setting: KEY.PATH=VALUE, for instance adapter.r=8")
+]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
-ClientId = Annotated[str | None, typer.Option("--client", help="this client's model; left out: the global one")]
+ClientId = Annotated[str | None, typer.Option("--client", help="use this client's model; default: the global one")]
 
 
 def main() -> None:
     """Entry point of ``rondo``.
 
-    Exit codes: 0 done; 1 a run or a check failed; 2 the input must be mended; 130 and 143 interrupted by SIGINT (^C)
-    and SIGTERM.
+    Exit codes:
+
+    - 0: done
+    - 1: a run or a check failed
+    - 2: the input must be fixed
+    - 130: interrupted by SIGINT (^C)
+    - 143: interrupted by SIGTERM
     """
     try:
         app()

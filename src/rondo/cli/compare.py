@@ -16,31 +16,31 @@ from rondo.cli.process import FAILED, own_modules, quiet_libraries, stoppable, u
 
 def compare(
     algorithms: Annotated[
-        str | None, typer.Argument(metavar="ALGORITHMS", help="names with commas between, or package.module:Class")
+        str | None, typer.Argument(metavar="ALGORITHMS", help="names separated by commas, or package.module:Class")
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="the whole table")] = False,
-    config: Annotated[str | None, typer.Option(help="a TOML file; left out: the demo's")] = None,
+    every: Annotated[bool, typer.Option("--all", help="all algorithms of the table")] = False,
+    config: Annotated[str | None, typer.Option(help="a TOML file; default: the demo's")] = None,
     sets: Annotated[
         list[str] | None,
-        typer.Option("--set", help="override: KEY.PATH=VALUE for all, NAME.KEY.PATH=VALUE for one algorithm"),
+        typer.Option("--set", help="override a setting: KEY.PATH=VALUE for all, NAME.KEY.PATH=VALUE for one algorithm"),
     ] = None,
-    seeds: Annotated[str | None, typer.Option(help="numbers with commas between; left out: the file's")] = None,
+    seeds: Annotated[str | None, typer.Option(help="numbers separated by commas; default: the file's seed")] = None,
     out: Annotated[
         str | None,
         typer.Option(
-            help="where to write; left out: runs/compare-TIME. Runs that it holds are not run again but finished"
+            help="where to write; default: runs/compare-TIME. Finished runs in it are kept, interrupted ones resumed"
         ),
     ] = None,
     device: Device = "auto",
 ) -> None:
-    """Several algorithms on the same data, split, seeds and rounds: a table and a picture."""
+    """Compare several algorithms on the same data, split, seeds and rounds: a table and a picture."""
     with user_errors():
         from rondo.runs import compare
 
         own_modules()
         configs = compare.plan(_named(algorithms, every), config, sets=sets or [], seeds=_numbers(seeds))
-        found = _compared(configs, out, device)
-    if found.stopped:
+        comparison = _compared(configs, out, device)
+    if comparison.stopped:
         raise typer.Exit(FAILED)
 
 
@@ -59,12 +59,12 @@ def _numbers(seeds: str | None) -> list[int]:
     try:
         return [int(text) for text in seeds.split(",")] if seeds is not None else []
     except ValueError:
-        words = f"{seeds!r} should be whole numbers with commas between, for instance 0,1,2"
-        raise ConfigError.at("--seeds", words, "rondo compare") from None
+        message = f"{seeds!r} should be whole numbers with commas between, for instance 0,1,2"
+        raise ConfigError.at("--seeds", message, "rondo compare") from None
 
 
 def _compared(configs: Any, out: str | None, device: str) -> Any:
-    """Compare with progress and a final table."""
+    """Run the comparison with progress bars and a final table."""
     from rich.console import Console
 
     from rondo.report.terminal import TerminalProgress, comparison_table
@@ -86,12 +86,12 @@ def _compared(configs: Any, out: str | None, device: str) -> Any:
         print(f"{planned}: {time.perf_counter() - began:.0f} s ({planned.run_dir})", flush=True)
 
     with stoppable() as stop:
-        found = compare.carry_out(configs, out, device=device, watch=watched, stop=stop)
-    for one in found.stopped:
-        print(f"{one['algorithm']}, seed {one['seed']} stopped: {one['reason']}", file=sys.stderr)
-    if found.runs:
+        comparison = compare.carry_out(configs, out, device=device, watch=watched, stop=stop)
+    for run in comparison.stopped:
+        print(f"{run['algorithm']}, seed {run['seed']} stopped: {run['reason']}", file=sys.stderr)
+    if comparison.runs:
         print()
-        # Off a terminal a line an algorithm, for grep and the like.
-        (console if console.is_terminal else Console(width=200)).print(comparison_table(vars(found)))
-        print(f"\ncomparison: {found.out / 'comparison.json'}\npicture:    {found.out / 'comparison.png'}")
-    return found
+        # Without a terminal, print one line per algorithm, so that grep finds it.
+        (console if console.is_terminal else Console(width=200)).print(comparison_table(vars(comparison)))
+        print(f"\ncomparison: {comparison.out / 'comparison.json'}\npicture:    {comparison.out / 'comparison.png'}")
+    return comparison

@@ -1,4 +1,4 @@
-"""What a command means to its process: exit codes, signals, warnings, where modules are found. Imports no torch."""
+"""The process of a command: exit codes, signals, warnings, import path. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAILED, USER_ERROR = 1, 2
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Faults of the input as plain messages and exit code 2, a stopped run as exit code 1; no traceback."""
+    """Turn faults of the input into a plain message and exit code 2, a stopped run into exit code 1; no traceback."""
     try:
         yield
     except ConfigError as error:
@@ -31,8 +31,8 @@ def user_errors() -> Iterator[None]:
 
 @contextmanager
 def stoppable() -> Iterator[Any]:
-    """An event that SIGINT (^C) or SIGTERM sets; a second one ends the process at once. Raises the exit code of the
-    first where a run ended by it."""
+    """Yield an event that SIGINT (^C) or SIGTERM sets; a second signal ends the process at once. If a run ended by
+    the first, raise the exit code of that signal: 128 plus its number."""
     import signal
     import threading
 
@@ -40,30 +40,30 @@ def stoppable() -> Iterator[Any]:
 
     def handler(number: int, _: Any) -> None:
         if stop.is_set():
-            os._exit(128 + number)  # nothing that was committed is lost by that
+            os._exit(128 + number)  # committed rounds are safe on the disk
         stop.set()
         received.append(number)
         os.write(2, b"\nstopping after this step; once more to stop at once\n")
 
-    kept = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    old_handlers = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
     except RunInterrupted as error:
         print(f"{error}\ngo on with: rondo resume {shlex.quote(str(error.run_dir))}", file=sys.stderr)
         raise typer.Exit(128 + received[0]) from None
     finally:
-        for number, before in kept.items():
-            signal.signal(number, before)
+        for number, old in old_handlers.items():
+            signal.signal(number, old)
 
 
 def own_modules() -> None:
-    """A class of one's own may lie in the folder one works in."""
+    """Let imports find a user's own modules in the working folder."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
 
 
 def quiet_libraries() -> None:
-    """No advertising of deprecations inside other packages, no progress bars but ours."""
+    """Hide deprecation warnings inside other packages, and all progress bars but ours."""
     import warnings
 
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|torch|pyarrow")

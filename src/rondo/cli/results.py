@@ -1,4 +1,4 @@
-"""Commands on finished runs: export and evaluate."""
+"""The commands on finished runs: export and evaluate."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ def export(
     run_dir: str,
     to: Annotated[str, typer.Option(help="an empty or new folder")],
     client: ClientId = None,
-    merged: Annotated[bool, typer.Option(help="fold the adapter into the whole model")] = False,
-    rank: Annotated[int | None, typer.Option(help="truncate to this rank; what is lost is printed")] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="load it with stock PEFT and compare logits")] = False,
+    merged: Annotated[bool, typer.Option(help="write the whole model, with the adapter folded in")] = False,
+    rank: Annotated[
+        int | None, typer.Option(help="truncate to this rank, and print the share of the change that is lost")
+    ] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="reload with stock libraries and compare logits")] = False,
 ) -> None:
     """Write a run's result as a stock PEFT adapter of the rank it needs, or merged into the model."""
     with user_errors():
@@ -30,19 +32,19 @@ def export(
 def exported(
     run_dir: str | Path, to: str | Path, *, client: str | None, merged: bool, rank: int | None, verify: bool
 ) -> bool:
-    """Export and say what came of it; False if what was loaded again is not equal."""
+    """Export and print the outcome. False if the reloaded model differs."""
     import rondo
 
-    done = rondo.export(run_dir, to, client=client, merged=merged, rank=rank, verify=verify)
-    print(f"wrote {to}, rank {done.rank}")
+    result = rondo.export(run_dir, to, client=client, merged=merged, rank=rank, verify=verify)
+    print(f"wrote {to}, rank {result.rank}")
     if rank is not None:
-        print(f"truncated to rank {rank}: {done.relative_error:.2%} of the change (Frobenius norm) is lost")
-    if done.verification is None:
+        print(f"truncated to rank {rank}: {result.relative_error:.2%} of the change (Frobenius norm) is lost")
+    if result.verification is None:
         return True
     loader = "transformers alone" if merged else "stock PEFT"
-    verdict = "verified" if done.verification.passed else "NOT EQUAL"
-    print(f"{verdict}: reloaded by {loader}, largest difference of a logit {done.verification.max_difference:.1e}")
-    return done.verification.passed
+    verdict = "verified" if result.verification.passed else "NOT EQUAL"
+    print(f"{verdict}: reloaded by {loader}, largest difference of a logit {result.verification.max_difference:.1e}")
+    return result.verification.passed
 
 
 def evaluate(
@@ -50,7 +52,7 @@ def evaluate(
     client: ClientId = None,
     device: Device = "auto",
 ) -> None:
-    """Score a run, or an adapter of one, on the run's test set."""
+    """Score a run, or an adapter from one, on the run's test set."""
     with user_errors():
         import json
 

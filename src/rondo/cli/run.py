@@ -1,4 +1,4 @@
-"""Commands that start runs: run, resume, demo and init."""
+"""The commands run, resume, demo and init."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rondo.cli.results import exported
 def run(
     config: Annotated[str, typer.Argument(help="a TOML file; rondo init writes one to start from")],
     sets: Sets = None,
-    run_dir: Annotated[str | None, typer.Option(help="where to write; left out: runs/ALGORITHM-TIME")] = None,
+    run_dir: Annotated[str | None, typer.Option(help="where to write; default: runs/ALGORITHM-TIME")] = None,
     device: Device = "auto",
 ) -> None:
     """Fine-tune: run a configuration and write its run directory."""
@@ -28,12 +28,12 @@ def run(
 
 def resume(
     run_dir: str,
-    device: Annotated[str, typer.Option(help="auto (the one that it ran on), cpu or cuda")] = "auto",
+    device: Annotated[str, typer.Option(help="auto (the device it ran on), cpu or cuda")] = "auto",
     allow_nondeterministic: Annotated[
-        bool, typer.Option("--allow-nondeterministic", help="go on although threads, versions, model or data differ")
+        bool, typer.Option("--allow-nondeterministic", help="continue even if threads, versions, model or data differ")
     ] = False,
 ) -> None:
-    """Go on with a run after its last committed round."""
+    """Continue a run after its last committed round."""
     with user_errors():
         from rondo.runs.storage.directory import RunDirectory
 
@@ -62,7 +62,7 @@ def demo(sets: Sets = None, run_dir: str | None = None, device: Device = "auto")
 
 
 def _run(settings: Any, run_dir: str | None, device: str, *, resumed: bool = False, whatever: bool = False) -> Any:
-    """Run, or go on, with progress and a final table."""
+    """Start or continue a run, with progress bars and a final table."""
     from rich.console import Console
 
     console = Console()

@@ -1,4 +1,4 @@
-"""Faults of a configuration that lie between its keys, or between it and the files that it names. Imports no torch."""
+"""Checks between the keys of a configuration, and between it and the files that it names. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rondo.tasks import table as tasks
 
 
 def partition_kind(config: RunConfig) -> str:
-    """The kind of partition where none was named: the built-in homes are clients by nature, other rows go iid."""
+    """The kind of partition. If the user names none, the built-in homes are clients by nature and other rows go iid."""
     if config.partition.kind is not None:
         return config.partition.kind
     builtin = config.data.source in (None, BUILTIN_DATA) and config.data.clients_from is None
@@ -33,52 +33,54 @@ _USED_BY = {
     "classes_per_client": "classes",
     "sigma": "lognormal",
 }
-"""Keys of ``[partition]`` that one kind uses."""
+"""Keys of ``[partition]`` that only one kind uses, with that kind."""
 
 
 def cross_checks(config: RunConfig) -> Iterator[Problem]:
-    """Faults that lie between keys."""
-    part, clients, data = config.partition, config.clients, config.data
+    """Yield the faults between keys."""
+    partition, clients, data = config.partition, config.clients, config.data
     own_data = data.source not in (None, BUILTIN_DATA) or data.clients_from is not None
     if config.train.local_epochs is not None and config.train.local_steps is not None:
         yield Problem("train.local_steps", "set local_steps or local_epochs, not both")
     if config.train.momentum and config.train.optimizer != "sgd":
         yield Problem("train.momentum", f"only sgd has momentum, not {config.train.optimizer}: remove one of the two")
     if config.train.warmup_rounds >= config.rounds:
-        words = f"must be below rounds = {config.rounds}, or nothing follows the warm-up: lower it or raise rounds"
-        yield Problem("train.warmup_rounds", words)
+        message = f"must be below rounds = {config.rounds}, or nothing follows the warm-up: lower it or raise rounds"
+        yield Problem("train.warmup_rounds", message)
     if data.source is not None and data.clients_from is not None:
         yield Problem("data.clients_from", "set data.source or data.clients_from, not both")
     kind = partition_kind(config)
     if data.clients_from is None:
         needed, hint = _NEEDS.get(kind, (None, ""))
-        if needed and getattr(part, needed) is None and (own_data or kind != "natural"):
+        if needed and getattr(partition, needed) is None and (own_data or kind != "natural"):
             yield Problem(f"partition.{needed}", f"partition.kind = {kind!r} needs it: set it, {hint}")
         for key, user in _USED_BY.items():
-            if kind != user and getattr(part, key) is not None:
+            if kind != user and getattr(partition, key) is not None:
                 yield Problem(f"partition.{key}", f"only kind = {user!r} uses it, not {kind!r}: remove it or set kind")
-        if kind != "natural" and part.clients is None:
-            words = f"partition.kind = {kind!r} needs the number of clients: set it, for instance clients = 10"
-            yield Problem("partition.clients", words)
-    if part.kind == "natural" and part.clients is not None:
+        if kind != "natural" and partition.clients is None:
+            message = f"partition.kind = {kind!r} needs the number of clients: set it, for instance clients = 10"
+            yield Problem("partition.clients", message)
+    if partition.kind == "natural" and partition.clients is not None:
         yield Problem("partition.clients", "with kind = 'natural' there is one client a value of the column; remove it")
     if clients.sampling == "full" and clients.per_round is not None:
         yield Problem("clients.per_round", "sampling = 'full' takes every client; remove per_round")
     if clients.sampling in ("poisson", "weighted") and clients.per_round is None:
         yield Problem("clients.per_round", f"sampling = {clients.sampling!r} needs it: set it")
-    if part.clients is not None and clients.per_round is not None and clients.per_round > part.clients:
-        yield Problem("clients.per_round", f"{clients.per_round} of {part.clients} clients: lower it to {part.clients}")
+    if partition.clients is not None and clients.per_round is not None and clients.per_round > partition.clients:
+        yield Problem(
+            "clients.per_round", f"{clients.per_round} of {partition.clients} clients: lower it to {partition.clients}"
+        )
     if clients.per_round is not None and clients.min_clients > clients.per_round:
-        words = f"above clients.per_round = {clients.per_round}, so no round could succeed: lower it"
-        yield Problem("clients.min_clients", words)
+        message = f"above clients.per_round = {clients.per_round}, so no round could succeed: lower it"
+        yield Problem("clients.min_clients", message)
     if clients.over_select and clients.per_round is None:
         yield Problem("clients.over_select", "it goes beyond clients.per_round, which is not set: set both or neither")
     if config.admission.clip and config.admission.max_norm is None:
         yield Problem("admission.clip", "there is nothing to clip to: set admission.max_norm too")
     least = 2 * config.robust.byzantine + 1
     if config.robust.rule != "none" and clients.min_clients < least:
-        words = f"robust.byzantine = {config.robust.byzantine} of {clients.min_clients} uploads may be half or more"
-        yield Problem("clients.min_clients", f"{words}: raise it to {least} or lower robust.byzantine")
+        message = f"robust.byzantine = {config.robust.byzantine} of {clients.min_clients} uploads may be half or more"
+        yield Problem("clients.min_clients", f"{message}: raise it to {least} or lower robust.byzantine")
     yield from _fault_checks(config)
     yield from _rank_checks(config)
     yield from _server_checks(config)
@@ -104,10 +106,10 @@ def _fault_checks(config: RunConfig) -> Iterator[Problem]:
     faults = config.faults
     rates = {kind: value for kind in get_args(FaultKind) if isinstance(value := getattr(faults, kind), float) and value}
     if sum(rates.values()) > 1:
-        words = (
+        message = (
             f"the probabilities of {', '.join(rates)} sum to {sum(rates.values()):g}: a client has one fault a round"
         )
-        yield Problem("faults", f"{words}, so lower them to 1 or less in all")
+        yield Problem("faults", f"{message}, so lower them to 1 or less in all")
     if faults.slow and config.clients.deadline is None and not config.clients.over_select:
         yield Problem("faults.slow", "slow clients are waited for: set clients.deadline or clients.over_select")
 
@@ -121,10 +123,12 @@ def _rank_checks(config: RunConfig) -> Iterator[Problem]:
     if count is not None:
         yield from list_lengths(clients, count)
     if isinstance(ranks, dict):
-        odd = [k for k in ranks if not (k.isdecimal() and k == str(int(k)) and int(k) > 0)]
-        if odd:
-            words = f"{odd[0]!r} is no rank: give shares of the clients by rank, for instance {{ 4 = 0.5, 8 = 0.5 }}"
-            yield Problem("clients.ranks", words)
+        not_ranks = [k for k in ranks if not (k.isdecimal() and k == str(int(k)) and int(k) > 0)]
+        if not_ranks:
+            message = (
+                f"{not_ranks[0]!r} is no rank: give shares of the clients by rank, for instance {{ 4 = 0.5, 8 = 0.5 }}"
+            )
+            yield Problem("clients.ranks", message)
             return
         if abs(sum(ranks.values()) - 1) > 1e-6:
             yield Problem("clients.ranks", f"the shares sum to {sum(ranks.values()):.6g}: mend them to sum to 1")
@@ -134,11 +138,11 @@ def _rank_checks(config: RunConfig) -> Iterator[Problem]:
 
 
 def list_lengths(clients: ClientsConfig, count: int) -> Iterator[Problem]:
-    """Lists with a value per client whose length is not ``count``, the number of clients."""
+    """Yield a problem for each list of values per client whose length is not ``count``, the number of clients."""
     for key, value in (("ranks", clients.ranks), ("bytes_budget", clients.bytes_budget)):
         if isinstance(value, list) and len(value) != count:
-            words = f"{len(value)} for {count} clients: give one a client, in the order of their ids"
-            yield Problem(f"clients.{key}", words)
+            message = f"{len(value)} for {count} clients: give one a client, in the order of their ids"
+            yield Problem(f"clients.{key}", message)
 
 
 def _server_checks(config: RunConfig) -> Iterator[Problem]:
@@ -146,12 +150,12 @@ def _server_checks(config: RunConfig) -> Iterator[Problem]:
     known = SERVER_OPTIONS[kind]
     for key in ("lr", "beta1", "beta2", "tau"):
         if key not in known and getattr(config.server, key) is not None:
-            words = f"{kind!r} has no {key}; it has {', '.join(known)}" if known else "name server.optimizer too"
-            yield Problem(f"server.{key}", words)
+            message = f"{kind!r} has no {key}; it has {', '.join(known)}" if known else "name server.optimizer too"
+            yield Problem(f"server.{key}", message)
 
 
 def missing_files(config: RunConfig) -> Iterator[Problem]:
-    """Data that are named by a path at which there is nothing."""
+    """Yield a problem for each data path that does not exist, and for each pattern in place of one file or folder."""
     for key in ("source", "clients_from", "test_source"):
         value = getattr(config.data, key)
         if value is not None and _is_path(value) and not _exists(value):
@@ -176,7 +180,7 @@ _DATA_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 
 
 def _is_path(name: str) -> bool:
-    """Whether ``name`` can only be meant as a path: absolute, relative with a dot, or with a data file's ending."""
+    """Whether ``name`` can only be a path: absolute, relative with a dot, or with a data file's ending."""
     return name.startswith(("/", "./", "../", "~")) or name.endswith(_DATA_SUFFIXES)
 
 
@@ -184,5 +188,5 @@ def _exists(name: str) -> bool:
     try:
         path = Path(name).expanduser()
         return path.exists() or any(path.parent.glob(path.name))
-    except (ValueError, RuntimeError, OSError):  # a pattern or a home that no system accepts
+    except (ValueError, RuntimeError, OSError):  # a pattern or home folder that the system does not accept
         return False

@@ -1,4 +1,4 @@
-"""TODO"""
+"""Turns pydantic's errors into problems in Rondo's words."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rondo.errors import Problem
 
 
 def merged(problems: Iterator[Problem]) -> list[Problem]:
-    """One problem a key: a value that fits none of several types is told once, with all of them."""
+    """One problem per key. A value that fits none of several types is reported once, with all of them."""
     by_path: dict[str, Problem] = {}
     for problem in problems:
-        before = by_path.get(problem.path)
-        if before is not None:
-            alternatives = before.message.partition(", got ")[0]
+        earlier = by_path.get(problem.path)
+        if earlier is not None:
+            alternatives = earlier.message.partition(", got ")[0]
             wanted, got, rest = problem.message.removeprefix("should be ").partition(", got ")
             problem = Problem(problem.path, f"{alternatives} or {wanted}{got}{rest}")
         by_path[problem.path] = problem
@@ -27,7 +27,7 @@ def merged(problems: Iterator[Problem]) -> list[Problem]:
 
 
 def explain(error: Any, raw: Mapping[str, Any]) -> Problem:
-    """A pydantic error in our words: key path, what is wrong, how to mend it."""
+    """A pydantic error in Rondo's words: key path, fault and fix."""
     # Branches of a union add their own names to the location; keep what exists in the input.
     loc: list[str] = []
     node: Any = raw
@@ -77,19 +77,20 @@ def _is_toml(text: str) -> bool:
 
 
 def unknown_key(loc: list[str]) -> str:
-    """What to say of a key that does not exist: a near match in its own section, or the section that has it."""
+    """The message for a key that does not exist: a near match in its section, else the section that has it, else the
+    keys known there."""
     section: Any = RunConfig
     for part in loc[:-1]:
         section = section.model_fields[part].annotation
     near = difflib.get_close_matches(loc[-1], section.model_fields, n=1)
     if near:
         return f"unknown key; did you mean {near[0]!r}?"
-    homes = [
+    sections = [
         name
         for name, f in RunConfig.model_fields.items()
         if isinstance(f.annotation, type) and issubclass(f.annotation, BaseModel)
         if loc[-1] in f.annotation.model_fields
     ]
-    if homes:
-        return f"unknown key here; did you mean {homes[0]}.{loc[-1]}?"
+    if sections:
+        return f"unknown key here; did you mean {sections[0]}.{loc[-1]}?"
     return f"unknown key; known here: {', '.join(section.model_fields)}"

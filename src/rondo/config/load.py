@@ -1,6 +1,6 @@
-"""The configuration: TOML (or a dict) to a validated, frozen :class:`RunConfig`. Imports no torch.
+"""Loads a configuration from TOML or a dict into a validated, frozen :class:`RunConfig`. Imports no torch.
 
-All faults are found at once and listed with key path, reason and fix (:class:`ConfigError`), before a model is loaded.
+A :class:`ConfigError` lists all faults at once, with key path, reason and fix, before a model is loaded.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from pydantic import ConfigDict
 from rondo import algorithms
 from rondo.config.checks import cross_checks, missing_files
 from rondo.config.explain import explain, merged
-from rondo.config.schema import (
-    RunConfig,
-)
+from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, Problem
 
 STARTER = Path(__file__).with_name("starter.toml")
@@ -33,9 +31,11 @@ def load(
     *,
     check_paths: bool = True,
 ) -> RunConfig:
-    """Read and validate a configuration; ``sets`` are ``key.path=value`` overrides (TOML values, else plain strings).
+    """Read and validate a configuration.
 
-    ``check_paths=False`` does not ask whether the data are there (a finished run can be exported without them).
+    ``sets``: ``key.path=value`` overrides; values are TOML, else plain strings.
+    ``check_paths``: False does not check that the data exist, since a finished run can be exported without them.
+
     Raises :class:`ConfigError` with every fault found.
     """
     if isinstance(source, RunConfig):
@@ -44,14 +44,16 @@ def load(
         name, raw = "config", _copied(source)
     else:
         name, raw = str(source), _read(Path(source))
-    bad = [p for text in sets if (p := _override(raw, text)) is not None]
+    set_problems = [p for text in sets if (p := _override(raw, text)) is not None]
     try:
         config = RunConfig.model_validate(raw)
     except pydantic.ValidationError as error:
-        found = merged(explain(e, raw) for e in error.errors(include_url=False))
-        between = _despite(found, raw)
-        raise ConfigError([*bad, *found, *_algorithm_problems(raw.get("algorithm")), *between], name) from None
-    problems = [*bad, *_algorithm_problems(raw.get("algorithm")), *cross_checks(config)]
+        value_problems = merged(explain(e, raw) for e in error.errors(include_url=False))
+        cross_problems = _despite(value_problems, raw)
+        raise ConfigError(
+            [*set_problems, *value_problems, *_algorithm_problems(raw.get("algorithm")), *cross_problems], name
+        ) from None
+    problems = [*set_problems, *_algorithm_problems(raw.get("algorithm")), *cross_checks(config)]
     if check_paths:
         problems += missing_files(config)
     if problems:
@@ -59,10 +61,10 @@ def load(
     return config
 
 
-def _despite(found: Sequence[Problem], raw: Mapping[str, Any]) -> list[Problem]:
-    """Faults between keys that show although values are faulty: sections with a faulty value are left out, as a
-    default in its place could be what is at fault."""
-    faulty = {p.path.partition(".")[0] for p in found}
+def _despite(problems: Sequence[Problem], raw: Mapping[str, Any]) -> list[Problem]:
+    """Faults between keys, found despite faulty values. Sections with a faulty value are left out, since a default in
+    its place could cause a fault of its own."""
+    faulty = {p.path.partition(".")[0] for p in problems}
     try:
         rest = RunConfig.model_validate({k: v for k, v in raw.items() if k not in faulty})
     except pydantic.ValidationError:
@@ -92,7 +94,7 @@ def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _override(raw: dict[str, Any], text: str) -> Problem | None:
-    """Apply ``key.path=value`` to ``raw``; the problem, if it has not that form."""
+    """Apply ``key.path=value`` to ``raw``. Returns a problem if ``text`` does not have that form."""
     key, equals, value = text.partition("=")
     parts = [p.strip() for p in key.split(".")]
     if not equals or not all(parts):
@@ -110,12 +112,12 @@ def _override(raw: dict[str, Any], text: str) -> Problem | None:
 
 
 def _algorithm_problems(section: Any) -> Iterator[Problem]:
-    """Faults in ``[algorithm]`` that the static table shows without importing the algorithm."""
+    """Yield the faults of ``[algorithm]`` that the static table shows without importing the algorithm."""
     name = section.get("name", "rolora") if isinstance(section, Mapping) else None
     if not isinstance(name, str):
         return
     if ":" in name:
-        return  # a third party's class: checked when it is imported
+        return  # a user's own class, checked when it is imported
     try:
         entry = algorithms.entry(name)
     except algorithms.UnknownAlgorithm as error:

@@ -22,7 +22,7 @@ def _empty_if_none(value: Any) -> Any:
 
 
 def _text_keys(value: Any) -> Any:
-    """TOML's keys are text; a dict's may be numbers."""
+    """Make a dict's keys text. TOML's keys are text already; a Python dict's may be numbers."""
     return {str(k): v for k, v in value.items()} if isinstance(value, dict) else value
 
 
@@ -35,7 +35,10 @@ class _Section(BaseModel):
 
 
 class AlgorithmConfig(_Section):
-    """``name`` of the table or ``package.module:Class``; all other keys are the fields of its dataclass."""
+    """The algorithm. All keys but ``name`` are fields of its dataclass.
+
+    ``name``: a name of the table, or ``package.module:Class``.
+    """
 
     model_config = ConfigDict(extra="allow")
     name: str = "rolora"
@@ -46,7 +49,10 @@ class AlgorithmConfig(_Section):
 
 
 class AdapterConfig(_Section):
-    """PEFT's ``LoraConfig``, its words and their meaning. ``start_from`` is the folder of an existing adapter."""
+    """PEFT's ``LoraConfig``: same keys, same meaning.
+
+    ``start_from``: the folder of an existing adapter.
+    """
 
     r: Positive = 8
     lora_alpha: Annotated[float, Field(gt=0)] = 16.0
@@ -63,8 +69,11 @@ class AdapterConfig(_Section):
 
 
 class ModelConfig(_Section):
-    """``name``: a folder, a Hugging Face name, ``builtin:minilm``, or ``package.module:factory`` for a network of one's
-    own. ``head`` unset means the algorithm's own."""
+    """The model.
+
+    ``name``: a folder, a Hugging Face name, ``builtin:minilm``, or ``package.module:factory`` for a user's own network.
+    ``head``: the task head is shared, local or frozen; left out, the algorithm's own choice.
+    """
 
     name: str = BUILTIN_MODEL
     head: Literal["shared", "local", "frozen"] | None = None
@@ -74,8 +83,11 @@ class ModelConfig(_Section):
 
 
 class TaskConfig(_Section):
-    """The task. ``kind``: of :mod:`rondo.tasks.table`, or ``package.module:Class``. ``text`` is one or two columns; for
-    causal-lm either ``text`` or ``prompt`` and ``response``."""
+    """The task.
+
+    ``kind``: a kind of :mod:`rondo.tasks.table`, or ``package.module:Class``.
+    ``text``: one or two columns. For causal-lm set either ``text``, or ``prompt`` and ``response``.
+    """
 
     kind: str = "sequence-classification"
     text: str | Annotated[list[str], Field(min_length=1, max_length=2)] | None = None
@@ -86,10 +98,11 @@ class TaskConfig(_Section):
 
 
 class DataConfig(_Section):
-    """``source``: a file or folder of CSV, JSON lines or Parquet, a Hugging Face name, or ``builtin:home-intents``.
+    """The data.
 
-    ``test_split = ""``: no test set. ``clients_from``: a folder or glob pattern with one file a client (then
-    ``[partition]`` is not used).
+    ``source``: a file or folder of CSV, JSON lines or Parquet, a Hugging Face name, or ``builtin:home-intents``.
+    ``clients_from``: a folder or glob pattern with one file per client; ``[partition]`` is then not used.
+    ``test_split``: the split for the test set; ``""`` means no test set.
     """
 
     source: str | None = None
@@ -106,8 +119,10 @@ class DataConfig(_Section):
 
 
 class PartitionConfig(_Section):
-    """How the rows are dealt to clients (flwr-datasets' partitioners). ``kind`` left out: iid, or the homes of the
-    built-in data."""
+    """The way rows are dealt to clients (flwr-datasets' partitioners).
+
+    ``kind``: left out, it is iid, or the homes of the built-in data.
+    """
 
     kind: Literal["iid", "dirichlet", "shards", "classes", "natural", "lognormal"] | None = None
     clients: Annotated[int, Field(ge=1)] | None = None
@@ -126,14 +141,18 @@ Ranks: TypeAlias = (
 
 
 class ClientsConfig(_Section):
-    """Who takes part in a round, how their uploads are weighted, and which rank each has.
+    """The sampling of clients, the weights of their uploads, and the clients' ranks.
 
-    ``ranks``: a list, one a client in the order of their ids, or shares of the clients by rank, which the run's seed
-    deals out. ``bytes_budget``: instead, for all or one a client: each has the largest rank whose upload in a round
-    fits, the head not counted. Left out, all have the run's rank, which none may exceed and which alone sets the scale.
+    ``over_select``: sample this share more than ``per_round``. The first ``per_round`` uploads count; later ones come
+    too late.
+    ``deadline``: seconds after which an upload comes too late; None waits for all uploads.
+    ``ranks``: a list with one rank per client in the order of their ids, or shares of the clients by rank, which the
+    run's seed deals out.
+    ``bytes_budget``: instead of ``ranks``, one budget for all clients or one per client. Each client has the largest
+    rank whose upload in a round fits, the head not counted.
 
-    ``over_select``: sample this share more than ``per_round``; the first ``per_round`` uploads to arrive count, the
-    others come too late. ``deadline``: seconds after which an upload comes too late; None: all are waited for.
+    Without ``ranks`` and ``bytes_budget`` all clients have the run's rank. No client may exceed it, and it alone sets
+    the scale.
     """
 
     per_round: Positive | None = None
@@ -147,11 +166,12 @@ class ClientsConfig(_Section):
 
 
 class AdmissionConfig(_Section):
-    """What an upload must keep to, beyond the names, shapes and types that its round defines, to be counted.
+    """Limits that an upload must respect to count, beyond the names, shapes and types that its round defines.
 
-    ``max_examples``: the largest number of examples that a client may claim. ``max_norm``: the largest Euclidean norm,
-    over all tensors, of the difference between an upload and what was sent (of the upload itself, where the method
-    puts it in other coordinates); ``clip``: scale a larger one down to it instead of turning it away.
+    ``max_examples``: the largest number of examples that a client may claim.
+    ``max_norm``: the largest Euclidean norm, over all tensors, of the difference between an upload and the broadcast,
+    or of the upload itself if the algorithm puts it in other coordinates.
+    ``clip``: scale a larger norm down to ``max_norm`` instead of rejecting the upload.
     """
 
     max_examples: Positive | None = None
@@ -163,8 +183,11 @@ Befalls: TypeAlias = Fraction | Annotated[list[str], Field(min_length=1)]
 
 
 class RobustConfig(_Section):
-    """Aggregation that ``byzantine`` dishonest clients a round cannot steer; "none": the algorithm's own. What each
-    rule does is in :mod:`rondo.algorithms.wrappers.robust`."""
+    """Aggregation that dishonest clients cannot steer.
+
+    ``rule``: a rule of :mod:`rondo.algorithms.wrappers.robust`; "none" means the algorithm's own aggregation.
+    ``byzantine``: the number of dishonest clients per round that the rule must withstand.
+    """
 
     rule: Literal["none", Rule] = "none"
     byzantine: Annotated[int, Field(ge=0)] = 1
@@ -176,14 +199,20 @@ FaultKind: TypeAlias = Literal[
 
 
 class FaultsConfig(_Section):
-    """Faults to rehearse: of each kind the probability that it befalls a client in a round, drawn from the run's seed,
-    or the clients, by id, that it befalls in every round.
+    """Faults to rehearse. Each kind is set to the probability that a client has the fault in a round, drawn from the
+    run's seed, or to the ids of the clients that have it in every round.
 
-    ``crash``: it never answers. ``hang``: it never ends; without a deadline it is lost all the same. ``slow``: it
-    takes ``slow_factor`` times as long. ``out_of_memory``, ``nonfinite_loss``: its training fails. ``corrupt_upload``,
-    ``wrong_round``, ``duplicate``: its upload has some bits turned over, is of another round, comes twice. ``late``: it
-    comes after the round is over. A client takes ``seconds_per_example`` of simulated time for every example that it
-    trains on, which is what ``clients.deadline`` and ``clients.over_select`` go by; simulated time costs none.
+    ``crash``: the client never answers.
+    ``hang``: the client never finishes; it is lost even without a deadline.
+    ``slow``: the client takes ``slow_factor`` times as long.
+    ``out_of_memory``, ``nonfinite_loss``: the client's training fails.
+    ``corrupt_upload``: some bits of the upload are flipped.
+    ``late``: the upload arrives after the round is over.
+    ``duplicate``: the upload arrives twice.
+    ``wrong_round``: the upload belongs to another round.
+    ``slow_factor``: see ``slow``.
+    ``seconds_per_example``: simulated time that a client takes per training example. ``clients.deadline`` and
+    ``clients.over_select`` go by simulated time, which takes no real time.
     """
 
     crash: Befalls = 0.0
@@ -200,10 +229,13 @@ class FaultsConfig(_Section):
 
 
 class ServerConfig(_Section):
-    """The optimizer that steps from the server's tensors towards the mean of the uploads; "none": the mean itself.
+    """The server's optimizer, which steps from the server's tensors towards the mean of the uploads.
 
-    Left out, ``lr`` is 1 for sgd and momentum and 0.01 for the others, ``beta1`` 0.9 (adagrad: 0), ``beta2`` 0.99 and
-    ``tau``, the adaptive ones' floor, 1e-3.
+    ``optimizer``: "none" takes the mean itself.
+    ``lr``: left out, 1 for sgd and momentum, 0.01 for the others.
+    ``beta1``: left out, 0.9 (adagrad: 0).
+    ``beta2``: left out, 0.99.
+    ``tau``: the floor of the adaptive optimizers; left out, 1e-3.
     """
 
     optimizer: Literal["none", "sgd", "momentum", "adam", "yogi", "adagrad"] = "none"
@@ -214,10 +246,14 @@ class ServerConfig(_Section):
 
 
 class TrainConfig(_Section):
-    """Local training. ``local_steps`` replaces ``local_epochs``; the schedule is a function of the round.
+    """Local training.
 
-    ``max_grad_norm = 0``: no clipping. ``precision``: exact is float32 throughout; fast has the frozen layers in
-    bfloat16 where the hardware multiplies it, and is else the same."""
+    ``local_steps``: replaces ``local_epochs``.
+    ``schedule``: the learning rate as a function of the round.
+    ``max_grad_norm``: 0 means no clipping.
+    ``precision``: exact computes in float32 throughout. fast keeps the frozen layers in bfloat16 if the hardware
+    multiplies it, and is otherwise the same.
+    """
 
     optimizer: Literal["adamw", "sgd"] = "adamw"
     lr: Annotated[float, Field(gt=0)] = 1e-3
@@ -243,9 +279,14 @@ class TrainConfig(_Section):
 
 
 class EvaluationConfig(_Section):
-    """``every`` and ``clients_every``: rounds between scores on the test set and on each client's own validation
-    rows (0: only after the last round). ``diagnostics_every``: rounds between measurements of what aggregation did, the
-    last round included (0: none). ``local_only``: also train each client alone, as a baseline."""
+    """Measurements during and after training.
+
+    ``every``: rounds between scores on the test set; 0 scores only after the last round.
+    ``clients_every``: rounds between scores on each client's own validation rows; 0 scores only after the last round.
+    ``diagnostics_every``: rounds between measurements of the aggregation's effect, the last round included; 0 takes
+    none.
+    ``local_only``: also train each client alone, as a baseline.
+    """
 
     every: Annotated[int, Field(ge=0)] = 1
     clients_every: Annotated[int, Field(ge=0)] = 0
@@ -255,12 +296,17 @@ class EvaluationConfig(_Section):
 
 
 class SimulationConfig(_Section):
-    """How the clients of a round share this machine. ``cohort``: how many train in one forward pass; "auto" takes as
-    many as ``memory_mb`` of activations hold and the machine gains from. ``memory_mb`` is for all that train at once;
-    "auto" is half of the accelerator's memory; on a processor half of the machine's, at most 256 MB a thread, so that
-    clients whose steps keep more train one after the other, on more threads each. ``reuse_prefix``: keep the hidden
-    states below the lowest adapted layer, up to ``prefix_memory_mb`` in memory and ``prefix_disk_mb`` in temporary
-    files."""
+    """The way the clients of a round share this machine.
+
+    ``cohort``: the number of clients that train in one forward pass. "auto" takes as many as ``memory_mb`` of
+    activations hold, and no more than the machine gains from.
+    ``memory_mb``: memory for the activations of all clients that train at once. "auto" is half of the accelerator's
+    memory. On a CPU it is half of the machine's, at most 256 MB per thread, so that clients whose steps keep more train
+    one after the other, on more threads each.
+    ``reuse_prefix``: keep the hidden states below the lowest adapted layer.
+    ``prefix_memory_mb``: the most memory for these hidden states.
+    ``prefix_disk_mb``: the most disk space for them, in temporary files.
+    """
 
     cohort: Positive | Literal["auto"] = "auto"
     memory_mb: Positive | Literal["auto"] = "auto"

@@ -1,1 +1,1 @@
-"""Rows: where they come from and which client gets which."""
+"""Rows: their sources, their checks, and how clients get them."""

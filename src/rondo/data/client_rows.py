@@ -1,4 +1,4 @@
-"""Rows checked, and dealt to clients. All that can be wrong with data is found here, before any model is loaded."""
+"""Checks rows and deals them to clients. All faults of the data are found here, before any model is loaded."""
 
 from __future__ import annotations
 
@@ -17,20 +17,26 @@ from rondo.tasks.row_checks import Row, columns, row_check
 
 @dataclass(frozen=True)
 class Dealt:
-    """Rows that can be used, by client, of those that have enough, sorted by id; the test set's; and what was left out:
-    ``bad`` rows, ``test_bad`` ones, ``undealt`` ones that no client got, of ``loaded``; and clients with too few."""
+    """Usable rows, dealt to clients, and counts of everything left out."""
 
     rows: Mapping[str, Rows]
+    """Usable rows of each client that has enough, sorted by client id."""
     test: Rows
+    """Usable rows of the test set."""
     loaded: int
+    """Number of training rows loaded."""
     bad: int
+    """Number of training rows that cannot be used."""
     test_bad: int
+    """Number of test rows that cannot be used."""
     undealt: int
+    """Number of usable training rows that no client got."""
     too_small: Mapping[str, int]
+    """Number of usable rows of each client that has too few."""
 
 
 def resolved(config: RunConfig, source: Source) -> RunConfig:
-    """What the user left open and the data know: the kind of partition, and columns."""
+    """Fill in settings that the user left open and the data know: the kind of partition, and columns."""
     kind = partition_kind(config)
     owner = config.partition.column or (source.natural if kind == "natural" else None)
     partition = config.partition.model_copy(update={"kind": kind, "column": owner})
@@ -42,33 +48,38 @@ def resolved(config: RunConfig, source: Source) -> RunConfig:
 
 
 def find_labels(config: RunConfig, source: Source) -> tuple[str, ...]:
-    """Label names, from all training rows (a label that only the test set has is reported as a bad row).
+    """Label names from all training rows. A label that only the test set has is reported as a bad row.
 
-    Raises :class:`ConfigError` where there are not two.
+    Raises :class:`ConfigError` if no row has the label column, or it has fewer than 2 or more than 1000 labels.
     """
     if not tasks.load(config.task.kind).classes:
         return ()
     rows = source.train if source.train is not None else [r for rs in (source.clients or {}).values() for r in rs]
     column = config.task.label or ""
     if rows and all(column not in r for r in rows):
-        there = ", ".join(map(str, rows[0]))
-        raise ConfigError.at("task.label", f"no column {column!r}; there are: {there}")
+        existing = ", ".join(map(str, rows[0]))
+        raise ConfigError.at("task.label", f"no column {column!r}; there are: {existing}")
     names = label_names(rows, column)
     if len(names) < 2:
-        found = f", {names[0]!r}" if names else ""
-        words = f"column {column!r} has {len(names)} distinct labels{found}; classification needs two: name another"
-        raise ConfigError.at("task.label", words)
+        only_label = f", {names[0]!r}" if names else ""
+        message = (
+            f"column {column!r} has {len(names)} distinct labels{only_label}; classification needs two: name another"
+        )
+        raise ConfigError.at("task.label", message)
     if len(names) > 1000:
-        words = f"column {column!r} has {len(names)} distinct values; is it the label? Name another"
-        raise ConfigError.at("task.label", words)
+        message = f"column {column!r} has {len(names)} distinct values; is it the label? Name another"
+        raise ConfigError.at("task.label", message)
     return names
 
 
 def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt:
-    """Check all rows and deal them. ``config`` is :func:`resolved`; ``labels``: the known classes.
+    """Check all rows and deal them.
 
-    Raises :class:`ConfigError` where rows are bad (or all of them are dropped), the kind of partition cannot be had
-    from these rows, or there are fewer clients with enough of them than the configuration needs.
+    ``config``: the :func:`resolved` configuration.
+    ``labels``: the known classes.
+
+    Raises :class:`ConfigError` if rows are bad (or all of them are dropped), these rows do not allow the kind of
+    partition, or fewer clients than the configuration needs have enough rows.
     """
     owner = config.partition.column if config.partition.kind == "natural" and source.clients is None else None
     checker = _Checker(config, labels, owner)
@@ -79,37 +90,39 @@ def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt
         assert source.train is not None
         loaded = len(source.train)
         rows = checker.usable(source.train, "")
-        by = [str(r[config.task.label]) for r in rows] if config.task.label is not None else None
-        ids = [str(r[owner]) for r in rows] if owner is not None else None
-        whole = Round(0, config.rounds, config.seed, 0)
-        dealt = deal(config.partition, by, ids, len(rows), whole.generator("partition"))
+        row_labels = [str(r[config.task.label]) for r in rows] if config.task.label is not None else None
+        owners = [str(r[owner]) for r in rows] if owner is not None else None
+        run = Round(0, config.rounds, config.seed, 0)
+        dealt = deal(config.partition, row_labels, owners, len(rows), run.generator("partition"))
         kept, undealt = {c: [rows[i] for i in numbers] for c, numbers in dealt.rows.items()}, dealt.dropped
-    tested = _Checker(config, labels, None)
-    test = tested.usable(source.test or [], "test ")
-    small = {c: len(r) for c, r in kept.items() if len(r) < config.data.min_examples}
-    enough = {c: kept[c] for c in sorted(kept.keys() - small.keys())}
-    if not enough:
-        words = f"no client has data.min_examples = {config.data.min_examples} usable rows; lower it, or deal the rows "
-        raise ConfigError.at("partition", words + "to fewer clients")
-    if problems := _too_few(config, len(enough)):
+    test_checker = _Checker(config, labels, None)
+    test = test_checker.usable(source.test or [], "test ")
+    too_small = {c: len(r) for c, r in kept.items() if len(r) < config.data.min_examples}
+    large_enough = {c: kept[c] for c in sorted(kept.keys() - too_small.keys())}
+    if not large_enough:
+        message = (
+            f"no client has data.min_examples = {config.data.min_examples} usable rows; lower it, or deal the rows "
+        )
+        raise ConfigError.at("partition", message + "to fewer clients")
+    if problems := _too_few(config, len(large_enough)):
         raise ConfigError(problems)
-    return Dealt(enough, test, loaded, checker.dropped, tested.dropped, undealt, small)
+    return Dealt(large_enough, test, loaded, checker.dropped, test_checker.dropped, undealt, too_small)
 
 
 def _too_few(config: RunConfig, count: int) -> list[Problem]:
-    """Numbers of clients in the configuration that ``count`` clients do not have."""
+    """Problems with settings that ``count`` clients are too few for, or that list values for another number."""
     problems, clients = [], config.clients
     if clients.per_round is not None and clients.per_round > count:
-        words = f"{clients.per_round}, but there are only {count} clients: lower it"
-        problems.append(Problem("clients.per_round", words))
+        message = f"{clients.per_round}, but there are only {count} clients: lower it"
+        problems.append(Problem("clients.per_round", message))
     if clients.min_clients > count:
-        words = f"{clients.min_clients}, but there are {count} clients: lower it"
-        problems.append(Problem("clients.min_clients", words))
+        message = f"{clients.min_clients}, but there are {count} clients: lower it"
+        problems.append(Problem("clients.min_clients", message))
     return [*problems, *list_lengths(clients, count)]
 
 
 class _Checker:
-    """Sorts out rows that cannot be used. ``owner``: the column that says whose a row is, if rows are dealt by it."""
+    """Sorts out unusable rows. ``owner``: the column that names each row's client, if rows are dealt by it."""
 
     def __init__(self, config: RunConfig, labels: Sequence[str], owner: str | None) -> None:
         self.config, self.owner = config, owner
@@ -118,7 +131,11 @@ class _Checker:
         self.dropped = 0
 
     def usable(self, rows: Sequence[Row], where: str) -> Rows:
-        """The usable rows. The others are counted in ``dropped``, or all reported in a :class:`ConfigError`."""
+        """The usable rows. The others are counted in ``dropped``.
+
+        Raises :class:`ConfigError` with the first five and the number of the rest, if bad rows are errors or no row is
+        usable.
+        """
         if rows:
             self._has_columns(rows[0])
         kept, problems = [], []
@@ -141,13 +158,13 @@ class _Checker:
         return kept
 
     def _has_columns(self, first: Row) -> None:
-        """A column that does not exist is one fault of the configuration, not one of every row."""
+        """Raise :class:`ConfigError` if a named column does not exist. It is one fault, not one per row."""
         task = self.config.task
         named = [("task.label", task.label), ("partition.column", self.owner)]
         named += [(key, name) for key, name, _ in columns(task)]
-        there = ", ".join(map(str, first))
+        existing = ", ".join(map(str, first))
         missing = [
-            Problem(k, f"no column {c!r}; there are: {there}") for k, c in named if c is not None and c not in first
+            Problem(k, f"no column {c!r}; there are: {existing}") for k, c in named if c is not None and c not in first
         ]
         if missing:
             raise ConfigError(missing)

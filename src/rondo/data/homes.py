@@ -1,10 +1,10 @@
 """Twelve homes teach one model to understand commands, and no home shows what was said.
 
 Source: the English sentence templates of the Home Assistant voice assistant (PyPI package
-`home-assistant-intents`), parsed with `hassil`. The templates are split into training and test
-templates first; sentences are then drawn by a random walk over each template's expression tree. Rooms, device
-names, shopping items and other open slots come from the lists below, of which every home knows only a part;
-colours, states and number ranges come from the assistant's own lists.
+`home-assistant-intents`), parsed with `hassil`. The templates are first split into training and test templates;
+sentences are then drawn by a random walk over each template's expression tree. Rooms, device names, shopping items
+and other open slots come from the lists below, and every home knows only a part of each list. Colours, states and
+number ranges come from the assistant's own lists.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 _EXTRA = 'the demo needs the extra: pip install "rondo-fl[demo]"'
-_TEST_SHARE = 0.22  # share of an intent's templates kept for the test
+_TEST_SHARE = 0.22  # share of an intent's templates kept for the test set
 _OPTIONAL = 0.88  # chance that an optional part of a template is said
 _CONCENTRATION = 0.5  # Dirichlet parameter of a home's intent mix: smaller is more uneven
 _TRIES = 25  # draws from one intent without a new sentence before it counts as used up
-_MIN_TRAIN = 3  # an intent whose training templates say fewer different sentences is dropped
+_MIN_TRAIN = 3  # intents whose training templates say fewer different sentences are dropped
 
 # Open slots, and device names by the domain that a template asks for ("name/<domain>").
 _VOCABULARY = """
@@ -63,7 +63,7 @@ _WORDS: dict[str, list[str]] = {
     for slot, values in (line.split(": ") for line in _VOCABULARY.replace("\n  ", " ").strip().splitlines())
 }
 
-# Loose rules of the assistant's grammar (made to understand, not to speak), tightened to what people say.
+# The assistant's grammar is made to understand, not to speak. These rules tighten it to what people say.
 _RULES = {
     "all": "all [of] the",
     "any": "any [of the]",
@@ -112,7 +112,7 @@ _TIDY: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"^((?!.*\bmode\b).*) to (on|off)\b", r"\1 \2"),
     )
 )
-# What the grammar accepts and nobody says, and bare "all the fans on", both a question and a command.
+# Sentences that the grammar accepts but nobody says, and bare "all the fans on", which is a question and a command.
 _REJECT = re.compile(
     r"\bturn\b.*\b(?:increase|decrease)\b|^tell me\b.*\blike\b|[{}<>\[\]|]|^down the volume|^complete off "
     r"|^all (?:of )?the\b.* (?:on|off)\b"
@@ -124,20 +124,18 @@ Words = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True)
 class Homes:
-    """The demo's sentences.
-
-    train: rows {"text", "intent", "home"}, each of one home ("home-01", "home-02", ...), grouped by home.
-    test: rows {"text", "intent"}, from templates that no training row uses.
-    intents: the sorted label names; the label id of a row is the position of its intent.
-    """
+    """The demo's sentences."""
 
     train: list[Row]
+    """Rows {"text", "intent", "home"}, grouped by home ("home-01", "home-02", ...)."""
     test: list[Row]
+    """Rows {"text", "intent"} from templates that no training row uses."""
     intents: tuple[str, ...]
+    """The sorted label names. A row's label id is the position of its intent."""
 
 
 class _Grammar:
-    """The assistant's English templates: `templates[intent][template text]` = the domains {name} may take."""
+    """The assistant's English templates. `templates[intent][template text]` lists the domains that {name} may take."""
 
     def __init__(self) -> None:
         try:
@@ -160,7 +158,7 @@ class _Grammar:
                     templates.setdefault(text, []).extend([domains] if isinstance(domains, str) else domains)
 
     def say(self, template: str, domains: Sequence[str], words: Words, rng: random.Random) -> str:
-        """One random sentence of a template; an empty string where the draw is not a sentence people say."""
+        """One random sentence of a template, or an empty string if people would not say it."""
         if template not in self._trees:
             self._trees[template] = self._parse(template).expression
         text = " ".join(self._walk(self._trees[template], domains, words, rng).split())
@@ -199,28 +197,28 @@ class _Grammar:
             return str(rng.randrange(max(first, values.start), min(last, values.stop) + 1, step))
         if isinstance(values, self._intents.TextSlotList):
             return self._walk(rng.choice(list(values.values)).text_in, (), words, rng)
-        return f"{{{slot}}}"  # nothing here fills it: refused, like an unknown rule
+        return f"{{{slot}}}"  # no list fills the slot: refused, like an unknown rule
 
 
 def _split(grammar: _Grammar, rng: random.Random) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """Training and test templates by intent; intents with one, or with too little to say, are left out."""
+    """Training and test templates by intent. Intents with one template, or with too little to say, are left out."""
     train: dict[str, list[str]] = {}
     test: dict[str, list[str]] = {}
     for intent, templates in grammar.templates.items():
         tries = range(_TRIES)
-        texts = [t for t, of in templates.items() if any(grammar.say(t, of, _WORDS, rng) for _ in tries)]
+        texts = [t for t, domains in templates.items() if any(grammar.say(t, domains, _WORDS, rng) for _ in tries)]
         if len(texts) < 2:
             continue
         rng.shuffle(texts)
-        held = max(1, round(_TEST_SHARE * len(texts)))
-        said = {grammar.say(t, templates[t], _WORDS, rng) for t in texts[held:] for _ in tries}
-        if len(said - {""}) >= _MIN_TRAIN:
-            train[intent], test[intent] = texts[held:], texts[:held]
+        test_count = max(1, round(_TEST_SHARE * len(texts)))
+        sentences = {grammar.say(t, templates[t], _WORDS, rng) for t in texts[test_count:] for _ in tries}
+        if len(sentences - {""}) >= _MIN_TRAIN:
+            train[intent], test[intent] = texts[test_count:], texts[:test_count]
     return train, test
 
 
 def template_split(seed: int = 0) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """(training, test) templates by intent that `homes(seed)` draws from; ImportError without the extra."""
+    """(training, test) templates by intent that `homes(seed)` draws from. Raises ImportError without the extra."""
     return _split(_Grammar(), random.Random(seed))
 
 
@@ -233,11 +231,12 @@ def homes(
 ) -> Homes:
     """Sentences of `clients` homes and one common test set; the same arguments give the same rows.
 
-    train_per_intent: mean number of training rows an intent; a home's number of rows (0.6 to 1.4 of the mean)
-        and its mix of intents (Dirichlet, parameter 0.5) are drawn; every intent has a home that says it.
-    test_per_intent: test rows an intent at most; an intent with little to say gives fewer.
+    train_per_intent: mean number of training rows per intent. Each home's number of rows (0.6 to 1.4 of the mean)
+        and mix of intents (Dirichlet, parameter 0.5) are drawn; every intent has a home that says it.
+    test_per_intent: largest number of test rows per intent; intents with little to say have fewer.
+
     Sentences are unique after case folding, over training, test and all intents together.
-    Raises ImportError where the packages are missing, ValueError where a number is below 1.
+    Raises ImportError if the packages are missing, ValueError if a number is below 1.
     """
     if min(clients, train_per_intent, test_per_intent) < 1:
         raise ValueError(f"{clients=}, {train_per_intent=} and {test_per_intent=} must be at least 1")
@@ -266,22 +265,22 @@ def homes(
             text = draw(intent, test_templates[intent], _WORDS)
             if text is not None:
                 test.append({"text": text, "intent": intent})
-    anchors = [rng.randrange(clients) for _ in intents]
+    anchor_homes = [rng.randrange(clients) for _ in intents]
     sizes = [rng.uniform(0.6, 1.4) for _ in range(clients)]
     train: list[Row] = []
     for number, size in enumerate(sizes):
         words = {slot: rng.sample(values, max(3, len(values) // 3)) for slot, values in _WORDS.items()}
         mix = [rng.gammavariate(_CONCENTRATION, 1.0) for _ in intents]
-        left = max(1, round(train_per_intent * len(intents) * size / sum(sizes)))
-        owed = [at for at, home in enumerate(anchors) if home == number for _ in range(_MIN_TRAIN)]
-        while owed or (left > 0 and any(mix)):
-            at = owed.pop() if owed else rng.choices(range(len(intents)), mix)[0]
-            text = draw(intents[at], train_templates[intents[at]], words)
+        remaining = max(1, round(train_per_intent * len(intents) * size / sum(sizes)))
+        promised = [index for index, home in enumerate(anchor_homes) if home == number for _ in range(_MIN_TRAIN)]
+        while promised or (remaining > 0 and any(mix)):
+            index = promised.pop() if promised else rng.choices(range(len(intents)), mix)[0]
+            text = draw(intents[index], train_templates[intents[index]], words)
             if text is None:
-                mix[at] = 0.0
+                mix[index] = 0.0
                 continue
-            train.append({"text": text, "intent": intents[at], "home": f"home-{number + 1:02d}"})
-            left -= 1
+            train.append({"text": text, "intent": intents[index], "home": f"home-{number + 1:02d}"})
+            remaining -= 1
     return Homes(
         train=[row for row in train if row["text"].casefold() not in shared],
         test=[row for row in test if row["text"].casefold() not in shared],

@@ -1,4 +1,4 @@
-"""Dealing rows to clients, by flwr-datasets' partitioners on local data (nothing is downloaded or reported)."""
+"""Deals rows to clients with flwr-datasets' partitioners on local data. Nothing is downloaded or reported."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ from rondo.errors import ConfigError
 
 @dataclass(frozen=True)
 class Deal:
-    """Row numbers by client id, sorted, and how many rows no client got (some partitioners drop rows)."""
+    """Rows dealt to clients."""
 
     rows: dict[str, tuple[int, ...]]
+    """Row numbers by client id, sorted."""
     dropped: int
+    """Number of rows that no client got; some partitioners drop rows."""
 
 
 def deal(
@@ -33,39 +35,44 @@ def deal(
     count: int,
     generator: torch.Generator,
 ) -> Deal:
-    """Deal ``count`` rows. ``labels``: each row's class, for the kinds that skew by label; ``ids``: each row's owner,
-    for kind natural. Raises :class:`ConfigError` where the kind cannot be had from these rows."""
+    """Deal ``count`` rows.
+
+    ``labels``: each row's class, for the kinds that skew by label.
+    ``ids``: each row's owner, for kind natural.
+
+    Raises :class:`ConfigError` if these rows do not allow the kind.
+    """
     if config.kind == "natural" and ids is None:
-        words = "the rows do not say whose they are: name the column that does"
-        raise ConfigError.at("partition.column", words)
+        message = "the rows do not say whose they are: name the column that does"
+        raise ConfigError.at("partition.column", message)
     if config.kind in ("dirichlet", "shards", "classes") and labels is None:
         raise ConfigError.at(
             "partition.kind", f"{config.kind!r} deals by label, and this task has none: take iid, natural or lognormal"
         )
     clients = config.clients or 0
     if config.kind != "natural" and count < clients * max(1, config.min_size):
-        words = f"{count} rows are not enough for {clients} clients of at least {max(1, config.min_size)}: lower it"
-        raise ConfigError.at("partition.clients", words)
+        message = f"{count} rows are not enough for {clients} clients of at least {max(1, config.min_size)}: lower it"
+        raise ConfigError.at("partition.clients", message)
     for kind, needed in (("dirichlet", "alpha"), ("shards", "shards_per_client"), ("classes", "classes_per_client")):
         if config.kind == kind and getattr(config, needed) is None:
             raise ConfigError.at(f"partition.{needed}", f"kind {kind!r} needs it")
     if config.kind == "shards" and clients * (config.shards_per_client or 1) > count:
-        words = f"{clients} clients of {config.shards_per_client} shards each are more shards than the {count} rows"
-        raise ConfigError.at("partition.shards_per_client", f"{words}: lower it")
+        message = f"{clients} clients of {config.shards_per_client} shards each are more shards than the {count} rows"
+        raise ConfigError.at("partition.shards_per_client", f"{message}: lower it")
     classes = len(set(labels or ()))
     if config.kind == "classes" and (config.classes_per_client or 1) > classes:
-        words = f"{config.classes_per_client}, but the rows have {classes} classes: lower it to {classes}"
-        raise ConfigError.at("partition.classes_per_client", words)
+        message = f"{config.classes_per_client}, but the rows have {classes} classes: lower it to {classes}"
+        raise ConfigError.at("partition.classes_per_client", message)
     if config.kind == "natural":
-        # Nothing is drawn and nothing dropped: no partitioner (and its import) is needed.
+        # Nothing is drawn or dropped, so skip the partitioners and their import.
         assert ids is not None
-        owned: dict[str, list[int]] = {}
+        numbers_by_owner: dict[str, list[int]] = {}
         for number, owner in enumerate(ids):
-            owned.setdefault(str(owner), []).append(number)
-        return Deal({owner: tuple(numbers) for owner, numbers in sorted(owned.items())}, 0)
+            numbers_by_owner.setdefault(str(owner), []).append(number)
+        return Deal({owner: tuple(numbers) for owner, numbers in sorted(numbers_by_owner.items())}, 0)
+    # Shuffle the rows first: some partitioners deal them in file order.
     order = torch.randperm(count, generator=generator).tolist()
     seed = int(torch.randint(2**31, (1,), generator=generator))
-    # Rows are shuffled first: some partitioners deal them in file order.
     import datasets
 
     columns: dict[str, list[Any]] = {"row": order}
@@ -74,8 +81,7 @@ def deal(
     try:
         partitioner = _partitioner(config, count, seed, generator)
         partitioner.dataset = datasets.Dataset.from_dict(columns)
-        # Their warnings concern dropped rows, which are counted here, and their progress bars ignore that no
-        # terminal may be there.
+        # Partitioners warn of dropped rows, which are counted below, and show progress bars even without a terminal.
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             parts = [partitioner.load_partition(i)["row"] for i in range(partitioner.num_partitions)]
@@ -85,15 +91,15 @@ def deal(
         raise ConfigError.at("partition", f"kind {config.kind!r} is not possible here: {reason}{hint}") from None
     smallest = min(map(len, parts))
     if config.kind in ("shards", "classes") and smallest < config.min_size:
-        words = f"kind {config.kind!r} gives a client {smallest} rows; lower partition.min_size or partition.clients"
-        raise ConfigError.at("partition.min_size", words)
+        message = f"kind {config.kind!r} gives a client {smallest} rows; lower partition.min_size or partition.clients"
+        raise ConfigError.at("partition.min_size", message)
     width = len(str(len(parts) - 1))
     rows = {f"client-{i:0{width}d}": tuple(sorted(part)) for i, part in enumerate(parts)}
     return Deal(dict(sorted(rows.items())), count - sum(map(len, rows.values())))
 
 
 def _partitioner(config: PartitionConfig, count: int, seed: int, generator: torch.Generator) -> Any:
-    # The package reports usage unless told not to; its partitioners alone do not, but their import loads it.
+    # The package reports usage unless told not to. The partitioners do not, but importing them loads the package.
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     from flwr_datasets import partitioner as kinds
 
@@ -119,11 +125,12 @@ def _partitioner(config: PartitionConfig, count: int, seed: int, generator: torc
 
 
 def _lognormal_sizes(count: int, clients: int, config: PartitionConfig, generator: torch.Generator) -> list[int]:
-    """Sizes proportional to exp(sigma z), z standard normal, at least ``min_size`` each, summing to ``count``."""
-    draw = torch.randn(clients, generator=generator, dtype=torch.float64)
-    share = torch.softmax((config.sigma or 1.0) * draw, 0).tolist()
+    """Sizes that sum to ``count``: max(1, ``min_size``) for each client, and the remaining rows in proportion to
+    exp(sigma z), z standard normal."""
+    normal = torch.randn(clients, generator=generator, dtype=torch.float64)
+    shares = torch.softmax((config.sigma or 1.0) * normal, 0).tolist()
     floor = max(1, config.min_size)
-    exact = [floor + s * (count - floor * clients) for s in share]
+    exact = [floor + s * (count - floor * clients) for s in shares]
     sizes = [math.floor(x) for x in exact]
     for i in sorted(range(clients), key=lambda i: sizes[i] - exact[i])[: count - sum(sizes)]:
         sizes[i] += 1
@@ -131,5 +138,5 @@ def _lognormal_sizes(count: int, clients: int, config: PartitionConfig, generato
 
 
 def histogram(labels: Sequence[str]) -> dict[str, int]:
-    """Number of rows a label, in the labels' order of appearance by name."""
+    """Number of rows per label, sorted by label."""
     return dict(sorted(Counter(labels).items()))

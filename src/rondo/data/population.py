@@ -1,4 +1,4 @@
-"""The clients of a run: their rows tokenised, split into training and validation, and a report of it."""
+"""The clients of a run: tokenises their rows, splits them into training and validation, and reports on both."""
 
 from __future__ import annotations
 
@@ -30,20 +30,22 @@ class Member:
 
 
 class Members(Mapping[str, Member]):
-    """Clients, sorted by id, whose examples are in a store. A member is made when it is asked for: between rounds a
-    client costs its id and four bytes an example, so there may be a hundred thousand of them."""
+    """Clients, sorted by id, with their examples in a store. Members are made on access: between rounds a client costs
+    its id and 4 bytes per example, so a run can have a hundred thousand clients."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._names: list[str] = []
         self._numbers = array("I")
-        # Of each client the ends of its training and of its validation examples in ``_numbers``.
+        # Per client, the ends of its training and of its validation examples in ``_numbers``.
         self._trained, self._ends = array("q"), array("q", [0])
         self._ranks = array("I")
 
     def add(self, name: str, train: Iterable[int], validation: Iterable[int], rank: int | None = None) -> None:
-        """Another client, whose id comes after all others', with the numbers of its examples and its own rank, if it
-        has one (then all have)."""
+        """Add a client, whose id must sort after all others, with the numbers of its examples.
+
+        ``rank``: the client's own rank; all clients have one, or none has.
+        """
         self._names.append(name)
         self._numbers.extend(train)
         self._trained.append(len(self._numbers))
@@ -87,11 +89,14 @@ class _Clients(Sequence[Client]):
 
 @dataclass(frozen=True)
 class Population:
-    """All clients, sorted by id, the common test set, and what was done to the rows (for ``partition.json``)."""
+    """All clients of a run and its test set."""
 
     members: Mapping[str, Member]
+    """All clients, sorted by id."""
     test: tuple[Example, ...]
+    """The common test set."""
     report: dict[str, Any]
+    """An account of the rows, for ``partition.json``."""
 
     @property
     def clients(self) -> Sequence[Client]:
@@ -103,13 +108,13 @@ class Population:
         return train.costliest if isinstance(train, Stored) else max((e.cost for e in train), default=0)
 
     def sample(self, count: int) -> tuple[Example, ...]:
-        """Up to ``count`` training examples of the first clients, for trying a model out."""
-        found: list[Example] = []
+        """Up to ``count`` training examples of the first clients, to try a model on."""
+        examples: list[Example] = []
         for member in self.members.values():
-            found += member.train[: count - len(found)]
-            if len(found) == count:
+            examples += member.train[: count - len(examples)]
+            if len(examples) == count:
                 break
-        return tuple(found)
+        return tuple(examples)
 
 
 def build(
@@ -119,29 +124,31 @@ def build(
     classes: Sequence[str] = (),
     ranks: Sequence[int] | None = None,
 ) -> Population:
-    """Tokenise the rows of every client and split them. ``classes``: the label names, for the report; ``ranks``: of the
-    clients in ``dealt``, in their order, where each has one of its own.
+    """Tokenise the rows of every client and split them.
 
-    Raises :class:`ConfigError` where no client, or fewer than the configuration needs, has examples left.
+    ``classes``: the label names, for the report.
+    ``ranks``: one per client in the order of ``dealt``, if clients have ranks of their own.
+
+    Raises :class:`ConfigError` if no client, or fewer than the configuration needs, has examples left.
     """
-    whole = Round(0, config.rounds, config.seed, 0)
+    run = Round(0, config.rounds, config.seed, 0)
     label = config.task.label
     store = task.store()
-    members, without, cut = Members(store), [], 0
-    own = dict(zip(dealt.rows, ranks, strict=True)) if ranks is not None else {}
+    members, empty_clients, cut = Members(store), [], 0
+    client_ranks = dict(zip(dealt.rows, ranks, strict=True)) if ranks is not None else {}
     for name, numbers in _encoded(store, task, dealt.rows):
         cut += len(dealt.rows[name]) - len(numbers)
         if numbers:
-            members.add(name, *_split(name, numbers, config, whole), own.get(name))
+            members.add(name, *_split(name, numbers, config, run), client_ranks.get(name))
         else:
-            without.append(name)
-    least = max(config.clients.min_clients, config.clients.per_round or 1)
-    if len(members) < least:
-        words = f"of {cut} rows nothing to learn is left within {config.task.max_length} tokens, so {len(members)} "
-        words += f"clients have examples and {least} are needed: raise it"
-        raise ConfigError.at("task.max_length", words)
-    tested = task.store()
-    tests = [tested[i] for i in tested.add(task.encode(dealt.test))]
+            empty_clients.append(name)
+    needed = max(config.clients.min_clients, config.clients.per_round or 1)
+    if len(members) < needed:
+        message = f"of {cut} rows nothing to learn is left within {config.task.max_length} tokens, so {len(members)} "
+        message += f"clients have examples and {needed} are needed: raise it"
+        raise ConfigError.at("task.max_length", message)
+    test_store = task.store()
+    test_examples = [test_store[i] for i in test_store.add(task.encode(dealt.test))]
     report = {
         "rows": dealt.loaded,
         "rows_bad": dealt.bad,
@@ -150,9 +157,9 @@ def build(
         "test_rows": len(dealt.test),
         "test_rows_bad": dealt.test_bad,
         "clients_too_small": dict(dealt.too_small),
-        "clients_without_examples": without,
+        "clients_without_examples": empty_clients,
         "examples_sha256": store.sha256(),
-        "test_examples_sha256": tested.sha256(),
+        "test_examples_sha256": test_store.sha256(),
         "classes": list(classes),
         "clients": {
             n: {
@@ -164,33 +171,34 @@ def build(
             for n, m in members.items()
         },
     }
-    return Population(members, tuple(tests), report)
+    return Population(members, tuple(test_examples), report)
 
 
 def _encoded(store: Store, task: Task, rows: Mapping[str, Rows]) -> Iterator[tuple[str, range]]:
-    """Every client's rows tokenised into ``store``, many clients a call: each call has a price of its own."""
+    """Tokenise every client's rows into ``store``, many clients per call, since each call has a fixed cost. Yields each
+    client's id and the numbers of its examples."""
     names = list(rows)
     while names:
         count, size = 0, 0
         while count < len(names) and (count == 0 or size + len(rows[names[count]]) <= _ROWS_A_CALL):
             size += len(rows[names[count]])
             count += 1
-        chosen, names = names[:count], names[count:]
-        numbers = store.add(task.encode([row for n in chosen for row in rows[n]]))
-        if len(numbers) == size:
-            start = numbers.start
-            for name in chosen:
+        batch, names = names[:count], names[count:]
+        examples = task.encode([row for n in batch for row in rows[n]])
+        if len(examples) == size:
+            start = store.add(examples).start
+            for name in batch:
                 yield name, range(start, start + len(rows[name]))
                 start += len(rows[name])
-        else:  # rows were left out, and the call does not tell whose
-            for name in chosen:
+        else:  # rows were left out, and the call does not say whose, so encode client by client
+            for name in batch:
                 yield name, store.add(task.encode(rows[name]))
 
 
-def _split(name: str, numbers: range, config: RunConfig, whole: Round) -> tuple[list[int], list[int]]:
-    """One client's examples, split at random into those to train on, at least one, and those to validate on."""
+def _split(name: str, numbers: range, config: RunConfig, run: Round) -> tuple[list[int], list[int]]:
+    """One client's examples, split at random into training examples, at least one, and validation examples."""
     import torch
 
-    order = torch.randperm(len(numbers), generator=whole.generator("split", name)).tolist()
-    held = max(0, min(round(len(numbers) * config.data.validation_fraction), len(numbers) - 1))
-    return sorted(numbers[i] for i in order[held:]), sorted(numbers[i] for i in order[:held])
+    order = torch.randperm(len(numbers), generator=run.generator("split", name)).tolist()
+    validation_count = max(0, min(round(len(numbers) * config.data.validation_fraction), len(numbers) - 1))
+    return sorted(numbers[i] for i in order[validation_count:]), sorted(numbers[i] for i in order[:validation_count])

@@ -21,23 +21,23 @@ _SUFFIXES = {".csv": ",", ".tsv": "\t", ".json": "", ".jsonl": "", ".parquet": "
 
 @dataclass(frozen=True)
 class Source:
-    """What was loaded. ``train``: all training rows, or None where each client has its own in ``clients``.
-
-    ``text`` and ``label`` are the columns to use where the user named none (the embedded default knows its own);
-    ``natural`` is the column that says whose row it is, if the data have one.
-    """
+    """Loaded rows, and the columns that the data suggest."""
 
     name: str
     train: Rows | None
+    """All training rows, or None if each client has its own in ``clients``."""
     clients: dict[str, Rows] | None
     test: Rows | None
     text: str | None = None
+    """The text column if the user names none; only the embedded default knows its own."""
     label: str | None = None
+    """The label column, likewise."""
     natural: str | None = None
+    """The column that names each row's client, if the data have one."""
 
 
 def load(config: RunConfig) -> Source:
-    """Load what ``[data]`` names. Raises :class:`ConfigError` with key path, row and reason."""
+    """Load the rows that ``[data]`` names. Raises :class:`ConfigError` with key path, row and reason."""
     data = config.data
     if problems := list(missing_files(config)):
         raise ConfigError(problems)
@@ -62,14 +62,14 @@ def _builtin(config: RunConfig) -> Source:
     from rondo.data.homes import homes
 
     try:
-        found = homes(config.seed, clients=config.partition.clients or 12)
+        demo = homes(config.seed, clients=config.partition.clients or 12)
     except ImportError as error:
         raise ConfigError.at("data.source", str(error)) from None
     return Source(
         BUILTIN_DATA,
-        _first(found.train, config.data.max_train_rows),
+        _first(demo.train, config.data.max_train_rows),
         None,
-        _first(found.test, config.data.max_test_rows),
+        _first(demo.test, config.data.max_test_rows),
         text="text",
         label="intent",
         natural="home",
@@ -93,15 +93,15 @@ def _local(data: DataConfig) -> Source:
 
 def _split_file(folder: Path, split: str, key: str) -> Path:
     """The file of a split in a folder: ``train.parquet``, ``train.csv``, ..."""
-    found = [folder / (split + suffix) for suffix in _SUFFIXES if (folder / (split + suffix)).is_file()]
-    if not found:
-        there = sorted(p.name for p in folder.iterdir() if p.suffix in _SUFFIXES)
-        raise ConfigError.at(key, f"no {split!r} file in {str(folder)!r}; there are: {', '.join(there) or 'none'}")
-    return found[0]
+    files = [folder / (split + suffix) for suffix in _SUFFIXES if (folder / (split + suffix)).is_file()]
+    if not files:
+        names = sorted(p.name for p in folder.iterdir() if p.suffix in _SUFFIXES)
+        raise ConfigError.at(key, f"no {split!r} file in {str(folder)!r}; there are: {', '.join(names) or 'none'}")
+    return files[0]
 
 
 def _client_files(pattern: str) -> dict[str, Rows]:
-    """One file a client: the client's id is the file's name without its ending."""
+    """One file per client. The client's id is the file's name without its ending."""
     path = Path(pattern).expanduser()
     files = sorted(path.iterdir()) if path.is_dir() else sorted(path.parent.glob(path.name))
     files = [f for f in files if f.suffix.lower() in _SUFFIXES]
@@ -109,8 +109,8 @@ def _client_files(pattern: str) -> dict[str, Rows]:
         endings = ", ".join(_SUFFIXES)
         raise ConfigError.at("data.clients_from", f"no data files ({endings}) match {pattern!r}; name others")
     ids = [f.stem for f in files]
-    if twice := sorted({i for i in ids if ids.count(i) > 1}):
-        raise ConfigError.at("data.clients_from", f"two files would be client {twice[0]!r}; rename one")
+    if duplicates := sorted({i for i in ids if ids.count(i) > 1}):
+        raise ConfigError.at("data.clients_from", f"two files would be client {duplicates[0]!r}; rename one")
     return {f.stem: read_rows(f, "data.clients_from") for f in files}
 
 
@@ -127,7 +127,7 @@ def read_rows(path: str | os.PathLike[str], key: str) -> Rows:
         raise ConfigError.at(key, f"{str(path)!r} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise ConfigError.at(key, f"{str(path)!r} is not UTF-8 text; save it as UTF-8") from None
-    except Exception as error:  # a parser's complaint about the user's file, in the parser's own words
+    except Exception as error:  # report a parser's complaint in its own words
         raise ConfigError.at(key, f"{str(path)!r} is not a valid {path.suffix[1:]} file: {error}; mend it") from None
     if not rows:
         raise ConfigError.at(key, f"{str(path)!r} has no rows; name a file that has some")
@@ -148,8 +148,8 @@ def _read(path: Path) -> Rows:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, delimiter=_SUFFIXES[suffix], strict=True)
             names = list(reader.fieldnames or ())
-            if twice := sorted({n for n in names if names.count(n) > 1}):
-                raise ValueError(f"two columns are called {twice[0]!r}")
+            if duplicates := sorted({n for n in names if names.count(n) > 1}):
+                raise ValueError(f"two columns are called {duplicates[0]!r}")
             rows = []
             try:
                 for number, row in enumerate(reader):
@@ -185,12 +185,12 @@ def _hub(data: DataConfig) -> Source:
     def split(name: str, key: str) -> Rows:
         try:
             table = datasets.load_dataset(data.source, data.subset, split=name)
-        except Exception as error:  # the library raises many kinds; all mean that the data cannot be had
+        except Exception as error:  # the library raises many kinds; all mean that loading failed
             reason = str(error).split("\n")[0]
             raise ConfigError.at(key, f"{data.source!r} cannot be loaded: {reason}") from None
-        named = {c: f.names for c, f in table.features.items() if isinstance(f, datasets.ClassLabel)}
+        label_columns = {c: f.names for c, f in table.features.items() if isinstance(f, datasets.ClassLabel)}
         rows: Rows = table.to_list()
-        for column, labels in named.items():
+        for column, labels in label_columns.items():
             for row in rows:
                 value = row[column]
                 row[column] = labels[value] if isinstance(value, int) and 0 <= value < len(labels) else None
@@ -205,8 +205,8 @@ def _hub(data: DataConfig) -> Source:
 
 
 def label_names(rows: Sequence[dict[str, Any]], column: str) -> tuple[str, ...]:
-    """The labels that occur, as text: numbers in their order, other labels in alphabetical order."""
-    seen = {str(row[column]) for row in rows if row.get(column) is not None and str(row[column]).strip()}
+    """The labels that occur, as text: first numbers in numeric order, then other labels in alphabetical order."""
+    labels = {str(row[column]) for row in rows if row.get(column) is not None and str(row[column]).strip()}
 
     def order(name: str) -> tuple[int, float, str]:
         try:
@@ -215,4 +215,4 @@ def label_names(rows: Sequence[dict[str, Any]], column: str) -> tuple[str, ...]:
             return (1, 0.0, name)
         return (0, number, name) if math.isfinite(number) else (1, 0.0, name)
 
-    return tuple(sorted(seen, key=order))
+    return tuple(sorted(labels, key=order))

@@ -1,4 +1,4 @@
-"""A client's examples: numbers in a store that all clients share."""
+"""A client's examples, held as numbers in a store that all clients share."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ class Stored(Sequence[Example]):
 
     @property
     def costliest(self) -> int:
-        """The cost of the costliest; 0 where there is none."""
+        """The cost of the costliest example; 0 if there are none."""
         return max(map(self._store.cost, self._numbers), default=0)

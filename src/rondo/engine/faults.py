@@ -1,7 +1,7 @@
 """A transport that rehearses failures: it loses, delays, damages and doubles the answers of another one.
 
-Which fault a client has in a round follows from the configuration and the run's seed before any client trains. A lost
-client therefore need not train, and the others train as if it had not been sampled.
+The configuration and the run's seed decide a client's fault in a round before any client trains. A lost client
+therefore need not train, and the others train as if it had not been sampled.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ def are_rehearsed(config: RunConfig) -> bool:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """``transport`` with the failures that ``config`` asks for. ``identity``: the run's, as damaged uploads bear it."""
+    """``transport`` with the failures that ``config`` asks for."""
 
     transport: Transport
     config: RunConfig
     identity: Identity
+    """The run's identity, for the envelopes of damaged uploads."""
 
     def expected(self, clients: Sequence[Client], round: Round, failed: Collection[str]) -> Turnout:
-        """See :meth:`rondo.engine.transport.Transport.expected`. Clients that were selected beyond ``per_round`` take
-        the places of failed ones."""
+        """See :meth:`rondo.engine.transport.Transport.expected`. Clients selected beyond ``per_round`` take the
+        places of failed ones."""
         chosen = self.transport.expected(clients, round, failed)
         faults, options = self.config.faults, self.config.clients
         kinds = {c.id: fault_of(faults, c, round) for c in clients}
@@ -67,7 +68,7 @@ class Rehearsal:
                 asked.add(client.id)
             else:
                 lost[client.id] = ClientFailed(client.id, "round_closed", f"{wanted} others came first")
-        in_order = tuple(client for each in spoiled.values() for client in each)
+        in_order = tuple(client for arrivals in spoiled.values() for client in arrivals)
         return Turnout(tuple(c for c in chosen.asked if c.id in asked), lost, in_order)
 
     def exchange(self, round: Round, work: Work) -> Iterator[Answer]:
@@ -92,7 +93,7 @@ class Rehearsal:
         return self.transport.must_repeat(asked, failed)
 
     def _sent(self, kind: FaultKind, upload: Upload, round: Round) -> bytes:
-        """The bytes that arrive of ``upload``."""
+        """The bytes of ``upload`` that arrive, with the fault ``kind``."""
         client, identity = upload.client, self.identity
         index = round.index - 1 if kind == "wrong_round" else round.index
         envelope = Envelope(identity.run, index, client.id, identity.model, client.num_examples, upload.weight)
@@ -114,7 +115,7 @@ class Rehearsal:
 
 
 def fault_of(config: FaultsConfig, client: Client, round: Round) -> FaultKind | None:
-    """The fault of ``client`` in ``round``: the first kind that names it, else one drawn by their probabilities."""
+    """The fault of ``client`` in ``round``: the first kind that names the client, else one drawn by probability."""
     rates = []
     for kind in KINDS:
         value: float | list[str] = getattr(config, kind)
@@ -135,12 +136,12 @@ def fault_of(config: FaultsConfig, client: Client, round: Round) -> FaultKind | 
 
 
 def _examples(train: TrainConfig, client: Client) -> int:
-    """The number of examples that a client trains on in a round, repetitions counted."""
+    """The number of examples that a client trains on in a round, with repetitions."""
     if train.local_steps is not None:
         return train.local_steps * min(train.batch_size, client.num_examples)
     return (train.local_epochs or 1) * client.num_examples
 
 
 def _place(client: Client, round: Round) -> float:
-    """Breaks ties between clients that take equally long."""
+    """A random number that breaks ties between clients that take equally long."""
     return float(torch.rand((), generator=round.generator("arrival", client.id), dtype=torch.float64))

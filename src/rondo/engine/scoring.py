@@ -21,17 +21,18 @@ NEWCOMER = Client("cold start", 0)
 
 @dataclass(frozen=True)
 class Scorer:
-    """Scores models of ``algorithm`` on ``population``. ``kept``: tensors that clients kept, by client id."""
+    """Scores models of ``algorithm`` on ``population``."""
 
     algorithm: Algorithm[Any]
     network: Network
     task: Task
     population: Population
     kept: Mapping[str, Params]
+    """Tensors that clients kept, by client id."""
     batch_size: int
 
     def model(self, state: Any, client: Client, round: Round) -> tuple[Params, Base]:
-        """The tensors that the network sees, and the base's change, for ``client`` before ``round``; no client axis."""
+        """The tensors that ``client``'s network sees before ``round``, without a client axis, and the base's change."""
         shared = self.algorithm.broadcast(state, client, round)
         local = self.kept.get(client.id) if client is not NEWCOMER else None  # by identity: a client may have any id
         if local is None:
@@ -51,18 +52,18 @@ class Scorer:
         return {"cold_start" if self.algorithm.personal else "global": self.scores(seen, base, self.population.test)}
 
     def at_clients(self, state: Any, round: Round) -> dict[str, Any]:
-        """Scores of each client's model on its own validation rows, with their mean and that of the worst tenth: under
-        "personal" where models are, else under "clients" (the global model at each client)."""
-        each = {}
+        """Scores of each client's model on its own validation rows, with their mean and the mean of the worst tenth.
+        The key is "personal" where models are personal, else "clients" (the global model at each client)."""
+        per_client = {}
         for name, member in self.population.members.items():
             if member.validation:
                 seen, base = self.model(state, member.client, round)
-                each[name] = self.scores(seen, base, member.validation)
-        if not each:
+                per_client[name] = self.scores(seen, base, member.validation)
+        if not per_client:
             return {}
-        summary = spread(each, self.task.primary, higher_is_better=self.task.higher_is_better)
+        summary = spread(per_client, self.task.primary, higher_is_better=self.task.higher_is_better)
         kind = "personal" if self.algorithm.personal else "clients"
-        return {kind: {self.task.primary: summary, "per_client": each}}
+        return {kind: {self.task.primary: summary, "per_client": per_client}}
 
     def scores(self, seen: Params, base: Base, examples: Sequence[Example]) -> dict[str, float | None]:
         """The task's metrics of the model ``seen`` (no client axis)."""
@@ -74,8 +75,8 @@ class Scorer:
 def scores(
     network: Network, task: Task, seen: Params, base: Base, examples: Sequence[Example], *, batch_size: int
 ) -> dict[str, float | None]:
-    """The task's metrics of the model ``seen`` (no client axis, on the network's device), on batches of similar
-    cost."""
+    """The task's metrics of the model ``seen`` (no client axis, on the network's device), in batches of examples of
+    similar cost."""
     tally = task.tally()
     batched = add_client_axis(seen)
     ordered = sorted(examples, key=lambda e: e.cost)

@@ -1,8 +1,8 @@
-"""Any state of an algorithm to safetensors and JSON, and back, bit for bit.
+"""Any algorithm state to safetensors and JSON, and back, bit for bit.
 
-A state is made of frozen dataclasses, dicts with string keys, tuples, lists, tensors, numbers, strings, booleans and
-None. The tree becomes a JSON skeleton whose leaves point at tensors; dataclasses are rebuilt only if their type is one
-that the caller expects, so a file cannot name a class of its own choosing.
+A state is a tree of frozen dataclasses, dicts with string keys, tuples, lists, tensors, numbers, strings, booleans and
+None. The tree becomes a JSON skeleton whose leaves point at tensors. Only dataclasses that the caller expects are
+rebuilt, so a file cannot name a class of its own choosing.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from rondo.lowrank import LowRank
 
 
 def pack(tree: Any) -> bytes:
-    """``tree`` as the bytes of one safetensors file, the skeleton in its metadata. Raises TypeError at a leaf that
-    is none of the kinds above."""
+    """``tree`` as the bytes of one safetensors file, with the skeleton in its metadata. Raises TypeError for any value
+    that is not listed above."""
     tensors: dict[str, Tensor] = {}
     skeleton = _skeleton(tree, tensors, "state")
     return safetensors.torch.save(tensors, metadata={"skeleton": json.dumps(skeleton)})
 
 
 def unpack(data: bytes, like: Any) -> Any:
-    """The tree in ``data``. ``like`` is any tree of the same kind: the dataclasses found in it, and LowRank, are the
-    only ones that are rebuilt. Raises ValueError where the data are not a packed tree or name another dataclass."""
+    """The tree in ``data``. ``like`` is any tree of the same kind: only its dataclasses, and LowRank, are rebuilt.
+    Raises ValueError where ``data`` is not a packed tree or names another dataclass."""
     allowed = {LowRank.__name__: LowRank, **{t.__name__: t for t in _dataclasses_in(like)}}
     try:
         tensors = safetensors.torch.load(data)
@@ -40,14 +40,16 @@ def unpack(data: bytes, like: Any) -> Any:
 
 
 def canonical(tree: Any) -> Any:
-    """``tree`` with every tensor contiguous, in aligned memory of its own, as :func:`unpack` gives it back: results of
-    matrix products can depend on the layout in their last bit, so a run must go on with the layout that it would be
-    resumed with. Nor does a part keep the memory of a whole alive."""
+    """``tree`` with every tensor contiguous and in aligned memory of its own, as :func:`unpack` returns it.
+
+    The last bit of a matrix product can depend on the memory layout, so a run must go on with the layout that it would
+    have after a resume. Nor does a slice keep the memory of a whole tensor alive.
+    """
     if isinstance(tree, Tensor):
-        own = tree.contiguous()
-        if own.untyped_storage().nbytes() == own.nbytes and own.data_ptr() % _ALIGNED == 0:
-            return own
-        return own.clone()
+        tensor = tree.contiguous()
+        if tensor.untyped_storage().nbytes() == tensor.nbytes and tensor.data_ptr() % _ALIGNED == 0:
+            return tensor
+        return tensor.clone()
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         names = [f.name for f in dataclasses.fields(tree)]
         return dataclasses.replace(tree, **{n: canonical(getattr(tree, n)) for n in names})
@@ -59,7 +61,7 @@ def canonical(tree: Any) -> Any:
 
 
 _ALIGNED = 64
-"""Bytes: where torch lets a tensor begin."""
+"""Alignment of torch's tensors in bytes."""
 
 
 def tensors(tree: Any) -> Iterator[Tensor]:
@@ -78,8 +80,8 @@ def same(a: Any, b: Any) -> bool:
     """Whether two trees are equal bit for bit, types, dtypes and shapes included."""
     left: dict[str, Tensor] = {}
     right: dict[str, Tensor] = {}
-    # As JSON text, so that NaN equals itself, -0.0 differs from 0.0, and 1, 1.0 and True differ.
-    one, other = (json.dumps(_skeleton(t, found, "state"), sort_keys=True) for t, found in ((a, left), (b, right)))
+    # Compare as JSON text, so that NaN equals itself, -0.0 differs from 0.0, and 1, 1.0 and True differ.
+    one, other = (json.dumps(_skeleton(t, leaves, "state"), sort_keys=True) for t, leaves in ((a, left), (b, right)))
     if one != other:
         return False
     return all(
@@ -89,7 +91,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """The bytes, so that NaN equals itself and -0.0 differs from 0.0."""
+    """The tensor's bytes, so that NaN equals itself and -0.0 differs from 0.0."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
@@ -100,7 +102,7 @@ def _escaped(key: str) -> str:
 
 def _skeleton(node: Any, tensors: dict[str, Tensor], path: str) -> Any:
     if isinstance(node, Tensor):
-        # A clone, because safetensors refuses tensors that share memory.
+        # Clone, because safetensors refuses tensors that share memory.
         tensors[path] = node.detach().cpu().contiguous().clone()
         return {"tensor": path}
     if node is None or isinstance(node, (bool, int, float, str)):
@@ -123,8 +125,8 @@ def _skeleton(node: Any, tensors: dict[str, Tensor], path: str) -> Any:
 def _rebuild(node: Any, tensors: Mapping[str, Tensor], allowed: Mapping[str, type]) -> Any:
     match node:
         case {"tensor": name}:
-            # In memory of its own, aligned as torch does it: what safetensors gives lies where it lay in the file, and
-            # the last bit of a product can depend on that.
+            # Clone into memory that torch aligns. safetensors leaves a tensor where it is in the file, and the last bit
+            # of a product can depend on that.
             return tensors[name].clone()
         case {"value": bool() | int() | float() | str() | None as value}:
             return value

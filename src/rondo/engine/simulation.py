@@ -35,10 +35,10 @@ class Simulation:
             examples = tuple(tuple(self.population.members[c.id].train) for c in clients)
             return self.local.train(clients, examples, shared, round)
 
-        # What clients must know is asked for cohort by cohort: it may differ from client to client.
+        # Ask for broadcasts cohort by cohort: they may differ from client to client.
         handed_out = ((cohort, tuple(map(work.shared, cohort))) for cohort in cohorts)
         yield from in_turn(in_order(train, handed_out, self.cohorts.at_once(cohorts)), asked)
-        give_back()  # memory that training threads hold on to; the server works in another thread
+        give_back()  # the training threads hold on to memory, and the server works in another thread
 
     def must_repeat(self, asked: Sequence[Client], failed: Collection[str]) -> bool:
         """Whether a client shared a cohort, or its threads, with one that failed."""

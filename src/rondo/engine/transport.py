@@ -17,54 +17,57 @@ from rondo.algorithm import Client, ClientFailed, Round, Shared, Upload
 
 @dataclass(frozen=True)
 class Turnout:
-    """Who is asked in a round, in the order given, and who is known to be lost without an upload, with the reason.
-
-    ``spoiled``: clients that answer too, but with something that is certain to be turned away.
-    """
+    """The clients of a round, by what is expected of them."""
 
     asked: tuple[Client, ...]
+    """Clients that are asked, in the order given."""
     lost: Mapping[str, ClientFailed] = field(default_factory=dict)
+    """Clients that are known to be lost without an upload, by id, with the reason."""
     spoiled: tuple[Client, ...] = ()
+    """Clients that answer too, but whose answer is certain to be turned away."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """A round's work. ``shared`` gives what a client must know; it is called once per client, when its turn comes."""
+    """A round's work."""
 
     turnout: Turnout
     shared: Callable[[Client], Shared]
+    """Gives a client its broadcast. Called once per client, when its turn comes."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One client's answer: its upload (an object, or the bytes of :mod:`rondo.engine.wire`), or the reason why there
-    is none. ``kept``: what the client keeps if the round counts; ``loss``: its mean training loss; ``late``: it came
-    after the round was over."""
+    """One client's answer: its upload, or the reason why it has none."""
 
     client: Client
     upload: Upload | bytes | None = None
+    """An object, or the bytes of :mod:`rondo.engine.wire`."""
     kept: Mapping[str, Tensor] = field(default_factory=dict)
+    """Tensors that the client keeps if the round counts."""
     loss: float | None = None
+    """Mean training loss."""
     failure: ClientFailed | None = None
     late: bool = False
+    """Whether the answer came after the round was over."""
 
 
 class Transport(Protocol):
     """Takes a round's work to clients and brings their answers back."""
 
     def expected(self, clients: Sequence[Client], round: Round, failed: Collection[str]) -> Turnout:
-        """Who of the sampled ``clients`` is asked. ``failed``: clients that failed in an earlier attempt."""
+        """The turnout of the sampled ``clients``. ``failed`` are clients that failed in an earlier attempt."""
 
     def exchange(self, round: Round, work: Work) -> Iterator[Answer]:
-        """The answers of the clients asked, in their order; after them any others."""
+        """The answers of the clients asked, in their order, then any other answers."""
 
     def must_repeat(self, asked: Sequence[Client], failed: Collection[str]) -> bool:
         """Whether losing the ``failed`` of ``asked`` changed the others' bits, as it does in a cohort."""
 
 
 class Observer(Protocol):
-    """Told of a run's progress. ``resumed``: the number of rounds that a run goes on after, and newer checkpoints that
-    cannot be used, with the reason."""
+    """Told of a run's progress. ``resumed`` gets the number of rounds that the run goes on after, and the newer
+    checkpoints that cannot be used, with the reason."""
 
     def resumed(self, rounds: int, passed_over: Sequence[str]) -> None: ...
     def round_started(self, index: int, clients: int) -> None: ...

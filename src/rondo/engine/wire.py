@@ -1,6 +1,6 @@
-"""An upload as bytes: a digest, then a safetensors file whose metadata say whose it is.
+"""An upload as bytes: a digest, then a safetensors file whose metadata name its sender.
 
-The digest is against accidents alone: whoever means harm makes a right one, so what follows it is believed in nothing.
+The digest catches accidental damage only. An attacker can compute it, so nothing after it is trusted.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from rondo.params import Params
 
 PROTOCOL = 1
 HEADER_BYTES = 2**20
-"""Of the largest header, the names and shapes of all tensors, that is read."""
+"""Size of the largest header (the names and shapes of all tensors) that is read."""
 
 _KEY = "rondo"
 _DIGEST = 32
 
 
 class Rejected(Exception):
-    """An upload that does not count. ``reason`` is a short code; ``detail`` says more, and quotes what the sender wrote
-    as Python prints it, cut short."""
+    """An upload that does not count. ``reason`` is a short code. ``detail`` says more, and quotes the sender's text as
+    Python prints it, cut short."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -36,27 +36,31 @@ class Rejected(Exception):
 
 @dataclass(frozen=True)
 class Envelope:
-    """Whose upload it is: of which client, in which round of which run, trained from which base model (its SHA-256) on
-    how many examples, and its weight in the mean."""
+    """The sender of an upload, and what the upload claims."""
 
     run: str
+    """The run's name."""
     round: int
     client: str
+    """The client's id."""
     model: str
+    """SHA-256 of the base model."""
     examples: int
+    """Number of training examples."""
     weight: float
+    """Weight in the mean."""
 
 
 def encode_upload(upload: Upload, envelope: Envelope) -> bytes:
-    """``upload``'s tensors and ``envelope``."""
+    """``upload``'s tensors and ``envelope`` as bytes."""
     tensors = {n: t.detach().cpu().contiguous().clone() for n, t in upload.params.items()}
     content = safetensors.torch.save(tensors, metadata={_KEY: json.dumps({"protocol": PROTOCOL, **asdict(envelope)})})
     return hashlib.sha256(content).digest() + content
 
 
 def decode_upload(data: bytes, limit: int) -> tuple[Envelope, Params]:
-    """What :func:`encode_upload` was given, of at most ``limit`` bytes of tensors. The tensors are of any names, shapes
-    and types, and may hold anything. Raises :class:`Rejected`, and nothing else, for bytes of any kind."""
+    """The envelope and tensors from :func:`encode_upload`, with at most ``limit`` bytes of tensors. Tensors may have
+    any names, shapes, types and values. Raises :class:`Rejected`, and nothing else, whatever the bytes."""
     if len(data) > limit + HEADER_BYTES + _DIGEST + 8:
         raise Rejected("too_large", f"{len(data)} bytes, where {limit} bytes of tensors are expected")
     content = data[_DIGEST:]
@@ -80,25 +84,25 @@ def _header(data: bytes) -> dict[str, Any]:
 
 
 def _object(reason: str, what: str, text: bytes) -> dict[str, Any]:
-    """A JSON object in which no key is there twice: of two the parser would take one, and a check the other."""
+    """A JSON object without repeated keys: of two values the parser would take one, and a check the other."""
 
     def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            twice = next(k for i, (k, _) in enumerate(pairs) if any(k == other for other, _ in pairs[:i]))
-            raise Rejected("duplicate_key", f"{short(twice)} is there twice in {what}")
-        return found
+        content = dict(pairs)
+        if len(content) < len(pairs):
+            key = next(k for i, (k, _) in enumerate(pairs) if any(k == other for other, _ in pairs[:i]))
+            raise Rejected("duplicate_key", f"{short(key)} is there twice in {what}")
+        return content
 
     def constant(name: str) -> Any:
         raise ValueError(f"{name} is no JSON")
 
     try:
-        found = json.loads(text.decode(), object_pairs_hook=unique, parse_constant=constant)
+        content = json.loads(text.decode(), object_pairs_hook=unique, parse_constant=constant)
     except (ValueError, RecursionError) as error:
         raise Rejected(reason, f"{what} is no JSON: {short(str(error))}") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise Rejected(reason, f"{what} is no JSON object")
-    return found
+    return content
 
 
 def _envelope(header: dict[str, Any]) -> Envelope:
@@ -124,18 +128,22 @@ def _is(kind: str, value: Any) -> bool:
         return False
     if isinstance(value, int):
         return kind in ("int", "float") and abs(value) < 2**63
-    return kind == "float" and math.isfinite(value) if isinstance(value, float) else kind == "str"
+    if isinstance(value, float):
+        return kind == "float" and math.isfinite(value)
+    return kind == "str" and isinstance(value, str)
 
 
 def short(value: object) -> str:
-    """What somebody else wrote, as Python prints it, so that no character of it acts on a terminal; cut short."""
+    """Another party's value as Python prints it, so that no character acts on a terminal; cut to 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Of a run: a name that no other has, and the SHA-256 of its base model."""
+    """The identity of a run."""
 
     run: str
+    """A name that no other run has."""
     model: str
+    """SHA-256 of the base model."""

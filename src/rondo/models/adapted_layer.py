@@ -1,8 +1,7 @@
-"""The low-rank term of an adapted layer, ``y + B (A x)``, with its products in the order in which a CPU is fast.
+"""The low-rank term of an adapted layer, ``y + B (A x)``, with its products in the order that is fast on a CPU.
 
-A product with a long and a very short side takes up to five times as long in one order as in the other
-(docs/log/decisions.md, "Adapters' products");
-the order that differentiation alone would choose is the slow one for three of the six.
+A product with one long and one very short side takes up to five times as long in one order as in the other, and
+autograd alone would choose the slow order for three of the six products (docs/log/decisions.md, "Adapters' products").
 """
 
 from __future__ import annotations
@@ -18,14 +17,19 @@ from rondo.models.call import Call, Rows, to_device
 
 
 def add_low_rank(y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> Tensor:
-    """``y + B (A x)``, B A never formed: ``y`` (K, rows, out), ``x`` (K, rows, in), ``down`` A (K, r, in), ``up`` B
-    (K, out, r), all of one type."""
+    """``y + B (A x)`` without forming B A. All tensors have one type.
+
+    ``y``: (K, rows, out)
+    ``x``: (K, rows, in)
+    ``down``: A, (K, r, in)
+    ``up``: B, (K, out, r)
+    """
     result: Tensor = _AddLowRank.apply(y, x, down, up)  # type: ignore[no-untyped-call]
     return result
 
 
 def _narrow(x: Tensor, matrix: Tensor) -> Tensor:
-    """``x`` (K, rows, n) times the transpose of ``matrix`` (K, r, n), for a small r."""
+    """Multiply ``x`` (K, rows, n) by the transpose of ``matrix`` (K, r, n), for a small r."""
     if x.dtype is torch.bfloat16:
         return torch.bmm(matrix, x.mT).mT
     return torch.bmm(x, matrix.contiguous().mT)
@@ -55,31 +59,33 @@ class _AddLowRank(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Site:
-    """An adapted layer: its module path, kind, matrix shape (out, in), the adapter's rank, scale and dropout.
-
-    For a convolution ``in`` is in_channels * kernel height * kernel width.
-    """
+    """An adapted layer and its adapter."""
 
     path: str
+    """Module path of the layer."""
     kind: LayerKind
     shape: tuple[int, int]
+    """(out, in) of the layer's matrix. For a convolution ``in`` is in_channels * kernel height * kernel width."""
     rank: int
+    """Rank of the adapter."""
     scale: float
+    """Factor of B A in the adapted layer."""
     dropout: float
+    """Probability that training drops an input of the adapter."""
 
 
 LayerKind: TypeAlias = Literal["linear", "conv1d", "conv2d"]
 
 
 class UnsupportedLayer(ValueError):
-    """A layer that the user targets cannot carry a low-rank adapter; the message says why."""
+    """A targeted layer cannot carry a low-rank adapter; the message says why."""
 
 
 def layer_kind(module: nn.Module, path: str) -> tuple[LayerKind, tuple[int, int]]:
     """The kind of a layer and the shape (out, in) of its matrix. Raises :class:`UnsupportedLayer`."""
     if isinstance(module, nn.Conv2d):
         if module.groups != 1 or module.padding_mode != "zeros" or module.dilation != (1, 1):
-            # Groups and padding modes are not one matrix product; dilation PEFT's own adapter leaves out.
+            # Groups and padding modes are not one matrix product, and PEFT's own adapter ignores dilation.
             raise UnsupportedLayer(f"{path}: a convolution with groups, dilation or a padding mode cannot be adapted")
         height, width = module.kernel_size
         return "conv2d", (module.out_channels, module.in_channels * height * width)
@@ -93,7 +99,7 @@ def layer_kind(module: nn.Module, path: str) -> tuple[LayerKind, tuple[int, int]
 
 
 class AdaptedLayer:
-    """One adapted layer of a network: the hook that adds the effect of the call's tensors."""
+    """A forward hook on one layer of a network that adds the low-rank terms of the call."""
 
     def __init__(self, site: Site, module: nn.Module, call: Call) -> None:
         self.site, self.module, self.call = site, module, call
@@ -107,22 +113,22 @@ class AdaptedLayer:
             output = self._add(output, x, base.down.unsqueeze(0), base.up.unsqueeze(0), Rows((x.shape[0],)))
         a, b = self.call.params.get(f"{path}.A"), self.call.params.get(f"{path}.B")
         if a is not None and b is not None:
-            # Scaled in the wider of the two types, so that the product is rounded once.
+            # Scale in the wider of the two types, so that the product is rounded once.
             b = self.site.scale * b.to(torch.promote_types(b.dtype, x.dtype))
             output = self._add(output, self._drop(x), a, b, self.call.rows)
         return output
 
     def _add(self, output: Tensor, x: Tensor, down: Tensor, up: Tensor, rows: Rows) -> Tensor:
-        """``output + B (A x)`` for ``down`` (K, r, in) and ``up`` (K, out, r); B A is never formed."""
+        """``output + B (A x)`` for ``down`` (K, r, in) and ``up`` (K, out, r), without forming B A."""
         down, up = down.to(x.dtype), up.to(x.dtype)
         if self.site.kind == "conv2d":
             return output + self._convolved(x, down, up, rows)
         if not rows.even:
-            # One small matrix a row, so that uneven clients waste no work on the frozen layers.
+            # Give each row its own small matrix, so that uneven clients waste no work on the frozen layers.
             down, up = down[rows.index], up[rows.index]
-        flat = x.reshape(down.shape[0], -1, x.shape[-1])
-        wide = output.to(x.dtype).reshape(up.shape[0], -1, output.shape[-1])
-        return add_low_rank(wide, flat, down, up).reshape(output.shape).to(output.dtype)
+        flat_x = x.reshape(down.shape[0], -1, x.shape[-1])
+        flat_output = output.to(x.dtype).reshape(up.shape[0], -1, output.shape[-1])
+        return add_low_rank(flat_output, flat_x, down, up).reshape(output.shape).to(output.dtype)
 
     def _convolved(self, x: Tensor, down: Tensor, up: Tensor, rows: Rows) -> Tensor:
         conv = self.module
@@ -137,7 +143,7 @@ class AdaptedLayer:
         return torch.cat(parts)
 
     def _drop(self, x: Tensor) -> Tensor:
-        """Adapter dropout, each client's mask from its own generator."""
+        """Adapter dropout. Each client's mask is drawn from its own generator."""
         call = self.call
         if call.dropout is None or self.site.dropout == 0:
             return x
@@ -145,11 +151,11 @@ class AdaptedLayer:
         if call.inside:
             keep = 1 - self.site.dropout
             mask = torch.ones(x.shape)
-            ends = call.rows.longest if x.dim() == 3 else None
+            lengths = call.rows.longest if x.dim() == 3 else None
             for k, (part, g) in enumerate(zip(torch.split(mask, list(call.rows.counts)), call.dropout, strict=True)):
-                # Nothing is drawn for padding that is there for other clients, so a client's masks are its own.
-                own = part if ends is None else part[:, : ends[k]]
-                own.copy_(torch.empty(own.shape).bernoulli_(keep, generator=g))
+                # Draw nothing for padding that other clients cause, so that a client's masks do not depend on them.
+                tokens = part if lengths is None else part[:, : lengths[k]]
+                tokens.copy_(torch.empty(tokens.shape).bernoulli_(keep, generator=g))
             masks.append(to_device((mask / keep).to(x.dtype), x.device))
         elif len(masks) != 1:
             raise RuntimeError(f"{self.site.path} runs several times a call: no dropout with activation checkpointing")

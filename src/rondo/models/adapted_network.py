@@ -1,8 +1,8 @@
-"""A frozen module with low-rank adapters and a trained head, and the one way for their tensors to enter it.
+"""A frozen module with low-rank adapters and a trained head, whose tensors enter it through its call only.
 
 An :class:`AdaptedNetwork` is an unchanged frozen module with a forward hook on every adapted layer. Any layer that is
-linear in its input will do (``nn.Linear``, GPT-2's ``Conv1D``, ``nn.Conv2d``, a quantised linear). The tensors of a
-call stay in place until the next call of the same thread, through ``backward`` too, so that activation checkpointing
+linear in its input can be adapted (``nn.Linear``, GPT-2's ``Conv1D``, ``nn.Conv2d``, a quantised linear). A call's
+tensors stay in place until the same thread's next call, through ``backward`` too, so that activation checkpointing
 recomputes with the tensors of its own forward pass. Threads do not see each other's calls.
 """
 
@@ -24,7 +24,7 @@ from rondo.tasks.task import Batch
 
 
 class _HeadLinear:
-    """A linear layer of the head, computed with the call's tensors: each client's rows with its own."""
+    """A linear layer of the head. The call's tensors replace its own, each client's for that client's rows."""
 
     def __init__(self, path: str, module: nn.Linear, call: Call, initial: Params) -> None:
         self.call, self.initial = call, initial
@@ -49,18 +49,18 @@ class _HeadLinear:
             flat = x.reshape(weight.shape[0], -1, x.shape[-1])
             out = flat @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), flat, weight.mT)
             return out.reshape(*x.shape[:-1], weight.shape[1])
-        each = torch.split(x, list(rows.counts))
+        rows_by_client = torch.split(x, list(rows.counts))
         return torch.cat(
-            [functional.linear(part, weight[k], None if bias is None else bias[k]) for k, part in enumerate(each)]
+            [functional.linear(r, weight[k], None if bias is None else bias[k]) for k, r in enumerate(rows_by_client)]
         )
 
 
 class AdaptedNetwork(Network):
     """A frozen module with adapted layers and a trainable head. It runs in eval mode (no dropout in the base).
 
-    ``head``: torch's own names of the head's tensors (``classifier.weight``). They leave the module's parameters and
-    become plain attributes; the head's linear layers read their tensors from the call. ``factors``: A and B of every
-    site at their start values.
+    ``head`` gives torch's own names of the head's tensors (``classifier.weight``). They stop being parameters of the
+    module and become plain attributes; the head's linear layers read their tensors from the call. ``factors`` holds A
+    and B of every site at their start values.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class AdaptedNetwork(Network):
         self._layers = {s.path: AdaptedLayer(s, module.get_submodule(s.path), self._call) for s in sites}
         self._owners: dict[str, tuple[nn.Module, str]] = {}
         self.initial_head: dict[str, Tensor] = {}
-        layers = dict.fromkeys(name.rpartition(".")[0] for name in head)
+        head_paths = dict.fromkeys(name.rpartition(".")[0] for name in head)
         for name in head:
             owner, attribute = module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
             tensor = owner._parameters.pop(attribute)
@@ -81,7 +81,7 @@ class AdaptedNetwork(Network):
             setattr(owner, attribute, tensor.detach())
             if type(owner) is not nn.Linear:
                 self._owners[HEAD_PREFIX + name] = (owner, attribute)
-        for path in layers:
+        for path in head_paths:
             owner = module.get_submodule(path)
             if type(owner) is nn.Linear:
                 _HeadLinear(path, owner, self._call, self.initial_head)
@@ -129,8 +129,8 @@ class AdaptedNetwork(Network):
         self._call.begin(params, {p: total(c) for p, c in base.items() if c}, rows, dropout)
         output = None
         try:
-            found = self.module(**batch)
-            output = getattr(found, "logits", found)
+            result = self.module(**batch)
+            output = getattr(result, "logits", result)
         finally:
             self._call.end(output)
         assert isinstance(output, Tensor)
@@ -139,7 +139,7 @@ class AdaptedNetwork(Network):
 
 @torch.no_grad()
 def _matrix(layer: AdaptedLayer) -> Tensor:
-    """W (out, in) in float32. A weight in a packed format that is not ours to know is read by applying it to I."""
+    """W (out, in) in float32. A weight in an unknown packed format is read by applying its layer to the identity."""
     module, (out, inp) = layer.module, layer.site.shape
     weight = module.weight
     if hasattr(weight, "qdata"):  # torchao

@@ -1,12 +1,12 @@
-"""Two ways of a transformers model to attend where it would use torch's fused attention.
+"""Attention for transformers models that would use torch's fused attention.
 
-On a CPU, written out: softmax(q k^T / sqrt(d)) v with a backward pass of its own. In bfloat16 the backward pass of
-torch's fused attention takes several times as long as the five products themselves
-(docs/log/decisions.md, "Attention and the last layer"). Here the
-probabilities are kept for it, and a query, key or value that needs no gradient gets none.
+On a CPU in bfloat16, attention is written out: softmax(q k^T / sqrt(d)) v with its own backward pass. The backward pass
+of torch's fused attention takes several times as long there as the five products themselves (docs/log/decisions.md,
+"Attention and the last layer"). The forward pass here keeps the probabilities for the backward pass, and a query, key
+or value that needs no gradient gets none.
 
-On an accelerator, torch's fused attention, but for how its mask is made: transformers asks whether there is any
-padding, and the answer would have to be waited for in every forward pass. :func:`padding` tells it.
+On an accelerator, torch's fused attention is used with a different mask: transformers checks whether any row is padded,
+and every forward pass would wait for the answer. :func:`padding` gives the answer in advance.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Attention: TypeAlias = Literal["torch", "torch, mask unread", "written out"]
 
 
 class _Known(threading.local):
-    """Whether the rows of the calls of this thread may be padded."""
+    """Whether rows in this thread's calls may be padded."""
 
     padded = True
 
@@ -33,7 +33,7 @@ _known = _Known()
 
 @contextlib.contextmanager
 def padding(there: bool) -> Iterator[None]:
-    """Whether any row is padded in the calls inside; outside, any may be."""
+    """Say whether any row is padded in the calls inside. Outside, any row may be."""
     _known.padded = there
     try:
         yield
@@ -42,7 +42,7 @@ def padding(there: bool) -> Iterator[None]:
 
 
 def use(module: nn.Module, chosen: Attention) -> None:
-    """Make a transformers model attend as ``chosen`` where it would use torch's way; any other is left as it is."""
+    """Make a transformers model attend as ``chosen`` if it would use torch's attention. Other models are left alone."""
     config = getattr(module, "config", None)
     sdpa = getattr(config, "_attn_implementation", None) == "sdpa" and hasattr(module, "set_attn_implementation")
     if chosen == "torch" or not sdpa:
@@ -57,24 +57,24 @@ def use(module: nn.Module, chosen: Attention) -> None:
 
 
 def _unread_mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    """As torch's attention wants it, without a look at what the padding mask says."""
+    """The mask for torch's attention, made without reading the values of the padding mask."""
     from transformers.masking_utils import sdpa_mask
 
     if _known.padded:
         kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     else:
         kwargs["attention_mask"] = None
-    found: Tensor | None = sdpa_mask(*args, **kwargs)
-    return found
+    mask: Tensor | None = sdpa_mask(*args, **kwargs)
+    return mask
 
 
 def _mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    """Which keys each query sees (True), or None where there is no padding and no order."""
+    """The keys that each query sees (True), or None if there is neither padding nor causal order."""
     from transformers.masking_utils import sdpa_mask
 
     kwargs.pop("allow_is_causal_skip", None)
-    found: Tensor | None = sdpa_mask(*args, allow_is_causal_skip=False, **kwargs)
-    return found
+    mask: Tensor | None = sdpa_mask(*args, allow_is_causal_skip=False, **kwargs)
+    return mask
 
 
 def attention(
@@ -87,12 +87,16 @@ def attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls: query (N, h, T, d), key and value (N, h or fewer, S, d), a mask (N, 1, T, S) of what
-    is seen or of what to add; gives (N, T, h, d)."""
+    """Attention with the signature that transformers calls. Returns (N, T, h, d) and None.
+
+    ``query``: (N, h, T, d)
+    ``key``, ``value``: (N, h or fewer, S, d)
+    ``attention_mask``: (N, 1, T, S), True for a key that is seen, or numbers to add to the scores
+    """
     from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
     if dropout > 0 or kwargs.get("position_bias") is not None or kwargs.get("cache") is not None:
-        kwargs["is_causal"] = False  # the order is in the mask
+        kwargs["is_causal"] = False  # the mask holds the causal order
         result: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
@@ -109,16 +113,16 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
         n, heads, queries, _ = query.shape
-        # Scaling the queries costs less than scaling the scores, and copies them into order on the way.
+        # Scale the queries: it costs less than scaling the scores, and makes them contiguous on the way.
         q = torch.mul(query, scale, out=query.new_empty(query.shape)).flatten(0, 1)
         k, v = key.reshape(n * heads, *key.shape[2:]), value.reshape(n * heads, *value.shape[2:])
         scores = torch.bmm(q, k.mT)
-        wide = scores.view(n, heads, queries, -1)
+        by_head = scores.view(n, heads, queries, -1)
         if mask is not None and mask.dtype is torch.bool:
-            # Not minus infinity: a query that may see nothing gets some mean, not NaN, and nobody reads it.
-            wide.masked_fill_(~mask, torch.finfo(scores.dtype).min)
+            # Finite, not minus infinity: a query that sees nothing gets a mean, which is never read, instead of NaN.
+            by_head.masked_fill_(~mask, torch.finfo(scores.dtype).min)
         elif mask is not None:
-            wide.add_(mask)
+            by_head.add_(mask)
         p = torch.softmax(scores, -1)
         ctx.save_for_backward(q, k, v, p)
         ctx.scale = scale

@@ -1,4 +1,4 @@
-"""One call of a network: its tensors, and which rows of the batch are whose."""
+"""One call of a network: the tensors that it uses, and the client of every row in the batch."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from rondo.params import Params
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the processor's on ``device``, without waiting for the copy where it is an accelerator."""
+    """Copy a CPU tensor to ``device``. A copy to an accelerator is not waited for."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Which rows of a batch are whose: ``counts`` of K clients, the rows ordered by client. A count may be zero.
-
-    ``longest``: tokens of each client's longest row, where rows are padded to that of the longest of all.
-    """
+    """The client of every row in a batch. Rows are ordered by client."""
 
     counts: tuple[int, ...]
+    """Rows per client, for K clients. A count may be zero."""
     longest: tuple[int, ...] | None = None
+    """Tokens in each client's longest row, if rows are padded to the longest row of all clients."""
     index: Tensor = field(init=False, repr=False)
     """The client of every row, shape (rows,)."""
 
@@ -37,30 +36,31 @@ class Rows:
 
     @property
     def even(self) -> bool:
-        """Whether every client has the same number of rows, so that rows can be reshaped to (K, rows a client)."""
+        """Whether every client has the same number of rows, so that rows can be reshaped to (K, rows per client)."""
         return len(set(self.counts)) == 1
 
     def to(self, device: torch.device) -> Rows:
-        """With ``index`` on ``device``."""
+        """A copy with ``index`` on ``device``."""
         moved = Rows(self.counts, self.longest)
         object.__setattr__(moved, "index", to_device(self.index, device))
         return moved
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sums over each client's rows, shape (K,), of ``values`` (rows,). What is not finite stays its client's."""
+        """Sum ``values`` (rows,) over each client's rows: shape (K,). NaN and infinity stay within their client."""
         if self.even:
             return values.reshape(len(self.counts), -1).sum(1)
         return values.new_zeros(len(self.counts)).index_add(0, self.index, values)
 
 
 class _Token:
-    """Lives as long as the graph of the call that it was made for."""
+    """A marker that lives as long as the graph of its call."""
 
 
 class Call(threading.local):
-    """What a network's layers must know of the call that this thread is in, or was in last: its tensors, and, because
-    activation checkpointing runs layers again in ``backward``, which calls have a graph whose layers could yet run
-    again."""
+    """This thread's current or last call, as a network's layers read it.
+
+    Activation checkpointing runs layers again in ``backward``, so calls whose graph is still alive are tracked too.
+    """
 
     def __init__(self) -> None:
         self.params: Params = {}
@@ -75,13 +75,13 @@ class Call(threading.local):
     def begin(
         self, params: Params, base: Mapping[str, LowRank], rows: Rows, dropout: Sequence[torch.Generator] | None
     ) -> None:
-        if self.again:  # the backward that ran layers again was the earlier calls' own
+        if self.again:  # layers ran again, so the earlier calls have had their backward
             self.open, self.again = [], False
         self.params, self.base, self.rows, self.dropout, self.masks = params, base, rows, dropout, {}
         self.inside = True
 
     def end(self, output: Tensor | None) -> None:
-        """Note the call as open for as long as its graph lives."""
+        """Count the call as open for as long as its graph lives."""
         self.inside = False
         self.open = [ref for ref in self.open if ref() is not None]
         if output is not None and output.grad_fn is not None:
@@ -90,7 +90,7 @@ class Call(threading.local):
             self.open.append(weakref.ref(token))
 
     def layer_runs(self) -> None:
-        """Raises RuntimeError where a layer runs again with another call's tensors in place."""
+        """Check that a layer that runs again finds its own call's tensors: RuntimeError if several calls are open."""
         if not self.inside:
             self.again = True
             if sum(ref() is not None for ref in self.open) > 1:

@@ -1,4 +1,4 @@
-"""A model as a run uses it: first its outline, without weights, then the model itself."""
+"""A model as a run uses it: its outline first, without weights, then the model itself."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ class Model(Protocol):
 
     @property
     def sha256(self) -> str:
-        """Of all its weights."""
+        """SHA-256 of all its weights."""
 
     @property
     def network(self) -> Network: ...
 
     def shorten(self, task: Task, examples: Sequence[Example]) -> Prefix | None:
-        """Leave out what need not be computed, as far as the model computes the same on ``examples`` without it. The
-        layers whose output is computed once per example, if there are any, are returned."""
+        """Skip computation that the output does not need, checked by comparing outputs on ``examples``. Returns the
+        layers whose output is computed once per example, or None."""
 
     def record(self) -> Mapping[str, Any]:
-        """For the manifest: precision, kernels, and what was left out."""
+        """The manifest's entry: precision, kernels and the shortcuts taken."""
 
     def save(self, folder: Path, seen: Params, base: Base, labels: Sequence[str]) -> None:
-        """Write a result. ``seen``: the tensors that the network takes, no client axis."""
+        """Write the result. ``seen`` holds the tensors that the network takes, without a client axis."""
 
 
 class Outline(Protocol):
-    """A model before its weights are loaded. ``problems``: everything that its layers and sizes do not allow."""
+    """A model before its weights are loaded. ``problems`` lists everything that its layers and sizes do not allow."""
 
     @property
     def task(self) -> Task: ...
@@ -54,4 +54,4 @@ class Outline(Protocol):
     def problems(self) -> Sequence[Problem]: ...
 
     def load(self, config: RunConfig, device: torch.device) -> Model:
-        """The model. Raises :class:`rondo.errors.ConfigError`."""
+        """Load the model. Raises :class:`rondo.errors.ConfigError`."""

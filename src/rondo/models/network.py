@@ -25,7 +25,8 @@ class Network(ABC):
     module: nn.Module
     """In eval mode, without gradients."""
     initial: Params
-    """Every tensor that it takes, at its start value, no client axis. Names tell roles (:mod:`rondo.params`)."""
+    """The start value of every tensor that it takes, without a client axis. A name gives the tensor's role
+    (:mod:`rondo.params`)."""
     sites: Mapping[str, Site] = MappingProxyType({})
     """The adapted layers by module path."""
     _compact: tuple[Base, dict[str, tuple[LowRank, ...]]] | None = None
@@ -36,7 +37,7 @@ class Network(ABC):
 
     @property
     def one_at_a_time(self) -> str | None:
-        """Why clients cannot share a call, nor calls run in several threads; None where they can."""
+        """The reason why clients cannot share a call and calls cannot run in several threads; None if they can."""
         return None
 
     def weights(self) -> dict[str, Weight]:
@@ -44,8 +45,8 @@ class Network(ABC):
         return {}
 
     def compact(self, base: Base) -> Base:
-        """A change of the base on the device, one matrix per module, in its smaller form. Made once for all clients
-        that share it."""
+        """Move a change of the base to the device, as one matrix per module in its smaller form. The result is kept,
+        so that clients with the same change share it."""
         known = self._compact
         if known is None or known[0] is not base:
             sums = {p: total(chunks).compact() for p, chunks in base.items() if chunks}
@@ -62,9 +63,9 @@ class Network(ABC):
         dropout: Sequence[torch.Generator] | None = None,
         rows: Rows | None = None,
     ) -> Tensor:
-        """The output on ``batch``, its rows ordered by client, with tensors as ``view`` returns them.
+        """Compute the output on ``batch``, whose rows are ordered by client, with tensors as ``view`` returns them.
 
-        ``params`` have a client axis K; ``base`` has none. ``rows``: the rows of each client; None: the same number
-        for each. ``dropout``: one generator per client while training. Raises KeyError where ``params`` lacks a
-        tensor, ValueError for several clients where :attr:`one_at_a_time` gives a reason.
+        ``params`` has a client axis K; ``base`` has none. ``rows`` gives the rows of each client; None means the same
+        number for each. ``dropout`` holds one generator per client during training. Raises KeyError if ``params`` lacks
+        a tensor, ValueError for several clients if :attr:`one_at_a_time` gives a reason.
         """

@@ -23,12 +23,12 @@ from rondo.tasks.task import Task
 
 
 def look(config: RunConfig, labels: Sequence[str]) -> Outline:
-    """The outline of the model that ``config`` names. Raises :class:`ConfigError` where there is none."""
+    """Outline the model that ``config`` names. Raises :class:`ConfigError` if there is none or a package is missing."""
     if own_network.is_factory(config.model.name):
         return own_network.look(config, labels)
     if config.task.kind not in tasks.TABLE:
-        words = "a task of one's own needs a network of its own: name it as package.module:factory"
-        raise ConfigError.at("model.name", words)
+        message = "a task of one's own needs a network of its own: name it as package.module:factory"
+        raise ConfigError.at("model.name", message)
     missing = list(_missing_packages(config))
     if missing:
         raise ConfigError(missing)
@@ -37,13 +37,15 @@ def look(config: RunConfig, labels: Sequence[str]) -> Outline:
 
 @dataclass(frozen=True)
 class TransformerOutline:
-    """An :class:`rondo.models.model.Outline`; ``name``: where the model is; ``known``: its configuration."""
+    """An :class:`rondo.models.model.Outline`."""
 
     task: Task
     sites: Sequence[Site]
     problems: Sequence[Problem]
     name: str
+    """The model's folder, or its name on a hub."""
     known: Any
+    """The model's configuration, from transformers."""
     tokenizer: Any
 
     def load(self, config: RunConfig, device: torch.device) -> Transformer:
@@ -53,11 +55,11 @@ class TransformerOutline:
 
 def _look(config: RunConfig, labels: Sequence[str]) -> TransformerOutline:
     model, problems = config.model, []
-    wanted = model.gguf_file or "config.json"
+    model_file = model.gguf_file or "config.json"
     name = locate(model.name)
-    if Path(name).is_dir() and not Path(name, wanted).is_file():
+    if Path(name).is_dir() and not Path(name, model_file).is_file():
         key = "model.name" if model.gguf_file is None else "model.gguf_file"
-        raise ConfigError.at(key, f"no {wanted} in {model.name!r}: name what has the model")
+        raise ConfigError.at(key, f"no {model_file} in {model.name!r}: name what has the model")
     kind = tasks.TABLE[config.task.kind]
     with loading(model.name, "it"):
         known = load_config(kind, name, labels=labels, revision=model.revision, gguf_file=model.gguf_file)
@@ -66,16 +68,16 @@ def _look(config: RunConfig, labels: Sequence[str]) -> TransformerOutline:
         tokenizer = load_tokenizer(name, revision=model.revision, gguf_file=model.gguf_file)
     limit = _longest(empty, tokenizer)
     if config.task.max_length > limit:
-        words = f"{config.task.max_length}, but this model takes {limit} tokens: lower it to {limit}"
-        problems.append(Problem("task.max_length", words))
+        message = f"{config.task.max_length}, but this model takes {limit} tokens: lower it to {limit}"
+        problems.append(Problem("task.max_length", message))
     embedded = int(empty.get_input_embeddings().num_embeddings)  # type: ignore[operator]
     if len(tokenizer) > embedded:
-        words = f"its tokenizer has {len(tokenizer)} tokens and its embedding only {embedded}: is it another model's?"
-        problems.append(Problem("model.name", words))
+        message = f"its tokenizer has {len(tokenizer)} tokens and its embedding only {embedded}: is it another model's?"
+        problems.append(Problem("model.name", message))
     sites: tuple[Site, ...] = ()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they come again with the model itself
+            warnings.simplefilter("ignore")  # loading the model repeats them
             sites = peft.plan(empty, config.adapter, kind.peft, head_names, config.seed).sites
     except ConfigError as error:
         problems += error.problems
@@ -84,16 +86,16 @@ def _look(config: RunConfig, labels: Sequence[str]) -> TransformerOutline:
 
 
 def _missing_packages(config: RunConfig) -> Iterator[Problem]:
-    """Packages that the model's form needs and that are not installed."""
+    """One problem per package that the model's format needs and that is not installed."""
     for key, package, extra in (("gguf_file", "gguf", "gguf"), ("quantization", "torchao", "quant")):
         if getattr(config.model, key) is not None and find_spec(package) is None:
-            words = (
+            message = (
                 f"needs the package {package}, which is not installed: pip install 'rondo-fl[{extra}]', or remove it"
             )
-            yield Problem(f"model.{key}", words)
+            yield Problem(f"model.{key}", message)
 
 
 def _longest(module: Any, tokenizer: Any) -> int:
-    """The most tokens that the model's positions allow (the tokenizer knows of padding offsets, as RoBERTa's)."""
+    """The most tokens that the model's positions allow. The tokenizer accounts for padding offsets like RoBERTa's."""
     positions = getattr(module.config, "max_position_embeddings", None)
     return min(int(tokenizer.model_max_length), int(positions) if positions else int(tokenizer.model_max_length))

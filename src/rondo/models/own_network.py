@@ -1,4 +1,4 @@
-"""A network of one's own: ``model.name = "package.module:factory"``."""
+"""A network that the user writes, named by its factory: ``model.name = "package.module:factory"``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def is_factory(name: str) -> bool:
 
 @dataclass(frozen=True)
 class OwnModel:
-    """A :class:`rondo.models.model.Model` around a network that a factory made."""
+    """A :class:`rondo.models.model.Model` around the network that a factory made."""
 
     name: str
     sha256: str
@@ -40,7 +40,7 @@ class OwnModel:
     precision: torch.dtype
 
     def shorten(self, task: Task, examples: Sequence[Example]) -> Prefix | None:
-        """See :meth:`rondo.models.model.Model.shorten`. Nothing is left out."""
+        """See :meth:`rondo.models.model.Model.shorten`. No shortcut is taken."""
         return None
 
     def record(self) -> Mapping[str, Any]:
@@ -63,7 +63,7 @@ class OwnModel:
 
 @dataclass(frozen=True)
 class OwnOutline:
-    """An :class:`rondo.models.model.Outline`. The network is made when it is loaded."""
+    """An :class:`rondo.models.model.Outline`. The factory is called on load."""
 
     task: Task
     name: str
@@ -78,21 +78,21 @@ class OwnOutline:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(config.seed)
                 network = factory(config, self.task)
-        except Exception as error:  # someone's module may raise anything
-            words = f"{self.name!r} makes no network: {type(error).__name__}: {error}"
-            raise ConfigError.at("model.name", words) from None
+        except Exception as error:  # the user's module may raise anything
+            message = f"{self.name!r} makes no network: {type(error).__name__}: {error}"
+            raise ConfigError.at("model.name", message) from None
         if not isinstance(network, Network):
-            words = f"{self.name!r} gave a {type(network).__name__}, not a rondo.models.network.Network"
-            raise ConfigError.at("model.name", words)
+            message = f"{self.name!r} gave a {type(network).__name__}, not a rondo.models.network.Network"
+            raise ConfigError.at("model.name", message)
         network.module.to(device)
-        wanted = self.task.precision
+        precision = self.task.precision
         for name, tensor in network.initial.items():
-            if tensor.is_floating_point() and tensor.dtype is not wanted:
-                words = f"{self.name!r} gave {name} in {tensor.dtype}, and the task computes in {wanted}"
-                raise ConfigError.at("model.name", words)
-        return OwnModel(self.name, fingerprint(network.module), network, wanted)
+            if tensor.is_floating_point() and tensor.dtype is not precision:
+                message = f"{self.name!r} gave {name} in {tensor.dtype}, and the task computes in {precision}"
+                raise ConfigError.at("model.name", message)
+        return OwnModel(self.name, fingerprint(network.module), network, precision)
 
 
 def look(config: RunConfig, labels: Sequence[str]) -> OwnOutline:
-    """The outline of a network of one's own: the task, without a tokenizer."""
+    """Outline a user's network: only its task is known, without a tokenizer."""
     return OwnOutline(tasks.load(config.task.kind).of(config.task, None, labels), config.model.name)

@@ -1,8 +1,8 @@
-"""The only file that imports peft: where adapters go, what they start as, how they are written and read.
+"""The only file that imports peft: where adapters go, how they start, how they are written and read.
 
-Adapters mean what PEFT's ``LoraConfig`` says they mean, because PEFT itself is asked: it injects into the module, the
-layers it chose are read off, and it is taken out again. It is imported where it is used: that takes seconds, and faults
-of the data are found without it.
+Adapters mean what PEFT's ``LoraConfig`` says, because PEFT itself places them: it injects adapters into the module, the
+layers that it chose are read off, and the adapters are taken out again. Functions import peft when they need it,
+because the import takes seconds and faults in the data are found without it.
 """
 
 from __future__ import annotations
@@ -37,18 +37,21 @@ _KEY = "base_model.model."
 
 @dataclass(frozen=True)
 class Plan:
-    """Where adapters go and what they start as: sites, and A (r, in) and B (out, r) of each by name."""
+    """Where adapters go and how they start."""
 
     sites: tuple[Site, ...]
     params: Params
+    """A (r, in) and B (out, r) of every site, by name. With ``start_from``, the saved tensors of the head too."""
     lora: peft.LoraConfig
+    """PEFT's configuration of the adapters."""
 
 
 def plan(module: nn.Module, config: AdapterConfig, task: TaskType, head: Sequence[str], seed: int) -> Plan:
     """Ask PEFT which layers of ``module`` the configuration adapts, with which rank, scale and initial factors.
 
     ``module`` is left as it was. ``head`` names the head's tensors, whose modules are never adapted. Raises
-    :class:`ConfigError` where nothing matches, a layer cannot be adapted, or a rank exceeds a layer's size.
+    :class:`ConfigError` if nothing matches, a layer cannot be adapted, a rank exceeds a layer's size, or the adapter
+    in ``start_from`` cannot be read or does not fit.
     """
     import peft
 
@@ -63,19 +66,19 @@ def _inject(module: nn.Module, lora: peft.LoraConfig, head: Sequence[str], seed:
     import peft
     from peft.tuners.lora import LoraLayer
 
-    heads = _head_modules(module, head)
-    asked = lora.target_modules
+    head_modules = _head_modules(module, head)
+    targets = lora.target_modules
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            # Without modules_to_save: a wrapped head would hide its tensors, and it is not PEFT that trains it.
+            # No modules_to_save: a wrapped head would hide its tensors, and PEFT does not train it here.
             tuner = peft.LoraModel(module, peft.LoraConfig(**{**lora.to_dict(), "modules_to_save": None}), "default")
         except (ValueError, re.error) as error:
-            raise ConfigError.at(key, _no_match(module, asked, heads, error)) from None
+            raise ConfigError.at(key, _no_match(module, targets, head_modules, error)) from None
     sites, params, problems = [], {}, []
     too_small: dict[str, tuple[int, tuple[int, int]]] = {}
     for path, layer in tuner.model.named_modules():
-        if not isinstance(layer, LoraLayer) or any(path == h or path.startswith(h + ".") for h in heads):
+        if not isinstance(layer, LoraLayer) or any(path == h or path.startswith(h + ".") for h in head_modules):
             continue
         base = layer.get_base_layer()
         try:
@@ -92,13 +95,15 @@ def _inject(module: nn.Module, lora: peft.LoraConfig, head: Sequence[str], seed:
     tuner.unload()
     if too_small:
         problems.append(Problem("adapter.r", _exceeded(too_small)))
-    if isinstance(asked, (set, list)):
-        idle = [n for n in sorted(asked) if not any(s.path == n or s.path.endswith("." + n) for s in sites)]
-        if idle and sites:
-            warnings.warn(f"{key}: {', '.join(idle)} match no layer; {len(sites)} layers are adapted", stacklevel=2)
+    if isinstance(targets, (set, list)):
+        unmatched = [n for n in sorted(targets) if not any(s.path == n or s.path.endswith("." + n) for s in sites)]
+        if unmatched and sites:
+            warnings.warn(
+                f"{key}: {', '.join(unmatched)} match no layer; {len(sites)} layers are adapted", stacklevel=2
+            )
     if not sites and not problems:
         problems.append(
-            Problem(key, f"{_shown(asked)} matches only the task head, which is not adapted; name other layers")
+            Problem(key, f"{_shown(targets)} matches only the task head, which is not adapted; name other layers")
         )
     if problems:
         raise ConfigError(problems)
@@ -106,88 +111,88 @@ def _inject(module: nn.Module, lora: peft.LoraConfig, head: Sequence[str], seed:
 
 
 def _exceeded(layers: Mapping[str, tuple[int, tuple[int, int]]]) -> str:
-    """``layers``: rank and (out, in) by path, of those that are too small for their rank."""
+    """The message about layers that are too small for their rank. ``layers`` gives rank and (out, in) by path."""
     path, (rank, shape) = min(layers.items(), key=lambda item: min(item[1][1]))
     others = f" and {len(layers) - 1} other layers" if len(layers) > 1 else ""
-    words = f"rank {rank} exceeds {path}, which is {shape[0]} x {shape[1]},{others}"
-    return f"{words.rstrip(',')}: lower it to {min(shape)}, or give such layers a rank by adapter.rank_pattern"
+    message = f"rank {rank} exceeds {path}, which is {shape[0]} x {shape[1]},{others}"
+    return f"{message.rstrip(',')}: lower it to {min(shape)}, or give such layers a rank by adapter.rank_pattern"
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    found = tensor.detach().to(torch.float32).clone()
-    return found if found.is_meta else found.cpu()  # a model without weights tells where adapters would go
+    copied = tensor.detach().to(torch.float32).clone()
+    return copied if copied.is_meta else copied.cpu()  # a model without weights still shows where adapters go
 
 
 def _head_modules(module: nn.Module, head: Sequence[str]) -> list[str]:
-    """The largest modules that hold nothing but head: PEFT's ``modules_to_save``. (RoBERTa's is "classifier", not the
-    two layers in it, which PEFT would wrap twice.)"""
-    others = [n for n, _ in module.named_parameters() if n not in head]
+    """The largest modules that hold the head and nothing else, for PEFT's ``modules_to_save``. RoBERTa's is
+    "classifier", not the two layers in it, which PEFT would wrap twice."""
+    body_names = [n for n, _ in module.named_parameters() if n not in head]
     modules = set()
     for name in head:
         parts = name.split(".")[:-1]
         paths = [".".join(parts[: i + 1]) for i in range(len(parts))]
-        pure = [p for p in paths if not any(o.startswith(p + ".") for o in others)]
+        pure = [p for p in paths if not any(b.startswith(p + ".") for b in body_names)]
         modules.add(pure[0] if pure else paths[-1])
     return sorted(modules)
 
 
-def _no_match(module: nn.Module, asked: object, heads: Sequence[str], error: Exception) -> str:
-    """Why no layer was chosen, with the names that could have been."""
+def _no_match(module: nn.Module, targets: object, head_modules: Sequence[str], error: Exception) -> str:
+    """The message that says why no layer was chosen and which names could have been."""
     names = []
     for path, layer in module.named_modules():
         try:
             layer_kind(layer, path)
         except UnsupportedLayer:
             continue
-        if path not in heads:
+        if path not in head_modules:
             names.append(path.rpartition(".")[2])
     available = ", ".join(dict.fromkeys(names))
     reason = str(error).split(". ")[0].strip()
-    if not asked or "not found in the base model" in reason:
+    if not targets or "not found in the base model" in reason:
         reason = "no layer has such a name"
-    return f"{_shown(asked)} cannot be used: {reason}. Names of layers that can be adapted here: {available}"
+    return f"{_shown(targets)} cannot be used: {reason}. Names of layers that can be adapted here: {available}"
 
 
-def _shown(asked: object) -> str:
-    return repr(sorted(asked) if isinstance(asked, (set, list)) else asked)
+def _shown(targets: object) -> str:
+    return repr(sorted(targets) if isinstance(targets, (set, list)) else targets)
 
 
 def _plan_from(module: nn.Module, folder: str, task: TaskType, head: Sequence[str]) -> Plan:
-    """The plan of an adapter that PEFT, or a run, has written: its configuration and its factors."""
+    """The plan of an adapter that PEFT or an earlier run wrote: its configuration and its factors."""
     import peft
 
     lora = peft.LoraConfig.from_pretrained(folder)
     if not isinstance(lora, peft.LoraConfig):
         raise ConfigError.at("adapter.start_from", f"{folder!r} is not a LoRA adapter: name one that is")
     if lora.init_lora_weights not in (True, False, "gaussian", "orthogonal"):
-        words = f"{folder!r} was started by {lora.init_lora_weights!r}, which changed the base weights too"
-        raise ConfigError.at("adapter.start_from", words)
+        message = f"{folder!r} was started by {lora.init_lora_weights!r}, which changed the base weights too"
+        raise ConfigError.at("adapter.start_from", message)
     lora.inference_mode, lora.task_type = False, task
     planned = _inject(module, lora, head, 0, "adapter.start_from")
-    if not Path(folder, "adapter_model.safetensors").is_file():  # a pickled one is not read
-        words = f"{folder!r} has no adapter_model.safetensors: name a folder that has its tensors too"
-        raise ConfigError.at("adapter.start_from", words)
+    if not Path(folder, "adapter_model.safetensors").is_file():  # a pickled adapter is not read
+        message = f"{folder!r} has no adapter_model.safetensors: name a folder that has its tensors too"
+        raise ConfigError.at("adapter.start_from", message)
     try:
         saved = read_tensors(folder)
     except (OSError, ValueError, SafetensorError) as error:
         reason = str(error).split("\n")[0]
         raise ConfigError.at("adapter.start_from", f"{folder!r} has no adapter that can be read: {reason}") from None
-    heads = dict(module.named_parameters())
-    due = {n: tuple(t.shape) for n, t in planned.params.items()}
-    due |= {HEAD_PREFIX + n: tuple(heads[n].shape) for n in head if HEAD_PREFIX + n in saved}
-    found = {n: tuple(t.shape) for n, t in saved.items()}
-    if due != found:
-        name = min(n for n in due.keys() | found.keys() if due.get(n) != found.get(n))
-        missing, unknown = len(due.keys() - found.keys()), len(found.keys() - due.keys())
-        words = f"{missing} missing, {unknown} unknown; {name} is {found.get(name, 'missing')} in it, "
-        words += f"{due.get(name, 'unknown')} in this model"
-        raise ConfigError.at("adapter.start_from", f"{folder!r} does not fit the model: {words}")
+    parameters = dict(module.named_parameters())
+    expected = {n: tuple(t.shape) for n, t in planned.params.items()}
+    expected |= {HEAD_PREFIX + n: tuple(parameters[n].shape) for n in head if HEAD_PREFIX + n in saved}
+    actual = {n: tuple(t.shape) for n, t in saved.items()}
+    if expected != actual:
+        name = min(n for n in expected.keys() | actual.keys() if expected.get(n) != actual.get(n))
+        missing, unknown = len(expected.keys() - actual.keys()), len(actual.keys() - expected.keys())
+        message = f"{missing} missing, {unknown} unknown; {name} is {actual.get(name, 'missing')} in it, "
+        message += f"{expected.get(name, 'unknown')} in this model"
+        raise ConfigError.at("adapter.start_from", f"{folder!r} does not fit the model: {message}")
     params = {**planned.params, **saved}
     return Plan(planned.sites, params, lora)
 
 
 def read_tensors(folder: str | Path) -> dict[str, Tensor]:
-    """The tensors of a saved adapter under our names: ``<path>.A``, ``<path>.B``, ``head:<name>``."""
+    """Read a saved adapter's tensors under Rondo's names: ``<path>.A``, ``<path>.B``, ``head:<name>``."""
     import peft
 
     loaded = peft.load_peft_weights(str(folder), device="cpu")
@@ -208,8 +213,8 @@ def adapter_factors(
 ) -> dict[str, tuple[Tensor, Tensor, float]]:
     """A, B and the scale of every site such that ``scale * B A`` is all that the network adds to the frozen weight.
 
-    Base changes are concatenated to the factors, so the rank grows by theirs; nothing is truncated. Beside them, pairs
-    of a row and a column of which one is zero are left out.
+    Base changes are concatenated to the factors, so the rank grows by theirs; nothing is truncated. With a base
+    change, a row of A and its column of B are left out if either is zero.
     """
     factors = {}
     for site in sites:
@@ -217,9 +222,9 @@ def adapter_factors(
         if base.get(site.path):
             change = total(base[site.path]).to(torch.float32)
             a, b = torch.cat([a, change.down]), torch.cat([b, change.up / site.scale], 1)
-            there = a.any(1) & b.any(0)
-            there[0] |= not there.any()  # an adapter has at least rank 1
-            a, b = a[there], b[:, there]
+            used = a.any(1) & b.any(0)
+            used[0] |= not used.any()  # an adapter has at least rank 1
+            a, b = a[used], b[:, used]
         factors[site.path] = (a, b, site.scale)
     return factors
 
@@ -227,8 +232,9 @@ def adapter_factors(
 def truncated(
     sites: Sequence[Site], seen: Params, base: Mapping[str, tuple[LowRank, ...]], rank: int
 ) -> tuple[dict[str, Tensor], float]:
-    """What the network sees with every site's whole change, base included, at its best approximation of ``rank``
-    (Eckart-Young), and what is lost: the Frobenius norm of all that was dropped over that of all changes."""
+    """Cut every site's whole change, base included, to its best approximation of ``rank`` (Eckart-Young). Returns the
+    tensors that the network then takes, and the loss: the Frobenius norm of all dropped parts over that of all changes.
+    """
     result, lost, whole = dict(seen), 0.0, 0.0
     for site in sites:
         a, b = seen[f"{site.path}.A"].double(), seen[f"{site.path}.B"].double()
@@ -250,10 +256,10 @@ def write_adapter(
     tokenizer: Any = None,
     labels: Sequence[str] = (),
 ) -> None:
-    """Write ``adapter_config.json`` and ``adapter_model.safetensors`` as stock PEFT reads them, the head in
-    ``modules_to_save``, and beside them the tokenizer and the label names.
+    """Write ``adapter_config.json`` and ``adapter_model.safetensors`` as stock PEFT reads them, with the head in
+    ``modules_to_save``, and the tokenizer and the label names beside them.
 
-    ``seen``: what the network sees, no client axis.
+    ``seen`` holds the tensors that the network takes, without a client axis.
     """
     import peft
 
@@ -279,11 +285,11 @@ def write_adapter(
     config.modules_to_save = _head_modules(network.module, [n.removeprefix(HEAD_PREFIX) for n in head]) or None
     _set_ranks(config, factors)
     config.save_pretrained(str(folder))
-    # save_pretrained turns the target modules into a set; their order in the file should not depend on hashing.
-    written = folder / "adapter_config.json"
-    content = json.loads(written.read_text())
+    # save_pretrained turns the target modules into a set; sort them, so that the file does not depend on hashing.
+    config_file = folder / "adapter_config.json"
+    content = json.loads(config_file.read_text())
     content["target_modules"] = sorted(factors)
-    written.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+    config_file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
     safetensors.torch.save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     if tokenizer is not None:
         tokenizer.save_pretrained(str(folder))
@@ -292,7 +298,7 @@ def write_adapter(
 
 
 def _set_ranks(config: peft.LoraConfig, factors: Mapping[str, tuple[Tensor, Tensor, float]]) -> None:
-    """Rank and alpha of every site so that PEFT's own scaling gives ``scale``."""
+    """Set rank and alpha of every site so that PEFT's own scaling gives its scale."""
 
     def alpha(scale: float, rank: int) -> float:
         return scale * (math.sqrt(rank) if config.use_rslora else rank)
@@ -306,7 +312,7 @@ def _set_ranks(config: peft.LoraConfig, factors: Mapping[str, tuple[Tensor, Tens
 
 
 def stock_model(module: nn.Module, folder: str | Path) -> nn.Module:
-    """A base model with the adapter in ``folder`` on it, loaded by PEFT and nothing of ours."""
+    """A base model with the adapter in ``folder``, loaded by PEFT alone."""
     import peft
 
     loaded: nn.Module = peft.PeftModel.from_pretrained(module, str(folder)).eval()

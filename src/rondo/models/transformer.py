@@ -24,14 +24,16 @@ from rondo.tasks.task import Example, Task
 
 @dataclass
 class Transformer:
-    """A :class:`rondo.models.model.Model`. ``known``: its configuration; ``lora``: PEFT's for its adapters."""
+    """A :class:`rondo.models.model.Model`."""
 
     name: str
     sha256: str
     network: AdaptedNetwork
     known: Any
+    """The model's configuration, from transformers."""
     tokenizer: Any
     lora: Any
+    """The adapters' configuration, from PEFT."""
     kernels: Kernels
     simulation: SimulationConfig
     shortened: Shortened = field(default_factory=Shortened)
@@ -60,7 +62,7 @@ class Transformer:
 
 
 def load_transformer(config: RunConfig, name: str, known: Any, tokenizer: Any, device: torch.device) -> Transformer:
-    """The model in ``name``, its adapters as PEFT places them. Raises :class:`rondo.errors.ConfigError`."""
+    """Load the model at ``name``, with adapters where PEFT places them. Raises :class:`rondo.errors.ConfigError`."""
     module, head_names = load_base(config, name, known, tokenizer, config.seed)
     planned = peft.plan(module, config.adapter, tasks.TABLE[config.task.kind].peft, head_names, config.seed)
     sha256 = fingerprint(module)
@@ -77,8 +79,8 @@ def load_transformer(config: RunConfig, name: str, known: Any, tokenizer: Any, d
 def load_base(
     config: RunConfig, name: str, known: Any, tokenizer: Any, seed: int
 ) -> tuple[torch.nn.Module, tuple[str, ...]]:
-    """The module without adapters, and the names of its head's tensors. ``seed`` draws what the checkpoint lacks.
-    Raises :class:`rondo.errors.ConfigError`."""
+    """Load the module without adapters, and name its head's tensors. Tensors that the checkpoint lacks are drawn from
+    ``seed``. Raises :class:`rondo.errors.ConfigError`."""
     model = config.model
     with loading(model.name, "its weights"):
         return load_pretrained(

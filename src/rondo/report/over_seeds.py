@@ -1,4 +1,4 @@
-"""TODO"""
+"""Means and standard deviations of one algorithm's runs over their seeds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def _score(scores: Mapping[str, Any], kinds: Mapping[str, str], primary: str) -> dict[str, Any] | None:
-    """The score of the first of ``kinds`` that there is, and which model it is of; on own rows the clients' mean."""
+    """The score of the first of ``kinds`` that ``scores`` has, and its model; on own rows, the mean over clients."""
     for kind, model in kinds.items():
         value = scores.get(kind, {}).get(primary)
         value = value["mean"] if isinstance(value, Mapping) else value
@@ -18,30 +18,30 @@ def _score(scores: Mapping[str, Any], kinds: Mapping[str, str], primary: str) ->
 
 
 def _over(values: Sequence[float | None]) -> dict[str, Any]:
-    """Mean, and sample standard deviation (None for fewer than two values); None among the values is left out."""
-    there = [v for v in values if v is not None]
+    """Mean (None without values), sample standard deviation (None below two) and count. Leaves out values of None."""
+    present = [v for v in values if v is not None]
     return {
-        "mean": statistics.fmean(there) if there else None,
-        "sd": statistics.stdev(there) if len(there) > 1 else None,
-        "count": len(there),
+        "mean": statistics.fmean(present) if present else None,
+        "sd": statistics.stdev(present) if len(present) > 1 else None,
+        "count": len(present),
     }
 
 
 def _over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One algorithm's runs."""
-    found: dict[str, Any] = {"head": runs[0]["head"]}
+    """The head policy, scores and numbers of one algorithm's runs, over seeds."""
+    result: dict[str, Any] = {"head": runs[0]["head"]}
     for key in ("test", "own_rows"):
         scores = [r[key] for r in runs if r[key] is not None]
         model = scores[0]["model"] if scores else None
-        found[key] = {"model": model, **_over([s["score"] for s in scores])}
-    return found | {key: _over([r[key] for r in runs]) for key in _NUMBERS}
+        result[key] = {"model": model, **_over([s["score"] for s in scores])}
+    return result | {key: _over([r[key] for r in runs]) for key in _NUMBERS}
 
 
 _NUMBERS = ("bytes_up", "bytes_down", "bytes_first_contact", "train_seconds", "seconds", "interference")
-
+"""Numbers of a run that are taken over seeds."""
 
 _TEST = {"global": "global", "cold_start": "cold start"}
-
+"""Kinds of scores on the common test set, and the model of each."""
 
 _OWN = {"clients": "global", "personal": "personal"}
-"""Kinds of scores, on the common test set and on each client's own validation rows, and which model each is of."""
+"""Kinds of scores on each client's own validation rows, and the model of each."""

@@ -9,24 +9,24 @@ from pathlib import Path
 from typing import Any
 
 _MANY_LABELS = 12
-"""Above this number of classes the legend would hide the bars, so there is none."""
+"""Above this number of classes the legend is left out: it would hide the bars."""
 _SHOWN_LABELS = 19
-"""Classes with a colour of their own; the rarer ones are one bar, "other"."""
+"""Number of classes with a colour each. The rarer ones share one bar, "other"."""
 _MANY_CLIENTS = 200
-"""Above this number bars would be thinner than a pixel; a histogram of sizes is drawn instead."""
+"""Above this number a histogram of sizes is drawn: bars would be thinner than a pixel."""
 
 
 def _axes(width: float, height: float, panels: int = 1) -> Any:
-    """A figure and its axes, an array of them where there are several panels (side by side, with the same heights)."""
+    """A figure and its axes. Several panels stand side by side with one y axis; their axes are an array."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, panels, figsize=(width, height), layout="constrained", sharey=True)
-    for one in figure.axes:
+    for panel in figure.axes:
         for side in ("top", "right"):
-            one.spines[side].set_visible(False)
+            panel.spines[side].set_visible(False)
     return figure, axes
 
 
@@ -35,21 +35,21 @@ def _save(figure: Any, path: Path) -> None:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a glyph that the font lacks becomes a box
+            warnings.simplefilter("ignore")  # a glyph that the font lacks is drawn as a box
             figure.savefig(path, dpi=120)
     finally:
         pyplot.close(figure)
 
 
 def _plain(name: str) -> str:
-    """A name as text: no formulas between dollar signs, and not longer than a tick can be."""
+    """A name as a tick label: cut to 24 characters, dollar signs escaped so that no formula is drawn."""
     short = name if len(name) <= 24 else name[:23] + "…"
     return short.replace("$", r"\$")
 
 
 def partition(report: Mapping[str, Any], path: Path) -> None:
-    """Rows of every client as a bar, stacked by label where there are labels; for many clients, how many of which
-    size there are."""
+    """Draw every client's rows as a bar, stacked by label if there are labels. For many clients, draw a histogram of
+    sizes instead."""
     clients = report["clients"]
     sizes = [c["train"] + c["validation"] for c in clients.values()]
     figure, axes = _axes(min(14, max(6, 0.35 * len(clients) + 3)), 4)
@@ -93,7 +93,7 @@ def _bars(axes: Any, clients: Mapping[str, Any], sizes: Sequence[int]) -> None:
 
 
 def curve(before: Mapping[str, Any], history: Sequence[Mapping[str, Any]], metric: str, title: str, path: Path) -> None:
-    """The metric on the test set over rounds, from before the first round on, and the training loss beside it."""
+    """Draw the metric on the test set over rounds, starting before the first, and the training loss beside it."""
     figure, axes = _axes(7, 4)
     points = [(0, before.get(metric))]
     for record in history:
@@ -118,25 +118,25 @@ def curve(before: Mapping[str, Any], history: Sequence[Mapping[str, Any]], metri
 
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito's palette, which colour-blind people can tell apart, without its yellow, too pale for a line."""
+"""Okabe and Ito's palette, which colour-blind readers can tell apart. Its yellow is left out: too pale for a line."""
 _DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)))
 _MARKERS = "osD"
-"""With every round of the palette another dash and marker: 21 lines differ."""
+"""Each pass through the palette has another dash and marker, so 21 lines can be told apart."""
 _FAR_APART = 4
-"""Above this ratio of the most to the least that an algorithm sends, megabytes are on a logarithmic axis: on a linear
-one all the frugal algorithms would be a single upright line."""
+"""Above this ratio of the most to the fewest bytes of a run, the axis of megabytes is logarithmic. On a linear one all
+frugal algorithms would be a single upright line."""
 
 
 def comparison(content: Mapping[str, Any], path: Path) -> None:
-    """The score over rounds and over bytes, a line an algorithm: the mean over seeds, and a band from the lowest to the
-    highest seed. ``content``: as in ``comparison.json``."""
+    """Draw the score over rounds and over bytes, one line per algorithm: the mean over seeds, with a band from the
+    lowest to the highest seed. ``content``: as in ``comparison.json``."""
     figure, (left, right) = _axes(12, 5, panels=2)
     totals = [r["curve"][-1]["bytes"] for r in content["runs"] if r["curve"]]
     logarithmic = max(totals, default=0) > _FAR_APART * min(totals, default=0) > 0
     lines = []
     for i, name in enumerate(content["algorithms"]):
         runs = [r for r in content["runs"] if r["algorithm"] == name]
-        # Seeds score after the same rounds; by position their points belong together.
+        # Seeds are scored after the same rounds, so their points match by position.
         columns = list(zip(*(r["curve"] for r in runs), strict=False))
         if not columns:
             continue
@@ -161,16 +161,16 @@ def comparison(content: Mapping[str, Any], path: Path) -> None:
     if logarithmic:
         from matplotlib import ticker
 
-        right.set_xscale("log", nonpositive="mask")  # which leaves out the score before the first round, at 0 bytes
+        right.set_xscale("log", nonpositive="mask")  # leaves out the score before the first round, at 0 bytes
         right.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
         right.xaxis.set_major_formatter("{x:g}")
         right.xaxis.set_minor_locator(ticker.NullLocator())
     for axes in (left, right):
         axes.grid(alpha=0.25, lw=0.5)
     seeds = content["seeds"]
-    told = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean over {len(seeds)} seeds, band from lowest to highest"
-    left.set_title(f"{content['rounds']} rounds, {content['clients']} clients, {told}", loc="left")
-    # In the order in which the lines end, from the top.
+    over = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean over {len(seeds)} seeds, band from lowest to highest"
+    left.set_title(f"{content['rounds']} rounds, {content['clients']} clients, {over}", loc="left")
+    # The legend lists lines as they end, from the top.
     ordered = [line for _, line in sorted(lines, key=lambda pair: -pair[0])]
     figure.legend(handles=ordered, loc="outside right upper", frameon=False, handlelength=3)
     _save(figure, path)

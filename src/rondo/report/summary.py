@@ -7,7 +7,7 @@ from typing import Any
 
 
 def totals(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Bytes, failures and skipped rounds over all rounds. ``history``: the lines of ``metrics.jsonl``."""
+    """Bytes, failures and skipped rounds, summed over all rounds. ``history``: the lines of ``metrics.jsonl``."""
     exchanges = max(1, sum(r["sampled"] for r in history))
     up, down, first = (sum(r[key] for r in history) for key in ("bytes_up", "bytes_down", "bytes_first_contact"))
     return {
@@ -26,10 +26,10 @@ def totals(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def better(
     best: Mapping[str, Any] | None, record: Mapping[str, Any], metric: str, *, higher_is_better: bool
 ) -> Mapping[str, Any] | None:
-    """The best score of ``metric`` on the common test set and its round: ``best``, or that of ``record`` if it is
-    better."""
-    first: Mapping[str, Any] = next(iter(record["scores"].values()), {})
-    value = first.get(metric)
+    """The best score of ``metric`` on the common test set, with its round: ``best``, or the score in ``record`` if that
+    is better."""
+    scores: Mapping[str, Any] = next(iter(record["scores"].values()), {})
+    value = scores.get(metric)
     if not isinstance(value, float):
         return best
     if best is None or (value > best[metric] if higher_is_better else value < best[metric]):

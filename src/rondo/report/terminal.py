@@ -1,4 +1,4 @@
-"""What a run shows in a terminal: progress while it goes, a table at its end. Quiet where there is no terminal."""
+"""Output of a run to the terminal: progress bars while it trains (only in a terminal), and a table at its end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def human_bytes(count: float) -> str:
 
 
 class TerminalProgress:
-    """A :class:`rondo.engine.transport.Observer` with two bars: rounds, and the clients of the round."""
+    """A :class:`rondo.engine.transport.Observer` with two bars: rounds, and clients of the current round."""
 
     def __init__(self, console: Console, rounds: int) -> None:
         self.bytes = 0
@@ -62,7 +62,7 @@ class TerminalProgress:
         self.bytes += record["bytes_up"] + record["bytes_down"]
         parts = [f"loss {record['loss']:.3f}" if record["loss"] is not None else ""]
         for kind in ("global", "cold_start"):
-            # The first of a task's scores is its primary one.
+            # A task's first score is its primary one.
             metric, value = next(iter(record.get("scores", {}).get(kind, {}).items()), ("", None))
             if value is not None:
                 parts.append(f"{metric} {value:.3f}")
@@ -82,8 +82,8 @@ def _number(value: Any) -> str:
 
 
 def comparison_table(content: Mapping[str, Any]) -> Table:
-    """A comparison, a row an algorithm: means over seeds, with standard deviations for scores. ``content``: as in
-    ``comparison.json``. A score that is not of the global model says of which it is."""
+    """A comparison, one row per algorithm: means over seeds, with standard deviations for scores. ``content``: as in
+    ``comparison.json``. A score names its model unless that is the global one."""
     seeds, primary = content["seeds"], content["primary"]
     over = (
         f"seed {seeds[0]}" if len(seeds) == 1 else f"mean ± standard deviation over seeds {', '.join(map(str, seeds))}"
@@ -101,16 +101,16 @@ def comparison_table(content: Mapping[str, Any]) -> Table:
     table.add_column("head", no_wrap=True)
     for column in (f"test {primary}", "at the clients", "up", "down", "first contact", "train s", "interference"):
         table.add_column(column, justify="right")
-    for name, found in content["algorithms"].items():
+    for name, stats in content["algorithms"].items():
         up, down, first, seconds, interference = (
-            found[key]["mean"]
+            stats[key]["mean"]
             for key in ("bytes_up", "bytes_down", "bytes_first_contact", "train_seconds", "interference")
         )
         table.add_row(
             name,
-            found["head"] or "-",
-            _of_model(found["test"]),
-            _of_model(found["own_rows"]),
+            stats["head"] or "-",
+            _of_model(stats["test"]),
+            _of_model(stats["own_rows"]),
             human_bytes(up),
             human_bytes(down),
             human_bytes(first),
@@ -121,7 +121,7 @@ def comparison_table(content: Mapping[str, Any]) -> Table:
 
 
 def _of_model(score: Mapping[str, Any]) -> str:
-    """ "0.750 ± 0.010 personal": a mean over seeds, its standard deviation if there is one, and whose model it is."""
+    """Mean over seeds, standard deviation if there is one, and model unless global: "0.750 ± 0.010 personal"."""
     if score["mean"] is None:
         return "-"
     deviation = "" if score["sd"] is None else f" ± {score['sd']:.3f}"
@@ -130,7 +130,7 @@ def _of_model(score: Mapping[str, Any]) -> str:
 
 
 def summary_table(summary: Mapping[str, Any]) -> Table:
-    """The end of a run: scores before and after, bytes, seconds."""
+    """The table at the end of a run: scores before and after, bytes, seconds."""
     table = Table(
         title=f"{summary['algorithm']}: {summary['rounds']} rounds, {summary['clients']} clients", title_justify="left"
     )

@@ -45,8 +45,12 @@ class Federation:
 
 @dataclass(frozen=True)
 class Assembly:
-    """A run with everything loaded and its rows dealt. ``initial``: the tensors that clients train, at their start;
-    ``head``: the head policy, None without a head; ``prefix``: layers whose output is computed once per example."""
+    """A run with everything loaded and its rows dealt.
+
+    ``head``: the head policy, None without a head.
+    ``initial``: the tensors that clients train, at their start.
+    ``prefix``: layers whose output is computed once per example.
+    """
 
     config: RunConfig
     device: torch.device
@@ -76,14 +80,14 @@ class Assembly:
     def federation(
         self, first: Any, kept: MutableMapping[str, Params], stop: threading.Event | None = None
     ) -> Federation:
-        """A simulated federation before its first round. ``first``: :meth:`first_state`, from which the memory of a
-        training step is measured, also where the run then goes on from a later state."""
+        """A simulated federation before its first round. ``first``: :meth:`first_state`. A training step's memory is
+        measured on it, even if the run then continues from a later state."""
         network, config = self.model.network, self.config
         scorer = self.scorer(kept)
         seen, _ = scorer.newcomer(first, self.round(0))
         with one_cohort(network):
-            each = activation_bytes(network, self.task, seen, self.population.sample(2))
-        cohorts = Cohorts(network, self.task, self.population, config, each, workers(network))
+            bytes_per_cost = activation_bytes(network, self.task, seen, self.population.sample(2))
+        cohorts = Cohorts(network, self.task, self.population, config, bytes_per_cost, workers(network))
         local = LocalRound(self.algorithm, network, self.task, config, kept, self.prefix, stop)
         identity = Identity("simulation", self.model.sha256)
         transport: Transport = Simulation(self.population, local, cohorts)
@@ -97,13 +101,15 @@ class Assembly:
 def assemble(
     config: RunConfig, device: str, *, labels: Sequence[str] | None = None, with_rows: bool = True
 ) -> Assembly:
-    """Load everything that ``config`` names and deal its rows. ``labels``: those of a run that is opened again;
+    """Load everything that ``config`` names and deal its rows.
+
+    ``labels``: the labels of a run that is opened again.
     ``with_rows``: False leaves the data alone.
 
-    Faults come in this order: the algorithm's options, the data's, the model's structure's, and last its weights'.
-    Raises :class:`ConfigError`.
+    Raises :class:`ConfigError`. Faults are reported in this order: the algorithm's options, the data, the model's
+    structure, its weights.
     """
-    with collector_paused():  # everything loaded here stays, and the collector would look through it many times
+    with collector_paused():  # everything loaded here stays, so the collector would scan it in vain
         algorithm = make_algorithm(config)
         target = find_device(device)
         dealt = None
@@ -121,10 +127,10 @@ def assemble(
             population = build(config, dealt, outline.task, labels, ranks)
         model = outline.load(config, target)
         if dealt is not None:
-            # Layers that the checkpoint lacks belong to the head and are not adapted, which may change ranks.
-            found = client_ranks(config, algorithm, model.network.sites.values(), len(dealt.rows))
-            if found != ranks:
-                population = build(config, dealt, outline.task, labels, found)
+            # Layers that the checkpoint lacks belong to the head and are not adapted. That may change ranks.
+            final_ranks = client_ranks(config, algorithm, model.network.sites.values(), len(dealt.rows))
+            if final_ranks != ranks:
+                population = build(config, dealt, outline.task, labels, final_ranks)
             del dealt  # torch.fx keeps the frames beneath its first import alive until the collector runs
         algorithm, head, initial = wrapped(config, algorithm, model.network.initial)
         with one_cohort(model.network):
@@ -135,7 +141,7 @@ def assemble(
 def _ranks(
     config: RunConfig, algorithm: Algorithm[Any], outline: Outline, dealt: Dealt | None
 ) -> tuple[int, ...] | None:
-    """Ranks of the clients. Raises :class:`ConfigError` with everything that the model's structure does not allow."""
+    """The clients' ranks. Raises :class:`ConfigError` with everything that the model's structure does not allow."""
     problems: list[Problem] = list(outline.problems)
     ranks = None
     try:
@@ -149,13 +155,13 @@ def _ranks(
 
 
 def alone(assembly: Assembly, client: str, config: RunConfig, algorithm: Algorithm[Any]) -> Assembly:
-    """``assembly`` with ``client`` as its only one."""
+    """``assembly`` with ``client`` as its only client."""
     population = replace(assembly.population, members={client: assembly.population.members[client]})
     return replace(assembly, config=config, algorithm=algorithm, population=population)
 
 
 def find_device(name: str) -> torch.device:
-    """The device called "auto", "cpu" or "cuda". Raises :class:`ConfigError`."""
+    """The device named "auto", "cpu" or "cuda". Raises :class:`ConfigError`."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():

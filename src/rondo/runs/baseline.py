@@ -1,4 +1,4 @@
-"""Each client without a federation: a baseline to read a run's scores by."""
+"""Each client trained alone: a baseline for a run's scores."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ from rondo.runs.assemble import Assembly, alone
 
 
 def local_only(assembly: Assembly, stop: threading.Event | None) -> dict[str, Any]:
-    """The same algorithm and rounds with each client on its own: a federation of one, scored at its end. It has no
-    server, so no server optimizer, no gate and no faults. Scores as :func:`rondo.engine.scoring.spread` gives them,
-    under "own" on the clients' own validation rows, under "test" on the common test set (None without one)."""
+    """Train each client alone, with the same algorithm and rounds: a federation of one, scored at its end. It has no
+    server, so no server optimizer, gate or faults.
+
+    Returns scores as :func:`rondo.engine.scoring.spread` gives them: under "own" on the clients' own validation rows,
+    under "test" on the common test set (None without one).
+    """
     config, task = assembly.config, assembly.task
     clients = config.clients.model_copy(
         update={"per_round": None, "sampling": "full", "min_clients": 1, "over_select": 0.0, "deadline": None}
     )
     evaluation = config.evaluation.model_copy(update={"diagnostics_every": 0})
-    unharmed = {"faults": FaultsConfig(), "admission": AdmissionConfig()}
-    config = config.model_copy(update={"clients": clients, "evaluation": evaluation, **unharmed})
+    no_faults = {"faults": FaultsConfig(), "admission": AdmissionConfig()}
+    config = config.model_copy(update={"clients": clients, "evaluation": evaluation, **no_faults})
     algorithm = assembly.algorithm
     while isinstance(algorithm, ServerStep | Robust):
         algorithm = algorithm.algorithm
-    own: dict[str, Any] = {}
-    test: dict[str, Any] = {}
+    own_scores: dict[str, Any] = {}
+    test_scores: dict[str, Any] = {}
     for name, member in assembly.population.members.items():
         single = alone(assembly, name, config, algorithm)
         federation = single.federation(single.first_state(), {}, stop)
@@ -35,11 +38,11 @@ def local_only(assembly: Assembly, stop: threading.Event | None) -> dict[str, An
         for index in range(config.rounds):
             server.run_round(index)
         seen, base = scorer.model(server.state, member.client, server.round(config.rounds))
-        for target, examples in ((own, member.validation), (test, assembly.population.test)):
+        for target, examples in ((own_scores, member.validation), (test_scores, assembly.population.test)):
             if examples:
                 target[name] = scorer.scores(seen, base, examples)
     metric, higher = task.primary, task.higher_is_better
     return {
-        "own": spread(own, metric, higher_is_better=higher),
-        "test": spread(test, metric, higher_is_better=higher) if test else None,
+        "own": spread(own_scores, metric, higher_is_better=higher),
+        "test": spread(test_scores, metric, higher_is_better=higher) if test_scores else None,
     }

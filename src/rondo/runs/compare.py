@@ -1,9 +1,9 @@
-"""Several algorithms on the same data, split, seeds and rounds. Imports no torch until something is run.
+"""Compare several algorithms on the same data, split, seeds and rounds. Imports no torch until a run starts.
 
 ::
 
-    DIR/ALGORITHM-seed-N/    an ordinary run directory for every algorithm and seed
-    DIR/comparison.json      every run's numbers with its seed, and mean and standard deviation over the seeds
+    DIR/ALGORITHM-seed-N/    an ordinary run directory per algorithm and seed
+    DIR/comparison.json      every run's numbers with its seed, and means and standard deviations over seeds
     DIR/comparison.png       score over rounds and over megabytes
 """
 
@@ -36,12 +36,13 @@ ConfigSource: TypeAlias = str | PathLike[str] | Mapping[str, Any] | RunConfig
 
 
 _MAY_DIFFER = ("algorithm", "adapter", "train", "server")
-"""Sections that ``NAME.SECTION.KEY=VALUE`` may set for one algorithm: all else is what makes runs comparable."""
+"""Sections that ``NAME.SECTION.KEY=VALUE`` may set for one algorithm. The others are equal for all runs, which makes
+them comparable."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One run of a comparison. Where it is not new, ``run_dir`` already holds it, with an equal configuration."""
+    """One run of a comparison. Unless it is new, ``run_dir`` already holds it, with an equal configuration."""
 
     config: RunConfig
     run_dir: Path
@@ -52,13 +53,17 @@ class Planned:
 
 
 Watch: TypeAlias = Callable[[Planned], "AbstractContextManager[Observer | None]"]
-"""Entered around every run, the finished ones included, for progress: what it gives observes the run."""
+"""Entered around every run, finished ones included, to show progress. The observer that it yields observes the run."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was compared. ``runs``: one dict a run; ``algorithms``: name to mean and standard deviation over seeds;
-    ``stopped``: runs that could not be finished, with the reason. The same as in ``comparison.json``."""
+    """The result of a comparison; all but ``out`` is also in ``comparison.json``.
+
+    ``algorithms``: per name, means and standard deviations over seeds.
+    ``runs``: one dict per run.
+    ``stopped``: runs that could not finish, with the reason.
+    """
 
     out: Path
     primary: str
@@ -81,18 +86,20 @@ def compare(
 ) -> Comparison:
     """Run several algorithms on the same data, split, seeds and rounds, one after the other, and compare them.
 
-    ``algorithms``: names of the table or ``package.module:Class``; ``config``: as for :func:`rondo.run`, left out the
-    demo's (its algorithm and, where ``seeds`` are given, its seed are replaced); ``sets``: ``key.path=value`` for all,
-    or ``NAME.key.path=value`` for one algorithm's own settings; ``out``: left out, ``runs/compare-<time>``. Runs that
-    ``out`` already holds, with an equal configuration, are not run again; one that was cut off is resumed.
+    ``algorithms``: names of the table, or ``package.module:Class``.
+    ``config``: as for :func:`rondo.run`, by default the demo's. Its algorithm is replaced, and so is its seed if
+    ``seeds`` are given.
+    ``sets``: ``key.path=value`` for all algorithms, or ``NAME.key.path=value`` for one.
+    ``out``: by default ``runs/compare-<time>``. Runs that it already holds with an equal configuration are not
+    repeated; an interrupted one is resumed.
 
     Every algorithm gets the same hyperparameters, tuned for none: a score says how a method does at these settings.
-    Each keeps its own head policy unless ``model.head`` is set, so some train fewer tensors.
-    Seconds are of this machine as it was during each run. For personal methods the score on the test set is of the
-    cold-start model, not of the personal ones.
+    Each keeps its own head policy unless ``model.head`` is set, so some train fewer tensors. Seconds are measured on
+    this machine, under its load at the time. For personal methods the test score belongs to the cold-start model, not
+    to the personal ones.
 
-    Raises :class:`ConfigError` for what the user must mend, before a model is loaded where that can be known. A run
-    that stops (as one that diverges) is listed in ``stopped``, and the others go on.
+    Raises :class:`ConfigError` for input that the user must fix, before a model is loaded where possible. A run that
+    stops, for instance because it diverges, is listed in ``stopped``, and the others go on.
     """
     return carry_out(plan(algorithms, config, sets=sets, seeds=seeds), out, device=device)
 
@@ -104,18 +111,18 @@ def plan(
     source = STARTER if config is None else config
     problems = [*_name_problems(names), *_seed_problems(seeds), *_set_problems(names, sets, seeds)]
     shared = [text for text in sets if not any(text.startswith(f"{name}.") for name in names)]
-    found = []
+    configs = []
     for name in names:
-        own = [text.removeprefix(f"{name}.") for text in sets if text.startswith(f"{name}.")]
+        own_sets = [text.removeprefix(f"{name}.") for text in sets if text.startswith(f"{name}.")]
         try:
-            found.append(load(source, [*shared, *own, f"algorithm.name={name}"]))
+            configs.append(load(source, [*shared, *own_sets, f"algorithm.name={name}"]))
         except ConfigError as error:
-            keys = {text.partition("=")[0].strip() for text in own}
+            keys = {text.partition("=")[0].strip() for text in own_sets}
             problems += [_told(p, p.path in keys) for p in error.problems if p.path != "algorithm.name"]
     if problems:
-        # Each algorithm reports what is wrong for all of them.
+        # Each algorithm reports the faults that concern all, so drop duplicates.
         raise ConfigError(list(dict.fromkeys(problems)), "rondo compare")
-    return [c.model_copy(update={"seed": seed}) for c in found for seed in seeds or (c.seed,)]
+    return [c.model_copy(update={"seed": seed}) for c in configs for seed in seeds or (c.seed,)]
 
 
 def _name_problems(names: Sequence[str]) -> Iterator[Problem]:
@@ -150,13 +157,15 @@ def _set_problems(names: Sequence[str], sets: Sequence[str], seeds: Sequence[int
             section = key.removeprefix(f"{name}.").partition(".")[0]
             if key.startswith(f"{name}.") and section not in _MAY_DIFFER:
                 allowed = ", ".join(f"{name}.{s}.KEY" for s in _MAY_DIFFER)
-                words = f"{section!r} is the same for all in a comparison; for one algorithm alone there are: {allowed}"
-                yield Problem(f"--set {text}", words)
+                message = (
+                    f"{section!r} is the same for all in a comparison; for one algorithm alone there are: {allowed}"
+                )
+                yield Problem(f"--set {text}", message)
 
 
-def _told(problem: Problem, own: bool) -> Problem:
-    """A fault in the fields of all algorithms says how one is set for an algorithm of its own."""
-    if own or not problem.path.startswith("algorithm."):
+def _told(problem: Problem, set_for_one: bool) -> Problem:
+    """``problem``; if it lies in the algorithm fields set for all, with a hint how to set one for one algorithm."""
+    if set_for_one or not problem.path.startswith("algorithm."):
         return problem
     return Problem(problem.path, f"{problem.message} (for one algorithm alone: --set NAME.{problem.path}=VALUE)")
 
@@ -169,7 +178,7 @@ def carry_out(
     watch: Watch | None = None,
     stop: threading.Event | None = None,
 ) -> Comparison:
-    """Run what was planned, but for what ``out`` holds finished, and write the comparison. Raises as :func:`compare`
+    """Run ``configs``, except runs that ``out`` holds finished, and write the comparison. Raises as :func:`compare`
     does, and :class:`rondo.RunInterrupted` once ``stop`` is set."""
     from rondo import errors
     from rondo.runs import runner
@@ -179,7 +188,7 @@ def carry_out(
     find_device(device)
     folder = _folder(out)
     runs, stopped = [], []
-    dealt: dict[int, tuple[str, Any]] = {}
+    partitions: dict[int, tuple[str, Any]] = {}
     columns = _Columns()
     for planned in [_planned(folder, config, columns) for config in configs]:
         with watch(planned) if watch is not None else nullcontext() as observer:
@@ -189,18 +198,18 @@ def carry_out(
                 elif planned.state == "unfinished":
                     runner.resume(planned.run_dir, device=device, observer=observer, stop=stop)
             except errors.RunStopped as error:
-                where = {"algorithm": planned.config.algorithm.name, "seed": planned.config.seed}
-                stopped.append({**where, "run_dir": planned.run_dir.name, "reason": str(error)})
+                identity = {"algorithm": planned.config.algorithm.name, "seed": planned.config.seed}
+                stopped.append({**identity, "run_dir": planned.run_dir.name, "reason": str(error)})
                 continue
-        gc.collect()  # a model holds itself by its hooks, and the next one comes
+        gc.collect()  # hooks keep a model in a cycle; free it before the next one is loaded
         directory = RunDirectory(planned.run_dir)
-        _check_dealt(dealt, planned, directory.read("partition.json"))
+        _check_dealt(partitions, planned, directory.read("partition.json"))
         runs.append(_numbers(planned, directory))
     return _written(folder, configs, runs, stopped)
 
 
 def _check_classes(configs: Sequence[RunConfig]) -> None:
-    """Make every algorithm once, so that none is refused after hours of the others."""
+    """Make every algorithm once, so that a bad one is refused now, not after hours of the others."""
     from rondo.runs.wrapping import make_algorithm
 
     problems = []
@@ -209,8 +218,8 @@ def _check_classes(configs: Sequence[RunConfig]) -> None:
             make_algorithm(config)
         except ConfigError as error:
             name = config.algorithm.name
-            said = [p.message if name in p.message else f"{name}: {p.message}" for p in error.problems]
-            problems += [Problem(p.path, words) for p, words in zip(error.problems, said, strict=True)]
+            messages = [p.message if name in p.message else f"{name}: {p.message}" for p in error.problems]
+            problems += [Problem(p.path, message) for p, message in zip(error.problems, messages, strict=True)]
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)), "rondo compare")
 
@@ -225,7 +234,7 @@ def _folder(out: str | Path | None) -> Path:
 
 
 class _Columns:
-    """What the data say of their columns, without their rows; asked once a seed, all else of the data being shared."""
+    """The data's columns, without their rows. Loaded once per seed, since all else about the data is shared."""
 
     def __init__(self) -> None:
         self._known: dict[int, Source] = {}
@@ -239,8 +248,8 @@ class _Columns:
 
 
 def _planned(folder: Path, config: RunConfig, columns: _Columns) -> Planned:
-    """Where a run goes. Nothing is ever deleted: beside a run of another configuration it goes under the next free
-    name."""
+    """The folder of a run, and its state. Nothing is ever deleted: if another configuration has the name, the run
+    takes the next free one."""
     stem = folder / f"{config.algorithm.name.replace(':', '.')}-seed-{config.seed}"
     path, count = stem, 1
     while path.exists():
@@ -251,8 +260,8 @@ def _planned(folder: Path, config: RunConfig, columns: _Columns) -> Planned:
 
 
 def _holds(path: Path, config: RunConfig, columns: _Columns) -> bool:
-    """Whether there is a run of ``config`` in ``path``. What the user left open is in ``config.toml`` as the data
-    settled it, so it is asked of the data again."""
+    """Whether ``path`` holds a run of ``config``. Options that the user left open are in ``config.toml`` as the data
+    settled them, so ``config`` is also compared after the data settled it."""
     from rondo.data.client_rows import resolved
 
     try:
@@ -262,24 +271,26 @@ def _holds(path: Path, config: RunConfig, columns: _Columns) -> bool:
     return ran == to_toml(config) or ran == to_toml(resolved(config, columns(config)))
 
 
-def _check_dealt(dealt: dict[int, tuple[str, Any]], planned: Planned, partition: Any) -> None:
-    """All runs of a seed have dealt the same rows: as many, of the same labels, to the same clients."""
-    name, first = dealt.setdefault(planned.config.seed, (planned.run_dir.name, partition))
-    if partition != first:
-        words = f"{planned.run_dir.name} has another partition than {name}: the data changed between; name a new folder"
-        raise ConfigError.at("--out", words, "rondo compare")
+def _check_dealt(partitions: dict[int, tuple[str, Any]], planned: Planned, partition: Any) -> None:
+    """Raise :class:`ConfigError` unless all runs of a seed dealt the same clients as many rows of the same labels."""
+    name, first_partition = partitions.setdefault(planned.config.seed, (planned.run_dir.name, partition))
+    if partition != first_partition:
+        message = (
+            f"{planned.run_dir.name} has another partition than {name}: the data changed between; name a new folder"
+        )
+        raise ConfigError.at("--out", message, "rondo compare")
 
 
 def _numbers(planned: Planned, directory: RunDirectory) -> dict[str, Any]:
-    """What a finished run says, read from its directory. Bytes are over all clients and rounds."""
+    """The numbers of a finished run, read from its directory. Bytes are summed over all clients and rounds."""
     summary, rounds = directory.read("summary.json"), directory.rounds()
     primary, traffic = summary["primary"], summary["bytes"]
-    test, own = (_score(summary["after"], kinds, primary) for kinds in (_TEST, _OWN))
+    test, own_rows = (_score(summary["after"], kinds, primary) for kinds in (_TEST, _OWN))
     kinds = _TEST if test is not None else _OWN
-    curve, sent = [(0, 0, _score(summary["before"], kinds, primary))], 0
+    curve, total_bytes = [(0, 0, _score(summary["before"], kinds, primary))], 0
     for record in rounds:
-        sent += record["bytes_up"] + record["bytes_down"]
-        curve.append((record["round"] + 1, sent, _score(record["scores"], kinds, primary)))
+        total_bytes += record["bytes_up"] + record["bytes_down"]
+        curve.append((record["round"] + 1, total_bytes, _score(record["scores"], kinds, primary)))
     interference = [(r.get("diagnostics") or {}).get("interference") for r in rounds]
     return {
         "algorithm": planned.config.algorithm.name,
@@ -289,7 +300,7 @@ def _numbers(planned: Planned, directory: RunDirectory) -> dict[str, Any]:
         "primary": primary,
         "head": summary["head"],
         "test": test,
-        "own_rows": own,
+        "own_rows": own_rows,
         "bytes_up": traffic["up"],
         "bytes_down": traffic["down"],
         "bytes_first_contact": traffic["first_contact"],
@@ -304,15 +315,15 @@ def _written(
     folder: Path, configs: Sequence[RunConfig], runs: list[dict[str, Any]], stopped: list[dict[str, Any]]
 ) -> Comparison:
     names = list(dict.fromkeys(c.algorithm.name for c in configs))
-    by_name = {name: [r for r in runs if r["algorithm"] == name] for name in names}
-    by_name = {name: found for name, found in by_name.items() if found}
+    runs_by_name = {name: [r for r in runs if r["algorithm"] == name] for name in names}
+    runs_by_name = {name: own_runs for name, own_runs in runs_by_name.items() if own_runs}
     comparison = Comparison(
         folder,
         primary=runs[0]["primary"] if runs else "",
         rounds=configs[0].rounds,
         clients=runs[0]["clients"] if runs else 0,
         seeds=list(dict.fromkeys(c.seed for c in configs)),
-        algorithms={name: _over_seeds(found) for name, found in by_name.items()},
+        algorithms={name: _over_seeds(own_runs) for name, own_runs in runs_by_name.items()},
         runs=runs,
         stopped=stopped,
     )

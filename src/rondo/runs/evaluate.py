@@ -1,4 +1,4 @@
-"""Scores of a finished run, or of an adapter of one."""
+"""Scores of a finished run, or of an adapter from one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rondo.tasks.task import Example
 def evaluate(path: str | Path, *, client: str | None = None, device: str = "auto") -> dict[str, Any]:
     """Scores of a run directory, or of a PEFT adapter inside or exported from one, on the run's test set.
 
-    A run: the newcomer's model, or with ``client`` that client's, which is also scored on its own validation rows.
+    For a run, the newcomer's model is scored. With ``client``, that client's model is, also on its own validation rows.
     Raises :class:`ConfigError`.
     """
     path = Path(path)
@@ -38,12 +38,12 @@ def evaluate(path: str | Path, *, client: str | None = None, device: str = "auto
 
 
 def _evaluate_adapter(path: Path, device: str) -> dict[str, Any]:
-    """The adapter in ``path``, on the data that the configuration in it, or in the run around it, names."""
-    beside = [f for f in (path / "rondo.toml", path.parent / "config.toml") if f.is_file()]
-    if not beside:
-        words = f"{str(path)!r} does not say what to score it on: it has no rondo.toml (rondo export writes one)"
-        raise ConfigError.at("ADAPTER_DIR", words)
-    config = load(beside[0])
+    """Scores of the adapter in ``path``. The configuration in it, or in the run around it, names the data."""
+    config_files = [f for f in (path / "rondo.toml", path.parent / "config.toml") if f.is_file()]
+    if not config_files:
+        message = f"{str(path)!r} does not say what to score it on: it has no rondo.toml (rondo export writes one)"
+        raise ConfigError.at("ADAPTER_DIR", message)
+    config = load(config_files[0])
     labels: tuple[str, ...] = ()
     if tasks.load(config.task.kind).classes:
         labels = tuple(RunDirectory(path).read("labels.json"))

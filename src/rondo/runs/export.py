@@ -34,8 +34,12 @@ class Verification:
 
 @dataclass(frozen=True)
 class Exported:
-    """``rank``: the largest rank of its layers; ``relative_error``: the share of the change's Frobenius norm lost by
-    truncation, 0 without; ``verification``: if it was verified."""
+    """The result of an export.
+
+    ``rank``: the largest rank of its layers.
+    ``relative_error``: the share of the change's Frobenius norm lost by truncation, 0 without.
+    ``verification``: None if it was not verified.
+    """
 
     rank: int
     relative_error: float
@@ -53,25 +57,30 @@ def export(
 ) -> Exported:
     """Write a run's result to ``to`` as a PEFT adapter, or ``merged`` into a whole model.
 
-    ``client``: that client's model (for personal methods), else the global or cold-start one. ``rank``: truncate to
-    it; else the adapter has the rank that it needs, which for methods that change the base is above the run's. With
-    ``verify`` it is loaded again by stock libraries and its logits are compared. Raises :class:`ConfigError`.
+    ``client``: export this client's model (for personal methods); by default the global or cold-start one.
+    ``rank``: truncate to this rank. By default the adapter has the rank that it needs, which is above the run's for
+    methods that change the base.
+    ``verify``: load the result with stock libraries and compare logits.
+
+    Raises :class:`ConfigError`.
     """
     if rank is not None and rank < 1:
         raise ConfigError.at("--rank", f"must be at least 1, got {rank}")
     to = Path(to)
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        what = "is not empty" if to.is_dir() else "is not a folder"
-        raise ConfigError.at("--to", f"{str(to)!r} {what}; name another folder")
+        reason = "is not empty" if to.is_dir() else "is not a folder"
+        raise ConfigError.at("--to", f"{str(to)!r} {reason}; name another folder")
     if merged and RunDirectory.open(run_dir).config().model.quantization is not None:
-        words = "the base is int8, and merging would round the adapter away with it; export the adapter alone"
-        raise ConfigError.at("--merged", words)
+        message = "the base is int8, and merging would round the adapter away with it; export the adapter alone"
+        raise ConfigError.at("--merged", message)
     # Stock libraries load the model in float32, so their logits are compared with float32.
     opened = reopen(run_dir, device="cpu", exact=True)
     model = opened.assembly.model
     if not isinstance(model, Transformer):
-        words = "a network of one's own has no PEFT adapter; the tensors of its result are in the run's adapter folder"
-        raise ConfigError.at("RUN_DIR", words)
+        message = (
+            "a network of one's own has no PEFT adapter; the tensors of its result are in the run's adapter folder"
+        )
+        raise ConfigError.at("RUN_DIR", message)
     seen, base = opened.model(client)
     error = 0.0
     sites = tuple(model.network.sites.values())
@@ -90,7 +99,7 @@ def export(
 
 
 def _stock_base(opened: Reopened, model: Transformer) -> torch.nn.Module:
-    """The base model alone, drawn with another seed, so that a head that was not saved would show."""
+    """The base model alone, drawn with another seed, so that an unsaved head would show."""
     config = opened.assembly.config
     module, _ = load_base(config, model.name, model.known, model.tokenizer, config.seed + 1)
     return module
@@ -108,7 +117,7 @@ _TEXTS = (
 
 @torch.no_grad()
 def _verify(opened: Reopened, model: Transformer, seen: Params, base: Base, folder: Path, merged: bool) -> Verification:
-    """Load ``folder`` with transformers and peft only."""
+    """Compare logits with ``folder`` as transformers and peft alone load it."""
     batch = dict(model.tokenizer(list(_TEXTS), padding=True, return_tensors="pt"))
     ours = model.network(add_client_axis(seen), base, batch)
     if merged:
@@ -117,7 +126,7 @@ def _verify(opened: Reopened, model: Transformer, seen: Params, base: Base, fold
         stock = peft.stock_model(_stock_base(opened, model), folder)
     theirs = stock(**batch).logits
     mask = torch.ones_like(ours, dtype=torch.bool)
-    if ours.dim() == 3:  # positions of padding mean nothing
+    if ours.dim() == 3:  # logits at padding mean nothing
         mask = batch["attention_mask"].bool()[:, :, None].expand_as(ours)
     difference = float((ours - theirs).abs()[mask].max())
     return Verification(difference, float(ours.abs()[mask].max()))

@@ -1,4 +1,4 @@
-"""A run that is opened again: its model, and its state after the last committed round."""
+"""A run opened again: its model, and its state after the last committed round."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rondo.runs.storage.directory import RunDirectory
 
 @dataclass(frozen=True)
 class Reopened:
-    """A run opened again. ``state``: the server's after ``rounds`` rounds."""
+    """A run opened again. ``state``: the server's state after ``rounds`` rounds."""
 
     assembly: Assembly
     directory: RunDirectory
@@ -39,15 +39,18 @@ class Reopened:
             hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(list(known)[:10])}"
             raise ConfigError.at("--client", f"no client {client!r}; {hint}")
         try:
-            found = known[client]
-            return self.scorer.model(self.state, Client(client, found["train"], found.get("rank")), round)
+            entry = known[client]
+            return self.scorer.model(self.state, Client(client, entry["train"], entry.get("rank")), round)
         except (OSError, ValueError) as error:
             raise ConfigError.at("RUN_DIR", f"what client {client!r} keeps cannot be read: {error}") from None
 
 
 def reopen(run_dir: str | Path, device: str = "auto", *, exact: bool = False, with_rows: bool = False) -> Reopened:
-    """Load a run's model and state from its directory. ``exact``: in float32 even if it was trained otherwise;
-    ``with_rows``: its data too. Raises :class:`ConfigError`."""
+    """Load a run's model and state from its directory. Raises :class:`ConfigError`.
+
+    ``exact``: compute in float32 even if the run trained otherwise.
+    ``with_rows``: load the data too.
+    """
     directory = RunDirectory.open(run_dir)
     config = directory.config()
     if exact:

@@ -1,4 +1,4 @@
-"""A run from its first round to its last, and its resumption."""
+"""A run from its first round to its last, and how it is resumed."""
 
 from __future__ import annotations
 
@@ -34,13 +34,17 @@ from rondo.runs.storage.durable import Journal
 from rondo.runs.storage.manifest import environment, must_equal
 
 SKIPS = 3
-"""Rounds skipped in a row that stop a run."""
+"""This many skipped rounds in a row stop a run."""
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """A finished run. ``history``: one dict per round (as in ``metrics.jsonl``); ``metrics``: the final scores by kind
-    ("global", or "cold_start" and "personal"; "clients"); ``summary``: everything in the final table."""
+    """A finished run.
+
+    ``history``: one dict per round, as in ``metrics.jsonl``.
+    ``metrics``: the final scores by kind ("global", or "cold_start" and "personal"; "clients").
+    ``summary``: everything in the final table.
+    """
 
     history: list[dict[str, Any]]
     run_dir: Path
@@ -59,13 +63,14 @@ def run(
 ) -> RunResult:
     """Run a whole federated fine-tuning and write its run directory.
 
-    ``config``: a path, a dict or a :class:`RunConfig`; ``sets``: ``key.path=value`` overrides; ``device``: "auto",
-    "cpu" or "cuda"; ``stop``: set it, from a signal handler or another thread, to end the run after its current step.
+    ``config``: a path, a dict or a :class:`RunConfig`.
+    ``sets``: ``key.path=value`` overrides.
+    ``device``: "auto", "cpu" or "cuda".
+    ``stop``: set it, from a signal handler or another thread, to end the run after its current step.
 
-    Every round is committed to the disk before the next one starts, and :func:`resume` goes on after the last of them.
-    Raises :class:`ConfigError` for anything the user must mend, before training starts; :class:`RunStopped` where
-    ``SKIPS`` rounds in a row are skipped or the disk does not take what is written; :class:`RunInterrupted` after
-    ``stop``.
+    Every round is committed to the disk before the next one starts, and :func:`resume` continues after the last one.
+    Raises :class:`ConfigError` for anything that the user must fix, before training starts; :class:`RunStopped` if
+    ``SKIPS`` rounds in a row are skipped or the disk cannot be written; :class:`RunInterrupted` after ``stop``.
     """
     began = time.perf_counter()
     assembly = assemble(load(config, sets), device)
@@ -83,11 +88,11 @@ def resume(
     observer: Observer | None = None,
     stop: threading.Event | None = None,
 ) -> RunResult:
-    """Go on with a run after its last committed round; its end is, bit for bit, that of a run that was never stopped.
+    """Continue a run after its last committed round. The result equals, bit for bit, that of an uninterrupted run.
 
-    ``device``: "auto" is the one it ran on. Where configuration, versions, threads, model or data have changed, equal
-    bits cannot be promised: the resumption is refused with every difference, unless ``allow_nondeterministic``. A
-    finished run is left as it is. Raises as :func:`run` does.
+    ``device``: "auto" is the device it ran on. The resumption is refused, with every difference, if configuration,
+    versions, threads, model or data have changed, since equal bits cannot be promised; ``allow_nondeterministic``
+    permits it. A finished run is left as it is. Raises as :func:`run` does.
     """
     began = time.perf_counter()
     directory = RunDirectory.open(run_dir)
@@ -108,12 +113,12 @@ def resume(
 
 
 _DATA = ("rows", "examples_sha256", "test_rows", "test_examples_sha256")
-"""Keys of ``partition.json`` that tell whether the data are still the same."""
+"""Keys of ``partition.json`` that show whether the data are still the same."""
 
 
 def begin(directory: RunDirectory, assembly: Assembly) -> None:
-    """Write the files that a run is resumed from before its first checkpoint. The manifest, which makes the folder a
-    run's, comes last."""
+    """Write the files from which a run is resumed before its first checkpoint. The manifest comes last: a folder with
+    one counts as a run."""
     with _written(directory):
         directory.write_config(assembly.config)
         directory.write("partition.json", assembly.population.report)
@@ -121,7 +126,7 @@ def begin(directory: RunDirectory, assembly: Assembly) -> None:
 
 
 def manifest(assembly: Assembly) -> dict[str, Any]:
-    """What ran, on what: everything that the bits of a run depend on."""
+    """Everything that the bits of a run depend on."""
     config, network = assembly.config, assembly.model.network
     return {
         **environment(),
@@ -146,28 +151,28 @@ def manifest(assembly: Assembly) -> dict[str, Any]:
 
 @contextmanager
 def _locked(directory: RunDirectory) -> Iterator[None]:
-    """Raises :class:`ConfigError` where another process is writing the directory."""
+    """Lock the directory. Raises :class:`ConfigError` if another process is writing it."""
     with durable.locked(directory.path) as alone:
         if not alone:
-            words = f"another process is running in {str(directory.path)!r}; wait for its end, or stop it"
-            raise ConfigError.at("RUN_DIR", words)
+            message = f"another process is running in {str(directory.path)!r}; wait for its end, or stop it"
+            raise ConfigError.at("RUN_DIR", message)
         yield
 
 
 @contextmanager
 def _written(directory: RunDirectory) -> Iterator[None]:
-    """Raises :class:`RunStopped` for a disk that is full or broken."""
+    """Turn the error of a full or broken disk into :class:`RunStopped`."""
     try:
         yield
     except OSError as error:
         where = error.filename if error.filename is not None else directory.path
         raise RunStopped(f"{where} cannot be written: {error.strerror}") from None
-    except SafetensorError as error:  # in which that library wraps the system's
+    except SafetensorError as error:  # safetensors wraps the system's error in its own
         raise RunStopped(f"{directory.path} cannot be written: {error}") from None
 
 
 class Runner:
-    """The rounds of a run, and the files written as they pass."""
+    """The rounds of a run, and the files that they write."""
 
     def __init__(
         self,
@@ -180,17 +185,17 @@ class Runner:
         resumed: bool = False,
     ) -> None:
         self.assembly, self.config, self.task = assembly, assembly.config, assembly.task
-        assembly.population.report.clear()  # one line per client, and on the disk by now
+        assembly.population.report.clear()  # one entry per client, and on the disk by now
         self.directory, self.observer, self.stop, self.began = directory, observer, stop, began
         self.journal = Journal(directory.metrics)
         self.done = 0
         self.recent: deque[dict[str, Any]] = deque(maxlen=SKIPS)
-        """The last records. Earlier ones are in the journal: memory does not grow with the rounds."""
+        """The last records. Earlier ones are only in the journal, so memory does not grow with the rounds."""
         self.scores: dict[str, Any] = {}
         self.resumed = resumed
 
     def run(self) -> RunResult:
-        """All rounds that are left, and the end."""
+        """Run all remaining rounds and finish."""
         first = self.assembly.first_state()
         point = self._newest_checkpoint(first) if self.resumed else None
         self.kept = point.locals if point is not None else Kept(self.directory.checkpoint)
@@ -200,7 +205,7 @@ class Runner:
         try:
             with freed_memory_kept():
                 self._rounds()
-            return self._finish()  # with libraries of its own, which take the place of training's memory
+            return self._finish()  # outside, since its libraries can take the memory that training gives back
         except StopRequested:
             raise RunInterrupted(self.directory.path) from None
         except RunStopped as stopped:
@@ -217,18 +222,18 @@ class Runner:
             self._round(index)
 
     def _newest_checkpoint(self, first: Any) -> Checkpoint | None:
-        """The newest whole checkpoint, None where there is none yet. Raises :class:`ConfigError` where all are
-        damaged."""
+        """The newest intact checkpoint; None if there is none and no round was recorded. Raises :class:`ConfigError` if
+        all are damaged, or if rounds were recorded without one."""
         try:
             point, passed_over = checkpoint.load(self.directory.checkpoint, first, self.journal)
         except FileNotFoundError:
             if not self.directory.metrics.exists() or not self.directory.metrics.read_bytes():
                 return None
-            words = "metrics.jsonl has rounds, but there is no checkpoint of any: start the run in another folder"
-            raise ConfigError.at("RUN_DIR", words, "rondo resume") from None
+            message = "metrics.jsonl has rounds, but there is no checkpoint of any: start the run in another folder"
+            raise ConfigError.at("RUN_DIR", message, "rondo resume") from None
         except ValueError as error:
-            words = f"no checkpoint is as it was written, so the run cannot go on: {error}"
-            raise ConfigError.at("RUN_DIR", words, "rondo resume") from None
+            message = f"no checkpoint is as it was written, so the run cannot go on: {error}"
+            raise ConfigError.at("RUN_DIR", message, "rondo resume") from None
         if self.observer is not None:
             self.observer.resumed(point.rounds, passed_over)
         elif passed_over:
@@ -236,7 +241,7 @@ class Runner:
         return point
 
     def _take_up(self, point: Checkpoint, federation: Federation) -> None:
-        """Go on from ``point``."""
+        """Continue from ``point``."""
         self.recent.extend(map(json.loads, self.journal.lines(point.journal)[-SKIPS:]))
         self.done = point.rounds
         self.journal.go_on(point.journal)

@@ -17,8 +17,8 @@ from rondo.params import Params, head, pick
 
 
 def make_algorithm(config: RunConfig) -> Algorithm[Any]:
-    """The algorithm, without a head policy or a server optimizer. Raises :class:`ConfigError`, also for options of the
-    run that this algorithm does not define."""
+    """The algorithm without its wrappers. Raises :class:`ConfigError`, also for options of the run that the algorithm
+    does not define."""
     try:
         algorithm = algorithms.get(config.algorithm.name, **config.algorithm.fields)
     except algorithms.UnknownAlgorithm as error:
@@ -34,8 +34,8 @@ def make_algorithm(config: RunConfig) -> Algorithm[Any]:
 def wrapped(
     config: RunConfig, algorithm: Algorithm[Any], initial: Params
 ) -> tuple[Algorithm[Any], HeadPolicy | None, Params]:
-    """``algorithm`` with its wrappers; the head policy, None without a head; and the tensors of ``initial`` that
-    clients train."""
+    """``algorithm`` with its wrappers; the head policy (None without a head); the tensors of ``initial`` that clients
+    train."""
     policy: HeadPolicy | None = None
     if any(map(head, initial)):
         policy = config.model.head or algorithm.default_head
@@ -56,21 +56,25 @@ def _refused(config: RunConfig, algorithm: Algorithm[Any]) -> Iterator[Problem]:
     for key in ("ranks", "bytes_budget"):
         if getattr(config.clients, key) is not None and not algorithm.client_ranks:
             others = ", ".join(n for n in algorithms.names() if algorithms.load(n).client_ranks)
-            words = f"{name} does not define clients of different ranks; remove {key}, or take one of {others}"
-            yield Problem(f"clients.{key}", words)
+            message = f"{name} does not define clients of different ranks; remove {key}, or take one of {others}"
+            yield Problem(f"clients.{key}", message)
     rule = config.robust.rule
     if rule in MEANS and not algorithm.linear:
-        words = f"{rule} makes a mean of uploads, and {name}'s server works on single ones; "
-        yield Problem("robust.rule", f"{words}take {', '.join(r for r in RULES if r not in MEANS)}, or a linear method")
+        message = f"{rule} makes a mean of uploads, and {name}'s server works on single ones; "
+        yield Problem(
+            "robust.rule", f"{message}take {', '.join(r for r in RULES if r not in MEANS)}, or a linear method"
+        )
     if config.server.optimizer == "none":
         return
     if not algorithm.linear:
-        words = f"{name} is not linear: its server works on single uploads, so there is no mean to step towards; "
-        yield Problem("server.optimizer", words + 'set it to "none", or take a linear method (rondo list)')
+        message = f"{name} is not linear: its server works on single uploads, so there is no mean to step towards; "
+        yield Problem("server.optimizer", message + 'set it to "none", or take a linear method (rondo list)')
     elif not algorithm.same_coordinates:
-        words = f"{name}'s server puts what it gets into other coordinates than what it sent, so the difference is no "
-        words += 'direction to step in; set it to "none", or take another linear method (rondo list)'
-        yield Problem("server.optimizer", words)
+        message = (
+            f"{name}'s server puts what it gets into other coordinates than what it sent, so the difference is no "
+        )
+        message += 'direction to step in; set it to "none", or take another linear method (rondo list)'
+        yield Problem("server.optimizer", message)
 
 
 def _server_optimizer(config: ServerConfig) -> ServerOptimizer:

@@ -1,4 +1,4 @@
-"""Causal language modelling: plain text, or an instruction with the loss on the response only."""
+"""Causal language modelling on plain text, or on instructions with the loss on the response only."""
 
 from __future__ import annotations
 
@@ -16,13 +16,19 @@ from rondo.tasks.task import Batch, Scores
 from rondo.tasks.text import TextTask, pad, wide
 from rondo.tasks.token_store import TextExample
 
-IGNORED = -100  # torch's own index for a target that has no loss
+IGNORED = -100  # torch's index for targets without a loss
 
 
 class CausalLM(TextTask):
-    """``text`` is one column of plain text; or ``prompt`` columns (joined by a blank line, empty ones left out) and
-    ``response``. With a chat template the prompt is the user's turn and the response the assistant's; without one the
-    prompt ends with a newline. Only the response, and the end token after it, have a loss."""
+    """Causal language modelling on ``text``, or on ``prompt`` and ``response``.
+
+    ``text``: one column of plain text.
+    ``prompt``: columns joined by a blank line, empty ones left out.
+    ``response``: the response column. Only the response, and the end token after it, have a loss.
+
+    With a chat template the prompt is the user's turn and the response the assistant's. Without one the prompt ends
+    with a newline.
+    """
 
     primary: ClassVar[str] = "loss"
 
@@ -32,7 +38,7 @@ class CausalLM(TextTask):
         self.tokenizer, self.text, self.max_length = tokenizer, text, max_length
         self.prompt, self.response = tuple(prompt), response or ""
         self.output: OutputLayer | None = None
-        """The model's output layer, where the network leaves it to :meth:`loss` and :meth:`tally`."""
+        """The model's output layer, if the network leaves it to :meth:`loss` and :meth:`tally`."""
 
     @classmethod
     def of(cls, config: TaskConfig, tokenizer: Any, labels: Sequence[str]) -> Self:
@@ -42,8 +48,8 @@ class CausalLM(TextTask):
         return cls(tokenizer, text, prompt, config.response, config.max_length)
 
     def encode(self, rows: Sequence[Row]) -> list[TextExample]:
-        """See :meth:`rondo.tasks.task.Task.encode`. Rows are cut to ``max_length``. A row whose response is cut away
-        entirely has no target and is left out."""
+        """See :meth:`rondo.tasks.task.Task.encode`. Rows are cut to ``max_length`` tokens. A row that loses
+        its whole response to the cut has no target and is left out."""
         examples = []
         for row in rows:
             ids, start = self._ids(row)
@@ -55,60 +61,71 @@ class CausalLM(TextTask):
         return examples
 
     def _ids(self, row: Row) -> tuple[list[int], int]:
-        """All ids of a row and the position where the loss starts."""
-        end = [self.tokenizer.eos_token_id] if self.tokenizer.eos_token_id is not None else []
+        """A row's token ids and the position where the loss starts."""
+        end_ids = [self.tokenizer.eos_token_id] if self.tokenizer.eos_token_id is not None else []
         if self.text is not None:
             ids = self.tokenizer(row[self.text])["input_ids"]
-            return ids + [e for e in end if ids[-1:] != end], 0
-        asked = "\n\n".join(str(row[c]) for c in self.prompt if row[c] is not None and str(row[c]).strip())
+            return ids + [e for e in end_ids if ids[-1:] != end_ids], 0
+        question = "\n\n".join(str(row[c]) for c in self.prompt if row[c] is not None and str(row[c]).strip())
         if self.tokenizer.chat_template:
-            turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": row[self.response]}]
-            before = self.tokenizer.apply_chat_template(turns[:1], tokenize=False, add_generation_prompt=True)
-            whole = self.tokenizer.apply_chat_template(turns, tokenize=False)
-            # The generation prompt of some templates (reasoning models) opens what a finished turn does not have.
-            plain = self.tokenizer.apply_chat_template(turns[:1], tokenize=False)
-            after = whole[len(before) :] if whole.startswith(before) else _from(row[self.response], whole[len(plain) :])
-            prompt = self.tokenizer(before, add_special_tokens=False)["input_ids"]
-            return prompt + self.tokenizer(after, add_special_tokens=False)["input_ids"], len(prompt)
-        prompt = self.tokenizer(asked + "\n")["input_ids"]
-        if end and prompt[-1:] == end:  # some tokenizers end every text
-            prompt = prompt[:-1]
-        response = self.tokenizer(row[self.response], add_special_tokens=False)["input_ids"]
-        return prompt + response + end, len(prompt)
+            turns = [{"role": "user", "content": question}, {"role": "assistant", "content": row[self.response]}]
+            opening = self.tokenizer.apply_chat_template(turns[:1], tokenize=False, add_generation_prompt=True)
+            chat = self.tokenizer.apply_chat_template(turns, tokenize=False)
+            # Some templates (reasoning models) open a section in the generation prompt that a finished turn lacks.
+            bare_prompt = self.tokenizer.apply_chat_template(turns[:1], tokenize=False)
+            rest = (
+                chat[len(opening) :]
+                if chat.startswith(opening)
+                else _from(row[self.response], chat[len(bare_prompt) :])
+            )
+            prompt_ids = self.tokenizer(opening, add_special_tokens=False)["input_ids"]
+            return prompt_ids + self.tokenizer(rest, add_special_tokens=False)["input_ids"], len(prompt_ids)
+        prompt_ids = self.tokenizer(question + "\n")["input_ids"]
+        if end_ids and prompt_ids[-1:] == end_ids:  # some tokenizers end every text
+            prompt_ids = prompt_ids[:-1]
+        response_ids = self.tokenizer(row[self.response], add_special_tokens=False)["input_ids"]
+        return prompt_ids + response_ids + end_ids, len(prompt_ids)
 
     def collate(self, examples: Sequence[TextExample]) -> tuple[Batch, Batch]:
-        """See :meth:`rondo.tasks.task.Task.collate`. Targets: ``labels`` (rows, tokens), padding ignored; ``places``: the
-        tokens, counted over all rows, that a token with a loss follows."""
+        """See :meth:`rondo.tasks.task.Task.collate`.
+
+        Targets:
+        ``labels``: (rows, tokens), padding ignored.
+        ``places``: the tokens, counted over all rows, whose next token has a loss.
+        """
         inputs = {
             "input_ids": pad([e.ids for e in examples], self.tokenizer.pad_token_id),
             "attention_mask": pad([[1] * e.cost for e in examples], 0),
         }
         targets = [e.target if isinstance(e.target, tuple) else (e.target,) for e in examples]
         labels = pad(targets, IGNORED)
-        followed = functional.pad(labels[:, 1:] != IGNORED, (0, 1))  # found here: a GPU would have to be waited for
+        # Find the places here, on the CPU: nonzero would have to wait for a GPU.
+        followed = functional.pad(labels[:, 1:] != IGNORED, (0, 1))
         return inputs, {"labels": labels, "places": followed.flatten().nonzero().flatten()}
 
     def loss(self, logits: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
-        """See :meth:`rondo.tasks.task.Task.loss`: cross-entropy of the target tokens. ``logits``: (rows, tokens,
-        vocabulary), or states (rows, tokens, width) where there is an :attr:`output`."""
+        """See :meth:`rondo.tasks.task.Task.loss`: cross-entropy of the target tokens.
+
+        ``logits``: (rows, tokens, vocabulary), or states (rows, tokens, width) if :attr:`output` is set.
+        """
         labels = targets["labels"][:, 1:]
         if self.output is not None:
             places, counts = targets["places"], (labels != IGNORED).sum(1)
-            found = self.output.losses(logits.flatten(0, 1)[places], targets["labels"].flatten()[places + 1])
-            each = found.new_zeros(targets["labels"].numel()).scatter(0, places, found)
-            return each.view(targets["labels"].shape).sum(1), counts
-        each = functional.cross_entropy(
+            target_losses = self.output.losses(logits.flatten(0, 1)[places], targets["labels"].flatten()[places + 1])
+            token_losses = target_losses.new_zeros(targets["labels"].numel()).scatter(0, places, target_losses)
+            return token_losses.view(targets["labels"].shape).sum(1), counts
+        token_losses = functional.cross_entropy(
             wide(logits[:, :-1]).transpose(1, 2), labels, ignore_index=IGNORED, reduction="none"
         )
-        return each.sum(1), (labels != IGNORED).sum(1)
+        return token_losses.sum(1), (labels != IGNORED).sum(1)
 
     def tally(self) -> _Tally:
-        """An empty tally: loss a target token, perplexity, and accuracy of the next token."""
+        """An empty tally of loss per target token, perplexity, and accuracy of the next token."""
         return _Tally(self.output)
 
 
 def _from(text: str, whole: str) -> str:
-    """``whole`` from where ``text`` begins in it; ``text`` itself where a template has changed it."""
+    """The part of ``whole`` from ``text`` on; ``text`` itself if a template changed it, so that ``whole`` lacks it."""
     return whole[whole.index(text) :] if text in whole else text
 
 
@@ -120,14 +137,14 @@ class _Tally:
 
     def add(self, logits: Tensor, batch: Batch) -> None:
         places = batch["places"]
-        seen, labels = logits.flatten(0, 1)[places], batch["labels"].flatten()[places + 1]
+        outputs, labels = logits.flatten(0, 1)[places], batch["labels"].flatten()[places + 1]
         self.tokens += len(places)
         self.examples += len(batch["labels"])
         if self.output is None:
-            self._count(seen, labels)
+            self._count(outputs, labels)
             return
-        for part in self.output.parts(seen):
-            self._count(self.output.layer(seen[part]), labels[part])
+        for part in self.output.parts(outputs):
+            self._count(self.output.layer(outputs[part]), labels[part])
 
     def _count(self, logits: Tensor, labels: Tensor) -> None:
         self.loss += float(functional.cross_entropy(logits.float(), labels, reduction="sum"))

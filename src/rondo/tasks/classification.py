@@ -17,7 +17,12 @@ from rondo.tasks.token_store import TextExample
 
 
 class SequenceClassification(TextTask):
-    """``columns``: one or two text columns; ``labels``: the label names, in the order of the classes."""
+    """Sequence classification, scored by accuracy.
+
+    ``columns``: one or two text columns.
+    ``label``: the label column.
+    ``labels``: the label names, in the order of the classes.
+    """
 
     primary: ClassVar[str] = "accuracy"
     higher_is_better: ClassVar[bool] = True
@@ -37,7 +42,7 @@ class SequenceClassification(TextTask):
         return cls(tokenizer, columns, config.label or "", labels, config.max_length)
 
     def encode(self, rows: Sequence[Row]) -> list[TextExample]:
-        """See :meth:`rondo.tasks.task.Task.encode`. A text longer than ``max_length`` tokens is cut."""
+        """See :meth:`rondo.tasks.task.Task.encode`. Texts longer than ``max_length`` tokens are cut."""
         if not rows:
             return []
         texts = [[row[c] for row in rows] for c in self.columns]
@@ -59,12 +64,12 @@ class SequenceClassification(TextTask):
         return inputs, {"labels": torch.tensor([e.target for e in examples])}
 
     def loss(self, logits: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
-        """See :meth:`rondo.tasks.task.Task.loss`: cross-entropy, one target a row; logits (rows, classes)."""
-        each = functional.cross_entropy(wide(logits), targets["labels"], reduction="none")
-        return each, torch.ones_like(targets["labels"])
+        """See :meth:`rondo.tasks.task.Task.loss`: cross-entropy, one target per row; logits (rows, classes)."""
+        losses = functional.cross_entropy(wide(logits), targets["labels"], reduction="none")
+        return losses, torch.ones_like(targets["labels"])
 
     def tally(self) -> _Tally:
-        """An empty tally: accuracy, F1 (binary, or macro over the classes seen), Matthews correlation, loss."""
+        """An empty tally of accuracy, F1 (binary, or macro over the classes seen), Matthews correlation and loss."""
         return _Tally(len(self.labels))
 
 
@@ -85,10 +90,10 @@ class _Tally:
         count = len(self.true)
         if count == 0:
             return {"accuracy": None, "f1": None, "matthews": None, "loss": None, "examples": 0}
-        # counts[t, p]: examples of class t that were taken for class p.
+        # counts[t, p]: examples of class t predicted as class p.
         pairs = torch.tensor(self.true) * self.classes + torch.tensor(self.predicted)
         counts = torch.bincount(pairs, minlength=self.classes**2).view(self.classes, -1).double()
-        # Correlation and F1 say nothing where there is only one class.
+        # F1 and correlation mean nothing if only one class occurs.
         varied = len(set(self.true)) > 1
         return {
             "accuracy": float(counts.trace()) / count,
@@ -100,15 +105,15 @@ class _Tally:
 
 
 def _f1(counts: Tensor) -> float:
-    """F1 of the second of two classes; of more, the mean over those that are there or were guessed."""
-    both = counts.sum(0) + counts.sum(1)
-    each = 2 * counts.diag()[both > 0] / both[both > 0]
-    return float(each[-1] if len(counts) == 2 else each.mean())
+    """F1 of the second of two classes; with more classes, the mean over all that occur or were predicted."""
+    occurrences = counts.sum(0) + counts.sum(1)
+    f1 = 2 * counts.diag()[occurrences > 0] / occurrences[occurrences > 0]
+    return float(f1[-1] if len(counts) == 2 else f1.mean())
 
 
 def _matthews(counts: Tensor) -> float:
-    """Matthews' correlation, for any number of classes (Gorodkin, 2004); 0 where all guesses are one class."""
-    whole, true, guessed = counts.sum(), counts.sum(1), counts.sum(0)
-    shared = counts.trace() * whole - true @ guessed
-    spread = (whole**2 - true @ true) * (whole**2 - guessed @ guessed)
+    """Matthews correlation for any number of classes (Gorodkin, 2004); 0 if all predictions are one class."""
+    total, true, predicted = counts.sum(), counts.sum(1), counts.sum(0)
+    shared = counts.trace() * total - true @ predicted
+    spread = (total**2 - true @ true) * (total**2 - predicted @ predicted)
     return float(shared / spread.sqrt()) if spread > 0 else 0.0

@@ -1,4 +1,4 @@
-"""Examples of any kind, kept as the objects that they are."""
+"""A store that keeps examples of any kind as objects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class ExampleStore:
-    """All examples of a run. ``collate``: the task's; a digest of an example is one of the tensors that it becomes."""
+    """All examples of a run. ``collate`` is the task's: the digest covers the tensors that each example becomes."""
 
     def __init__(self, collate: Callable[[Sequence[Any]], tuple[Mapping[str, Tensor], Mapping[str, Tensor]]]) -> None:
         self._collate = collate

@@ -1,4 +1,4 @@
-"""Which rows a task can use: found from the rows alone, before any model or tokenizer is loaded."""
+"""Checks of a task's rows. They need only the rows, so they run before any model or tokenizer is loaded."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ Row: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class RowProblem:
-    """A row that cannot be used: its 0-based number in its source, the column, and why."""
+    """A row that cannot be used, and the reason."""
 
     row: int
+    """Its 0-based number in its source."""
     column: str
     reason: str
 
@@ -24,15 +25,18 @@ class RowProblem:
 
 
 RowCheck: TypeAlias = Callable[[Row, int], RowProblem | None]
-"""Why the row of this number cannot be used, or None."""
+"""Given a row and its number, returns the row's problem, or None if the task can use it."""
 
 
 def row_check(task: TaskConfig, labels: Sequence[str], owner: str | None = None) -> RowCheck:
-    """The check of a task's rows. ``labels``: the known classes, where the task has some; ``owner``: the column that
-    says whose a row is, if rows are dealt by it."""
+    """The check of a task's rows.
+
+    ``labels``: the known classes, if the task has classes.
+    ``owner``: the column that names each row's client, if rows are dealt by it.
+    """
     required = [name for _, name, needed in columns(task) if needed]
     optional = [name for _, name, needed in columns(task) if not needed]
-    known = frozenset(labels)
+    known_labels = frozenset(labels)
 
     def check(row: Row, number: int) -> RowProblem | None:
         for column in required:
@@ -44,17 +48,17 @@ def row_check(task: TaskConfig, labels: Sequence[str], owner: str | None = None)
         if task.label is not None:
             if (problem := value_problem(row, number, task.label)) is not None:
                 return problem
-            if known and str(row[task.label]) not in known:
-                words = f"unknown label {row[task.label]!r}; known: {', '.join(labels[:20])}"
-                return RowProblem(number, task.label, words)
+            if known_labels and str(row[task.label]) not in known_labels:
+                reason = f"unknown label {row[task.label]!r}; known: {', '.join(labels[:20])}"
+                return RowProblem(number, task.label, reason)
         return value_problem(row, number, owner) if owner is not None else None
 
     return check
 
 
 def columns(task: TaskConfig) -> list[tuple[str, str, bool]]:
-    """The columns of text: the key that names each, its name, and whether it must hold some (a prompt's after the first
-    may be empty)."""
+    """The text columns as (configuration key, column name, whether it must hold text). A prompt's columns after the
+    first may be empty."""
     text, prompt, response = (_several(value) for value in (task.text, task.prompt, task.response))
     return [
         *(("task.text", name, True) for name in text),
@@ -68,7 +72,7 @@ def _several(value: str | Iterable[str] | None) -> tuple[str, ...]:
 
 
 def text_problem(row: Row, number: int, column: str) -> RowProblem | None:
-    """Why the text in ``column`` cannot be used: the column is missing, or it is no text, or an empty one."""
+    """The problem with the text in ``column``, or None. It may be missing, no text, empty, or invalid Unicode."""
     if column not in row:
         return _no_column(row, number, column)
     value = row[column]
@@ -84,7 +88,7 @@ def text_problem(row: Row, number: int, column: str) -> RowProblem | None:
 
 
 def value_problem(row: Row, number: int, column: str) -> RowProblem | None:
-    """Why the value in ``column`` cannot name a class or a client: it is missing, empty, or no valid Unicode."""
+    """The problem with a class or client name in ``column``, or None. It may be missing, empty, or invalid Unicode."""
     if column not in row:
         return _no_column(row, number, column)
     value = row[column]

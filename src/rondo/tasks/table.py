@@ -1,6 +1,6 @@
-"""Every kind of task and its needs, by name. Imports no torch, and of Rondo only the errors.
+"""The table of task kinds by name. Imports no torch, and only the errors from Rondo.
 
-A task of one's own needs no entry: ``task.kind`` names it as ``package.module:Class``.
+A user's own task needs no entry: ``task.kind`` names it as ``package.module:Class``.
 """
 
 from __future__ import annotations
@@ -17,18 +17,21 @@ if TYPE_CHECKING:
     from rondo.tasks.task import Task
 
 Checks = Callable[[Mapping[str, Any], bool], Iterator[Problem]]
-"""Faults of the section ``[task]``, given its keys and whether the data are the user's own."""
+"""Yields the faults of the section ``[task]``, given its keys and whether the data are the user's own."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind. ``cls``: where its class is; ``auto``: transformers' class of its models; ``peft``: PEFT's name for it;
-    ``head``: whether its models have a task head."""
+    """One kind of task."""
 
     cls: str
+    """Its class, as ``package.module:Class``."""
     auto: str
+    """Transformers' class for its models."""
     peft: Literal["SEQ_CLS", "CAUSAL_LM"]
+    """PEFT's name for it."""
     head: bool
+    """Whether its models have a task head."""
     checks: Checks
 
 
@@ -44,11 +47,11 @@ def _classification(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem
 
 def _causal_lm(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
     if (task["text"] is None) == (task["prompt"] is None):
-        words = "causal-lm needs either task.text, or task.prompt and task.response: name one or the other"
-        yield Problem("task.text", words)
+        message = "causal-lm needs either task.text, or task.prompt and task.response: name one or the other"
+        yield Problem("task.text", message)
     if isinstance(task["text"], list):
-        words = "causal-lm takes one text column: name one, or use task.prompt and task.response"
-        yield Problem("task.text", words)
+        message = "causal-lm takes one text column: name one, or use task.prompt and task.response"
+        yield Problem("task.text", message)
     if (task["prompt"] is None) != (task["response"] is None):
         yield Problem("task.response", "task.prompt and task.response go together: name both")
     if task["label"] is not None:
@@ -74,7 +77,7 @@ TABLE: dict[str, Kind] = {
 
 
 def check(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
-    """Faults of the section ``[task]``. A class of one's own checks its rows, and nothing else, itself."""
+    """Yield the faults of the section ``[task]``. A user's own class checks its rows itself and nothing else."""
     kind = task["kind"]
     if kind in TABLE:
         yield from TABLE[kind].checks(task, own_data)
@@ -85,13 +88,13 @@ def check(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
 
 
 def load(kind: str) -> type[Task]:
-    """The class of a kind. Raises :class:`ConfigError` where it cannot be loaded or is no task."""
+    """The class of a kind. Raises :class:`ConfigError` if it cannot be loaded or is not a task."""
     from rondo.tasks.task import Task
 
     module, _, attribute = (TABLE[kind].cls if kind in TABLE else kind).partition(":")
     try:
         cls = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # importing someone's module may raise anything
+    except Exception as error:  # importing a user's module may raise anything
         raise ConfigError.at("task.kind", f"cannot load {kind!r}: {type(error).__name__}: {error}") from None
     if not (isinstance(cls, type) and issubclass(cls, Task)):
         raise ConfigError.at("task.kind", f"{kind!r} is not a class derived from rondo.tasks.task.Task")

@@ -1,4 +1,4 @@
-"""The contract of a task. Nothing outside this room knows what an example is made of."""
+"""The contract of a task. Only this package knows what an example is made of."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rondo.tasks.row_checks import Row, RowProblem
 
 Batch: TypeAlias = Mapping[str, Tensor]
 Scores: TypeAlias = dict[str, float | None]
-"""Metric to value, the task's ``primary`` metric first; None where it is not defined on these data (never NaN)."""
+"""Metric to value, the task's ``primary`` metric first. A metric undefined on these data is None, never NaN."""
 
 
 class Example(Protocol):
@@ -28,68 +28,71 @@ class Example(Protocol):
 
 
 class Store(Protocol):
-    """The examples of a run by number."""
+    """The examples of a run, numbered."""
 
     def add(self, examples: Iterable[Any]) -> range:
-        """Store ``examples``; their numbers."""
+        """Store ``examples`` and return their numbers."""
 
     def __getitem__(self, number: int) -> Any: ...
 
     def cost(self, number: int) -> int:
-        """The cost of an example."""
+        """The cost of example ``number``."""
 
     def sha256(self) -> str:
-        """A digest of all examples in their order."""
+        """Digest of all examples in their order."""
 
 
 class Tally(Protocol):
-    """Scores in the making, batch by batch."""
+    """Accumulates scores batch by batch."""
 
     def add(self, output: Tensor, targets: Batch) -> None: ...
 
     def scores(self) -> Scores:
-        """The metrics so far. Undefined ones are None."""
+        """The metrics so far; undefined ones are None."""
 
 
 class Task(ABC):
-    """A kind of task, made for one run. A task of one's own is named ``package.module:Class`` in ``task.kind``."""
+    """A kind of task; an instance serves one run. Users name their own as ``package.module:Class`` in ``task.kind``."""
 
     primary: ClassVar[str]
-    """The metric to show. It comes first in a tally's scores."""
+    """The metric to show; it comes first in a tally's scores."""
     higher_is_better: ClassVar[bool] = False
     classes: ClassVar[bool] = False
-    """Every row has one of several labels, in the column ``task.label``."""
+    """Whether every row has one of several labels, in the column ``task.label``."""
     precision: ClassVar[torch.dtype] = torch.float32
-    """The type of numbers that ``train.precision = "exact"`` computes in."""
+    """The dtype that ``train.precision = "exact"`` computes in."""
     padded: ClassVar[bool] = False
-    """A batch is padded along its second axis to the costliest row; an example's cost is its length."""
+    """Whether batches are padded along their second axis to the costliest row; an example's cost is then its length."""
     cohort_cost: ClassVar[int | None] = None
-    """The largest cost of a cohort's step from which one thread of a CPU still gains, for frozen weights of four bytes
-    a number; None: activations alone limit a cohort."""
+    """Largest cost of a cohort's step on one CPU thread, for frozen weights of 4 bytes per number; beyond it a larger
+    cohort gains nothing. None: only activations limit a cohort."""
 
     @classmethod
     @abstractmethod
     def of(cls, config: TaskConfig, tokenizer: Any, labels: Sequence[str]) -> Self:
-        """The task of a run. ``tokenizer``: the model's, None where it has none; ``labels``: the label names, in the
-        order of the classes."""
+        """The task of a run.
+
+        ``tokenizer``: the model's, None if it has none.
+        ``labels``: the label names, in the order of the classes.
+        """
 
     @classmethod
     def problem(cls, config: TaskConfig, row: Row, number: int) -> RowProblem | None:
-        """Why row ``number`` cannot be used, or None. The columns that ``config`` names have been checked by then."""
+        """The problem of row ``number``, or None. The columns that ``config`` names are checked before this call."""
         return None
 
     @abstractmethod
     def encode(self, rows: Sequence[Row]) -> Sequence[Example]:
-        """Examples of rows that passed :meth:`problem`. A row with nothing to learn may be left out."""
+        """Examples of rows that passed :meth:`problem`. Rows with nothing to learn may be left out."""
 
     @abstractmethod
     def collate(self, examples: Sequence[Any]) -> tuple[Batch, Batch]:
-        """Inputs of the network and targets. Every tensor's first axis is the examples'."""
+        """Network inputs and targets. The first axis of every tensor counts the examples."""
 
     @abstractmethod
     def loss(self, output: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
-        """The sum of the losses of every row's targets, and their number: both of shape (rows,). A client's loss is
-        the sum over its rows divided by the number."""
+        """Per row, the sum of its targets' losses and the number of its targets, both of shape (rows,). A client's
+        loss is its sum of losses over all rows, divided by its number of targets."""
 
     @abstractmethod
     def tally(self) -> Tally:

@@ -1,4 +1,4 @@
-"""The examples of text tasks, and the padding that they share."""
+"""The base class of text tasks and the padding they share."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class TextTask(Task):
 
 
 def pad(rows: Sequence[Sequence[int]], value: int) -> Tensor:
-    """Rows of ids as one (rows, longest) int64 tensor, filled on the right."""
+    """Rows of ids as one int64 tensor (rows, longest), padded on the right with ``value``."""
     longest = max(map(len, rows))
     return torch.tensor([[*row, *[value] * (longest - len(row))] for row in rows])
 
 
 def wide(logits: Tensor) -> Tensor:
-    """bfloat16 logits in float32, where a loss belongs; wider ones as they are."""
+    """Cast bfloat16 logits to float32, which a loss needs; return wider ones as they are."""
     return logits.float() if logits.element_size() < 4 else logits

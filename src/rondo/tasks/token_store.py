@@ -1,4 +1,4 @@
-"""Tokenised rows by the hundred thousand: ids in flat arrays, four bytes each, made into objects when they are used."""
+"""A store for hundreds of thousands of tokenised rows. Ids lie in flat arrays, 4 bytes each; access makes objects."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TextExample:
-    """One tokenised row: input ids, the target (a class or ids), and segment ids where the tokenizer gives them."""
+    """One tokenised row."""
 
     ids: tuple[int, ...]
+    """Input ids."""
     target: int | tuple[int, ...]
+    """A class, or ids."""
     segments: tuple[int, ...] | None = None
+    """Segment ids, if the tokenizer gives them."""
 
     @property
     def cost(self) -> int:
@@ -23,7 +26,7 @@ class TextExample:
 
 
 class TokenStore:
-    """All examples of a run. Targets are all classes or all sequences; segments are there for all or for none."""
+    """All examples of a run. Targets are all classes or all sequences; all examples have segments, or none has."""
 
     def __init__(self) -> None:
         self._ids, self._ends = array("i"), array("q", [0])

@@ -1,7 +1,7 @@
-"""The public laws: what every federated algorithm must obey, ours or a third party's.
+"""The public laws, which every federated algorithm must obey, ours or a third party's.
 
-:func:`check_algorithm` runs them all and returns one :class:`LawResult` a law; ``rondo check`` prints them.
-:class:`SgdTrainer` and :class:`LinearProblem` are what they run on.
+:func:`check_algorithm` runs them all and returns one :class:`LawResult` per law; ``rondo check`` prints the results.
+The laws train with :class:`SgdTrainer` on :class:`LinearProblem`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ __all__ = ["LAWS", "TOLERANCE", "LawResult", "LinearProblem", "SgdTrainer", "che
 
 @dataclass(frozen=True)
 class LawResult:
-    """``outcome`` is "passed", "failed" or "not applicable"; ``detail`` says what was seen, or why not."""
+    """The result of one law.
+
+    ``outcome``: "passed", "failed" or "not applicable".
+    ``detail``: the measurement, or the reason.
+    """
 
     law: str
     outcome: str
@@ -29,10 +33,10 @@ class LawResult:
 def check_algorithm(
     algorithm: Algorithm[Any], *, formulas: Formulas | None = None, seeds: Sequence[int] = (0, 1, 2)
 ) -> list[LawResult]:
-    """Every law on ``algorithm``, each on one problem a seed.
+    """Check every law on ``algorithm``, on one problem per seed.
 
-    ``formulas`` are the numbers that it should send, up and down, for the law of bytes. A law that raises anything but
-    :class:`NotApplicable` has failed. Raises ValueError without a seed: nothing would be checked.
+    ``formulas``: the numbers that it should send, up and down, for the law of bytes. A law that raises anything but
+    :class:`NotApplicable` has failed. Raises ValueError without a seed, since nothing would be checked.
     """
     if not seeds:
         raise ValueError("no seeds: nothing would be checked")
@@ -51,6 +55,6 @@ def _check(
             return LawResult(name, "not applicable", str(reason))
         except LawBroken as broken:
             return LawResult(name, "failed", f"{broken} (seed {seed})")
-        except Exception as error:  # whatever a third party's code raises is a finding about it, not a crash of ours
+        except Exception as error:  # an exception in a third party's code is a finding, not a crash of ours
             return LawResult(name, "failed", f"{type(error).__name__}: {error} (seed {seed})")
     return LawResult(name, "passed", detail)

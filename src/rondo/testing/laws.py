@@ -1,6 +1,6 @@
-"""The laws, one function each: it raises :class:`LawBroken` or :class:`NotApplicable`, or returns what it measured.
+"""The laws, one function each. A law raises :class:`LawBroken` or :class:`NotApplicable`, or returns its measurement.
 
-Each runs on :class:`rondo.testing.problem.LinearProblem`: two adapted layers, one of them not square, scales other
+Each law runs on :class:`rondo.testing.problem.LinearProblem`: two adapted layers, one of them not square, scales other
 than 1, unequal weights, a shared head.
 """
 
@@ -27,7 +27,7 @@ TOLERANCE = 1e-9
 """Largest absolute difference that laws about values allow, in float64 on tensors of order 1."""
 
 Formulas = tuple[algorithms.Numbers, algorithms.Numbers]
-"""Numbers up and numbers down for one module, from (rank, in, out, round index, uploads of a round)."""
+"""Numbers sent up and numbers sent down per module, from (rank, in, out, round index, uploads of a round)."""
 
 
 class LawBroken(AssertionError):
@@ -45,18 +45,18 @@ def _require(condition: bool, message: str) -> None:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What one client's part of a round gave."""
+    """The outcome of one client's part of a round."""
 
     upload: Upload
     local: Params
     before: Mapping[str, Tensor]
-    """The change of every layer, and the head, of the model that the client received."""
+    """The change of every layer, and the head, in the model that the client received."""
     after: Mapping[str, Tensor]
-    """The same of the model that it had trained."""
+    """The same in the model after training."""
 
 
 class _Run:
-    """One algorithm on one problem, one client at a time: the pieces of a round, for the laws to combine."""
+    """One algorithm on one problem, one client at a time: the pieces of a round, which laws combine."""
 
     def __init__(self, algorithm: Algorithm[Any], seed: int, steps: int = 3) -> None:
         self.algorithm, self.steps = algorithm, steps
@@ -87,45 +87,45 @@ class _Run:
         return self.changes(shared, self.local(client, shared))
 
     def train(self, clients: Sequence[Client], index: int) -> list[_Outcome]:
-        """Train ``clients`` as one cohort (all see the same broadcast shapes); nothing is stored."""
-        each = [self.shared(c, index) for c in clients]
-        local = [self.local(c, s) for c, s in zip(clients, each, strict=True)]
-        trainer = SgdTrainer(tuple(clients), self.round(index), self.problem.loss, each[0].base, self.steps)
-        # One client is given views of its own tensors, so that the laws see what it writes into them.
+        """Train ``clients`` as one cohort (their broadcasts have the same shapes) and store nothing."""
+        broadcasts = [self.shared(c, index) for c in clients]
+        locals_before = [self.local(c, s) for c, s in zip(clients, broadcasts, strict=True)]
+        trainer = SgdTrainer(tuple(clients), self.round(index), self.problem.loss, broadcasts[0].base, self.steps)
+        # A single client gets views of its own tensors, so the laws notice if it writes into them.
         stack = (lambda rows: add_client_axis(rows[0])) if len(clients) == 1 else stack_clients
-        batched = replace(each[0], params=stack([s.params for s in each]))
-        uploads, kept = self.algorithm.client_update(batched, stack(local), trainer)
+        batched = replace(broadcasts[0], params=stack([s.params for s in broadcasts]))
+        uploads, kept = self.algorithm.client_update(batched, stack(locals_before), trainer)
         _require(len(uploads) == len(clients), f"{len(clients)} clients gave {len(uploads)} uploads")
         outcomes = []
         for k, upload in enumerate(uploads):
             new_local = client_row(kept, k)
-            trained = client_row(trainer.fits[-1], k) if trainer.fits else each[k].params
-            after = self.changes(replace(each[k], params={**each[k].params, **trained}), new_local)
-            outcomes.append(_Outcome(upload, new_local, self.changes(each[k], local[k]), after))
+            trained = client_row(trainer.fits[-1], k) if trainer.fits else broadcasts[k].params
+            after = self.changes(replace(broadcasts[k], params={**broadcasts[k].params, **trained}), new_local)
+            outcomes.append(_Outcome(upload, new_local, self.changes(broadcasts[k], locals_before[k]), after))
         return outcomes
 
     def step(self, index: int, clients: Sequence[Client] | None = None) -> list[_Outcome]:
-        """A whole round, the clients one at a time."""
+        """Run a whole round, one client at a time."""
         outcomes = [self.train([c], index)[0] for c in (self.clients if clients is None else clients)]
         self.locals |= {o.upload.client.id: o.local for o in outcomes}
         self.state = self.algorithm.aggregate(self.state, [o.upload for o in outcomes], self.round(index))
         return outcomes
 
     def gap(self, one: Any, other: Any, index: int) -> float:
-        """How far the models of two states are apart, over all clients."""
-        here, gaps = self.state, []
+        """The largest difference between the models of two states, over all clients."""
+        current, gaps = self.state, []
         for client in self.clients:
             models = []
             for self.state in (one, other):
                 models.append(self.model(client, index))
             gaps.append(_gap(*models))
-        self.state = here
+        self.state = current
         return max(gaps)
 
 
 def _gap(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     _require(a.keys() == b.keys(), f"names differ: {sorted(a.keys() ^ b.keys())}")
-    # A difference that is not a number counts as infinite: max() would drop it.
+    # Count a NaN difference as infinite, since max() would drop it.
     gaps = (float((a[n] - b[n]).abs().nan_to_num(nan=math.inf).max()) for n in a if a[n].numel() > 0)
     return max(gaps, default=0.0)
 
@@ -145,7 +145,7 @@ def _agree(run: _Run, uploads: Sequence[Upload], others: Sequence[Upload], what:
 
 
 def law_form(algorithm: Algorithm[Any], seed: int) -> str:
-    """A frozen dataclass that says whether it is exact; its view has finite A (r, in) and B (out, r) everywhere."""
+    """A frozen dataclass that declares ``exact``. Its view has finite A (r, in) and B (out, r) for every layer."""
     _require(dataclasses.is_dataclass(algorithm), "it is not a dataclass")
     _require(algorithm.__dataclass_params__.frozen, "its dataclass is not frozen")  # type: ignore[attr-defined]
     _require(hasattr(algorithm, "exact"), "it does not declare whether it is exact: exact: ClassVar[bool] = ...")
@@ -212,7 +212,7 @@ def law_consensus(algorithm: Algorithm[Any], seed: int) -> str:
 
 
 def law_zero_steps(algorithm: Algorithm[Any], seed: int) -> str:
-    """A round in which nobody takes a step leaves every model as it was."""
+    """A round without training steps leaves every model as it was."""
     run, worst = _Run(algorithm, seed), 0.0
     run.step(0)
     run.steps = 0
@@ -225,8 +225,8 @@ def law_zero_steps(algorithm: Algorithm[Any], seed: int) -> str:
 
 
 def law_exact(algorithm: Algorithm[Any], seed: int) -> str:
-    """Where exactness is claimed: the new model's change is the weighted mean of the clients' changes, for unequal
-    weights and partial participation, in each of four rounds."""
+    """The new model's change is the weighted mean of the clients' changes, with unequal weights and partial
+    participation, in each of four rounds. Only for algorithms that claim to be exact."""
     if not algorithm.exact:
         raise NotApplicable("the algorithm does not claim to be exact")
     run, worst = _Run(algorithm, seed), 0.0
@@ -244,16 +244,16 @@ def law_exact(algorithm: Algorithm[Any], seed: int) -> str:
 
 
 def law_frozen_stay(algorithm: Algorithm[Any], seed: int) -> str:
-    """A tensor that no upload is about is bit-identical after the round, unless the server re-expresses the factors."""
+    """A tensor in no upload is bit-identical after the round, except for factors if the server re-expresses them."""
     run = _Run(algorithm, seed)
     for index in range(3):
         before = dict(run.shared(run.clients[0], index).params)
         if not algorithm.same_coordinates:
             before = pick(before, ~(down | up))
         state_before = run.state
-        sent = {n for o in run.step(index) for n in algorithm.expand(state_before, o.upload).params}
+        uploaded = {n for o in run.step(index) for n in algorithm.expand(state_before, o.upload).params}
         after = run.shared(run.clients[0], index + 1).params
-        for name in before.keys() & after.keys() - sent:
+        for name in before.keys() & after.keys() - uploaded:
             _require(
                 serialization.same(before[name], after[name]), f"round {index} changed {name}, which nobody uploaded"
             )
@@ -261,36 +261,36 @@ def law_frozen_stay(algorithm: Algorithm[Any], seed: int) -> str:
 
 
 def law_no_mutation(algorithm: Algorithm[Any], seed: int) -> str:
-    """No argument is changed in place."""
+    """No argument is modified in place."""
     run = _Run(algorithm, seed)
-    given = copy.deepcopy(dict(run.problem.params))
+    original = copy.deepcopy(dict(run.problem.params))
     algorithm.init(run.problem.params, run.problem.weights, run.round(0))
-    _require(serialization.same(given, dict(run.problem.params)), "init changed the parameters that it was given")
+    _require(serialization.same(original, dict(run.problem.params)), "init changed the parameters that it was given")
     for index in range(2):
-        held = copy.deepcopy((run.state, run.locals))
+        before = copy.deepcopy((run.state, run.locals))
         outcomes = [run.train([c], index)[0] for c in run.clients]
         _require(
-            serialization.same(held, (run.state, run.locals)), "client_update changed the state or what clients keep"
+            serialization.same(before, (run.state, run.locals)), "client_update changed the state or what clients keep"
         )
         uploads = [o.upload for o in outcomes]
-        sent = copy.deepcopy(uploads)
-        new = algorithm.aggregate(run.state, uploads, run.round(index))
-        _require(serialization.same(held[0], run.state), "aggregate changed the state that it was given")
-        _require(serialization.same(sent, uploads), "aggregate changed an upload")
-        run.state = new
+        uploads_before = copy.deepcopy(uploads)
+        new_state = algorithm.aggregate(run.state, uploads, run.round(index))
+        _require(serialization.same(before[0], run.state), "aggregate changed the state that it was given")
+        _require(serialization.same(uploads_before, uploads), "aggregate changed an upload")
+        run.state = new_state
         run.locals = {o.upload.client.id: o.local for o in outcomes}
     return ""
 
 
 def law_state_survives(algorithm: Algorithm[Any], seed: int) -> str:
-    """The state survives safetensors bit for bit, and the run goes on from it to the same bits."""
+    """The state survives safetensors bit for bit, and a round from the restored state gives the same bits."""
     run, other = _Run(algorithm, seed), _Run(algorithm, seed)
-    for each in (run, other):
-        each.step(0)
+    for one in (run, other):
+        one.step(0)
     other.state = serialization.unpack(serialization.pack(run.state), run.state)
     _require(serialization.same(run.state, other.state), "the state that was read back differs from the one saved")
-    for each in (run, other):
-        each.step(1)
+    for one in (run, other):
+        one.step(1)
     _require(serialization.same(run.state, other.state), "a round from the state that was read back differs")
     return ""
 
@@ -306,7 +306,7 @@ def law_same_seed(algorithm: Algorithm[Any], seed: int) -> str:
 
 
 def law_lost_local(algorithm: Algorithm[Any], seed: int) -> str:
-    """A client that lost what it kept takes part again, as a new one."""
+    """A client that lost its local tensors takes part again as a new one."""
     run = _Run(algorithm, seed)
     run.step(0)
     run.locals.clear()
@@ -317,7 +317,7 @@ def law_lost_local(algorithm: Algorithm[Any], seed: int) -> str:
 
 
 def law_no_leak(algorithm: Algorithm[Any], seed: int) -> str:
-    """What a client computes does not depend on who was trained before it."""
+    """A client's result does not depend on the clients trained before it."""
     first, last = LinearProblem.make(seed).clients[0], LinearProblem.make(seed).clients[-1]
     results = []
     for order in ([last], [first, last], [first, first, last]):
@@ -333,7 +333,7 @@ def law_no_leak(algorithm: Algorithm[Any], seed: int) -> str:
 
 
 def law_cohort(algorithm: Algorithm[Any], seed: int) -> str:
-    """Client code is batch-transparent: a cohort gives each client what it gets alone."""
+    """Client code is batch-transparent: a client gets the same result in a cohort as alone."""
     run, worst = _Run(algorithm, seed), 0.0
     for index in range(2):
         together = run.train(run.clients, index)
@@ -360,7 +360,7 @@ def _chunks(shared: Shared) -> dict[str, Tensor]:
 
 
 def law_bytes(algorithm: Algorithm[Any], seed: int, formulas: Formulas | None = None) -> str:
-    """Numbers sent equal the card's formula: up, and down to a client that took part in every round."""
+    """The numbers sent equal the card's formulas: up, and down to a client that took part in every round."""
     if formulas is None:
         raise NotApplicable("no formula was given")
     run = _Run(algorithm, seed)
@@ -368,24 +368,24 @@ def law_bytes(algorithm: Algorithm[Any], seed: int, formulas: Formulas | None = 
     known: dict[str, Tensor] = {}
     for index in range(5):
         shared = run.shared(client, index)
-        told = {**shared.params, **_chunks(shared)}
-        news = {n: t for n, t in told.items() if n not in known or not serialization.same(known[n], t)}
-        known |= told
+        received = {**shared.params, **_chunks(shared)}
+        changed = {n: t for n, t in received.items() if n not in known or not serialization.same(known[n], t)}
+        known |= received
         upload = next(o.upload for o in run.step(index) if o.upload.client == client)
-        seen = [("up", upload.params, formulas[0])]
+        directions = [("up", upload.params, formulas[0])]
         if index > 0:
-            seen.append(("down", news, formulas[1]))
-        for way, params, formula in seen:
-            sent = sum(t.numel() for t in pick(params, ~head).values())
-            due = sum(
+            directions.append(("down", changed, formulas[1]))
+        for way, params, formula in directions:
+            count = sum(t.numel() for t in pick(params, ~head).values())
+            expected = sum(
                 formula(rank, w.shape[1], w.shape[0], index, len(run.clients)) for w in run.problem.weights.values()
             )
-            _require(sent == due, f"round {index}: {sent} numbers {way}, the formula says {due}")
+            _require(count == expected, f"round {index}: {count} numbers {way}, the formula says {expected}")
     return ""
 
 
 def law_wrapping(algorithm: Algorithm[Any], seed: int) -> str:
-    """A wrapper that changes nothing changes nothing: flags, uploads, what clients keep, states and models."""
+    """An empty wrapper changes nothing: neither flags, uploads, local tensors, states nor models."""
     wrapped: Algorithm[Any] = Wrapper(algorithm)
     flags = (
         "exact",
@@ -398,14 +398,14 @@ def law_wrapping(algorithm: Algorithm[Any], seed: int) -> str:
         "linear",
     )
     for flag in flags:
-        own, other = getattr(algorithm, flag), getattr(wrapped, flag)
-        _require(own == other, f"{flag} is {own!r}, and {other!r} inside a wrapper that changes nothing")
+        alone, inside = getattr(algorithm, flag), getattr(wrapped, flag)
+        _require(alone == inside, f"{flag} is {alone!r}, and {inside!r} inside a wrapper that changes nothing")
     runs = [_Run(algorithm, seed), _Run(wrapped, seed)]
     for index in range(3):
         outcomes = [run.step(index) for run in runs]
-        for one, other in zip(*outcomes, strict=True):
+        for unwrapped, inside in zip(*outcomes, strict=True):
             _require(
-                serialization.same(one.upload, other.upload),
+                serialization.same(unwrapped.upload, inside.upload),
                 f"round {index}: the wrapped algorithm uploads differently",
             )
         for part in ("state", "locals"):

@@ -1,4 +1,4 @@
-"""A small network in float64 and a trainer of full-batch SGD: what the laws run on, of use in tests of one's own."""
+"""A small network in float64 and a trainer with full-batch SGD. The laws run on them, and other tests can too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rondo.lowrank import LowRank, total
 from rondo.params import Params, Select, client_row, everything
 
 NetworkLoss = Callable[[str, Params, Mapping[str, tuple[LowRank, ...]]], Tensor]
-"""(client id, what the network sees, base changes) to a scalar loss; no client axis."""
+"""From (client id, tensors that the network sees, base changes) to a scalar loss; no client axis."""
 
 
 @dataclass
@@ -28,7 +28,7 @@ class SgdTrainer:
     lr: float = 0.1
     weights: Mapping[str, float] = field(default_factory=dict)
     fits: list[Params] = field(default_factory=list)
-    """What every call of ``fit`` returned."""
+    """The tensors that each call of ``fit`` returned."""
 
     def fit(
         self,
@@ -40,7 +40,7 @@ class SgdTrainer:
         steps: int | None = None,
         lr: float | None = None,
     ) -> Fit:
-        """See :meth:`rondo.algorithm.Trainer.fit`; an epoch is one step, the batch being all data."""
+        """See :meth:`rondo.algorithm.Trainer.fit`; an epoch is one step, since the batch is all data."""
         count = steps if steps is not None else epochs if epochs is not None else self.steps
         trained = {n: t.detach().clone().requires_grad_() for n, t in params.items() if train(n)}
         losses = torch.zeros(len(self.clients), dtype=torch.float64)
@@ -52,10 +52,10 @@ class SgdTrainer:
                 for tensor, grad in zip(trained.values(), grads, strict=True):
                     if grad is not None:
                         tensor.sub_((self.lr if lr is None else lr) * grad)
-        done = {n: trained[n].detach() if n in trained else t for n, t in params.items()}
-        self.fits.append(done)
-        ones = torch.full((len(self.clients),), count)
-        return Fit(done, ones, ones * torch.tensor([c.num_examples for c in self.clients]), losses)
+        result = {n: trained[n].detach() if n in trained else t for n, t in params.items()}
+        self.fits.append(result)
+        step_counts = torch.full((len(self.clients),), count)
+        return Fit(result, step_counts, step_counts * torch.tensor([c.num_examples for c in self.clients]), losses)
 
     def _network(self, seen: Params) -> Tensor:
         rows = [self.loss(c.id, client_row(seen, k), self.base) for k, c in enumerate(self.clients)]
@@ -76,7 +76,7 @@ class SgdTrainer:
 class LinearProblem:
     """``y = H tanh(W2 tanh(W1 x))`` with adapters on both layers: W1 (7, 5), W2 (7, 7), head H (3, 7).
 
-    Every client has data of its own from a map of its own, so that averaging is not trivial.
+    Each client draws its data from its own map, so that averaging is not trivial.
     """
 
     weights: Mapping[str, Weight]
@@ -87,7 +87,7 @@ class LinearProblem:
 
     @staticmethod
     def make(seed: int, *, rank: int = 2, clients: int = 3) -> LinearProblem:
-        """A problem from ``seed``; number of examples differs by client."""
+        """A problem from ``seed``. Clients differ in their number of examples."""
         g = torch.Generator().manual_seed(seed)
 
         def normal(*shape: int) -> Tensor:
@@ -109,12 +109,12 @@ class LinearProblem:
         return LinearProblem(weights, params, data, members, rank)
 
     def delta(self, seen: Params, base: Mapping[str, tuple[LowRank, ...]], path: str) -> Tensor:
-        """The change of one layer's weight that the network applies: base change plus scale * B A."""
+        """The change that the network applies to one layer's weight: base change plus scale * B A."""
         change = self.weights[path].scale * (seen[f"{path}.B"] @ seen[f"{path}.A"])
         return change + total(base[path]).dense() if base.get(path) else change
 
     def loss(self, client: str, seen: Params, base: Mapping[str, tuple[LowRank, ...]]) -> Tensor:
-        """Half the mean squared error of one client; a :data:`NetworkLoss`."""
+        """Half the squared error of one client, summed over outputs, averaged over examples; a :data:`NetworkLoss`."""
         x, y = self.data[client]
         for path, weight in self.weights.items():
             x = torch.tanh(x @ (weight.matrix() + self.delta(seen, base, path)).T)

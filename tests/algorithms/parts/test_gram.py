@@ -1,4 +1,4 @@
-"""FLoRG's parameterisation: how it starts and how the network sees it."""
+"""FLoRG's parameterisation: its start, and the factors that the network sees."""
 
 from __future__ import annotations
 
@@ -24,65 +24,65 @@ def start(problem: LinearProblem, params: Any = None, seed: int = 0, **fields: A
 
 @pytest.mark.parametrize("gram_init", GRAM_INITS)
 @pytest.mark.parametrize("bases", BASES)
-def test_the_view_is_scale_times_l_gt_g_r(bases: str, gram_init: str) -> None:
+def test_view_is_scale_times_l_gt_g_r(bases: str, gram_init: str) -> None:
     problem = LinearProblem.make(0)
-    begun = start(problem, bases=bases, gram_init=gram_init)
-    seen = gram_view(begun.params)
+    state = start(problem, bases=bases, gram_init=gram_init)
+    seen = gram_view(state.params)
     assert seen.keys() == problem.params.keys()
     for path, weight in problem.weights.items():
-        g, left, right = (begun.params[f"{path}.{n}"] for n in "GLR")
+        g, left, right = (state.params[f"{path}.{n}"] for n in "GLR")
         k = min(weight.shape)
         assert (g.shape, left.shape, right.shape) == ((2, k), (weight.shape[0], k), (k, weight.shape[1]))
-        change = problem.delta(seen, begun.base, path)
+        change = problem.delta(seen, state.base, path)
         torch.testing.assert_close(change, weight.scale * left @ g.T @ g @ right, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("bases", ["orthogonal", "svd"])
 def test_orthogonal_bases_are_semi_orthogonal(bases: str) -> None:
-    begun = start(LinearProblem.make(0), bases=bases)
+    state = start(LinearProblem.make(0), bases=bases)
     for path in ("first", "second"):
-        left, right = begun.params[f"{path}.L"], begun.params[f"{path}.R"]
+        left, right = state.params[f"{path}.L"], state.params[f"{path}.R"]
         identity = torch.eye(left.shape[1], dtype=torch.float64)
         torch.testing.assert_close(left.T @ left, identity)
         torch.testing.assert_close(right @ right.T, identity)
 
 
-def test_svd_bases_are_the_weights_singular_vectors() -> None:
+def test_svd_bases_are_singular_vectors_of_the_weight() -> None:
     problem = LinearProblem.make(0)
-    begun = start(problem, bases="svd")
+    state = start(problem, bases="svd")
     for path, weight in problem.weights.items():
-        core = begun.params[f"{path}.L"].T @ weight.matrix() @ begun.params[f"{path}.R"].T
+        core = state.params[f"{path}.L"].T @ weight.matrix() @ state.params[f"{path}.R"].T
         torch.testing.assert_close(core, torch.diag(torch.linalg.svdvals(weight.matrix())), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("bases", BASES)
-def test_with_an_offset_the_first_model_is_the_pretrained_one(bases: str) -> None:
+def test_offset_starts_at_the_pretrained_model(bases: str) -> None:
     problem = LinearProblem.make(0)
-    begun = start(problem, bases=bases, gram_std=0.5, offset=True)
-    seen = gram_view(begun.params)
+    state = start(problem, bases=bases, gram_std=0.5, offset=True)
+    seen = gram_view(state.params)
     for path in problem.weights:
-        assert problem.delta(seen, begun.base, path).abs().max() < 1e-14
+        assert problem.delta(seen, state.base, path).abs().max() < 1e-14
         assert problem.delta(seen, {}, path).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("offset", [False, True])
-def test_an_adapter_that_was_already_trained_is_kept_in_the_base(offset: bool) -> None:
+def test_trained_adapter_is_kept_in_the_base(offset: bool) -> None:
     problem = LinearProblem.make(0)
     trained = {n: t + 1 if n.endswith(".B") else t for n, t in problem.params.items()}
-    begun = start(problem, trained, offset=offset)
-    seen = gram_view(begun.params)
+    state = start(problem, trained, offset=offset)
+    seen = gram_view(state.params)
     for path, weight in problem.weights.items():
         carried = weight.scale * trained[f"{path}.B"] @ trained[f"{path}.A"]
-        left, g, right = (begun.params[f"{path}.{n}"] for n in "LGR")
+        left, g, right = (state.params[f"{path}.{n}"] for n in "LGR")
         drawn = 0.0 if offset else weight.scale * left @ g.T @ g @ right
-        torch.testing.assert_close(problem.delta(seen, begun.base, path), carried + drawn, rtol=0, atol=1e-13)
+        torch.testing.assert_close(problem.delta(seen, state.base, path), carried + drawn, rtol=0, atol=1e-13)
 
 
-def test_a_fresh_adapter_changes_no_base() -> None:
+def test_fresh_adapter_changes_no_base() -> None:
     assert start(LinearProblem.make(0)).base == {}
 
 
-def test_the_start_depends_on_the_seed_and_on_nothing_else() -> None:
+def test_start_depends_on_the_seed_only() -> None:
     problem = LinearProblem.make(0)
     assert serialization.same(start(problem, seed=1), start(problem, seed=1))
     assert not serialization.same(start(problem, seed=1), start(problem, seed=2))
@@ -96,8 +96,8 @@ def test_gram_std_scales_the_start(gram_init: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_state_has_the_adapters_dtype(dtype: torch.dtype) -> None:
+def test_state_has_the_adapters_dtype(dtype: torch.dtype) -> None:
     problem = LinearProblem.make(0)
-    begun = start(problem, {n: t.to(dtype) for n, t in problem.params.items()}, offset=True)
-    assert {t.dtype for t in begun.params.values()} == {dtype}
-    assert {t.dtype for chunks in begun.base.values() for c in chunks for t in (c.up, c.down)} == {dtype}
+    state = start(problem, {n: t.to(dtype) for n, t in problem.params.items()}, offset=True)
+    assert {t.dtype for t in state.params.values()} == {dtype}
+    assert {t.dtype for chunks in state.base.values() for c in chunks for t in (c.up, c.down)} == {dtype}

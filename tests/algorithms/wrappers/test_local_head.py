@@ -1,4 +1,4 @@
-"""A head that stays with its client: trained, kept, never sent, never seen by the algorithm around which it is put."""
+"""A head that stays with its client: trained, kept, never uploaded, never seen by the wrapped algorithm."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEAD = "head:out.weight"
 
 
 class Federation:
-    """Rounds of one algorithm on the small problem; ``sent`` are the last round's uploads."""
+    """Rounds of one algorithm on the small problem; ``sent`` holds the last round's uploads."""
 
     def __init__(self, algorithm: Algorithm[Any]) -> None:
         self.algorithm, self.problem = algorithm, LinearProblem.make(0)
@@ -40,7 +40,7 @@ class Federation:
 
 
 @every_algorithm
-def test_every_client_trains_a_head_of_its_own_and_sends_none(name: str) -> None:
+def test_every_client_trains_its_head_and_uploads_none(name: str) -> None:
     run = Federation(LocalHead(algorithms.get(name)))
     start = run.problem.params[HEAD]
     run.step(0)
@@ -52,7 +52,7 @@ def test_every_client_trains_a_head_of_its_own_and_sends_none(name: str) -> None
 
 
 class BodyOnly(Algorithm[ServerState]):
-    """Names no head in what it trains."""
+    """Trains the factors and names no head."""
 
     exact = False
 
@@ -64,14 +64,14 @@ class BodyOnly(Algorithm[ServerState]):
         return trainer.upload(fit.params), local
 
 
-def test_the_head_is_trained_beside_whatever_the_algorithm_names() -> None:
+def test_head_is_trained_when_the_algorithm_names_none() -> None:
     run = Federation(LocalHead(BodyOnly()))
     run.step(0)
     assert all(not torch.equal(kept[HEAD], run.problem.params[HEAD]) for kept in run.locals.values())
 
 
 @every_algorithm
-def test_a_head_is_trained_on_from_where_its_client_left_it(name: str) -> None:
+def test_head_continues_where_its_client_left_it(name: str) -> None:
     run = Federation(LocalHead(algorithms.get(name)))
     run.step(0)
     before = {c: kept[HEAD] for c, kept in run.locals.items()}
@@ -83,7 +83,7 @@ def test_a_head_is_trained_on_from_where_its_client_left_it(name: str) -> None:
 
 
 @every_algorithm
-def test_a_new_client_starts_from_the_common_head(name: str) -> None:
+def test_new_client_starts_from_the_common_head(name: str) -> None:
     run = Federation(LocalHead(algorithms.get(name)))
     run.step(0)
     newcomer = Client("new", 5)
@@ -94,7 +94,7 @@ def test_a_new_client_starts_from_the_common_head(name: str) -> None:
 
 
 @every_algorithm
-def test_the_network_sees_the_clients_own_head(name: str) -> None:
+def test_network_sees_the_clients_own_head(name: str) -> None:
     run = Federation(LocalHead(algorithms.get(name)))
     run.step(0)
     for client in run.problem.clients:
@@ -102,10 +102,10 @@ def test_the_network_sees_the_clients_own_head(name: str) -> None:
         assert torch.equal(run.algorithm.view(shared, run.locals[client.id])[HEAD], run.locals[client.id][HEAD])
 
 
-# pFedLoRU and pFedLoRA train twice a round, and a shared head only the second time.
+# pFedLoRU and pFedLoRA train twice per round, and a shared head only the second time.
 @pytest.mark.parametrize("name", [n for n in algorithms.names() if n not in ("pfedloru", "pfedlora")])
-def test_a_first_round_alone_trains_the_same_with_a_shared_and_a_local_head(name: str) -> None:
-    """Until heads are averaged the policies do not differ, so the adapters' uploads are equal."""
+def test_first_round_equals_that_of_a_shared_head(name: str) -> None:
+    """The policies differ only once heads are averaged, so the first uploads of the adapters are equal."""
     local, shared = Federation(LocalHead(algorithms.get(name))), Federation(algorithms.get(name))
     local.step(0)
     shared.step(0)
@@ -117,7 +117,7 @@ def test_a_first_round_alone_trains_the_same_with_a_shared_and_a_local_head(name
 
 
 @every_algorithm
-def test_the_wrapped_algorithm_never_has_the_head(name: str) -> None:
+def test_wrapped_algorithm_never_has_the_head(name: str) -> None:
     run = Federation(LocalHead(algorithms.get(name)))
     run.step(0)
     assert not pick(run.state.inner.params, head)

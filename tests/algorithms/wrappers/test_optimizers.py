@@ -66,27 +66,27 @@ def close(actual: torch.Tensor, expected: Array | torch.Tensor) -> None:
 @pytest.mark.parametrize("kind", ADAPTIVE)
 @settings(max_examples=10)
 @given(seed=st.integers(0, 2**31))
-def test_five_steps_are_those_of_the_paper(kind: str, seed: int) -> None:
+def test_five_steps_equal_the_paper(kind: str, seed: int) -> None:
     x, *deltas = tensors(seed, 6)
     path = walk(ADAPTIVE[kind], x, deltas)
     for name in x:
         expected = reddi(kind, x[name].numpy(), [d[name].numpy() for d in deltas])
-        for here, there in zip(path, expected, strict=True):
-            close(here[name], there)
+        for params, value in zip(path, expected, strict=True):
+            close(params[name], value)
 
 
-def test_five_steps_of_momentum_are_fedavgm() -> None:
+def test_five_steps_of_momentum_equal_fedavgm() -> None:
     x, *deltas = tensors(0, 6)
     path, m = walk(momentum(0.7, 0.6), x, deltas), np.zeros(x["layer.A"].shape)
-    at = x["layer.A"].numpy()
-    for here, delta in zip(path, deltas, strict=True):
+    value = x["layer.A"].numpy()
+    for params, delta in zip(path, deltas, strict=True):
         m = 0.6 * m + delta["layer.A"].numpy()
-        at = at + 0.7 * m
-        close(here["layer.A"], at)
+        value = value + 0.7 * m
+        close(params["layer.A"], value)
 
 
 @pytest.mark.parametrize("optimizer", [sgd(), sgd(1.0), momentum(1.0, 0.0)], ids=["default", "sgd", "momentum"])
-def test_a_step_of_one_is_plain_averaging(optimizer: ServerOptimizer) -> None:
+def test_step_of_one_is_plain_averaging(optimizer: ServerOptimizer) -> None:
     x, *sent = tensors(3, 4)
     mean = weighted_mean(Upload(Client(str(k), k + 1), p, k + 1.0) for k, p in enumerate(sent)).params
     (new,) = walk(optimizer, x, [sub(mean, x)])
@@ -95,7 +95,7 @@ def test_a_step_of_one_is_plain_averaging(optimizer: ServerOptimizer) -> None:
 
 
 @every_optimizer
-def test_without_a_pseudo_gradient_and_moments_nothing_moves(optimizer: ServerOptimizer) -> None:
+def test_zero_pseudo_gradient_moves_nothing(optimizer: ServerOptimizer) -> None:
     (x,) = tensors(0, 1)
     still = [{n: torch.zeros_like(t) for n, t in x.items()}] * 3
     for new in walk(optimizer, x, still):
@@ -103,7 +103,8 @@ def test_without_a_pseudo_gradient_and_moments_nothing_moves(optimizer: ServerOp
 
 
 @every_optimizer
-def test_a_tensor_that_idles_keeps_its_moments_and_does_not_move(optimizer: ServerOptimizer) -> None:
+def test_idle_tensor_keeps_its_moments(optimizer: ServerOptimizer) -> None:
+    """An idle tensor does not move either."""
     x, first, second, third = tensors(1, 4)
     state = optimizer.update(first, optimizer.init(x))[1]
     step, after = optimizer.update({"layer.A": second["layer.A"]}, state)
@@ -119,17 +120,17 @@ def test_a_tensor_that_idles_keeps_its_moments_and_does_not_move(optimizer: Serv
 
 
 @every_optimizer
-def test_nothing_is_changed_in_place(optimizer: ServerOptimizer) -> None:
+def test_arguments_are_not_changed_in_place(optimizer: ServerOptimizer) -> None:
     x, first, second = tensors(2, 3)
     state = optimizer.update(first, optimizer.init(x))[1]
     held = copy.deepcopy((state, second))
     optimizer.update(second, state)
-    for here, there in ((state.first, held[0].first), (state.second, held[0].second), (second, held[1])):
-        assert all(torch.equal(here[n], there[n]) for n in there)
+    for after, before in ((state.first, held[0].first), (state.second, held[0].second), (second, held[1])):
+        assert all(torch.equal(after[n], before[n]) for n in before)
 
 
 @every_optimizer
-def test_moments_are_of_the_tensors_dtype_and_shape(optimizer: ServerOptimizer) -> None:
+def test_moments_have_the_tensors_dtype_and_shape(optimizer: ServerOptimizer) -> None:
     x = {"layer.A": torch.zeros(2, 3, dtype=torch.float32)}
     step, state = optimizer.update({"layer.A": torch.ones(2, 3)}, optimizer.init(x))
     for tensor in (step["layer.A"], *state.first.values(), *state.second.values()):

@@ -30,7 +30,7 @@ from rondo.testing.problem import LinearProblem
 Vectors = NDArray[np.float64]
 NAMES = algorithms.names()
 
-# The rules, written from their definitions in plain Python: no line in common with those under test.
+# The rules in plain Python, from their definitions; they share no line with the code under test.
 
 
 def nearest(vectors: Vectors, k: int, count: int) -> list[int]:
@@ -79,13 +79,13 @@ ORACLE: dict[str, Callable[[Vectors, int], Vectors]] = {
 
 def apply(rule: Rule, vectors: Vectors, f: int) -> Vectors:
     x = torch.from_numpy(vectors)
-    found: Vectors = combined(rule, x, squared_distances(x), f).numpy()
-    return found
+    result: Vectors = combined(rule, x, squared_distances(x), f).numpy()
+    return result
 
 
 @pytest.mark.parametrize("rule", RULES)
 @given(seed=st.integers(0, 10**6), n=st.integers(1, 12), d=st.integers(1, 7), share=st.floats(0, 0.49))
-def test_a_rule_is_its_definition(rule: Rule, seed: int, n: int, d: int, share: float) -> None:
+def test_rule_equals_its_definition(rule: Rule, seed: int, n: int, d: int, share: float) -> None:
     f = min(int(share * n), (n - 1) // 2)
     vectors = np.random.default_rng(seed).normal(size=(n, d)) * np.exp(
         np.random.default_rng(seed + 1).normal(size=(n, 1))
@@ -94,36 +94,36 @@ def test_a_rule_is_its_definition(rule: Rule, seed: int, n: int, d: int, share: 
 
 
 GOLDEN = json.loads(Path(__file__).with_name("byzfl.json").read_text())
-"""What ByzFL's own aggregators gave; ``source`` in the file says which."""
+"""Results of ByzFL's own aggregators; ``source`` in the file names them."""
 
 
 @pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: f"f={case['f']}")
 @pytest.mark.parametrize("rule", RULES)
-def test_a_rule_is_byzfls(rule: Rule, case: dict[str, Any]) -> None:
-    found = apply(rule, np.array(case["vectors"]), case["f"])
-    np.testing.assert_allclose(found, case["results"][rule], rtol=1e-10, atol=1e-12)
+def test_rule_equals_byzfls(rule: Rule, case: dict[str, Any]) -> None:
+    result = apply(rule, np.array(case["vectors"]), case["f"])
+    np.testing.assert_allclose(result, case["results"][rule], rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("rule", RULES)
 @given(seed=st.integers(0, 10**6))
-def test_a_rule_does_not_depend_on_the_order_nor_on_where_zero_is(rule: Rule, seed: int) -> None:
-    """Weiszfeld's starts at zero and clipping is about it, so they do depend on that."""
+def test_rule_ignores_order_and_origin(rule: Rule, seed: int) -> None:
+    """Weiszfeld's iteration starts at zero and clipping is around zero, so these two do depend on the origin."""
     g = np.random.default_rng(seed)
     vectors, order, shift = g.normal(size=(7, 5)), g.permutation(7), g.normal(size=5)
-    found = apply(rule, vectors, 2)
-    np.testing.assert_allclose(apply(rule, vectors[order], 2), found, rtol=1e-9, atol=1e-12)
+    result = apply(rule, vectors, 2)
+    np.testing.assert_allclose(apply(rule, vectors[order], 2), result, rtol=1e-9, atol=1e-12)
     if rule not in ("clip", "geometric-median"):
-        np.testing.assert_allclose(apply(rule, vectors + shift, 2), found + shift, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(apply(rule, vectors + shift, 2), result + shift, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_rule_stays_with_the_honest_however_far_the_others_go(rule: Rule) -> None:
+def test_rule_stays_near_honest_uploads(rule: Rule) -> None:
     g = np.random.default_rng(0)
     honest = g.normal(size=(8, 20)) + 3
     for size in (1e2, 1e6):
         vectors = np.concatenate([honest, -size * np.ones((3, 20))])
         distance = np.linalg.norm(apply(rule, vectors, 3) - honest.mean(0))
-        # Clipping alone bounds what one attacker adds by an honest norm; the others leave attackers out.
+        # Clipping only bounds an attacker's share by an honest norm; the other rules leave attackers out.
         assert distance < (2 * np.linalg.norm(honest, axis=1).max() if rule == "clip" else 8), (rule, size)
         assert np.linalg.norm(vectors.mean(0) - honest.mean(0)) > 0.2 * size
 
@@ -132,7 +132,7 @@ def test_a_rule_stays_with_the_honest_however_far_the_others_go(rule: Rule) -> N
 
 
 @given(seed=st.integers(0, 10**6))
-def test_products_are_compared_without_being_formed(seed: int) -> None:
+def test_inner_products_without_forming_the_products(seed: int) -> None:
     g = torch.Generator().manual_seed(seed)
     ranks = [1, 3, 2]
     products = [
@@ -151,24 +151,24 @@ def problem() -> LinearProblem:
 
 
 def uploads(name: str, scale: float = 0.3) -> tuple[Any, list[Upload], Round]:
-    """A state, and what seven clients upload around a common change of it."""
-    here, round = problem(), Round(0, 4, 0, 7)
+    """A state, seven clients' uploads around a common change of it, and their round."""
+    linear, round = problem(), Round(0, 4, 0, 7)
     algorithm = algorithms.get(name)
-    now = algorithm.init(here.params, here.weights, round)
+    state = algorithm.init(linear.params, linear.weights, round)
     from rondo.engine.server.expected_upload import trial_upload
 
     g = torch.Generator().manual_seed(0)
-    found = []
-    for client in here.clients:
-        sent = trial_upload(algorithm, now, client, round)
+    received = []
+    for client in linear.clients:
+        sent = trial_upload(algorithm, state, client, round)
         params = {n: t + 1 + scale * torch.randn(t.shape, generator=g, dtype=t.dtype) for n, t in sent.params.items()}
-        found.append(Upload(client, params, float(client.num_examples)))
-    return now, found, round
+        received.append(Upload(client, params, float(client.num_examples)))
+    return state, received, round
 
 
-def test_turned_factors_of_one_model_are_no_distance_apart() -> None:
-    """Krum on factors would leave out an honest client whose factors are those of the others in other coordinates."""
-    now, sent, round = uploads("flexlora", scale=1e-3)
+def test_equal_products_have_no_distance() -> None:
+    """Krum on factors would leave out an honest client whose factors are the others' in other coordinates."""
+    state, sent, round = uploads("flexlora", scale=1e-3)
     g = torch.randn(2, 2, generator=torch.Generator().manual_seed(5), dtype=torch.float64) + 3 * torch.eye(2)
     turned = {}
     for path in problem().weights:
@@ -176,9 +176,9 @@ def test_turned_factors_of_one_model_are_no_distance_apart() -> None:
         turned |= {f"{path}.A": torch.linalg.inv(g) @ a, f"{path}.B": b @ g}
     other = Upload(sent[0].client, {**sent[0].params, **turned}, sent[0].weight)
     robust = Robust(algorithms.get("flexlora"), "multi-krum", 2)
-    found = [robust.aggregate(now, [first, *sent[1:]], round) for first in (sent[0], other)]
+    states = [robust.aggregate(state, [first, *sent[1:]], round) for first in (sent[0], other)]
     for path in problem().weights:
-        before, after = (s.params[f"{path}.B"] @ s.params[f"{path}.A"] for s in found)
+        before, after = (s.params[f"{path}.B"] @ s.params[f"{path}.A"] for s in states)
         torch.testing.assert_close(after, before, rtol=1e-9, atol=1e-9)
 
 
@@ -193,59 +193,59 @@ PAIRS = [(name, rule) for name in NAMES for rule in rules_of(name)]
 
 
 @pytest.mark.parametrize(("name", "rule"), PAIRS)
-def test_equal_uploads_give_what_the_algorithm_alone_gives(name: str, rule: Rule) -> None:
-    now, sent, round = uploads(name)
+def test_equal_uploads_give_the_plain_aggregate(name: str, rule: Rule) -> None:
+    state, sent, round = uploads(name)
     same = [Upload(u.client, sent[0].params, 1.0) for u in sent]
-    expected = algorithms.get(name).aggregate(now, same, round)
-    found = Robust(algorithms.get(name), rule, 2).aggregate(now, same, round)
-    # As models: a method that stacks single uploads has a smaller stack where fewer are left.
-    for a, b in zip(*(_model(algorithms.get(name), s, round).values() for s in (found, expected)), strict=True):
+    expected = algorithms.get(name).aggregate(state, same, round)
+    robust = Robust(algorithms.get(name), rule, 2).aggregate(state, same, round)
+    # Compared as models: a method that stacks single uploads has a smaller stack when fewer are left.
+    for a, b in zip(*(_model(algorithms.get(name), s, round).values() for s in (robust, expected)), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize(("name", "rule"), PAIRS)
 def test_wild_uploads_do_not_move_the_model_far(name: str, rule: Rule) -> None:
-    now, sent, round = uploads(name)
+    state, sent, round = uploads(name)
     algorithm = algorithms.get(name)
     wild = [Upload(u.client, {n: -1e4 * t for n, t in u.params.items()}, u.weight) for u in sent[:2]]
-    honest = algorithm.aggregate(now, [Upload(u.client, u.params, 1.0) for u in sent[2:]], round)
-    found = Robust(algorithm, rule, 2).aggregate(now, [*wild, *sent[2:]], round)
-    plain = algorithm.aggregate(now, [*wild, *sent[2:]], round)
+    honest = algorithm.aggregate(state, [Upload(u.client, u.params, 1.0) for u in sent[2:]], round)
+    robust = Robust(algorithm, rule, 2).aggregate(state, [*wild, *sent[2:]], round)
+    plain = algorithm.aggregate(state, [*wild, *sent[2:]], round)
 
     def far(other: Any) -> float:
         models = [_model(algorithm, s, round) for s in (other, honest)]
         return math.sqrt(sum(float((models[0][n] - models[1][n]).square().sum()) for n in models[0]))
 
-    assert far(found) < far(plain) / 50
+    assert far(robust) < far(plain) / 50
 
 
-def _model(algorithm: Any, now: Any, round: Round) -> dict[str, torch.Tensor]:
-    """What a newcomer's model is, and what it is sent where it keeps the rest for itself."""
-    shared = algorithm.broadcast(now, Client("newcomer", 0), round)
+def _model(algorithm: Any, state: Any, round: Round) -> dict[str, torch.Tensor]:
+    """A newcomer's model, and its broadcast where the algorithm keeps local tensors."""
+    shared = algorithm.broadcast(state, Client("newcomer", 0), round)
     local = algorithm.local_init(shared, Client("newcomer", 0))
     seen = algorithm.view(shared, local)
-    found = {path: problem().delta(seen, shared.base, path) for path in problem().weights}
-    return {**found, **(shared.params if local else {})}
+    model = {path: problem().delta(seen, shared.base, path) for path in problem().weights}
+    return {**model, **(shared.params if local else {})}
 
 
 def test_too_few_uploads_change_nothing() -> None:
-    now, sent, round = uploads("fedit")
+    state, sent, round = uploads("fedit")
     robust = Robust(algorithms.get("fedit"), "median", 2)
-    assert robust.aggregate(now, sent[:4], round) is now
-    assert robust.aggregate(now, sent[:5], round) is not now
+    assert robust.aggregate(state, sent[:4], round) is state
+    assert robust.aggregate(state, sent[:5], round) is not state
 
 
-def test_it_goes_around_a_local_head_and_a_server_optimizer() -> None:
+def test_robust_wraps_local_head_and_server_optimizer() -> None:
     inner = ServerStep(LocalHead(algorithms.get("fedit")), OPTIMIZERS["momentum"]())
     robust = Robust(inner, "trimmed-mean", 1)
     assert (robust.linear, robust.exact, robust.personal, robust.same_coordinates) == (False, False, True, True)
-    here, round = problem(), Round(0, 4, 0, 7)
-    now = robust.init(here.params, here.weights, round)
+    linear, round = problem(), Round(0, 4, 0, 7)
+    state = robust.init(linear.params, linear.weights, round)
     _, sent, _ = uploads("fedit")
-    own = [Upload(u.client, {n: t for n, t in u.params.items() if not n.startswith("head:")}, 1.0) for u in sent]
-    new = robust.aggregate(now, own, round)
+    headless = [Upload(u.client, {n: t for n, t in u.params.items() if not n.startswith("head:")}, 1.0) for u in sent]
+    new = robust.aggregate(state, headless, round)
     assert any(t.any() for t in new.moments.first.values())
-    assert not new.params["first.A"].equal(now.params["first.A"])
+    assert not new.params["first.A"].equal(state.params["first.A"])
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_it_goes_around_a_local_head_and_a_server_optimizer() -> None:
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused(sections: dict[str, Any], message: str) -> None:
+def test_conflicting_settings_are_refused(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_algorithm(load(sections))
 
@@ -272,6 +272,6 @@ def test_what_does_not_go_together_is_refused(sections: dict[str, Any], message:
         (("median", -1), "byzantine is a number of clients"),
     ],
 )
-def test_what_cannot_be_made_is_refused(arguments: Sequence[Any], message: str) -> None:
+def test_invalid_arguments_are_refused(arguments: Sequence[Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Robust(algorithms.get("fedit"), *arguments)

@@ -1,4 +1,4 @@
-"""A server optimizer around every algorithm that allows one, and its refusal around the others."""
+"""A server optimizer around every algorithm that allows one; the others refuse it."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ ALLOWED = {n: a for n, a in MADE.items() if a.linear and a.same_coordinates}
 REFUSED = {n: a for n, a in MADE.items() if n not in ALLOWED}
 
 MOVES_BY_ITSELF = ("consensus", "zero steps", "exactness")
-"""Laws of plain averaging, which a step of another size or from memory breaks by intent."""
+"""Laws of plain averaging, which a step of another size or with memory breaks on purpose."""
 
 
 @pytest.mark.parametrize("law", [n for n in LAWS if n not in MOVES_BY_ITSELF])
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 @pytest.mark.parametrize("name", ALLOWED)
-def test_the_laws_hold(name: str, optimizer: str, law: str) -> None:
+def test_laws_hold(name: str, optimizer: str, law: str) -> None:
     LAWS[law](ServerStep(ALLOWED[name], OPTIMIZERS[optimizer]()), 0)
 
 
 def states(algorithm: Algorithm[Any], rounds: int = 4) -> list[Any]:
     run = _Run(algorithm, 0)
-    found = []
+    after_rounds = []
     for index in range(rounds):
         run.step(index)
-        found.append(run.state)
-    return found
+        after_rounds.append(run.state)
+    return after_rounds
 
 
 @pytest.mark.parametrize("optimizer", [sgd(1.0), momentum(1.0, 0.0)], ids=["sgd", "momentum"])
 @pytest.mark.parametrize("name", ALLOWED)
-def test_a_step_of_one_is_plain_averaging(name: str, optimizer: Any) -> None:
+def test_step_of_one_is_plain_averaging(name: str, optimizer: Any) -> None:
     plain, stepped = states(ALLOWED[name]), states(ServerStep(ALLOWED[name], optimizer))
     for one, other in zip(plain, stepped, strict=True):
         for tensor in one.params:
@@ -51,12 +51,12 @@ def test_a_step_of_one_is_plain_averaging(name: str, optimizer: Any) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_others_are_refused(name: str) -> None:
+def test_other_algorithms_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="linear"):
         ServerStep(REFUSED[name], sgd())
 
 
-def test_it_is_what_the_algorithm_is_but_exact() -> None:
+def test_wrapper_has_the_algorithms_flags_except_exact() -> None:
     for name, inner in ALLOWED.items():
         step = ServerStep(LocalHead(inner), sgd())
         assert (step.linear, step.personal, step.exact) == (True, True, False)
@@ -64,8 +64,8 @@ def test_it_is_what_the_algorithm_is_but_exact() -> None:
         assert ServerStep(inner, sgd()).personal == algorithms.entry(name).personal
 
 
-def test_the_steps_are_the_optimizers_head_included() -> None:
-    """Round by round against the pure functions on the means of the uploads."""
+def test_steps_equal_the_optimizers_with_the_head() -> None:
+    """Compared round by round with the pure functions on the means of the uploads."""
     optimizer = adam(0.02, 0.8, 0.9, 0.01)
     run = _Run(ServerStep(MADE["fedit"], optimizer), 0)
     x: Params = dict(run.state.params)
@@ -80,10 +80,10 @@ def test_the_steps_are_the_optimizers_head_included() -> None:
 
 
 @pytest.mark.parametrize("optimizer", [momentum(0.5, 0.9), adam(0.01)], ids=["momentum", "adam"])
-def test_the_factor_that_idles_keeps_its_moments(optimizer: Any) -> None:
+def test_idle_factor_keeps_its_moments(optimizer: Any) -> None:
     after = [s.moments for s in states(ServerStep(RoLoRA(), optimizer))]
     assert "first.B" in after[0].first
-    assert "first.A" not in after[0].first  # nothing is known of it yet
+    assert "first.A" not in after[0].first  # A was not trained yet
     for held, idle, part in ((0, 1, "B"), (1, 2, "A"), (2, 3, "B")):
         for moments in ("first", "second"):
             one, other = getattr(after[held], moments), getattr(after[idle], moments)
@@ -92,7 +92,7 @@ def test_the_factor_that_idles_keeps_its_moments(optimizer: Any) -> None:
 
 
 @pytest.mark.parametrize("optimizer", [momentum(0.5, 0.9), adam(0.01)], ids=["momentum", "adam"])
-def test_factors_that_are_drawn_anew_lose_their_moments(optimizer: Any) -> None:
+def test_redrawn_factors_lose_their_moments(optimizer: Any) -> None:
     random = states(ServerStep(FedLoRU(tau=2), optimizer), 3)
     assert {n for n in random[0].moments.first if not n.startswith("head:")} == {
         f"{path}.{part}" for path in ("first", "second") for part in "AB"
@@ -100,7 +100,7 @@ def test_factors_that_are_drawn_anew_lose_their_moments(optimizer: Any) -> None:
     assert all(n.startswith("head:") for n in random[1].moments.first)
     kept = states(ServerStep(FedLoRU(tau=2, restart="momentum"), optimizer), 3)
     assert kept[1].moments.first.keys() == kept[0].moments.first.keys()
-    # The round after starts as the first one did: the first moment is D's alone.
+    # The next round starts like the first: the first moment comes from its delta alone.
     run = _Run(ServerStep(FedLoRU(tau=2), optimizer), 0)
     for index in range(2):
         run.step(index)
@@ -112,7 +112,7 @@ def test_factors_that_are_drawn_anew_lose_their_moments(optimizer: Any) -> None:
         assert tensor.equal(fresh.first[n]) != n.startswith("head:")
 
 
-def test_what_is_added_to_the_base_is_what_the_server_stepped_to() -> None:
+def test_base_gains_the_factors_that_the_server_stepped_to() -> None:
     run = _Run(ServerStep(FedLoRU(tau=1), sgd(0.5)), 0)
     before: Params = run.state.params
     mean = weighted_mean(o.upload for o in run.step(0)).params
@@ -123,15 +123,16 @@ def test_what_is_added_to_the_base_is_what_the_server_stepped_to() -> None:
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_a_state_survives_and_the_run_goes_on_the_same(kind: str) -> None:
+def test_state_survives_serialization(kind: str) -> None:
+    """The run continues with the same bits."""
     algorithm = ServerStep(LocalHead(RoLoRA()), OPTIMIZERS[kind]())
     run, again = _Run(algorithm, 0), _Run(algorithm, 0)
     for index in range(3):
         run.step(index)
-    # ``like`` is a state at its start, as a run that is opened again has it.
+    # As in a resumed run, ``like`` is a state at its start.
     again.state, again.locals = serialization.unpack(serialization.pack(run.state), again.state), dict(run.locals)
     assert serialization.same(again.state, run.state)
     assert isinstance(again.state.moments, OptimState)
-    for each in (run, again):
-        each.step(3)
+    for federation in (run, again):
+        federation.step(3)
     assert serialization.same(again.state, run.state)

@@ -1,7 +1,7 @@
-"""What holds of an accelerator and can be shown without one.
+"""Behaviour on an accelerator that can be shown without one.
 
-Torch's meta device stands for it: it computes shapes and no numbers, so an operation that has to know a number, as the
-host would have to wait for, raises.
+Torch's meta device stands in for it. It computes shapes but no numbers, so an operation that needs a number, for which
+the host would have to wait, raises.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ CUDA = torch.device("cuda")
 META = torch.device("meta")
 SIZES = (9, 4, 6)
 BATCH, EPOCHS = 4, 2
-STEPS = EPOCHS * 3  # of the largest client: the others end before it
+STEPS = EPOCHS * 3  # of the largest client; the others end earlier
 
 
 def rows(count: int, seed: int, language: bool, even: bool) -> tuple[TextExample, ...]:
     g = torch.Generator().manual_seed(seed)
-    found = []
+    examples = []
     for _ in range(count):
         size = 6 if even else int(torch.randint(3, 12, (1,), generator=g))
         ids = tuple(torch.randint(4, tiny.VOCABULARY, (size,), generator=g).tolist())
-        found.append(TextExample(ids, ids if language else ids[0] % 3, None if language else (0,) * size))
-    return tuple(found)
+        examples.append(TextExample(ids, ids if language else ids[0] % 3, None if language else (0,) * size))
+    return tuple(examples)
 
 
 def ready(kind: str, dropout: float) -> tuple[AdaptedNetwork, Task, Params, Prefix]:
-    """A model as a run prepares it, but for its precision: shortened, and with the attention of an accelerator."""
+    """A model as a run prepares it, except for precision: with all shortcuts and an accelerator's attention."""
     make = tiny.bert if kind == "bert" else tiny.llama_lm
     config = copy.deepcopy(make().config)
     config.num_hidden_layers = 2
@@ -81,13 +81,13 @@ def ready(kind: str, dropout: float) -> tuple[AdaptedNetwork, Task, Params, Pref
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("kind", ["bert", "llama"])
-def test_no_step_waits_for_the_device(kind: str, optimizer: Any, dropout: float, even: bool) -> None:
+def test_training_steps_do_not_wait_for_the_device(kind: str, optimizer: Any, dropout: float, even: bool) -> None:
     network, task, seen, prefix = ready(kind, dropout)
     clients = tuple(Client(f"c{n}", n) for n in SIZES)
     examples = tuple(rows(n, n, kind == "llama", even) for n in SIZES)
     states = prefix.states("c0", examples[0])
-    for client, own in zip(clients[1:], examples[1:], strict=True):
-        states = states | prefix.states(client.id, own)
+    for client, client_rows in zip(clients[1:], examples[1:], strict=True):
+        states = states | prefix.states(client.id, client_rows)
     network.module.to(META)
     steps = 0
 
@@ -105,15 +105,15 @@ def test_no_step_waits_for_the_device(kind: str, optimizer: Any, dropout: float,
     task.collate = counted  # type: ignore[method-assign]
     params = {n: t.to(META) for n, t in add_client_axis(seen).items()}
     params = {n: t.expand(len(clients), *t.shape[1:]).contiguous() for n, t in params.items()}
-    with pytest.raises(NotImplementedError, match="meta tensor"):  # the losses, once all steps are on their way
+    with pytest.raises(NotImplementedError, match="meta tensor"):  # reading the losses, once all steps are queued
         trainer.fit(params)
     assert steps == STEPS
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_what_is_chosen_for_it(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_chosen_for_an_accelerator(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: native)
-    monkeypatch.setattr(precision, "native_bf16", lambda: not native)  # the processor's business
+    monkeypatch.setattr(precision, "native_bf16", lambda: not native)  # concerns the processor only
     exact = choose("exact", CUDA)
     assert exact == Kernels(torch.float32, "torch", "torch, mask unread")
     fast = choose("fast", CUDA)
@@ -124,12 +124,13 @@ def test_what_is_chosen_for_it(native: bool, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def fake(total_memory: int, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A network that says that it is on an accelerator of this memory."""
+    """A stand-in for a network on an accelerator with this much memory."""
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=total_memory))
     return SimpleNamespace(device=CUDA, one_at_a_time=None)
 
 
-def test_one_cohort_at_a_time_as_large_as_half_of_its_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerator_trains_one_cohort_in_half_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One cohort at a time, as large as half of the accelerator's memory allows."""
     network = fake(80 * 2**30, monkeypatch)
     assert budget(network, CausalLM(tiny.tokenizer(), "text", (), None, 8), "auto") == Budget(
         40 * 2**30, 40 * 2**30, sys.maxsize
@@ -137,15 +138,15 @@ def test_one_cohort_at_a_time_as_large_as_half_of_its_memory_allows(monkeypatch:
     assert budget(network, CausalLM(tiny.tokenizer(), "text", (), None, 8), 100).total == 100 * 2**20
     assert workers(network) == 1
     clients = [Client(f"c{i}", 4) for i in range(64)]
-    (all_of_them,) = divided(clients, "auto", workers=1, cost=10**6, cost_per_client=1024)
-    assert all_of_them == tuple(clients)
+    (cohort,) = divided(clients, "auto", workers=1, cost=10**6, cost_per_client=1024)
+    assert cohort == tuple(clients)
     threads = torch.get_num_threads()
     with one_cohort(network):
-        assert torch.get_num_threads() == threads  # there is one cohort, and it has them all
+        assert torch.get_num_threads() == threads  # the one cohort has all threads
 
 
-def test_a_cohort_of_64_is_one_call_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The accelerator's way through a whole round, on the processor."""
+def test_cohort_of_64_is_one_network_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole round on the accelerator's path, computed on the processor."""
     network, task, seen, _ = ready("bert", 0.0)
     members = {f"c{i}": Member(Client(f"c{i}", 4), rows(4, i, language=False, even=True), ()) for i in range(64)}
     run = load({"rounds": 1, "train": {"batch_size": 4, "local_steps": 2}})
@@ -162,8 +163,8 @@ def test_a_cohort_of_64_is_one_call_of_the_network(monkeypatch: pytest.MonkeyPat
     assert sizes == [256, 256]
 
 
-def test_tensors_go_there_by_pinned_memory_and_are_not_waited_for() -> None:
-    """Without pinning the copy would be waited for, whatever is asked of it."""
+def test_transfers_use_pinned_memory_and_do_not_block() -> None:
+    """Without pinning the copy would block, whatever ``non_blocking`` says."""
     calls: list[Any] = []
 
     class Watched:

@@ -1,4 +1,4 @@
-"""Clients that train together get what each would get alone; and who trains with whom."""
+"""Clients in a cohort get the results that they would get alone; and cohorts are planned in order."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ from rondo.tasks.token_store import TextExample
 HEADS = ("shared", "local", "frozen")
 POISON = tiny.VOCABULARY - 1
 SIZES = {"ann": 3, "bob": 9, "cid": 6, "dee": 1}
-"""With batches of 4: one, three, two and one steps an epoch, the last ones of 3, 1, 2 and 1 rows."""
+"""With batches of 4: one, three, two and one steps per epoch; the last batches have 3, 1, 2 and 1 rows."""
 
 EXACT = 1e-12
 """float64: the same sums in another order."""
 
 SINGLE = 1e-5
-"""float32: SGD with momentum, two epochs (up to 6 steps) at a rate of 1e-3. AdamW divides by the size of the gradient,
-so that where that is of the order of rounding a step could differ by the rate; it is held to float64 only."""
+"""float32: SGD with momentum, two epochs (up to 6 steps) at a rate of 1e-3. AdamW is held to float64 only: it
+divides by the gradient's size, so where the gradient is of the order of rounding a step could differ by the rate."""
 
 
 class Task(SequenceClassification):
-    """Classification in which a row with the poisoned word has no finite loss."""
+    """Classification whose loss is not finite on a row with the poisoned word."""
 
     def __init__(self) -> None:
         super().__init__(tiny.tokenizer(), ["text"], "label", ("a", "b", "c"), 32)
@@ -69,16 +69,16 @@ class Task(SequenceClassification):
 
 
 def examples(client: str, count: int, *, poisoned: bool = False, length: int | None = None) -> tuple[TextExample, ...]:
-    """Sentences of 3 to 14 tokens, or all of ``length``, the last one poisoned."""
+    """Sentences of 3 to 14 tokens, or of ``length`` words; ``poisoned``: the last one has the poisoned word."""
     g = Round(0, 1, 0, 0).generator(client)
-    found = []
+    rows = []
     for i in range(count):
         size = int(torch.randint(1, 13, (1,), generator=g)) if length is None else length
         body = torch.randint(4, POISON, (size,), generator=g).tolist()
         if poisoned and i == count - 1:
             body[0] = POISON
-        found.append(TextExample((2, *body, 3), body[-1] % 3, (0,) * (size + 2)))
-    return tuple(found)
+        rows.append(TextExample((2, *body, 3), body[-1] % 3, (0,) * (size + 2)))
+    return tuple(rows)
 
 
 def population(poisoned: str = "", length: int | None = None) -> Population:
@@ -111,7 +111,7 @@ def make(
     module = tiny.bert().to(dtype)
     sites = tiny.sites(module, ("query", "intermediate.dense"), rank=3, dropout=dropout)
     network = AdaptedNetwork(module, sites, tiny.head_names(module))
-    # Not PEFT's start of B = 0: every tensor shall have a gradient from the first round on.
+    # Not PEFT's start of B = 0, so that every tensor has a gradient from the first round on.
     initial = tiny.factors(sites, 1, dtype=dtype)
     if policy != "frozen":
         initial |= network.initial_head
@@ -122,28 +122,28 @@ def make(
 
 
 def language(name: str) -> Composed:
-    """Clients that continue sentences; of each the first half is a prompt."""
+    """Clients that continue sentences; the first half of each sentence is the prompt."""
     module = tiny.llama_lm().double()
     sites = tiny.sites(module, ("q_proj", "down_proj"), rank=3, dropout=0.4)
     network, initial = AdaptedNetwork(module, sites, ()), tiny.factors(sites, 1)
     members = {}
     for client, size in SIZES.items():
         rows = [e.ids for e in examples(client, size)]
-        half = [TextExample(ids, (-100,) * (len(ids) // 2) + ids[len(ids) // 2 :]) for ids in rows]
-        members[client] = Member(Client(client, size), tuple(half), ())
+        prompted = [TextExample(ids, (-100,) * (len(ids) // 2) + ids[len(ids) // 2 :]) for ids in rows]
+        members[client] = Member(Client(client, size), tuple(prompted), ())
     task = CausalLM(tiny.tokenizer("llama"), "text", (), None, 32)
     task.output = target_logits.split_off(network, initial, task.collate(members["ann"].train)[0])
     return Composed(algorithms.get(name), network, task, Population(members, (), {}), config(**ADAMW), initial)
 
 
 def trained(sim: Composed, chosen: Sequence[str] = tuple(SIZES), *, alone: bool, index: int = 1) -> list[Answer]:
-    """Local training of a round, by one cohort or one client at a time."""
+    """Local training of a round, in one cohort or one client at a time."""
     round = sim.round(index)
     clients = tuple(sim.population.members[c].client for c in chosen)
     shared = tuple(sim.algorithm.broadcast(sim.state, c, round) for c in clients)
     if not alone:
         return sim.train(clients, round, shared)
-    return [one for c, s in zip(clients, shared, strict=True) for one in sim.train((c,), round, (s,))]
+    return [answer for c, s in zip(clients, shared, strict=True) for answer in sim.train((c,), round, (s,))]
 
 
 def assert_same(found: Params, expected: Params, allowed: float) -> None:
@@ -160,7 +160,7 @@ def assert_law(together: Sequence[Answer], alone: Sequence[Answer], allowed: flo
         assert one.upload is not None
         assert other.upload is not None
         assert one.upload.client == other.upload.client
-        # Where it is a norm of what was trained, it differs as that does.
+        # A weight that is a norm of trained tensors differs as they do.
         assert one.upload.weight == pytest.approx(other.upload.weight, rel=allowed)
         assert_same(one.upload.params, other.upload.params, allowed)
         assert_same(one.kept, other.kept, allowed)
@@ -175,35 +175,36 @@ def assert_law(together: Sequence[Answer], alone: Sequence[Answer], allowed: flo
 @pytest.mark.parametrize("train", [ADAMW, SGD], ids=["adamw", "sgd"])
 @pytest.mark.parametrize("policy", HEADS)
 @pytest.mark.parametrize("name", algorithms.names())
-def test_a_cohort_gives_what_each_client_gives_alone(name: str, policy: str, train: Any, dropout: float) -> None:
+def test_cohort_equals_clients_alone(name: str, policy: str, train: Any, dropout: float) -> None:
     sim = make(name, policy, run=config(**train), dropout=dropout)
     together, alone = (trained(sim, alone=a) for a in (False, True))
     assert_law(together, alone, EXACT)
     start = sim.state.params
-    for one in together:
-        assert one.upload is not None
-        tensors = {**one.upload.params, **one.kept}
+    for answer in together:
+        assert answer.upload is not None
+        tensors = {**answer.upload.params, **answer.kept}
         assert any(not t.equal(start[n]) for n, t in tensors.items() if n in start)
 
 
 @pytest.mark.parametrize("name", algorithms.names())
-def test_so_it_does_with_a_language_model_whose_logits_are_never_whole(
+def test_language_cohort_equals_clients_alone(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output_layer, "_CPU_BYTES", 5 * 4 * tiny.VOCABULARY)  # tokens of several clients at a time
+    """With the loss computed a few tokens at a time, so that the logits are never whole."""
+    monkeypatch.setattr(output_layer, "_CPU_BYTES", 5 * 4 * tiny.VOCABULARY)  # 5 tokens, of several clients
     sim = language(name)
     together, alone = (trained(sim, alone=a) for a in (False, True))
     assert_law(together, alone, EXACT)
-    assert all(one.loss != together[0].loss for one in together[1:])
+    assert all(answer.loss != together[0].loss for answer in together[1:])
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4], ids=["plain", "dropout"])
-def test_rows_of_one_length_are_no_special_case(dropout: float) -> None:
+def test_cohort_with_rows_of_one_length(dropout: float) -> None:
     sim = make("fedit", people=population(length=5), dropout=dropout)
     assert_law(trained(sim, alone=False), trained(sim, alone=True), EXACT)
 
 
-def test_dropout_masks_are_each_clients_own_and_do_something() -> None:
+def test_dropout_changes_every_clients_loss() -> None:
     dropped, plain = (trained(make("fedit", dropout=d), alone=False) for d in (0.4, 0.0))
     for one, other in zip(dropped, plain, strict=True):
         assert one.loss != pytest.approx(other.loss, abs=1e-6)
@@ -211,7 +212,7 @@ def test_dropout_masks_are_each_clients_own_and_do_something() -> None:
 
 @pytest.mark.parametrize("policy", HEADS)
 @pytest.mark.parametrize("name", algorithms.names())
-def test_the_law_in_single_precision(name: str, policy: str) -> None:
+def test_cohort_equals_clients_alone_in_float32(name: str, policy: str) -> None:
     run = config(optimizer="sgd", momentum=0.9, weight_decay=0.01, lr=1e-3)
     sim = make(name, policy, run=run, dtype=torch.float32)
     assert_law(trained(sim, alone=False), trained(sim, alone=True), SINGLE)
@@ -222,17 +223,18 @@ def test_the_law_in_single_precision(name: str, policy: str) -> None:
     [{"local_steps": 2}, {"local_steps": 5}, {"local_epochs": 3}, {"batch_size": 1}, {"length_grouping": False}],
     ids=str,
 )
-def test_steps_epochs_and_batches(train: Any) -> None:
+def test_cohort_with_other_steps_epochs_and_batches(train: Any) -> None:
     sim = make("fedit", run=config(**train))
     assert_law(trained(sim, alone=False), trained(sim, alone=True), EXACT)
 
 
 @pytest.mark.parametrize(("megabytes", "at_once"), [(0.1, 4), (0.2, 3), (0.3, 3), (0.4, 2), (0.6, 1), (10.0, 1)])
-def test_memory_decides_how_many_train_at_once_and_leaves_no_thread_over(megabytes: float, at_once: int) -> None:
+def test_memory_limits_cohorts_at_once(megabytes: float, at_once: int) -> None:
+    """Fewer cohorts than memory allows train at once where more would leave threads idle."""
     sim = make("fedit", run=config("auto"))
     settings = sim.config.simulation.model_copy(update={"memory_mb": 1})
     sim.config = sim.config.model_copy(update={"simulation": settings})
-    sim.workers = 6  # 0.2 of 1 MB each would let five train at once, and leave the sixth thread to none
+    sim.workers = 6  # 0.2 of 1 MB each would let five train at once and leave the sixth thread idle
     clients = sim.population.clients
     sim.bytes_per_cost = megabytes * 2**20 / sim.cohorts._step(clients)
     cohorts = sim.cohorts.plan(clients)
@@ -245,9 +247,10 @@ def test_memory_decides_how_many_train_at_once_and_leaves_no_thread_over(megabyt
 @pytest.mark.parametrize(
     ("workers", "allowed", "at_once"), [(16, 10, 8), (16, 13, 8), (8, 5, 4), (7, 6, 6), (5, 4, 4), (2, 1, 1), (4, 4, 4)]
 )
-def test_threads_that_memory_leaves_over_are_shared_out_where_that_is_worth_it(
+def test_spare_threads_are_shared_out_where_worthwhile(
     workers: int, allowed: int, at_once: int
 ) -> None:
+    """Memory allows fewer cohorts than threads; fewer cohorts still may share the threads better."""
     sim = make("fedit", run=config("auto"))
     settings = sim.config.simulation.model_copy(update={"memory_mb": allowed})
     sim.config = sim.config.model_copy(update={"simulation": settings})
@@ -256,9 +259,10 @@ def test_threads_that_memory_leaves_over_are_shared_out_where_that_is_worth_it(
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_a_processor_keeps_256_mb_of_activations_a_thread_and_half_of_its_memory_at_most(
+def test_processor_budget_is_256_mib_per_thread(
     monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
+    """256 MiB of activations per thread, and at most half of the machine's memory."""
     network = make("fedit", run=config("auto")).network
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     allowed = budget(network, Task(), "auto")
@@ -268,7 +272,8 @@ def test_a_processor_keeps_256_mb_of_activations_a_thread_and_half_of_its_memory
     assert budget(network, Task(), 3) == Budget(3 * 2**20, 3 * 2**20, sys.maxsize)
 
 
-def test_what_is_tried_before_the_first_round_has_one_cohorts_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_cohort_sets_and_restores_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials before the first round run with the threads of one cohort."""
     network = make("fedit").network
     threads = [4]
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads[-1])
@@ -279,13 +284,13 @@ def test_what_is_tried_before_the_first_round_has_one_cohorts_threads(monkeypatc
 
 
 @pytest.mark.parametrize(("dtype", "together"), [(torch.float32, 2), (torch.bfloat16, 4)])
-def test_a_processor_takes_no_larger_steps_than_it_gains_from(
+def test_processor_takes_no_larger_steps_than_useful(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, together: int
 ) -> None:
     sim = make("fedit", run=config("auto"))
     sim.network.module.to(dtype)
     sim.workers = 1
-    sim.bytes_per_cost = 1.0  # memory alone would allow one cohort of all
+    sim.bytes_per_cost = 1.0  # memory alone would allow one cohort of all clients
     clients = sim.population.clients
     assert max(map(len, sim.cohorts.plan(clients))) == len(SIZES)
     monkeypatch.setattr(TextTask, "cohort_cost", 2 * sim.cohorts._step(clients))
@@ -294,7 +299,7 @@ def test_a_processor_takes_no_larger_steps_than_it_gains_from(
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("name", algorithms.names())
-def test_rounds_in_cohorts_of_any_size_and_threads_agree(name: str, count: int) -> None:
+def test_rounds_agree_for_any_cohort_size_and_threads(name: str, count: int) -> None:
     states = []
     for cohort in (1, 2, "auto"):
         sim = make(name, "local", run=config(cohort))
@@ -313,9 +318,10 @@ def test_rounds_in_cohorts_of_any_size_and_threads_agree(name: str, count: int) 
 
 
 @pytest.mark.parametrize("name", [n for n, entry in algorithms.TABLE.items() if entry.linear])
-def test_a_linear_algorithm_holds_a_few_uploads_whatever_the_size_of_the_cohort(
+def test_linear_algorithms_hold_few_uploads_at_once(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """However many clients take part."""
     held: list[weakref.ref[Tensor]] = []
     most = 0
     check = Gate.check
@@ -332,10 +338,10 @@ def test_a_linear_algorithm_holds_a_few_uploads_whatever_the_size_of_the_cohort(
     people = Population({f"c{i}": Member(Client(f"c{i}", 2), examples(f"c{i}", 2), ()) for i in range(24)}, (), {})
     run = load({"seed": 5, "rounds": 9, "train": {"batch_size": 2}, "simulation": {"cohort": 1}})
     sim = make(name, people=people, run=run)
-    for t in range(2):  # those that take turns have sent both kinds
+    for t in range(2):  # alternating methods have sent both factors by then
         sim.run_round(t)
     assert len(held) == 48
-    assert most <= 10  # eight are added in one go
+    assert most <= 10  # eight are added in one call
 
 
 # Failures
@@ -343,7 +349,8 @@ def test_a_linear_algorithm_holds_a_few_uploads_whatever_the_size_of_the_cohort(
 
 @pytest.mark.parametrize("poisoned", ["ann", "bob", "dee"])
 @pytest.mark.parametrize("train", [ADAMW, SGD], ids=["adamw", "sgd"])
-def test_a_client_that_fails_leaves_its_cohort_as_if_it_were_not_there(train: Any, poisoned: str) -> None:
+def test_failed_client_does_not_affect_its_cohort(train: Any, poisoned: str) -> None:
+    """The others get what they would get in a cohort without it."""
     sim = make("fedit", "local", run=config(**train), people=population(poisoned))
     whole = trained(sim, alone=False)
     (failed,) = (t for t in whole if t.failure is not None)
@@ -354,13 +361,13 @@ def test_a_client_that_fails_leaves_its_cohort_as_if_it_were_not_there(train: An
     assert_law([t for t in whole if t.failure is None], trained(sim, others, alone=False), EXACT)
 
 
-def test_clients_of_a_cohort_that_all_fail_are_all_recorded() -> None:
+def test_cohort_of_failing_clients_records_each_failure() -> None:
     sim = make("fedit", people=population("bob"))
     failed = trained(sim, ("bob", "bob"), alone=False)
     assert [t.failure.reason for t in failed if t.failure is not None] == ["nonfinite_loss"] * 2
 
 
-def test_a_client_without_examples_fails_alone() -> None:
+def test_client_without_examples_fails_alone() -> None:
     people = population()
     people.members["bob"] = Member(Client("bob", 0), (), ())
     whole = trained(make("fedit", people=people), alone=False)
@@ -368,7 +375,7 @@ def test_a_client_without_examples_fails_alone() -> None:
     assert sum(t.upload is not None for t in whole) == 3
 
 
-# Who trains with whom
+# Plans of cohorts
 
 
 @given(
@@ -378,25 +385,25 @@ def test_a_client_without_examples_fails_alone() -> None:
     tokens=st.integers(0, 4000),
     each=st.integers(0, 500),
 )
-def test_a_plan_has_every_client_once_in_order(
+def test_plan_has_every_client_once_in_order(
     ranks: list[Any], size: Any, workers: int, tokens: int, each: int
 ) -> None:
     clients = [Client(f"c{i:02}", 1, rank) for i, rank in enumerate(ranks)]
-    found = divided(clients, size, workers=workers, cost=tokens, cost_per_client=each)
-    assert sorted(c.id for cohort in found for c in cohort) == [c.id for c in clients]
+    cohorts = divided(clients, size, workers=workers, cost=tokens, cost_per_client=each)
+    assert sorted(c.id for cohort in cohorts for c in cohort) == [c.id for c in clients]
     limit = max(1, tokens // max(1, each)) if size == "auto" else size
     for rank in set(ranks):
-        mine = [cohort for cohort in found if cohort[0].rank == rank]
-        assert [c for cohort in mine for c in cohort] == [c for c in clients if c.rank == rank]
-        sizes = [len(cohort) for cohort in mine]
+        of_rank = [cohort for cohort in cohorts if cohort[0].rank == rank]
+        assert [c for cohort in of_rank for c in cohort] == [c for c in clients if c.rank == rank]
+        sizes = [len(cohort) for cohort in of_rank]
         assert 1 <= min(sizes) <= max(sizes) <= min(limit, min(sizes) + 1)
-    assert all(len({c.rank for c in cohort}) == 1 for cohort in found)
-    firsts = [clients.index(cohort[0]) for cohort in found]
+    assert all(len({c.rank for c in cohort}) == 1 for cohort in cohorts)
+    firsts = [clients.index(cohort[0]) for cohort in cohorts]
     assert firsts == sorted(firsts)
 
 
 @given(ranks=st.lists(st.integers(1, 4), max_size=40), size=st.integers(1, 12))
-def test_results_come_in_the_clients_order_and_few_wait(ranks: list[int], size: int) -> None:
+def test_answers_come_in_client_order_and_few_wait(ranks: list[int], size: int) -> None:
     clients = [Client(f"c{i:02}", 1, rank) for i, rank in enumerate(ranks)]
     cohorts = divided(clients, size, workers=1, cost=1, cost_per_client=1)
     made: list[Client] = []
@@ -407,16 +414,16 @@ def test_results_come_in_the_clients_order_and_few_wait(ranks: list[int], size: 
             yield [Answer(c, None, {}, None, None) for c in cohort]
 
     given: list[Client] = []
-    for one in in_turn(train(), clients):
-        given.append(one.client)
+    for answer in in_turn(train(), clients):
+        given.append(answer.client)
         assert len(made) - len(given) <= 4 * size
     assert given == clients
 
 
 def test_auto_gives_every_worker_a_cohort() -> None:
     clients = [Client(f"c{i}", 1) for i in range(10)]
-    found = divided(clients, "auto", workers=4, cost=10**6, cost_per_client=1)
-    assert sorted(map(len, found)) == [2, 2, 3, 3]
+    cohorts = divided(clients, "auto", workers=4, cost=10**6, cost_per_client=1)
+    assert sorted(map(len, cohorts)) == [2, 2, 3, 3]
     assert [len(c) for c in divided(clients, "auto", workers=1, cost=10**6, cost_per_client=1)] == [10]
     assert [len(c) for c in divided(clients, "auto", workers=1, cost=400, cost_per_client=100)] == [3, 3, 4]
     assert divided([], "auto", workers=2, cost=1, cost_per_client=1) == []
@@ -426,7 +433,7 @@ def test_auto_gives_every_worker_a_cohort() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_results_come_in_order_and_few_wait(count: int) -> None:
+def test_threaded_results_come_in_order_and_few_wait(count: int) -> None:
     lock, under_way, worst = threading.Lock(), 0, 0
 
     def items() -> Iterator[int]:
@@ -443,26 +450,26 @@ def test_results_come_in_order_and_few_wait(count: int) -> None:
         return i * i
 
     before = torch.get_num_threads()
-    found = []
+    results = []
     for result in in_order(work, items(), count):
-        found.append(result)
+        results.append(result)
         with lock:
             under_way -= 1
-    assert found == [i * i for i in range(12)]
+    assert results == [i * i for i in range(12)]
     assert worst <= count
     assert torch.get_num_threads() == before
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_an_exception_reaches_the_caller(count: int) -> None:
+def test_worker_exception_reaches_the_caller(count: int) -> None:
     def work(i: int) -> int:
         if i == 3:
             raise KeyError("three")
         return i
 
-    found, before = [], torch.get_num_threads()
+    received, before = [], torch.get_num_threads()
     with pytest.raises(KeyError, match="three"):
-        found += list(in_order(work, range(9), count))
+        received += list(in_order(work, range(9), count))
     results = in_order(work, range(9), count)
     assert [next(results) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(KeyError):
@@ -471,15 +478,15 @@ def test_an_exception_reaches_the_caller(count: int) -> None:
     assert not [t for t in threading.enumerate() if t.name.startswith("rondo-cohort")]
 
 
-def test_the_callers_threads_are_restored() -> None:
+def test_callers_thread_count_is_restored() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         assert list(in_order(lambda i: i, range(5), 2)) == list(range(5))
         assert torch.get_num_threads() == 2
-        half = in_order(lambda i: i, range(5), 2)
-        next(half)
-        half.close()  # type: ignore[attr-defined]
+        unfinished = in_order(lambda i: i, range(5), 2)
+        next(unfinished)
+        unfinished.close()  # type: ignore[attr-defined]
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -488,7 +495,7 @@ def test_the_callers_threads_are_restored() -> None:
 # Memory
 
 
-def test_bytes_a_token_are_positive_and_grow_with_the_model() -> None:
+def test_bytes_per_token_grow_with_the_model() -> None:
     def measured(make_model: Callable[[], Any], endings: tuple[str, ...]) -> float:
         module = make_model()
         sites = tiny.sites(module, endings)
@@ -502,9 +509,8 @@ def test_bytes_a_token_are_positive_and_grow_with_the_model() -> None:
     assert 0 < one < all_layers < double
 
 
-def test_nothing_of_the_model_is_left_once_it_was_measured() -> None:
-    """A graph whose saved tensors are kept as they are holds itself, and the frozen weights, as long as there is a
-    process."""
+def test_measuring_memory_keeps_no_reference_to_the_model() -> None:
+    """A graph that keeps its saved tensors as they are holds itself, and the frozen weights, until the process ends."""
     module = tiny.bert()
     sites = tiny.sites(module, ("query",))
     network = AdaptedNetwork(module, sites, tiny.head_names(module))

@@ -1,4 +1,4 @@
-"""Freed memory is kept inside, and goes back at the end."""
+"""Freed memory is kept inside the context and returned at its end."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ print(json.dumps({"outside": outside, "inside": inside, "held": held, "after": r
 @pytest.mark.skipif(
     not sys.platform.startswith("linux") or not hasattr(ctypes.CDLL(None), "mallopt"), reason="no glibc"
 )
-def test_memory_is_kept_and_given_back() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
-    assert found["outside"] > 10_000
-    assert found["inside"] < found["outside"] / 50
-    assert found["after"] < found["held"] - 60
+def test_freed_memory_is_kept_then_returned() -> None:
+    process = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    usage = json.loads(process.stdout)
+    assert usage["outside"] > 10_000
+    assert usage["inside"] < usage["outside"] / 50
+    assert usage["after"] < usage["held"] - 60
 
 
-def test_where_there_is_no_glibc_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_freed_memory_kept_does_nothing_without_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: object())
     inside = False
     with memory.freed_memory_kept():

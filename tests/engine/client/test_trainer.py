@@ -1,4 +1,4 @@
-"""The training loop against loops written by hand, and what it promises of streams, batches and failures."""
+"""The training loop against hand-written loops, and its promises about streams, batches and failures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LABELS = ("no", "yes", "maybe")
 
 
 class Recorder(SequenceClassification):
-    """The task, with the batches that it was asked for."""
+    """The task, with a record of the batches that it collated."""
 
     def __init__(self) -> None:
         super().__init__(tiny.tokenizer(), ["text"], "label", LABELS, 32)
@@ -41,14 +41,14 @@ class Recorder(SequenceClassification):
 
 
 def examples(count: int, seed: int = 0) -> tuple[TextExample, ...]:
-    """Sentences of 3 to 14 tokens, no two alike, whose label is learnable: the first word's number modulo 3."""
+    """Different sentences of 4 to 14 tokens with a learnable label: the first word's number modulo 3."""
     g = torch.Generator().manual_seed(seed)
-    found = []
+    rows = []
     for i in range(count):
         body = torch.randint(4, tiny.VOCABULARY, (int(torch.randint(1, 12, (1,), generator=g)),), generator=g)
         first = 4 + i % 36
-        found.append(TextExample((2, first, *body.tolist(), 3), first % 3, (0,) * (len(body) + 3)))
-    return tuple(found)
+        rows.append(TextExample((2, first, *body.tolist(), 3), first % 3, (0,) * (len(body) + 3)))
+    return tuple(rows)
 
 
 class Setup:
@@ -80,7 +80,7 @@ class Setup:
         return sums.sum() / counts.sum()
 
     def by_hand(self, select: Any, optimizer: Any, clip: float | None = None) -> dict[str, Tensor]:
-        """The loop that the trainer should equal, on the batches that the trainer has just used."""
+        """The loop that the trainer must equal, on the batches that it has just used."""
         tensors = {n: t.detach().clone() for n, t in self.start.items()}
         trained = [t.requires_grad_() for n, t in tensors.items() if select(n)]
         stepper = optimizer(trained)
@@ -108,7 +108,7 @@ def moved(fit: Fit, start: Params) -> set[str]:
 
 @pytest.mark.parametrize("select", [everything, up | head, down], ids=["all", "up-and-head", "down"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_sgd_equals_a_loop_written_by_hand(select: Any, momentum: float) -> None:
+def test_sgd_equals_hand_written_loop(select: Any, momentum: float) -> None:
     setup = Setup(optimizer="sgd", lr=0.05, momentum=momentum, weight_decay=0.01, local_epochs=2)
     fit = setup.trainer.fit(setup.params, train=select)
     assert [int(x) for x in (fit.steps, fit.examples)] == [6, 20]
@@ -118,7 +118,7 @@ def test_sgd_equals_a_loop_written_by_hand(select: Any, momentum: float) -> None
     assert moved(fit, setup.params) == {n for n in setup.params if select(n)}
 
 
-def test_adamw_equals_a_loop_written_by_hand() -> None:
+def test_adamw_equals_hand_written_loop() -> None:
     setup = Setup(optimizer="adamw", lr=3e-3, weight_decay=0.1, local_epochs=2)
     fit = setup.trainer.fit(setup.params)
     assert_close(fit, setup.by_hand(everything, lambda ts: torch.optim.AdamW(ts, lr=3e-3, weight_decay=0.1)))
@@ -140,26 +140,27 @@ def test_gradients_are_clipped_by_their_common_norm() -> None:
     assert not free["head:classifier.bias"].equal(fit.params["head:classifier.bias"])
 
 
-def test_the_reported_loss_is_the_mean_over_steps() -> None:
+def test_reported_loss_is_the_mean_over_steps() -> None:
     setup = Setup(optimizer="sgd", lr=1e-9, local_epochs=1)
     fit = setup.trainer.fit(setup.params)
     with torch.no_grad():
-        each = [float(setup.loss(setup.start, batch)) for batch in setup.task.seen]
+        losses = [float(setup.loss(setup.start, batch)) for batch in setup.task.seen]
     (table,) = setup.trainer.losses
     assert table.shape == (3, 1)
-    assert table[:, 0].tolist() == pytest.approx(each, abs=1e-5)
-    assert setup.trainer.mean_loss(0) == pytest.approx(sum(each) / len(each), abs=1e-5)
-    assert fit.loss.tolist() == pytest.approx([sum(each) / len(each)], abs=1e-5)
+    assert table[:, 0].tolist() == pytest.approx(losses, abs=1e-5)
+    assert setup.trainer.mean_loss(0) == pytest.approx(sum(losses) / len(losses), abs=1e-5)
+    assert fit.loss.tolist() == pytest.approx([sum(losses) / len(losses)], abs=1e-5)
 
 
-def test_training_learns() -> None:
+def test_training_lowers_the_loss() -> None:
     setup = Setup(36, lr=2e-2, local_epochs=8, batch_size=12)
     setup.trainer.fit(setup.params)
     losses = setup.trainer.losses[0][:, 0].tolist()
     assert sum(losses[-3:]) < 0.5 * sum(losses[:3])
 
 
-def test_tensors_outside_train_are_the_same_objects_and_arguments_are_not_changed() -> None:
+def test_untrained_tensors_stay_the_same_objects() -> None:
+    """The arguments are not changed either."""
     setup = Setup(lr=0.1)
     before = {n: t.clone() for n, t in setup.params.items()}
     fit = setup.trainer.fit(setup.params, train=up)
@@ -170,7 +171,7 @@ def test_tensors_outside_train_are_the_same_objects_and_arguments_are_not_change
         assert not setup.params[name].requires_grad
 
 
-def test_the_frozen_module_does_not_change() -> None:
+def test_frozen_module_does_not_change() -> None:
     setup = Setup(lr=0.1)
     setup.trainer.fit(setup.params)
     trained, original = setup.trainer.network.module.state_dict(), setup.module.state_dict()
@@ -182,7 +183,7 @@ def test_the_frozen_module_does_not_change() -> None:
 
 
 def test_every_fit_has_a_fresh_optimizer_and_the_next_stream() -> None:
-    """Two fits equal two trainers of one fit each, the second one's stream advanced: no momentum is carried over."""
+    """Two fits equal two trainers with one fit each, the second with its stream advanced: no momentum carries over."""
     setup = Setup(optimizer="sgd", lr=0.1, momentum=0.9)
     first = setup.trainer.fit(setup.params)
     second = setup.trainer.fit(first.params)
@@ -203,17 +204,17 @@ def _order(round: Round, client: str = "ann", fits: int = 0) -> list[list[TextEx
     return setup.task.seen
 
 
-def test_a_stream_is_a_function_of_seed_round_client_and_fit() -> None:
+def test_stream_depends_on_seed_round_client_and_fit() -> None:
     base = _order(Round(2, 10, 7, 3))
     assert _order(Round(2, 10, 7, 3)) == base
-    assert _order(Round(2, 99, 7, 50)) == base  # not of the run's length or the population
+    assert _order(Round(2, 99, 7, 50)) == base  # but not on the run's length or the population
     assert _order(Round(3, 10, 7, 3)) != base
     assert _order(Round(2, 10, 8, 3)) != base
     assert _order(Round(2, 10, 7, 3), client="bob") != base
     assert _order(Round(2, 10, 7, 3), fits=1) != base
 
 
-def test_training_ignores_and_leaves_the_global_random_state() -> None:
+def test_training_ignores_and_keeps_the_global_random_state() -> None:
     results = []
     for seed in (1, 2):
         torch.manual_seed(seed)
@@ -224,8 +225,8 @@ def test_training_ignores_and_leaves_the_global_random_state() -> None:
     assert all(results[0][n].equal(results[1][n]) for n in results[0])
 
 
-def test_adapter_dropout_is_on_in_training_and_differs_by_fit() -> None:
-    """With a learning rate of nearly nothing, only the masks tell the losses of two fits on one batch apart."""
+def test_adapter_dropout_is_on_and_differs_by_fit() -> None:
+    """At a learning rate near zero only the masks make the losses of two fits on one batch differ."""
     with_dropout, without = (Setup(4, dropout=d, lr=1e-12) for d in (0.5, 0.0))
     for setup in (with_dropout, without):
         setup.trainer.fit(setup.params)
@@ -262,7 +263,7 @@ def test_local_steps_and_epochs(config: Any, call: Any, steps: int, seen: int | 
         assert all(t.equal(setup.params[n]) for n, t in fit.params.items())
 
 
-def test_steps_beyond_an_epoch_go_on_with_a_new_order() -> None:
+def test_steps_beyond_an_epoch_take_a_new_order() -> None:
     setup = Setup(8, local_steps=4, lr=1e-9)
     setup.trainer.fit(setup.params, train=up)
     first, second = setup.task.seen[:2], setup.task.seen[2:]
@@ -290,7 +291,7 @@ def test_learning_rate_schedules() -> None:
 
 
 @pytest.mark.parametrize("given", [None, 0.03])
-def test_the_rate_of_the_round_is_used_unless_one_is_given(given: float | None) -> None:
+def test_fit_uses_the_rounds_rate_unless_given_one(given: float | None) -> None:
     setup = Setup(optimizer="sgd", lr=0.08, schedule="linear", local_steps=1, round=Round(5, 10, 7, 3))
     fit = setup.trainer.fit(setup.params, lr=given)
     expected = setup.by_hand(everything, lambda ts: torch.optim.SGD(ts, lr=0.04 if given is None else given))
@@ -301,7 +302,7 @@ def test_the_rate_of_the_round_is_used_unless_one_is_given(given: float | None) 
 # Objectives
 
 
-def test_an_objective_is_what_is_minimised() -> None:
+def test_fit_minimises_the_objective() -> None:
     def proximal(params: Params, loss: Loss) -> Tensor:
         return loss(params) + 3.0 * params["head:classifier.bias"].square().flatten(1).sum(1)
 
@@ -314,11 +315,12 @@ def test_an_objective_is_what_is_minimised() -> None:
     assert_close(fit, setup.by_hand(everything, lambda ts: torch.optim.SGD(ts, lr=0.05)))
 
 
-def test_nothing_of_a_step_is_left_when_the_next_one_takes_memory() -> None:
+def test_step_is_freed_before_the_next_one() -> None:
+    """So that two steps never take memory at once."""
     setup, values = Setup(local_steps=3), []
 
     def objective(seen: Params, loss: Loss) -> Tensor:
-        assert all(value() is None for value in values)  # nor the graph that hangs on it
+        assert all(value() is None for value in values)  # its graph is gone with it
         assert all(t.grad is None for t in seen.values())
         value = loss(seen)
         values.append(weakref.ref(value))
@@ -328,8 +330,8 @@ def test_nothing_of_a_step_is_left_when_the_next_one_takes_memory() -> None:
     assert len(values) == 3
 
 
-def test_the_network_sees_what_the_objective_maps_to() -> None:
-    """Answer tensors need not be the network's: here B is half of what is trained."""
+def test_objective_maps_trained_tensors_to_the_networks() -> None:
+    """Trained tensors need not be the network's: the network's B is half of the trained one here."""
 
     def halved(params: Params, loss: Loss) -> Tensor:
         return loss({n: t / 2 if up(n) else t for n, t in params.items()})
@@ -347,7 +349,7 @@ def test_the_network_sees_what_the_objective_maps_to() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_fails_the_client(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nonfinite_loss_fails_the_client(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
     setup = Setup()
     plain, calls = setup.task.loss, 0
 
@@ -366,11 +368,11 @@ def test_a_loss_that_is_not_finite_fails_the_client(value: float, monkeypatch: p
     assert setup.trainer.upload(setup.params) == ()
 
 
-def test_parameters_that_are_not_finite_fail_the_client() -> None:
-    """The last step's damage shows in no loss."""
+def test_nonfinite_parameters_fail_the_client() -> None:
+    """Damage by the last step shows in no loss."""
 
     def objective(params: Params, loss: Loss) -> Tensor:
-        # finite, with a gradient that is not
+        # finite, but its gradient is not
         return loss(params) + torch.sqrt(0.0 * params["head:classifier.bias"].square().flatten(1).sum(1))
 
     setup = Setup(local_steps=1, optimizer="sgd")
@@ -381,7 +383,7 @@ def test_parameters_that_are_not_finite_fail_the_client() -> None:
 
 @pytest.mark.timeout(5)
 @pytest.mark.parametrize("config", [{"local_epochs": 1}, {"local_steps": 3}], ids=["epochs", "steps"])
-def test_a_client_without_examples_fails_and_does_not_hang(config: Any) -> None:
+def test_client_without_examples_fails_without_hanging(config: Any) -> None:
     setup = Setup(**config)
     setup.trainer.examples = ((),)
     with pytest.raises(ClientFailed) as caught:
@@ -394,37 +396,37 @@ def test_a_client_without_examples_fails_and_does_not_hang(config: Any) -> None:
 
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize(("count", "size"), [(1, 4), (4, 4), (10, 4), (230, 4), (7, 1)])
-def test_an_epoch_has_every_example_once(count: int, size: int, grouped: bool) -> None:
+def test_epoch_has_every_example_once(count: int, size: int, grouped: bool) -> None:
     rows = examples(count)
-    found = list(batches(rows, size, torch.Generator().manual_seed(1), group_by_length=grouped))
-    assert sorted(map(len, found)) == sorted([size] * (count // size) + [count % size] * (count % size > 0))
-    ids = [id(e) for batch in found for e in batch]
+    epoch = list(batches(rows, size, torch.Generator().manual_seed(1), group_by_length=grouped))
+    assert sorted(map(len, epoch)) == sorted([size] * (count // size) + [count % size] * (count % size > 0))
+    ids = [id(e) for batch in epoch for e in batch]
     assert sorted(ids) == sorted(map(id, rows))
     again = list(batches(rows, size, torch.Generator().manual_seed(1), group_by_length=grouped))
-    assert found == again
+    assert epoch == again
     if count > 8:
-        assert found != list(batches(rows, size, torch.Generator().manual_seed(2), group_by_length=grouped))
+        assert epoch != list(batches(rows, size, torch.Generator().manual_seed(2), group_by_length=grouped))
 
 
-def test_length_grouping_saves_padding_and_keeps_the_order_random() -> None:
+def test_length_grouping_saves_padding_in_random_order() -> None:
     rows = examples(400)
 
     def padded(grouped: bool, seed: int) -> int:
         generator = torch.Generator().manual_seed(seed)
-        found = batches(rows, 8, generator, group_by_length=grouped)
-        return sum(max(e.cost for e in batch) * len(batch) for batch in found)
+        drawn = batches(rows, 8, generator, group_by_length=grouped)
+        return sum(max(e.cost for e in batch) * len(batch) for batch in drawn)
 
     real = sum(e.cost for e in rows)
     assert padded(True, 1) < 1.1 * real < 1.4 * real < padded(False, 1)
-    found = [b[0].cost for b in batches(rows, 8, torch.Generator().manual_seed(1), group_by_length=True)]
-    assert found != sorted(found, reverse=True)
+    costs = [b[0].cost for b in batches(rows, 8, torch.Generator().manual_seed(1), group_by_length=True)]
+    assert costs != sorted(costs, reverse=True)
     assert {tuple(b) for b in batches(rows, 8, torch.Generator().manual_seed(1), group_by_length=True)} != {
         tuple(b) for b in batches(rows, 8, torch.Generator().manual_seed(2), group_by_length=True)
     }
 
 
 @pytest.mark.parametrize("grouped", [True, False])
-def test_the_configuration_decides_whether_lengths_are_grouped(grouped: bool) -> None:
+def test_length_grouping_follows_the_configuration(grouped: bool) -> None:
     setup = Setup(count=200, length_grouping=grouped, local_epochs=1)
     setup.trainer.fit(setup.params)
     rows = [e for batch in setup.task.seen for e in batch]
@@ -436,7 +438,8 @@ def test_the_configuration_decides_whether_lengths_are_grouped(grouped: bool) ->
 # Precision, uploads
 
 
-def test_bfloat16_is_near_float32_and_keeps_the_tensors_in_float32() -> None:
+def test_bfloat16_training_is_close_to_float32() -> None:
+    """The trained tensors stay in float32."""
     def trained(dtype: torch.dtype) -> dict[str, Tensor]:
         setup = Setup(optimizer="sgd", lr=0.02)
         setup.trainer.network = AdaptedNetwork(tiny.bert(), setup.sites, tiny.head_names(setup.module))
@@ -447,13 +450,13 @@ def test_bfloat16_is_near_float32_and_keeps_the_tensors_in_float32() -> None:
 
     exact, rough = trained(torch.float32), trained(torch.bfloat16)
     assert all(t.dtype == torch.float32 for t in rough.values())
-    flat = [torch.cat([t.flatten() for t in each.values()]) for each in (exact, rough)]
+    flat = [torch.cat([t.flatten() for t in changes.values()]) for changes in (exact, rough)]
     difference = float((flat[0] - flat[1]).norm() / flat[0].norm())
-    assert 1e-5 < difference < 0.1  # zero would mean that nothing was rounded
+    assert 1e-5 < difference < 0.1  # zero would mean no rounding
 
 
 @pytest.mark.parametrize(("weighting", "expected"), [("examples", 10.0), ("uniform", 1.0)])
-def test_uploads_carry_the_runs_weight_or_the_given_one(weighting: Any, expected: float) -> None:
+def test_uploads_carry_the_configured_or_given_weight(weighting: Any, expected: float) -> None:
     setup = Setup()
     setup.trainer.weighting = ClientsConfig(weighting=weighting)
     (upload,) = setup.trainer.upload(setup.params)

@@ -1,4 +1,4 @@
-"""The diagnostics of a round against dense matrices, for every algorithm; and that they change nothing else."""
+"""A round's diagnostics against dense matrices, for every algorithm; they change nothing else."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TOLERANCE = 1e-10
 
 @dataclass(frozen=True)
 class Played:
-    """A round: what :func:`measure` is given, and the same as dense matrices by module."""
+    """A round: the arguments of :func:`measure`, and the same as dense matrices by module."""
 
     algorithm: Algorithm[Any]
     sites: Mapping[str, Site]
@@ -58,7 +58,7 @@ class Played:
     start: Mapping[str, np.ndarray]
     end: Mapping[str, np.ndarray]
     trained: Sequence[Mapping[str, np.ndarray]]
-    """The models that the clients really had, from the trainer and not from their uploads."""
+    """The clients' real models, from the trainer and not from their uploads."""
     products: Sequence[Mapping[str, np.ndarray]]
     """The same without the base's change."""
     factors: tuple[Params, Params]
@@ -78,38 +78,38 @@ def play(
     problem = LinearProblem.make(3, rank=2, clients=len(ranks))
     people = [replace(c, rank=r) for c, r in zip(problem.clients, ranks, strict=True)]
     sites = {p: Site(p, "linear", w.shape, problem.rank, w.scale, 0.0) for p, w in problem.weights.items()}
-    now = algorithm.init(problem.params, problem.weights, Round(0, rounds, 0, len(people)))
+    state = algorithm.init(problem.params, problem.weights, Round(0, rounds, 0, len(people)))
     locals: dict[str, Params] = {}
 
     def dense(seen: Params, base: Any) -> dict[str, np.ndarray]:
         return {p: problem.delta(seen, base, p).numpy() for p in sites}
 
-    def newcomer(of: Any, round: Round) -> tuple[Shared, Params]:
-        shared = algorithm.broadcast(of, Client("newcomer", 0), round)
+    def newcomer(held: Any, round: Round) -> tuple[Shared, Params]:
+        shared = algorithm.broadcast(held, Client("newcomer", 0), round)
         return shared, algorithm.view(shared, algorithm.local_init(shared, Client("newcomer", 0)))
 
     for t in range(rounds):
         round = Round(t, rounds, 0, len(people))
         trained, products, uploads = [], [], []
         for client in people[t % 2 :: 2] if partial else people:
-            shared = algorithm.broadcast(now, client, round)
+            shared = algorithm.broadcast(state, client, round)
             local = locals.get(client.id, algorithm.local_init(shared, client))
             trainer = SgdTrainer((client,), round, problem.loss, shared.base, steps)
-            given = replace(shared, params=add_client_axis(shared.params))
-            (upload,), kept = algorithm.client_update(given, add_client_axis(local), trainer)
+            batched = replace(shared, params=add_client_axis(shared.params))
+            (upload,), kept = algorithm.client_update(batched, add_client_axis(local), trainer)
             locals[client.id] = client_row(kept, 0)
             done = replace(shared, params={**shared.params, **client_row(trainer.fits[-1], 0)})
             seen = algorithm.view(done, locals[client.id])
             trained.append(dense(seen, shared.base))
             products.append(dense(seen, {}))
             uploads.append(upload)
-        after = algorithm.aggregate(now, uploads, round)
-        (sent, old), (next_sent, new) = newcomer(now, round), newcomer(after, replace(round, index=t + 1))
+        after = algorithm.aggregate(state, uploads, round)
+        (sent, old), (next_sent, new) = newcomer(state, round), newcomer(after, replace(round, index=t + 1))
         gram = any(role(n) is Role.GRAM for n in sent.params)
         factors = (old, new) if gram else (sent.params, next_sent.params)
         start, end = dense(old, sent.base), dense(new, next_sent.base)
-        yield Played(algorithm, sites, now, after, uploads, round, start, end, trained, products, factors)
-        now = after
+        yield Played(algorithm, sites, state, after, uploads, round, start, end, trained, products, factors)
+        state = after
 
 
 def size(matrices: Mapping[str, Any]) -> float:
@@ -121,21 +121,21 @@ def ratio(above: float, below: float) -> float | None:
 
 
 def textbook(played: Played) -> dict[str, float | None]:
-    """Every number from dense matrices, as it is defined."""
+    """Every number by its definition, from dense matrices."""
     weights = [u.weight for u in played.uploads]
     paths = list(played.sites)
 
-    def mean(of: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        return {m: sum(w / sum(weights) * x[m] for w, x in zip(weights, of, strict=True)) for m in paths}  # type: ignore[misc]
+    def mean(models: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        return {m: sum(w / sum(weights) * x[m] for w, x in zip(weights, models, strict=True)) for m in paths}  # type: ignore[misc]
 
     def less(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {m: a[m] - b[m] for m in paths}
 
-    middle, products, step = mean(played.trained), mean(played.products), less(played.end, played.start)
+    mean_model, products, step = mean(played.trained), mean(played.products), less(played.end, played.start)
     tails = {m: np.linalg.svd(products[m])[1][played.sites[m].rank :] for m in paths}
     cosines = []
-    for own in played.trained:
-        moved = less(own, played.start)
+    for model in played.trained:
+        moved = less(model, played.start)
         if size(moved) > 1e-14 and size(step) > 1e-14:
             cosines.append(sum(float((moved[m] * step[m]).sum()) for m in paths) / size(moved) / size(step))
     drift = []
@@ -145,7 +145,7 @@ def textbook(played: Played) -> dict[str, float | None]:
     values = [np.linalg.svd(played.end[m])[1] for m in paths]
     stable = [float((v**2).sum() / v[0] ** 2) for v in values if v[0] > 1e-14]
     return {
-        "interference": ratio(size(less(middle, played.end)), size(less(middle, played.start))),
+        "interference": ratio(size(less(mean_model, played.end)), size(less(mean_model, played.start))),
         "truncation_error": ratio(size(tails), size(products)),
         "drift_A": drift[0],
         "drift_B": drift[1],
@@ -156,14 +156,14 @@ def textbook(played: Played) -> dict[str, float | None]:
 
 
 def assert_textbook(played: Played, reason: str | None) -> None:
-    found, expected = played.measured(), textbook(played)
-    assert tuple(found) == KEYS
-    assert found["reason"] == reason
+    measured, expected = played.measured(), textbook(played)
+    assert tuple(measured) == KEYS
+    assert measured["reason"] == reason
     for key, value in expected.items():
         if reason is not None and key in FROM_UPLOADS:
-            assert found[key] is None, key
+            assert measured[key] is None, key
         else:
-            assert found[key] == (None if value is None else pytest.approx(value, rel=TOLERANCE, abs=TOLERANCE)), key
+            assert measured[key] == (None if value is None else pytest.approx(value, rel=TOLERANCE, abs=TOLERANCE)), key
 
 
 # --- every algorithm --------------------------------------------------------------------------------------------
@@ -181,36 +181,36 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize("partial", [False, True], ids=["full", "partial"])
 @pytest.mark.parametrize(("name", "fields"), VARIANTS, ids=str)
-def test_the_numbers_are_the_textbooks(name: str, fields: dict[str, Any], partial: bool) -> None:
+def test_diagnostics_equal_textbook(name: str, fields: dict[str, Any], partial: bool) -> None:
     for played in play(algorithms.get(name, **fields), partial=partial):
         assert_textbook(played, OPAQUE.get(name))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_local_head_makes_no_difference(name: str) -> None:
+def test_diagnostics_with_local_head(name: str) -> None:
     for played in play(LocalHead(algorithms.get(name)), rounds=2):
         assert_textbook(played, OPAQUE.get(name))
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if algorithms.load(n).client_ranks])
-def test_clients_of_different_ranks(name: str) -> None:
+def test_diagnostics_with_different_ranks(name: str) -> None:
     for played in play(algorithms.get(name), ranks=(1, 2, None, 1)):
         assert_textbook(played, OPAQUE.get(name))
 
 
-def test_more_clients_than_the_layers_are_wide() -> None:
+def test_diagnostics_with_more_clients_than_layer_width() -> None:
     for played in play(algorithms.get("fedit"), ranks=(None,) * 9, rounds=2):
         assert_textbook(played, None)
 
 
-def test_the_rounds_in_which_slora_sends_factors() -> None:
+def test_slora_has_diagnostics_once_it_sends_factors() -> None:
     sparse, *rest = play(algorithms.get("slora", sparse_rounds=1))
     assert_textbook(sparse, OPAQUE["slora"])
     for played in rest:
         assert_textbook(played, None)
 
 
-def test_a_server_optimizer_is_part_of_what_the_server_does() -> None:
+def test_server_optimizer_counts_as_interference() -> None:
     plain = list(play(algorithms.get("rolora")))
     stepped = list(play(ServerStep(algorithms.get("rolora"), momentum(0.5))))
     for one, other in zip(plain, stepped, strict=True):
@@ -223,20 +223,20 @@ def test_a_server_optimizer_is_part_of_what_the_server_does() -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if algorithms.entry(n).exact])
-def test_an_exact_method_has_no_interference(name: str) -> None:
+def test_exact_methods_have_no_interference(name: str) -> None:
     assert all(p.measured()["interference"] == pytest.approx(0, abs=1e-12) for p in play(algorithms.get(name)))
 
 
 @pytest.mark.parametrize("name", ["flexlora", "fedhm"])
-def test_truncating_the_mean_is_never_worse_than_standing_still(name: str) -> None:
+def test_truncated_mean_is_never_worse_than_no_step(name: str) -> None:
     for played in play(algorithms.get(name), rounds=5):
-        found = played.measured()
-        assert 1e-6 < found["interference"] <= 1  # type: ignore[operator]
-        lost = found["truncation_error"] * size(played.end)  # type: ignore[operator]
-        assert lost > 0
+        measured = played.measured()
+        assert 1e-6 < measured["interference"] <= 1  # type: ignore[operator]
+        truncated = measured["truncation_error"] * size(played.end)  # type: ignore[operator]
+        assert truncated > 0
 
 
-def test_clients_that_pull_apart_are_lost_on_the_mean_of_factors() -> None:
+def test_mean_of_factors_loses_opposed_clients() -> None:
     """B = e, A = (1, 0) and B = -e, A = (0, 1): the mean of products is e (1, -1) / 2, the product of means 0."""
     algorithm = algorithms.get("fedit")
     one, zero = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, 2, dtype=torch.float64)
@@ -244,58 +244,59 @@ def test_clients_that_pull_apart_are_lost_on_the_mean_of_factors() -> None:
     start["m.A"][0, 0] = 1
     other = zero.clone()
     other[0, 1] = 1
-    sent = {"a": {"m.A": start["m.A"], "m.B": one}, "b": {"m.A": other, "m.B": -one}}
-    uploads = [Upload(Client(c, 1), p, 1.0) for c, p in sent.items()]
+    client_factors = {"a": {"m.A": start["m.A"], "m.B": one}, "b": {"m.A": other, "m.B": -one}}
+    uploads = [Upload(Client(c, 1), p, 1.0) for c, p in client_factors.items()]
     before = algorithm.init(start, {}, Round(0, 1, 0, 2))
     after = algorithm.aggregate(before, uploads, Round(0, 1, 0, 2))
     sites = {"m": Site("m", "linear", (1, 2), 1, 3.0, 0.0)}
-    found = measure(algorithm, sites, before, after, uploads, Round(0, 1, 0, 2))
-    assert found == {
+    measured = measure(algorithm, sites, before, after, uploads, Round(0, 1, 0, 2))
+    assert measured == {
         "interference": pytest.approx(1),
         "truncation_error": pytest.approx(0, abs=1e-12),
         "drift_A": pytest.approx(math.sqrt(0.5)),
-        "drift_B": None,  # it was zero
+        "drift_B": None,  # B was zero
         "alignment_mean": None,  # the model did not move
         "alignment_min": None,
-        "stable_rank": None,  # nor has it ever
+        "stable_rank": None,  # its change is still zero
         "reason": None,
     }
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_round_without_a_step_has_no_update_to_relate_to(name: str) -> None:
+def test_round_without_steps_has_null_ratios(name: str) -> None:
+    """Interference and alignment are relative to the update, which is zero."""
     for played in play(algorithms.get(name), steps=0, rounds=2):
-        found = played.measured()
-        assert found["reason"] == OPAQUE.get(name)
+        measured = played.measured()
+        assert measured["reason"] == OPAQUE.get(name)
         for key in ("interference", "alignment_mean", "alignment_min"):
-            assert found[key] is None, key
-        assert all(v is None or isinstance(v, str) or math.isfinite(v) for v in found.values())
+            assert measured[key] is None, key
+        assert all(v is None or isinstance(v, str) or math.isfinite(v) for v in measured.values())
 
 
-def test_a_client_that_did_not_move_has_no_direction() -> None:
+def test_idle_client_has_no_alignment() -> None:
     algorithm = algorithms.get("fedit")
     *_, played = play(algorithm)
     idle = replace(played.uploads[0], params=pick(played.before.params, down | up))
     moving = [replace(u, params=pick(u.params, down | up)) for u in played.uploads[1:]]
     uploads = [idle, *moving]
     after = algorithm.aggregate(played.before, uploads, played.round)
-    found = measure(algorithm, played.sites, played.before, after, uploads, played.round)
-    assert 0 < found["alignment_min"] <= found["alignment_mean"] <= 1  # type: ignore[operator]
+    measured = measure(algorithm, played.sites, played.before, after, uploads, played.round)
+    assert 0 < measured["alignment_min"] <= measured["alignment_mean"] <= 1  # type: ignore[operator]
     alone = [measure(algorithm, played.sites, played.before, after, [u], played.round) for u in moving]
     cosines = [a["alignment_mean"] for a in alone]
-    assert found["alignment_mean"] == pytest.approx(sum(cosines) / len(cosines))  # type: ignore[arg-type]
+    assert measured["alignment_mean"] == pytest.approx(sum(cosines) / len(cosines))  # type: ignore[arg-type]
 
 
-def test_factors_of_zeros_give_nothing_but_nulls() -> None:
+def test_zero_factors_give_only_nulls() -> None:
     *_, played = play(algorithms.get("fedit"), rounds=1)
-    nothing = {n: torch.zeros_like(t) for n, t in played.before.params.items()}
-    before, uploads = replace(played.before, params=nothing), [replace(u, params=nothing) for u in played.uploads]
+    zeros = {n: torch.zeros_like(t) for n, t in played.before.params.items()}
+    before, uploads = replace(played.before, params=zeros), [replace(u, params=zeros) for u in played.uploads]
     assert measure(played.algorithm, played.sites, before, before, uploads, played.round) == dict.fromkeys(KEYS)
 
 
-def test_small_gaps_keep_their_digits() -> None:
-    """Updates of a millionth: the gap is the square of that beside factors of order 1, which a difference of squared
-    norms could not see. The covariance of the factors gives it in closed form."""
+def test_small_interference_keeps_its_digits() -> None:
+    """Updates of 1e-6 beside factors of order 1 leave a gap of order 1e-12, which a difference of squared norms
+    could not see. The covariance of the factors gives it in closed form."""
     algorithm = algorithms.get("fedit")
     g = torch.Generator().manual_seed(0)
 
@@ -305,16 +306,16 @@ def test_small_gaps_keep_their_digits() -> None:
     start = {"m.A": draw(2, 9), "m.B": draw(8, 2)}
     dA, dB = draw(3, 2, 9), draw(3, 8, 2)
     step = 1e-6
-    sent = [{"m.A": start["m.A"] + step * a, "m.B": start["m.B"] + step * b} for a, b in zip(dA, dB, strict=True)]
-    uploads = [Upload(Client(str(k), 1), params, 1.0) for k, params in enumerate(sent)]
+    client_factors = [{"m.A": start["m.A"] + step * a, "m.B": start["m.B"] + step * b} for a, b in zip(dA, dB, strict=True)]
+    uploads = [Upload(Client(str(k), 1), params, 1.0) for k, params in enumerate(client_factors)]
     round = Round(0, 1, 0, 3)
     before = algorithm.init(start, {}, round)
     after = algorithm.aggregate(before, uploads, round)
     sites = {"m": Site("m", "linear", (8, 9), 2, 0.5, 0.0)}
-    found = measure(algorithm, sites, before, after, uploads, round)["interference"]
+    interference = measure(algorithm, sites, before, after, uploads, round)["interference"]
     covariance = ((dB - dB.mean(0)) @ (dA - dA.mean(0))).mean(0) * step**2
     update = (start["m.B"] @ dA.mean(0) + dB.mean(0) @ start["m.A"]) * step
-    assert found == pytest.approx(float(covariance.norm() / update.norm()), rel=1e-3)
+    assert interference == pytest.approx(float(covariance.norm() / update.norm()), rel=1e-3)
 
 
 # --- in a run ---------------------------------------------------------------------------------------------------
@@ -348,27 +349,28 @@ def simulated(name: str, every: int | None = None) -> Composed:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_run_has_the_same_bits_with_and_without(name: str) -> None:
+def test_diagnostics_change_no_bit_of_a_run(name: str) -> None:
     on, off = simulated(name, 1), simulated(name, 0)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         records = [[s.run_round(t) for t in range(2)] for s in (on, off)]
     assert serialization.same(on.state, off.state)
     assert serialization.same(on.locals, off.locals)
-    for with_them, without in zip(*records, strict=True):
-        found = with_them.pop("diagnostics")
-        assert {**with_them, "train_seconds": 0} == {**without, "train_seconds": 0}
-        assert found["reason"] == OPAQUE.get(name)
-        assert json.loads(json.dumps(found, allow_nan=False)) == found
-        if found["reason"] is None:
-            assert found["interference"] < (1e-3 if on.algorithm.exact else 1)
-            assert -1 <= found["alignment_min"] <= found["alignment_mean"] <= 1
+    for record, plain in zip(*records, strict=True):
+        measured = record.pop("diagnostics")
+        assert {**record, "train_seconds": 0} == {**plain, "train_seconds": 0}
+        assert measured["reason"] == OPAQUE.get(name)
+        assert json.loads(json.dumps(measured, allow_nan=False)) == measured
+        if measured["reason"] is None:
+            assert measured["interference"] < (1e-3 if on.algorithm.exact else 1)
+            assert -1 <= measured["alignment_min"] <= measured["alignment_mean"] <= 1
 
 
 @pytest.mark.parametrize(("every", "due"), [(None, [3]), (1, [0, 1, 2, 3]), (2, [1, 3]), (3, [2, 3]), (0, [])])
-def test_they_come_every_so_many_rounds_and_no_upload_is_kept_else(
+def test_diagnostics_follow_their_schedule(
     every: int | None, due: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Uploads are kept in the rounds that are due, and in no others."""
     kept = []
     noted = exchange.noted
 
@@ -380,22 +382,24 @@ def test_they_come_every_so_many_rounds_and_no_upload_is_kept_else(
     sim = simulated("rolora", every)
     records = [sim.run_round(t) for t in range(4)]
     assert [r["round"] for r in records if "diagnostics" in r] == due
-    assert [[u.client.id for u in each] for each in kept] == [["ann", "bob", "cid"]] * len(due)
+    assert [[u.client.id for u in round_uploads] for round_uploads in kept] == [["ann", "bob", "cid"]] * len(due)
 
 
-def test_a_round_with_too_much_to_hold_holds_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uploads_beyond_the_limit_give_no_diagnostics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The round holds no uploads, and its record says why."""
     sim = simulated("fedit", 1)
     sim.run_round(0)
     size = sum(t.numel() * t.element_size() for n, t in sim.state.params.items())
     monkeypatch.setattr(exchange, "HELD_BYTES", 3 * size)
     assert sim.run_round(1)["diagnostics"]["reason"] is None
     monkeypatch.setattr(exchange, "HELD_BYTES", 3 * size - 1)
-    found = sim.run_round(2)["diagnostics"]
-    assert "MiB" in found.pop("reason")
-    assert not any(found.values())
+    measured = sim.run_round(2)["diagnostics"]
+    assert "MiB" in measured.pop("reason")
+    assert not any(measured.values())
 
 
-def test_a_failure_is_warned_of_and_recorded_and_the_round_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diagnostics_failure_warns_and_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The round itself stands."""
     def fails(*_: Any) -> None:
         raise RuntimeError("no convergence")
 
@@ -408,13 +412,13 @@ def test_a_failure_is_warned_of_and_recorded_and_the_round_stands(monkeypatch: p
     assert serialization.same(plain.state, failing.state)
 
 
-def test_factors_that_are_not_finite_give_a_record_that_is_json() -> None:
+def test_nonfinite_factors_give_valid_json() -> None:
     *_, played = play(algorithms.get("fedit"), rounds=1)
-    for bad in (math.nan, math.inf):
+    for value in (math.nan, math.inf):
         first = played.uploads[0]
-        broken = [replace(first, params={n: torch.full_like(t, bad) for n, t in first.params.items()})]
+        broken = [replace(first, params={n: torch.full_like(t, value) for n, t in first.params.items()})]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
-            found = diagnose(played.algorithm, played.sites, played.before, played.after, broken, played.round)
-        json.dumps(found, allow_nan=False)
-        assert found["interference"] is None
+            diagnosed = diagnose(played.algorithm, played.sites, played.before, played.after, broken, played.round)
+        json.dumps(diagnosed, allow_nan=False)
+        assert diagnosed["interference"] is None

@@ -1,4 +1,4 @@
-"""The gate: what is turned away, as what; nothing that comes in crashes the server or changes the model."""
+"""The gate: bad uploads are rejected with their own reason; no payload crashes the server or changes the model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ IDENTITY = Identity("run 1", "0" * 64)
 
 @dataclass(frozen=True)
 class Server:
-    """A server in round 1 of a run, and what its three clients upload, as tensors and as bytes."""
+    """A server in round 1 of a run, and the uploads of its three clients as tensors and as bytes."""
 
     algorithm: Algorithm[Any]
     state: Any
@@ -49,49 +49,49 @@ class Server:
 
 
 def envelope(upload: Upload, **changes: Any) -> Envelope:
-    known = Envelope(IDENTITY.run, 1, upload.client.id, IDENTITY.model, upload.client.num_examples, upload.weight)
-    return replace(known, **changes)
+    honest = Envelope(IDENTITY.run, 1, upload.client.id, IDENTITY.model, upload.client.num_examples, upload.weight)
+    return replace(honest, **changes)
 
 
 @functools.cache
 def server(name: str, ranks: bool = False) -> Server:
-    """``ranks``: the clients have ranks of their own, 1, 2 and 1 of 2."""
+    """``ranks``: the clients have ranks 1, 2 and 1 of 2."""
     algorithm, problem = algorithms.get(name), LinearProblem.make(3)
     clients = tuple(
         replace(c, rank=rank if ranks else None) for c, rank in zip(problem.clients, (1, 2, 1), strict=True)
     )
-    now = algorithm.init(problem.params, problem.weights, Round(0, 4, 0, 3))
+    state = algorithm.init(problem.params, problem.weights, Round(0, 4, 0, 3))
     for index in range(2):
         round = Round(index, 4, 0, 3)
         uploads = []
         for client in clients:
-            shared = algorithm.broadcast(now, client, round)
+            shared = algorithm.broadcast(state, client, round)
             trainer = SgdTrainer((client,), round, problem.loss, shared.base)
             local = add_client_axis(algorithm.local_init(shared, client))
             batched = replace(shared, params=add_client_axis(shared.params))
             uploads.append(algorithm.client_update(batched, local, trainer)[0][0])
         if index == 0:
-            now = algorithm.aggregate(now, uploads, round)
+            state = algorithm.aggregate(state, uploads, round)
     sent = tuple(encode_upload(u, envelope(u)) for u in uploads)
-    return Server(algorithm, now, round, clients, tuple(uploads), sent)
+    return Server(algorithm, state, round, clients, tuple(uploads), sent)
 
 
 VARIANTS = [(name, False) for name in NAMES] + [(n, True) for n in NAMES if algorithms.load(n).client_ranks]
 
 
 @pytest.mark.parametrize(("name", "ranks"), VARIANTS)
-def test_what_clients_send_is_admitted_as_it_is(name: str, ranks: bool) -> None:
-    here = server(name, ranks)
-    gate, direct = here.gate(), here.gate()
-    for upload, data in zip(here.uploads, here.sent, strict=True):
-        for found in (gate.admit(data), direct.check(upload)):
-            assert (found.client, found.weight) == (upload.client, upload.weight)
-            assert serialization.same(dict(found.params), dict(upload.params))
+def test_honest_uploads_are_admitted_unchanged(name: str, ranks: bool) -> None:
+    setup = server(name, ranks)
+    gate, direct = setup.gate(), setup.gate()
+    for upload, data in zip(setup.uploads, setup.sent, strict=True):
+        for admitted in (gate.admit(data), direct.check(upload)):
+            assert (admitted.client, admitted.weight) == (upload.client, upload.weight)
+            assert serialization.same(dict(admitted.params), dict(upload.params))
             one_type = len({t.dtype for t in upload.params.values()}) == 1
-            assert isinstance(found.params, Packed) is one_type  # so that a server adds it in one call
+            assert isinstance(admitted.params, Packed) is one_type  # so that the server adds it in one call
 
 
-# Payloads by hand
+# Hand-written payloads
 
 
 def parts(data: bytes) -> tuple[dict[str, Any], bytes]:
@@ -101,7 +101,7 @@ def parts(data: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def framed(content: bytes) -> bytes:
-    """With a right digest: whoever means harm makes one."""
+    """``content`` under a correct digest, which an attacker can compute."""
     return hashlib.sha256(content).digest() + content
 
 
@@ -123,8 +123,8 @@ def case(reason: str) -> Callable[[Case], Case]:
 
 
 def raw(name: str, reason: str, content: Callable[[bytes], bytes]) -> None:
-    """Bytes made from a whole upload's."""
-    CASES[name] = (reason, lambda here: content(here.sent[0]))
+    """Add a case: bytes made from those of a whole upload."""
+    CASES[name] = (reason, lambda setup: content(setup.sent[0]))
 
 
 raw("empty", "corrupt", lambda d: b"")
@@ -136,7 +136,7 @@ raw("cut off", "corrupt", lambda d: d[:-1])
 raw("cut off with a right digest", "unreadable", lambda d: framed(d[32:-1]))
 raw("longer", "corrupt", lambda d: d + b"\0")
 raw("longer with a right digest", "too_large", lambda d: framed(d[32:] + bytes(1_000_000)))
-CASES["one more byte"] = ("too_large", lambda here: framed(max(here.sent, key=len)[32:] + b"\0"))
+CASES["one more byte"] = ("too_large", lambda setup: framed(max(setup.sent, key=len)[32:] + b"\0"))
 raw("huge", "too_large", lambda d: framed(bytes(HEADER_BYTES + 10_000_000)))
 raw("a bit turned over", "corrupt", lambda d: d[:-1] + bytes([d[-1] ^ 1]))
 raw("a header of 2^63 bytes", "unreadable", lambda d: framed(struct.pack("<Q", 2**63) + d[40:]))
@@ -160,10 +160,10 @@ raw("metadata of another program", "no_envelope", lambda d: built({"__metadata__
 
 
 def enveloped(name: str, reason: str, change: Callable[[dict[str, Any]], object]) -> None:
-    """A whole upload but for its envelope."""
+    """Add a case: a whole upload with a changed envelope."""
 
-    def make(here: Server) -> bytes:
-        header, body = parts(here.sent[0])
+    def make(setup: Server) -> bytes:
+        header, body = parts(setup.sent[0])
         content = json.loads(header["__metadata__"]["rondo"])
         changed = change(content)
         text = changed if isinstance(changed, str) else json.dumps(changed)
@@ -192,6 +192,10 @@ enveloped("a round beyond 64 bits", "no_envelope", lambda e: {**e, "round": 2**8
 enveloped("a stranger", "unknown_client", lambda e: {**e, "client": "mallory"})
 enveloped("nobody", "unknown_client", lambda e: {**e, "client": ""})
 enveloped("a client that is a number", "no_envelope", lambda e: {**e, "client": 1})
+enveloped("a client that is a list", "no_envelope", lambda e: {**e, "client": [e["client"]]})
+enveloped("a client that is an object", "no_envelope", lambda e: {**e, "client": {}})
+enveloped("a client that is null", "no_envelope", lambda e: {**e, "client": None})
+enveloped("a run that is a list", "no_envelope", lambda e: {**e, "run": [e["run"]]})
 enveloped("a client with a terminal's codes", "unknown_client", lambda e: {**e, "client": "\x1b[2J\u202e"})
 enveloped("a client that is half a character", "unknown_client", lambda e: json.dumps({**e, "client": "\ud800"}))
 enveloped("no examples", "bad_examples", lambda e: {**e, "examples": 0})
@@ -209,17 +213,17 @@ enveloped("a weight of 10^400", "no_envelope", lambda e: {**e, "weight": 10**400
 
 
 def tensors(name: str, reason: str, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
-    """A whole envelope on other tensors."""
+    """Add a case: other tensors under an honest envelope."""
 
-    def make(here: Server) -> bytes:
-        upload = here.uploads[0]
+    def make(setup: Server) -> bytes:
+        upload = setup.uploads[0]
         return encode_upload(replace(upload, params=change(dict(upload.params))), envelope(upload))
 
     CASES[name] = (reason, make)
 
 
 def first(params: Mapping[str, Tensor]) -> str:
-    """A tensor of numbers that has several."""
+    """The name of the first floating-point tensor with more than one number."""
     return next(n for n, t in params.items() if t.is_floating_point() and t.numel() > 1)
 
 
@@ -257,44 +261,44 @@ tensors("minus infinity", "not_finite", with_first(with_number(-math.inf)))
 
 
 @case("unreadable")
-def overlapping_tensors(here: Server) -> bytes:
-    header, body = parts(here.sent[0])
+def overlapping_tensors(setup: Server) -> bytes:
+    header, body = parts(setup.sent[0])
     names = [n for n in header if n != "__metadata__"]
     offsets = header[names[0]]["data_offsets"]
     return built({n: {**v, "data_offsets": offsets} if n in names[1:] else v for n, v in header.items()}, body)
 
 
 @case("unreadable")
-def a_tensor_beyond_the_end(here: Server) -> bytes:
-    header, body = parts(here.sent[0])
+def a_tensor_beyond_the_end(setup: Server) -> bytes:
+    header, body = parts(setup.sent[0])
     name = next(n for n in header if n != "__metadata__")
     return built({**header, name: {**header[name], "data_offsets": [10**9, 10**9 + 8]}}, body)
 
 
 @case("unreadable")
-def a_tensor_of_2_to_the_60_numbers(here: Server) -> bytes:
-    header, body = parts(here.sent[0])
+def a_tensor_of_2_to_the_60_numbers(setup: Server) -> bytes:
+    header, body = parts(setup.sent[0])
     name = next(n for n in header if n != "__metadata__")
     return built({**header, name: {**header[name], "shape": [2**30, 2**30]}}, body)
 
 
 @case("unreadable")
-def a_negative_shape(here: Server) -> bytes:
-    header, body = parts(here.sent[0])
+def a_negative_shape(setup: Server) -> bytes:
+    header, body = parts(setup.sent[0])
     name = next(n for n in header if n != "__metadata__")
     return built({**header, name: {**header[name], "shape": [-1]}}, body)
 
 
 @case("unreadable")
-def a_type_that_there_is_not(here: Server) -> bytes:
-    header, body = parts(here.sent[0])
+def a_type_that_there_is_not(setup: Server) -> bytes:
+    header, body = parts(setup.sent[0])
     name = next(n for n in header if n != "__metadata__")
     return built({**header, name: {**header[name], "dtype": "object"}}, body)
 
 
 @case("duplicate_key")
-def a_tensor_twice(here: Server) -> bytes:
-    header, body = parts(here.sent[0])
+def a_tensor_twice(setup: Server) -> bytes:
+    header, body = parts(setup.sent[0])
     name = next(n for n in header if n != "__metadata__")
     text = json.dumps(header)
     return built((text[:-1] + f", {json.dumps(name)}: {json.dumps(header[name])}}}").encode(), body)
@@ -304,30 +308,31 @@ assert len(CASES) >= 80
 
 
 @pytest.mark.parametrize(("name", "ranks"), VARIANTS)
-def test_each_payload_is_turned_away_as_what_it_is_and_changes_nothing(name: str, ranks: bool) -> None:
-    here = server(name, ranks)
-    before = serialization.pack(here.state)
+def test_bad_payloads_are_rejected_with_their_reason(name: str, ranks: bool) -> None:
+    """Each with its own reason, and without changing a byte of the server's state."""
+    setup = server(name, ranks)
+    before = serialization.pack(setup.state)
     for title, (reason, make) in CASES.items():
         if title == "more weight than examples" and name == "hetlora":
-            continue  # whose weight is the norm of what was learned, which only the client says
-        if title == "one more byte" and here.algorithm.varying_shapes:
+            continue  # its weight is the norm of the client's update, which only the client knows
+        if title == "one more byte" and setup.algorithm.varying_shapes:
             reason = "unreadable"  # its uploads have no single size
-        gate = here.gate(max_examples=10**6)
+        gate = setup.gate(max_examples=10**6)
         with pytest.raises(Rejected) as error:
-            gate.admit(make(here))
+            gate.admit(make(setup))
         assert error.value.reason == reason, f"{title}: {error.value}"
         assert error.value.detail.isprintable(), title
-        gate.admit(here.sent[2])  # others are not held up
-    assert serialization.pack(here.state) == before
+        gate.admit(setup.sent[2])  # other clients are not held up
+    assert serialization.pack(setup.state) == before
 
 
 @pytest.mark.parametrize(("dtype", "finite"), [(torch.float32, False), (torch.float64, True)])
-def test_1e39_is_finite_where_the_state_has_double_precision(dtype: torch.dtype, finite: bool) -> None:
-    here = server("fedit")
-    state = replace(here.state, params={n: t.to(dtype) for n, t in here.state.params.items()})
-    gate = Gate(here.algorithm, state, here.round, here.clients, AdmissionConfig(), IDENTITY)
-    wide = replace(here.uploads[0], params={n: torch.full_like(t, 1e39) for n, t in here.uploads[0].params.items()})
-    gate._expected[None] = here.uploads[0]  # a method may send wider numbers than the server keeps
+def test_1e39_is_finite_for_a_float64_state(dtype: torch.dtype, finite: bool) -> None:
+    setup = server("fedit")
+    state = replace(setup.state, params={n: t.to(dtype) for n, t in setup.state.params.items()})
+    gate = Gate(setup.algorithm, state, setup.round, setup.clients, AdmissionConfig(), IDENTITY)
+    wide = replace(setup.uploads[0], params={n: torch.full_like(t, 1e39) for n, t in setup.uploads[0].params.items()})
+    gate._expected[None] = setup.uploads[0]  # a method may send wider numbers than the server keeps
     if finite:
         assert gate.check(wide).client == wide.client
         return
@@ -336,24 +341,25 @@ def test_1e39_is_finite_where_the_state_has_double_precision(dtype: torch.dtype,
 
 
 @pytest.mark.parametrize(("name", "ranks"), VARIANTS)
-def test_one_upload_a_client_and_round(name: str, ranks: bool) -> None:
-    here = server(name, ranks)
-    gate = here.gate()
-    gate.admit(here.sent[0])
-    for data, which in ((here.sent[0], "the same upload"), (CASES["NaN"][1](here), "another upload")):
+def test_gate_rejects_second_upload(name: str, ranks: bool) -> None:
+    """One upload counts per client and round, and none once the round is closed."""
+    setup = server(name, ranks)
+    gate = setup.gate()
+    gate.admit(setup.sent[0])
+    for data, which in ((setup.sent[0], "the same upload"), (CASES["NaN"][1](setup), "another upload")):
         with pytest.raises(Rejected, match=f"duplicate: {which} of 'client-0' came before"):
             gate.admit(data)
     gate.close()
     with pytest.raises(Rejected, match="round_closed: round 1 is over"):
-        gate.admit(here.sent[1])
+        gate.admit(setup.sent[1])
     with pytest.raises(Rejected, match="round_closed"):
-        gate.check(here.uploads[1])
+        gate.check(setup.uploads[1])
 
 
-def test_a_first_upload_that_was_turned_away_was_the_only_try() -> None:
-    here = server("fedit")
-    gate = here.gate()
-    for data, reason in ((CASES["NaN"][1](here), "not_finite"), (here.sent[0], "duplicate")):
+def test_gate_rejects_retry_after_rejection() -> None:
+    setup = server("fedit")
+    gate = setup.gate()
+    for data, reason in ((CASES["NaN"][1](setup), "not_finite"), (setup.sent[0], "duplicate")):
         with pytest.raises(Rejected, match=reason):
             gate.admit(data)
 
@@ -372,9 +378,9 @@ def test_a_first_upload_that_was_turned_away_was_the_only_try() -> None:
         ([1, 0], 2, None),
     ],
 )
-def test_slots_are_those_that_there_are_and_each_once(slots: list[int], values: int, reason: str | None) -> None:
-    here = server("lora-a2", True)
-    upload = here.uploads[0]
+def test_slots_must_exist_and_be_distinct(slots: list[int], values: int, reason: str | None) -> None:
+    setup = server("lora-a2", True)
+    upload = setup.uploads[0]
     params = dict(upload.params)
     name = next(n for n in params if n.endswith(".I"))
     factor = next(n for n in params if n in (name[:-1] + "A", name[:-1] + "B"))
@@ -385,23 +391,23 @@ def test_slots_are_those_that_there_are_and_each_once(slots: list[int], values: 
     data = encode_upload(replace(upload, params=params), envelope(upload))
     if reason is not None:
         with pytest.raises(Rejected, match=reason):
-            here.gate().admit(data)
+            setup.gate().admit(data)
         return
-    found = here.algorithm.expand(here.state, here.gate().admit(data)).params[factor]
-    start = here.state.params[factor]
+    expanded = setup.algorithm.expand(setup.state, setup.gate().admit(data)).params[factor]
+    start = setup.state.params[factor]
     for slot in range(start.shape[axis]):
         expected = torch.ones(width, dtype=start.dtype) if slot in slots else start.select(axis, slot)
-        assert found.select(axis, slot).equal(expected)
+        assert expanded.select(axis, slot).equal(expected)
 
 
 # Norms
 
 
-def change(here: Server, upload: Upload) -> dict[str, Tensor]:
-    """From what was sent to what came back, in the server's coordinates."""
-    params = here.algorithm.expand(here.state, upload).params
-    same = here.algorithm.same_coordinates
-    return {n: t - here.state.params[n] if same and n in here.state.params else t for n, t in params.items()}
+def change(setup: Server, upload: Upload) -> dict[str, Tensor]:
+    """The change from broadcast to upload, in the server's coordinates."""
+    params = setup.algorithm.expand(setup.state, upload).params
+    same = setup.algorithm.same_coordinates
+    return {n: t - setup.state.params[n] if same and n in setup.state.params else t for n, t in params.items()}
 
 
 def norm(tensors: Mapping[str, Tensor]) -> float:
@@ -409,28 +415,34 @@ def norm(tensors: Mapping[str, Tensor]) -> float:
 
 
 @pytest.mark.parametrize(("name", "ranks"), VARIANTS)
-def test_a_norm_above_the_bound_is_turned_away_or_clipped(name: str, ranks: bool) -> None:
-    here = server(name, ranks)
-    upload = here.uploads[1]
-    size = norm(change(here, upload))
+def test_norm_above_bound_is_rejected_or_clipped(name: str, ranks: bool) -> None:
+    setup = server(name, ranks)
+    upload = setup.uploads[1]
+    size = norm(change(setup, upload))
     assert size > 0
-    assert serialization.same(dict(here.gate(max_norm=size * 1.001).check(upload).params), dict(upload.params))
+    assert serialization.same(dict(setup.gate(max_norm=size * 1.001).check(upload).params), dict(upload.params))
     with pytest.raises(Rejected, match=r"norm_exceeded: .*, allowed is"):
-        here.gate(max_norm=size * 0.999).check(upload)
-    clipped = here.gate(max_norm=size / 4, clip=True).check(upload)
-    found = change(here, clipped)
-    assert norm(found) == pytest.approx(size / 4, rel=1e-9)
-    for n, t in change(here, upload).items():
-        torch.testing.assert_close(found[n], t / 4, rtol=1e-9, atol=1e-12)
+        setup.gate(max_norm=size * 0.999).check(upload)
+    clipped = setup.gate(max_norm=size / 4, clip=True).check(upload)
+    clipped_change = change(setup, clipped)
+    assert norm(clipped_change) == pytest.approx(size / 4, rel=1e-9)
+    for n, t in change(setup, upload).items():
+        torch.testing.assert_close(clipped_change[n], t / 4, rtol=1e-9, atol=1e-12)
     assert clipped.weight == upload.weight
 
 
-# Any bytes
+# Arbitrary bytes
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """A change of a whole upload's bytes: where, what is put there, and how many bytes that replaces."""
+    """A change to the bytes of a whole upload.
+
+    place: the position, as a share of the content.
+    put: the bytes put there.
+    taken: the number of bytes that they replace.
+    digest: whether the digest is computed anew.
+    """
 
     place: float
     put: bytes
@@ -448,46 +460,46 @@ mutations = st.builds(Mutation, st.floats(0, 1), st.binary(max_size=12), st.inte
 
 
 def never_crashes(name: str, change: Mutation) -> None:
-    here = server(name)
-    data = change(here.sent[0])
-    gate = here.gate(max_examples=1000, max_norm=1e3)
+    setup = server(name)
+    data = change(setup.sent[0])
+    gate = setup.gate(max_examples=1000, max_norm=1e3)
     try:
-        found = gate.admit(data)
+        admitted = gate.admit(data)
     except Rejected:
         return
-    # What was changed is a number of a tensor, or of the envelope, that could have been honest.
-    assert change.digest or data == here.sent[0]
-    new = here.algorithm.aggregate(here.state, [found, *(gate.admit(d) for d in here.sent[1:])], here.round)
+    # The mutation changed a number of a tensor or of the envelope; the result could be an honest upload.
+    assert change.digest or data == setup.sent[0]
+    new = setup.algorithm.aggregate(setup.state, [admitted, *(gate.admit(d) for d in setup.sent[1:])], setup.round)
     assert all(t.isfinite().all() for t in serialization.tensors(new) if t.is_floating_point())
 
 
 @given(name=st.sampled_from(NAMES), change=mutations)
 @settings(max_examples=2000)
-def test_no_bytes_crash_the_gate(name: str, change: Mutation) -> None:
+def test_gate_survives_mutated_uploads(name: str, change: Mutation) -> None:
     never_crashes(name, change)
 
 
 @pytest.mark.slow
 @given(name=st.sampled_from(NAMES), change=mutations)
 @settings(max_examples=200_000)
-def test_no_bytes_crash_the_gate_however_many(name: str, change: Mutation) -> None:
+def test_gate_survives_many_mutated_uploads(name: str, change: Mutation) -> None:
     never_crashes(name, change)
 
 
 @given(data=st.binary(max_size=300))
 @settings(max_examples=500)
-def test_bytes_from_nowhere_are_no_upload(data: bytes) -> None:
+def test_arbitrary_bytes_are_rejected(data: bytes) -> None:
     for content in (data, framed(data), framed(struct.pack("<Q", max(0, len(data) - 9)) + data)):
         with pytest.raises(Rejected):
             decode_upload(content, 10_000)
 
 
-def test_no_payload_runs_code_or_opens_anything() -> None:
-    """An audit hook hears of every import, file, process and unpickling while all payloads pass the gate."""
-    here = server("fedit")
-    payloads = [make(here) for _, make in CASES.values()]
-    gates = [here.gate() for _ in payloads]
-    for gate, data in zip(gates, payloads, strict=True):  # once, so that nothing is imported for the first time
+def test_payloads_run_no_code_and_open_nothing() -> None:
+    """An audit hook hears every import, file, process and unpickling while all payloads pass the gate."""
+    setup = server("fedit")
+    payloads = [make(setup) for _, make in CASES.values()]
+    gates = [setup.gate() for _ in payloads]
+    for gate, data in zip(gates, payloads, strict=True):  # a first pass, so that the second one imports nothing new
         with pytest.raises(Rejected):
             gate.admit(data)
     heard: list[str] = []
@@ -497,32 +509,32 @@ def test_no_payload_runs_code_or_opens_anything() -> None:
         if listening[0] and event.split(".")[0] in ("exec", "compile", "import", "open", "os", "subprocess", "pickle"):
             heard.append(event)
 
-    sys.addaudithook(hook)  # cannot be taken away again, so it is told when to listen
+    sys.addaudithook(hook)  # cannot be removed again, hence the switch
     for data in payloads:
         with pytest.raises(Rejected):
-            here.gate().admit(data)
+            setup.gate().admit(data)
     listening[0] = False
     assert heard == []
 
 
-# What is expected of an upload
+# The expected upload
 
 
 @pytest.mark.parametrize(("name", "ranks"), VARIANTS)
-def test_a_trial_has_the_names_types_and_bytes_of_an_upload(name: str, ranks: bool) -> None:
-    here = server(name, ranks)
-    for upload in here.uploads:
-        found = trial_upload(here.algorithm, here.state, upload.client, here.round).params
-        assert {n: t.dtype for n, t in found.items()} == {n: t.dtype for n, t in upload.params.items()}
-        if not any(n.endswith(".I") for n in found):
-            assert num_bytes(found) == num_bytes(upload.params)
+def test_trial_upload_has_names_types_and_bytes_of_real_one(name: str, ranks: bool) -> None:
+    setup = server(name, ranks)
+    for upload in setup.uploads:
+        trial = trial_upload(setup.algorithm, setup.state, upload.client, setup.round).params
+        assert {n: t.dtype for n, t in trial.items()} == {n: t.dtype for n, t in upload.params.items()}
+        if not any(n.endswith(".I") for n in trial):
+            assert num_bytes(trial) == num_bytes(upload.params)
 
 
-def test_the_gate_sees_through_a_server_optimizer() -> None:
-    here = server("fedit")
-    wrapped = ServerStep(here.algorithm, OPTIMIZERS["adam"]())
+def test_gate_sees_through_server_optimizer() -> None:
+    setup = server("fedit")
+    wrapped = ServerStep(setup.algorithm, OPTIMIZERS["adam"]())
     problem = LinearProblem.make(3)
-    now = wrapped.init(problem.params, problem.weights, here.round)
-    gate = Gate(wrapped, now, here.round, here.clients, AdmissionConfig(max_norm=1e3), IDENTITY)
-    params: Params = gate.admit(here.sent[0]).params
-    assert serialization.same(dict(params), dict(here.uploads[0].params))
+    state = wrapped.init(problem.params, problem.weights, setup.round)
+    gate = Gate(wrapped, state, setup.round, setup.clients, AdmissionConfig(max_norm=1e3), IDENTITY)
+    params: Params = gate.admit(setup.sent[0]).params
+    assert serialization.same(dict(params), dict(setup.uploads[0].params))

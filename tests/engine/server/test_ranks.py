@@ -1,4 +1,4 @@
-"""Ranks of clients: from the configuration to each client, and rounds of clients whose ranks differ."""
+"""Client ranks: from the configuration to each client, and rounds with clients of different ranks."""
 
 from __future__ import annotations
 
@@ -36,42 +36,42 @@ def message(clients: dict[str, Any], count: int, largest: int = 8) -> str:
     return str(caught.value)
 
 
-def test_without_a_word_on_ranks_there_are_none() -> None:
+def test_ranks_default_to_none() -> None:
     assert ranks({}, 3) is None
 
 
-def test_a_list_is_one_rank_a_client_in_order() -> None:
+def test_rank_list_has_one_rank_per_client_in_order() -> None:
     assert ranks({"ranks": [1, 8, 3]}, 3) == (1, 8, 3)
     assert "clients.ranks: 3 for 4 clients" in message({"ranks": [1, 8, 3]}, 4)
     assert "clients.ranks: rank 8 is above the run's, which is 4" in message({"ranks": [1, 8, 3]}, 3, 4)
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=8), st.integers(1, 200), st.integers(0, 99))
-def test_shares_are_exact_to_less_than_a_client(parts: list[int], count: int, seed: int) -> None:
+def test_rank_shares_are_exact_to_less_than_one_client(parts: list[int], count: int, seed: int) -> None:
     shares = {str(r + 1): part / sum(parts) for r, part in enumerate(parts)}
-    found = ranks({"ranks": shares}, count, seed=seed)
-    assert found is not None
-    assert len(found) == count
-    assert found == ranks({"ranks": dict(reversed(shares.items()))}, count, seed=seed)
-    numbers = Counter(found)
+    assigned = ranks({"ranks": shares}, count, seed=seed)
+    assert assigned is not None
+    assert len(assigned) == count
+    assert assigned == ranks({"ranks": dict(reversed(shares.items()))}, count, seed=seed)
+    counts = Counter(assigned)
     for rank, share in shares.items():
-        assert abs(numbers[int(rank)] - share * count) < 1
+        assert abs(counts[int(rank)] - share * count) < 1
 
 
-def test_shares_are_dealt_by_the_seed() -> None:
-    found = [ranks({"ranks": {"4": 0.5, "8": 0.5}}, 20, seed=s) for s in (0, 0, 1)]
-    assert found[0] == found[1] != found[2]
-    assert found[0] is not None
-    assert list(found[0]) != sorted(found[0])
+def test_rank_shares_are_dealt_by_seed() -> None:
+    assigned = [ranks({"ranks": {"4": 0.5, "8": 0.5}}, 20, seed=s) for s in (0, 0, 1)]
+    assert assigned[0] == assigned[1] != assigned[2]
+    assert assigned[0] is not None
+    assert list(assigned[0]) != sorted(assigned[0])
 
 
-def test_equal_remainders_go_to_the_smaller_ranks() -> None:
+def test_equal_remainders_go_to_smaller_ranks() -> None:
     third = 1 / 3
-    found = ranks({"ranks": {"2": third, "4": third, "8": third}}, 4)
-    assert Counter(found) == {2: 2, 4: 1, 8: 1}
+    assigned = ranks({"ranks": {"2": third, "4": third, "8": third}}, 4)
+    assert Counter(assigned) == {2: 2, 4: 1, 8: 1}
 
 
-def test_a_budget_is_the_largest_rank_that_fits() -> None:
+def test_byte_budget_gives_largest_rank_that_fits() -> None:
     assert ranks({"bytes_budget": 399}, 2) == (3, 3)
     assert ranks({"bytes_budget": [100, 400, 10**9]}, 3) == (1, 4, 8)
     assert "99 bytes do not hold an upload of rank 1, which is 100" in message({"bytes_budget": [400, 99]}, 2)
@@ -82,7 +82,7 @@ def test_a_budget_is_the_largest_rank_that_fits() -> None:
 
 
 def ranked(name: str, policy: str = "shared", run: RunConfig | None = None, **options: Any) -> Composed:
-    """A simulation of clients of these ranks and of different sizes."""
+    """A simulation of clients with the ranks of ``RANKS`` and different sizes."""
     plain = population({c: 6 + i for i, c in enumerate(RANKS)})
     members = {n: replace(m, client=replace(m.client, rank=RANKS[n])) for n, m in plain.members.items()}
     return make(name, policy, people=replace(plain, members=members), run=run, **options)
@@ -90,22 +90,22 @@ def ranked(name: str, policy: str = "shared", run: RunConfig | None = None, **op
 
 @pytest.mark.parametrize("policy", ["shared", "local"])
 @pytest.mark.parametrize("name", RANKED)
-def test_what_a_budget_counts_is_what_is_sent(name: str, policy: str) -> None:
-    # Modules of one shape: which slots LoRA-A2 keeps, and so where, follows the data.
+def test_budgeted_bytes_equal_uploaded_bytes(name: str, policy: str) -> None:
+    # One shape for LoRA-A2: the data decide which slots it keeps, and so in which modules.
     sim = ranked(name, policy, targets=["query"] if name == "lora-a2" else ["query", "intermediate.dense"])
     run(sim)
     sites = sim.network.sites.values()
     for client, rank in RANKS.items():
-        sent = [num_bytes(pick(sim.uploads[t, client].params, ~head)) for t in range(2)]
-        assert upload_bytes(sim.algorithm, sites, 4, rank) == max(sent)
+        uploaded = [num_bytes(pick(sim.uploads[t, client].params, ~head)) for t in range(2)]
+        assert upload_bytes(sim.algorithm, sites, 4, rank) == max(uploaded)
 
 
 @pytest.mark.parametrize("policy", ["shared", "local", "frozen"])
 @pytest.mark.parametrize("name", RANKED)
-def test_uploads_come_in_the_clients_order_whoever_trains_with_whom(
+def test_uploads_keep_client_order_across_cohorts(
     name: str, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ranks lie across one another, so that cohorts do; the sum must not depend on it."""
+    """The ranks interleave, so the cohorts do too; the sum must not depend on them."""
     together = ranked(name, policy, dtype=torch.float64)
     alone = ranked(name, policy, config(simulation={"cohort": 1}), dtype=torch.float64)
     assert [tuple(c.id for c in cohort) for cohort in together.cohorts.plan(together.population.clients)] == [
@@ -134,13 +134,13 @@ def test_uploads_come_in_the_clients_order_whoever_trains_with_whom(
 
 
 @pytest.mark.parametrize("name", RANKED)
-def test_clients_of_different_ranks_are_scored_and_repeat(name: str) -> None:
+def test_different_ranks_are_scored_and_repeatable(name: str) -> None:
     one, two = ranked(name), ranked(name)
     for sim in (one, two):
         run(sim)
     assert serialization.same(one.state, two.state)
-    each = one.score_clients(2)["clients"]["per_client"]
-    assert set(each) == set(RANKS)
+    client_scores = one.score_clients(2)["clients"]["per_client"]
+    assert set(client_scores) == set(RANKS)
     assert one.score_newcomer(2)["global"]["examples"] == 6
     seen, _ = one.newcomer(2)
     first = next(iter(one.network.sites))

@@ -20,7 +20,7 @@ from rondo.params import Params
 
 
 def network_of(module: Any, endings: Sequence[str], dropout: float = 0.0) -> tuple[AdaptedNetwork, Params]:
-    """A network, and what two clients see of it."""
+    """A network, and the factors and heads of two clients."""
     module = module.double()
     network = AdaptedNetwork(module, tiny.sites(module, endings, dropout=dropout), tiny.head_names(module))
     seen = tiny.factors(tuple(network.sites.values()), 1, clients=2)
@@ -33,7 +33,7 @@ def one(seen: Params) -> Params:
 
 
 def passed(network: AdaptedNetwork, seen: Params, **options: Any) -> tuple[Tensor, dict[str, Tensor]]:
-    """Logits for two clients of two rows each, and the gradients of a sum of their squares."""
+    """Logits of two clients with two rows each, and the gradients of the sum of their squares."""
     leaves = {n: t.clone().requires_grad_() for n, t in seen.items()}
     logits = network(leaves, {}, tiny.text_batch(), **options)
     logits.square().sum().backward()
@@ -42,14 +42,14 @@ def passed(network: AdaptedNetwork, seen: Params, **options: Any) -> tuple[Tenso
 
 CUT: dict[str, Callable[[], Any]] = {"bert": tiny.bert, "roberta": tiny.roberta}
 EVERYWHERE = ("query", "value", "attention.output.dense", "intermediate.dense")
-"""But for the key, so that there need be none."""
+"""All but the key, so that no keys need be computed."""
 KEYS = ("query", "key", "value")
 
 
 @pytest.mark.parametrize("rows", [None, Rows((3, 1))], ids=["even", "uneven"])
 @pytest.mark.parametrize("endings", [EVERYWHERE, KEYS], ids=["everywhere", "keys"])
 @pytest.mark.parametrize("kind", CUT)
-def test_logits_and_gradients_are_the_same(kind: str, endings: Sequence[str], rows: Rows | None) -> None:
+def test_cut_layer_gives_the_same_logits_and_gradients(kind: str, endings: Sequence[str], rows: Rows | None) -> None:
     network, seen = network_of(CUT[kind](), endings)
     logits, gradients = passed(network, seen, rows=rows)
     first_token_only(network, one(seen), tiny.text_batch())
@@ -62,16 +62,16 @@ def test_logits_and_gradients_are_the_same(kind: str, endings: Sequence[str], ro
 
 @pytest.mark.parametrize("endings", [("query", "value"), KEYS], ids=["query and value", "keys"])
 @pytest.mark.parametrize("kind", CUT)
-def test_only_the_first_token_passes_the_rest_of_the_last_layer(kind: str, endings: Sequence[str]) -> None:
+def test_only_first_token_passes_the_rest_of_last_layer(kind: str, endings: Sequence[str]) -> None:
     network, seen = network_of(CUT[kind](), endings)
     first_token_only(network, one(seen), tiny.text_batch())
     tokens: dict[str, list[int]] = {}
     layers = next(m for m in network.module.modules() if isinstance(m, nn.ModuleList))
     for layer in layers:
         for path in ("attention.self.query", "attention.self.key", "attention.self.value", "intermediate"):
-            seen_here = tokens.setdefault(path, [])
+            lengths = tokens.setdefault(path, [])
             layer.get_submodule(path).register_forward_hook(
-                lambda _, args, __, here=seen_here: here.append(args[0].shape[1])
+                lambda _, args, __, lengths=lengths: lengths.append(args[0].shape[1])
             )
     passed(network, seen)
     assert tokens["attention.self.key"] == tokens["attention.self.value"] == [9, 9]
@@ -80,9 +80,9 @@ def test_only_the_first_token_passes_the_rest_of_the_last_layer(kind: str, endin
 
 @pytest.mark.parametrize("endings", [EVERYWHERE, KEYS], ids=["everywhere", "keys"])
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", "rondo_written_out"])
-def test_any_attention_may_be_cut(implementation: str, endings: Sequence[str]) -> None:
+def test_every_attention_implementation_can_be_cut(implementation: str, endings: Sequence[str]) -> None:
     module = tiny.bert()
-    attention.use(module, "written out")  # known from now on
+    attention.use(module, "written out")  # registers the written-out attention
     module.set_attn_implementation(implementation)
     network, seen = network_of(module, endings)
     logits, _ = passed(network, seen)
@@ -90,17 +90,17 @@ def test_any_attention_may_be_cut(implementation: str, endings: Sequence[str]) -
     torch.testing.assert_close(passed(network, seen)[0], logits, rtol=0, atol=1e-12)
 
 
-def test_an_attention_of_another_make_is_cut_after_its_output() -> None:
+def test_unknown_attention_is_cut_after_its_output() -> None:
     network, seen = network_of(tiny.bert(), EVERYWHERE)
     logits, _ = passed(network, seen)
     for layer in next(m for m in network.module.modules() if isinstance(m, nn.ModuleList)):
         del layer.attention.self.attention_head_size
-        layer.attention.self.attention_head_size = torch.tensor(16)  # not what the cut knows
+        layer.attention.self.attention_head_size = torch.tensor(16)  # a type that the cut does not know
     first_token_only(network, one(seen), tiny.text_batch())
     torch.testing.assert_close(passed(network, seen)[0], logits, rtol=0, atol=1e-12)
 
 
-def test_one_token_is_dropped_out_as_one_token() -> None:
+def test_dropout_of_a_cut_layer_follows_its_generators() -> None:
     network, seen = network_of(tiny.bert(), EVERYWHERE, dropout=0.5)
     first_token_only(network, one(seen), tiny.text_batch())
     draws = [[torch.Generator().manual_seed(k) for k in (3, 4)] for _ in range(2)]
@@ -124,7 +124,7 @@ class Mean(nn.Module):
 
 
 class Twice(Mean):
-    """A classifier of the first state that also reads another of the last layer's."""
+    """A classifier of the first state that also reads another state of the last layer."""
 
     def forward(self, **inputs: Any) -> SimpleNamespace:
         states = self.bert(**inputs).last_hidden_state
@@ -132,7 +132,7 @@ class Twice(Mean):
 
 
 def test_rows_of_one_token_prove_nothing() -> None:
-    """Of one token the first is the last, so a classifier of the last would pass, and be wrong on longer rows."""
+    """Their first token is also the last, so a classifier of the last would pass and be wrong on longer rows."""
     config = transformers.GPTNeoXConfig(
         vocab_size=tiny.VOCABULARY,
         hidden_size=32,
@@ -156,7 +156,7 @@ def test_rows_of_one_token_prove_nothing() -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "distilbert": (tiny.distilbert, "q_lin"),  # its residual is added outside of what is called attention
+    "distilbert": (tiny.distilbert, "q_lin"),  # its residual is added outside the attention module
     "gpt2": (tiny.gpt2, "c_attn"),
     "llama-lm": (tiny.llama_lm, "q_proj"),
     "convolutions": (tiny.convolutions, "second"),
@@ -166,7 +166,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_model_that_reads_more_is_refused_and_left_as_it_was(kind: str) -> None:
+def test_model_reading_more_tokens_is_refused_unchanged(kind: str) -> None:
     make, ending = REFUSED[kind]
     network, seen = network_of(make(), (ending,))
     inputs = tiny.image_batch() if kind == "convolutions" else tiny.text_batch()

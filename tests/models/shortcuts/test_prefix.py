@@ -1,4 +1,4 @@
-"""Hidden states kept from below the lowest adapted layer: nothing but time is saved, and where it cannot be done."""
+"""Hidden states kept from below the lowest adapted layer: they save time and change nothing, or are refused."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def task_of(module: Any) -> Task:
 def examples(client: str, count: int, *, segments: bool, language: bool) -> tuple[TextExample, ...]:
     """Rows of 3 to 14 tokens."""
     g = Round(0, 1, 0, 0).generator(client)
-    found = []
+    rows = []
     for _ in range(count):
         size = int(torch.randint(3, 15, (1,), generator=g))
         ids = tuple(torch.randint(4, tiny.VOCABULARY, (size,), generator=g).tolist())
-        found.append(TextExample(ids, ids if language else ids[0] % 3, (0,) * size if segments else None))
-    return tuple(found)
+        rows.append(TextExample(ids, ids if language else ids[0] % 3, (0,) * size if segments else None))
+    return tuple(rows)
 
 
 def population(module: Any) -> Population:
@@ -81,8 +81,8 @@ def layer_list(module: Any) -> tuple[str, nn.ModuleList]:
 
 def upper_sites(module: Any, endings: Sequence[str], start: int, dropout: float = 0.0) -> Any:
     path, _ = layer_list(module)
-    found = tiny.sites(module, endings, dropout=dropout)
-    return tuple(s for s in found if int(s.path.removeprefix(path + ".").split(".")[0]) >= start)
+    chosen = tiny.sites(module, endings, dropout=dropout)
+    return tuple(s for s in chosen if int(s.path.removeprefix(path + ".").split(".")[0]) >= start)
 
 
 def simulation(kind: str, start: int, *, dropout: float = 0.0, cohort: Any = "auto") -> Composed:
@@ -97,7 +97,7 @@ def simulation(kind: str, start: int, *, dropout: float = 0.0, cohort: Any = "au
 
 
 def counted(sim: Composed, start: int) -> Counter[int]:
-    """The number of rows that each layer below ``start`` computes; to be called before a prefix is made."""
+    """The number of rows that each layer below ``start`` computes; call it before a prefix is made."""
     rows: Counter[int] = Counter()
     for number, layer in enumerate(list(layer_list(sim.network.module)[1])[:start]):
         original = layer.forward
@@ -125,7 +125,7 @@ def assert_same(found: Params, expected: Params, allowed: float = 1e-12) -> None
 
 @pytest.mark.parametrize("start", [1, 2])
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_run_with_a_prefix_equals_one_without(kind: str, start: int) -> None:
+def test_run_with_prefix_equals_run_without(kind: str, start: int) -> None:
     plain, short = simulation(kind, start), simulation(kind, start)
     prefix = with_prefix(short)
     assert prefix.layers == start
@@ -137,7 +137,7 @@ def test_a_run_with_a_prefix_equals_one_without(kind: str, start: int) -> None:
 
 
 @pytest.mark.parametrize("cohort", [1, 2])
-def test_each_clients_upload_is_the_same(cohort: int) -> None:
+def test_prefix_keeps_every_clients_upload(cohort: int) -> None:
     plain, short = (simulation("bert", 1, dropout=0.3, cohort=cohort) for _ in range(2))
     with_prefix(short)
     clients = tuple(plain.population.clients)
@@ -152,7 +152,7 @@ def test_each_clients_upload_is_the_same(cohort: int) -> None:
 
 
 @pytest.mark.parametrize(("memory", "disk"), [(0, 0), (0, LOTS), (LOTS, 0), (1400 * 8, 0), (1400 * 8, 1400 * 8)])
-def test_budgets_change_no_bit(memory: int, disk: int) -> None:
+def test_prefix_budgets_change_no_bit(memory: int, disk: int) -> None:
     reference, sim = simulation("bert", 2), simulation("bert", 2)
     with_prefix(reference)
     prefix = with_prefix(sim, memory, disk)
@@ -174,7 +174,7 @@ def test_budgets_change_no_bit(memory: int, disk: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "llama-lm"])
-def test_lower_layers_are_computed_once_an_example(kind: str) -> None:
+def test_lower_layers_are_computed_once_per_example(kind: str) -> None:
     sim = simulation(kind, 2)
     rows = counted(sim, 2)
     with_prefix(sim)
@@ -191,7 +191,7 @@ def test_lower_layers_are_computed_once_an_example(kind: str) -> None:
     assert rows == {0: 2 * sum(SIZES.values()), 1: 2 * sum(SIZES.values())}
 
 
-def test_without_a_budget_they_are_computed_once_a_round() -> None:
+def test_lower_layers_without_budget_run_once_per_round() -> None:
     sim = simulation("bert", 2)
     rows = counted(sim, 2)
     with_prefix(sim, 0, 0)
@@ -208,8 +208,8 @@ def test_scores_use_the_whole_model() -> None:
     rows = plain.population.members["bob"].train
     for sim in (plain, short):
         sim.run_round(0)
-    found = [sim.scores(*sim.newcomer(1), rows) for sim in (plain, short)]
-    assert found[0] == pytest.approx(found[1], abs=1e-6)
+    scores = [sim.scores(*sim.newcomer(1), rows) for sim in (plain, short)]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-6)
 
 
 # Refusals
@@ -222,12 +222,12 @@ def refusal(module: Any, sites: Any, task: Any = None) -> str:
     return str(caught.value)
 
 
-def test_an_adapted_lowest_layer_leaves_no_prefix() -> None:
+def test_adapted_lowest_layer_leaves_no_prefix() -> None:
     module = deeper(tiny.bert)
     assert "lowest layer is adapted" in refusal(module, tiny.sites(module, ("query",)))
 
 
-def test_adapters_outside_a_list_of_layers_leave_no_prefix() -> None:
+def test_adapters_outside_a_layer_list_leave_no_prefix() -> None:
     module = deeper(tiny.bert)
     sites = (*upper_sites(module, ("query",), 2), *tiny.sites(module, ("pooler.dense",)))
     assert "bert.pooler.dense is not in a list of layers" in refusal(module, sites)
@@ -235,7 +235,7 @@ def test_adapters_outside_a_list_of_layers_leave_no_prefix() -> None:
     assert "not in a list" in refusal(images, tiny.sites(images, ("first",)), object())
 
 
-def test_a_lower_layer_in_training_mode_leaves_no_prefix() -> None:
+def test_lower_layer_in_training_mode_leaves_no_prefix() -> None:
     module = deeper(tiny.bert)
     network = AdaptedNetwork(module, upper_sites(module, ("query",), 2), ())
     module.bert.encoder.layer[0].attention.train()
@@ -249,12 +249,12 @@ class Layer(nn.Module):
         self.dense = nn.Linear(width, width)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        found: Tensor = hidden_states + torch.tanh(self.dense(hidden_states))
-        return found
+        output: Tensor = hidden_states + torch.tanh(self.dense(hidden_states))
+        return output
 
 
 class Stack(nn.Module):
-    """Layers of which the output of each, or of the last alone, is read."""
+    """Layers whose outputs are all read, or only the last one's."""
 
     def __init__(self, reads: str) -> None:
         super().__init__()
@@ -265,12 +265,12 @@ class Stack(nn.Module):
         self.out = nn.Linear(8, 3)
 
     def forward(self, input_ids: Tensor, **_: Any) -> SimpleNamespace:
-        x, all_of_them = self.embed(input_ids), []
+        x, outputs = self.embed(input_ids), []
         for layer in self.layers:
             x = layer(x)
-            all_of_them.append(x)
+            outputs.append(x)
         if self.reads == "all":
-            x = x + sum(all_of_them)
+            x = x + sum(outputs)
         for layer in self.others:
             x = layer(x)
         return SimpleNamespace(logits=self.out(x.mean(1)))
@@ -289,19 +289,19 @@ def stack(reads: str, endings: Sequence[str]) -> Prefix:
     before = network(params, {}, inputs)
     try:
         prefix.check(tiny.factors(sites, 1), inputs)
-    finally:  # whatever came of it, the model is whole outside
+    finally:  # accepted or refused, the model is whole outside
         assert network(params, {}, inputs).equal(before)
     return prefix
 
 
-def test_a_model_that_reads_its_lower_layers_elsewhere_is_caught() -> None:
+def test_model_reading_lower_layers_elsewhere_is_refused() -> None:
     assert stack("last", ("layers.2.dense",)).layers == 2
     with pytest.raises(PrefixRefused, match="in other ways"):
         stack("all", ("layers.2.dense",))
 
 
-def test_a_second_list_of_layers_after_the_first() -> None:
-    """With adapters in the second list alone, the first list is not the prefix's business."""
+def test_prefix_with_a_second_list_of_layers() -> None:
+    """With adapters in the second list alone, the prefix ignores the first list."""
     assert stack("all", ("others.1.dense",)).layers == 1
     with pytest.raises(PrefixRefused, match="several lists"):
         stack("last", ("layers.1.dense", "others.1.dense"))

@@ -40,7 +40,7 @@ def task_of() -> CausalLM:
 
 
 def network_of(kind: str, dtype: torch.dtype = torch.float64) -> tuple[AdaptedNetwork, Params]:
-    """A network, and what two clients see of it."""
+    """A network, and the factors of two clients."""
     make, endings = MODELS[kind]
     module = make().to(dtype)
     network = AdaptedNetwork(module, tiny.sites(module, endings), ())
@@ -55,7 +55,7 @@ def split(network: AdaptedNetwork, task: CausalLM, seen: Params) -> None:
 
 
 def step(network: AdaptedNetwork, task: CausalLM, seen: Params) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Sums and numbers of the losses of all rows, and the gradients of what two clients minimise."""
+    """Sums and counts of the losses of all rows, and the gradients of the two clients' losses."""
     inputs, targets = task.collate(EXAMPLES)
     leaves = {n: t.clone().requires_grad_() for n, t in seen.items()}
     sums, counts = task.loss(network(leaves, {}, inputs), targets)
@@ -66,7 +66,7 @@ def step(network: AdaptedNetwork, task: CausalLM, seen: Params) -> tuple[Tensor,
 
 @pytest.mark.parametrize("tokens", [1, 3, 1000], ids="{} at a time".format)
 @pytest.mark.parametrize("kind", MODELS)
-def test_losses_and_gradients_are_those_of_whole_logits(
+def test_losses_and_gradients_equal_those_of_whole_logits(
     monkeypatch: pytest.MonkeyPatch, kind: str, tokens: int
 ) -> None:
     network, seen = network_of(kind)
@@ -84,7 +84,7 @@ def test_losses_and_gradients_are_those_of_whole_logits(
         torch.testing.assert_close(gradient, gradients[name], rtol=1e-10, atol=1e-13)
 
 
-def test_only_tokens_with_a_target_have_logits_and_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_target_tokens_have_logits_and_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     network, seen = network_of("llama")
     task = task_of()
     asked: list[int] = []
@@ -99,7 +99,7 @@ def test_only_tokens_with_a_target_have_logits_and_few_at_a_time(monkeypatch: py
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_scores_are_those_of_whole_logits(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_scores_equal_those_of_whole_logits(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     network, seen = network_of(kind)
     task = task_of()
     first = {n: t[:1] for n, t in seen.items()}
@@ -118,12 +118,12 @@ def test_scores_are_those_of_whole_logits(monkeypatch: pytest.MonkeyPatch, kind:
     assert whole["tokens"] == 9
 
 
-def test_no_logits_are_kept_for_the_backward_pass() -> None:
+def test_backward_pass_keeps_no_logits() -> None:
     network, seen = network_of("llama", torch.float32)
     task = task_of()
 
     def kept() -> list[tuple[int, ...]]:
-        """Shapes of what a step keeps that has a number for every word."""
+        """Shapes of the tensors with a number for every word that a step keeps."""
         shapes: list[tuple[int, ...]] = []
         frozen = {p.data_ptr() for p in network.module.parameters()}
 
@@ -144,7 +144,7 @@ def test_no_logits_are_kept_for_the_backward_pass() -> None:
     assert activation_bytes(network, task, one, EXAMPLES) < before
 
 
-def test_what_is_not_finite_stays_in_its_row() -> None:
+def test_nonfinite_values_stay_in_their_rows() -> None:
     network, seen = network_of("llama")
     task = task_of()
     split(network, task, seen)
@@ -181,15 +181,15 @@ class Softened(nn.Module):
         self.model = tiny.llama_lm()
 
     def get_output_embeddings(self) -> nn.Module:
-        found: nn.Module = self.model.get_output_embeddings()
-        return found
+        layer: nn.Module = self.model.get_output_embeddings()
+        return layer
 
     def forward(self, **inputs: Any) -> SimpleNamespace:
         return SimpleNamespace(logits=30 * torch.tanh(self.model(**inputs).logits / 30))
 
 
 class Forbidding(Softened):
-    """A model that forbids words in place, as Chameleon does with those that stand for pictures."""
+    """A model that forbids words in place, as Chameleon does with the words for pictures."""
 
     def forward(self, **inputs: Any) -> SimpleNamespace:
         logits = self.model(**inputs).logits
@@ -214,8 +214,8 @@ def gemma() -> Any:
 
 
 class Padded(Softened):
-    """A model with more words in its output layer than in its vocabulary, as Inkling has; here there are none too many,
-    so the logits are as they were, but states, which are narrower or wider, would not be."""
+    """A model with more words in its output layer than in its vocabulary, as Inkling has. Here it has no surplus, so
+    logits pass unchanged, but hidden states, which are narrower or wider, would not."""
 
     def forward(self, **inputs: Any) -> SimpleNamespace:
         logits = self.model(**inputs).logits
@@ -241,7 +241,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], Sequence[str], str]] = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_model_that_needs_its_logits_keeps_them(kind: str) -> None:
+def test_model_that_needs_its_logits_keeps_them(kind: str) -> None:
     make, endings, reason = REFUSED[kind]
     module = make()
     network = AdaptedNetwork(module, tiny.sites(module, endings), ())
@@ -250,8 +250,8 @@ def test_a_model_that_needs_its_logits_keeps_them(kind: str) -> None:
 
     def logits() -> Tensor:
         with torch.no_grad():
-            found: Tensor = network(seen, {}, inputs)
-        return found
+            output: Tensor = network(seen, {}, inputs)
+        return output
 
     before = logits()
     hooks = [len(m._forward_hooks) for m in module.modules()]
@@ -261,14 +261,14 @@ def test_a_model_that_needs_its_logits_keeps_them(kind: str) -> None:
     assert [len(m._forward_hooks) for m in module.modules()] == hooks
 
 
-def test_an_output_layer_is_taken_out_once() -> None:
+def test_output_layer_is_taken_out_only_once() -> None:
     network, seen = network_of("llama")
     split(network, task_of(), seen)
     with pytest.raises(LogitsNeeded, match="taken out before"):
         split(network, task_of(), seen)
 
 
-def test_nothing_is_left_behind_by_a_model_that_fails() -> None:
+def test_failing_model_leaves_nothing_behind() -> None:
     network, seen = network_of("llama")
     layer = network.module.get_output_embeddings()  # type: ignore[operator]
     layer.forward, forward = lambda _: 1 / 0, layer.forward

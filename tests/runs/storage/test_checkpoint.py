@@ -1,4 +1,4 @@
-"""What a run goes on from: whole, or not at all; and damage is noticed."""
+"""Checkpoints: restored whole or not at all, and every damage is noticed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rondo.runs.storage.durable import Damaged, Journal, Position
 from tiny_federation import HEADS, NAMES, make
 
 START = Position(0, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855")
-"""Of an empty journal."""
+"""The position of an empty journal."""
 
 
 def point(rounds: int, kept: Kept, tree: Any = None, ledger: Ledger | None = None, journal: Any = START) -> Checkpoint:
@@ -35,7 +35,8 @@ def values(value: float) -> Params:
 
 @pytest.mark.parametrize("policy", HEADS)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_checkpoint_gives_back_all_there_is_and_the_run_goes_on(name: str, policy: str, tmp_path: Path) -> None:
+def test_checkpoint_restores_the_whole_run(name: str, policy: str, tmp_path: Path) -> None:
+    """The next round of the restored run is the same to the last bit."""
     fields = {"offset": True} if name.startswith("florg") else {}
     sim = make(name, policy, **fields)
     sim.locals = Kept(tmp_path)
@@ -43,20 +44,20 @@ def test_a_checkpoint_gives_back_all_there_is_and_the_run_goes_on(name: str, pol
     written = point(1, sim.locals, sim.state, sim.ledger)
     checkpoint.save(tmp_path, written)
     again = make(name, policy, **fields)
-    found, passed_over = checkpoint.load(tmp_path, again.state)
-    assert (found.rounds, found.journal, found.scores, passed_over) == (1, START, {"before": {}}, [])
-    assert serialization.same(found.state, sim.state)
-    assert serialization.same(dict(found.locals), dict(sim.locals))
-    assert found.ledger.held == sim.ledger.held
-    again.state, again.locals, again.ledger = found.state, found.locals, found.ledger
-    records = [{**each.run_round(1), "train_seconds": 0} for each in (sim, again)]
+    restored, passed_over = checkpoint.load(tmp_path, again.state)
+    assert (restored.rounds, restored.journal, restored.scores, passed_over) == (1, START, {"before": {}}, [])
+    assert serialization.same(restored.state, sim.state)
+    assert serialization.same(dict(restored.locals), dict(sim.locals))
+    assert restored.ledger.held == sim.ledger.held
+    again.state, again.locals, again.ledger = restored.state, restored.locals, restored.ledger
+    records = [{**federation.run_round(1), "train_seconds": 0} for federation in (sim, again)]
     assert records[0] == records[1]
     assert serialization.same(again.state, sim.state)
     assert serialization.same(dict(again.locals), dict(sim.locals))
     assert again.ledger.to_json() == sim.ledger.to_json()
 
 
-# What clients keep
+# Clients' local tensors
 
 IDS = (
     "plain",
@@ -84,44 +85,44 @@ IDS = (
     [
         IDS,
         ("", "other"),
-        # Three bytes a character, three letters a byte: a file name is soon full.
+        # Three bytes per character and three letters per byte soon fill a file name.
         ("病院" * 20, "病院" * 20 + "二", "x" * 300),
     ],
 )
-def test_client_ids_of_any_kind_are_kept_apart(ids: Sequence[str], tmp_path: Path) -> None:
+def test_client_ids_of_any_kind_get_separate_files(ids: Sequence[str], tmp_path: Path) -> None:
     kept = Kept(tmp_path / "point")
     kept.update({name: {"x.B": torch.full((2,), float(i))} for i, name in enumerate(ids)})
     checkpoint.save(tmp_path / "point", point(3, kept))
-    found, _ = checkpoint.load(tmp_path / "point", {})
-    assert set(found.locals) == set(ids)
-    assert len(found.locals) == len(ids)
-    assert [float(found.locals[n]["x.B"][0]) for n in ids] == list(range(len(ids)))
+    restored, _ = checkpoint.load(tmp_path / "point", {})
+    assert set(restored.locals) == set(ids)
+    assert len(restored.locals) == len(ids)
+    assert [float(restored.locals[n]["x.B"][0]) for n in ids] == list(range(len(ids)))
     assert [p.name for p in tmp_path.iterdir()] == ["point"]
     assert len(list((tmp_path / "point" / "clients").iterdir())) == len(ids)
 
 
-def test_what_a_client_keeps_leaves_memory_once_it_is_saved(tmp_path: Path) -> None:
-    here = Kept(tmp_path)
-    here.update({"ann": values(1.0), "bob": values(2.0)})
-    assert "cid" not in here
-    assert here.get("cid") is None
-    checkpoint.save(tmp_path, point(1, here))
+def test_saved_local_tensors_leave_memory(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    kept.update({"ann": values(1.0), "bob": values(2.0)})
+    assert "cid" not in kept
+    assert kept.get("cid") is None
+    checkpoint.save(tmp_path, point(1, kept))
     assert serialization.same(dict(Kept(tmp_path)), {"ann": values(1.0), "bob": values(2.0)})
-    here["ann"] = values(3.0)
-    assert serialization.same(here["ann"], values(3.0))
+    kept["ann"] = values(3.0)
+    assert serialization.same(kept["ann"], values(3.0))
     assert serialization.same(Kept(tmp_path)["ann"], values(1.0))
-    assert len(here) == 2
-    checkpoint.save(tmp_path, point(2, here))
-    for each in (here, Kept(tmp_path), checkpoint.load(tmp_path, {})[0].locals):
-        assert serialization.same(dict(each), {"ann": values(3.0), "bob": values(2.0)})
-    # Nothing is left in memory: what is asked for now comes from the files.
+    assert len(kept) == 2
+    checkpoint.save(tmp_path, point(2, kept))
+    for view in (kept, Kept(tmp_path), checkpoint.load(tmp_path, {})[0].locals):
+        assert serialization.same(dict(view), {"ann": values(3.0), "bob": values(2.0)})
+    # Nothing is left in memory: every access now reads a file.
     for file in (tmp_path / "clients").iterdir():
         file.unlink()
     with pytest.raises(Damaged, match="is missing"):
-        here["ann"]
+        kept["ann"]
 
 
-def test_nothing_a_client_keeps_is_deleted(tmp_path: Path) -> None:
+def test_local_tensors_cannot_be_deleted(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="never deleted"):
         del Kept(tmp_path)["ann"]
 
@@ -130,7 +131,7 @@ def test_nothing_a_client_keeps_is_deleted(tmp_path: Path) -> None:
 
 
 def commit(folder: Path, rounds: int, changes: Mapping[int, Iterable[str]]) -> Kept:
-    """Checkpoints 0 to ``rounds``; clients keep the number of the round in which they last took part."""
+    """Save checkpoints 0 to ``rounds``; each client keeps the number of its last round."""
     kept = Kept(folder)
     for done in range(rounds + 1):
         for client in changes.get(done, ()):
@@ -142,7 +143,7 @@ def commit(folder: Path, rounds: int, changes: Mapping[int, Iterable[str]]) -> K
 CHANGES = {1: ("ann", "bob"), 2: ("ann",), 3: ("ann", "cid"), 4: ("ann", "dee")}
 
 
-def test_two_generations_are_kept_and_nothing_else(tmp_path: Path) -> None:
+def test_only_two_generations_are_kept(tmp_path: Path) -> None:
     for rounds in range(6):
         folder = tmp_path / str(rounds)
         commit(folder, rounds, CHANGES)
@@ -151,7 +152,7 @@ def test_two_generations_are_kept_and_nothing_else(tmp_path: Path) -> None:
         assert {p.name for p in folder.iterdir()} == generations | ({"clients"} if rounds else set())
         for place in generations:
             assert sorted(os.listdir(folder / place)) == ["ledger.json", "manifest.json", "state.safetensors"]
-        found = sorted(p.name.split(".")[:2] for p in clients.iterdir()) if rounds else []
+        files = sorted(p.name.split(".")[:2] for p in clients.iterdir()) if rounds else []
         expected = {
             0: [],
             1: [["ann", "1"], ["bob", "1"]],
@@ -160,7 +161,7 @@ def test_two_generations_are_kept_and_nothing_else(tmp_path: Path) -> None:
             4: [["ann", "3"], ["ann", "4"], ["bob", "1"], ["cid", "3"], ["dee", "4"]],
             5: [["ann", "4"], ["bob", "1"], ["cid", "3"], ["dee", "4"]],
         }
-        assert found == expected[rounds]
+        assert files == expected[rounds]
 
 
 def last(kept: Mapping[str, Params]) -> dict[str, float]:
@@ -171,35 +172,36 @@ NOW = {"ann": 4.0, "bob": 1.0, "cid": 3.0, "dee": 4.0}
 BEFORE = {"ann": 3.0, "bob": 1.0, "cid": 3.0}
 
 
-def test_the_generation_before_is_used_where_the_newest_is_damaged_and_what_is_left_is_cleaned(tmp_path: Path) -> None:
+def test_previous_generation_replaces_a_damaged_one(tmp_path: Path) -> None:
+    """Cleaning then removes the damaged generation and the leftovers of an interrupted write."""
     commit(tmp_path, 4, CHANGES)
     (tmp_path / "round-000004" / "state.safetensors").write_bytes(b"")
-    found, (reason,) = checkpoint.load(tmp_path, {}, Journal(tmp_path / "none"))
+    restored, (reason,) = checkpoint.load(tmp_path, {}, Journal(tmp_path / "none"))
     assert reason == "round-000004: state.safetensors is not as it was written (length or SHA-256)"
-    assert (found.rounds, found.state, last(found.locals)) == (3, {"done": 3}, BEFORE)
-    # A process that stopped while it wrote leaves such things.
+    assert (restored.rounds, restored.state, last(restored.locals)) == (3, {"done": 3}, BEFORE)
+    # Leftovers of a process that stopped while writing.
     (tmp_path / "round-000003" / "state.safetensors.tmp").write_bytes(b"half")
     (tmp_path / "clients" / "ann.4.safetensors.tmp").write_bytes(b"half")
     (tmp_path / "round-000005").mkdir()
     (tmp_path / "round-000005" / "ledger.json").write_bytes(b"{}")
-    checkpoint.clean(tmp_path, found)
+    checkpoint.clean(tmp_path, restored)
     names = {str(p.relative_to(tmp_path)).split(".")[0] for p in tmp_path.rglob("*")}
     files = {f"round-000003/{n}" for n in ("state", "ledger", "manifest")}
     assert names == {"clients", "clients/ann", "clients/bob", "clients/cid", "round-000003"} | files
-    found.locals["ann"] = values(9.0)
-    checkpoint.save(tmp_path, point(4, found.locals, {"done": 4}))
+    restored.locals["ann"] = values(9.0)
+    checkpoint.save(tmp_path, point(4, restored.locals, {"done": 4}))
     again, passed_over = checkpoint.load(tmp_path, {}, Journal(tmp_path / "none"))
     assert (again.rounds, last(again.locals), passed_over) == (4, {**BEFORE, "ann": 9.0}, [])
 
 
-def test_an_unfinished_generation_does_not_count(tmp_path: Path) -> None:
+def test_unfinished_generation_is_ignored(tmp_path: Path) -> None:
     commit(tmp_path, 4, CHANGES)
     (tmp_path / "round-000004" / "manifest.json").unlink()
-    found, passed_over = checkpoint.load(tmp_path, {}, Journal(tmp_path / "none"))
-    assert (found.rounds, last(found.locals), passed_over) == (3, BEFORE, [])
+    restored, passed_over = checkpoint.load(tmp_path, {}, Journal(tmp_path / "none"))
+    assert (restored.rounds, last(restored.locals), passed_over) == (3, BEFORE, [])
 
 
-def test_where_there_is_none_or_none_is_whole_it_says_so(tmp_path: Path) -> None:
+def test_missing_or_damaged_generations_raise(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         checkpoint.load(tmp_path, {})
     commit(tmp_path, 4, CHANGES)
@@ -209,7 +211,7 @@ def test_where_there_is_none_or_none_is_whole_it_says_so(tmp_path: Path) -> None
         checkpoint.load(tmp_path, {})
 
 
-def test_a_format_of_a_later_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "FORMAT", 2)
         checkpoint.save(tmp_path, point(0, Kept(tmp_path)))
@@ -217,8 +219,8 @@ def test_a_format_of_a_later_version_is_refused(tmp_path: Path, monkeypatch: pyt
         checkpoint.load(tmp_path, {})
 
 
-def test_damage_of_any_kind_is_noticed_and_the_generation_before_is_used(tmp_path: Path) -> None:
-    """200 files cut off and 500 bits turned over, among all files that only the newest generation has."""
+def test_any_damage_falls_back_one_generation(tmp_path: Path) -> None:
+    """200 truncations and 500 flipped bits, over all files that only the newest generation has."""
     folder, journal = tmp_path / "checkpoint", Journal(tmp_path / "metrics.jsonl")
     kept = Kept(folder)
     ledger = Ledger({"ann": {"x.A": "0123456789abcdef"}, "bob": {"x.A": "fedcba9876543210"}})
@@ -237,19 +239,20 @@ def test_damage_of_any_kind_is_noticed_and_the_generation_before_is_used(tmp_pat
         if case < 200:
             path.write_bytes(whole[: draw.randrange(len(whole))])
         else:
-            place = draw.randrange(len(whole) * 8)
+            bit = draw.randrange(len(whole) * 8)
             damaged = bytearray(whole)
-            damaged[place // 8] ^= 1 << place % 8
+            damaged[bit // 8] ^= 1 << bit % 8
             path.write_bytes(damaged)
-        found, reasons = checkpoint.load(folder, {}, Journal(tmp_path / "metrics.jsonl"))
-        assert (found.rounds, found.state["done"], last({"ann": found.locals["ann"]})) == (1, 1, {"ann": 1.0})
+        restored, reasons = checkpoint.load(folder, {}, Journal(tmp_path / "metrics.jsonl"))
+        assert (restored.rounds, restored.state["done"], last({"ann": restored.locals["ann"]})) == (1, 1, {"ann": 1.0})
         assert len(reasons) == 1
         assert reasons[0].startswith("round-000002: ")
         path.write_bytes(whole)
     assert checkpoint.load(folder, {}, Journal(tmp_path / "metrics.jsonl"))[1] == []
 
 
-def test_a_journal_without_its_last_line_takes_the_generation_before(tmp_path: Path) -> None:
+def test_shortened_journal_falls_back_one_generation(tmp_path: Path) -> None:
+    """A journal with another beginning is damage."""
     folder, journal = tmp_path / "checkpoint", Journal(tmp_path / "metrics.jsonl")
     kept = Kept(folder)
     for done in range(3):
@@ -257,8 +260,8 @@ def test_a_journal_without_its_last_line_takes_the_generation_before(tmp_path: P
         checkpoint.save(folder, point(done, kept, journal=journal.position))
     content = journal.path.read_bytes()
     journal.path.write_bytes(content[:-4])
-    found, (reason,) = checkpoint.load(folder, {}, Journal(journal.path))
-    assert found.rounds == 1
+    restored, (reason,) = checkpoint.load(folder, {}, Journal(journal.path))
+    assert restored.rounds == 1
     assert "metrics.jsonl has" in reason
     journal.path.write_bytes(content[4:])
     with pytest.raises(Damaged, match="SHA-256"):

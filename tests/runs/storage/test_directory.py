@@ -1,4 +1,4 @@
-"""The run directory."""
+"""The run directory: made, refused, opened and read back."""
 
 from __future__ import annotations
 
@@ -13,28 +13,30 @@ from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.storage.manifest import environment
 
 
-def test_a_new_directory_is_made_with_its_parents(tmp_path: Path) -> None:
+def test_new_directory_is_made_with_its_parents(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path / "a" / "b", "fedit")
     assert directory.path.is_dir()
     assert (directory.adapter, directory.checkpoint) == (tmp_path / "a/b/adapter", tmp_path / "a/b/checkpoint")
 
 
-def test_unnamed_directories_carry_the_algorithm_and_never_clash(
+def test_unnamed_directories_never_clash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Their names start with the algorithm's."""
     monkeypatch.chdir(tmp_path)
-    made = [RunDirectory.create(None, "package.module:Own").path for _ in range(3)]
-    assert len(set(made)) == 3
-    assert all(p.parent == Path("runs") and p.name.startswith("Own-") for p in made)
+    paths = [RunDirectory.create(None, "package.module:Own").path for _ in range(3)]
+    assert len(set(paths)) == 3
+    assert all(p.parent == Path("runs") and p.name.startswith("Own-") for p in paths)
 
 
-def test_a_directory_that_holds_a_run_is_refused(tmp_path: Path) -> None:
+def test_directory_with_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(ConfigError, match="already holds a run; name another folder"):
         RunDirectory.create(tmp_path, "fedit")
 
 
-def test_a_folder_with_other_things_is_accepted_and_a_file_is_refused(tmp_path: Path) -> None:
+def test_folder_with_other_files_is_accepted(tmp_path: Path) -> None:
+    """A file in its place is refused."""
     (tmp_path / "notes.txt").write_text("x")
     assert RunDirectory.create(tmp_path, "fedit").path == tmp_path
     for path in (tmp_path / "notes.txt", tmp_path / "notes.txt" / "run"):
@@ -43,7 +45,7 @@ def test_a_folder_with_other_things_is_accepted_and_a_file_is_refused(tmp_path: 
 
 
 @pytest.mark.parametrize("present", [(), ("config.toml",), ("manifest.json",)])
-def test_what_is_no_run_is_not_opened(tmp_path: Path, present: tuple[str, ...]) -> None:
+def test_folder_without_a_run_is_not_opened(tmp_path: Path, present: tuple[str, ...]) -> None:
     for name in present:
         (tmp_path / name).write_text("")
     with pytest.raises(ConfigError, match=r"RUN_DIR: .* is not a run directory: it has no"):
@@ -52,7 +54,7 @@ def test_what_is_no_run_is_not_opened(tmp_path: Path, present: tuple[str, ...]) 
         RunDirectory.open(tmp_path / "nowhere")
 
 
-def test_the_configuration_is_read_back(tmp_path: Path) -> None:
+def test_configuration_is_read_back(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path / "run", "fedit")
     config = load({"algorithm": {"name": "florg", "bases": "svd"}, "task": {"text": "Ünïcode 好 \"'\\"}, "rounds": 3})
     directory.write_config(config)
@@ -72,22 +74,22 @@ def test_json_files_are_read_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "\0"])
-def test_a_missing_or_broken_file_is_named(tmp_path: Path, content: str | None) -> None:
+def test_missing_or_broken_file_is_named(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "partition.json").write_text(content)
     with pytest.raises(ConfigError, match=r"RUN_DIR: partition\.json cannot be read"):
         RunDirectory(tmp_path).read("partition.json")
 
 
-def test_a_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+def test_file_without_utf8_is_named(tmp_path: Path) -> None:
     (tmp_path / "partition.json").write_bytes(b'{"a": "\xff"}')
     with pytest.raises(ConfigError, match=r"partition\.json cannot be read"):
         RunDirectory(tmp_path).read("partition.json")
 
 
-def test_the_manifest_tells_versions_and_machine() -> None:
-    found = environment()
-    assert {"rondo-fl", "torch", "transformers", "peft", "safetensors"} <= set(found["versions"])
-    assert "not installed" not in found["versions"].values()
-    assert all(found[key] for key in ("python", "platform", "processor", "started"))
-    assert os.sep not in json.dumps(found["versions"])
+def test_manifest_has_versions_and_machine() -> None:
+    manifest = environment()
+    assert {"rondo-fl", "torch", "transformers", "peft", "safetensors"} <= set(manifest["versions"])
+    assert "not installed" not in manifest["versions"].values()
+    assert all(manifest[key] for key in ("python", "platform", "processor", "started"))
+    assert os.sep not in json.dumps(manifest["versions"])

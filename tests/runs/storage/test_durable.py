@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rondo.runs.storage.durable import Damaged, Journal, Position
 
 
 def failing(patch: pytest.MonkeyPatch, name: str, at: int, code: int) -> None:
-    """Have the ``at``-th call of ``os.<name>`` fail."""
+    """Make the ``at``-th call of ``os.<name>`` fail with ``code``."""
     original: Callable[..., Any] = getattr(os, name)
     calls = iter(range(10_000))
 
@@ -32,7 +32,7 @@ def failing(patch: pytest.MonkeyPatch, name: str, at: int, code: int) -> None:
     patch.setattr(os, name, call)
 
 
-def test_a_file_is_written_and_replaced(tmp_path: Path) -> None:
+def test_file_is_written_and_replaced(tmp_path: Path) -> None:
     for content in (b"first", b"", b"x" * 100_000):
         durable.write(tmp_path / "a", content)
         assert (tmp_path / "a").read_bytes() == content
@@ -41,7 +41,7 @@ def test_a_file_is_written_and_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EACCES])
 @pytest.mark.parametrize("name", ["open", "write", "fsync", "replace"])
-def test_what_cannot_be_written_leaves_what_was_there(
+def test_failed_write_leaves_the_old_file(
     name: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     durable.write(tmp_path / "a", b"old")
@@ -54,15 +54,15 @@ def test_what_cannot_be_written_leaves_what_was_there(
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_a_write_that_takes_a_part_at_a_time_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partial_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, data: original(descriptor, bytes(data[:3])))
     durable.write(tmp_path / "a", b"0123456789")
     assert (tmp_path / "a").read_bytes() == b"0123456789"
 
 
-def test_a_full_disk_in_earnest(tmp_path: Path) -> None:
-    """The limit of a process's file size stands in for the disk's: the write fails in the system, not in a stub."""
+def test_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
+    """A limit on the file size stands in for the disk's, so the write fails in the system and not in a stub."""
     script = """
 import resource, signal, sys
 from pathlib import Path
@@ -87,7 +87,7 @@ lines = st.lists(st.binary(max_size=20).filter(lambda b: b"\n" not in b and b"\r
 
 
 @given(before=lines, after=lines)
-def test_a_journal_is_cut_where_it_counts_and_goes_on(
+def test_journal_is_cut_at_its_position_and_continued(
     tmp_path_factory: pytest.TempPathFactory, before: list[bytes], after: list[bytes]
 ) -> None:
     path = tmp_path_factory.mktemp("journal") / "lines"
@@ -107,7 +107,7 @@ def test_a_journal_is_cut_where_it_counts_and_goes_on(
 
 
 @pytest.mark.parametrize("name", ["write", "fsync"])
-def test_a_line_that_could_not_be_written_is_written_over(
+def test_failed_line_is_overwritten(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = Journal(tmp_path / "lines")
@@ -123,7 +123,7 @@ def test_a_line_that_could_not_be_written_is_written_over(
 
 
 @pytest.mark.parametrize("content", [b"on", b"onf\n", b""])
-def test_a_journal_that_was_changed_is_told(content: bytes, tmp_path: Path) -> None:
+def test_changed_journal_is_noticed(content: bytes, tmp_path: Path) -> None:
     journal = Journal(tmp_path / "lines")
     journal.append(b"one")
     (tmp_path / "lines").write_bytes(content)
@@ -134,7 +134,7 @@ def test_a_journal_that_was_changed_is_told(content: bytes, tmp_path: Path) -> N
         Journal(tmp_path / "lines").go_on(journal.position)
 
 
-def test_the_start_of_a_journal_that_is_not_there_is_its_position(tmp_path: Path) -> None:
+def test_absent_journal_has_the_starting_position(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "lines")
     assert journal.position == Position(0, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855")
     assert journal.lines(journal.position) == []
@@ -143,7 +143,7 @@ def test_the_start_of_a_journal_that_is_not_there_is_its_position(tmp_path: Path
 # Locks
 
 
-def test_one_process_has_a_folder_at_a_time(tmp_path: Path) -> None:
+def test_folder_is_locked_by_one_process(tmp_path: Path) -> None:
     script = (
         "import sys, json; from pathlib import Path; from rondo.runs.storage import durable\n"
         "with durable.locked(Path(sys.argv[1])) as alone: print(json.dumps(alone))"
@@ -160,7 +160,8 @@ def test_one_process_has_a_folder_at_a_time(tmp_path: Path) -> None:
     assert other()
 
 
-def test_a_folder_is_replaced_whole_and_a_leftover_removed(tmp_path: Path) -> None:
+def test_folder_is_replaced_whole(tmp_path: Path) -> None:
+    """The leftover of a failed write is removed."""
     place = tmp_path / "result"
 
     def fill(text: str) -> Callable[[Path], None]:

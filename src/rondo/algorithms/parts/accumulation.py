@@ -1,4 +1,4 @@
-"""FedLoRU's accumulation: factors that are added to the base and start anew, alone or beside personal ones."""
+"""FedLoRU's accumulation: factors are added to the base and start anew, alone or beside personal ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Restart = Literal["random", "momentum"]
 
 
 def check_cycle(tau: int, restart: str) -> None:
-    """Raises ValueError for an accumulation that there is not."""
+    """Raises ValueError for a ``tau`` below 1 or an unknown ``restart``."""
     if tau < 1:
         raise ValueError(f"tau is a number of rounds, at least 1; got {tau}")
     if restart not in get_args(Restart):
@@ -25,8 +25,10 @@ def check_cycle(tau: int, restart: str) -> None:
 
 
 def accumulated(state: BaseState, mean: Mean, round: Round, tau: int, restart: Restart) -> BaseState:
-    """The means in place of what they are means of and, after every ``tau`` rounds, scale * B A added to the base. Then
-    "random": A is drawn anew and B is zero; "momentum": both stay. Source: FedLoRU, Algorithm 1."""
+    """Each mean replaces the tensor it averages; after every ``tau`` rounds, scale * B A is added to the base.
+
+    Then A and B restart. "random": A is drawn anew and B is zero. "momentum": both stay. Source: FedLoRU, Algorithm 1.
+    """
     new = {**state.params, **cast_like(mean.params, state.params)}
     if (round.index + 1) % tau != 0:
         return replace(state, params=new)
@@ -41,18 +43,17 @@ def accumulated(state: BaseState, mean: Mean, round: Round, tau: int, restart: R
 
 
 def with_personal(params: Params, round: Round) -> dict[str, Tensor]:
-    """``params`` and, for every module, a personal pair pA (r, in), random, and pB (out, r), zero."""
-    own = {}
+    """``params`` and, for every module, a personal pair: pA (r, in), random, and pB (out, r), zero."""
+    pairs = {}
     for path in adapted_modules(params):
         a, b = params[f"{path}.A"], params[f"{path}.B"]
-        own[f"{path}.pA"] = kaiming(a.shape[0], a.shape[1], round.generator("personal", path)).to(a)
-        own[f"{path}.pB"] = torch.zeros_like(b)
-    return {**params, **own}
+        pairs[f"{path}.pA"] = kaiming(a.shape[0], a.shape[1], round.generator("personal", path)).to(a)
+        pairs[f"{path}.pB"] = torch.zeros_like(b)
+    return {**params, **pairs}
 
 
 def joined(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What the network sees of two pairs: A (2r, in) and B (out, 2r), whose product is B A + pB pA. A client axis may
-    lead."""
+    """Both pairs as one: A (2r, in) and B (out, 2r), whose product is B A + pB pA. A client axis may lead."""
     seen = pick(params, ~personal)
     for path in adapted_modules(params):
         seen[f"{path}.A"] = torch.cat([params[f"{path}.A"], params[f"{path}.pA"]], -2)

@@ -1,6 +1,8 @@
-"""FLoRG's parameterisation, ``delta W = scale * L G^T G R``: how it starts and how the network sees it.
+"""FLoRG's parameterisation, ``delta W = scale * L G^T G R``, and its aggregation in r x r algebra.
 
-k = min(in, out); G is (r, k), L (out, k), R (k, in). Source: FLoRG, eq. 1 and section 4.4.
+The first half of the module starts G (r, k), L (out, k) and R (k, in), k = min(in, out), and turns them into the A and
+B that the network sees. The second half is the algebra of client and server: sketch, alignment, root. There A is G, as
+in the paper, and R V its LQ factorisation. Source: FLoRG, eq. 1 and section 4.4; eqs. 6, 7 and 11 for the alignment.
 """
 
 from __future__ import annotations
@@ -23,14 +25,16 @@ GramInit: TypeAlias = Literal["gaussian", "kaiming", "orthogonal"]
 
 @dataclass(frozen=True)
 class GramState:
-    """``params``: G, L, R of every module and the head; ``base``: what the frozen base changed by at the start."""
+    """The state of FLoRG's server."""
 
     params: Params
+    """G, L and R of every module, and the head."""
     base: Mapping[str, tuple[LowRank, ...]]
+    """The change of the frozen base at the start, by module path."""
 
 
 def check_fields(bases: str, gram_init: str, gram_std: float) -> None:
-    """Raises ValueError for a start that :func:`gram_start` does not know."""
+    """Raises ValueError for an unknown ``bases`` or ``gram_init``, or if ``gram_std`` is not positive and finite."""
     for field, value, kinds in (("bases", bases, get_args(Bases)), ("gram_init", gram_init, get_args(GramInit))):
         if value not in kinds:
             raise ValueError(f"{field} is one of {', '.join(kinds)}; got {value!r}")
@@ -50,8 +54,8 @@ def gram_start(
 ) -> GramState:
     """G, L and R for every module that has A and B in ``params``; other tensors (the head) are kept.
 
-    An adapter that ``params`` already carries (B not zero) becomes a change of the base, and with ``offset`` so does
-    ``-scale * L G^T G R``, which leaves the network's function as it was.
+    If ``params`` already carries an adapter (B not zero), the adapter becomes a change of the base. With ``offset``, so
+    does ``-scale * L G^T G R``, which leaves the network's function as it was.
     """
     kept = {n: t for n, t in params.items() if role(n) not in (Role.DOWN, Role.UP)}
     base: dict[str, tuple[LowRank, ...]] = {}
@@ -69,33 +73,8 @@ def gram_start(
     return GramState(kept, base)
 
 
-def gram_view(params: Params) -> dict[str, Tensor]:
-    """A = G R and B = L G^T for every module with a G; all other tensors but L and R as they are.
-
-    In this form the network applies ``(L G^T)((G R) x)``; L (G^T (G (R x))) would cost k / r times more.
-    """
-    seen = pick(params, lambda n: role(n) not in (Role.GRAM, Role.FIXED))
-    for name in pick(params, lambda n: role(n) is Role.GRAM):
-        path = module_of(name)
-        seen[f"{path}.A"] = params[name] @ params[f"{path}.R"]
-        seen[f"{path}.B"] = params[f"{path}.L"] @ params[name].mT
-    return seen
-
-
-def aligned(anchors: Params, sketches: Params) -> dict[str, Tensor]:
-    """The next G of every name in ``sketches`` (:func:`gram_align`), those of one shape together."""
-    kinds: dict[torch.Size, list[str]] = {}
-    for name, sketch in sketches.items():
-        kinds.setdefault(sketch.shape, []).append(name)
-    found: dict[str, Tensor] = {}
-    for names in kinds.values():
-        rows = gram_align(*(torch.stack([of[n] for n in names]) for of in (anchors, sketches)))
-        found |= {n: row.clone() for n, row in zip(names, rows, strict=True)}
-    return found
-
-
 def _bases(kind: Bases, weight: Weight, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """L (out, k) and R (k, in) in float64; the larger one is semi-orthogonal, a square one orthogonal."""
+    """L (out, k) and R (k, in) in float64, semi-orthogonal (orthogonal if square) except for "kaiming"."""
     out, inp = weight.shape
     k = min(out, inp)
     if kind == "svd":
@@ -107,7 +86,7 @@ def _bases(kind: Bases, weight: Weight, generator: torch.Generator) -> tuple[Ten
 
 
 def _gram(kind: GramInit, rank: int, k: int, std: float, generator: torch.Generator) -> Tensor:
-    """G (r, k) in float64. "orthogonal" has the Frobenius norm that a Gaussian of that deviation has on average."""
+    """G (r, k) in float64. "orthogonal" has a Gaussian's root-mean-square Frobenius norm, std * sqrt(r k)."""
     if kind == "kaiming":
         return kaiming(rank, k, generator)
     draw = _normal(rank, k, generator)
@@ -118,11 +97,24 @@ def _normal(rows: int, columns: int, generator: torch.Generator) -> Tensor:
     return torch.randn(rows, columns, generator=generator, dtype=torch.float64)
 
 
-def gram_sketch(anchor: Tensor, a: Tensor) -> Tensor:
-    """``(V a^T) a``: what a FLoRG client uploads, (r, k), given the anchor A_t = R V that everyone holds.
+def gram_view(params: Params) -> dict[str, Tensor]:
+    """A = G R and B = L G^T for every module with a G. L and R are dropped; all other tensors stay as they are.
 
-    It is linear in the Gram matrix ``a^T a``, so the mean of the sketches is the sketch of the mean Gram matrix.
-    Computed in float64, returned in ``a``'s dtype.
+    The network then applies ``(L G^T)((G R) x)``; L (G^T (G (R x))) would cost k / r times more.
+    """
+    seen = pick(params, lambda n: role(n) not in (Role.GRAM, Role.FIXED))
+    for name in pick(params, lambda n: role(n) is Role.GRAM):
+        path = module_of(name)
+        seen[f"{path}.A"] = params[name] @ params[f"{path}.R"]
+        seen[f"{path}.B"] = params[f"{path}.L"] @ params[name].mT
+    return seen
+
+
+def gram_sketch(anchor: Tensor, a: Tensor) -> Tensor:
+    """``(V a^T) a``, (r, k): a FLoRG client's upload, given the anchor A_t = R V (LQ) that server and clients hold.
+
+    The sketch is linear in the Gram matrix ``a^T a``, so the mean of the sketches is the sketch of the mean Gram
+    matrix. Computed in float64, returned in ``a``'s dtype.
     """
     _, v = row_basis(anchor.double())
     wide = a.double()
@@ -130,23 +122,23 @@ def gram_sketch(anchor: Tensor, a: Tensor) -> Tensor:
 
 
 def gram_align(anchor: Tensor, sketch: Tensor) -> Tensor:
-    """FLoRG's server step (its eqs. 6, 7 and 11) in r x r algebra; returns A_{t+1} (r, k) in ``anchor``'s dtype.
+    """FLoRG's server step (its eqs. 6, 7 and 11) in r x r algebra. Returns A_{t+1} (r, k) in ``anchor``'s dtype.
 
-    With A_t = R V (LQ), S the mean sketch ``V Q`` and G = S V^T = V Q V^T, take C with C C^T = G; then
+    With A_t = R V (LQ), the mean sketch S = ``V Q`` and M = S V^T = V Q V^T, take C with C C^T = M. Then
     ``A_{t+1} = polar(R C) C^-1 S``, which equals the paper's eigendecomposition of Q followed by its Procrustes
-    alignment. Where G is not positive definite, C and its inverse come from G's positive eigenvalues (a pseudo-
-    inverse), so directions that the mean Gram matrix lacks become zero.
+    alignment. If M is not positive definite, C and its inverse come from M's positive eigenvalues (a pseudo-inverse),
+    so directions that the mean Gram matrix lacks become zero.
     """
     r, v = row_basis(anchor.double())
     s = sketch.double()
-    g = s @ v.mT
-    g = (g + g.mT) / 2
-    c, failed = torch.linalg.cholesky_ex(g)
-    least, most = c.diagonal(dim1=-2, dim2=-1).aminmax(dim=-1)
-    if not bool(failed.any()) and bool((least > 1e-6 * most).all()):
+    m = s @ v.mT
+    m = (m + m.mT) / 2
+    c, failed = torch.linalg.cholesky_ex(m)
+    smallest, largest = c.diagonal(dim1=-2, dim2=-1).aminmax(dim=-1)
+    if not bool(failed.any()) and bool((smallest > 1e-6 * largest).all()):
         aligned = polar(r @ c) @ torch.linalg.solve_triangular(c, s, upper=False)
     else:
-        values, vectors = torch.linalg.eigh(g)
+        values, vectors = torch.linalg.eigh(m)
         keep = values > values.amax(-1, keepdim=True).clamp_min(0) * 1e-12
         root = torch.where(keep, values, torch.zeros_like(values)).sqrt()
         inverse = torch.where(keep, 1 / root.clamp_min(torch.finfo(torch.float64).tiny), torch.zeros_like(root))
@@ -155,11 +147,24 @@ def gram_align(anchor: Tensor, sketch: Tensor) -> Tensor:
     return result
 
 
+def aligned(anchors: Params, sketches: Params) -> dict[str, Tensor]:
+    """The next G of every name in ``sketches`` by :func:`gram_align`, batched over names of equal shape."""
+    names_by_shape: dict[torch.Size, list[str]] = {}
+    for name, sketch in sketches.items():
+        names_by_shape.setdefault(sketch.shape, []).append(name)
+    roots: dict[str, Tensor] = {}
+    for names in names_by_shape.values():
+        rows = gram_align(*(torch.stack([tensors[n] for n in names]) for tensors in (anchors, sketches)))
+        roots |= {n: row.clone() for n, row in zip(names, rows, strict=True)}
+    return roots
+
+
 def gram_top(stack: Tensor, rank: int) -> Tensor:
     """The top ``rank`` rows of ``Lambda^(1/2) P``, where ``stack^T stack = P^T Lambda P``: (rank, k).
 
-    ``stack``: (R, k), rows ``sqrt(p_n) A_n`` of all clients. By QR and a small SVD of the stack, never of the k x k
-    Gram matrix. Each row's entry of largest magnitude is made positive (the decomposition leaves signs open).
+    ``stack``: (R, k), the rows ``sqrt(p_n) A_n`` of all clients. Computed by QR and a small SVD of the stack, never
+    from the k x k Gram matrix. Each row's entry of largest magnitude is made positive, because the decomposition leaves
+    signs open.
     """
     wide = stack.double()
     if wide.shape[0] < wide.shape[1]:

@@ -1,4 +1,4 @@
-"""What a server does with the clients' products B A, for methods that need each upload by itself."""
+"""Server-side operations on the clients' products B A, for methods that need each upload by itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rondo.params import Params, adapted_modules, head, pick
 
 
 def pairs(uploads: Sequence[Upload], path: str) -> tuple[list[Tensor], list[Tensor], list[float]]:
-    """Every client's B (out, r_k) and A (r_k, in) of a module, as it sent them, and its weight."""
+    """Every client's B (out, r_k) and A (r_k, in) of a module as uploaded, and its weight."""
     ups, downs = ([u.params[f"{path}.{part}"] for u in uploads] for part in "BA")
     return ups, downs, [u.weight for u in uploads]
 
@@ -24,8 +24,8 @@ def heads(uploads: Sequence[Upload]) -> Mean:
 
 
 def truncated_mean(params: Params, uploads: Sequence[Upload], *, balanced: bool) -> Mean:
-    """For every module of ``params`` the factors, of the rank there, of the best approximation of the mean of products
-    (:func:`rondo.lowrank.top_factors`), and the mean of the heads."""
+    """The best approximation of the mean of products for every module of ``params``, as factors of the rank they have
+    there (:func:`rondo.lowrank.top_factors`), and the mean of the heads."""
     mean = heads(uploads)
     factors: dict[str, Tensor] = {}
     for path in adapted_modules(params):
@@ -36,6 +36,6 @@ def truncated_mean(params: Params, uploads: Sequence[Upload], *, balanced: bool)
 
 
 def compacted(chunks: Iterable[tuple[str, LowRank]], scale: Mapping[str, float], like: Params) -> dict[str, LowRank]:
-    """``chunks`` by module, times its scale, in as few numbers as they need and in ``like``'s type. They are taken one
-    by one, so that a generator holds no more than one in float64."""
+    """``chunks`` by module, each times its scale, in as few numbers as possible and in ``like``'s dtype. Chunks are
+    taken one at a time, so a generator holds only one in float64."""
     return {p: (scale[p] * c).compact().to(like[f"{p}.A"].dtype) for p, c in chunks}

@@ -1,7 +1,7 @@
 """The head policy ``local``: any algorithm with a head that stays with its client.
 
-Each client keeps a head of its own, trained in every ``fit`` beside whatever the algorithm trains, never uploaded.
-A new client starts from the common initial head. The wrapped algorithm does not see the head at all.
+Each client keeps its own head, trains it in every ``fit`` beside whatever the algorithm trains, and never uploads it.
+New clients start from the common initial head. The wrapped algorithm never sees a head.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class LocalHeadState:
 @final
 @dataclass(frozen=True)
 class LocalHead(Wrapper[LocalHeadState]):
-    """``algorithm`` with a personal head. Aggregation, and so linearity and exactness, is the wrapped one's."""
+    """``algorithm`` with a personal head. Aggregation is the wrapped algorithm's, and so are linearity and
+    exactness."""
 
     personal: ClassVar[bool] = True
 
@@ -73,7 +74,8 @@ def _headless(shared: Shared) -> Shared:
 
 
 class _HeadBeside:
-    """A trainer that trains the clients' heads beside whatever it is asked to train, and keeps them."""
+    """A trainer that trains the clients' heads beside the tensors it is asked to train, and keeps the heads in
+    ``head``."""
 
     def __init__(self, trainer: Trainer, head: dict[str, Tensor]) -> None:
         self._trainer, self.head = trainer, head

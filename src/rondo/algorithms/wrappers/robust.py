@@ -1,22 +1,22 @@
 """Aggregation that a few dishonest clients cannot steer, around any algorithm whose server sees single uploads.
 
-Rules work on the clients' changes ``d_k = x_k - x`` in float64, x being what was sent (on ``x_k`` itself where a method
-puts uploads in other coordinates), all tensors of a client as one vector; every client counts the same, since a weight
-that a client claims is one more thing to lie about. Distances are between the changes; where a client uploads both
-factors of a product, between the products B A, by Gram matrices: ``(B G)(G^-1 A)`` is the same model, however far its
-factors are from B and A. With n uploads, f of them dishonest:
+Rules work on the clients' changes ``d_k = x_k - x`` in float64, x being the broadcast tensors (on ``x_k`` itself if the
+method's uploads are in other coordinates). All tensors of a client form one vector. Every client counts the same,
+because a claimed weight is one more thing to lie about. Distances are between the changes. If clients upload both
+factors of a product, distances are between the products B A, computed by Gram matrices: ``(B G)(G^-1 A)`` is the same
+model, however far its factors are from B and A. With n uploads, f of them dishonest:
 
-- ``clip``: changes longer than the median one are scaled down to it; then the mean.
+- ``clip``: changes longer than the median length are scaled down to it; then the mean.
 - ``median``: coordinate by coordinate.
-- ``trimmed-mean``: coordinate by coordinate without the f largest and the f smallest.
+- ``trimmed-mean``: coordinate by coordinate, without the f largest and the f smallest.
 - ``krum``: the change with the least sum of squared distances to its n - f nearest (itself among them).
 - ``multi-krum``: the mean of the n - f such changes.
-- ``geometric-median``: of the smoothed Weiszfeld algorithm, three steps from zero, distances below 0.1 taken as 0.1.
+- ``geometric-median``: three steps of the smoothed Weiszfeld algorithm from zero, distances below 0.1 taken as 0.1.
 - ``nnm-trimmed-mean``: each change becomes the mean of its n - f nearest (itself among them); then the trimmed mean.
 
-The first and the krums choose or scale uploads, and go with every such algorithm; the others make a mean, and go with
-linear ones. Sources: Blanchard et al. 2017 (Krum), Yin et al. 2018 (median, trimmed mean), Pillutla et al. 2022
-(geometric median), Allouah et al. 2023 (nearest-neighbour mixing); numbers of neighbours as in the last.
+``clip``, ``krum`` and ``multi-krum`` choose or scale uploads, so they go with every such algorithm. The others make a
+mean, so they go with linear ones only. Sources: Blanchard et al. 2017 (Krum), Yin et al. 2018 (median, trimmed mean),
+Pillutla et al. 2022 (geometric median), Allouah et al. 2023 (nearest-neighbour mixing; also the numbers of neighbours).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rondo.lowrank import LowRank
 from rondo.params import Params, adapted_modules
 
 MEANS = ("median", "trimmed-mean", "geometric-median", "nnm-trimmed-mean")
-"""Rules that make a mean of coordinates, which only a linear algorithm takes."""
+"""Rules that make a new mean instead of choosing or scaling uploads; only a linear algorithm takes one."""
 
 _SMOOTHING, _STEPS = 0.1, 3
 
@@ -43,9 +43,10 @@ _SMOOTHING, _STEPS = 0.1, 3
 @final
 @dataclass(frozen=True)
 class Robust(Wrapper[Any]):
-    """``algorithm`` with ``rule`` against ``byzantine`` dishonest clients a round, which must be fewer than half.
+    """``algorithm`` with ``rule`` against ``byzantine`` dishonest clients per round, fewer than half of the uploads.
 
-    It is neither linear nor exact. Raises ValueError for a rule that ``algorithm`` does not go with.
+    The wrapper is neither linear nor exact. Raises ValueError for an unknown rule, a rule that does not go with
+    ``algorithm``, or a negative ``byzantine``.
     """
 
     rule: Rule
@@ -62,40 +63,40 @@ class Robust(Wrapper[Any]):
             raise ValueError(f"{self.rule} makes a mean, and this method works on single uploads; take {others}")
 
     def aggregate(self, state: Any, uploads: Iterable[Upload], round: Round) -> Any:
-        """The next state; the same one where dishonest clients may be half of the uploads or more."""
-        each = [self.algorithm.expand(state, u) for u in uploads]
-        if len(each) <= 2 * self.byzantine:
+        """The next state, or the same one if dishonest clients may be half of the uploads or more."""
+        expanded = [self.algorithm.expand(state, u) for u in uploads]
+        if len(expanded) <= 2 * self.byzantine:
             return state
-        changes = _changes(each, state.params if self.algorithm.same_coordinates else {})
+        changes = _changes(expanded, state.params if self.algorithm.same_coordinates else {})
         if not self.algorithm.linear:
-            return self.algorithm.aggregate(state, self._chosen(each, changes), round)
-        names = list(each[0].params)
+            return self.algorithm.aggregate(state, self._chosen(expanded, changes), round)
+        names = list(expanded[0].params)
         flat = torch.stack([torch.cat([c[n].flatten() for n in names]) for c in changes])
-        result = combined(self.rule, flat, _distances(changes, each, flat), self.byzantine)
+        result = combined(self.rule, flat, _distances(changes, expanded, flat), self.byzantine)
         start = state.params if self.algorithm.same_coordinates else {}
-        mean, place = {}, 0
+        mean, offset = {}, 0
         for name in names:
-            like = each[0].params[name]
-            part = result[place : place + like.numel()].reshape(like.shape)
+            like = expanded[0].params[name]
+            part = result[offset : offset + like.numel()].reshape(like.shape)
             mean[name] = start[name].double() + part if name in start else part
-            place += like.numel()
-        return self.algorithm.finish(state, Mean(mean, float(len(each)), len(each)), round)
+            offset += like.numel()
+        return self.algorithm.finish(state, Mean(mean, float(len(expanded)), len(expanded)), round)
 
-    def _chosen(self, each: Sequence[Upload], changes: Sequence[Params]) -> list[Upload]:
-        """The uploads, all of one weight, that a rule leaves, or as it leaves them."""
+    def _chosen(self, uploads: Sequence[Upload], changes: Sequence[Params]) -> list[Upload]:
+        """The uploads that the rule chooses or scales, all with weight 1."""
         flat = torch.stack([torch.cat([t.flatten() for t in c.values()]) for c in changes])
         if self.rule == "clip":
             factors = clip_factors(flat).tolist()
-            return [_scaled(u, c, f) for u, c, f in zip(each, changes, factors, strict=True)]
-        count = 1 if self.rule == "krum" else len(each) - self.byzantine
-        order = krum_scores(_distances(changes, each, flat), self.byzantine).argsort(stable=True)[:count]
-        return [replace(each[i], weight=1.0) for i in sorted(order.tolist())]
+            return [_scaled(u, c, f) for u, c, f in zip(uploads, changes, factors, strict=True)]
+        count = 1 if self.rule == "krum" else len(uploads) - self.byzantine
+        order = krum_scores(_distances(changes, uploads, flat), self.byzantine).argsort(stable=True)[:count]
+        return [replace(uploads[i], weight=1.0) for i in sorted(order.tolist())]
 
 
-def _changes(each: Sequence[Upload], start: Params) -> list[dict[str, Tensor]]:
-    """What every upload changes, in float64."""
+def _changes(uploads: Sequence[Upload], start: Params) -> list[dict[str, Tensor]]:
+    """Each upload's change, in float64."""
     return [
-        {n: t.double() - start[n].double() if n in start else t.double() for n, t in u.params.items()} for u in each
+        {n: t.double() - start[n].double() if n in start else t.double() for n, t in u.params.items()} for u in uploads
     ]
 
 
@@ -105,24 +106,25 @@ def _scaled(upload: Upload, change: Params, factor: float) -> Upload:
     return replace(upload, params=params if factor < 1 else upload.params, weight=1.0)
 
 
-def _distances(changes: Sequence[Params], each: Sequence[Upload], flat: Tensor) -> Tensor:
-    """Squared distances (n, n): of products, where all of a module's factors are uploaded, else of the changes."""
-    own = [u.params for u in each]
-    paths = [p for p in adapted_modules(own[0]) if f"{p}.A" in own[0] and f"{p}.B" in own[0]]
+def _distances(changes: Sequence[Params], uploads: Sequence[Upload], flat: Tensor) -> Tensor:
+    """Squared distances (n, n): between products where clients upload all factors of a module, plus between the changes
+    of all other tensors."""
+    params = [u.params for u in uploads]
+    paths = [p for p in adapted_modules(params[0]) if f"{p}.A" in params[0] and f"{p}.B" in params[0]]
     if not paths:
         return squared_distances(flat)
-    total = flat.new_zeros(len(own), len(own))
+    total = flat.new_zeros(len(params), len(params))
     for path in paths:
-        products = [LowRank(o[f"{path}.B"].double(), o[f"{path}.A"].double()) for o in own]
+        products = [LowRank(tensors[f"{path}.B"].double(), tensors[f"{path}.A"].double()) for tensors in params]
         inner = _inner(products)
         total += inner.diagonal()[:, None] + inner.diagonal() - 2 * inner
-    inside = {f"{p}.{part}" for p in paths for part in "AB"}
-    rest = [torch.cat([t.flatten() for n, t in c.items() if n not in inside] or [flat.new_zeros(1)]) for c in changes]
+    factors = {f"{p}.{part}" for p in paths for part in "AB"}
+    rest = [torch.cat([t.flatten() for n, t in c.items() if n not in factors] or [flat.new_zeros(1)]) for c in changes]
     return total.clamp_min(0) + squared_distances(torch.stack(rest))
 
 
 def _inner(products: Sequence[LowRank]) -> Tensor:
-    """<P_i, P_j> (n, n) = tr((B_i^T B_j)(A_j A_i^T)), no product being formed."""
+    """<P_i, P_j> (n, n) = tr((B_i^T B_j)(A_j A_i^T)), without forming a product."""
     lefts, rights = torch.cat([p.up for p in products], 1), torch.cat([p.down for p in products])
     blocks = (lefts.mT @ lefts) * (rights @ rights.mT)
     sizes = [p.down.shape[0] for p in products]
@@ -136,20 +138,23 @@ def squared_distances(x: Tensor) -> Tensor:
 
 
 def krum_scores(squared: Tensor, f: int) -> Tensor:
-    """Of each its sum of squared distances (n, n) to its n - f nearest, itself among them: shape (n,)."""
+    """Each row's sum of squared distances (n, n) to its n - f nearest, itself among them: shape (n,)."""
     return squared.sort(1).values[:, : len(squared) - f].sum(1)
 
 
 def clip_factors(x: Tensor) -> Tensor:
-    """What brings the rows of x (n, d) down to their median norm: shape (n,), at most 1."""
+    """Factors that bring the rows of x (n, d) down to their median norm: shape (n,), at most 1."""
     norms = x.norm(dim=1)
     factors: Tensor = _median(norms[:, None]) / norms.clamp_min(torch.finfo(x.dtype).tiny)
     return factors.clamp_max(1.0)
 
 
 def combined(rule: Rule, x: Tensor, squared: Tensor, f: int) -> Tensor:
-    """What ``rule`` makes of the rows of x (n, d), float64, ``squared`` (n, n) being their squared distances and f the
-    number of dishonest ones: shape (d,)."""
+    """The result of ``rule`` on the rows of x (n, d), float64: shape (d,).
+
+    ``squared``: the rows' squared distances, (n, n).
+    ``f``: the number of dishonest rows.
+    """
     count = len(x) - f
     match rule:
         case "clip":
@@ -170,14 +175,14 @@ def combined(rule: Rule, x: Tensor, squared: Tensor, f: int) -> Tensor:
 
 
 def _median(x: Tensor) -> Tensor:
-    """Of each column; of an even number the mean of the two in the middle."""
+    """The median of each column; for an even number of rows, the mean of the two in the middle."""
     ordered, middle = x.sort(0).values, len(x) // 2
     return ordered[middle] if len(x) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def _trimmed_mean(x: Tensor, f: int) -> Tensor:
-    left: Tensor = x.sort(0).values[f : len(x) - f]
-    return left.mean(0)
+    kept: Tensor = x.sort(0).values[f : len(x) - f]
+    return kept.mean(0)
 
 
 def _geometric_median(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""An algorithm around another: what it does not change is the other's."""
+"""An algorithm around another: a wrapper overrides a part and passes everything else through."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ W = TypeVar("W", bound=HasParams)
 
 @dataclass(frozen=True)
 class Wrapper(Algorithm[W]):
-    """``algorithm`` with all its flags and methods, on its own state. A final class overrides what it changes.
+    """``algorithm`` with all its flags and methods, on its own state. A final class overrides the parts it changes.
 
-    Around a linear algorithm the wrapper is linear, and its own ``expand`` and ``finish`` are used. Around another one
-    ``aggregate`` is the algorithm's own, which calls neither; a wrapper that changes one of the two must then override
-    ``aggregate`` as well.
+    Around a linear algorithm the wrapper is linear, and its own ``expand`` and ``finish`` are used. Around a non-linear
+    one, ``aggregate`` is the wrapped algorithm's, which calls neither; a wrapper that changes one of the two must then
+    override ``aggregate`` too. Overriding ``aggregate`` makes the wrapper non-linear, unless ``linear`` is overridden
+    as well.
     """
 
     algorithm: Algorithm[Any]
@@ -88,7 +89,7 @@ class Wrapper(Algorithm[W]):
         return new
 
     def aggregate(self, state: W, uploads: Iterable[Upload], round: Round) -> W:
-        if self.algorithm.linear:  # through this class's own expand and finish
+        if self.algorithm.linear:  # calls this class's own expand and finish
             return super().aggregate(state, uploads, round)
         new: W = self.algorithm.aggregate(state, uploads, round)
         return new

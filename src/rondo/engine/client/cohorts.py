@@ -1,10 +1,10 @@
-"""Which clients train together, and on how many threads.
+"""Cohorts: the clients that train together, and the number of threads they train on.
 
-A cohort shares each forward pass over the frozen layers. On a CPU several cohorts run at once, one thread each: small
-operations do not divide well among threads, and two threads with work of their own are faster than one piece of work
-on two (docs/log/decisions.md, "Threads and linear layers").
-Who is trained with whom depends on the clients of the round, their numbers of examples, the
-configuration and the number of threads, never on timing.
+A cohort shares each forward pass over the frozen layers. On a CPU several cohorts run at once, one thread each, because
+small operations do not divide well among threads: two threads with work of their own are faster than two threads on one
+piece of work (docs/log/decisions.md, "Threads and linear layers").
+The division depends on the clients of the round, their numbers of examples, the configuration and the number of
+threads, never on timing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ R = TypeVar("R")
 
 
 class OfClient(Protocol):
-    """A result that says whose it is."""
+    """A result that names its client."""
 
     @property
     def client(self) -> Client: ...
@@ -40,25 +40,27 @@ C = TypeVar("C", bound=OfClient)
 
 
 _FURTHER_THREAD = 0.75
-"""The worth of a cohort's second thread, and of each after it, against one with a cohort of its own: 0.8 to 0.9 on two
-threads, less where more share a product
+"""Worth of a cohort's second thread, and of each after it, relative to a thread with a cohort of its own. Measured: 0.8
+to 0.9 on two threads, less where more threads share a product
 (docs/log/decisions.md, "Output layer, one client at a time")."""
 
 
 @dataclass(frozen=True)
 class Cohorts:
-    """Who trains with whom, by the cost of each client's steps. ``bytes_per_cost``: what a training step keeps for its
-    backward pass (:func:`rondo.engine.client.memory.activation_bytes`); ``workers``: how many may train at once."""
+    """Divides the clients of a round into cohorts, by the cost of each client's steps."""
 
     network: Network
     task: Task
     population: Population
     config: RunConfig
     bytes_per_cost: float
+    """Bytes that a training step keeps for its backward pass, per unit of cost
+    (:func:`rondo.engine.client.memory.activation_bytes`)."""
     workers: int
+    """Most cohorts that may train at once."""
 
     def plan(self, clients: Sequence[Client]) -> list[tuple[Client, ...]]:
-        """The clients of a round, as they train together."""
+        """The clients of a round, divided into cohorts."""
         if self.network.one_at_a_time is not None:
             return [(c,) for c in clients]
         cost = self._step(clients)
@@ -74,7 +76,7 @@ class Cohorts:
         )
 
     def at_once(self, cohorts: Sequence[Sequence[Client]]) -> int:
-        """How many of these cohorts train at once."""
+        """The number of these cohorts that train at once."""
         cost = self._step([c for cohort in cohorts for c in cohort])
         largest = max(map(len, cohorts), default=1)
         return max(1, min(len(cohorts), self._at_once(largest * cost)))
@@ -84,43 +86,43 @@ class Cohorts:
         if threads == 1:
             return 1
         allowed = max(1, min(threads, int(self._budget().total / (self.bytes_per_cost * cost))))
-        # Each has the same number of threads; threads left over are idle.
+        # Every cohort has the same number of threads; threads left over are idle.
         return max(range(allowed, 0, -1), key=lambda n: n * (1 + _FURTHER_THREAD * (threads // n - 1)))
 
     def _budget(self) -> Budget:
         return budget(self.network, self.task, self.config.simulation.memory_mb)
 
     def _step(self, clients: Sequence[Client]) -> int:
-        """The cost of a client's largest possible step."""
+        """The cost of the largest step that any of ``clients`` can take."""
         return self.config.train.batch_size * max((self.population.costliest(c.id) for c in clients), default=1)
 
 
 def divided(
     clients: Sequence[Client], size: int | Literal["auto"], *, workers: int, cost: int, cost_per_client: int
 ) -> list[tuple[Client, ...]]:
-    """Cohorts of at most ``size`` clients of equal rank; "auto": as many as ``cost`` allows, each client's step costing
-    ``cost_per_client``, and few enough to give every worker one.
+    """Cohorts of at most ``size`` clients of equal rank. With "auto", a cohort has as many clients as ``cost`` allows
+    when each client's step costs ``cost_per_client``, but few enough to give every worker a cohort.
 
-    The order of clients is kept within a rank, and cohorts come in the order of their first clients, so that
-    :func:`in_turn` has few results waiting.
+    Clients keep their order within a rank, and cohorts come in the order of their first clients, so that few results
+    wait in :func:`in_turn`.
     """
     largest = max(1, cost // max(1, cost_per_client)) if size == "auto" else size
     if size == "auto":
         largest = min(largest, -(-len(clients) // workers))
     cohorts: list[list[Client]] = []
     for rank in dict.fromkeys(c.rank for c in clients):
-        same = [c for c in clients if c.rank == rank]
-        count = -(-len(same) // largest)
-        if size == "auto":  # as many for each worker
-            count = min(len(same), -(-count // workers) * workers)
-        # Cohorts of nearly equal size, rather than a small last one.
-        cohorts += [same[i * len(same) // count : (i + 1) * len(same) // count] for i in range(count)]
+        members = [c for c in clients if c.rank == rank]
+        count = -(-len(members) // largest)
+        if size == "auto":  # equally many for every worker
+            count = min(len(members), -(-count // workers) * workers)
+        # Make cohorts of nearly equal size, rather than a small last one.
+        cohorts += [members[i * len(members) // count : (i + 1) * len(members) // count] for i in range(count)]
     place = {c.id: i for i, c in enumerate(clients)}
     return [tuple(c) for c in sorted(cohorts, key=lambda c: place[c[0].id])]
 
 
 def workers(network: Network) -> int:
-    """How many cohorts may train at once: as many as there are threads on a CPU, one on an accelerator."""
+    """Most cohorts that may train at once: one per thread on a CPU, one on an accelerator."""
     if network.device.type != "cpu" or network.one_at_a_time is not None:
         return 1
     return torch.get_num_threads()
@@ -128,8 +130,8 @@ def workers(network: Network) -> int:
 
 @contextlib.contextmanager
 def one_cohort(network: Network) -> Iterator[None]:
-    """As many of torch's threads as a cohort has in training. What is computed once before it is small: threads that
-    share it gain little, and wait for each other where the machine is busy."""
+    """Inside, torch uses as many threads as one cohort has in training. Work done once before training is small, so
+    threads that share it gain little, and they wait for each other where the machine is busy."""
     threads = torch.get_num_threads()
     torch.set_num_threads(max(1, threads // workers(network)))
     try:
@@ -139,15 +141,15 @@ def one_cohort(network: Network) -> Iterator[None]:
 
 
 def in_order(work: Callable[[T], R], items: Iterable[T], count: int) -> Iterator[R]:
-    """``work`` on every item by ``count`` threads that share torch's threads evenly; results in the order of the items,
-    never more than ``count`` of them waiting."""
+    """Results of ``work`` on every item, in the order of the items. ``count`` workers share torch's threads evenly, and
+    never more than ``count`` results wait."""
     if count == 1:
         yield from map(work, items)
         return
     threads = torch.get_num_threads()
     pending: deque[Future[R]] = deque()
-    each = max(1, threads // count)
-    pool = ThreadPoolExecutor(count, "rondo-cohort", initializer=torch.set_num_threads, initargs=(each,))
+    share = max(1, threads // count)
+    pool = ThreadPoolExecutor(count, "rondo-cohort", initializer=torch.set_num_threads, initargs=(share,))
     try:
         for item in items:
             pending.append(pool.submit(work, item))
@@ -164,12 +166,12 @@ def in_order(work: Callable[[T], R], items: Iterable[T], count: int) -> Iterator
 
 
 def in_turn(cohorts: Iterable[Sequence[C]], clients: Sequence[Client]) -> Iterator[C]:
-    """The results of cohorts in the order of ``clients``, so that a sum over them does not depend on who trained with
-    whom. Of what :func:`divided` gives, at most one cohort per rank waits for its turn."""
+    """The results of cohorts in the order of ``clients``, so that a sum over them does not depend on the cohorts. With
+    cohorts from :func:`divided`, at most one cohort per rank waits for its turn."""
     waiting: dict[str, C] = {}
     turn = 0
     for cohort in cohorts:
-        waiting |= {one.client.id: one for one in cohort}
+        waiting |= {result.client.id: result for result in cohort}
         while turn < len(clients) and clients[turn].id in waiting:
             yield waiting.pop(clients[turn].id)
             turn += 1

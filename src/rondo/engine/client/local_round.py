@@ -23,16 +23,18 @@ from rondo.tasks.task import Example, Task
 
 @dataclass(frozen=True)
 class LocalRound:
-    """Everything that a client's training needs beside its rows. ``kept``: tensors that clients kept, by client id;
-    ``prefix``: layers whose output is computed once per example; ``stop``: set to end training after its next step."""
+    """Everything that a client's training needs besides its rows."""
 
     algorithm: Algorithm[Any]
     network: Network
     task: Task
     config: RunConfig
     kept: Mapping[str, Params]
+    """Tensors that clients kept, by client id."""
     prefix: Prefix | None = None
+    """Layers whose output is computed once per example."""
     stop: threading.Event | None = None
+    """Set to end training before its next step."""
 
     def train(
         self,
@@ -41,7 +43,7 @@ class LocalRound:
         shared: tuple[Shared, ...],
         round: Round,
     ) -> list[Answer]:
-        """The answers of a cohort; ``shared`` is what each client received. A cohort that does not fit into memory is
+        """The answers of a cohort. ``shared`` has one broadcast per client. A cohort that does not fit into memory is
         halved."""
         try:
             return self._train(clients, examples, shared, round)
@@ -50,8 +52,8 @@ class LocalRound:
                 return [Answer(clients[0], failure=failure)]
         except (MemoryError, torch.OutOfMemoryError) as error:
             if len(clients) == 1:
-                reason = ClientFailed(clients[0].id, "out_of_memory", str(error).split("\n")[0])
-                return [Answer(clients[0], failure=reason)]
+                out_of_memory = ClientFailed(clients[0].id, "out_of_memory", str(error).split("\n")[0])
+                return [Answer(clients[0], failure=out_of_memory)]
         half = len(clients) // 2
         return [
             *self.train(clients[:half], examples[:half], shared[:half], round),
@@ -70,8 +72,8 @@ class LocalRound:
         local = [algorithm.local_init(s, c) if k is None else k for k, s, c in zip(kept, shared, clients, strict=True)]
         states = None
         if self.prefix is not None:
-            each = [self.prefix.states(c.id, rows) for c, rows in zip(clients, examples, strict=True)]
-            states = reduce(States.__or__, each)
+            per_client = [self.prefix.states(c.id, rows) for c, rows in zip(clients, examples, strict=True)]
+            states = reduce(States.__or__, per_client)
         trainer = CohortTrainer(
             self.network,
             self.task,
@@ -101,12 +103,12 @@ class LocalRound:
         return answers
 
 
-def _stacked(each: Sequence[Params], device: torch.device) -> dict[str, Tensor]:
+def _stacked(per_client: Sequence[Params], device: torch.device) -> dict[str, Tensor]:
     """The tensors of several clients with a client axis. A tensor that all clients share is not copied."""
     stacked = {}
-    for name, first in each[0].items():
-        if all(one[name] is first for one in each[1:]):
-            stacked[name] = first.to(device).unsqueeze(0).expand(len(each), *first.shape)
+    for name, first in per_client[0].items():
+        if all(params[name] is first for params in per_client[1:]):
+            stacked[name] = first.to(device).unsqueeze(0).expand(len(per_client), *first.shape)
         else:
-            stacked[name] = torch.stack([one[name] for one in each]).to(device)
+            stacked[name] = torch.stack([params[name] for params in per_client]).to(device)
     return stacked

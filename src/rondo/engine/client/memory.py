@@ -1,7 +1,7 @@
-"""Memory that a step frees is kept for the next one.
+"""Memory of training steps: freed memory is kept for the next step, and activations have limits.
 
-Every step frees and takes again some tens of megabytes. Left to itself, glibc gives them back to the system and takes
-them anew, page by page: some per cent of the time of a round
+Every step frees some tens of megabytes and takes them again. By default glibc returns them to the system and gets them
+back page by page, which costs some per cent of a round's time
 (docs/log/decisions.md, "Page faults and freed memory").
 """
 
@@ -27,10 +27,11 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # from glibc's malloc.h
 
 @contextlib.contextmanager
 def freed_memory_kept() -> Iterator[None]:
-    """Inside, freed memory stays with the process; what is not in use goes back at the end. Does nothing where there is
-    no glibc. The thresholds stay as they are set here, since they cannot be read."""
-    give_back()  # what loading the model and the data has left
-    # Tensors of a step are smaller than the first, all of a step's together than the second. More of any costs memory.
+    """Inside, freed memory stays with the process; unused memory goes back to the system at the end. Does nothing
+    without glibc. The thresholds stay as set here, because they cannot be read and so not restored."""
+    give_back()  # memory left over from loading the model and the data
+    # One tensor of a step is smaller than the first threshold, all of them together are smaller than the second. Larger
+    # thresholds cost memory.
     _glibc("mallopt", _MMAP_THRESHOLD, 16 * 2**20)
     _glibc("mallopt", _TRIM_THRESHOLD, 96 * 2**20)
     _glibc("mallopt", _TOP_PAD, 4 * 2**20)
@@ -41,8 +42,8 @@ def freed_memory_kept() -> Iterator[None]:
 
 
 def give_back() -> None:
-    """Give what is not in use back to the system, for work that will take memory elsewhere: each thread has a heap of
-    its own. Does nothing where there is no glibc."""
+    """Return unused memory to the system, for work that will take memory in another thread: each thread has its own
+    heap. Does nothing without glibc."""
     _glibc("malloc_trim", 0)
 
 
@@ -52,28 +53,30 @@ def _glibc(name: str, *numbers: int) -> None:
 
 
 CPU_COHORT_BYTES = 128 * 2**20
-"""Activations of a cohort beyond which one thread of a CPU gains next to nothing
+"""Bytes of a cohort's activations beyond which one CPU thread gains next to nothing
 (docs/log/decisions.md, "Activations per thread")."""
 
 
 CPU_THREAD_BYTES = 2 * CPU_COHORT_BYTES
-"""Activations for each thread of a CPU, of all that trains at once. A client whose step keeps more has layers that
-several threads can share: one after the other they take half the memory and 5 to 10 % more time
+"""Bytes of activations per CPU thread, over all cohorts that train at once. A client whose step keeps more has layers
+that several threads can share: such clients, one after the other, take half the memory and 5 to 10 % more time
 (docs/log/decisions.md, "Output layer, one client at a time")."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of training steps. ``total``: bytes of activations of all cohorts that train at once; ``cohort``: bytes up
-    to which one cohort may grow by another client; ``cost``: cost of a step up to which it may."""
+    """Limits of training steps."""
 
     total: int
+    """Bytes of activations of all cohorts that train at once."""
     cohort: int
+    """Bytes of activations up to which one cohort may grow by another client."""
     cost: int
+    """Cost of a step up to which one cohort may grow by another client."""
 
 
 def budget(network: Network, task: Task, megabytes: int | Literal["auto"]) -> Budget:
-    """What ``simulation.memory_mb`` allows. "auto": half of the machine's memory, on a CPU at most
+    """The limits that ``simulation.memory_mb`` sets. "auto" is half of the device's memory, on a CPU at most
     ``CPU_THREAD_BYTES`` per thread."""
     if megabytes != "auto":
         return Budget(megabytes * 2**20, megabytes * 2**20, sys.maxsize)
@@ -87,19 +90,19 @@ def budget(network: Network, task: Task, megabytes: int | Literal["auto"]) -> Bu
 
 
 def activation_bytes(network: Network, task: Task, seen: Params, examples: Sequence[Example]) -> float:
-    """Bytes per unit of cost that a training step keeps for its backward pass, measured on ``examples``; at least 1.
-    ``seen``: the tensors that the network sees, no client axis."""
+    """Bytes that a training step keeps for its backward pass, per unit of cost; measured on ``examples``, at least 1.
+    ``seen`` are the tensors that the network sees, without a client axis."""
     if not examples:
         return 1.0
     kept: dict[int, torch.UntypedStorage] = {}
     frozen = {p.untyped_storage().data_ptr() for p in network.module.parameters()}
 
     def note(tensor: Tensor) -> None:
-        """Returns nothing: the backward pass never comes, and a node that got its own output back would hold itself
+        """Returns nothing: no backward pass follows, and a node that got its own output back would keep itself alive
         for ever."""
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in frozen:
-            kept[storage.data_ptr()] = storage  # held, so that its address is not given away again
+            kept[storage.data_ptr()] = storage  # kept alive, so that its address is not reused
 
     def never(_: None) -> Tensor:
         raise AssertionError("there is no backward pass")

@@ -1,7 +1,7 @@
-"""The one training loop: local training of one client or of a cohort, each on its own rows.
+"""The one training loop: local training of one client or of a cohort, each client on its own rows.
 
-It implements :class:`rondo.algorithm.Trainer`. All tensors carry a leading client axis, losses have shape (K,). A
-cohort shares the frozen layers' work; each client has its own data order, dropout masks, gradient norm and end.
+It implements :class:`rondo.algorithm.Trainer`. All tensors have a leading client axis, and losses have shape (K,). A
+cohort shares the work of the frozen layers. Each client has its own data order, dropout masks, gradient norm and end.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from rondo.params import Params, Select, client_row, everything
 from rondo.tasks.task import Batch, Example, Task
 
 _GROUPED_BATCHES = 50
-"""Length grouping sorts within this many batches at a time, so that batches still differ from epoch to epoch."""
+"""Length grouping sorts within this many batches at a time, so batches still differ between epochs."""
 
 
 def batches(
     examples: Sequence[Example], size: int, generator: torch.Generator, *, group_by_length: bool
 ) -> Iterator[list[Example]]:
-    """One epoch of batches in an order drawn from ``generator``. With ``group_by_length``, rows of similar length
-    come together, which saves padding; the order of the batches is random all the same."""
+    """One epoch of batches, in an order drawn from ``generator``. ``group_by_length`` puts rows of similar length in
+    one batch, which saves padding; the order of the batches is still random."""
     order = torch.randperm(len(examples), generator=generator).tolist()
     if group_by_length:
         window = size * _GROUPED_BATCHES
@@ -49,10 +49,10 @@ def batches(
 
 @dataclass
 class CohortTrainer:
-    """Trains ``clients`` together, each on its own ``examples``; ``base`` is the change of the frozen base so far.
+    """Trains ``clients`` together, each on its own ``examples``.
 
     Every ``fit`` has a fresh optimizer and each client's next data stream. A client whose loss or tensors are not
-    finite stops where it is and is listed in ``failed``; the others do not notice. ``upload`` leaves it out.
+    finite stops training and is listed in ``failed``; the other clients are not affected. ``upload`` leaves it out.
     """
 
     network: Network
@@ -63,14 +63,16 @@ class CohortTrainer:
     train: TrainConfig
     weighting: ClientsConfig
     base: Mapping[str, tuple[LowRank, ...]]
+    """The change of the frozen base so far."""
     prefix: Prefix | None = None
     states: States | None = None
-    """The states of all examples below the lowest adapted layer, with the ``prefix`` that they replace."""
+    """States of all examples below the lowest adapted layer, given with the ``prefix`` that they replace."""
     stop: threading.Event | None = None
-    """Looked at before every step. Raises :class:`StopRequested` once it is set."""
+    """Checked before every step. Once it is set, ``fit`` raises :class:`StopRequested`."""
     failed: dict[str, ClientFailed] = field(default_factory=dict)
+    """Failures by client id."""
     losses: list[Tensor] = field(default_factory=list)
-    """Losses (steps, K) of every fit; NaN where a client took no step."""
+    """Losses of every fit, shape (steps, K); NaN where a client took no step."""
     _fits: int = 0
 
     @property
@@ -88,8 +90,9 @@ class CohortTrainer:
         steps: int | None = None,
         lr: float | None = None,
     ) -> Fit:
-        """See :meth:`rondo.algorithm.Trainer.fit`. Only the selected tensors get gradients, and none is computed below
-        the lowest of them. Raises :class:`ClientFailed` where no client of the cohort is left."""
+        """See :meth:`rondo.algorithm.Trainer.fit`. Only the selected tensors get gradients, and no gradient is computed
+        below the lowest of them. Raises :class:`ClientFailed` where a client has no examples or every client of the
+        cohort has failed."""
         config, stream = self.train, self._fits
         self._fits += 1
         if steps is None and epochs is None:
@@ -111,72 +114,72 @@ class CohortTrainer:
                 raise StopRequested
             longest = padded = None
             if self.task.padded:
-                longest = tuple(max((e.cost for e in one), default=0) for one in batch)
-                padded = len({e.cost for one in batch for e in one}) > 1
+                longest = tuple(max((e.cost for e in group), default=0) for group in batch)
+                padded = len({e.cost for group in batch for e in group}) > 1
             rows = Rows(counts, longest).to(device)
             inputs, targets, hidden = self._to_device(batch)
             loss = self._loss(inputs, targets, hidden, rows, dropout, padded)
             value = objective({**params, **trained}, loss)
-            on = torch.tensor([n > 0 for n in counts])
-            taken += on
+            has_rows = torch.tensor([n > 0 for n in counts])
+            taken += has_rows
             seen += torch.tensor(counts)
-            there = to_device(on, device)
-            alive = alive & (value.detach().isfinite() | ~there)
-            stepping = alive & there
-            losses.append(torch.where(there, value.detach(), math.nan))
+            training = to_device(has_rows, device)
+            alive = alive & (value.detach().isfinite() | ~training)
+            stepping = alive & training
+            losses.append(torch.where(training, value.detach(), math.nan))
             torch.where(stepping, value, 0.0).sum().backward()  # type: ignore[no-untyped-call]
             with torch.no_grad():
                 if config.max_grad_norm > 0:
                     _clip(leaves, config.max_grad_norm)
-                # A client that does not step is put back: momentum and decay would move it even without a gradient.
-                # An accelerator is not asked whether there is one: the answer would have to be waited for.
-                every = device.type == "cpu" and bool(stepping.all())
-                held = None if every else [t.detach().clone() for t in leaves]
+                # Restore clients that do not step: momentum and decay would move them even without a gradient.
+                # On an accelerator always keep a copy, because asking whether all step would wait for the device.
+                all_step = device.type == "cpu" and bool(stepping.all())
+                copies = None if all_step else [t.detach().clone() for t in leaves]
                 optimizer.step()
-                if held is not None:
-                    for tensor, before in zip(leaves, held, strict=True):
+                if copies is not None:
+                    for tensor, before in zip(leaves, copies, strict=True):
                         tensor.copy_(torch.where(_as_wide(stepping, tensor), tensor, before))
-            # Not kept until the next forward pass, whose memory it would lie amidst
+            # Free these before the next forward pass: small leftovers would break up the memory that it takes
             # (docs/log/decisions.md, "Page faults and freed memory").
             optimizer.zero_grad(set_to_none=True)
             del loss, value, inputs, targets, hidden
-        done = {n: trained[n].detach() if n in trained else t for n, t in params.items()}
+        final = {n: trained[n].detach() if n in trained else t for n, t in params.items()}
         table = torch.stack(losses).cpu() if losses else torch.zeros(0, len(self.clients))
         self.losses.append(table)
-        self._find_failed(done, table, taken)
+        self._find_failed(final, table, taken)
         mean = table.nan_to_num(0.0).sum(0) / taken.clamp_min(1)
-        return Fit(done, taken, seen, mean)
+        return Fit(final, taken, seen, mean)
 
     def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:
-        """See :meth:`rondo.algorithm.Trainer.upload`; clients in ``failed`` have none."""
+        """See :meth:`rondo.algorithm.Trainer.upload`. Clients in ``failed`` upload nothing."""
         uploads = []
         for k, client in enumerate(self.clients):
             if client.id in self.failed:
                 continue
-            value = float(client.num_examples) if self.weighting.weighting == "examples" else 1.0
-            uploads.append(Upload(client, client_row(params, k), value if weight is None else float(weight[k])))
+            default = float(client.num_examples) if self.weighting.weighting == "examples" else 1.0
+            uploads.append(Upload(client, client_row(params, k), default if weight is None else float(weight[k])))
         return tuple(uploads)
 
     def mean_loss(self, index: int) -> float | None:
-        """The mean over all steps of all fits of a client, by its place in the cohort."""
-        each = [float(x) for table in self.losses for x in table[:, index] if math.isfinite(x)]
-        return sum(each) / len(each) if each else None
+        """Mean loss over all steps of all fits of the client at place ``index`` in the cohort; None without a step."""
+        losses = [float(x) for table in self.losses for x in table[:, index] if math.isfinite(x)]
+        return sum(losses) / len(losses) if losses else None
 
     def _steps(
         self, stream: int, steps: int | None, epochs: int
     ) -> Iterator[tuple[tuple[int, ...], list[list[Example]]]]:
-        """Batches of all clients, step by step, with the number of rows of each; a client that is done has none."""
-        each = [
-            self._stream(rows, self.round.generator("data", client.id, stream), steps, epochs)
-            for client, rows in zip(self.clients, self.examples, strict=True)
+        """Batches of all clients, step by step, with each client's number of rows. A client that is done has none."""
+        streams = [
+            self._stream(examples, self.round.generator("data", client.id, stream), steps, epochs)
+            for client, examples in zip(self.clients, self.examples, strict=True)
         ]
-        while any(batch := [next(one, []) for one in each]):
+        while any(batch := [next(batches_left, []) for batches_left in streams]):
             yield tuple(map(len, batch)), batch
 
     def _stream(
         self, examples: Sequence[Example], generator: torch.Generator, steps: int | None, epochs: int
     ) -> Iterator[list[Example]]:
-        """Batches of ``epochs`` epochs, or of ``steps`` steps however many epochs that takes."""
+        """Batches of ``epochs`` epochs, or of ``steps`` steps over as many epochs as they take."""
         done = 0
         while (done < steps) if steps is not None else (epochs > 0):
             epochs -= 1
@@ -213,22 +216,22 @@ class CohortTrainer:
         return loss
 
     def _to_device(self, batch: list[list[Example]]) -> tuple[Batch, Batch, Tensor | None]:
-        examples = [e for one in batch for e in one]
+        examples = [e for group in batch for e in group]
         inputs, targets = self.task.collate(examples)
         device = self.network.device
         hidden = self.states.padded(examples) if self.states is not None else None
         inputs, targets = ({n: to_device(t, device) for n, t in part.items()} for part in (inputs, targets))
         return inputs, targets, None if hidden is None else to_device(hidden, device)
 
-    def _find_failed(self, done: Params, losses: Tensor, taken: Tensor) -> None:
-        """Note the clients that are not finite. Raises :class:`ClientFailed` where none is left."""
+    def _find_failed(self, final: Params, losses: Tensor, taken: Tensor) -> None:
+        """Note the clients whose loss or tensors are not finite. Raises :class:`ClientFailed` where none is left."""
         finite = torch.ones(len(self.clients), dtype=torch.bool)
-        for tensor in done.values():
+        for tensor in final.values():
             finite &= tensor.isfinite().flatten(1).all(1).cpu()
         for k, client in enumerate(self.clients):
-            bad = (~losses[: int(taken[k]), k].isfinite()).nonzero().flatten().tolist()
-            if bad:
-                detail = f"step {bad[0]}, loss {float(losses[bad[0], k])}"
+            bad_steps = (~losses[: int(taken[k]), k].isfinite()).nonzero().flatten().tolist()
+            if bad_steps:
+                detail = f"step {bad_steps[0]}, loss {float(losses[bad_steps[0], k])}"
                 self.failed.setdefault(client.id, ClientFailed(client.id, "nonfinite_loss", detail))
             elif not finite[k]:
                 detail = f"after {int(taken[k])} steps"
@@ -238,7 +241,7 @@ class CohortTrainer:
 
 
 def _clip(leaves: Sequence[Tensor], limit: float) -> None:
-    """Scale each client's gradient so that its norm over all tensors is at most ``limit`` (as torch does for one)."""
+    """Scale each client's gradient to a norm over all tensors of at most ``limit``, as torch does for one model."""
     grads = [t.grad for t in leaves if t.grad is not None]
     if not grads:
         return
@@ -248,6 +251,6 @@ def _clip(leaves: Sequence[Tensor], limit: float) -> None:
         grad.mul_(_as_wide(factor, grad))
 
 
-def _as_wide(each: Tensor, like: Tensor) -> Tensor:
-    """(K,) with as many axes as ``like`` (K, ...)."""
-    return each.reshape(-1, *[1] * (like.dim() - 1))
+def _as_wide(values: Tensor, like: Tensor) -> Tensor:
+    """``values`` (K,) with as many axes as ``like`` (K, ...)."""
+    return values.reshape(-1, *[1] * (like.dim() - 1))

@@ -1,35 +1,37 @@
-"""What a round did to the model, measured by the server on the uploads: always on factors, in float64.
+"""A round's effect on the model, measured by the server on the uploads: on factors only, in float64.
 
-Over all adapted modules together, norms Frobenius, squared and summed over modules; every matrix is a change of the
-frozen weights since the run's start, (out, in), the base's change included:
+Norms are Frobenius norms of all adapted modules together, squared and summed over modules. Every matrix is a change of
+the frozen weights since the run's start, of shape (out, in), and includes the change of the base:
 
-- G, N: the model that the server sent before the round, and the one that it sends after it (to a newcomer: at full
-  rank; for personal methods the cold-start model);
-- D_k: the model that client k sent back, that is what the network sees with the upload in place of the broadcast;
-  p_k its weight, the p_k summing to 1;  M = sum_k p_k D_k;
-- P = sum_k p_k * scale * B_k A_k, the mean of products alone, without the base.
+- G, N: the models that the server sends before and after the round, to a newcomer (at full rank; for personal methods,
+  the cold-start model).
+- D_k: the model that client k sent back: the network's view with the upload in place of the broadcast.
+- p_k: client k's weight. The p_k sum to 1.
+- M = sum_k p_k D_k.
+- P = sum_k p_k * scale * B_k A_k: the mean of products alone, without the base.
 
-Numbers of a round (:func:`measure`); each is None where it has no meaning:
+:func:`measure` computes a round's numbers. A number that has no meaning is None:
 
-- ``interference`` = |M - N| / |M - G|: what the server lost of, or put beside, the clients' mean update. Relative to
-  the update and not to M, which grows with the run and would hide it. 0: exact. 1: as far off as if the server had
-  stayed where it was; a server that truncates to G's rank or above is never beyond 1 (Eckart-Young), others can be
-  (FedLoRU's momentum restart, a server optimizer).
-- ``truncation_error`` = |P - P_r| / |P|, P_r the best approximation of the run's rank r, module by module: for methods
-  that truncate the mean of products, what they drop; for the others how much of it an adapter could not hold.
-- ``drift_A``, ``drift_B`` = |X' - X| / |X|, X all factors A (or B) before and X' after the round. A server that
-  expresses the same product by other factors drifts too: so do the coordinates in which clients go on.
-- ``alignment_mean``, ``alignment_min``: over clients, cos(D_k - G, N - G): FedLoRU's Figure 8. Clients that did not
-  move have no direction and are left out.
-- ``stable_rank`` = |N|^2 / |N|_2^2 of each module, the mean over modules that changed at all.
+- ``interference`` = |M - N| / |M - G|: the part of the clients' mean update that the server lost or put beside it. It
+  is relative to the update and not to M, because M grows with the run and would hide it. 0 is exact; 1 is as far off
+  as if the server had not moved. A server that truncates to G's rank or above never exceeds 1 (Eckart-Young); others
+  can (FedLoRU's momentum restart, a server optimizer).
+- ``truncation_error`` = |P - P_r| / |P|, with P_r the best approximation of the run's rank r, module by module. Methods
+  that truncate the mean of products drop this part; for other methods it is the part that an adapter could not hold.
+- ``drift_A``, ``drift_B`` = |X' - X| / |X|, with X all factors A (or B) before the round and X' after it. A server that
+  expresses the same product by other factors drifts too, because the coordinates in which clients go on have changed.
+- ``alignment_mean``, ``alignment_min``: cos(D_k - G, N - G) over clients, FedLoRU's Figure 8. A client that did not
+  move has no direction and is left out.
+- ``stable_rank`` = |N|^2 / |N|_2^2 of each module, averaged over the modules that changed at all.
 
-The first, second and fourth need each client's model. ``reason`` says why where the server cannot know it.
+Interference, truncation error and alignment need each client's model. Where the server cannot know the models,
+``reason`` says why.
 
 No number is a difference of squared norms. B_k A_k - B A is written as (B_k - B) A_k + B (A_k - A), which does not
-cancel, so a client that did not move is exactly where it was. All factors of a module are first put in orthonormal
-bases of their own columns and rows, by one QR each; what is multiplied out after that has at most (K + 1) r rows and
-columns beside those of the step, and never more than the weight itself. Memory: the uploads of the round, all at once,
-up to ``HELD_BYTES``; a round without diagnostics holds one at a time where the algorithm is linear.
+cancel, so a client that did not move is exactly where it was. First, all factors of a module are put in orthonormal
+bases of their own columns and rows, with one QR each. Matrices multiplied out after that have at most (K + 1) r rows
+and columns beside those of the step, and never more than the weight itself. The uploads of the round are in memory all
+at once, up to ``HELD_BYTES``; a round without diagnostics holds one at a time where the algorithm is linear.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ from rondo.models.adapted_layer import Site
 from rondo.params import Params, add_client_axis, down, gram, head, pick, up
 
 HELD_BYTES = 256 * 2**20
-"""Above this the uploads of a round are not held for its diagnostics, so that no cohort is too large for the server."""
+"""Uploads of a round beyond this size are not held for its diagnostics, so no cohort is too large for the server."""
 
 Diagnostics: TypeAlias = dict[str, float | str | None]
 
@@ -76,16 +78,16 @@ def diagnose(
     uploads: Sequence[Upload],
     round: Round,
 ) -> Diagnostics:
-    """:func:`measure`, but nothing that goes wrong in it stops a run: the error is warned of and is the reason. No
-    uploads: there were too many to hold."""
+    """:func:`measure`, except that an error does not stop the run: it becomes a warning and the ``reason``. Empty
+    ``uploads`` mean that there were too many to hold."""
     if not uploads:
         return {**dict.fromkeys(KEYS), "reason": f"the round's uploads have more than {HELD_BYTES >> 20} MiB"}
     try:
         return measure(algorithm, sites, before, after, uploads, round)
-    except Exception as error:  # a factorisation that fails, no memory, a third party's view: the round stands
-        words = f"{type(error).__name__}: {error}"
-        warnings.warn(f"round {round.index} has no diagnostics: {words}", RuntimeWarning, stacklevel=2)
-        return {**dict.fromkeys(KEYS), "reason": words}
+    except Exception as error:  # a failed factorisation, no memory, a third party's view: the round still counts
+        message = f"{type(error).__name__}: {error}"
+        warnings.warn(f"round {round.index} has no diagnostics: {message}", RuntimeWarning, stacklevel=2)
+        return {**dict.fromkeys(KEYS), "reason": message}
 
 
 @torch.no_grad()
@@ -97,33 +99,32 @@ def measure(
     uploads: Sequence[Upload],
     round: Round,
 ) -> Diagnostics:
-    """The numbers above, for the round that took the server's state from ``before`` to ``after`` by ``uploads``."""
+    """The numbers above, for the round in which ``uploads`` took the server's state from ``before`` to ``after``."""
     if not sites:
         return {**dict.fromkeys(KEYS), "reason": "no layer is adapted"}
     old, new = _sent(algorithm, before, round), _sent(algorithm, after, _next(round))
-    found: Diagnostics = dict.fromkeys(KEYS)
-    found |= {"drift_A": _drift(old, new, sites, "A"), "drift_B": _drift(old, new, sites, "B")}
-    found["stable_rank"] = _stable_rank(new, sites)
+    numbers: Diagnostics = dict.fromkeys(KEYS)
+    numbers |= {"drift_A": _drift(old, new, sites, "A"), "drift_B": _drift(old, new, sites, "B")}
+    numbers["stable_rank"] = _stable_rank(new, sites)
     expanded = [algorithm.expand(before, u) for u in uploads]
-    found["reason"] = _unknown(algorithm, old.shared, expanded)
-    if found["reason"] is not None:
-        return found
+    numbers["reason"] = _unknown(algorithm, old.shared, expanded)
+    if numbers["reason"] is not None:
+        return numbers
     clients = _clients(algorithm, before, old.shared, expanded, round)
     weights = torch.tensor([u.weight for u in uploads], dtype=torch.float64)
     p = weights / weights.sum()
-    each = [_Squares.of(old, new, _product(clients, site), p, site) for site in sites.values()]
-    squares = _Squares(*(sum(parts[1:], parts[0]) for parts in zip(*(s.parts for s in each), strict=True)))
-    return found | squares.ratios()
+    by_module = [_Squares.of(old, new, _product(clients, site), p, site) for site in sites.values()]
+    squares = _Squares(*(sum(parts[1:], parts[0]) for parts in zip(*(s.parts for s in by_module), strict=True)))
+    return numbers | squares.ratios()
 
 
 @dataclass(frozen=True)
 class _Sent:
-    """A model that the server sends: the broadcast, in float64, what the network sees of it, and the broadcast's own
-    rounding unit."""
+    """A model that the server sends."""
 
-    shared: Shared
-    seen: Params
-    eps: float
+    shared: Shared  #: the broadcast, in float64
+    seen: Params  #: the network's view of it
+    eps: float  #: rounding unit of the broadcast's own type
 
 
 def _sent(algorithm: Algorithm[Any], state: Any, round: Round) -> _Sent:
@@ -140,33 +141,33 @@ def _clients(
     uploads: Sequence[Upload],
     round: Round,
 ) -> Params:
-    """What the network of each client saw after training, with a client axis; ``uploads`` are expanded."""
-    own = [u.params for u in uploads]
+    """The tensors that each client's network saw after training, with a client axis; ``uploads`` are expanded."""
+    uploaded = [u.params for u in uploads]
     if not algorithm.readable:
-        alone = (algorithm.aggregate(state, [u], round) for u in uploads)
-        own = [algorithm.broadcast(s, _NEWCOMER, _next(round)).params for s in alone]
-    # Tensor by tensor, so that there is no copy of all clients' in their own type beside the one in float64.
-    factors = {n: torch.stack([params[n] for params in own]).double() for n in pick(own[0], _factors)}
-    return algorithm.view(replace(shared, params={**add_client_axis(shared.params, len(own)), **factors}), {})
+        states = (algorithm.aggregate(state, [u], round) for u in uploads)
+        uploaded = [algorithm.broadcast(s, _NEWCOMER, _next(round)).params for s in states]
+    # Stack tensor by tensor, so that no copy of all clients in their own type exists beside the float64 one.
+    factors = {n: torch.stack([params[n] for params in uploaded]).double() for n in pick(uploaded[0], _factors)}
+    return algorithm.view(replace(shared, params={**add_client_axis(shared.params, len(uploaded)), **factors}), {})
 
 
 def _unknown(algorithm: Algorithm[Any], shared: Shared, expanded: Iterable[Upload]) -> str | None:
-    """Why the server cannot know its clients' models, if it cannot."""
+    """The reason why the server cannot know its clients' models; None if it can."""
     kept = _kinds(pick(algorithm.local_init(shared, _NEWCOMER), ~head))
     if kept:
         return f"clients keep {kept} of their own, so the server does not know their models"
-    sent = _kinds(n for u in expanded for n in u.params if not (_factors | head)(n))
-    return f"clients send {sent}, which are not low-rank factors" if sent else None
+    others = _kinds(n for u in expanded for n in u.params if not (_factors | head)(n))
+    return f"clients send {others}, which are not low-rank factors" if others else None
 
 
 def _kinds(names: Iterable[str]) -> str:
-    """The last parts of adapters' names, each once: ``"pA, pB"``."""
+    """The last parts of adapter names, sorted, each once: ``"pA, pB"``."""
     return ", ".join(sorted({n.rpartition(".")[2] for n in names}))
 
 
 @dataclass(frozen=True)
 class _Squares:
-    """Squared norms and inner products, of one module or summed over all; ``moved`` and ``inner`` have shape (K,)."""
+    """Squared norms and inner products, of one module or summed over all. ``moved`` and ``inner`` have shape (K,)."""
 
     gap: Tensor  #: |M - N|^2
     update: Tensor  #: |M - G|^2
@@ -175,7 +176,7 @@ class _Squares:
     step: Tensor  #: |N - G|^2
     moved: Tensor  #: |D_k - G|^2
     inner: Tensor  #: <D_k - G, N - G>
-    rounding: Tensor  #: what a change must exceed to be one: the size of rounding B and A in their own type
+    rounding: Tensor  #: rounding error of B and A in their own type; a smaller change counts as none
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
@@ -183,7 +184,7 @@ class _Squares:
 
     @staticmethod
     def of(old: _Sent, new: _Sent, clients: LowRank, p: Tensor, site: Site) -> _Squares:
-        """One module. ``clients``: up (K, out, r), down (K, r, in); ``p``: (K,)."""
+        """The squares of one module. ``clients`` has up (K, out, r) and down (K, r, in); ``p`` has shape (K,)."""
         g, n = _product(old.seen, site), _product(new.seen, site)
         change = total([_change(g, n), *_added(old.shared, new.shared, site.path)])
         lift, b, up = _coordinates([clients.up - g.up, g.up, change.up])
@@ -209,9 +210,9 @@ class _Squares:
     def ratios(self) -> Diagnostics:
         cosines = []
         if self.step > self.rounding:
-            there = self.moved > self.rounding
-            each = self.inner[there] / (self.moved[there] * self.step).sqrt()
-            cosines = [c for c in each.clamp(-1, 1).tolist() if math.isfinite(c)]
+            moved = self.moved > self.rounding
+            ratios = self.inner[moved] / (self.moved[moved] * self.step).sqrt()
+            cosines = [c for c in ratios.clamp(-1, 1).tolist() if math.isfinite(c)]
         return {
             "interference": _root(self.gap, self.update, self.rounding),
             "truncation_error": _root(self.tail, self.product),
@@ -221,7 +222,7 @@ class _Squares:
 
 
 def _root(above: Tensor | float, below: Tensor | float, least: Tensor | float = 0.0) -> float | None:
-    """sqrt(above / below); None where ``below`` is not more than ``least`` or the root is not finite."""
+    """sqrt(above / below), or None where ``below`` is not more than ``least`` or the root is not finite."""
     if not below > least:
         return None
     root = math.sqrt(float(above) / float(below))
@@ -229,7 +230,8 @@ def _root(above: Tensor | float, below: Tensor | float, least: Tensor | float = 
 
 
 def _drift(old: _Sent, new: _Sent, sites: Mapping[str, Site], part: str) -> float | None:
-    """Of the factors that the server holds, or where it holds others (a Gram matrix's root), of those seen."""
+    """Drift of the factors that the server holds. Where it holds others (a Gram matrix's root), of the factors that the
+    network sees. None where a factor is missing or has changed its shape."""
     moved = size = 0.0
     for site in sites.values():
         before, after = (_held(s).get(f"{site.path}.{part}") for s in (old, new))
@@ -241,30 +243,30 @@ def _drift(old: _Sent, new: _Sent, sites: Mapping[str, Site], part: str) -> floa
 
 
 def _held(sent: _Sent) -> Params:
-    given = sent.shared.params
-    if any(map(gram, given)):
-        given = sent.seen
-    return pick(given, down | up)
+    params = sent.shared.params
+    if any(map(gram, params)):
+        params = sent.seen
+    return pick(params, down | up)
 
 
 def _stable_rank(sent: _Sent, sites: Mapping[str, Site]) -> float | None:
-    found = []
+    ratios = []
     for site in sites.values():
         chunks = (c.to(torch.float64) for c in sent.shared.base.get(site.path, ()))
         values = torch.linalg.svdvals(_core(total([_product(sent.seen, site), *chunks]))).square()
         ratio = float(values.sum() / values[0])
         if math.isfinite(ratio):
-            found.append(ratio)
-    return sum(found) / len(found) if found else None
+            ratios.append(ratio)
+    return sum(ratios) / len(ratios) if ratios else None
 
 
 def _product(seen: Params, site: Site) -> LowRank:
-    """scale * B A, in W's units; a client axis may lead."""
+    """scale * B A, in W's units; both factors may have a client axis."""
     return LowRank(site.scale * seen[f"{site.path}.B"], seen[f"{site.path}.A"])
 
 
 def _change(before: LowRank, after: LowRank) -> LowRank:
-    """``after - before`` of twice the rank, exactly zero where nothing changed."""
+    """``after - before``, with twice the rank, and exactly zero where nothing changed."""
     if before.rank != after.rank:
         return after - before
     up = torch.cat([after.up - before.up, before.up], -1)
@@ -272,7 +274,7 @@ def _change(before: LowRank, after: LowRank) -> LowRank:
 
 
 def _added(old: Shared, new: Shared, path: str) -> list[LowRank]:
-    """What the base's change grew by: chunks are only ever appended, and those there already are the same tensors."""
+    """The growth of the base's change. Chunks are only ever appended, and the old chunks are still the same tensors."""
     before, after = old.base.get(path, ()), new.base.get(path, ())
     same = 0
     while same < min(len(before), len(after)) and before[same].up is after[same].up:
@@ -281,8 +283,8 @@ def _added(old: Shared, new: Shared, path: str) -> list[LowRank]:
 
 
 def _coordinates(parts: Sequence[Tensor]) -> list[Tensor]:
-    """The columns of all ``parts`` in one orthonormal basis of them: fewer rows, the same inner products. A client axis
-    may lead. Columns of zeros, as of a factor that no client trained, cost nothing."""
+    """The columns of all ``parts`` in one orthonormal basis: fewer rows, the same inner products. Parts may have a
+    client axis. Columns of zeros, as in a factor that no client trained, cost nothing."""
     flat = [part if part.dim() == 2 else part.movedim(0, 1).flatten(1) for part in parts]
     columns = torch.cat(flat, 1)
     used = columns.any(0)
@@ -297,17 +299,17 @@ def _coordinates(parts: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _core(matrix: LowRank) -> Tensor:
-    """A matrix with the singular values of ``matrix``, and as small as its factors allow."""
+    """A matrix with the singular values of ``matrix``, as small as its factors allow."""
     return _triangle(matrix.up) @ _triangle(matrix.down.mT).mT
 
 
 def _triangle(tall: Tensor) -> Tensor:
-    """``tall`` in an orthonormal basis of its columns; itself where that is no smaller."""
+    """``tall`` in an orthonormal basis of its columns, or ``tall`` itself where the basis makes it no smaller."""
     return torch.linalg.qr(tall, mode="r").R if tall.shape[-2] > tall.shape[-1] else tall
 
 
 def _wide(params: Params) -> dict[str, Tensor]:
-    """In float64, but for positions."""
+    """``params`` in float64, except positions, which are integers."""
     return {n: t.double() if t.is_floating_point() else t for n, t in params.items()}
 
 

@@ -33,8 +33,11 @@ class Setting:
 class Attempt:
     """The uploads of one attempt, admitted one by one as they are asked for.
 
-    ``failed``: clients that failed unexpectedly; ``refused``: clients whose upload was turned away as expected;
-    ``rejected``: the number of uploads turned away, by reason; ``kept``: tensors that clients keep.
+    - ``kept``: tensors that clients keep, by client id.
+    - ``failed``: clients that failed unexpectedly, with the reason.
+    - ``refused``: clients whose upload was turned away as expected, with the reason.
+    - ``rejected``: the number of uploads turned away, by reason.
+    - ``up``, ``down``, ``first_contact``: bytes.
     """
 
     def __init__(self, setting: Setting, turnout: Turnout) -> None:
@@ -59,29 +62,29 @@ class Attempt:
         )
         waiting = {c.id for c in turnout.asked}
         for answer in setting.transport.exchange(setting.round, Work(turnout, self._shared)):
-            name = answer.client.id
+            client_id = answer.client.id
             upload, failure = self._admitted(gate, answer)
-            if name not in waiting:  # not asked, or it has answered before
+            if client_id not in waiting:  # not asked, or it has answered before
                 if upload is not None:
-                    raise AssertionError(f"client {name}: an upload that must not count was not turned away")
-                if name not in self.kept and failure is not None:
-                    self.refused.setdefault(name, failure)
+                    raise AssertionError(f"client {client_id}: an upload that must not count was not turned away")
+                if client_id not in self.kept and failure is not None:
+                    self.refused.setdefault(client_id, failure)
                 continue
-            waiting.remove(name)
+            waiting.remove(client_id)
             if setting.observer is not None:
-                setting.observer.client_done(name, answer.loss if upload is not None else None)
+                setting.observer.client_done(client_id, answer.loss if upload is not None else None)
             if upload is None:
                 assert failure is not None
-                self.failed[name] = failure
+                self.failed[client_id] = failure
                 continue
             self.up += setting.ledger.receive(upload)
-            self.kept[name] = answer.kept
+            self.kept[client_id] = answer.kept
             if answer.loss is not None:
                 self._losses.append((answer.loss, upload.weight))
             yield upload
 
     def _admitted(self, gate: Gate, answer: Answer) -> tuple[Upload | None, ClientFailed | None]:
-        """The upload if it passes the gate, else the reason."""
+        """The upload if it passes the gate, else the reason why it does not."""
         if answer.upload is None:
             return None, answer.failure
         if answer.late:
@@ -95,7 +98,7 @@ class Attempt:
             return None, ClientFailed(answer.client.id, rejection.reason, rejection.detail)
 
     def _shared(self, client: Client) -> Shared:
-        """What ``client`` must know. The tensors that it lacks are counted here."""
+        """The broadcast to ``client``. The tensors that the client lacks are counted here."""
         shared = self.setting.algorithm.broadcast(self.setting.state, client, self.setting.round)
         down, first = self.setting.ledger.send(client.id, shared)
         self.down += down
@@ -103,13 +106,13 @@ class Attempt:
         return shared
 
     def loss(self) -> float | None:
-        """Mean training loss, weighted as the uploads are."""
-        mass = sum(w for _, w in self._losses)
-        return sum(x * w for x, w in self._losses) / mass if mass else None
+        """Mean training loss, weighted like the uploads; None without a loss."""
+        total = sum(w for _, w in self._losses)
+        return sum(x * w for x, w in self._losses) / total if total else None
 
 
 def noted(uploads: Iterable[Upload], into: list[Upload]) -> Iterator[Upload]:
-    """``uploads``, each also appended to ``into``, which is emptied where they have more than ``HELD_BYTES``."""
+    """Pass ``uploads`` on and append each to ``into``. Once they exceed ``HELD_BYTES``, ``into`` is emptied."""
     held = 0
     for upload in uploads:
         held += num_bytes(upload.params)

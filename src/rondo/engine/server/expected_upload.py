@@ -1,4 +1,4 @@
-"""What an upload of a client looks like: the algorithm itself is asked, with a trainer that does not train."""
+"""The form of a client's upload, found by running the algorithm itself with a trainer that does not train."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rondo.params import Params, Select, add_client_axis, client_row, everything
 
 
 def trial_upload(algorithm: Algorithm[Any], state: Any, client: Client, round: Round) -> Upload:
-    """The upload of ``client`` in ``round`` if it learned nothing: names, shapes and types as they would be. Its weight
-    is NaN where it is the run's to say, not the algorithm's."""
+    """The upload of ``client`` in ``round`` if it learned nothing, with the names, shapes and types of a real one. Its
+    weight is NaN where the run sets the weight and not the algorithm."""
     shared = algorithm.broadcast(state, client, round)
     local = add_client_axis(algorithm.local_init(shared, client))
     received = replace(shared, params=add_client_axis(shared.params))
@@ -25,7 +25,7 @@ def trial_upload(algorithm: Algorithm[Any], state: Any, client: Client, round: R
 
 @dataclass(frozen=True)
 class _Idle:
-    """A :class:`rondo.algorithm.Trainer` that gives back what it is given."""
+    """A :class:`rondo.algorithm.Trainer` that returns the tensors it is given."""
 
     clients: tuple[Client, ...]
     round: Round
@@ -41,9 +41,9 @@ class _Idle:
         steps: int | None = None,
         lr: float | None = None,
     ) -> Fit:
-        none = torch.zeros(len(self.clients))
-        return Fit(params, none, none, none)
+        zeros = torch.zeros(len(self.clients))
+        return Fit(params, zeros, zeros, zeros)
 
     def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:
-        each = [math.nan] * len(self.clients) if weight is None else weight.tolist()
-        return tuple(Upload(c, client_row(params, k), each[k]) for k, c in enumerate(self.clients))
+        weights = [math.nan] * len(self.clients) if weight is None else weight.tolist()
+        return tuple(Upload(c, client_row(params, k), weights[k]) for k, c in enumerate(self.clients))

@@ -1,8 +1,8 @@
-"""The gate: what every upload must pass before an algorithm sees it.
+"""The gate: every upload is checked here before an algorithm sees it.
 
-The server knows what it sent to whom, and so which tensors can come back. Everything else is turned away with a typed
-reason, counted, and changes nothing; the round goes on without it. In this order: size, parsing, envelope, one upload a
-client, names, types and shapes, finite values, number of examples and weight, norm.
+The server knows what it sent to each client, and so which tensors can come back. Any other upload is rejected with a
+typed reason, counted, and changes nothing; the round goes on without it. The checks, in this order: size, parsing,
+envelope, one upload per client, names, types and shapes, finite values, number of examples and weight, norm.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from rondo.params import Packed, Params, num_bytes
 
 
 class Gate:
-    """The gate of one round, for ``clients``, which were sent ``algorithm``'s broadcast of ``state``.
+    """The gate of one round, in which ``clients`` received ``algorithm``'s broadcast of ``state``.
 
-    The norm that is bounded, and clipped, is of the change to what was sent; of the upload itself where the method puts
-    that in other coordinates (``same_coordinates`` is false).
+    The norm limit holds for the change from the broadcast, and clipping scales that change. Where uploads are in other
+    coordinates than the broadcast (``same_coordinates`` is false), the limit holds for the upload itself.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class Gate:
         self._closed = False
 
     def close(self) -> None:
-        """From now on every upload is late."""
+        """Reject every upload from now on: the round is over."""
         self._closed = True
 
     def admit(self, data: bytes) -> Upload:
-        """The upload in ``data``, as :func:`rondo.engine.wire.encode_upload` made it. Raises
+        """The upload in ``data``, which are bytes from :func:`rondo.engine.wire.encode_upload`. Raises
         :class:`~rondo.engine.wire.Rejected`."""
         envelope, params = decode_upload(data, self._limit)
         client = self._known(envelope)
@@ -61,7 +61,7 @@ class Gate:
         return self._content(Upload(replace(client, num_examples=envelope.examples), params, envelope.weight))
 
     def check(self, upload: Upload) -> Upload:
-        """An upload that never was bytes, as in a simulation. Raises :class:`~rondo.engine.wire.Rejected`."""
+        """An upload that was never bytes, as in a simulation. Raises :class:`~rondo.engine.wire.Rejected`."""
         if self._closed:
             raise Rejected("round_closed", f"round {self.round.index} is over")
         if upload.client.id not in self._clients:
@@ -71,19 +71,19 @@ class Gate:
 
     @functools.cached_property
     def _used(self) -> torch.dtype:
-        """The narrowest type of numbers in the server's state."""
+        """The narrowest floating-point type in the server's state."""
         types = {t.dtype for t in self.state.params.values() if t.is_floating_point()}
         return min(types, key=lambda dtype: torch.finfo(dtype).max, default=torch.float32)
 
     def _known(self, envelope: Envelope) -> Client:
-        """The client, if the upload is of this round of this run on this model."""
-        for key, here, there in (
+        """The client that sent the upload, if the upload belongs to this run, this model and this round."""
+        for key, expected, received in (
             ("run", self.identity.run, envelope.run),
             ("model", self.identity.model, envelope.model),
             ("round", self.round.index, envelope.round),
         ):
-            if here != there:
-                raise Rejected(f"wrong_{key}", f"{short(there)}, this is {short(here)}")
+            if expected != received:
+                raise Rejected(f"wrong_{key}", f"{short(received)}, this is {short(expected)}")
         client = self._clients.get(envelope.client)
         if client is None:
             raise Rejected("unknown_client", f"{short(envelope.client)} has no part in round {self.round.index}")
@@ -92,29 +92,29 @@ class Gate:
         return client
 
     def _once(self, client: Client, digest: bytes) -> None:
-        """The first upload of a client stands, whatever comes of it: were it given another try, it could try bounds
-        out. The same one again, of a client that got no answer, is told apart."""
+        """A client's first upload is final, accepted or not: a retry would let it probe the limits. The digest
+        distinguishes a resend, from a client that got no answer, from another upload."""
         if client.id in self._came:
             which = "the same" if self._came[client.id] == digest else "another"
             raise Rejected("duplicate", f"{which} upload of {short(client.id)} came before")
         self._came[client.id] = digest
 
     def _trial(self, client: Client) -> Upload:
-        """The upload that a client of this rank would send if it learned nothing."""
+        """The upload of a client of this rank that learned nothing."""
         if client.rank not in self._expected:
             self._expected[client.rank] = trial_upload(self.algorithm, self.state, client, self.round)
         return self._expected[client.rank]
 
     @functools.cached_property
     def _limit(self) -> int:
-        """Bytes of the largest upload that a client of this round can send."""
-        clients = {c.rank: c for c in self._clients.values()}.values()
-        return max((self._bytes(self._trial(c)) for c in clients), default=0)
+        """Bytes of tensors in the largest upload that a client of this round can send."""
+        one_per_rank = {c.rank: c for c in self._clients.values()}.values()
+        return max((self._bytes(self._trial(c)) for c in one_per_rank), default=0)
 
     def _bytes(self, trial: Upload) -> int:
         if not self.algorithm.varying_shapes:
             return num_bytes(trial.params)
-        # At most everything that it can expand to, and as many numbers again to say which part of that it is.
+        # At most every number that it can expand to, and as many again to say which of them it holds.
         return 2 * num_bytes(self.algorithm.expand(self.state, trial).params)
 
     def _content(self, upload: Upload) -> Upload:
@@ -122,8 +122,8 @@ class Gate:
         expected = trial.params
         if upload.params.keys() != expected.keys():
             missing, surplus = expected.keys() - upload.params.keys(), upload.params.keys() - expected.keys()
-            told = [f"{word} {short(sorted(names)[0])}" for word, names in (("no", missing), ("a", surplus)) if names]
-            raise Rejected("wrong_names", f"there is {' and '.join(told)}; in all {len(missing) + len(surplus)} differ")
+            diff = [f"{word} {short(sorted(names)[0])}" for word, names in (("no", missing), ("a", surplus)) if names]
+            raise Rejected("wrong_names", f"there is {' and '.join(diff)}; in all {len(missing) + len(surplus)} differ")
         for name, tensor in expected.items():
             _must_be_like(name, upload.params[name], tensor, shapes=not self.algorithm.varying_shapes)
         if self.algorithm.varying_shapes:
@@ -131,19 +131,19 @@ class Gate:
         if len({t.dtype for t in expected.values()}) == 1:
             upload = replace(upload, params=Packed.of(upload.params))
         _must_be_finite(upload.params, self._used)
-        examples, most = upload.client.num_examples, self.limits.max_examples
-        if not 1 <= examples <= (most or math.inf):
-            allowed = f"1 to {most}" if most else "at least 1"
+        examples, max_examples = upload.client.num_examples, self.limits.max_examples
+        if not 1 <= examples <= (max_examples or math.inf):
+            allowed = f"1 to {max_examples}" if max_examples else "at least 1"
             raise Rejected("bad_examples", f"{examples}, allowed are {allowed}")
         if not 0 < upload.weight < math.inf:
             raise Rejected("bad_weight", f"{upload.weight}, must be positive and finite")
-        due = float(examples) if self.weighting == "examples" else 1.0
-        if math.isnan(trial.weight) and upload.weight != due:
-            raise Rejected("bad_weight", f"{upload.weight}, for {examples} examples it is {due:g}")
+        run_weight = float(examples) if self.weighting == "examples" else 1.0
+        if math.isnan(trial.weight) and upload.weight != run_weight:
+            raise Rejected("bad_weight", f"{upload.weight}, for {examples} examples it is {run_weight:g}")
         return self._bounded(upload)
 
     def _must_expand(self, upload: Upload, trial: Upload) -> None:
-        """The method can read the upload, and makes of it what it makes of the trial's shapes."""
+        """The algorithm must read the upload and expand it to the same types and shapes as the trial."""
         try:
             expanded = self.algorithm.expand(self.state, upload).params
         except UnreadableUpload as error:
@@ -156,8 +156,8 @@ class Gate:
         if bound is None:
             return upload
         params = self.algorithm.expand(self.state, upload).params
-        moves = self.algorithm.same_coordinates
-        start: Params = self.state.params if moves else {}
+        same_coordinates = self.algorithm.same_coordinates
+        start: Params = self.state.params if same_coordinates else {}
         change = {n: t.double() - start[n].double() if n in start else t.double() for n, t in params.items()}
         norm = math.sqrt(sum(float(t.square().sum()) for t in change.values()))
         if norm <= bound:
@@ -169,7 +169,7 @@ class Gate:
 
 
 def _must_be_like(name: str, tensor: Tensor, like: Tensor, *, shapes: bool = True) -> None:
-    """The type and shape of ``like``; without ``shapes`` only its number of axes."""
+    """``tensor`` must have the type and shape of ``like``; without ``shapes``, its type and number of axes."""
     if tensor.dtype is not like.dtype:
         raise Rejected("wrong_dtype", f"{name} is {tensor.dtype}, expected {like.dtype}")
     if tensor.dim() != like.dim() or (shapes and tensor.shape != like.shape):
@@ -177,10 +177,11 @@ def _must_be_like(name: str, tensor: Tensor, like: Tensor, *, shapes: bool = Tru
         raise Rejected("wrong_shape", f"{name} is {tuple(tensor.shape)}, expected {wanted}")
 
 
-def _must_be_finite(params: Params, used: torch.dtype) -> None:
-    """In the type in which they will be used: 1e39 in float64 is infinite in float32."""
-    whole = {"": params.vector} if isinstance(params, Packed) else params
-    if all(t.to(used).isfinite().all() for t in whole.values() if t.is_floating_point()):
+def _must_be_finite(params: Params, dtype: torch.dtype) -> None:
+    """All values must be finite in ``dtype``, the type in which they are used: 1e39 in float64 is infinite in
+    float32."""
+    tensors = {"": params.vector} if isinstance(params, Packed) else params
+    if all(t.to(dtype).isfinite().all() for t in tensors.values() if t.is_floating_point()):
         return
-    name = next(n for n, t in params.items() if t.is_floating_point() and not t.to(used).isfinite().all())
+    name = next(n for n, t in params.items() if t.is_floating_point() and not t.to(dtype).isfinite().all())
     raise Rejected("not_finite", name)

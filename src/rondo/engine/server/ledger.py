@@ -1,8 +1,8 @@
-"""What would cross the network, counted by tensor version.
+"""The bytes that would cross the network, counted by tensor version.
 
-An algorithm says what a client must know (``broadcast``); the ledger knows which versions of which tensors the client
-has and counts the rest. A tensor's version is a digest of its content, so a tensor that did not change costs nothing,
-and a client that missed rounds is brought up to date. Payload bytes are counted: elements times element size.
+An algorithm says what a client must know (``broadcast``). The ledger knows which tensor versions the client has, and
+counts the rest. A version is a digest of a tensor's content, so an unchanged tensor costs nothing, and a client that
+missed rounds is brought up to date. Only payload bytes count: elements times element size.
 """
 
 from __future__ import annotations
@@ -20,45 +20,49 @@ from rondo.algorithm import Shared, Upload
 from rondo.params import num_bytes
 
 _STATES = 64
-"""How many states of clients are remembered to be shared. Clients of a round are in few; older ones come no more."""
+"""Client states remembered for sharing. The clients of a round are in few states, and older states do not return."""
 _CHUNK = "base:"
 
 
 @dataclass
 class Ledger:
-    """Versions that each client holds, by client id and tensor name. Clients that hold the same share one mapping, so
-    that a hundred thousand of them cost little more than the distinct states that they are in."""
+    """The tensor versions that each client holds. Clients with equal versions share one mapping, so a hundred thousand
+    clients cost little more than their distinct states."""
 
     held: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    """Versions by client id and tensor name."""
     _known: dict[frozenset[tuple[str, str]], Mapping[str, str]] = field(default_factory=dict, repr=False)
 
     def send(self, client: str, shared: Shared) -> tuple[int, int]:
-        """Count what ``client`` lacks of ``shared`` and note that it has it now: (bytes down, of these the bytes of
-        names it never had). Chunks of the base are tensors like any other, each sent once; one that a later round
-        appends is news of that round, not of a first contact."""
-        known = client in self.held
+        """Count the tensors of ``shared`` that ``client`` lacks, and note that it has them now.
+
+        Returns the bytes down, and how many of them are first contact: tensors with a name that the client never had.
+        Chunks of the base are tensors like any other, each sent once. A chunk that a later round appends belongs to
+        that round and is not first contact.
+        """
+        returning = client in self.held
         held = dict(self.held.get(client, {}))
         down = first = 0
         for name, tensor in _named(shared).items():
-            now = version(tensor)
-            before = held.get(name)
-            if before != now:
+            current = version(tensor)
+            previous = held.get(name)
+            if previous != current:
                 size = tensor.numel() * tensor.element_size()
                 down += size
-                first += size if before is None and not (known and name.startswith(_CHUNK)) else 0
-                held[name] = now
-        if len(self._known) > _STATES:  # those of rounds long past; who holds them keeps them
+                first += size if previous is None and not (returning and name.startswith(_CHUNK)) else 0
+                held[name] = current
+        if len(self._known) > _STATES:  # states of rounds long past; a client that holds one keeps it
             self._known.clear()
         self.held[client] = self._known.setdefault(frozenset(held.items()), held)
         return down, first
 
     def receive(self, upload: Upload) -> int:
-        """Bytes of an upload. What the client sent it still has, but the server's next version is another."""
+        """Bytes of an upload. The client still has its tensors, but the server's next versions will be different."""
         return num_bytes(upload.params)
 
     def to_json(self) -> bytes:
-        """All versions, each that several clients hold written once. Clients and names keep their order, so equal
-        ledgers give equal bytes."""
+        """All versions, as JSON. A version or mapping that several clients hold is written once. Clients and names keep
+        their order, so equal ledgers give equal bytes."""
         entries: dict[str, int] = {}
         records: dict[tuple[int, ...], int] = {}
         clients = {}
@@ -69,7 +73,7 @@ class Ledger:
 
     @staticmethod
     def from_json(text: bytes) -> Ledger:
-        """What :meth:`to_json` gave. Raises ValueError where it is something else."""
+        """The ledger that :meth:`to_json` wrote. Raises ValueError for any other bytes."""
         try:
             content = json.loads(text)
             entries = [entry.partition(" ") for entry in content["entries"]]
@@ -95,12 +99,12 @@ _versions: dict[int, tuple[weakref.ref[Tensor], str]] = {}
 
 
 def version(tensor: Tensor) -> str:
-    """A digest of dtype, shape and content. Remembered by identity as long as the tensor lives, as one tensor is sent
-    to many clients."""
+    """A digest of dtype, shape and content. It is cached by identity while the tensor lives, because one tensor goes to
+    many clients."""
     key = id(tensor)
-    known = _versions.get(key)
-    if known is not None and known[0]() is tensor:
-        return known[1]
+    cached = _versions.get(key)
+    if cached is not None and cached[0]() is tensor:
+        return cached[1]
     content = tensor.detach().cpu().contiguous()
     digest = hashlib.blake2b(f"{content.dtype}{tuple(content.shape)}".encode(), digest_size=16)
     digest.update(content.reshape(-1).view(torch.uint8).numpy().data)

@@ -1,4 +1,4 @@
-"""Which rank each client has, where ranks differ: a list, shares dealt by the run's seed, or a budget of bytes."""
+"""The rank of each client, where ranks differ: from a list, shares dealt by the run's seed, or a budget of bytes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from rondo.params import head, num_bytes, pick
 def client_ranks(
     config: RunConfig, algorithm: Algorithm[Any], sites: Collection[Site], count: int
 ) -> tuple[int, ...] | None:
-    """The ranks of ``count`` clients, in the order of their ids; None where all have the run's, the largest of
-    ``sites``. Lists in ``config`` have one value per
-    client. Raises :class:`ConfigError` where a rank is above the run's."""
+    """The ranks of ``count`` clients, in the order of their ids; None where all have the run's rank, the largest of
+    ``sites``. Lists in ``config`` have one value per client. Raises :class:`ConfigError` where a rank is above the
+    run's or a budget does not hold rank 1."""
     ranks, budget = config.clients.ranks, config.clients.bytes_budget
     if ranks is None and budget is None:
         return None
@@ -39,38 +39,41 @@ def client_ranks(
         sizes = functools.cache(lambda rank: upload_bytes(algorithm, sites, config.rounds, rank))
         chosen = _affordable(budgets, range(1, largest + 1), sizes)
     if max(chosen) > largest:
-        words = f"rank {max(chosen)} is above the run's, which is {largest}: lower it"
-        raise ConfigError.at("clients.ranks", words)
+        message = f"rank {max(chosen)} is above the run's, which is {largest}: lower it"
+        raise ConfigError.at("clients.ranks", message)
     return chosen
 
 
-def _dealt(shares: Mapping[int, float], count: int, whole: Round) -> tuple[int, ...]:
-    """Ranks in these shares, exact but for rounding by largest remainder, in an order of the run's seed."""
-    ranks, whole_share = sorted(shares), sum(shares.values())
-    exact = {r: shares[r] / whole_share * count for r in ranks}
-    numbers = {r: math.floor(exact[r]) for r in ranks}
-    # Rounded, so that remainders that differ in their last bit are equal; of those the smaller rank's goes first.
-    rest = sorted(ranks, key=lambda r: round(numbers[r] - exact[r], 6))
-    for r in rest[: count - sum(numbers.values())]:
-        numbers[r] += 1
-    pool = [r for r in ranks for _ in range(numbers[r])]
-    order = torch.randperm(count, generator=whole.generator("ranks")).tolist()
+def _dealt(shares: Mapping[int, float], count: int, first_round: Round) -> tuple[int, ...]:
+    """Ranks in these shares, in an order drawn from the run's seed. Counts are rounded by largest remainder."""
+    ranks, sum_of_shares = sorted(shares), sum(shares.values())
+    exact = {r: shares[r] / sum_of_shares * count for r in ranks}
+    counts = {r: math.floor(exact[r]) for r in ranks}
+    # Round, so that remainders that differ only in their last bit are equal; among equals the smaller rank goes first.
+    by_remainder = sorted(ranks, key=lambda r: round(counts[r] - exact[r], 6))
+    for r in by_remainder[: count - sum(counts.values())]:
+        counts[r] += 1
+    pool = [r for r in ranks for _ in range(counts[r])]
+    order = torch.randperm(count, generator=first_round.generator("ranks")).tolist()
     return tuple(pool[i] for i in order)
 
 
 def _affordable(budgets: Sequence[int], ranks: range, sizes: Callable[[int], int]) -> tuple[int, ...]:
-    """For each budget the largest of ``ranks`` whose upload fits. ``sizes``: from a rank to its bytes; it grows."""
+    """The largest of ``ranks`` whose upload fits, for each budget. ``sizes`` maps a rank to its bytes, which grow."""
     least = sizes(1)
     if min(budgets) < least:
-        words = f"{min(budgets)} bytes do not hold an upload of rank 1, which is {least}: raise it to that or more"
-        raise ConfigError.at("clients.bytes_budget", words)
+        message = f"{min(budgets)} bytes do not hold an upload of rank 1, which is {least}: raise it to that or more"
+        raise ConfigError.at("clients.bytes_budget", message)
     return tuple(bisect_right(ranks, b, key=sizes) for b in budgets)
 
 
 def upload_bytes(algorithm: Algorithm[Any], sites: Iterable[Site], rounds: int, rank: int) -> int:
-    """Bytes that a client of ``rank`` uploads in a round, the head not counted; the larger of the first two rounds, as
-    factors may take turns. Asked of tensors of the right shapes, before there is a model. Where modules differ in
-    shape, LoRA-A2's uploads vary around this, as what it sends depends on what was learned."""
+    """Bytes that a client of ``rank`` uploads in a round, without the head.
+
+    The larger of the first two rounds counts, because factors may take turns. The algorithm is asked with tensors of
+    the right shapes, before there is a model. Where modules differ in shape, LoRA-A2's uploads vary around this number,
+    because its choice of slots depends on what was learned.
+    """
     initial: dict[str, Tensor] = {}
     weights: dict[str, Weight] = {}
     for site in sites:

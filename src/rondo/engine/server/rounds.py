@@ -22,17 +22,19 @@ from rondo.params import Params
 
 @dataclass
 class Server:
-    """A run's server. ``state``: the algorithm's, at first that of :func:`first_state`; ``sites``: the adapted layers;
-    ``kept``: tensors that clients keep between rounds, where the transport leaves them to the server."""
+    """A run's server."""
 
     algorithm: Algorithm[Any]
     config: RunConfig
     clients: Sequence[Client]
     transport: Transport
     sites: Mapping[str, Site]
+    """The adapted layers by module path."""
     identity: Identity
     state: Any
+    """The algorithm's state, at first from :func:`first_state`."""
     kept: MutableMapping[str, Params] = field(default_factory=dict)
+    """Tensors that clients keep between rounds, by client id, where the transport leaves them to the server."""
     ledger: Ledger = field(default_factory=Ledger)
 
     def round(self, index: int) -> Round:
@@ -40,7 +42,8 @@ class Server:
         return Round(index, self.config.rounds, self.config.seed, len(self.clients))
 
     def run_round(self, index: int, observer: Observer | None = None) -> dict[str, Any]:
-        """One round, and its record. With fewer uploads than ``min_clients`` it is skipped and the model stays.
+        """Run one round and return its record. With fewer uploads than ``min_clients`` the round is skipped and the
+        model stays.
 
         Failed clients leave no trace: the result is, bit for bit, that of a round that never sampled them. The members
         of a cohort decide how its sums are rounded, so a cohort that lost a client unexpectedly is trained again
@@ -61,7 +64,7 @@ class Server:
             attempt = Attempt(setting, turnout)
             held: list[Upload] = []
             uploads = noted(attempt, held) if diagnosed else iter(attempt)
-            # An algorithm needs at least one upload; whether there were enough is known when all have come.
+            # An algorithm needs at least one upload. Whether enough came is known only after the last.
             first = next(uploads, None)
             new = self.state if first is None else self.algorithm.aggregate(self.state, _chain(first, uploads), round)
             down, first_contact = down + attempt.down, first_contact + attempt.first_contact
@@ -115,7 +118,8 @@ class Server:
 def first_state(
     algorithm: Algorithm[Any], initial: Params, weights: Mapping[str, Weight], config: RunConfig, clients: int
 ) -> Any:
-    """The server's state before the first round. ``initial``: the tensors that ``clients`` clients train."""
+    """The server's state before the first round. ``initial`` are the tensors that clients train, and ``clients`` is the
+    number of clients."""
     return serialization.canonical(algorithm.init(initial, weights, Round(0, config.rounds, config.seed, clients)))
 
 

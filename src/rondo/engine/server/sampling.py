@@ -1,4 +1,4 @@
-"""Who takes part in a round."""
+"""Sampling: the clients that take part in a round."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from rondo.config.schema import ClientsConfig
 
 
 def sample(config: ClientsConfig, population: Sequence[Client], round: Round) -> list[Client]:
-    """The clients of a round, sorted by id, from the round's own stream; with ``over_select`` as many more.
+    """The clients of a round, sorted by id, drawn from the round's own stream.
 
-    "uniform": ``per_round`` without replacement; "poisson": each by itself with probability per_round / N (so the
-    number varies, and may be zero); "weighted": without replacement, likelier the more examples a client has; "full"
-    (or ``per_round`` unset): all.
+    - "uniform": ``per_round`` clients without replacement.
+    - "poisson": each client independently with probability per_round / N, so the number varies and may be zero.
+    - "weighted": without replacement; a client with more examples is more likely.
+    - "full", or ``per_round`` unset: all clients.
+
+    ``over_select`` raises ``per_round`` by that fraction, rounded up.
     """
     count = len(population)
     size = min(math.ceil((config.per_round or count) * (1 + config.over_select)), count)

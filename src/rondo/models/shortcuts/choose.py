@@ -16,16 +16,16 @@ from rondo.tasks.task import Task
 from rondo.tasks.token_store import TextExample
 
 SAMPLE = 256
-"""Rows from which two are chosen to try a shortened model on."""
+"""Rows to choose from: a shortened model is tried on two of them."""
 _TRIED_TOKENS = 64
-"""Their largest length where every token has logits: longer rows would take more memory than the rest of the run. Rows
-of a classifier stay whole, as it may read their ends."""
+"""Their largest length if every token has logits: longer rows would take more memory than the rest of the run. A
+classifier's rows stay whole, because it may read their ends."""
 _NOTHING = "there is nothing to train on"
 
 
 @dataclass(frozen=True)
 class Shortened:
-    """The layers that are computed once per example, and for each shortcut that is not taken the reason."""
+    """The layers computed once per example, and the reason for each shortcut that is not taken."""
 
     prefix: Prefix | None = None
     no_prefix: str | None = _NOTHING
@@ -33,7 +33,7 @@ class Shortened:
     all_logits: str | None = _NOTHING
 
     def record(self) -> dict[str, Any]:
-        """For the manifest."""
+        """The manifest's entry."""
         layers = self.prefix.layers if self.prefix is not None else 0
         return {
             "prefix": {"layers": layers, "reason": self.no_prefix},
@@ -43,14 +43,15 @@ class Shortened:
 
 
 def shorten(network: AdaptedNetwork, task: Task, examples: Sequence[Any], config: SimulationConfig) -> Shortened:
-    """Leave out what need not be computed: tokens after the first at the end of a model that reads only that; layers
-    below the lowest adapted one; logits of tokens without a target. ``examples``: some of the task's."""
-    tried = telling(examples, cut=isinstance(task, CausalLM))
-    if not tried:
+    """Skip computation that the output does not need: tokens after the first at the end of a model that reads only the
+    first, layers below the lowest adapted one, logits of tokens without a target. ``examples`` are some of the
+    task's."""
+    trial = telling(examples, cut=isinstance(task, CausalLM))
+    if not trial:
         return Shortened()
     device = network.device
     seen = {n: t.to(device) for n, t in network.initial.items()}
-    inputs = {n: t.to(device) for n, t in task.collate(tried)[0].items()}
+    inputs = {n: t.to(device) for n, t in task.collate(trial)[0].items()}
     all_tokens = all_logits = prefix = no_prefix = None
     try:
         first_token_only(network, seen, inputs)
@@ -74,8 +75,8 @@ def shorten(network: AdaptedNetwork, task: Task, examples: Sequence[Any], config
 
 
 def telling(examples: Sequence[TextExample], *, cut: bool) -> tuple[TextExample, ...]:
-    """The longest and the shortest of these, so that the first token is not the last and some rows are padded. ``cut``:
-    to ``_TRIED_TOKENS``, and to half as many."""
+    """The longest and the shortest example, so that the first token is not the last and some rows are padded. ``cut``
+    limits them to ``_TRIED_TOKENS`` tokens and to half as many."""
     if not examples:
         return ()
     by_length = sorted(examples, key=lambda e: e.cost)

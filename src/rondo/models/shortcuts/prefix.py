@@ -1,8 +1,8 @@
-"""Hidden states below the lowest adapted layer, computed once an example and used again over epochs and rounds.
+"""Hidden states below the lowest adapted layer, computed once per example and reused over epochs and rounds.
 
-They do not depend on anything that is trained: the base runs without dropout, and what is adapted lies above. A
-client's states are always computed from all its examples in one fixed order of batches, so that losing them (a full
-budget, a resumed run) and computing them again gives the same bits.
+They depend on nothing that is trained: the base runs without dropout, and every adapted layer lies above. A client's
+states are always computed from all its examples in one fixed order of batches, so computing them again after they are
+lost (a full budget, a resumed run) gives the same bits.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from rondo.params import Params, add_client_axis
 from rondo.tasks.task import Batch, Example, Task
 
 _BATCH_TOKENS = 1024
-"""Tokens computed at a time: more take more memory and are not faster
+"""Tokens per batch: more take more memory and are not faster
 (docs/log/decisions.md, "The prefix, and tokens per step")."""
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 3e-2}
-"""Largest difference of logits, relative to the largest one, between two ways to compute the same."""
+"""Largest difference between logits computed in two ways, relative to the largest logit or to 1 if that is larger."""
 
 
 class _Reached(Exception):
-    """The lowest adapted layer was reached; what is above it need not run."""
+    """The lowest adapted layer is reached; the layers above need not run."""
 
 
 class _Mode(threading.local):
-    """What this thread is doing with the prefix: capturing its output, or putting ``hidden`` in its place."""
+    """This thread's use of the prefix: capturing its output, or putting ``hidden`` in its place."""
 
     capturing = False
     hidden: Tensor | None = None
@@ -43,14 +43,15 @@ class _Mode(threading.local):
 
 
 class PrefixRefused(Exception):
-    """The prefix cannot be left out of a model; the message says why."""
+    """The prefix cannot be left out of the model; the message says why."""
 
 
 class Prefix:
-    """The layers of ``network`` below its lowest adapted one. Raises :class:`PrefixRefused` where there are none, or
-    where the model does more with them than to pass a hidden state on.
+    """The layers of ``network`` below its lowest adapted one.
 
-    ``memory`` and ``disk`` are budgets in bytes; what fits neither is computed anew whenever it is needed.
+    ``memory`` and ``disk`` are budgets in bytes; states that fit neither are computed anew whenever they are needed.
+    Raises :class:`PrefixRefused` if there are no such layers, if one of them is in training mode, or if the adapted
+    layers are not all in one list. :meth:`check` finds models that use these layers in other ways.
     """
 
     def __init__(self, network: AdaptedNetwork, task: Task, *, memory: int, disk: int) -> None:
@@ -96,14 +97,14 @@ class Prefix:
         return args, {**kwargs, "hidden_states": mode.hidden}
 
     def check(self, seen: Params, inputs: Batch) -> None:
-        """Compare the model with and without its prefix on ``inputs``. Raises :class:`PrefixRefused` where they
-        differ."""
-        batch = add_client_axis(seen)
+        """Compare the model with and without its prefix on ``inputs``. Raises :class:`PrefixRefused` if they differ:
+        the model then does more with its lower layers than pass a hidden state on."""
+        params = add_client_axis(seen)
         with torch.no_grad():
-            whole = self.network(batch, {}, inputs)
+            whole = self.network(params, {}, inputs)
             try:
                 with self.replaced(self._capture(inputs)):
-                    short = self.network(batch, {}, inputs)
+                    short = self.network(params, {}, inputs)
             except (TypeError, ValueError, RuntimeError, KeyError, AttributeError) as error:
                 raise PrefixRefused(f"the model does not run without its lower layers: {error}") from None
         allowed = TOLERANCE.get(whole.dtype, 1e-4) * max(1.0, float(whole.abs().max()))
@@ -112,7 +113,7 @@ class Prefix:
 
     @contextlib.contextmanager
     def replaced(self, hidden: Tensor | None) -> Iterator[None]:
-        """Calls of the network inside take ``hidden`` (rows, tokens, width) as the output of the prefix."""
+        """Use ``hidden`` (rows, tokens, width) as the prefix's output in calls inside; None computes the prefix."""
         self._mode.hidden = hidden
         try:
             yield
@@ -120,7 +121,7 @@ class Prefix:
             self._mode.hidden = None
 
     def states(self, client: str, examples: Sequence[Example]) -> States:
-        """The states of a client's examples, kept or computed."""
+        """The states of a client's examples, kept from before or computed now."""
         with self._lock:
             flat = self._kept.get(client)
         if flat is None:
@@ -130,15 +131,15 @@ class Prefix:
 
     @torch.no_grad()
     def _compute(self, examples: Sequence[Example]) -> Tensor:
-        """All tokens' states (tokens, width), in the order of the examples."""
+        """The states of all tokens, (tokens, width), in the order of ``examples``."""
         order = sorted(range(len(examples)), key=lambda i: examples[i].cost)
-        found: dict[int, Tensor] = {}
+        states: dict[int, Tensor] = {}
         while order:
             size = max(1, _BATCH_TOKENS // max(examples[i].cost for i in order[:_BATCH_TOKENS]))
             chosen, order = order[:size], order[size:]
             hidden = self._capture(self._inputs([examples[i] for i in chosen])).cpu()
-            found |= {i: hidden[row, : examples[i].cost] for row, i in enumerate(chosen)}
-        return torch.cat([found[i] for i in range(len(examples))]) if found else torch.zeros(0)
+            states |= {i: hidden[row, : examples[i].cost] for row, i in enumerate(chosen)}
+        return torch.cat([states[i] for i in range(len(examples))]) if states else torch.zeros(0)
 
     def _inputs(self, examples: Sequence[Example]) -> Batch:
         inputs, _ = self.task.collate(examples)
@@ -175,7 +176,7 @@ class Prefix:
 
 @dataclass(frozen=True)
 class States:
-    """States of examples by their identity: each (tokens, width)."""
+    """States of examples, (tokens, width) each, by the example's ``id``."""
 
     each: Mapping[int, Tensor]
 
@@ -183,13 +184,14 @@ class States:
         return States({**self.each, **other.each})
 
     def padded(self, examples: Sequence[Example]) -> Tensor:
-        """The states of a batch, (rows, longest, width), zero on the right, where tokens are padding."""
+        """The states of a batch, (rows, longest, width), with zeros on the right for padding."""
         rows = [self.each[id(e)] for e in examples]
         return nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
 def _lowest(network: AdaptedNetwork) -> tuple[str, int]:
-    """The path of the list of layers that holds every adapted layer, and the index of the lowest such layer."""
+    """The path of the list of layers that holds every adapted layer, and the index of the lowest adapted one. Raises
+    :class:`PrefixRefused` if there is no such list or the index is 0."""
     places = []
     for site in network.sites:
         match = re.match(r"(.*?)\.(\d+)\.", site)

@@ -1,4 +1,4 @@
-"""Language models without whole logits: the output layer is taken out of the network and left to the loss."""
+"""Language models that never form whole logits: the output layer moves from the network to the loss."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ class LogitsNeeded(Exception):
 
 
 def split_off(network: AdaptedNetwork, seen: Params, inputs: Batch) -> OutputLayer:
-    """Take the output layer out of ``network``, which from then on gives the states before it for logits. Raises
-    :class:`LogitsNeeded`, having changed nothing, where it is trained, where its output on ``inputs`` is not the
-    logits, or where the model does not run without it."""
+    """Take the output layer out of ``network``, which then returns the states before that layer in place of logits.
+
+    Raises :class:`LogitsNeeded`, having changed nothing, if the layer is adapted, if its output on ``inputs`` is not
+    the logits, or if the model does not run without it.
+    """
     find = getattr(network.module, "get_output_embeddings", None)
     layer = find() if find is not None else None
     weight = getattr(layer, "weight", None)
@@ -29,27 +31,28 @@ def split_off(network: AdaptedNetwork, seen: Params, inputs: Batch) -> OutputLay
     if layer.forward is itself:
         raise LogitsNeeded("the output layer has been taken out before")
     params, forward = add_client_axis(seen), layer.forward
-    given: list[Tensor] = []
-    watch = layer.register_forward_hook(lambda _, __, out: given.append(out.clone()))  # it may be changed in place
+    outputs: list[Tensor] = []
+    # Clone the output: the model may change it in place.
+    hook = layer.register_forward_hook(lambda _, __, out: outputs.append(out.clone()))
     try:
         with torch.no_grad():
             logits = network(params, {}, inputs)
     finally:
-        watch.remove()
+        hook.remove()
     if not logits.isfinite().all():
         raise LogitsNeeded("the logits that it was tried on are not finite")
-    if len(given) != 1 or given[0].dtype != logits.dtype or not torch.equal(given[0], logits):
+    if len(outputs) != 1 or outputs[0].dtype != logits.dtype or not torch.equal(outputs[0], logits):
         raise LogitsNeeded("the model changes what its output layer gives, or its type")
     layer.forward = itself
     try:
         with torch.no_grad():
-            again = forward(network(params, {}, inputs))
-        # Not to the bit: an accelerator may add in another order the second time.
+            recomputed = forward(network(params, {}, inputs))
+        # Allow for rounding: an accelerator may add in another order the second time.
         allowed = torch.finfo(logits.dtype).eps ** 0.5 * max(1.0, float(logits.abs().max()))
-        whole = again.shape == logits.shape and float((again - logits).abs().max()) <= allowed
-    except Exception:  # whatever a model says of states that it takes for logits
-        whole = False
-    if not whole:
+        same = recomputed.shape == logits.shape and float((recomputed - logits).abs().max()) <= allowed
+    except Exception:  # a model may raise anything on states that it takes for logits
+        same = False
+    if not same:
         layer.forward = forward
         raise LogitsNeeded("the model does not do the same without its output layer")
     return OutputLayer(forward, logits.shape[-1])

@@ -1,18 +1,20 @@
-"""The checkpoints of a run: all that it takes to go on after any round as if nothing had happened.
+"""Checkpoints of a run: everything needed to continue after any round as if the run had never stopped.
 
 ::
 
-    round-000012/          a generation; there are the last two
+    round-000012/          a generation; the last two are kept
       state.safetensors    the server's state (see :mod:`rondo.engine.serialization`)
-      ledger.json          which versions of which tensors each client has
-      manifest.json        rounds, scores, lengths and SHA-256 of all that belongs to the generation; written last
+      ledger.json          the versions of the tensors that each client has
+      manifest.json        rounds, scores, lengths and SHA-256 of everything in the generation; written last
     round-000011/
-    clients/               what each client keeps; a file a client and round in which that changed
+    clients/               tensors that clients keep; one file per client and round in which they changed
 
-A generation counts from the moment its manifest is in place. Whatever else is found later (an unfinished generation,
-clients' files of rounds that were never committed) is of a process that stopped, and is removed when the run goes on.
-Every byte is covered by a digest: a client's file by the one in its name, all their names by one in the manifest. The
-manifest has its own. Random streams are functions of seed, round and client, so no generator needs to be kept.
+A generation counts once its manifest is in place. Anything else (an unfinished generation, client files of uncommitted
+rounds) was left by a process that stopped, and is removed when the run continues.
+
+Digests cover every byte: the digest in a client file's name covers the file, one in the manifest covers all those
+names, and the manifest ends with its own. Random streams are functions of seed, round and client, so no generator
+state is stored.
 """
 
 from __future__ import annotations
@@ -35,16 +37,20 @@ from rondo.runs.storage.durable import Damaged, Journal, Position
 
 GENERATIONS = 2
 FORMAT = 1
-"""Of the manifest. One that a later version of Rondo has written is refused, not guessed at."""
+"""Format of the manifest. A manifest of another format, as a later version of Rondo may write it, is refused."""
 
 _MANIFEST, _STATE, _LEDGER = "manifest.json", "state.safetensors", "ledger.json"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run after ``rounds`` rounds: the server's state, what clients keep, what they hold, and the end of the journal.
+    """A run after ``rounds`` rounds.
 
-    ``scores``: what was scored before the first round, and the best round so far, as JSON.
+    ``state``: the server's state.
+    ``locals``: the tensors that clients keep.
+    ``ledger``: the versions of the tensors that clients have.
+    ``journal``: the end of the journal.
+    ``scores``: the scores before the first round, and the best round so far, as JSON.
     """
 
     rounds: int
@@ -56,8 +62,9 @@ class Checkpoint:
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
-    """Commit ``checkpoint``, which must be later than all in ``folder``, its parent being there. Of what clients keep
-    only what was set since the last call is written. Raises OSError; what was committed before that stays.
+    """Commit ``checkpoint``, which must be later than all in ``folder``. The parent of ``folder`` must exist.
+
+    Writes only the clients' tensors that were set since the last call. Raises OSError; earlier checkpoints stay.
     """
     durable.make_folder(folder)
     checkpoint.locals.write(checkpoint.rounds)
@@ -75,47 +82,47 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     }
     durable.write(place / _MANIFEST, _sealed(content))
     for old in _generations(folder)[GENERATIONS:]:
-        (old / _MANIFEST).unlink(missing_ok=True)  # first, so that half of a generation is not taken for one
+        (old / _MANIFEST).unlink(missing_ok=True)  # first, so that a half-deleted generation does not count
         shutil.rmtree(old)
     checkpoint.locals.forget(checkpoint.rounds - GENERATIONS + 1)
 
 
 def load(folder: Path, like: Any, journal: Journal | None = None) -> tuple[Checkpoint, list[str]]:
-    """The newest checkpoint that is as it was written, and what is wrong with newer ones. ``like`` is a state of the
-    same algorithm. With ``journal`` that and every client's file must be whole, too.
+    """The newest intact checkpoint, and what is wrong with newer ones. ``like``: a state of the same algorithm. With
+    ``journal``, the journal and every client's file must be intact too.
 
-    Raises FileNotFoundError where there is none, and :class:`~rondo.runs.storage.durable.Damaged` where none is whole.
+    Raises FileNotFoundError without a checkpoint, :class:`~rondo.runs.storage.durable.Damaged` without an intact one.
     """
     reasons: list[str] = []
-    for place in _generations(folder):
+    for generation in _generations(folder):
         try:
-            return _load(place, like, journal), reasons
+            return _load(generation, like, journal), reasons
         except (OSError, ValueError, KeyError, TypeError) as error:
-            reasons.append(f"{place.name}: {error}")
+            reasons.append(f"{generation.name}: {error}")
     if not reasons:
         raise FileNotFoundError(f"no checkpoint in {folder}")
     raise Damaged("; ".join(reasons))
 
 
 def clean(folder: Path, checkpoint: Checkpoint) -> None:
-    """Remove what is no part of ``checkpoint`` or of the generation before it: left by a process that stopped, or
-    damaged."""
+    """Remove everything but ``checkpoint`` and the generation before it: leftovers of a stopped process, and damaged
+    generations."""
     for path in folder.iterdir():
-        found = re.fullmatch(r"round-(\d+)", path.name)
-        if found is not None and not checkpoint.rounds - GENERATIONS < int(found[1]) <= checkpoint.rounds:
+        generation = re.fullmatch(r"round-(\d+)", path.name)
+        if generation is not None and not checkpoint.rounds - GENERATIONS < int(generation[1]) <= checkpoint.rounds:
             with contextlib.suppress(FileNotFoundError):
                 (path / _MANIFEST).unlink()
             shutil.rmtree(path)
-        elif found is not None:
+        elif generation is not None:
             for temporary in path.glob(f"*{durable.TEMPORARY}"):
                 temporary.unlink()
     checkpoint.locals.clean(checkpoint.rounds - GENERATIONS + 1)
 
 
 def _generations(folder: Path) -> list[Path]:
-    """Those that were committed, the newest first."""
-    found = [p for p in folder.glob("round-*") if re.fullmatch(r"round-\d+", p.name) and (p / _MANIFEST).is_file()]
-    return sorted(found, key=lambda p: int(p.name.removeprefix("round-")), reverse=True)
+    """Folders of the committed generations, newest first."""
+    folders = [p for p in folder.glob("round-*") if re.fullmatch(r"round-\d+", p.name) and (p / _MANIFEST).is_file()]
+    return sorted(folders, key=lambda p: int(p.name.removeprefix("round-")), reverse=True)
 
 
 def _load(place: Path, like: Any, journal: Journal | None) -> Checkpoint:
@@ -140,18 +147,18 @@ def _load(place: Path, like: Any, journal: Journal | None) -> Checkpoint:
 
 
 def _sealed(content: Mapping[str, Any]) -> bytes:
-    """JSON with the digest of its own text at the end, written in one way only."""
+    """``content`` as JSON, followed by the SHA-256 of that JSON text. Equal contents give equal bytes."""
     body = json.dumps(content, indent=1, sort_keys=True)
     return f'{{"content": {body},\n "sha256": "{hashlib.sha256(body.encode()).hexdigest()}"}}\n'.encode()
 
 
 def _unsealed(text: bytes) -> dict[str, Any]:
-    """What :func:`_sealed` was given. Raises :class:`~rondo.runs.storage.durable.Damaged`."""
+    """The content that :func:`_sealed` was given. Raises :class:`~rondo.runs.storage.durable.Damaged`."""
     try:
         content: dict[str, Any] = json.loads(text)["content"]
-        whole = _sealed(content) == text
+        intact = _sealed(content) == text
     except (ValueError, KeyError, TypeError, RecursionError):
-        whole = False
-    if not whole:
+        intact = False
+    if not intact:
         raise Damaged(f"{_MANIFEST} is not as it was written (SHA-256)")
     return content

@@ -1,4 +1,7 @@
-"""TODO"""
+"""Tensors that clients keep from round to round, on the disk: one file per client and round in which they changed.
+
+A file's name has the SHA-256 of its content, so a digest over the names covers the contents too.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,12 @@ from rondo.runs.storage.durable import Damaged
 
 
 class _File(NamedTuple):
-    """A client's file: a stem that stands for the client, the round after which it was written, and its SHA-256."""
+    """The name of a client's file.
+
+    ``stem``: stands for the client (:func:`_stem`).
+    ``rounds``: the number of rounds after which it was written.
+    ``sha256``: the digest of its content.
+    """
 
     stem: str
     rounds: int
@@ -28,24 +36,25 @@ class _File(NamedTuple):
 
     @staticmethod
     def of(name: str) -> _File | None:
-        found = re.fullmatch(r"(.*)\.(\d+)\.([0-9a-f]{64})\.safetensors", name)
-        return None if found is None else _File(found[1], int(found[2]), found[3])
+        matched = re.fullmatch(r"(.*)\.(\d+)\.([0-9a-f]{64})\.safetensors", name)
+        return None if matched is None else _File(matched[1], int(matched[2]), matched[3])
 
 
 class Kept(MutableMapping[str, Params]):
-    """What clients keep, by id, in the ``clients`` folder: read when it is asked for. What is set stays in memory until
-    it has been written, so memory does not grow with the number of clients. ``rounds``: what they kept after so many;
-    None: the newest.
+    """Tensors that clients keep, by client id, in the folder ``clients``. ``rounds``: as of so many rounds; None: the
+    newest.
 
-    Reading raises :class:`~rondo.runs.storage.durable.Damaged` where a file is not as it was written.
+    Files are read on demand, and tensors that are set stay in memory only until they are written, so memory does not
+    grow with the number of clients. Reading raises :class:`~rondo.runs.storage.durable.Damaged` if a file is not as it
+    was written.
     """
 
     def __init__(self, folder: Path, rounds: int | None = None) -> None:
         self._clients = folder / "clients"
         self._unsaved: dict[str, Params] = {}
         self._files: dict[str, list[_File]] = {}
-        found = [_File.of(p.name) for p in self._clients.iterdir()] if self._clients.is_dir() else []
-        for file in sorted((f for f in found if f is not None), key=lambda f: f.rounds):
+        parsed = [_File.of(p.name) for p in self._clients.iterdir()] if self._clients.is_dir() else []
+        for file in sorted((f for f in parsed if f is not None), key=lambda f: f.rounds):
             if rounds is None or file.rounds <= rounds:
                 self._files.setdefault(file.stem, []).append(file)
         self._several = {stem for stem, files in self._files.items() if len(files) > 1}
@@ -55,7 +64,7 @@ class Kept(MutableMapping[str, Params]):
 
     @property
     def digest(self) -> str:
-        """One digest over the names, and with them the contents, of all clients' files; in any order."""
+        """One digest over the names, and so the contents, of every client's newest file, in any order."""
         return f"{self._digest:064x}"
 
     def __getitem__(self, client: str) -> Params:
@@ -74,8 +83,8 @@ class Kept(MutableMapping[str, Params]):
             raise Damaged(f"clients/{file.name} is missing") from None
         if hashlib.sha256(content).hexdigest() != file.sha256:
             raise Damaged(f"clients/{file.name} is not as it was written (SHA-256)")
-        found: dict[str, Any] = serialization.unpack(content, {})
-        return found
+        record: dict[str, Any] = serialization.unpack(content, {})
+        return record
 
     def __setitem__(self, client: str, params: Params) -> None:
         self._unsaved[client] = params
@@ -91,12 +100,12 @@ class Kept(MutableMapping[str, Params]):
         return len(self._files.keys() | {_stem(c) for c in self._unsaved})
 
     def check(self) -> None:
-        """Read every file. Raises :class:`~rondo.runs.storage.durable.Damaged`."""
+        """Read every client's newest file. Raises :class:`~rondo.runs.storage.durable.Damaged`."""
         for files in self._files.values():
             self._read(files[-1])
 
     def write(self, rounds: int) -> None:
-        """Write all that was set since the last call, as after ``rounds`` rounds; it leaves memory."""
+        """Write everything set since the last call, as of ``rounds`` rounds, and drop it from memory."""
         contents: dict[_File, bytes] = {}
         for client, params in self._unsaved.items():
             content = serialization.pack({"id": client, "params": dict(params)})
@@ -114,7 +123,7 @@ class Kept(MutableMapping[str, Params]):
         self._unsaved.clear()
 
     def forget(self, rounds: int) -> None:
-        """Remove the files that nobody needs who goes back to after ``rounds`` rounds or later."""
+        """Remove files that are not needed to go back to the state after ``rounds`` rounds or more."""
         for stem in sorted(self._several):
             files = self._files[stem]
             unneeded = files[: max(0, sum(f.rounds <= rounds for f in files) - 1)]
@@ -124,11 +133,11 @@ class Kept(MutableMapping[str, Params]):
         self._several = {stem for stem in self._several if len(self._files[stem]) > 1}
 
     def clean(self, rounds: int) -> None:
-        """Remove all files that are not in this mapping, and what :meth:`forget` would remove."""
+        """Remove all files that are not in this mapping, and those that :meth:`forget` would remove."""
         self.forget(rounds)
-        mine = {f.name for files in self._files.values() for f in files}
+        needed = {f.name for files in self._files.values() for f in files}
         for path in self._clients.iterdir() if self._clients.is_dir() else ():
-            if path.name not in mine:
+            if path.name not in needed:
                 path.unlink(missing_ok=True)
 
 
@@ -137,8 +146,8 @@ def _number(file: _File) -> int:
 
 
 def _stem(client: str) -> str:
-    """The id percent-encoded; with a digest where that alone is no good file name: too long, empty, or with capitals,
-    which not every file system tells from small letters."""
+    """The percent-encoded id. An id that is empty, too long or has capitals is cut and gets a digest, since some file
+    systems do not tell capitals from small letters."""
     name = quote(client, safe="")
     if not 0 < len(name) <= 120 or client != client.lower():
         name = f"{name[:80]}-{hashlib.blake2b(client.encode(), digest_size=16).hexdigest()}"

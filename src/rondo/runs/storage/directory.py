@@ -1,14 +1,14 @@
-"""The run directory: what is written where, and how it is read back. Imports no torch.
+"""The run directory: its files, and how they are written and read. Imports no torch.
 
 ::
 
-    config.toml       the configuration as it was run
-    partition.json    rows and labels of every client; partition.png, the same as a picture
+    config.toml       the configuration as run
+    partition.json    rows and labels of every client; partition.png shows the same
     manifest.json     the configuration, versions, threads, device, model and its hash, labels, head policy
-    checkpoint/       the last two rounds' state (:mod:`rondo.runs.storage.checkpoint`)
-    metrics.jsonl     one line a round; those count that a checkpoint knows of
+    checkpoint/       the state after each of the last two rounds (:mod:`rondo.runs.storage.checkpoint`)
+    metrics.jsonl     one line per round; a line counts once a checkpoint covers it
     adapter/          the result as a PEFT adapter (for personal methods: the cold-start model)
-    summary.json      before and after, bytes, seconds
+    summary.json      scores before and after, bytes, seconds
     curve.png         the learning curve
 """
 
@@ -31,7 +31,7 @@ from rondo.runs.storage import durable
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Paths of a run directory, and its small files."""
+    """The paths of a run directory, and its small files."""
 
     path: Path
 
@@ -49,8 +49,8 @@ class RunDirectory:
 
     @staticmethod
     def create(path: str | Path | None, algorithm: str) -> RunDirectory:
-        """A new directory, by default ``runs/<algorithm>-<time>``. Raises :class:`ConfigError` where ``path`` already
-        holds a run."""
+        """A new directory, by default ``runs/<algorithm>-<time>``. Raises :class:`ConfigError` if ``path`` already
+        holds a run or cannot be made."""
         if path is None:
             stem = Path("runs", f"{algorithm.rpartition(':')[2]}-{datetime.now():%Y%m%d-%H%M%S}")
             path, count = stem, 1
@@ -62,23 +62,23 @@ class RunDirectory:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            words = f"{str(path)!r} cannot be made: {error.strerror}"
-            raise ConfigError.at("--run-dir", words) from None
+            message = f"{str(path)!r} cannot be made: {error.strerror}"
+            raise ConfigError.at("--run-dir", message) from None
         return RunDirectory(path)
 
     @staticmethod
     def open(path: str | Path) -> RunDirectory:
-        """An existing run. Raises :class:`ConfigError` where there is none."""
+        """The directory of an existing run. Raises :class:`ConfigError` if ``path`` has no run."""
         directory = RunDirectory(Path(path))
         for name in ("config.toml", "manifest.json"):
             if not (directory.path / name).is_file():
-                words = f"{str(path)!r} is not a run directory: it has no {name}"
-                raise ConfigError.at("RUN_DIR", words)
+                message = f"{str(path)!r} is not a run directory: it has no {name}"
+                raise ConfigError.at("RUN_DIR", message)
         return directory
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end."""
+        """Whether the run is finished."""
         return (self.path / "summary.json").is_file()
 
     def config(self) -> RunConfig:
@@ -88,7 +88,7 @@ class RunDirectory:
         durable.write(self.path / "config.toml", to_toml(config).encode())
 
     def read(self, name: str) -> Any:
-        """A JSON file of the directory. Raises :class:`ConfigError` where it is missing or broken."""
+        """A JSON file of the directory. Raises :class:`ConfigError` if it is missing or broken."""
         try:
             return json.loads((self.path / name).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -98,7 +98,7 @@ class RunDirectory:
         durable.write(self.path / name, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
 
     def rounds(self) -> list[dict[str, Any]]:
-        """The lines of ``metrics.jsonl``. Raises :class:`ConfigError` where it is missing or broken."""
+        """The lines of ``metrics.jsonl``. Raises :class:`ConfigError` if the file is missing or broken."""
         try:
             return [json.loads(line) for line in self.metrics.read_bytes().splitlines()]
         except (OSError, ValueError) as error:
@@ -106,7 +106,7 @@ class RunDirectory:
 
 
 def to_toml(config: RunConfig) -> str:
-    """The configuration as TOML; keys that are unset (None) are left out, as TOML has no null."""
+    """The configuration as TOML. Unset keys (None) are left out, since TOML has no null."""
 
     def pruned(tree: Mapping[str, Any]) -> dict[str, Any]:
         return {k: pruned(v) if isinstance(v, Mapping) else v for k, v in tree.items() if v is not None}

@@ -1,7 +1,7 @@
-"""Files that are there whole or not at all, whenever the process or the machine stops. Imports no torch.
+"""Files that are complete or absent, whenever the process or the machine stops. Imports no torch.
 
-A file is written beside its place, flushed to the disk and renamed, and the folder is flushed as well: without that the
-new name itself may be lost with the power.
+A file is written under a temporary name, flushed to the disk and renamed. The folder is flushed too, since a power
+failure could otherwise lose the new name.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TEMPORARY = ".tmp"
-"""The ending of a file that is being written. One that is found later is of a process that stopped: garbage."""
+"""The ending of a file or folder that is being written. If one is found later, a stopped process left it: garbage."""
 
 
 class Damaged(ValueError):
-    """A file is not as it was written; the message says how it shows."""
+    """A file is not as it was written; the message says in what way."""
 
 
 def write(path: Path, content: bytes) -> None:
-    """Put ``content`` in the place of ``path`` in one step. Raises OSError, having changed nothing."""
+    """Replace the file ``path`` by ``content`` in one step. Raises OSError and then changes nothing."""
     write_all(path.parent, {path.name: content})
 
 
 def write_all(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Files of one folder by name, each put in its place in one step, and the folder flushed once. Raises OSError; what
-    was in place before that stays."""
+    """Replace files of one folder, given by name, each in one step; flush the folder once. Raises OSError; files
+    already replaced then stay so, and the others are unchanged."""
     for name, content in contents.items():
         temporary = folder / (name + TEMPORARY)
         try:
@@ -44,8 +44,8 @@ def write_all(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
-    """Put a folder that ``fill`` fills in the place of ``path``. A process that stops leaves the old folder, the new
-    one, or for a moment none; half of one only beside it, under a name ending in ``TEMPORARY``. Raises OSError."""
+    """Replace the folder ``path`` by one that ``fill`` fills. A process that stops leaves the old folder, the new one,
+    or for a moment none; a half-filled folder always has a name ending in ``TEMPORARY``. Raises OSError."""
     temporary = path.with_name(path.name + TEMPORARY)
     if temporary.is_dir():
         shutil.rmtree(temporary)
@@ -59,15 +59,15 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """``path`` as a folder, there for good. Its parent must exist."""
+    """Make the folder ``path`` so that it survives a power failure. Its parent must exist."""
     if not path.is_dir():
         path.mkdir(exist_ok=True)
         sync(path.parent)
 
 
 def sync(path: Path) -> None:
-    """Flush a file's content, or a folder's names, to the disk."""
-    if sys.platform == "win32":  # folders cannot be opened there
+    """Flush a file's content, or a folder's names, to the disk. Does nothing on Windows."""
+    if sys.platform == "win32":  # which cannot open folders
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -77,13 +77,13 @@ def sync(path: Path) -> None:
 
 
 def _write(path: Path, content: bytes, start: int) -> None:
-    """``content`` from byte ``start`` of ``path`` on, where the file then ends; flushed."""
+    """Write ``content`` at byte ``start`` of ``path``, end the file there, and flush it."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
     try:
         os.lseek(descriptor, start, os.SEEK_SET)
-        rest = memoryview(content)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
+        remaining = memoryview(content)
+        while remaining:
+            remaining = remaining[os.write(descriptor, remaining) :]
         os.ftruncate(descriptor, start + len(content))
         os.fsync(descriptor)
     finally:
@@ -92,14 +92,14 @@ def _write(path: Path, content: bytes, start: int) -> None:
 
 @dataclass(frozen=True)
 class Position:
-    """The start of a file, up to some point: its length in bytes and its SHA-256."""
+    """The first part of a file: its length in bytes, and its SHA-256."""
 
     bytes: int
     sha256: str
 
 
 class Journal:
-    """A file that only grows, line by line; a :class:`Position` in it is noted elsewhere when what it says counts."""
+    """A file that only grows, line by line. A :class:`Position` stored elsewhere says how much of it counts."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -108,14 +108,14 @@ class Journal:
 
     @property
     def position(self) -> Position:
-        """The end, so far."""
+        """The current end."""
         return Position(self._bytes, self._digest.hexdigest())
 
     def append(self, line: bytes) -> None:
-        """Add ``line`` and flush it. Raises OSError; what of the line was written by then does not count."""
+        """Add ``line`` and flush it. Raises OSError; a partly written line does not count."""
         content = line + b"\n"
         existed = self.path.exists()
-        # Not at the end of the file but of what counts: a line that failed half-way is written over.
+        # Write at the end of the lines that count, so as to overwrite a line that failed half-way.
         _write(self.path, content, self._bytes)
         if not existed:
             sync(self.path.parent)
@@ -123,7 +123,7 @@ class Journal:
         self._bytes += len(content)
 
     def lines(self, position: Position) -> list[bytes]:
-        """The lines up to ``position``. Raises :class:`Damaged` where they are not those that it is the position of."""
+        """The lines up to ``position``. Raises :class:`Damaged` if their length or SHA-256 is another."""
         try:
             content = self.path.read_bytes()[: position.bytes]
         except FileNotFoundError:
@@ -135,7 +135,7 @@ class Journal:
         return content.splitlines()
 
     def go_on(self, position: Position) -> None:
-        """Cut the file at ``position`` and go on there. Raises :class:`Damaged`."""
+        """Cut the file at ``position`` and continue from there. Raises :class:`Damaged`."""
         self.lines(position)
         if self.path.exists():
             os.truncate(self.path, position.bytes)
@@ -145,8 +145,8 @@ class Journal:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[bool]:
-    """Inside, whether this process alone has ``folder``. The lock ends with the process, however it ends. Where the
-    system has no such locks it is taken to be alone."""
+    """Lock ``folder`` and yield whether this process alone has it. The lock ends with the process, however that ends.
+    Without support for such locks, the process is assumed to be alone."""
     if sys.platform == "win32":
         yield True
         return

@@ -1,4 +1,4 @@
-"""TODO"""
+"""The manifest of a run: the environment it ran in, and the comparison that a resumption must pass."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from typing import Any
 from rondo.errors import ConfigError, Problem
 
 _NOT_THE_RUN = ("started", "platform")
-"""Keys of the manifest that change nothing of a run."""
+"""Keys of the manifest that do not affect the run."""
 
 
 def must_equal(then: Mapping[str, Any], now: Mapping[str, Any], *, whatever: bool) -> None:
-    """Compare two manifests, of a run at its start and of one that is to go on with it. What the second does not know
-    is not looked at; what the first does not know, because another version wrote it, counts as null. Raises
-    :class:`ConfigError` with every difference by key path, unless ``whatever``."""
-    found = []
+    """Compare the manifest of a run at its start with the one at its resumption.
+
+    Keys that only ``then`` has are not compared. Keys that ``then`` lacks, because another version wrote it, count as
+    null. Raises :class:`ConfigError` with every difference by key path, unless ``whatever``.
+    """
+    differences = []
     for key in now.keys() - set(_NOT_THE_RUN):
         before, after = _flat(key, then.get(key)), _flat(key, now[key])
         for path in after:
             if before.get(path) != after[path]:
                 was, is_ = (json.dumps(value, ensure_ascii=False) for value in (before.get(path), after[path]))
-                found.append(Problem(path, f"was {was}, is {is_}"))
-    if found and not whatever:
-        words = "give it to go on all the same; the result will not be, bit for bit, what it would have been"
-        told = [*sorted(found, key=lambda p: p.path), Problem("--allow-nondeterministic", words)]
-        raise ConfigError(told, "rondo resume")
+                differences.append(Problem(path, f"was {was}, is {is_}"))
+    if differences and not whatever:
+        message = "give it to go on all the same; the result will not be, bit for bit, what it would have been"
+        problems = [*sorted(differences, key=lambda p: p.path), Problem("--allow-nondeterministic", message)]
+        raise ConfigError(problems, "rondo resume")
 
 
 def _flat(path: str, value: Any) -> dict[str, Any]:
@@ -41,7 +43,7 @@ def _flat(path: str, value: Any) -> dict[str, Any]:
 
 
 def environment() -> dict[str, Any]:
-    """Versions and machine, for the manifest."""
+    """Versions, machine and the current time, for the manifest."""
     packages = ("rondo-fl", "torch", "transformers", "peft", "safetensors", "datasets", "flwr-datasets", "numpy")
     versions = {}
     for package in packages:
@@ -59,7 +61,7 @@ def environment() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """The processor's name where the system tells it, else its architecture."""
+    """The processor's name if the system tells it, else its architecture."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
