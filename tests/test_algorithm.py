@@ -1,4 +1,4 @@
-"""The weighted mean of uploads: its bits are those of one operation after the other."""
+"""The weighted mean of uploads has the bits of one operation after the other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def normal(seed: int, length: int) -> Tensor:
 
 
 def drawn(seed: int, length: int, count: int) -> tuple[list[Tensor], list[float]]:
-    """Vectors and weights that are no whole numbers, so that products are rounded."""
+    """Vectors and weights with fractions, so that products are rounded."""
     vectors = [normal(seed + k, length).float() * 10.0 ** (k % 5 - 2) for k in range(count)]
     return vectors, [0.3 + 1.7 * k / 3 for k in range(count)]
 
@@ -44,9 +44,7 @@ def mean_of(vectors: list[Tensor], weights: list[float]) -> Tensor:
 
 @few
 @given(SEED, LENGTHS, st.integers(1, 19), st.sampled_from([1000, 2**19]))
-def test_the_mean_has_the_bits_of_one_operation_after_the_other(
-    seed: int, length: int, count: int, together: int
-) -> None:
+def test_mean_has_the_bits_of_sequential_operations(seed: int, length: int, count: int, together: int) -> None:
     vectors, weights = drawn(seed, length, count)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(algorithm, "_TOGETHER", together)
@@ -55,7 +53,7 @@ def test_the_mean_has_the_bits_of_one_operation_after_the_other(
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_its_bits_do_not_depend_on_the_number_of_threads(threads: int) -> None:
+def test_bits_do_not_depend_on_the_number_of_threads(threads: int) -> None:
     vectors, weights = drawn(5, 200_001, 11)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -66,7 +64,7 @@ def test_its_bits_do_not_depend_on_the_number_of_threads(threads: int) -> None:
     assert mean.numpy().tobytes() == by_hand(vectors, weights).tobytes()
 
 
-def test_numbers_that_are_not_finite_or_very_small_stay_what_they_are() -> None:
+def test_nonfinite_and_very_small_numbers_are_kept() -> None:
     vector = torch.tensor([torch.inf, -torch.inf, torch.nan, 1e-45, -0.0, 3.4e38])
     mean = mean_of([vector], [2.0])
     torch.testing.assert_close(mean, vector.double(), rtol=0, atol=0, equal_nan=True)

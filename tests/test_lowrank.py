@@ -47,7 +47,7 @@ def near(actual: Tensor, expected: Tensor | float, atol: float = 1e-10) -> None:
 
 @few
 @given(SEED, SIDE, SIDE, RANK, RANK, st.floats(-3, 3))
-def test_arithmetic_is_that_of_the_dense_matrices(seed: int, out: int, inp: int, r: int, q: int, factor: float) -> None:
+def test_arithmetic_equals_that_of_dense_matrices(seed: int, out: int, inp: int, r: int, q: int, factor: float) -> None:
     x, y = draw(seed, out, inp, r), draw(seed + 7, out, inp, q)
     near((x + y).dense(), x.dense() + y.dense())
     near((x - y).dense(), x.dense() - y.dense())
@@ -61,13 +61,13 @@ def test_arithmetic_is_that_of_the_dense_matrices(seed: int, out: int, inp: int,
 
 @few
 @given(SEED, SIDE, SIDE, RANK, RANK)
-def test_inner_product_and_norm_are_those_of_the_dense_matrices(seed: int, out: int, inp: int, r: int, q: int) -> None:
+def test_inner_product_and_norm_equal_dense_ones(seed: int, out: int, inp: int, r: int, q: int) -> None:
     x, y = draw(seed, out, inp, r), draw(seed + 7, out, inp, q)
     near(x.inner(y), (x.dense() * y.dense()).sum())
     near(x.norm(), torch.linalg.matrix_norm(x.dense()))
 
 
-def test_the_norm_keeps_its_digits_where_terms_cancel() -> None:
+def test_norm_keeps_its_digits_where_terms_cancel() -> None:
     x = draw(0, 9, 8, 3)
     y = LowRank(x.up + 1e-11 * normal(5, 9, 3), x.down)
     expected = torch.linalg.matrix_norm((y.up - x.up) @ x.down)
@@ -77,7 +77,7 @@ def test_the_norm_keeps_its_digits_where_terms_cancel() -> None:
 
 @few
 @given(SEED, SIDE, SIDE, RANK)
-def test_a_client_axis_gives_each_client_its_own_result(seed: int, out: int, inp: int, r: int) -> None:
+def test_client_axis_gives_each_client_its_own_result(seed: int, out: int, inp: int, r: int) -> None:
     x = LowRank(normal(seed, 3, out, r), normal(seed + 1, 3, r, inp))
     rows = [LowRank(x.up[k], x.down[k]) for k in range(3)]
     near(x.norm(), torch.stack([y.norm() for y in rows]))
@@ -89,7 +89,7 @@ def test_a_client_axis_gives_each_client_its_own_result(seed: int, out: int, inp
 
 @few
 @given(SEED, SIDE, SIDE, RANK)
-def test_the_svd_is_thin_and_rebuilds_the_matrix(seed: int, out: int, inp: int, r: int) -> None:
+def test_svd_is_thin_and_rebuilds_the_matrix(seed: int, out: int, inp: int, r: int) -> None:
     x = draw(seed, out, inp, r)
     u, s, vh = x.svd()
     assert s.shape[0] == min(out, inp, r)
@@ -125,7 +125,7 @@ def test_truncations_of_one_matrix_are_nested() -> None:
         near(kept.down, widest.down[:rank])
 
 
-def test_a_zero_matrix_can_be_truncated_and_measured() -> None:
+def test_zero_matrix_can_be_truncated_and_measured() -> None:
     zero = LowRank(torch.zeros(4, 2, dtype=torch.float64), normal(0, 2, 5))
     kept, error = zero.truncate(1)
     assert float(error) == float(zero.norm()) == 0
@@ -133,17 +133,17 @@ def test_a_zero_matrix_can_be_truncated_and_measured() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, -1])
-def test_a_rank_below_one_is_an_error(rank: int) -> None:
+def test_rank_below_one_is_an_error(rank: int) -> None:
     with pytest.raises(ValueError, match="rank must be at least 1"):
         draw(0, 3, 3, 2).truncate(rank)
 
 
-def test_factors_that_do_not_fit_are_an_error() -> None:
+def test_mismatched_factors_are_an_error() -> None:
     with pytest.raises(ValueError, match="ranks differ"):
         LowRank(torch.zeros(3, 2), torch.zeros(3, 4))
 
 
-def test_the_sum_of_nothing_is_an_error() -> None:
+def test_empty_sum_is_an_error() -> None:
     with pytest.raises(ValueError, match="no low-rank matrices"):
         total([])
 
@@ -157,7 +157,7 @@ def test_to_converts_both_factors() -> None:
 
 
 def check_leading(x: LowRank, rank: int) -> None:
-    """``x.leading(rank)`` beside the SVD of the dense matrix, whose largest singular value is about 1."""
+    """Compare ``x.leading(rank)`` with the SVD of the dense matrix, whose largest singular value is about 1."""
     u, s, vh = x.leading(rank)
     dense_u, dense_s, dense_vh = torch.linalg.svd(x.dense(), full_matrices=False)
     count = min(rank, x.rank, *x.shape)
@@ -186,7 +186,7 @@ STACK = st.integers(1, 70)
 
 @few
 @given(SEED, WIDE, WIDE, STACK, RANK, st.sampled_from([1.0, 10.0, 1e3, 1e8]))
-def test_leading_triplets_are_those_of_the_dense_matrix(
+def test_leading_triplets_equal_those_of_the_dense_matrix(
     seed: int, out: int, inp: int, stack: int, rank: int, condition: float
 ) -> None:
     check_leading(spread(seed, out, inp, stack, condition), rank)
@@ -194,10 +194,10 @@ def test_leading_triplets_are_those_of_the_dense_matrix(
 
 @few
 @given(SEED, WIDE, WIDE, st.integers(1, 6), st.integers(1, 6), st.integers(1, 8), st.booleans())
-def test_leading_triplets_of_repeated_factors_are_those_of_the_dense_matrix(
+def test_leading_triplets_of_repeated_factors(
     seed: int, out: int, inp: int, r: int, clients: int, rank: int, jitter: bool
 ) -> None:
-    """Clients that agree, wholly or but for rounding: the stack is deficient however many there are."""
+    """Clients agree, exactly or up to rounding, so the stack is deficient for any number of clients."""
     one = draw(seed, out, inp, r)
     one = LowRank(one.up / torch.linalg.matrix_norm(one.dense(), 2), one.down)
     ups = [one.up * (1 + jitter * 1e-13 * normal(seed + k, out, r)) for k in range(clients)]
@@ -206,7 +206,7 @@ def test_leading_triplets_of_repeated_factors_are_those_of_the_dense_matrix(
 
 @few
 @given(SEED, WIDE, WIDE, st.integers(2, 8), st.floats(0, 1e-3))
-def test_leading_triplets_where_singular_values_are_equal_or_nearly(
+def test_leading_triplets_of_near_equal_singular_values(
     seed: int, out: int, inp: int, stack: int, apart: float
 ) -> None:
     sizes = 1 - apart * torch.arange(stack, dtype=torch.float64) / stack
@@ -226,7 +226,7 @@ def test_leading_triplets_of_zero_factors(zero: str) -> None:
     check_leading(x, 2)
 
 
-def test_squares_are_used_where_they_lose_nothing_and_only_there() -> None:
+def test_squares_are_used_only_where_they_lose_nothing() -> None:
     even, steep = spread(0, 60, 50, 40, 10.0), spread(0, 60, 50, 40, 1e8)
     assert even._leading_rows(4) is not None
     assert steep._leading_rows(30) is None
@@ -236,7 +236,7 @@ def test_squares_are_used_where_they_lose_nothing_and_only_there() -> None:
 
 @few
 @given(SEED, SIDE, SIDE, st.lists(RANK, min_size=1, max_size=5), st.sampled_from([torch.float32, torch.float64]))
-def test_the_mean_product_is_the_dense_mean_in_float64(
+def test_mean_product_is_the_dense_mean_in_float64(
     seed: int, out: int, inp: int, ranks: list[int], dtype: torch.dtype
 ) -> None:
     parts = [draw(seed + 2 * k, out, inp, r).to(dtype) for k, r in enumerate(ranks)]
@@ -252,7 +252,7 @@ def test_the_mean_product_is_the_dense_mean_in_float64(
 
 @few
 @given(SEED, SIDE, SIDE, RANK, st.integers(1, 5), st.floats(0.1, 100))
-def test_the_residual_is_the_covariance_of_the_factors(
+def test_residual_is_the_covariance_of_the_factors(
     seed: int, out: int, inp: int, r: int, clients: int, scale: float
 ) -> None:
     ups = [normal(seed + 2 * k, out, r) for k in range(clients)]
@@ -268,12 +268,13 @@ def test_the_residual_is_the_covariance_of_the_factors(
     assert got.rank == max(clients - 1, 1) * r
 
 
-def test_the_residuals_rank_is_reached() -> None:
+def test_residual_reaches_its_rank() -> None:
     ups, downs = [normal(k, 30, 3) for k in range(4)], [normal(10 + k, 3, 20) for k in range(4)]
     assert torch.linalg.matrix_rank(residual(ups, downs, [1.0, 2.0, 3.0, 4.0]).dense()) == 9
 
 
-def test_there_is_no_residual_of_one_client_of_equal_clients_or_of_a_common_factor() -> None:
+def test_residual_of_a_common_factor_is_zero() -> None:
+    """So is the residual of one client, and that of equal clients."""
     up, down = normal(0, 5, 2), normal(1, 2, 4)
     assert not residual([up], [down], [3.0]).dense().any()
     near(residual([up] * 3, [down] * 3, [1.0, 2.0, 4.0]).dense(), 0.0)
@@ -283,10 +284,11 @@ def test_there_is_no_residual_of_one_client_of_equal_clients_or_of_a_common_fact
 
 @few
 @given(SEED, st.integers(2, 40), st.integers(2, 40), RANK, st.integers(2, 12), st.floats(1e-8, 1))
-def test_the_residual_of_clients_close_together_keeps_its_digits(
+def test_residual_of_close_clients_keeps_its_digits(
     seed: int, out: int, inp: int, r: int, clients: int, step: float
 ) -> None:
-    """Also for more columns than sides; relative to the residual, which the difference of dense products is not."""
+    """The error is relative to the residual, which a difference of dense products does not achieve. The stack may have
+    more columns than sides."""
     up, down = normal(seed, out, r), normal(seed + 1, r, inp)
     left, right = (
         [step * normal(seed + 2 + 2 * k + n, *x.shape) for k in range(clients)] for n, x in enumerate((up, down))
@@ -298,7 +300,7 @@ def test_the_residual_of_clients_close_together_keeps_its_digits(
     near(got.dense(), products - mean_left @ mean_right, atol=1e-14 + 1e-13 * step)
 
 
-def test_the_residual_of_float32_uploads_is_computed_in_float64() -> None:
+def test_residual_of_float32_uploads_is_computed_in_float64() -> None:
     ups, downs = [normal(k, 5, 2).float() for k in range(3)], [normal(9 + k, 2, 4).float() for k in range(3)]
     got, weights = residual(ups, downs, [1.0, 2.0, 4.0]), [1.0, 2.0, 4.0]
     assert (got.up.dtype, got.down.dtype) == (torch.float64, torch.float64)
@@ -310,7 +312,8 @@ def test_the_residual_of_float32_uploads_is_computed_in_float64() -> None:
 
 @few
 @given(SEED, SIDE, SIDE)
-def test_polar_is_the_nearest_matrix_with_orthonormal_rows_or_columns(seed: int, rows: int, columns: int) -> None:
+def test_polar_is_the_nearest_orthonormal_matrix(seed: int, rows: int, columns: int) -> None:
+    """Its rows are orthonormal, or its columns where it has more rows than columns."""
     x = normal(seed, rows, columns)
     q = polar(x)
     near(q @ q.mT if rows <= columns else q.mT @ q, torch.eye(min(rows, columns)))
@@ -320,7 +323,7 @@ def test_polar_is_the_nearest_matrix_with_orthonormal_rows_or_columns(seed: int,
     assert torch.linalg.matrix_norm(x - q) <= torch.linalg.matrix_norm(x - rival) + 1e-12
 
 
-def test_polar_leaves_out_directions_that_are_zero() -> None:
+def test_polar_leaves_out_zero_directions() -> None:
     x = normal(0, 4, 2) @ normal(1, 2, 5)
     q = polar(x)
     near(torch.linalg.svdvals(q), torch.tensor([1.0, 1.0, 0.0, 0.0]))
@@ -339,7 +342,7 @@ def test_row_basis_is_an_lq_factorisation_with_a_sign_rule(seed: int, r: int, mo
     assert (lower.diagonal() >= 0).all()
 
 
-def test_row_basis_does_not_see_the_signs_of_later_rows() -> None:
+def test_row_basis_ignores_the_signs_of_later_rows() -> None:
     a = normal(0, 3, 5)
     flipped = a * torch.tensor([[1.0], [1.0], [-1.0]])
     near(row_basis(flipped)[1][:2], row_basis(a)[1][:2])
@@ -375,14 +378,15 @@ def florg_clients(seed: int, r: int, k: int, step: float = 0.3) -> tuple[Tensor,
 
 @few
 @given(SEED, RANK, st.integers(0, 10))
-def test_alignment_is_the_papers_eigendecomposition_and_procrustes(seed: int, r: int, more: int) -> None:
+def test_alignment_equals_the_papers(seed: int, r: int, more: int) -> None:
+    """The paper's eigendecomposition, then Procrustes."""
     anchor, clients, p = florg_clients(seed, r, r + more)
     near(gram_align(anchor, mean_sketch(anchor, clients, p)), paper(anchor, clients, p), atol=1e-10)
 
 
 @few
 @given(SEED, RANK, st.integers(0, 10))
-def test_a_sketch_is_v_times_the_gram_matrix(seed: int, r: int, more: int) -> None:
+def test_sketch_is_v_times_the_gram_matrix(seed: int, r: int, more: int) -> None:
     anchor, (g, *_), _ = florg_clients(seed, r, r + more)
     q, lower = np.linalg.qr(anchor.numpy().T)
     v = torch.from_numpy((q * np.sign(np.diag(lower))).T)
@@ -391,7 +395,7 @@ def test_a_sketch_is_v_times_the_gram_matrix(seed: int, r: int, more: int) -> No
 
 @few
 @given(SEED, RANK, st.integers(0, 10))
-def test_clients_that_return_the_anchor_or_a_rotation_of_it_leave_it_unchanged(seed: int, r: int, more: int) -> None:
+def test_rotations_of_the_anchor_leave_it_unchanged(seed: int, r: int, more: int) -> None:
     anchor, _, p = florg_clients(seed, r, r + more)
     turned = [orthonormal_rows(seed + n, r, r) @ anchor for n in range(3)]
     near(gram_align(anchor, gram_sketch(anchor, anchor)), anchor)
@@ -400,7 +404,8 @@ def test_clients_that_return_the_anchor_or_a_rotation_of_it_leave_it_unchanged(s
 
 @few
 @given(SEED, RANK, st.integers(0, 10))
-def test_alignment_only_loses_energy_and_keeps_a_gram_matrix_of_low_rank(seed: int, r: int, more: int) -> None:
+def test_alignment_adds_no_energy(seed: int, r: int, more: int) -> None:
+    """One client's Gram matrix, whose rank is low, is kept."""
     anchor, clients, p = florg_clients(seed, r, r + more)
     mean = sum(w * g.mT @ g for w, g in zip(p, clients, strict=True))
     new = gram_align(anchor, mean_sketch(anchor, clients, p))
@@ -410,20 +415,20 @@ def test_alignment_only_loses_energy_and_keeps_a_gram_matrix_of_low_rank(seed: i
 
 
 @pytest.mark.parametrize("lost", [0, 2])
-def test_modules_are_aligned_together_as_one_by_one(lost: int) -> None:
+def test_stacked_modules_are_aligned_as_single_ones(lost: int) -> None:
     anchors, sketches = [], []
     for seed in range(3):
         anchor, clients, p = florg_clients(seed, 4, 9)
         span = orthonormal_rows(50, 4 - lost, 9) if lost and seed == 1 else torch.eye(9, dtype=torch.float64)
         anchors.append(anchor)
         sketches.append(mean_sketch(anchor, [g @ span.mT @ span for g in clients], p))
-    each = [gram_align(a, s) for a, s in zip(anchors, sketches, strict=True)]
-    near(gram_align(torch.stack(anchors), torch.stack(sketches)), torch.stack(each))
+    single = [gram_align(a, s) for a, s in zip(anchors, sketches, strict=True)]
+    near(gram_align(torch.stack(anchors), torch.stack(sketches)), torch.stack(single))
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(5))
-def test_where_the_mean_lacks_directions_they_are_left_out(seed: int, lost: int) -> None:
+def test_directions_that_the_mean_lacks_are_left_out(seed: int, lost: int) -> None:
     anchor, clients, p = florg_clients(seed, 4, 9)
     span = orthonormal_rows(seed + 50, 4 - lost, 9)  # all clients' rows lie in it: the mean Gram matrix is deficient
     clients = [g @ span.mT @ span for g in clients]
@@ -433,21 +438,22 @@ def test_where_the_mean_lacks_directions_they_are_left_out(seed: int, lost: int)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_an_anchor_that_lacks_directions_does_not_invent_them(seed: int) -> None:
+def test_deficient_anchor_invents_no_directions(seed: int) -> None:
     anchor, clients, p = florg_clients(seed, 4, 9)
     anchor = torch.cat([anchor[:3], anchor[:1] + anchor[1:2]])
     near(gram_align(anchor, mean_sketch(anchor, clients, p)), paper(anchor, clients, p), atol=1e-8)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_a_zero_sketch_gives_zero(dtype: torch.dtype) -> None:
+def test_zero_sketch_gives_zero(dtype: torch.dtype) -> None:
     anchor = florg_clients(0, 3, 6)[0].to(dtype)
     new = gram_align(anchor, torch.zeros(3, 6, dtype=dtype))
     assert new.dtype == dtype
     assert torch.equal(new, torch.zeros(3, 6, dtype=dtype))
 
 
-def test_an_indefinite_mean_as_noise_can_give_is_finite_and_leaves_negative_directions_out() -> None:
+def test_indefinite_mean_loses_its_negative_directions() -> None:
+    """Noise can make the mean indefinite; the result stays finite."""
     anchor = orthonormal_rows(0, 3, 6)
     _, v = row_basis(anchor)
     indefinite = torch.diag(torch.tensor([2.0, 1.0, -0.5], dtype=torch.float64))
@@ -456,15 +462,15 @@ def test_an_indefinite_mean_as_noise_can_give_is_finite_and_leaves_negative_dire
     near(new.mT @ new, v.mT @ torch.diag(torch.tensor([2.0, 1.0, 0.0], dtype=torch.float64)) @ v)
 
 
-def test_a_sketch_has_a_client_axis_where_the_client_has() -> None:
+def test_sketch_keeps_the_client_axis() -> None:
     anchor, clients, _ = florg_clients(0, 3, 6)
     together = gram_sketch(anchor.expand(3, 3, 6), torch.stack(clients))
     near(together, torch.stack([gram_sketch(anchor, g) for g in clients]))
 
 
 @pytest.mark.parametrize("step", [0.01, 0.1, 1.0])
-def test_float32_uploads_at_condition_number_1000_are_good_to_a_millionth(step: float) -> None:
-    """Half of the draws within 1e-6 of the dense float64 result, relative to its norm, and all within 1e-5."""
+def test_float32_uploads_at_condition_number_1000(step: float) -> None:
+    """Half of the draws are within 1e-6 of the dense float64 result, relative to its norm, and all within 1e-5."""
     errors = []
     for seed in range(0, 250, 10):
         r, k = 4, 32
@@ -484,8 +490,8 @@ def test_float32_uploads_at_condition_number_1000_are_good_to_a_millionth(step: 
 
 @few
 @given(SEED, st.integers(1, 12), st.integers(1, 9), st.integers(1, 5))
-def test_gram_top_is_the_top_of_the_dense_eigendecomposition(seed: int, rows: int, k: int, rank: int) -> None:
-    """For fewer rows than columns and for more; the spectrum is spread so that each eigenvector is well determined."""
+def test_gram_top_is_that_of_the_dense_eigendecomposition(seed: int, rows: int, k: int, rank: int) -> None:
+    """For fewer and for more rows than columns. The spectrum is spread, so each eigenvector is well determined."""
     m = min(rows, k)
     sizes = 1.5 ** -torch.arange(m, dtype=torch.float64)
     stack = orthonormal_rows(seed, m, rows).mT @ (sizes[:, None] * orthonormal_rows(seed + 1, m, k))
@@ -501,7 +507,8 @@ def test_gram_top_is_the_top_of_the_dense_eigendecomposition(seed: int, rows: in
 
 @few
 @given(SEED, st.integers(1, 12), st.integers(1, 9))
-def test_gram_top_of_full_rank_keeps_the_gram_matrix_whatever_the_order_of_rows(seed: int, rows: int, k: int) -> None:
+def test_gram_top_of_full_rank_keeps_the_gram_matrix(seed: int, rows: int, k: int) -> None:
+    """The order of the rows does not matter."""
     stack = normal(seed, rows, k)
     top = gram_top(stack, k)
     near(top.mT @ top, stack.mT @ stack, atol=1e-9)
@@ -535,10 +542,10 @@ def one_by_one(uploads: list[Upload]) -> dict[str, Tensor]:
     st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
     st.integers(1, 4),
 )
-def test_tensors_added_together_have_the_mean_of_each(
+def test_tensors_added_together_get_their_own_means(
     seed: int, shapes: list[list[int]], dtype: torch.dtype, clients: int
 ) -> None:
-    """Any shapes, also none and empty ones; transposed; a tensor of another type among them."""
+    """Any shapes, scalars and empty ones too; every second matrix is transposed, one tensor has another dtype."""
     uploads = []
     for k in range(clients):
         tensors = [normal(seed + 13 * k + n, *s).to(torch.float64 if n == 2 else dtype) for n, s in enumerate(shapes)]
@@ -552,9 +559,9 @@ def test_tensors_added_together_have_the_mean_of_each(
         near(tensor, expected[name], atol=1e-14)
 
 
-def test_a_mean_has_the_bits_of_an_addition_after_the_other() -> None:
-    """Sizes on both sides of a vector register and of what is added at a time, more uploads than are held at a time;
-    every third in one vector, every fourth in another order."""
+def test_mean_has_the_bits_of_sequential_additions() -> None:
+    """Sizes lie on both sides of a vector register and of a batch of additions; more uploads than are held at a time.
+    Every third upload is one vector, every fourth has another order."""
     shapes = [(4, 1024)] * 40 + [(3, 5)] * 7 + [(17,)] * 3 + [()] * 2 + [(1000, 333)]
     uploads = []
     for k in range(11):
@@ -580,18 +587,18 @@ def test_a_mean_has_the_bits_of_an_addition_after_the_other() -> None:
         ({"a": (2,), "b": (3,)}, math.nan, "client c1: weight must be positive and finite, got nan"),
     ],
 )
-def test_uploads_that_do_not_fit_are_refused(
+def test_mismatched_uploads_are_refused(
     second: dict[str, tuple[int, ...]], weight: float, words: str, one_vector: bool
 ) -> None:
     uploads = []
-    for k, (shapes, own) in enumerate((({"a": (2,), "b": (3,)}, 1.0), (second, weight))):
+    for k, (shapes, upload_weight) in enumerate((({"a": (2,), "b": (3,)}, 1.0), (second, weight))):
         params: Params = {name: torch.ones(shape) for name, shape in shapes.items()}
-        uploads.append(Upload(Client(f"c{k}", 1), Packed.of(params) if one_vector else params, own))
+        uploads.append(Upload(Client(f"c{k}", 1), Packed.of(params) if one_vector else params, upload_weight))
     with pytest.raises(ValueError, match=re.escape(words)):
         weighted_mean(uploads)
 
 
-def test_of_any_number_of_uploads_only_a_few_are_held() -> None:
+def test_mean_holds_only_a_few_uploads_at_a_time() -> None:
     alive: list[weakref.ref[Tensor]] = []
 
     def stream() -> Iterator[Upload]:

@@ -58,7 +58,7 @@ NAMES = st.sampled_from(list(EXAMPLES))
 
 
 @pytest.mark.parametrize(("name", "expected"), EXAMPLES.items())
-def test_a_role_is_read_off_the_name(name: str, expected: Role) -> None:
+def test_role_is_read_off_the_name(name: str, expected: Role) -> None:
     assert role(name) is expected
 
 
@@ -67,9 +67,9 @@ def test_every_role_has_an_example() -> None:
 
 
 @pytest.mark.parametrize(("select", "roles"), NAMED.items())
-def test_a_named_select_accepts_its_roles_and_no_other(select: str, roles: set[Role]) -> None:
-    for name, its in EXAMPLES.items():
-        assert getattr(p, select)(name) is (its in roles)
+def test_named_select_accepts_only_its_roles(select: str, roles: set[Role]) -> None:
+    for name, expected in EXAMPLES.items():
+        assert getattr(p, select)(name) is (expected in roles)
 
 
 @given(SELECTS, SELECTS, NAMES)
@@ -90,7 +90,7 @@ def test_selects_are_a_boolean_algebra(a: Select, b: Select, c: Select) -> None:
     assert hash(a | a) == hash(a)
 
 
-def test_a_select_is_frozen() -> None:
+def test_select_is_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         p.down.roles = frozenset()  # type: ignore[misc]
 
@@ -102,20 +102,21 @@ def test_pick_keeps_the_order_and_the_tensors_themselves() -> None:
     assert all(picked[n] is params[n] for n in picked)
 
 
-def test_adapted_modules_are_those_with_a_or_g_in_order() -> None:
+def test_adapted_modules_have_a_or_g_and_keep_their_order() -> None:
     params = {n: torch.zeros(1) for n in ("z.B", "z.A", "head:z.A", "a.b.G", "a.b.L", "c.weight", "d.B", "e.pA")}
     assert p.adapted_modules(params) == ("z", "a.b")
     assert p.module_of("a.b.G") == "a.b"
 
 
-def test_sub_takes_the_names_of_the_first_and_needs_them_in_the_second() -> None:
+def test_sub_takes_the_names_of_its_first_argument() -> None:
+    """The second argument needs them all."""
     a, b = {"x": torch.tensor([3.0])}, {"x": torch.tensor([1.0]), "y": torch.tensor([5.0])}
     assert p.sub(a, b) == {"x": torch.tensor([2.0])}
     with pytest.raises(KeyError, match="y"):
         p.sub(b, a)
 
 
-def test_sq_norm_is_one_number_a_client_over_all_tensors() -> None:
+def test_sq_norm_is_one_number_per_client() -> None:
     params = {"q.A": torch.arange(12.0).reshape(2, 2, 3), "head:bias": torch.tensor([[1.0], [2.0]]), "s": torch.ones(2)}
     assert p.sq_norm(params).tolist() == [sum(i * i for i in range(6)) + 2, sum(i * i for i in range(6, 12)) + 5]
 
@@ -135,7 +136,7 @@ def test_clients_are_stacked_and_taken_apart_again() -> None:
     assert p.stack_clients([]) == {}
 
 
-def test_a_client_axis_is_a_view() -> None:
+def test_client_axis_is_a_view() -> None:
     x = torch.zeros(2, 3)
     widened = p.add_client_axis({"q.A": x}, 4)["q.A"]
     assert widened.shape == (4, 2, 3)
@@ -143,19 +144,19 @@ def test_a_client_axis_is_a_view() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 5), max_size=3), max_size=5), st.booleans())
-def test_packed_tensors_are_what_they_were_in_one_vector(shapes: list[list[int]], mixed: bool) -> None:
+def test_packed_tensors_keep_their_values_in_one_vector(shapes: list[list[int]], mixed: bool) -> None:
     params = {f"t{n}": torch.randn(shape).bfloat16() for n, shape in enumerate(shapes)}
     if mixed:
         params["i"] = torch.tensor([2**40 + 1, 3])
-    found = p.Packed.of(params)
-    assert list(found) == list(params)
-    assert len(found.vector) == sum(t.numel() for t in params.values())
+    packed = p.Packed.of(params)
+    assert list(packed) == list(params)
+    assert len(packed.vector) == sum(t.numel() for t in params.values())
     for name, tensor in params.items():
-        assert torch.equal(found[name], tensor.double() if mixed and shapes else tensor)
-        assert found[name].data_ptr() == 0 or found[name].untyped_storage().data_ptr() == found.vector.data_ptr()
-    assert found.layout == p.Packed.of(found).layout
+        assert torch.equal(packed[name], tensor.double() if mixed and shapes else tensor)
+        assert packed[name].data_ptr() == 0 or packed[name].untyped_storage().data_ptr() == packed.vector.data_ptr()
+    assert packed.layout == p.Packed.of(packed).layout
     with pytest.raises(KeyError):
-        found["none"]
+        packed["none"]
 
 
 def test_bytes_are_elements_times_their_size() -> None:

@@ -1,4 +1,4 @@
-"""README and the pages under docs, held against the code: the algorithm, the configuration and every table."""
+"""README and the pages under docs agree with the code: the algorithm, the configuration and every table."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def test_methods_with_rank_budgets() -> None:
 
 
 def test_methods_with_server_optimizers() -> None:
-    made = {name: algorithms.get(name) for name in algorithms.names()}
-    accepted = {name for name, method in made.items() if method.linear and method.same_coordinates}
+    methods = {name: algorithms.get(name) for name in algorithms.names()}
+    accepted = {name for name, method in methods.items() if method.linear and method.same_coordinates}
     assert names_in(section(METHODS, "Server optimizers")) == accepted
 
 

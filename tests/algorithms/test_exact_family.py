@@ -197,13 +197,13 @@ def test_hetlora_prunes_a_fading_tail_for_good() -> None:
         outcomes = run.step(index)
         after = ranks_left(run)
         for outcome in outcomes:
-            client, sent = outcome.upload.client.id, outcome.upload.params
+            client, uploaded = outcome.upload.client.id, outcome.upload.params
             rank = before.get(client, [2, 2])[0]
             if rank == 2 and after[client] == [1, 1]:
                 assert tail(start, 1) > 0
             if rank == 2 and after[client] == [2, 2]:
-                assert tail(sent, 1) >= tail(start, 1)
-            assert tail(sent, after[client][0]) == 0
+                assert tail(uploaded, 1) >= tail(start, 1)
+            assert tail(uploaded, after[client][0]) == 0
             assert after[client][0] <= rank
         seen.append(after)
     assert all(r == [2, 2] for r in seen[0].values())  # B starts at zero, so no tail is smaller than before

@@ -57,7 +57,7 @@ def fits(run: _Run, index: int) -> list[Upload]:
 
 
 def test_lora_a2_uploads_the_best_slots(rank: int) -> None:
-    """The best over all modules together."""
+    """Slots compete over all modules together."""
     run = _Run(algorithms.get("lora-a2"), 0)
     for index, part in ((0, "B"), (1, "A")):
         other = "A" if part == "B" else "B"
@@ -97,16 +97,17 @@ def test_lora_a2_uploads_the_best_slots(rank: int) -> None:
 def test_slots_kept_by_no_client_keep_their_float32_bits(rank: int) -> None:
     run = _Run(algorithms.get("lora-a2"), 0)
     for index in range(3):
-        sent = fits(run, index)
+        uploads = fits(run, index)
         run.state = replace(run.state, params={n: t.float() for n, t in run.state.params.items()})
         narrow = [
-            replace(u, params={n: t.float() if t.is_floating_point() else t for n, t in u.params.items()}) for u in sent
+            replace(u, params={n: t.float() if t.is_floating_point() else t for n, t in u.params.items()})
+            for u in uploads
         ]
         after = run.algorithm.aggregate(run.state, narrow, run.round(index))
         for p in PATHS:
-            name = next(n for n in sent[0].params if n in (f"{p}.A", f"{p}.B"))
+            name = next(n for n in uploads[0].params if n in (f"{p}.A", f"{p}.B"))
             axis = 1 if name.endswith("B") else 0
-            union = {int(i) for u in sent for i in u.params[f"{p}.I"]}
+            union = {int(i) for u in uploads for i in u.params[f"{p}.I"]}
             for slot in range(3):
                 same = run.state.params[name].select(axis, slot).equal(after.params[name].select(axis, slot))
                 assert same == (slot not in union)
@@ -127,24 +128,24 @@ def test_decay_does_not_reach_unkept_slots(rank: int) -> None:
         def fit(self, params: Any, **options: Any) -> Any:
             from rondo.algorithm import Fit
 
-            one = torch.ones(1)
-            return Fit({n: 0.9 * t if options["train"](n) else t for n, t in params.items()}, one, one, one)
+            unit = torch.ones(1)
+            return Fit({n: 0.9 * t if options["train"](n) else t for n, t in params.items()}, unit, unit, unit)
 
         def upload(self, params: Any, weight: Any = None) -> Any:
             return (Upload(client, {n: t[0] for n, t in params.items()}, 1.0),)
 
     stacked = replace(shared, params={n: t.unsqueeze(0) for n, t in shared.params.items()})
-    ((sent,), _) = algorithm.client_update(stacked, {}, Decaying())  # type: ignore[arg-type]
-    whole = algorithm.expand(run.state, sent)
+    ((received,), _) = algorithm.client_update(stacked, {}, Decaying())  # type: ignore[arg-type]
+    whole = algorithm.expand(run.state, received)
     for p in PATHS:
-        kept = sent.params[f"{p}.I"].tolist()
+        kept = received.params[f"{p}.I"].tolist()
         for slot in range(3):
             factor = 0.9 if slot in kept else 1.0
             torch.testing.assert_close(whole.params[f"{p}.B"][:, slot], factor * run.state.params[f"{p}.B"][:, slot])
 
 
 def test_lora_a2_without_ranks_is_rolora() -> None:
-    """At one learning rate for A and B."""
+    """The learning rate is the same for A and B."""
     lora_a2, rolora = _Run(algorithms.get("lora-a2", lr_ratio=1.0), 0), _Run(algorithms.get("rolora"), 0)
     for index in range(3):
         for run in (lora_a2, rolora):
@@ -155,7 +156,7 @@ def test_lora_a2_without_ranks_is_rolora() -> None:
 
 @pytest.mark.parametrize("ranked", [False, True])
 def test_lora_a2_trains_b_at_a_multiple_of_the_rate(ranked: bool) -> None:
-    """In the probe and in training; A's rounds, their head included, run at the run's rate."""
+    """The probe and the training run at the multiple; A and the head of its rounds run at the run's rate."""
 
     class Asked(SgdTrainer):
         def fit(self, params: Any, **options: Any) -> Any:
@@ -183,12 +184,12 @@ def test_mfedloru_uploads_nested_factors(rank: int) -> None:
     client = run.clients[0]
     before = run.state.params
     outcome = run.train([client], 1)[0]
-    sent = outcome.upload.params
+    uploaded = outcome.upload.params
     shapes = {"Ad": (rank, 5), "Au": (3, rank), "Bd": (rank, 3), "Bu": (7, rank)}
-    assert {n.removeprefix("first."): tuple(t.shape) for n, t in sent.items() if n.startswith("first.")} == shapes
+    assert {n.removeprefix("first."): tuple(t.shape) for n, t in uploaded.items() if n.startswith("first.")} == shapes
     whole = run.algorithm.expand(run.state, outcome.upload).params
     for part in "AB":
-        change = 0.25 * sent[f"first.{part}u"] @ sent[f"first.{part}d"]
+        change = 0.25 * uploaded[f"first.{part}u"] @ uploaded[f"first.{part}d"]
         torch.testing.assert_close(whole[f"first.{part}"], before[f"first.{part}"] + change, rtol=0, atol=1e-12)
         assert int(torch.linalg.matrix_rank(change)) == rank
     zero = _Run(run.algorithm, 0, steps=0)
@@ -203,11 +204,11 @@ def test_clients_with_and_without_nested_factors() -> None:
     run = _Run(algorithm, 0)
     mixed = [replace(c, rank=r) for c, r in zip(run.clients, (None, 1, None), strict=True)]
     for index in range(3):
-        sent = [run.train([c], index)[0].upload for c in mixed]
-        whole = [algorithm.expand(run.state, u) for u in sent]
-        mass = sum(u.weight for u in sent)
+        uploads = [run.train([c], index)[0].upload for c in mixed]
+        whole = [algorithm.expand(run.state, u) for u in uploads]
+        mass = sum(u.weight for u in uploads)
         expected: Tensor = sum(u.weight / mass * u.params["second.A"] for u in whole)  # type: ignore[assignment]
-        run.state = algorithm.aggregate(run.state, sent, run.round(index))
+        run.state = algorithm.aggregate(run.state, uploads, run.round(index))
         if index == 0:
             torch.testing.assert_close(run.state.params["second.A"], expected, rtol=0, atol=1e-12)
     assert run.state.base["first"][0].rank == run.problem.rank

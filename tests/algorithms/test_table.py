@@ -1,4 +1,4 @@
-"""The table of algorithms agrees with every class and imports none of them."""
+"""The table of algorithms agrees with every class, and importing the table does not import torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_entry_agrees_with_its_class(name: str, entry: Entry) -> None:
 
 @every_entry
 def test_entry_has_the_fields_of_its_class(name: str, entry: Entry) -> None:
-    """By name and type."""
+    """Names and types agree."""
     cls = algorithms.load(name)
     hints = get_type_hints(cls)
     assert dict(entry.fields) == {f.name: hints[f.name] for f in dataclasses.fields(cls)}
@@ -60,7 +60,9 @@ def numbers(text: str, r: int, i: int, o: int, t: int, k: int) -> int:
         phrase = phrase.split(", then ")[0 if t < 5 else 1]
     if phrase == "density*in*out":
         return max(1, int(0.01 * i * o + 0.5))
-    turns = re.split(r", (?=[^()]*(?:\(|$))", phrase.removesuffix(" in turn")) if phrase.endswith(" in turn") else [phrase]
+    turns = (
+        re.split(r", (?=[^()]*(?:\(|$))", phrase.removesuffix(" in turn")) if phrase.endswith(" in turn") else [phrase]
+    )
     formula = re.sub(r"(?<=[r)])\(", "*(", turns[t % len(turns)])
     formula = re.sub(r"\bout\b", "o", re.sub(r"\bin\b", "i", formula))
     value = int(eval(formula, {"__builtins__": {}, "min": min}, {"r": r, "i": i, "o": o, "K": k}))
@@ -70,7 +72,14 @@ def numbers(text: str, r: int, i: int, o: int, t: int, k: int) -> int:
 @every_entry
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_formula_in_words_equals_the_code(name: str, entry: Entry, way: str) -> None:
-    for case in [(2, 5, 7, 0, 3), (2, 5, 7, 1, 1), (3, 7, 5, 4, 2), (3, 7, 5, 7, 9), (1, 4, 4, 10, 2), (1, 40, 30, 2, 5)]:
+    for case in [
+        (2, 5, 7, 0, 3),
+        (2, 5, 7, 1, 1),
+        (3, 7, 5, 4, 2),
+        (3, 7, 5, 7, 9),
+        (1, 4, 4, 10, 2),
+        (1, 40, 30, 2, 5),
+    ]:
         assert numbers(getattr(entry, way), *case) == getattr(entry, f"{way}_numbers")(*case)
 
 

@@ -174,9 +174,7 @@ def test_unused_rows_are_reported(invoke: Invoke, tiny: dict[str, Any]) -> None:
     assert "1 of 24 rows were not used: 1 bad, 0 given to no client" in output
 
 
-def test_list_has_a_line_per_algorithm(
-    invoke: Invoke, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_list_has_a_line_per_algorithm(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a terminal no line is wrapped."""
     monkeypatch.setenv("COLUMNS", "80")
     code, output = invoke("list")

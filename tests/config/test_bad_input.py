@@ -346,7 +346,7 @@ CASES = [
 ]
 
 NEVER = {"config": "load_source", "data": "look"}
-"""The function that must not be called when a fault of the phase is found. Structure faults have a check of their own."""
+"""A fault of this phase is found before this function is called. Structure faults have a check of their own."""
 
 
 @pytest.fixture(scope="module")
@@ -370,9 +370,7 @@ def message(case: Case) -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_message_names_place_fault_and_remedy(
-    case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_message_names_place_fault_and_remedy(case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case.lay_out(folder)
     if case.phase in NEVER:
         monkeypatch.setattr(rondo.runs.assemble, NEVER[case.phase], lambda *_: pytest.fail(f"no {case.phase} fault"))
@@ -431,13 +429,13 @@ def test_unspoiled_configuration_runs(folder: Path) -> None:
 
 def _all() -> Iterator[str]:
     """Every section of ``bad_input.txt``, computed anew."""
-    with tempfile.TemporaryDirectory() as made:
-        saved = tiny.saved(Path(made), tiny.bert(), tiny.tokenizer())
+    with tempfile.TemporaryDirectory() as model_folder:
+        saved = tiny.saved(Path(model_folder), tiny.bert(), tiny.tokenizer())
         for case in CASES:
-            with tempfile.TemporaryDirectory() as place:
-                shutil.copytree(saved, Path(place, "model"))
-                os.chdir(place)
-                case.lay_out(Path(place))
+            with tempfile.TemporaryDirectory() as work:
+                shutil.copytree(saved, Path(work, "model"))
+                os.chdir(work)
+                case.lay_out(Path(work))
                 yield f"== {case.name}\n{message(case).rstrip()}\n"
                 os.chdir("/")
 

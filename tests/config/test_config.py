@@ -18,6 +18,7 @@ from rondo.algorithms import TABLE
 from rondo.algorithms.table import SERVER_OPTIONS
 from rondo.algorithms.wrappers.server_optimizer import OPTIMIZERS
 from rondo.config import ConfigError, RunConfig, load
+from rondo.config.checks import list_lengths
 from rondo.runs.storage.directory import to_toml
 
 NAN, INF = float("nan"), float("inf")
@@ -149,7 +150,11 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"clients": {"ranks": {"2": 0.5, "4": 0.4}}}, "clients.ranks", "the shares sum to 0.9: mend them to sum to 1"),
     ({"clients": {"ranks": {"2": 0.5, "16": 0.5}}}, "clients.ranks", "rank 16 is above adapter.r = 8: lower it or"),
     ({"clients": {"ranks": [8, 9]}}, "clients.ranks", "rank 9 is above adapter.r = 8"),
-    (own({"source": "hub"}, clients={"ranks": [2, 4]}), "clients.ranks", "2 for 3 clients: give one a client, in the"),
+    (
+        own({"source": "hub"}, clients={"ranks": [2, 4]}),
+        "clients.ranks",
+        "2 for 3 clients: give one per client, in the",
+    ),
     (own({"source": "hub"}, clients={"bytes_budget": [2]}), "clients.bytes_budget", "1 for 3 clients"),
     ({"clients": {"ranks": [2], "bytes_budget": 9}}, "clients.bytes_budget", "not both"),
     ({"clients": {"bytes_budget": 0}}, "clients.bytes_budget", "greater than 0"),
@@ -382,7 +387,7 @@ def test_builtin_data_need_the_keys_of_a_partition(kind: str, needed: str) -> No
 
 
 def test_builtin_data_need_a_number_of_clients() -> None:
-    """Unless the clients are natural; else the kind would be dropped in silence and the homes be the clients."""
+    """Only natural clients need none. Else the kind would be dropped silently and the homes would be the clients."""
     assert "partition.clients" in problems({"partition": {"kind": "dirichlet", "alpha": 0.5}})
 
 
@@ -503,3 +508,11 @@ def test_faults_are_found_soon_and_without_torch(tmp_path: Path) -> None:
         [sys.executable, "-c", textwrap.dedent(code), str(file)], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("key", ["ranks", "bytes_budget"])
+def test_list_lengths_must_equal_the_number_of_clients(key: str) -> None:
+    clients = load({"algorithm": {"name": "fedit"}, "clients": {key: [4, 8]}}).clients
+    assert list(list_lengths(clients, 2)) == []
+    (problem,) = list_lengths(clients, 3)
+    assert str(problem) == f"clients.{key}: 2 for 3 clients: give one per client, in the order of their ids"

@@ -46,9 +46,7 @@ def faulty(kind: str, who: Sequence[str], **clients: Any) -> RunConfig:
     # Every kind with every algorithm, and every algorithm with every head policy.
     [(kind, name, HEADS[(i + j) % 3]) for i, kind in enumerate(EXPECTED) for j, name in enumerate(NAMES)],
 )
-def test_faulty_client_leaves_no_trace(
-    kind: str, name: str, policy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_faulty_client_leaves_no_trace(kind: str, name: str, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The round and the next equal, bit for bit, rounds that never sampled the client."""
     people = population(FOUR)
     rehearsed, absent = make(name, policy, people=people, run=faulty(kind, ["bob"])), make(name, policy, people=people)

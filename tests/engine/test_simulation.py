@@ -341,7 +341,7 @@ def test_ledger_counts_the_bytes_that_a_client_lacks() -> None:
     assert ledger.send("x", Shared({"a.A": one})) == (12, 0)  # an older version is not kept
     assert ledger.send("x", Shared({"a.A": one.double()})) == (24, 0)
     assert ledger.send("y", Shared({"a.A": one, "a.B": one}, {"a": (chunk,)})) == (60, 60)
-    assert ledger.send("y", Shared({"a.A": one, "a.B": one}, {"a": (chunk, 2 * chunk)})) == (36, 0)  # a new chunk, not a first contact
+    assert ledger.send("y", Shared({"a.A": one, "a.B": one}, {"a": (chunk, 2 * chunk)})) == (36, 0)  # no first contact
     assert version(one) == version(torch.zeros(3)) != version(torch.zeros(1, 3))
     assert version(torch.zeros(2, dtype=torch.int32)) != version(torch.zeros(2))
 

@@ -5,7 +5,7 @@
     python tests/fuzz/targets.py load_config -max_total_time=600 corpus/load_config
 
 A target may raise only the errors that it promises; anything else is a crash, reported with its input. The folder of
-inputs first gets valid ones, because most faults lie near them.
+inputs first gets valid ones, because the faults worth finding lie near them.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ def fuzz_checkpoint(data: bytes) -> None:
     content: object = None
     with contextlib.suppress(ValueError, RecursionError):
         content = json.loads(data)
-    place = _FOLDER / "round-000001"
-    place.mkdir(exist_ok=True)
+    generation = _FOLDER / "round-000001"
+    generation.mkdir(exist_ok=True)
     inner = content.get("content") if isinstance(content, dict) else None
-    (place / "manifest.json").write_bytes(checkpoint._sealed(inner) if isinstance(inner, dict) else data)
+    (generation / "manifest.json").write_bytes(checkpoint._sealed(inner) if isinstance(inner, dict) else data)
     with contextlib.suppress(ValueError):
         checkpoint.load(_FOLDER, {"w": torch.ones(2)})
 

@@ -193,8 +193,8 @@ def test_every_round_equals_the_oracles(name: str, cohort: bool, monkeypatch: py
         compared = {n: state.params[n] for n in expected["state"]}
         assert_same(compared, expected["state"], f"{what}, state", signs_open=signs_open)
         if expected["delta_w"] is not None:
-            sent = algorithm.broadcast(state, golden.clients[0], golden.at(index + 1))
-            close(golden.change(algorithm.view(sent, {}), sent.base), expected["delta_w"], f"{what}, delta W")
+            broadcast = algorithm.broadcast(state, golden.clients[0], golden.at(index + 1))
+            close(golden.change(algorithm.view(broadcast, {}), broadcast.base), expected["delta_w"], f"{what}, delta W")
         if "base" in expected and "layer" in state.base:
             close(total(state.base["layer"]).dense(), expected["base"], f"{what}, base")
     assert next(draws, None) is None
@@ -210,12 +210,12 @@ def assert_upload(
     *,
     signs_open: bool,
 ) -> None:
-    """The upload equals the oracle's. FLoRG uploads a sketch: its trained G equals the oracle's, the sketch that of G."""
-    sent, due = dict(upload.params), dict(expected["uploads"][upload.client.id])
+    """The upload equals the oracle's. FLoRG uploads a sketch: compare its trained G, and the sketch with that of G."""
+    uploaded, wanted = dict(upload.params), dict(expected["uploads"][upload.client.id])
     if isinstance(algorithm, algorithms.load("florg")):
-        assert_same({"layer.G": fitted["layer.G"]}, {"layer.G": due["layer.G"]}, f"{what}, trained")
-        due["layer.G"] = sketch(state["layer.G"], fitted["layer.G"]).tolist()
-    assert_same(sent, due, f"{what}, upload of {upload.client.id}", signs_open=signs_open)
+        assert_same({"layer.G": fitted["layer.G"]}, {"layer.G": wanted["layer.G"]}, f"{what}, trained")
+        wanted["layer.G"] = sketch(state["layer.G"], fitted["layer.G"]).tolist()
+    assert_same(uploaded, wanted, f"{what}, upload of {upload.client.id}", signs_open=signs_open)
     if "weights" not in expected:
         assert upload.weight == upload.client.num_examples
 

@@ -137,7 +137,7 @@ def test_field_out_of_range_is_named(name: str, field: str, value: float | str) 
 
 
 def test_problem_can_show_the_common_faults() -> None:
-    """A transposed layer, a lost scale, and ignored weights."""
+    """A transpose, a lost scale and ignored weights all change its result."""
     problem = LinearProblem.make(0)
     shapes = {w.shape for w in problem.weights.values()}
     assert any(out != inp for out, inp in shapes)

@@ -1,4 +1,4 @@
-"""Planted faults, each seen in public code: each breaks the law written for it, and no law breaks without a fault.
+"""Planted faults from public code: each breaks the law written for it, and no law breaks without a fault.
 
 The correct FedEx-LoRA below passes every law, so the faults and not the harness make the others fail.
 """
@@ -252,8 +252,8 @@ class HeadInAClassVariable(PrivateHead):
     last: ClassVar[dict[str, torch.Tensor]] = {}
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        found = {n: t.expand_as(local[n]) for n, t in self.last.items()}
-        uploads, kept = super().client_update(shared, {**local, **found}, trainer)
+        previous = {n: t.expand_as(local[n]) for n, t in self.last.items()}
+        uploads, kept = super().client_update(shared, {**local, **previous}, trainer)
         self.last.update({n: t[-1:] for n, t in kept.items()})
         return uploads, kept
 
@@ -345,7 +345,7 @@ def test_ignored_weights_break_weights_count_and_exactness() -> None:
     assert set(failures(UniformMean(), UP_FORMULAS)) == {"weights count", "exactness"}
 
 
-def test_ignored_weights_are_seen_without_a_claim_of_exact() -> None:
+def test_ignored_weights_are_seen_without_claiming_exactness() -> None:
     class Modest(UniformMean):
         exact: ClassVar[bool] = False
 

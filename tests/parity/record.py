@@ -3,7 +3,7 @@
     python tests/parity/record.py before.json                       # on one commit
     python tests/parity/record.py after.json --compare before.json  # on another, same machine and versions
 
-Digests are of the adapter, the checkpoint (server's state, ledger, clients' local tensors), the metrics and the reports.
+Digests are of the adapter, the checkpoint (server's state, ledger, clients' tensors), the metrics and the reports.
 Seconds, dates and the positions in files that contain seconds are left out. Exit code 1 if a digest differs.
 Only :func:`rondo.run` is used, so that the script runs unchanged on any commit.
 """

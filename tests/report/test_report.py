@@ -74,7 +74,7 @@ def test_table_shows_scores_before_and_after_and_bytes() -> None:
     assert rows["global model, test set: f1"] == ["-", "-"]
     assert rows["global model at the clients: mean accuracy"] == ["", "0.6250"]
     assert rows["global model at the clients: worst tenth"] == ["", "0.1250"]
-    assert rows["up, a client and round"] == ["", "1.0 MB"]
+    assert rows["up, per client and round"] == ["", "1.0 MB"]
     assert rows["up, in all"] == ["", "21.0 MB"]
     assert rows["down, in all (of it first contact)"] == ["", "42.0 MB (7.0 MB)"]
     assert "examples" not in "".join(rows)
@@ -82,7 +82,7 @@ def test_table_shows_scores_before_and_after_and_bytes() -> None:
 
 
 def test_table_of_a_personal_method() -> None:
-    """With its baseline and the count of failed clients."""
+    """The table has the local baseline and the count of failed clients."""
     summary = SUMMARY | {
         "before": {},
         "after": {

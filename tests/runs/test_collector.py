@@ -30,7 +30,7 @@ def is_old(node: Node) -> bool:
 
 
 def test_imported_objects_are_old_at_once() -> None:
-    """Objects made during imports, while the collector rests, join the old generation when it resumes."""
+    """Objects made while the collector rests join the old generation if a module was imported meanwhile."""
     sys.modules.pop("colorsys", None)
     with collector_paused():
         assert not gc.isenabled()
@@ -43,7 +43,7 @@ def test_imported_objects_are_old_at_once() -> None:
 
 
 def test_objects_stay_new_without_imports() -> None:
-    """The collector then soon frees the model of a finished run."""
+    """The collector then soon looks at the model of a finished run."""
     with collector_paused():
         node = Node()
     assert not is_old(node)

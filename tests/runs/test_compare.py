@@ -146,9 +146,7 @@ def made(folder: Path) -> dict[str, float]:
     return {p.parent.name: p.stat().st_mtime_ns for p in folder.glob("*/summary.json")}
 
 
-def test_repeated_comparison_resumes_unfinished_runs(
-    copy: Path, compared: Any, tiny: dict[str, Any]
-) -> None:
+def test_repeated_comparison_resumes_unfinished_runs(copy: Path, compared: Any, tiny: dict[str, Any]) -> None:
     before, cut = made(copy), copy / run_dir("fedsa-lora", 3)
     (cut / "summary.json").unlink()
     shutil.rmtree(max((cut / "checkpoint").glob("round-*")))  # the last round was not committed

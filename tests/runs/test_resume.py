@@ -184,9 +184,7 @@ def test_run_killed_at_a_write_resumes_to_same_bytes(sources: tuple[Path, Path],
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", algorithms.names())
-def test_every_algorithm_killed_at_any_file_change(
-    name: str, sources: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_every_algorithm_killed_at_any_file_change(name: str, sources: tuple[Path, Path], tmp_path: Path) -> None:
     kill_everywhere(run_settings(*sources, name), tmp_path, CALLS)
 
 
@@ -230,9 +228,7 @@ def test_hundred_random_kills_resume_to_same_bytes(sources: tuple[Path, Path], t
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_full_or_broken_disk_stops_run_and_loses_nothing(
-    sources: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_full_or_broken_disk_stops_run_and_loses_nothing(sources: tuple[Path, Path], tmp_path: Path) -> None:
     started = Started(run_settings(*sources, "rolora"))
     count = calls_of(started, tmp_path / "whole", ("write",))
     expected = outcome(tmp_path / "whole")
@@ -358,8 +354,8 @@ def test_resume_without_whole_checkpoint_is_refused(
 ) -> None:
     started = Started(run_settings(*sources, "rolora"))
     cut_off(started, tmp_path / "cut", 2)
-    for place in ("round-000001", "round-000002"):
-        (tmp_path / "cut" / "checkpoint" / place / "state.safetensors").write_bytes(b"")
+    for generation in ("round-000001", "round-000002"):
+        (tmp_path / "cut" / "checkpoint" / generation / "state.safetensors").write_bytes(b"")
     capfd.readouterr()
     assert command("resume", str(tmp_path / "cut")) == 2
     assert "no checkpoint is as it was written, so the run cannot go on" in capfd.readouterr().err

@@ -37,11 +37,11 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(bert: Path, tmp_path: Path) -> Run:
     """Runs :func:`settings` with changes, each time in a new directory."""
-    made: list[Path] = []
+    run_dirs: list[Path] = []
 
     def start(**changes: Any) -> runner.RunResult:
-        made.append(tmp_path / f"run-{len(made)}")
-        return runner.run(settings(bert, **changes), run_dir=made[-1], device="cpu")
+        run_dirs.append(tmp_path / f"run-{len(run_dirs)}")
+        return runner.run(settings(bert, **changes), run_dir=run_dirs[-1], device="cpu")
 
     return start
 
@@ -153,7 +153,7 @@ def test_round_records_count_clients_and_bytes(finished: runner.RunResult) -> No
 
 
 def test_scores_before_and_after_training(finished: runner.RunResult) -> None:
-    """On the test set and at the clients."""
+    """Scores are taken on the test set and at the clients."""
     assert finished.summary["before"]["global"]["examples"] == 12
     assert finished.metrics["global"]["examples"] == 12
     assert finished.metrics["global"]["loss"] != finished.summary["before"]["global"]["loss"]
@@ -578,10 +578,8 @@ def test_bytes_budget_ignores_layers_without_weights(run: Run, data: Path, bert:
 
 
 @pytest.mark.parametrize("name", ["fedit", "flora"])
-def test_run_with_different_ranks(
-    name: str, run: Run, data: Path, tmp_path: Path
-) -> None:
-    """Exported, evaluated, and compared with the baseline."""
+def test_run_with_different_ranks(name: str, run: Run, data: Path, tmp_path: Path) -> None:
+    """The run is exported, evaluated and compared with the local baseline."""
     source = {"source": str(data), "test_source": str(write_rows(tmp_path / "test.csv", reviews(12, seed=1)))}
     result = run(
         data=source,
@@ -694,9 +692,7 @@ def test_more_clients_per_round_than_clients_are_refused(run: Run, data: Path) -
 
 
 @pytest.mark.parametrize("content", [None, b"", b"xx"], ids=["absent", "empty", "broken"])
-def test_model_with_broken_weights_is_named(
-    bert: Path, data: Path, tmp_path: Path, content: bytes | None
-) -> None:
+def test_model_with_broken_weights_is_named(bert: Path, data: Path, tmp_path: Path, content: bytes | None) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(bert, broken)
     (broken / "model.safetensors").unlink()
@@ -780,7 +776,7 @@ def test_export_of_every_method_reloads_in_stock_peft(name: str, run: Run, data:
     assert whole.verification is not None
     assert whole.verification.passed
     assert whole.relative_error == 0
-    width = 32  # the model's
+    width = 32  # the model's hidden size
     assert 2 <= whole.rank <= {"pfedlora": width + 2, "pfedloru": 2 * (2 + 2)}.get(name, 4 + 2 * 6)
     small = export.export(result.run_dir, tmp_path / "small", rank=1, verify=True)
     assert small.verification is not None
@@ -839,7 +835,7 @@ def test_personal_method_exports_a_model_per_client(personal: runner.RunResult, 
 
 
 def test_personal_method_scores(personal: runner.RunResult) -> None:
-    """At its clients, and from a cold start on the test set."""
+    """Each client's model is scored, and the cold-start model on the test set."""
     assert set(personal.metrics) == {"cold_start", "personal"}
     scores = [evaluate.evaluate(personal.run_dir, client=f"client-{i}", device="cpu") for i in range(3)]
     per_client = personal.metrics["personal"]["per_client"]

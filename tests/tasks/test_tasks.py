@@ -129,7 +129,9 @@ def test_scores_equal_scikit_learns(classes: int) -> None:
         metrics.f1_score(labels, predicted, average="binary" if classes == 2 else "macro")
     )
     assert scores["matthews"] == pytest.approx(metrics.matthews_corrcoef(labels, predicted))
-    assert scores["loss"] == pytest.approx(metrics.log_loss(labels, logits.softmax(-1), labels=range(classes)), abs=1e-6)
+    assert scores["loss"] == pytest.approx(
+        metrics.log_loss(labels, logits.softmax(-1), labels=range(classes)), abs=1e-6
+    )
     assert scores["examples"] == 40
     assert 0.2 < scores["accuracy"] < 1
 

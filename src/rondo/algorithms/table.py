@@ -119,7 +119,7 @@ TABLE: dict[str, Entry] = {
     ),
     "florg": Entry(
         cls="rondo.algorithms.florg:FLoRG",
-        summary="one matrix a module; its Gram matrix averaged, the root aligned (Procrustes)",
+        summary="one matrix per module; its Gram matrix averaged, the root aligned (Procrustes)",
         paper="Meng et al. 2026",
         exact=False,
         linear=True,

@@ -17,7 +17,7 @@ def list_() -> None:
     from rondo import algorithms
 
     table = Table(box=None, pad_edge=False)
-    for column in ("name", "what it does", "exact", "linear", "personal", "up, numbers a module", "paper"):
+    for column in ("name", "what it does", "exact", "linear", "personal", "up, numbers per module", "paper"):
         table.add_column(column, overflow="fold")
     for name, entry in algorithms.TABLE.items():
         flags = ["yes" if flag else "no" for flag in (entry.exact, entry.linear, entry.personal)]

@@ -141,7 +141,7 @@ def list_lengths(clients: ClientsConfig, count: int) -> Iterator[Problem]:
     """Yield a problem for each list of values per client whose length is not ``count``, the number of clients."""
     for key, value in (("ranks", clients.ranks), ("bytes_budget", clients.bytes_budget)):
         if isinstance(value, list) and len(value) != count:
-            message = f"{len(value)} for {count} clients: give one a client, in the order of their ids"
+            message = f"{len(value)} for {count} clients: give one per client, in the order of their ids"
             yield Problem(f"clients.{key}", message)
 
 
@@ -165,7 +165,7 @@ def missing_files(config: RunConfig) -> Iterator[Problem]:
             )
         elif key != "clients_from" and value is not None and "*" in value:
             yield Problem(
-                f"data.{key}", "one file or folder is wanted here; for one file a client use data.clients_from"
+                f"data.{key}", "one file or folder is wanted here; for one file per client use data.clients_from"
             )
 
 

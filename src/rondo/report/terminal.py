@@ -155,8 +155,8 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         table.add_row(f"each client alone, own rows: mean {metric}", "", _number(local["own"]["mean"]))
     traffic = summary["bytes"]
     table.add_section()
-    table.add_row("up, a client and round", "", human_bytes(traffic["up_per_client_round"]))
-    table.add_row("down, a client and round", "", human_bytes(traffic["down_per_client_round"]))
+    table.add_row("up, per client and round", "", human_bytes(traffic["up_per_client_round"]))
+    table.add_row("down, per client and round", "", human_bytes(traffic["down_per_client_round"]))
     table.add_row("up, in all", "", human_bytes(traffic["up"]))
     table.add_row(
         "down, in all (of it first contact)",

@@ -29,7 +29,7 @@ every_optimizer = pytest.mark.parametrize("optimizer", EVERY.values(), ids=EVERY
 
 
 def reddi(kind: str, x: Array, deltas: list[Array]) -> list[Array]:
-    """Algorithm 2 of the paper, from line 10 on: m starts at 0, v at tau^2, there is no bias correction."""
+    """Algorithm 2 of the paper, from line 10 on: m starts at 0 and v at tau^2, without bias correction."""
     m, v, path = np.zeros_like(x), np.full_like(x, TAU**2), []
     for delta in deltas:
         m = BETA1 * m + (1 - BETA1) * delta
@@ -87,8 +87,8 @@ def test_five_steps_of_momentum_equal_fedavgm() -> None:
 
 @pytest.mark.parametrize("optimizer", [sgd(), sgd(1.0), momentum(1.0, 0.0)], ids=["default", "sgd", "momentum"])
 def test_step_of_one_is_plain_averaging(optimizer: ServerOptimizer) -> None:
-    x, *sent = tensors(3, 4)
-    mean = weighted_mean(Upload(Client(str(k), k + 1), p, k + 1.0) for k, p in enumerate(sent)).params
+    x, *uploaded = tensors(3, 4)
+    mean = weighted_mean(Upload(Client(str(k), k + 1), p, k + 1.0) for k, p in enumerate(uploaded)).params
     (new,) = walk(optimizer, x, [sub(mean, x)])
     for name in x:
         close(new[name], mean[name])

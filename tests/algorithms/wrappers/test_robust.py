@@ -160,23 +160,23 @@ def uploads(name: str, scale: float = 0.3) -> tuple[Any, list[Upload], Round]:
     g = torch.Generator().manual_seed(0)
     received = []
     for client in linear.clients:
-        sent = trial_upload(algorithm, state, client, round)
-        params = {n: t + 1 + scale * torch.randn(t.shape, generator=g, dtype=t.dtype) for n, t in sent.params.items()}
+        trial = trial_upload(algorithm, state, client, round)
+        params = {n: t + 1 + scale * torch.randn(t.shape, generator=g, dtype=t.dtype) for n, t in trial.params.items()}
         received.append(Upload(client, params, float(client.num_examples)))
     return state, received, round
 
 
 def test_equal_products_have_no_distance() -> None:
     """Krum on factors would leave out an honest client whose factors are the others' in other coordinates."""
-    state, sent, round = uploads("flexlora", scale=1e-3)
+    state, received, round = uploads("flexlora", scale=1e-3)
     g = torch.randn(2, 2, generator=torch.Generator().manual_seed(5), dtype=torch.float64) + 3 * torch.eye(2)
     turned = {}
     for path in problem().weights:
-        a, b = sent[0].params[f"{path}.A"], sent[0].params[f"{path}.B"]
+        a, b = received[0].params[f"{path}.A"], received[0].params[f"{path}.B"]
         turned |= {f"{path}.A": torch.linalg.inv(g) @ a, f"{path}.B": b @ g}
-    other = Upload(sent[0].client, {**sent[0].params, **turned}, sent[0].weight)
+    turned_upload = Upload(received[0].client, {**received[0].params, **turned}, received[0].weight)
     robust = Robust(algorithms.get("flexlora"), "multi-krum", 2)
-    states = [robust.aggregate(state, [first, *sent[1:]], round) for first in (sent[0], other)]
+    states = [robust.aggregate(state, [first, *received[1:]], round) for first in (received[0], turned_upload)]
     for path in problem().weights:
         before, after = (s.params[f"{path}.B"] @ s.params[f"{path}.A"] for s in states)
         torch.testing.assert_close(after, before, rtol=1e-9, atol=1e-9)
@@ -194,8 +194,8 @@ PAIRS = [(name, rule) for name in NAMES for rule in rules_of(name)]
 
 @pytest.mark.parametrize(("name", "rule"), PAIRS)
 def test_equal_uploads_give_the_plain_aggregate(name: str, rule: Rule) -> None:
-    state, sent, round = uploads(name)
-    same = [Upload(u.client, sent[0].params, 1.0) for u in sent]
+    state, received, round = uploads(name)
+    same = [Upload(u.client, received[0].params, 1.0) for u in received]
     expected = algorithms.get(name).aggregate(state, same, round)
     robust = Robust(algorithms.get(name), rule, 2).aggregate(state, same, round)
     # Compared as models: a method that stacks single uploads has a smaller stack when fewer are left.
@@ -205,12 +205,12 @@ def test_equal_uploads_give_the_plain_aggregate(name: str, rule: Rule) -> None:
 
 @pytest.mark.parametrize(("name", "rule"), PAIRS)
 def test_wild_uploads_do_not_move_the_model_far(name: str, rule: Rule) -> None:
-    state, sent, round = uploads(name)
+    state, received, round = uploads(name)
     algorithm = algorithms.get(name)
-    wild = [Upload(u.client, {n: -1e4 * t for n, t in u.params.items()}, u.weight) for u in sent[:2]]
-    honest = algorithm.aggregate(state, [Upload(u.client, u.params, 1.0) for u in sent[2:]], round)
-    robust = Robust(algorithm, rule, 2).aggregate(state, [*wild, *sent[2:]], round)
-    plain = algorithm.aggregate(state, [*wild, *sent[2:]], round)
+    wild = [Upload(u.client, {n: -1e4 * t for n, t in u.params.items()}, u.weight) for u in received[:2]]
+    honest = algorithm.aggregate(state, [Upload(u.client, u.params, 1.0) for u in received[2:]], round)
+    robust = Robust(algorithm, rule, 2).aggregate(state, [*wild, *received[2:]], round)
+    plain = algorithm.aggregate(state, [*wild, *received[2:]], round)
 
     def far(other: Any) -> float:
         models = [_model(algorithm, s, round) for s in (other, honest)]
@@ -229,10 +229,10 @@ def _model(algorithm: Any, state: Any, round: Round) -> dict[str, torch.Tensor]:
 
 
 def test_too_few_uploads_change_nothing() -> None:
-    state, sent, round = uploads("fedit")
+    state, received, round = uploads("fedit")
     robust = Robust(algorithms.get("fedit"), "median", 2)
-    assert robust.aggregate(state, sent[:4], round) is state
-    assert robust.aggregate(state, sent[:5], round) is not state
+    assert robust.aggregate(state, received[:4], round) is state
+    assert robust.aggregate(state, received[:5], round) is not state
 
 
 def test_robust_wraps_local_head_and_server_optimizer() -> None:
@@ -241,8 +241,10 @@ def test_robust_wraps_local_head_and_server_optimizer() -> None:
     assert (robust.linear, robust.exact, robust.personal, robust.same_coordinates) == (False, False, True, True)
     linear, round = problem(), Round(0, 4, 0, 7)
     state = robust.init(linear.params, linear.weights, round)
-    _, sent, _ = uploads("fedit")
-    headless = [Upload(u.client, {n: t for n, t in u.params.items() if not n.startswith("head:")}, 1.0) for u in sent]
+    _, received, _ = uploads("fedit")
+    headless = [
+        Upload(u.client, {n: t for n, t in u.params.items() if not n.startswith("head:")}, 1.0) for u in received
+    ]
     new = robust.aggregate(state, headless, round)
     assert any(t.any() for t in new.moments.first.values())
     assert not new.params["first.A"].equal(state.params["first.A"])

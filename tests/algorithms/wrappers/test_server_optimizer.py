@@ -45,9 +45,9 @@ def states(algorithm: Algorithm[Any], rounds: int = 4) -> list[Any]:
 @pytest.mark.parametrize("name", ALLOWED)
 def test_step_of_one_is_plain_averaging(name: str, optimizer: Any) -> None:
     plain, stepped = states(ALLOWED[name]), states(ServerStep(ALLOWED[name], optimizer))
-    for one, other in zip(plain, stepped, strict=True):
-        for tensor in one.params:
-            torch.testing.assert_close(other.params[tensor], one.params[tensor], rtol=0, atol=1e-12)
+    for plain_state, stepped_state in zip(plain, stepped, strict=True):
+        for tensor in plain_state.params:
+            torch.testing.assert_close(stepped_state.params[tensor], plain_state.params[tensor], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -86,9 +86,9 @@ def test_idle_factor_keeps_its_moments(optimizer: Any) -> None:
     assert "first.A" not in after[0].first  # A was not trained yet
     for held, idle, part in ((0, 1, "B"), (1, 2, "A"), (2, 3, "B")):
         for moments in ("first", "second"):
-            one, other = getattr(after[held], moments), getattr(after[idle], moments)
-            assert all(other[n].equal(one[n]) for n in one if n.endswith(f".{part}"))
-            assert not any(other[n].equal(one[n]) for n in one if n.startswith("head:"))
+            held_moments, idle_moments = getattr(after[held], moments), getattr(after[idle], moments)
+            assert all(idle_moments[n].equal(held_moments[n]) for n in held_moments if n.endswith(f".{part}"))
+            assert not any(idle_moments[n].equal(held_moments[n]) for n in held_moments if n.startswith("head:"))
 
 
 @pytest.mark.parametrize("optimizer", [momentum(0.5, 0.9), adam(0.01)], ids=["momentum", "adam"])

@@ -187,9 +187,7 @@ def test_cohort_equals_clients_alone(name: str, policy: str, train: Any, dropout
 
 
 @pytest.mark.parametrize("name", algorithms.names())
-def test_language_cohort_equals_clients_alone(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_language_cohort_equals_clients_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the loss computed a few tokens at a time, so that the logits are never whole."""
     monkeypatch.setattr(output_layer, "_CPU_BYTES", 5 * 4 * tiny.VOCABULARY)  # 5 tokens, of several clients
     sim = language(name)
@@ -247,9 +245,7 @@ def test_memory_limits_cohorts_at_once(megabytes: float, at_once: int) -> None:
 @pytest.mark.parametrize(
     ("workers", "allowed", "at_once"), [(16, 10, 8), (16, 13, 8), (8, 5, 4), (7, 6, 6), (5, 4, 4), (2, 1, 1), (4, 4, 4)]
 )
-def test_spare_threads_are_shared_out_where_worthwhile(
-    workers: int, allowed: int, at_once: int
-) -> None:
+def test_spare_threads_are_shared_out_where_worthwhile(workers: int, allowed: int, at_once: int) -> None:
     """Memory allows fewer cohorts than threads; fewer cohorts still may share the threads better."""
     sim = make("fedit", run=config("auto"))
     settings = sim.config.simulation.model_copy(update={"memory_mb": allowed})
@@ -259,9 +255,7 @@ def test_spare_threads_are_shared_out_where_worthwhile(
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_processor_budget_is_256_mib_per_thread(
-    monkeypatch: pytest.MonkeyPatch, threads: int
-) -> None:
+def test_processor_budget_is_256_mib_per_thread(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
     """256 MiB of activations per thread, and at most half of the machine's memory."""
     network = make("fedit", run=config("auto")).network
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
@@ -318,9 +312,7 @@ def test_rounds_agree_for_any_cohort_size_and_threads(name: str, count: int) -> 
 
 
 @pytest.mark.parametrize("name", [n for n, entry in algorithms.TABLE.items() if entry.linear])
-def test_linear_algorithms_hold_few_uploads_at_once(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_linear_algorithms_hold_few_uploads_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many clients take part."""
     held: list[weakref.ref[Tensor]] = []
     most = 0
@@ -385,9 +377,7 @@ def test_client_without_examples_fails_alone() -> None:
     tokens=st.integers(0, 4000),
     each=st.integers(0, 500),
 )
-def test_plan_has_every_client_once_in_order(
-    ranks: list[Any], size: Any, workers: int, tokens: int, each: int
-) -> None:
+def test_plan_has_every_client_once_in_order(ranks: list[Any], size: Any, workers: int, tokens: int, each: int) -> None:
     clients = [Client(f"c{i:02}", 1, rank) for i, rank in enumerate(ranks)]
     cohorts = divided(clients, size, workers=workers, cost=tokens, cost_per_client=each)
     assert sorted(c.id for cohort in cohorts for c in cohort) == [c.id for c in clients]

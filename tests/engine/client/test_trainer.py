@@ -440,6 +440,7 @@ def test_length_grouping_follows_the_configuration(grouped: bool) -> None:
 
 def test_bfloat16_training_is_close_to_float32() -> None:
     """The trained tensors stay in float32."""
+
     def trained(dtype: torch.dtype) -> dict[str, Tensor]:
         setup = Setup(optimizer="sgd", lr=0.02)
         setup.trainer.network = AdaptedNetwork(tiny.bert(), setup.sites, tiny.head_names(setup.module))

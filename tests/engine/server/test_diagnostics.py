@@ -306,7 +306,9 @@ def test_small_interference_keeps_its_digits() -> None:
     start = {"m.A": draw(2, 9), "m.B": draw(8, 2)}
     dA, dB = draw(3, 2, 9), draw(3, 8, 2)
     step = 1e-6
-    client_factors = [{"m.A": start["m.A"] + step * a, "m.B": start["m.B"] + step * b} for a, b in zip(dA, dB, strict=True)]
+    client_factors = [
+        {"m.A": start["m.A"] + step * a, "m.B": start["m.B"] + step * b} for a, b in zip(dA, dB, strict=True)
+    ]
     uploads = [Upload(Client(str(k), 1), params, 1.0) for k, params in enumerate(client_factors)]
     round = Round(0, 1, 0, 3)
     before = algorithm.init(start, {}, round)
@@ -367,9 +369,7 @@ def test_diagnostics_change_no_bit_of_a_run(name: str) -> None:
 
 
 @pytest.mark.parametrize(("every", "due"), [(None, [3]), (1, [0, 1, 2, 3]), (2, [1, 3]), (3, [2, 3]), (0, [])])
-def test_diagnostics_follow_their_schedule(
-    every: int | None, due: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_diagnostics_follow_their_schedule(every: int | None, due: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Uploads are kept in the rounds that are due, and in no others."""
     kept = []
     noted = exchange.noted
@@ -400,6 +400,7 @@ def test_uploads_beyond_the_limit_give_no_diagnostics(monkeypatch: pytest.Monkey
 
 def test_diagnostics_failure_warns_and_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The round itself stands."""
+
     def fails(*_: Any) -> None:
         raise RuntimeError("no convergence")
 

@@ -42,7 +42,6 @@ def test_ranks_default_to_none() -> None:
 
 def test_rank_list_has_one_rank_per_client_in_order() -> None:
     assert ranks({"ranks": [1, 8, 3]}, 3) == (1, 8, 3)
-    assert "clients.ranks: 3 for 4 clients" in message({"ranks": [1, 8, 3]}, 4)
     assert "clients.ranks: rank 8 is above the run's, which is 4" in message({"ranks": [1, 8, 3]}, 3, 4)
 
 
@@ -75,7 +74,6 @@ def test_byte_budget_gives_largest_rank_that_fits() -> None:
     assert ranks({"bytes_budget": 399}, 2) == (3, 3)
     assert ranks({"bytes_budget": [100, 400, 10**9]}, 3) == (1, 4, 8)
     assert "99 bytes do not hold an upload of rank 1, which is 100" in message({"bytes_budget": [400, 99]}, 2)
-    assert "2 for 3 clients" in message({"bytes_budget": [400, 500]}, 3)
 
 
 # Rounds
@@ -102,9 +100,7 @@ def test_budgeted_bytes_equal_uploaded_bytes(name: str, policy: str) -> None:
 
 @pytest.mark.parametrize("policy", ["shared", "local", "frozen"])
 @pytest.mark.parametrize("name", RANKED)
-def test_uploads_keep_client_order_across_cohorts(
-    name: str, policy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_uploads_keep_client_order_across_cohorts(name: str, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks interleave, so the cohorts do too; the sum must not depend on them."""
     together = ranked(name, policy, dtype=torch.float64)
     alone = ranked(name, policy, config(simulation={"cohort": 1}), dtype=torch.float64)

@@ -42,7 +42,7 @@ def passed(network: AdaptedNetwork, seen: Params, **options: Any) -> tuple[Tenso
 
 CUT: dict[str, Callable[[], Any]] = {"bert": tiny.bert, "roberta": tiny.roberta}
 EVERYWHERE = ("query", "value", "attention.output.dense", "intermediate.dense")
-"""All but the key, so that no keys need be computed."""
+"""All but the key."""
 KEYS = ("query", "key", "value")
 
 

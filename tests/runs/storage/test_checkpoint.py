@@ -150,8 +150,8 @@ def test_only_two_generations_are_kept(tmp_path: Path) -> None:
         generations = {f"round-{r:06}" for r in (rounds - 1, rounds) if r >= 0}
         clients = folder / "clients"
         assert {p.name for p in folder.iterdir()} == generations | ({"clients"} if rounds else set())
-        for place in generations:
-            assert sorted(os.listdir(folder / place)) == ["ledger.json", "manifest.json", "state.safetensors"]
+        for generation in generations:
+            assert sorted(os.listdir(folder / generation)) == ["ledger.json", "manifest.json", "state.safetensors"]
         files = sorted(p.name.split(".")[:2] for p in clients.iterdir()) if rounds else []
         expected = {
             0: [],
@@ -205,8 +205,8 @@ def test_missing_or_damaged_generations_raise(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         checkpoint.load(tmp_path, {})
     commit(tmp_path, 4, CHANGES)
-    for place in ("round-000003", "round-000004"):
-        (tmp_path / place / "ledger.json").unlink()
+    for generation in ("round-000003", "round-000004"):
+        (tmp_path / generation / "ledger.json").unlink()
     with pytest.raises(Damaged, match=r"round-000004: .*ledger\.json.*; round-000003: .*ledger\.json"):
         checkpoint.load(tmp_path, {})
 

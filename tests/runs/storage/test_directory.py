@@ -19,9 +19,7 @@ def test_new_directory_is_made_with_its_parents(tmp_path: Path) -> None:
     assert (directory.adapter, directory.checkpoint) == (tmp_path / "a/b/adapter", tmp_path / "a/b/checkpoint")
 
 
-def test_unnamed_directories_never_clash(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unnamed_directories_never_clash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their names start with the algorithm's."""
     monkeypatch.chdir(tmp_path)
     paths = [RunDirectory.create(None, "package.module:Own").path for _ in range(3)]

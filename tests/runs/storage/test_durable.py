@@ -107,9 +107,7 @@ def test_journal_is_cut_at_its_position_and_continued(
 
 
 @pytest.mark.parametrize("name", ["write", "fsync"])
-def test_failed_line_is_overwritten(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_line_is_overwritten(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = Journal(tmp_path / "lines")
     journal.append(b"one")
     before = journal.position
@@ -162,7 +160,7 @@ def test_folder_is_locked_by_one_process(tmp_path: Path) -> None:
 
 def test_folder_is_replaced_whole(tmp_path: Path) -> None:
     """The leftover of a failed write is removed."""
-    place = tmp_path / "result"
+    target = tmp_path / "result"
 
     def fill(text: str) -> Callable[[Path], None]:
         def work(folder: Path) -> None:
@@ -175,10 +173,10 @@ def test_folder_is_replaced_whole(tmp_path: Path) -> None:
         fill("half")(folder)
         raise OSError("full")
 
-    durable.write_folder(place, fill("one"))
+    durable.write_folder(target, fill("one"))
     with pytest.raises(OSError, match="full"):
-        durable.write_folder(place, fails)
-    assert [p.name for p in place.iterdir()] == ["one"]
-    durable.write_folder(place, fill("two"))
-    assert [p.name for p in place.iterdir()] == ["two"]
+        durable.write_folder(target, fails)
+    assert [p.name for p in target.iterdir()] == ["one"]
+    durable.write_folder(target, fill("two"))
+    assert [p.name for p in target.iterdir()] == ["two"]
     assert [p.name for p in tmp_path.iterdir()] == ["result"]
