@@ -55,5 +55,5 @@ class RunInterrupted(Exception):
     """A run was asked to stop, and stopped after its current step. ``run_dir`` holds everything committed."""
 
     def __init__(self, run_dir: Path) -> None:
-        super().__init__(f"interrupted; what was done so far is in {run_dir}")
+        super().__init__(f"interrupted; committed rounds are in {run_dir}")
         self.run_dir = run_dir

@@ -20,7 +20,8 @@ from rondo.algorithms.hetlora import HetLoRA
 from rondo.lowrank import LowRank, mean_product, total
 from rondo.params import Params, cut_rank, pad_rank
 from rondo.testing import LinearProblem, SgdTrainer
-from rondo.testing.laws import LAWS, LawBroken, _Run
+from rondo.testing.laws import LAWS
+from rondo.testing.run import LawBroken, Run
 
 RANKED = [n for n in algorithms.names() if algorithms.load(n).client_ranks and n not in ("lora-a2", "mfedloru")]
 """LoRA-A2 and mFedLoRU are left out: they send every client the whole factors (see test_own_ranks.py)."""
@@ -154,7 +155,7 @@ def test_upload_rank_above_the_servers_is_refused() -> None:
 def test_hetlora_weighs_by_the_norm_of_the_product() -> None:
     problem = LinearProblem.make(0)
     algorithm = HetLoRA()
-    run = _Run(algorithm, 0)
+    run = Run(algorithm, 0)
     for outcome in run.step(0):
         params = outcome.upload.params
         products = [params[f"{p}.B"] @ params[f"{p}.A"] for p in problem.weights]
@@ -170,7 +171,7 @@ def test_hetlora_weighs_by_the_norm_of_the_product() -> None:
 def test_hetlora_penalty_shrinks_the_tail() -> None:
     tails = []
     for penalty in (0.0, 0.5):
-        run = _Run(HetLoRA(penalty=penalty, keep=0.5), 0, steps=20)
+        run = Run(HetLoRA(penalty=penalty, keep=0.5), 0, steps=20)
         for index in range(3):
             run.step(index)
         params = run.state.params
@@ -180,7 +181,7 @@ def test_hetlora_penalty_shrinks_the_tail() -> None:
     assert tails[1] < 0.7 * tails[0]
 
 
-def ranks_left(run: _Run) -> dict[str, list[int]]:
+def ranks_left(run: Run) -> dict[str, list[int]]:
     return {c: [int(t) for t in kept.values()] for c, kept in run.locals.items()}
 
 
@@ -190,7 +191,7 @@ def tail(params: Params, first: int) -> float:
 
 def test_hetlora_prunes_a_fading_tail_for_good() -> None:
     """A client halves its rank when training has made its tail smaller, and uploads zeros there from then on."""
-    run = _Run(HetLoRA(penalty=2.0, keep=0.5, prune=True), 0, steps=10)
+    run = Run(HetLoRA(penalty=2.0, keep=0.5, prune=True), 0, steps=10)
     seen = []
     for index in range(5):
         before, start = ranks_left(run), dict(run.state.params)
@@ -211,13 +212,13 @@ def test_hetlora_prunes_a_fading_tail_for_good() -> None:
 
 
 def test_hetlora_without_pruning_keeps_nothing() -> None:
-    run = _Run(HetLoRA(penalty=2.0), 0)
+    run = Run(HetLoRA(penalty=2.0), 0)
     run.step(0)
     assert all(kept == {} for kept in run.locals.values())
 
 
 def test_hetlora_masks_ranks_per_client_of_a_cohort() -> None:
-    algorithm, run = HetLoRA(prune=True), _Run(HetLoRA(prune=True), 1)
+    algorithm, run = HetLoRA(prune=True), Run(HetLoRA(prune=True), 1)
     run.step(0)
     names = list(run.locals["client-0"])
     for client, rank in zip(run.clients, (1, 2, 1), strict=True):
@@ -257,7 +258,7 @@ def test_momentum_restart_moves_the_model_by_the_factors() -> None:
     algorithm = FedLoRU(tau=1, restart="momentum")
     with pytest.raises(LawBroken):
         LAWS["zero steps"](algorithm, 0)
-    run = _Run(algorithm, 0)
+    run = Run(algorithm, 0)
     run.step(0)
     before = {p: 1.0 * run.model(run.clients[0], 1)[p] for p in run.problem.weights}
     run.steps = 0
@@ -269,7 +270,7 @@ def test_momentum_restart_moves_the_model_by_the_factors() -> None:
 
 
 def test_rank_of_the_whole_update_grows() -> None:
-    run = _Run(FedLoRU(tau=1), 0)
+    run = Run(FedLoRU(tau=1), 0)
     for index in range(3):
         run.step(index)
         rank = int(torch.linalg.matrix_rank(run.model(run.clients[0], index + 1)["second"]))

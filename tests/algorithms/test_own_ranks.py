@@ -13,7 +13,7 @@ from rondo import algorithms
 from rondo.algorithm import Algorithm, Client, Round, Upload
 from rondo.params import module_of, pick, role
 from rondo.testing import LAWS, LinearProblem, SgdTrainer
-from rondo.testing.laws import _Run
+from rondo.testing.run import Run
 
 PATHS = ("first", "second")
 
@@ -52,13 +52,13 @@ def test_lora_a2_stays_exact(rank: int) -> None:
 # LoRA-A2
 
 
-def fits(run: _Run, index: int) -> list[Upload]:
+def fits(run: Run, index: int) -> list[Upload]:
     return [run.train([c], index)[0].upload for c in run.clients]
 
 
 def test_lora_a2_uploads_the_best_slots(rank: int) -> None:
     """Slots compete over all modules together."""
-    run = _Run(algorithms.get("lora-a2"), 0)
+    run = Run(algorithms.get("lora-a2"), 0)
     for index, part in ((0, "B"), (1, "A")):
         other = "A" if part == "B" else "B"
         for client in run.clients:
@@ -95,7 +95,7 @@ def test_lora_a2_uploads_the_best_slots(rank: int) -> None:
 
 
 def test_slots_kept_by_no_client_keep_their_float32_bits(rank: int) -> None:
-    run = _Run(algorithms.get("lora-a2"), 0)
+    run = Run(algorithms.get("lora-a2"), 0)
     for index in range(3):
         uploads = fits(run, index)
         run.state = replace(run.state, params={n: t.float() for n, t in run.state.params.items()})
@@ -117,7 +117,7 @@ def test_slots_kept_by_no_client_keep_their_float32_bits(rank: int) -> None:
 def test_decay_does_not_reach_unkept_slots(rank: int) -> None:
     """A trainer may return a factor that moved where no gradient went; the upload leaves these moves out."""
     algorithm = algorithms.get("lora-a2")
-    run = _Run(algorithm, 0)
+    run = Run(algorithm, 0)
     run.step(0)
     client = run.clients[0]
     shared = run.shared(client, 2)
@@ -146,7 +146,7 @@ def test_decay_does_not_reach_unkept_slots(rank: int) -> None:
 
 def test_lora_a2_without_ranks_is_rolora() -> None:
     """The learning rate is the same for A and B."""
-    lora_a2, rolora = _Run(algorithms.get("lora-a2", lr_ratio=1.0), 0), _Run(algorithms.get("rolora"), 0)
+    lora_a2, rolora = Run(algorithms.get("lora-a2", lr_ratio=1.0), 0), Run(algorithms.get("rolora"), 0)
     for index in range(3):
         for run in (lora_a2, rolora):
             run.step(index)
@@ -163,7 +163,7 @@ def test_lora_a2_trains_b_at_a_multiple_of_the_rate(ranked: bool) -> None:
             rates.append(options["lr"])
             return super().fit(params, **options)
 
-    run = _Run(algorithms.get("lora-a2", lr_ratio=3.0), 0)
+    run = Run(algorithms.get("lora-a2", lr_ratio=3.0), 0)
     client = replace(run.clients[0], rank=1 if ranked else None)
     for index, expected in ((0, 0.3), (1, 0.1)):
         rates: list[float] = []
@@ -179,7 +179,7 @@ def test_lora_a2_trains_b_at_a_multiple_of_the_rate(ranked: bool) -> None:
 
 def test_mfedloru_uploads_nested_factors(rank: int) -> None:
     """A client that takes no step leaves the server's factors as they are."""
-    run = _Run(algorithms.get("mfedloru", nested_scale=0.25), 0)
+    run = Run(algorithms.get("mfedloru", nested_scale=0.25), 0)
     run.step(0)
     client = run.clients[0]
     before = run.state.params
@@ -192,7 +192,7 @@ def test_mfedloru_uploads_nested_factors(rank: int) -> None:
         change = 0.25 * uploaded[f"first.{part}u"] @ uploaded[f"first.{part}d"]
         torch.testing.assert_close(whole[f"first.{part}"], before[f"first.{part}"] + change, rtol=0, atol=1e-12)
         assert int(torch.linalg.matrix_rank(change)) == rank
-    zero = _Run(run.algorithm, 0, steps=0)
+    zero = Run(run.algorithm, 0, steps=0)
     zero.state = run.state
     rested = zero.algorithm.expand(zero.state, zero.train([client], 1)[0].upload).params
     for name in before:
@@ -201,7 +201,7 @@ def test_mfedloru_uploads_nested_factors(rank: int) -> None:
 
 def test_clients_with_and_without_nested_factors() -> None:
     algorithm = algorithms.get("mfedloru", tau=2)
-    run = _Run(algorithm, 0)
+    run = Run(algorithm, 0)
     mixed = [replace(c, rank=r) for c, r in zip(run.clients, (None, 1, None), strict=True)]
     for index in range(3):
         uploads = [run.train([c], index)[0].upload for c in mixed]
@@ -215,7 +215,7 @@ def test_clients_with_and_without_nested_factors() -> None:
 
 
 def test_mfedloru_without_ranks_is_fedloru() -> None:
-    mfedloru, fedloru = _Run(algorithms.get("mfedloru", tau=2), 0), _Run(algorithms.get("fedloru", tau=2), 0)
+    mfedloru, fedloru = Run(algorithms.get("mfedloru", tau=2), 0), Run(algorithms.get("fedloru", tau=2), 0)
     for index in range(3):
         for run in (mfedloru, fedloru):
             run.step(index)
@@ -227,7 +227,7 @@ def test_mfedloru_without_ranks_is_fedloru() -> None:
 
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_slora_second_stage_starts_from_best_approximation(rounds: int) -> None:
-    run = _Run(algorithms.get("slora", sparse_rounds=rounds, density=0.3), 0)
+    run = Run(algorithms.get("slora", sparse_rounds=rounds, density=0.3), 0)
     for index in range(rounds - 1):
         run.step(index)
     outcomes = run.step(rounds - 1)
@@ -245,7 +245,7 @@ def test_slora_second_stage_starts_from_best_approximation(rounds: int) -> None:
 
 
 def test_slora_clients_move_common_positions_only() -> None:
-    run = _Run(algorithms.get("slora", density=0.3), 0)
+    run = Run(algorithms.get("slora", density=0.3), 0)
     where = {p: run.state.params[f"{p}.I"].long() for p in PATHS}
     assert {p: len(where[p]) for p in PATHS} == {"first": 11, "second": 15}  # of 35 and 49
     for outcome in run.step(0):
@@ -289,7 +289,7 @@ def test_options_obey_the_laws(algorithm: Algorithm[Any], law: str) -> None:
 
 @pytest.mark.parametrize("phases", ["separate", "together"])
 def test_pfedlora_shared_change_is_a_mean_of_full_rank(phases: str) -> None:
-    run = _Run(algorithms.get("pfedlora", phases=phases), 0)
+    run = Run(algorithms.get("pfedlora", phases=phases), 0)
     outcomes = run.step(0)
     mass = sum(o.upload.weight for o in outcomes)
     for path, (out, inp) in {"first": (7, 5), "second": (7, 7)}.items():
@@ -306,7 +306,7 @@ def test_pfedlora_shared_change_is_a_mean_of_full_rank(phases: str) -> None:
 
 
 def test_fedhm_is_flexlora_with_split_both() -> None:
-    fedhm, flexlora = _Run(algorithms.get("fedhm"), 0), _Run(algorithms.get("flexlora", split="both"), 0)
+    fedhm, flexlora = Run(algorithms.get("fedhm"), 0), Run(algorithms.get("flexlora", split="both"), 0)
     for index in range(3):
         for run in (fedhm, flexlora):
             run.step(index)

@@ -18,7 +18,8 @@ from rondo.algorithms.rolora import RoLoRA
 from rondo.algorithms.wrappers.local_head import LocalHead
 from rondo.params import add_client_axis
 from rondo.testing import LAWS, LinearProblem, SgdTrainer, check_algorithm
-from rondo.testing.laws import Formulas, LawBroken, law_bytes
+from rondo.testing.laws import Formulas, law_bytes
+from rondo.testing.run import LawBroken
 
 NAMES = algorithms.names()
 EVERY_LAW = {*LAWS, "bytes"}

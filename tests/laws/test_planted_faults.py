@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from rondo import algorithms
 from rondo.algorithm import (
     Algorithm,
     Client,
@@ -25,6 +26,7 @@ from rondo.algorithm import (
     Weight,
     weighted_mean,
 )
+from rondo.algorithms.wrappers.wrapper import Wrapper
 from rondo.lowrank import LowRank, residual
 from rondo.params import Params, Select, adapted_modules, down, head, pick, sub, up
 from rondo.testing import check_algorithm
@@ -447,3 +449,13 @@ def test_raising_algorithm_fails_and_does_not_crash_the_check() -> None:
 
     broken = failures(Raises())
     assert "ZeroDivisionError: oops" in broken["form"]
+
+
+@pytest.mark.parametrize("forgotten", [("aggregate", "linear"), ("finish",)], ids=["aggregate", "finish"])
+def test_wrapper_that_forwards_less_breaks_wrapping(
+    forgotten: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trap that this law is for: FlexLoRA inside such a wrapper would be linear, and its model wrong."""
+    for name in forgotten:
+        monkeypatch.delattr(Wrapper, name)
+    assert "wrapping" in failures(algorithms.get("flexlora" if "aggregate" in forgotten else "florg"))

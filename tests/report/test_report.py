@@ -75,8 +75,8 @@ def test_table_shows_scores_before_and_after_and_bytes() -> None:
     assert rows["global model at the clients: mean accuracy"] == ["", "0.6250"]
     assert rows["global model at the clients: worst tenth"] == ["", "0.1250"]
     assert rows["up, per client and round"] == ["", "1.0 MB"]
-    assert rows["up, in all"] == ["", "21.0 MB"]
-    assert rows["down, in all (of it first contact)"] == ["", "42.0 MB (7.0 MB)"]
+    assert rows["up, total"] == ["", "21.0 MB"]
+    assert rows["down, total (first contact)"] == ["", "42.0 MB (7.0 MB)"]
     assert "examples" not in "".join(rows)
     assert "clients that failed in a round" not in rows
 
@@ -104,7 +104,7 @@ def test_table_of_a_personal_method() -> None:
 
 
 def test_run_without_scores_has_a_table() -> None:
-    assert rendered(SUMMARY | {"before": {}, "after": {}})["up, in all"] == ["", "21.0 MB"]
+    assert rendered(SUMMARY | {"before": {}, "after": {}})["up, total"] == ["", "21.0 MB"]
 
 
 # --- progress ------------------------------------------------------------------------------------------------------

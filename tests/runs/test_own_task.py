@@ -118,6 +118,16 @@ def _single() -> own_task.Line:
         ({"model": {"name": "own_task:FedAvg"}}, "model.name", "makes no network"),
         ({"model": {"name": "builtin:minilm"}}, "model.name", "needs a network of its own"),
         ({"model": {"name": "own_task:single"}}, "model.name", "and the task computes in torch.float64"),
+        ({"model": {"gguf_file": "x.gguf"}}, "model.gguf_file", "does not use it: remove it"),
+        ({"adapter": {"r": 4}}, "adapter", "does not use this section"),
+        ({"model": {"head": "shared"}}, "model.head", "this network has no task head"),
+        ({"algorithm": {"name": "rolora"}}, "algorithm.name", "this network has no adapted layer"),
+        ({"algorithm": {"name": "fedit"}, "clients": {"ranks": [1, 1, 1, 1]}}, "clients.ranks", "no layer is adapted"),
+        (
+            {"algorithm": {"name": "hetlora"}, "clients": {"bytes_budget": 100}},
+            "clients.bytes_budget",
+            "no layer is adapted",
+        ),
     ],
 )
 def test_custom_part_fault_is_reported(
@@ -134,7 +144,7 @@ def test_custom_part_fault_is_reported(
         rows[4] = "1,2,3,far"
         (tmp_path / "rows.csv").write_text("\n".join(rows) + "\n")
         change = {}
-    raw = {**config, **{k: {**config[k], **v} for k, v in change.items()}}
+    raw = {**config, **{k: {**config.get(k, {}), **v} for k, v in change.items()}}
     with pytest.raises(rondo.ConfigError) as caught:
         rondo.run(raw, run_dir=tmp_path / "run", device="cpu")
     assert caught.value.problems[0].path == path
@@ -151,3 +161,32 @@ def test_export_without_adapter_is_refused(config: dict[str, Any], tmp_path: Pat
 def test_own_task_is_short() -> None:
     assert len((Path(__file__).parent / "own_task.py").read_text().splitlines()) < 80
     assert load({"task": {"kind": "own_task:LeastSquares"}, "model": {"name": "own_task:Line"}}).rounds > 0
+
+
+class Bare(own_task.Line):
+    """The same line, with every tensor from the clients: its module has no parameter."""
+
+    def __init__(self, config: Any, task: Any) -> None:
+        super().__init__(config, task)
+        self.module = torch.nn.Identity()
+
+    def __call__(self, params: Any, base: Any, batch: Any, dropout: Any = None, rows: Any = None) -> torch.Tensor:
+        slope = params["slope"]
+        return (batch["x"] * (slope if rows is None else slope[rows.index])).sum(-1)
+
+
+def test_network_without_parameters_runs(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_task, "Bare", Bare, raising=False)
+    config["model"] = {"name": "own_task:Bare"}
+    result = rondo.run(config, run_dir=tmp_path / "run", device="cpu")
+    assert result.summary["after"]["global"]["loss"] < 0.01
+
+
+def test_task_that_leaves_out_all_rows_is_told(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_task.LeastSquares, "encode", lambda self, rows: [])
+    with pytest.raises(rondo.ConfigError, match="data: the task leaves 40 rows out"):
+        rondo.run(config, run_dir=tmp_path / "run", device="cpu")

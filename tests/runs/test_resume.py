@@ -344,7 +344,7 @@ def test_damaged_checkpoint_is_skipped_and_reported(
     capfd.readouterr()
     assert command("resume", str(tmp_path / "cut")) == 0
     output = " ".join(capfd.readouterr().out.split())
-    assert "not used, for it is damaged: round-000002: state.safetensors is not as it was written" in output
+    assert "damaged, not used: round-000002: state.safetensors is not as it was written" in output
     assert "going on after 1 committed rounds" in output
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
 

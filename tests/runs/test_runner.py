@@ -719,7 +719,7 @@ def test_run_that_cannot_train_stops_with_the_reason(run: Run, data: Path) -> No
         RunStopped, match=r"2 rounds in a row were skipped, the last: 0 uploads, min_clients is 1.*client-0: nonfinite"
     ) as stopped:
         run(data={"source": str(data)}, train={"optimizer": "sgd", "lr": 1e38})
-    assert "What was done so far is in" in str(stopped.value)
+    assert "Committed rounds are in" in str(stopped.value)
 
 
 def test_unwritable_adapter_stops_the_run(run: Run, tmp_path: Path) -> None:
@@ -728,7 +728,7 @@ def test_unwritable_adapter_stops_the_run(run: Run, tmp_path: Path) -> None:
     folder.mkdir()
     blocked = folder / "adapter"
     blocked.write_text("a file where the folder should be")
-    with pytest.raises(RunStopped, match=r"cannot be written: .*\. What was done so far is in"):
+    with pytest.raises(RunStopped, match=r"cannot be written: .*\. Committed rounds are in"):
         run(data={"source": str(write_rows(tmp_path / "rows.csv", reviews(12)))}, rounds=1)
     blocked.unlink()
     assert runner.resume(folder, device="cpu").history[-1]["round"] == 0

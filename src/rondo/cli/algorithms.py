@@ -64,7 +64,7 @@ def check(
                 algorithm = cls()
             except Exception as error:  # a user's class may have a field without default or an abstract method
                 message = f"{name} cannot be made without arguments: {error}"
-                raise errors.ConfigError([errors.Problem("NAME", message)], "rondo") from None
+                raise errors.ConfigError.at("NAME", message, "rondo") from None
             for result in testing.check_algorithm(algorithm, formulas=formulas):
                 print(f"  {result.outcome:15} {result.law:20} {result.detail}".rstrip())
                 failed += result.outcome == "failed"

@@ -61,7 +61,9 @@ def cross_checks(config: RunConfig) -> Iterator[Problem]:
             message = f"partition.kind = {kind!r} needs the number of clients: set it, for instance clients = 10"
             yield Problem("partition.clients", message)
     if partition.kind == "natural" and partition.clients is not None:
-        yield Problem("partition.clients", "with kind = 'natural' there is one client a value of the column; remove it")
+        yield Problem(
+            "partition.clients", "with kind = 'natural' there is one client per value of the column; remove it"
+        )
     if clients.sampling == "full" and clients.per_round is not None:
         yield Problem("clients.per_round", "sampling = 'full' takes every client; remove per_round")
     if clients.sampling in ("poisson", "weighted") and clients.per_round is None:
@@ -107,7 +109,7 @@ def _fault_checks(config: RunConfig) -> Iterator[Problem]:
     rates = {kind: value for kind in get_args(FaultKind) if isinstance(value := getattr(faults, kind), float) and value}
     if sum(rates.values()) > 1:
         message = (
-            f"the probabilities of {', '.join(rates)} sum to {sum(rates.values()):g}: a client has one fault a round"
+            f"the probabilities of {', '.join(rates)} sum to {sum(rates.values()):g}: a client has one fault per round"
         )
         yield Problem("faults", f"{message}, so lower them to 1 or less in all")
     if faults.slow and config.clients.deadline is None and not config.clients.over_select:

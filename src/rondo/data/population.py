@@ -1,4 +1,4 @@
-"""The clients of a run: tokenises their rows, splits them into training and validation, and reports on both."""
+"""The clients of a run: encodes their rows, splits them into training and validation, and reports on both."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def build(
     classes: Sequence[str] = (),
     ranks: Sequence[int] | None = None,
 ) -> Population:
-    """Tokenise the rows of every client and split them.
+    """Encode the rows of every client and split them.
 
     ``classes``: the label names, for the report.
     ``ranks``: one per client in the order of ``dealt``, if clients have ranks of their own.
@@ -144,8 +144,10 @@ def build(
             empty_clients.append(name)
     needed = max(config.clients.min_clients, config.clients.per_round or 1)
     if len(members) < needed:
-        message = f"of {cut} rows nothing to learn is left within {config.task.max_length} tokens, so {len(members)} "
-        message += f"clients have examples and {needed} are needed: raise it"
+        few = f"so {len(members)} clients have examples and {needed} are needed: "
+        if not task.padded:
+            raise ConfigError.at("data", f"the task leaves {cut} rows out, {few}mend the rows")
+        message = f"of {cut} rows nothing to learn is left within {config.task.max_length} tokens, {few}raise it"
         raise ConfigError.at("task.max_length", message)
     test_store = task.store()
     test_examples = [test_store[i] for i in test_store.add(task.encode(dealt.test))]
@@ -175,7 +177,7 @@ def build(
 
 
 def _encoded(store: Store, task: Task, rows: Mapping[str, Rows]) -> Iterator[tuple[str, range]]:
-    """Tokenise every client's rows into ``store``, many clients per call, since each call has a fixed cost. Yields each
+    """Encode every client's rows into ``store``, many clients per call, since each call has a fixed cost. Yields each
     client's id and the numbers of its examples."""
     names = list(rows)
     while names:

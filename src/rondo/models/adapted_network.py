@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from rondo.algorithm import Weight
 from rondo.lowrank import total
+from rondo.models import attention
 from rondo.models.adapted_layer import AdaptedLayer, Site
 from rondo.models.call import Call, Rows
 from rondo.models.network import Base, Network
@@ -129,7 +130,8 @@ class AdaptedNetwork(Network):
         self._call.begin(params, {p: total(c) for p, c in base.items() if c}, rows, dropout)
         output = None
         try:
-            result = self.module(**batch)
+            with attention.padding(rows.padded):
+                result = self.module(**batch)
             output = getattr(result, "logits", result)
         finally:
             self._call.end(output)

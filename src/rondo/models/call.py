@@ -27,6 +27,8 @@ class Rows:
     """Rows per client, for K clients. A count may be zero."""
     longest: tuple[int, ...] | None = None
     """Tokens in each client's longest row, if rows are padded to the longest row of all clients."""
+    padded: bool = True
+    """Whether any row may be padded."""
     index: Tensor = field(init=False, repr=False)
     """The client of every row, shape (rows,)."""
 
@@ -41,7 +43,7 @@ class Rows:
 
     def to(self, device: torch.device) -> Rows:
         """A copy with ``index`` on ``device``."""
-        moved = Rows(self.counts, self.longest)
+        moved = Rows(self.counts, self.longest, self.padded)
         object.__setattr__(moved, "index", to_device(self.index, device))
         return moved
 

@@ -29,11 +29,18 @@ class Network(ABC):
     (:mod:`rondo.params`)."""
     sites: Mapping[str, Site] = MappingProxyType({})
     """The adapted layers by module path."""
+    _device = torch.device("cpu")
     _compact: tuple[Base, dict[str, tuple[LowRank, ...]]] | None = None
 
     @property
     def device(self) -> torch.device:
-        return next(self.module.parameters()).device
+        parameter = next(self.module.parameters(), None)
+        return self._device if parameter is None else parameter.device
+
+    def move(self, device: torch.device) -> None:
+        """Move the module to ``device``. Tensors of a call are moved there by the caller."""
+        self.module.to(device)
+        self._device = device
 
     @property
     def one_at_a_time(self) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from rondo.config.schema import RunConfig
+from rondo.config.schema import AdapterConfig, RunConfig
 from rondo.errors import ConfigError, Problem
 from rondo.models.adapted_layer import Site
 from rondo.models.network import Base, Network
@@ -84,7 +84,7 @@ class OwnOutline:
         if not isinstance(network, Network):
             message = f"{self.name!r} gave a {type(network).__name__}, not a rondo.models.network.Network"
             raise ConfigError.at("model.name", message)
-        network.module.to(device)
+        network.move(device)
         precision = self.task.precision
         for name, tensor in network.initial.items():
             if tensor.is_floating_point() and tensor.dtype is not precision:
@@ -95,4 +95,14 @@ class OwnOutline:
 
 def look(config: RunConfig, labels: Sequence[str]) -> OwnOutline:
     """Outline a user's network: only its task is known, without a tokenizer."""
-    return OwnOutline(tasks.load(config.task.kind).of(config.task, None, labels), config.model.name)
+    task = tasks.load(config.task.kind).of(config.task, None, labels)
+    return OwnOutline(task, config.model.name, problems=tuple(_unused(config)))
+
+
+def _unused(config: RunConfig) -> Iterator[Problem]:
+    """Keys that say how a pre-trained model is loaded and adapted."""
+    for key in ("revision", "gguf_file", "quantization"):
+        if getattr(config.model, key) is not None:
+            yield Problem(f"model.{key}", "a network of one's own does not use it: remove it")
+    if config.adapter != AdapterConfig():
+        yield Problem("adapter", "a network of one's own does not use this section: remove it")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-def _score(scores: Mapping[str, Any], kinds: Mapping[str, str], primary: str) -> dict[str, Any] | None:
+def score_of(scores: Mapping[str, Any], kinds: Mapping[str, str], primary: str) -> dict[str, Any] | None:
     """The score of the first of ``kinds`` that ``scores`` has, and its model; on own rows, the mean over clients."""
     for kind, model in kinds.items():
         value = scores.get(kind, {}).get(primary)
@@ -17,7 +17,7 @@ def _score(scores: Mapping[str, Any], kinds: Mapping[str, str], primary: str) ->
     return None
 
 
-def _over(values: Sequence[float | None]) -> dict[str, Any]:
+def mean_and_deviation(values: Sequence[float | None]) -> dict[str, Any]:
     """Mean (None without values), sample standard deviation (None below two) and count. Leaves out values of None."""
     present = [v for v in values if v is not None]
     return {
@@ -27,21 +27,21 @@ def _over(values: Sequence[float | None]) -> dict[str, Any]:
     }
 
 
-def _over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The head policy, scores and numbers of one algorithm's runs, over seeds."""
     result: dict[str, Any] = {"head": runs[0]["head"]}
     for key in ("test", "own_rows"):
         scores = [r[key] for r in runs if r[key] is not None]
         model = scores[0]["model"] if scores else None
-        result[key] = {"model": model, **_over([s["score"] for s in scores])}
-    return result | {key: _over([r[key] for r in runs]) for key in _NUMBERS}
+        result[key] = {"model": model, **mean_and_deviation([s["score"] for s in scores])}
+    return result | {key: mean_and_deviation([r[key] for r in runs]) for key in _NUMBERS}
 
 
 _NUMBERS = ("bytes_up", "bytes_down", "bytes_first_contact", "train_seconds", "seconds", "interference")
 """Numbers of a run that are taken over seeds."""
 
-_TEST = {"global": "global", "cold_start": "cold start"}
+TEST_KINDS = {"global": "global", "cold_start": "cold start"}
 """Kinds of scores on the common test set, and the model of each."""
 
-_OWN = {"clients": "global", "personal": "personal"}
+OWN_KINDS = {"clients": "global", "personal": "personal"}
 """Kinds of scores on each client's own validation rows, and the model of each."""

@@ -47,7 +47,7 @@ class TerminalProgress:
 
     def resumed(self, rounds: int, passed_over: Sequence[str]) -> None:
         for reason in passed_over:
-            self.progress.console.print(f"not used, for it is damaged: {reason}", markup=False)
+            self.progress.console.print(f"damaged, not used: {reason}", markup=False)
         self.progress.console.print(f"going on after {rounds} committed rounds")
         self.progress.update(self.rounds, completed=rounds)
 
@@ -141,7 +141,7 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     for kind, label in _KINDS.items():
         if kind in ("global", "cold_start"):
             for metric, value in after.get(kind, {}).items():
-                if metric not in ("examples", "tokens"):
+                if not isinstance(value, int):  # counts are no scores
                     table.add_row(f"{label}: {metric}", _number(before.get(kind, {}).get(metric)), _number(value))
         elif kind in after:
             metric = summary["primary"]
@@ -157,15 +157,13 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     table.add_section()
     table.add_row("up, per client and round", "", human_bytes(traffic["up_per_client_round"]))
     table.add_row("down, per client and round", "", human_bytes(traffic["down_per_client_round"]))
-    table.add_row("up, in all", "", human_bytes(traffic["up"]))
+    table.add_row("up, total", "", human_bytes(traffic["up"]))
     table.add_row(
-        "down, in all (of it first contact)",
+        "down, total (first contact)",
         "",
         f"{human_bytes(traffic['down'])} ({human_bytes(traffic['first_contact'])})",
     )
-    table.add_row(
-        "seconds: training, in all", "", f"{summary['seconds']['train']:.1f}, {summary['seconds']['all']:.1f}"
-    )
+    table.add_row("seconds: training, total", "", f"{summary['seconds']['train']:.1f}, {summary['seconds']['all']:.1f}")
     if summary["failed_clients"]:
         table.add_row("clients that failed in a round", "", str(summary["failed_clients"]))
     return table

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from rondo import algorithms
 from rondo.algorithm import Algorithm, HeadPolicy, Round
 from rondo.config.schema import RunConfig
 from rondo.data.client_rows import Dealt, deal_rows, find_labels, resolved
@@ -29,7 +30,7 @@ from rondo.models.model import Model, Outline
 from rondo.models.outline import look
 from rondo.models.shortcuts.choose import SAMPLE
 from rondo.models.shortcuts.prefix import Prefix
-from rondo.params import Params
+from rondo.params import Params, adapted_modules, head
 from rondo.runs.collector import collector_paused
 from rondo.runs.wrapping import make_algorithm, wrapped
 from rondo.tasks.task import Task
@@ -132,10 +133,13 @@ def assemble(
             if final_ranks != ranks:
                 population = build(config, dealt, outline.task, labels, final_ranks)
             del dealt  # torch.fx keeps the frames beneath its first import alive until the collector runs
-        algorithm, head, initial = wrapped(config, algorithm, model.network.initial)
+        _must_train(config, model.network.initial)
+        algorithm, head_policy, initial = wrapped(config, algorithm, model.network.initial)
         with one_cohort(model.network):
             prefix = model.shorten(outline.task, population.sample(SAMPLE))
-        return Assembly(config, target, algorithm, head, labels, outline.task, population, model, initial, prefix)
+        return Assembly(
+            config, target, algorithm, head_policy, labels, outline.task, population, model, initial, prefix
+        )
 
 
 def _ranks(
@@ -152,6 +156,16 @@ def _ranks(
     if problems:
         raise ConfigError(problems)
     return ranks
+
+
+def _must_train(config: RunConfig, initial: Params) -> None:
+    """Methods of the table train low-rank factors. Raises :class:`ConfigError` where the network takes none, and where
+    ``model.head`` is set for a network without a head."""
+    if config.algorithm.name in algorithms.TABLE and not adapted_modules(initial):
+        message = f"{config.algorithm.name} trains low-rank factors, and this network has no adapted layer: "
+        raise ConfigError.at("algorithm.name", message + "name a method of your own, package.module:Class")
+    if config.model.head is not None and not any(map(head, initial)):
+        raise ConfigError.at("model.head", "this network has no task head; remove it")
 
 
 def alone(assembly: Assembly, client: str, config: RunConfig, algorithm: Algorithm[Any]) -> Assembly:

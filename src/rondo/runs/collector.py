@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _OWN = 10_000
-"""Python 3.12 sets some hundreds of its own objects aside. More were by the program, which are left alone."""
+"""Python 3.12 freezes some hundreds of its own objects. More frozen objects than this were frozen by the program; do
+not unfreeze them."""
 
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Inside, the garbage collector rests: it would look through the hundreds of thousands of objects of torch,
-    transformers and peft again and again, for a seventh of the time that importing them takes."""
+    """Pause the garbage collector. It would look through the hundreds of thousands of objects of torch, transformers
+    and peft again and again, which takes a seventh of their import time."""
     collecting, modules = gc.isenabled(), len(sys.modules)
     gc.disable()
     try:
@@ -22,8 +23,8 @@ def collector_paused() -> Iterator[None]:
     finally:
         if collecting:
             if len(sys.modules) > modules and gc.get_freeze_count() < _OWN:
-                # What was imported stays: it joins the old objects at once, not after being looked through twice. Where
-                # nothing was, what was made may be garbage soon, and should count as new.
+                # Imported objects stay: move them to the old generation at once. If nothing was imported, new objects
+                # may soon be garbage: leave them young.
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()

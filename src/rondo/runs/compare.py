@@ -24,7 +24,7 @@ from rondo import algorithms as table
 from rondo.config.load import STARTER, load
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, Problem
-from rondo.report.over_seeds import _OWN, _TEST, _over, _over_seeds, _score
+from rondo.report.over_seeds import OWN_KINDS, TEST_KINDS, mean_and_deviation, over_seeds, score_of
 from rondo.runs.storage import durable
 from rondo.runs.storage.directory import RunDirectory, to_toml
 
@@ -285,12 +285,12 @@ def _numbers(planned: Planned, directory: RunDirectory) -> dict[str, Any]:
     """The numbers of a finished run, read from its directory. Bytes are summed over all clients and rounds."""
     summary, rounds = directory.read("summary.json"), directory.rounds()
     primary, traffic = summary["primary"], summary["bytes"]
-    test, own_rows = (_score(summary["after"], kinds, primary) for kinds in (_TEST, _OWN))
-    kinds = _TEST if test is not None else _OWN
-    curve, total_bytes = [(0, 0, _score(summary["before"], kinds, primary))], 0
+    test, own_rows = (score_of(summary["after"], kinds, primary) for kinds in (TEST_KINDS, OWN_KINDS))
+    kinds = TEST_KINDS if test is not None else OWN_KINDS
+    curve, total_bytes = [(0, 0, score_of(summary["before"], kinds, primary))], 0
     for record in rounds:
         total_bytes += record["bytes_up"] + record["bytes_down"]
-        curve.append((record["round"] + 1, total_bytes, _score(record["scores"], kinds, primary)))
+        curve.append((record["round"] + 1, total_bytes, score_of(record["scores"], kinds, primary)))
     interference = [(r.get("diagnostics") or {}).get("interference") for r in rounds]
     return {
         "algorithm": planned.config.algorithm.name,
@@ -306,7 +306,7 @@ def _numbers(planned: Planned, directory: RunDirectory) -> dict[str, Any]:
         "bytes_first_contact": traffic["first_contact"],
         "train_seconds": summary["seconds"]["train"],
         "seconds": summary["seconds"]["all"],
-        "interference": _over(interference)["mean"],
+        "interference": mean_and_deviation(interference)["mean"],
         "curve": [{"round": r, "bytes": b, "score": s["score"]} for r, b, s in curve if s is not None],
     }
 
@@ -323,7 +323,7 @@ def _written(
         rounds=configs[0].rounds,
         clients=runs[0]["clients"] if runs else 0,
         seeds=list(dict.fromkeys(c.seed for c in configs)),
-        algorithms={name: _over_seeds(own_runs) for name, own_runs in runs_by_name.items()},
+        algorithms={name: over_seeds(own_runs) for name, own_runs in runs_by_name.items()},
         runs=runs,
         stopped=stopped,
     )

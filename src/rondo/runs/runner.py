@@ -212,7 +212,7 @@ class Runner:
             if self.done:
                 with suppress(RunStopped):  # the cause may be the disk
                     self._write_adapter()
-            raise RunStopped(f"{stopped}. What was done so far is in {self.directory.path}") from None
+            raise RunStopped(f"{stopped}. Committed rounds are in {self.directory.path}") from None
 
     def _rounds(self) -> None:
         if self.done == 0 and "before" not in self.scores:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rondo.algorithm import Algorithm
-from rondo.testing.laws import LAWS, TOLERANCE, Formulas, LawBroken, NotApplicable, law_bytes
+from rondo.testing.laws import LAWS, TOLERANCE, Formulas, law_bytes
 from rondo.testing.problem import LinearProblem, SgdTrainer
+from rondo.testing.run import LawBroken, NotApplicable
 
 __all__ = ["LAWS", "TOLERANCE", "LawResult", "LinearProblem", "SgdTrainer", "check_algorithm"]
 

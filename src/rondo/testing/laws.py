@@ -9,19 +9,20 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rondo import algorithms
-from rondo.algorithm import Algorithm, Client, Round, Shared, Upload
+from rondo.algorithm import Algorithm, Shared, Upload
 from rondo.algorithms.wrappers.wrapper import Wrapper
 from rondo.engine import serialization
-from rondo.params import Params, add_client_axis, client_row, down, head, pick, stack_clients, up
-from rondo.testing.problem import LinearProblem, SgdTrainer
+from rondo.params import down, head, pick, up
+from rondo.testing.problem import LinearProblem
+from rondo.testing.run import NotApplicable, Run, largest_gap, require
 
 TOLERANCE = 1e-9
 """Largest absolute difference that laws about values allow, in float64 on tensors of order 1."""
@@ -30,149 +31,47 @@ Formulas = tuple[algorithms.Numbers, algorithms.Numbers]
 """Numbers sent up and numbers sent down per module, from (rank, in, out, round index, uploads of a round)."""
 
 
-class LawBroken(AssertionError):
-    """An algorithm breaks a law."""
-
-
-class NotApplicable(Exception):
-    """The law does not concern this algorithm; the message says why."""
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise LawBroken(message)
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    """The outcome of one client's part of a round."""
-
-    upload: Upload
-    local: Params
-    before: Mapping[str, Tensor]
-    """The change of every layer, and the head, in the model that the client received."""
-    after: Mapping[str, Tensor]
-    """The same in the model after training."""
-
-
-class _Run:
-    """One algorithm on one problem, one client at a time: the pieces of a round, which laws combine."""
-
-    def __init__(self, algorithm: Algorithm[Any], seed: int, steps: int = 3) -> None:
-        self.algorithm, self.steps = algorithm, steps
-        self.problem = LinearProblem.make(seed)
-        self.clients = self.problem.clients
-        self.state = algorithm.init(self.problem.params, self.problem.weights, self.round(0))
-        self.locals: dict[str, Params] = {}
-
-    def round(self, index: int) -> Round:
-        return Round(index, 8, 0, len(self.clients))
-
-    def shared(self, client: Client, index: int) -> Shared:
-        return self.algorithm.broadcast(self.state, client, self.round(index))
-
-    def local(self, client: Client, shared: Shared) -> Params:
-        kept = self.locals.get(client.id)
-        return self.algorithm.local_init(shared, client) if kept is None else kept
-
-    def changes(self, shared: Shared, local: Params) -> dict[str, Tensor]:
-        """The change of every layer's weight, and the head, as the network applies them."""
-        seen = self.algorithm.view(shared, local)
-        deltas = {path: self.problem.delta(seen, shared.base, path) for path in self.problem.weights}
-        return {**deltas, **pick(seen, head)}
-
-    def model(self, client: Client, index: int) -> dict[str, Tensor]:
-        """:meth:`changes` of the model that ``client`` would use in round ``index``."""
-        shared = self.shared(client, index)
-        return self.changes(shared, self.local(client, shared))
-
-    def train(self, clients: Sequence[Client], index: int) -> list[_Outcome]:
-        """Train ``clients`` as one cohort (their broadcasts have the same shapes) and store nothing."""
-        broadcasts = [self.shared(c, index) for c in clients]
-        locals_before = [self.local(c, s) for c, s in zip(clients, broadcasts, strict=True)]
-        trainer = SgdTrainer(tuple(clients), self.round(index), self.problem.loss, broadcasts[0].base, self.steps)
-        # A single client gets views of its own tensors, so the laws notice if it writes into them.
-        stack = (lambda rows: add_client_axis(rows[0])) if len(clients) == 1 else stack_clients
-        batched = replace(broadcasts[0], params=stack([s.params for s in broadcasts]))
-        uploads, kept = self.algorithm.client_update(batched, stack(locals_before), trainer)
-        _require(len(uploads) == len(clients), f"{len(clients)} clients gave {len(uploads)} uploads")
-        outcomes = []
-        for k, upload in enumerate(uploads):
-            new_local = client_row(kept, k)
-            trained = client_row(trainer.fits[-1], k) if trainer.fits else broadcasts[k].params
-            after = self.changes(replace(broadcasts[k], params={**broadcasts[k].params, **trained}), new_local)
-            outcomes.append(_Outcome(upload, new_local, self.changes(broadcasts[k], locals_before[k]), after))
-        return outcomes
-
-    def step(self, index: int, clients: Sequence[Client] | None = None) -> list[_Outcome]:
-        """Run a whole round, one client at a time."""
-        outcomes = [self.train([c], index)[0] for c in (self.clients if clients is None else clients)]
-        self.locals |= {o.upload.client.id: o.local for o in outcomes}
-        self.state = self.algorithm.aggregate(self.state, [o.upload for o in outcomes], self.round(index))
-        return outcomes
-
-    def gap(self, one: Any, other: Any, index: int) -> float:
-        """The largest difference between the models of two states, over all clients."""
-        current, gaps = self.state, []
-        for client in self.clients:
-            models = []
-            for self.state in (one, other):
-                models.append(self.model(client, index))
-            gaps.append(_gap(*models))
-        self.state = current
-        return max(gaps)
-
-
-def _gap(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    _require(a.keys() == b.keys(), f"names differ: {sorted(a.keys() ^ b.keys())}")
-    # Count a NaN difference as infinite, since max() would drop it.
-    gaps = (float((a[n] - b[n]).abs().nan_to_num(nan=math.inf).max()) for n in a if a[n].numel() > 0)
-    return max(gaps, default=0.0)
-
-
-def _in_round_one(algorithm: Algorithm[Any], seed: int) -> tuple[_Run, list[Upload]]:
+def _in_round_one(algorithm: Algorithm[Any], seed: int) -> tuple[Run, list[Upload]]:
     """A run after its first round, and the uploads of its second."""
-    run = _Run(algorithm, seed)
+    run = Run(algorithm, seed)
     run.step(0)
     return run, [run.train([c], 1)[0].upload for c in run.clients]
 
 
-def _agree(run: _Run, uploads: Sequence[Upload], others: Sequence[Upload], what: str) -> str:
+def _agree(run: Run, uploads: Sequence[Upload], others: Sequence[Upload], what: str) -> str:
     one = run.algorithm.aggregate(run.state, uploads, run.round(1))
     gap = run.gap(one, run.algorithm.aggregate(run.state, others, run.round(1)), 2)
-    _require(gap < TOLERANCE, f"{what}: the model differs by {gap:.1e}")
+    require(gap < TOLERANCE, f"{what}: the model differs by {gap:.1e}")
     return f"difference {gap:.0e}"
 
 
 def law_form(algorithm: Algorithm[Any], seed: int) -> str:
     """A frozen dataclass that declares ``exact``. Its view has finite A (r, in) and B (out, r) for every layer."""
-    _require(dataclasses.is_dataclass(algorithm), "it is not a dataclass")
-    _require(algorithm.__dataclass_params__.frozen, "its dataclass is not frozen")  # type: ignore[attr-defined]
-    _require(hasattr(algorithm, "exact"), "it does not declare whether it is exact: exact: ClassVar[bool] = ...")
-    run = _Run(algorithm, seed)
+    require(dataclasses.is_dataclass(algorithm), "it is not a dataclass")
+    require(algorithm.__dataclass_params__.frozen, "its dataclass is not frozen")  # type: ignore[attr-defined]
+    require(hasattr(algorithm, "exact"), "it does not declare whether it is exact: exact: ClassVar[bool] = ...")
+    run = Run(algorithm, seed)
     run.step(0)
     shared = run.shared(run.clients[0], 1)
     seen = algorithm.view(shared, run.local(run.clients[0], shared))
     for path, weight in run.problem.weights.items():
         a, b = seen[f"{path}.A"], seen[f"{path}.B"]
-        _require(
-            a.shape[1] == weight.shape[1], f"{path}.A is {tuple(a.shape)}, its module has {weight.shape[1]} inputs"
-        )
-        _require(
+        require(a.shape[1] == weight.shape[1], f"{path}.A is {tuple(a.shape)}, its module has {weight.shape[1]} inputs")
+        require(
             b.shape[0] == weight.shape[0], f"{path}.B is {tuple(b.shape)}, its module has {weight.shape[0]} outputs"
         )
-        _require(a.shape[0] == b.shape[1], f"{path}: A has rank {a.shape[0]}, B has rank {b.shape[1]}")
-    _require(all(bool(t.isfinite().all()) for t in seen.values()), "the view is not finite")
+        require(a.shape[0] == b.shape[1], f"{path}: A has rank {a.shape[0]}, B has rank {b.shape[1]}")
+    require(all(bool(t.isfinite().all()) for t in seen.values()), "the view is not finite")
     return "A (r, in), B (out, r)"
 
 
 def law_first_round_learns(algorithm: Algorithm[Any], seed: int) -> str:
     """The first round's training moves every layer (with B = 0, training A alone would not)."""
-    run = _Run(algorithm, seed)
+    run = Run(algorithm, seed)
     for outcome in run.step(0):
         for path in run.problem.weights:
             moved = float((outcome.after[path] - outcome.before[path]).abs().max())
-            _require(moved > 1e-6, f"{path}: the first round moved the weight by {moved:.1e}")
+            require(moved > 1e-6, f"{path}: the first round moved the weight by {moved:.1e}")
     return ""
 
 
@@ -199,28 +98,28 @@ def law_weights_count(algorithm: Algorithm[Any], seed: int) -> str:
 
 def law_consensus(algorithm: Algorithm[Any], seed: int) -> str:
     """If all clients end at the same model, the new model is that model."""
-    run, worst = _Run(algorithm, seed), 0.0
+    run, worst = Run(algorithm, seed), 0.0
     run.step(0)
     for index in (1, 2):
         reached = run.train([run.clients[0]], index)[0]
         run.locals = {c.id: reached.local for c in run.clients}
         same = [replace(reached.upload, client=c, weight=float(c.num_examples)) for c in run.clients]
         run.state = algorithm.aggregate(run.state, same, run.round(index))
-        worst = max(worst, _gap(reached.after, run.model(run.clients[0], index + 1)))
-        _require(worst < TOLERANCE, f"the new model is {worst:.1e} away from the one that all clients reached")
+        worst = max(worst, largest_gap(reached.after, run.model(run.clients[0], index + 1)))
+        require(worst < TOLERANCE, f"the new model is {worst:.1e} away from the one that all clients reached")
     return f"difference {worst:.0e}"
 
 
 def law_zero_steps(algorithm: Algorithm[Any], seed: int) -> str:
     """A round without training steps leaves every model as it was."""
-    run, worst = _Run(algorithm, seed), 0.0
+    run, worst = Run(algorithm, seed), 0.0
     run.step(0)
     run.steps = 0
     for index in (1, 2):
         before = run.state
         run.step(index)
         worst = max(worst, run.gap(before, run.state, index + 1))
-        _require(worst < TOLERANCE, f"round {index} without a step moved the model by {worst:.1e}")
+        require(worst < TOLERANCE, f"round {index} without a step moved the model by {worst:.1e}")
     return f"difference {worst:.0e}"
 
 
@@ -229,7 +128,7 @@ def law_exact(algorithm: Algorithm[Any], seed: int) -> str:
     participation, in each of four rounds. Only for algorithms that claim to be exact."""
     if not algorithm.exact:
         raise NotApplicable("the algorithm does not claim to be exact")
-    run, worst = _Run(algorithm, seed), 0.0
+    run, worst = Run(algorithm, seed), 0.0
     for index in range(4):
         outcomes = run.step(index, run.clients if index % 2 == 0 else run.clients[::2])
         mass = sum(o.upload.client.num_examples for o in outcomes)
@@ -238,14 +137,14 @@ def law_exact(algorithm: Algorithm[Any], seed: int) -> str:
             n: sum((o.upload.client.num_examples / mass * o.after[n] for o in outcomes), torch.zeros_like(new[n]))
             for n in run.problem.weights
         }
-        worst = max(worst, _gap(mean, pick(new, lambda n: n in run.problem.weights)))
-        _require(worst < TOLERANCE, f"round {index}: the model is {worst:.1e} away from the mean of the clients'")
+        worst = max(worst, largest_gap(mean, pick(new, lambda n: n in run.problem.weights)))
+        require(worst < TOLERANCE, f"round {index}: the model is {worst:.1e} away from the mean of the clients'")
     return f"difference {worst:.0e}"
 
 
 def law_frozen_stay(algorithm: Algorithm[Any], seed: int) -> str:
     """A tensor in no upload is bit-identical after the round, except for factors if the server re-expresses them."""
-    run = _Run(algorithm, seed)
+    run = Run(algorithm, seed)
     for index in range(3):
         before = dict(run.shared(run.clients[0], index).params)
         if not algorithm.same_coordinates:
@@ -254,7 +153,7 @@ def law_frozen_stay(algorithm: Algorithm[Any], seed: int) -> str:
         uploaded = {n for o in run.step(index) for n in algorithm.expand(state_before, o.upload).params}
         after = run.shared(run.clients[0], index + 1).params
         for name in before.keys() & after.keys() - uploaded:
-            _require(
+            require(
                 serialization.same(before[name], after[name]), f"round {index} changed {name}, which nobody uploaded"
             )
     return ""
@@ -262,21 +161,21 @@ def law_frozen_stay(algorithm: Algorithm[Any], seed: int) -> str:
 
 def law_no_mutation(algorithm: Algorithm[Any], seed: int) -> str:
     """No argument is modified in place."""
-    run = _Run(algorithm, seed)
+    run = Run(algorithm, seed)
     original = copy.deepcopy(dict(run.problem.params))
     algorithm.init(run.problem.params, run.problem.weights, run.round(0))
-    _require(serialization.same(original, dict(run.problem.params)), "init changed the parameters that it was given")
+    require(serialization.same(original, dict(run.problem.params)), "init changed the parameters that it was given")
     for index in range(2):
         before = copy.deepcopy((run.state, run.locals))
         outcomes = [run.train([c], index)[0] for c in run.clients]
-        _require(
+        require(
             serialization.same(before, (run.state, run.locals)), "client_update changed the state or what clients keep"
         )
         uploads = [o.upload for o in outcomes]
         uploads_before = copy.deepcopy(uploads)
         new_state = algorithm.aggregate(run.state, uploads, run.round(index))
-        _require(serialization.same(before[0], run.state), "aggregate changed the state that it was given")
-        _require(serialization.same(uploads_before, uploads), "aggregate changed an upload")
+        require(serialization.same(before[0], run.state), "aggregate changed the state that it was given")
+        require(serialization.same(uploads_before, uploads), "aggregate changed an upload")
         run.state = new_state
         run.locals = {o.upload.client.id: o.local for o in outcomes}
     return ""
@@ -284,35 +183,35 @@ def law_no_mutation(algorithm: Algorithm[Any], seed: int) -> str:
 
 def law_state_survives(algorithm: Algorithm[Any], seed: int) -> str:
     """The state survives safetensors bit for bit, and a round from the restored state gives the same bits."""
-    run, other = _Run(algorithm, seed), _Run(algorithm, seed)
+    run, other = Run(algorithm, seed), Run(algorithm, seed)
     for one in (run, other):
         one.step(0)
     other.state = serialization.unpack(serialization.pack(run.state), run.state)
-    _require(serialization.same(run.state, other.state), "the state that was read back differs from the one saved")
+    require(serialization.same(run.state, other.state), "the state that was read back differs from the one saved")
     for one in (run, other):
         one.step(1)
-    _require(serialization.same(run.state, other.state), "a round from the state that was read back differs")
+    require(serialization.same(run.state, other.state), "a round from the state that was read back differs")
     return ""
 
 
 def law_same_seed(algorithm: Algorithm[Any], seed: int) -> str:
     """The same seed gives the same bits."""
-    runs = [_Run(algorithm, seed), _Run(algorithm, seed)]
+    runs = [Run(algorithm, seed), Run(algorithm, seed)]
     for run in runs:
         for index in range(3):
             run.step(index)
-    _require(serialization.same(runs[0].state, runs[1].state), "two runs from one seed differ")
+    require(serialization.same(runs[0].state, runs[1].state), "two runs from one seed differ")
     return ""
 
 
 def law_lost_local(algorithm: Algorithm[Any], seed: int) -> str:
     """A client that lost its local tensors takes part again as a new one."""
-    run = _Run(algorithm, seed)
+    run = Run(algorithm, seed)
     run.step(0)
     run.locals.clear()
     run.step(1)
     finite = all(bool(t.isfinite().all()) for t in run.model(run.clients[0], 2).values())
-    _require(finite, "after the loss the model is not finite")
+    require(finite, "after the loss the model is not finite")
     return ""
 
 
@@ -321,12 +220,12 @@ def law_no_leak(algorithm: Algorithm[Any], seed: int) -> str:
     first, last = LinearProblem.make(seed).clients[0], LinearProblem.make(seed).clients[-1]
     results = []
     for order in ([last], [first, last], [first, first, last]):
-        run = _Run(algorithm, seed)
+        run = Run(algorithm, seed)
         run.step(0)
         for client in order:
             outcome = run.train([client], 1)[0]
         results.append((dict(outcome.upload.params), dict(outcome.local)))
-    _require(
+    require(
         all(serialization.same(results[0], r) for r in results[1:]), "training another client first changed the result"
     )
     return ""
@@ -334,18 +233,18 @@ def law_no_leak(algorithm: Algorithm[Any], seed: int) -> str:
 
 def law_cohort(algorithm: Algorithm[Any], seed: int) -> str:
     """Client code is batch-transparent: a client gets the same result in a cohort as alone."""
-    run, worst = _Run(algorithm, seed), 0.0
+    run, worst = Run(algorithm, seed), 0.0
     for index in range(2):
         together = run.train(run.clients, index)
         for one, other in zip(together, run.step(index), strict=True):
-            _require(
+            require(
                 one.upload.client == other.upload.client
                 and math.isclose(one.upload.weight, other.upload.weight, rel_tol=1e-12),
                 f"client {other.upload.client.id} uploads with weight {one.upload.weight} in a cohort, "
                 f"{other.upload.weight} alone",
             )
-            worst = max(worst, _gap(one.upload.params, other.upload.params), _gap(one.local, other.local))
-    _require(worst < 1e-12, f"a cohort and its clients one at a time differ by {worst:.1e}")
+            worst = max(worst, largest_gap(one.upload.params, other.upload.params), largest_gap(one.local, other.local))
+    require(worst < 1e-12, f"a cohort and its clients one at a time differ by {worst:.1e}")
     return f"difference {worst:.0e}"
 
 
@@ -363,7 +262,7 @@ def law_bytes(algorithm: Algorithm[Any], seed: int, formulas: Formulas | None = 
     """The numbers sent equal the card's formulas: up, and down to a client that took part in every round."""
     if formulas is None:
         raise NotApplicable("no formula was given")
-    run = _Run(algorithm, seed)
+    run = Run(algorithm, seed)
     client, rank = run.clients[0], run.problem.rank
     known: dict[str, Tensor] = {}
     for index in range(5):
@@ -380,7 +279,7 @@ def law_bytes(algorithm: Algorithm[Any], seed: int, formulas: Formulas | None = 
             expected = sum(
                 formula(rank, w.shape[1], w.shape[0], index, len(run.clients)) for w in run.problem.weights.values()
             )
-            _require(count == expected, f"round {index}: {count} numbers {way}, the formula says {expected}")
+            require(count == expected, f"round {index}: {count} numbers {way}, the formula says {expected}")
     return ""
 
 
@@ -399,20 +298,20 @@ def law_wrapping(algorithm: Algorithm[Any], seed: int) -> str:
     )
     for flag in flags:
         alone, inside = getattr(algorithm, flag), getattr(wrapped, flag)
-        _require(alone == inside, f"{flag} is {alone!r}, and {inside!r} inside a wrapper that changes nothing")
-    runs = [_Run(algorithm, seed), _Run(wrapped, seed)]
+        require(alone == inside, f"{flag} is {alone!r}, and {inside!r} inside a wrapper that changes nothing")
+    runs = [Run(algorithm, seed), Run(wrapped, seed)]
     for index in range(3):
         outcomes = [run.step(index) for run in runs]
         for unwrapped, inside in zip(*outcomes, strict=True):
-            _require(
+            require(
                 serialization.same(unwrapped.upload, inside.upload),
                 f"round {index}: the wrapped algorithm uploads differently",
             )
         for part in ("state", "locals"):
             same = serialization.same(getattr(runs[0], part), getattr(runs[1], part))
-            _require(same, f"round {index}: the {part} of the wrapped algorithm differ")
+            require(same, f"round {index}: the {part} of the wrapped algorithm differ")
         models = [run.model(run.clients[0], index + 1) for run in runs]
-        _require(serialization.same(*models), f"round {index}: the model of the wrapped algorithm differs")
+        require(serialization.same(*models), f"round {index}: the model of the wrapped algorithm differs")
     return ""
 
 

@@ -15,7 +15,8 @@ from rondo.algorithms.wrappers.local_head import LocalHead
 from rondo.algorithms.wrappers.server_optimizer import OPTIMIZERS, OptimState, ServerStep, adam, momentum, sgd
 from rondo.engine import serialization
 from rondo.params import Params
-from rondo.testing.laws import LAWS, _Run
+from rondo.testing.laws import LAWS
+from rondo.testing.run import Run
 
 MADE = {n: algorithms.get(n) for n in algorithms.names()}
 ALLOWED = {n: a for n, a in MADE.items() if a.linear and a.same_coordinates}
@@ -33,7 +34,7 @@ def test_laws_hold(name: str, optimizer: str, law: str) -> None:
 
 
 def states(algorithm: Algorithm[Any], rounds: int = 4) -> list[Any]:
-    run = _Run(algorithm, 0)
+    run = Run(algorithm, 0)
     after_rounds = []
     for index in range(rounds):
         run.step(index)
@@ -67,7 +68,7 @@ def test_wrapper_has_the_algorithms_flags_except_exact() -> None:
 def test_steps_equal_the_optimizers_with_the_head() -> None:
     """Compared round by round with the pure functions on the means of the uploads."""
     optimizer = adam(0.02, 0.8, 0.9, 0.01)
-    run = _Run(ServerStep(MADE["fedit"], optimizer), 0)
+    run = Run(ServerStep(MADE["fedit"], optimizer), 0)
     x: Params = dict(run.state.params)
     moments = optimizer.init(x)
     for index in range(3):
@@ -101,7 +102,7 @@ def test_redrawn_factors_lose_their_moments(optimizer: Any) -> None:
     kept = states(ServerStep(FedLoRU(tau=2, restart="momentum"), optimizer), 3)
     assert kept[1].moments.first.keys() == kept[0].moments.first.keys()
     # The next round starts like the first: the first moment comes from its delta alone.
-    run = _Run(ServerStep(FedLoRU(tau=2), optimizer), 0)
+    run = Run(ServerStep(FedLoRU(tau=2), optimizer), 0)
     for index in range(2):
         run.step(index)
     before: Params = run.state.params
@@ -113,7 +114,7 @@ def test_redrawn_factors_lose_their_moments(optimizer: Any) -> None:
 
 
 def test_base_gains_the_factors_that_the_server_stepped_to() -> None:
-    run = _Run(ServerStep(FedLoRU(tau=1), sgd(0.5)), 0)
+    run = Run(ServerStep(FedLoRU(tau=1), sgd(0.5)), 0)
     before: Params = run.state.params
     mean = weighted_mean(o.upload for o in run.step(0)).params
     for path, weight in run.problem.weights.items():
@@ -126,7 +127,7 @@ def test_base_gains_the_factors_that_the_server_stepped_to() -> None:
 def test_state_survives_serialization(kind: str) -> None:
     """The run continues with the same bits."""
     algorithm = ServerStep(LocalHead(RoLoRA()), OPTIMIZERS[kind]())
-    run, again = _Run(algorithm, 0), _Run(algorithm, 0)
+    run, again = Run(algorithm, 0), Run(algorithm, 0)
     for index in range(3):
         run.step(index)
     # As in a resumed run, ``like`` is a state at its start.

@@ -84,7 +84,7 @@ def budget(network: Network, task: Task, megabytes: int | Literal["auto"]) -> Bu
         half = torch.cuda.get_device_properties(network.device).total_memory // 2
         return Budget(half, half, sys.maxsize)
     half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    size = next(network.module.parameters()).element_size()
+    size = next((p.element_size() for p in network.module.parameters()), 4)
     total = min(half, torch.get_num_threads() * CPU_THREAD_BYTES)
     return Budget(total, CPU_COHORT_BYTES, sys.maxsize if task.cohort_cost is None else task.cohort_cost * 4 // size)
 

@@ -19,7 +19,6 @@ from rondo.algorithm import Client, ClientFailed, Fit, Loss, Objective, Round, U
 from rondo.config.schema import ClientsConfig, TrainConfig
 from rondo.errors import StopRequested
 from rondo.lowrank import LowRank
-from rondo.models import attention
 from rondo.models.call import Rows, to_device
 from rondo.models.network import Network
 from rondo.models.shortcuts.prefix import Prefix, States
@@ -112,13 +111,13 @@ class CohortTrainer:
         for counts, batch in self._steps(stream, steps, 1 if epochs is None else epochs):
             if self.stop is not None and self.stop.is_set():
                 raise StopRequested
-            longest = padded = None
+            longest, padded = None, True
             if self.task.padded:
                 longest = tuple(max((e.cost for e in group), default=0) for group in batch)
                 padded = len({e.cost for group in batch for e in group}) > 1
-            rows = Rows(counts, longest).to(device)
+            rows = Rows(counts, longest, padded).to(device)
             inputs, targets, hidden = self._to_device(batch)
-            loss = self._loss(inputs, targets, hidden, rows, dropout, padded)
+            loss = self._loss(inputs, targets, hidden, rows, dropout)
             value = objective({**params, **trained}, loss)
             has_rows = torch.tensor([n > 0 for n in counts])
             taken += has_rows
@@ -204,11 +203,10 @@ class CohortTrainer:
         hidden: Tensor | None,
         rows: Rows,
         dropout: Sequence[torch.Generator],
-        padded: bool | None,
     ) -> Loss:
         def loss(seen: Params) -> Tensor:
             replaced = self.prefix.replaced(hidden) if self.prefix is not None else contextlib.nullcontext()
-            with replaced, attention.padding(padded is not False):
+            with replaced:
                 output = self.network(seen, self.base, inputs, dropout, rows)
             sums, counts = self.task.loss(output, targets)
             return rows.sum(sums) / rows.sum(counts.to(sums.dtype)).clamp_min(1)

@@ -74,14 +74,15 @@ class Attempt:
             if setting.observer is not None:
                 setting.observer.client_done(client_id, answer.loss if upload is not None else None)
             if upload is None:
-                assert failure is not None
-                self.failed[client_id] = failure
+                self.failed[client_id] = failure or ClientFailed(client_id, "no_upload", "it sent none and no reason")
                 continue
             self.up += setting.ledger.receive(upload)
             self.kept[client_id] = answer.kept
             if answer.loss is not None:
                 self._losses.append((answer.loss, upload.weight))
             yield upload
+        for client_id in sorted(waiting):
+            self.failed[client_id] = ClientFailed(client_id, "no_answer", "it was asked and did not answer")
 
     def _admitted(self, gate: Gate, answer: Answer) -> tuple[Upload | None, ClientFailed | None]:
         """The upload if it passes the gate, else the reason why it does not."""

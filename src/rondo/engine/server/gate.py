@@ -122,8 +122,9 @@ class Gate:
         expected = trial.params
         if upload.params.keys() != expected.keys():
             missing, surplus = expected.keys() - upload.params.keys(), upload.params.keys() - expected.keys()
-            diff = [f"{word} {short(sorted(names)[0])}" for word, names in (("no", missing), ("a", surplus)) if names]
-            raise Rejected("wrong_names", f"there is {' and '.join(diff)}; in all {len(missing) + len(surplus)} differ")
+            kinds = (("missing", missing), ("unexpected", surplus))
+            diff = ", ".join(f"{kind} {short(sorted(names)[0])}" for kind, names in kinds if names)
+            raise Rejected("wrong_names", f"{diff}; {len(missing) + len(surplus)} differ")
         for name, tensor in expected.items():
             _must_be_like(name, upload.params[name], tensor, shapes=not self.algorithm.varying_shapes)
         if self.algorithm.varying_shapes:

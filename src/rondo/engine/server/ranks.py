@@ -24,10 +24,13 @@ def client_ranks(
 ) -> tuple[int, ...] | None:
     """The ranks of ``count`` clients, in the order of their ids; None where all have the run's rank, the largest of
     ``sites``. Lists in ``config`` have one value per client. Raises :class:`ConfigError` where a rank is above the
-    run's or a budget does not hold rank 1."""
+    run's, a budget does not hold rank 1, or no layer is adapted."""
     ranks, budget = config.clients.ranks, config.clients.bytes_budget
     if ranks is None and budget is None:
         return None
+    if not sites:
+        key = "ranks" if ranks is not None else "bytes_budget"
+        raise ConfigError.at(f"clients.{key}", "no layer is adapted, so clients have no ranks: remove it")
     largest = max(s.rank for s in sites)
     if isinstance(ranks, Mapping):
         chosen = _dealt({int(r): s for r, s in ranks.items()}, count, Round(0, config.rounds, config.seed, count))

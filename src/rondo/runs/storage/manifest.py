@@ -30,7 +30,7 @@ def must_equal(then: Mapping[str, Any], now: Mapping[str, Any], *, whatever: boo
                 was, is_ = (json.dumps(value, ensure_ascii=False) for value in (before.get(path), after[path]))
                 differences.append(Problem(path, f"was {was}, is {is_}"))
     if differences and not whatever:
-        message = "give it to go on all the same; the result will not be, bit for bit, what it would have been"
+        message = "set it to resume anyway; the result will not equal, bit for bit, that of an uninterrupted run"
         problems = [*sorted(differences, key=lambda p: p.path), Problem("--allow-nondeterministic", message)]
         raise ConfigError(problems, "rondo resume")
 

@@ -1,0 +1,114 @@
+"""A small run of an algorithm, client by client, for the laws to take apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from rondo.algorithm import Algorithm, Client, Round, Shared, Upload
+from rondo.params import Params, add_client_axis, client_row, head, pick, stack_clients
+from rondo.testing.problem import LinearProblem, SgdTrainer
+
+
+class LawBroken(AssertionError):
+    """An algorithm breaks a law."""
+
+
+class NotApplicable(Exception):
+    """The law does not concern this algorithm; the message says why."""
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise LawBroken(message)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of one client's part of a round."""
+
+    upload: Upload
+    local: Params
+    before: Mapping[str, Tensor]
+    """The change of every layer, and the head, in the model that the client received."""
+    after: Mapping[str, Tensor]
+    """The same in the model after training."""
+
+
+class Run:
+    """One algorithm on one problem, one client at a time: the pieces of a round, which laws combine."""
+
+    def __init__(self, algorithm: Algorithm[Any], seed: int, steps: int = 3) -> None:
+        self.algorithm, self.steps = algorithm, steps
+        self.problem = LinearProblem.make(seed)
+        self.clients = self.problem.clients
+        self.state = algorithm.init(self.problem.params, self.problem.weights, self.round(0))
+        self.locals: dict[str, Params] = {}
+
+    def round(self, index: int) -> Round:
+        return Round(index, 8, 0, len(self.clients))
+
+    def shared(self, client: Client, index: int) -> Shared:
+        return self.algorithm.broadcast(self.state, client, self.round(index))
+
+    def local(self, client: Client, shared: Shared) -> Params:
+        kept = self.locals.get(client.id)
+        return self.algorithm.local_init(shared, client) if kept is None else kept
+
+    def changes(self, shared: Shared, local: Params) -> dict[str, Tensor]:
+        """The change of every layer's weight, and the head, as the network applies them."""
+        seen = self.algorithm.view(shared, local)
+        deltas = {path: self.problem.delta(seen, shared.base, path) for path in self.problem.weights}
+        return {**deltas, **pick(seen, head)}
+
+    def model(self, client: Client, index: int) -> dict[str, Tensor]:
+        """:meth:`changes` of the model that ``client`` would use in round ``index``."""
+        shared = self.shared(client, index)
+        return self.changes(shared, self.local(client, shared))
+
+    def train(self, clients: Sequence[Client], index: int) -> list[Outcome]:
+        """Train ``clients`` as one cohort (their broadcasts have the same shapes) and store nothing."""
+        broadcasts = [self.shared(c, index) for c in clients]
+        locals_before = [self.local(c, s) for c, s in zip(clients, broadcasts, strict=True)]
+        trainer = SgdTrainer(tuple(clients), self.round(index), self.problem.loss, broadcasts[0].base, self.steps)
+        # A single client gets views of its own tensors, so the laws notice if it writes into them.
+        stack = (lambda rows: add_client_axis(rows[0])) if len(clients) == 1 else stack_clients
+        batched = replace(broadcasts[0], params=stack([s.params for s in broadcasts]))
+        uploads, kept = self.algorithm.client_update(batched, stack(locals_before), trainer)
+        require(len(uploads) == len(clients), f"{len(clients)} clients gave {len(uploads)} uploads")
+        outcomes = []
+        for k, upload in enumerate(uploads):
+            new_local = client_row(kept, k)
+            trained = client_row(trainer.fits[-1], k) if trainer.fits else broadcasts[k].params
+            after = self.changes(replace(broadcasts[k], params={**broadcasts[k].params, **trained}), new_local)
+            outcomes.append(Outcome(upload, new_local, self.changes(broadcasts[k], locals_before[k]), after))
+        return outcomes
+
+    def step(self, index: int, clients: Sequence[Client] | None = None) -> list[Outcome]:
+        """Run a whole round, one client at a time."""
+        outcomes = [self.train([c], index)[0] for c in (self.clients if clients is None else clients)]
+        self.locals |= {o.upload.client.id: o.local for o in outcomes}
+        self.state = self.algorithm.aggregate(self.state, [o.upload for o in outcomes], self.round(index))
+        return outcomes
+
+    def gap(self, one: Any, other: Any, index: int) -> float:
+        """The largest difference between the models of two states, over all clients."""
+        current, gaps = self.state, []
+        for client in self.clients:
+            models = []
+            for self.state in (one, other):
+                models.append(self.model(client, index))
+            gaps.append(largest_gap(*models))
+        self.state = current
+        return max(gaps)
+
+
+def largest_gap(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    require(a.keys() == b.keys(), f"names differ: {sorted(a.keys() ^ b.keys())}")
+    # Count a NaN difference as infinite, since max() would drop it.
+    gaps = (float((a[n] - b[n]).abs().nan_to_num(nan=math.inf).max()) for n in a if a[n].numel() > 0)
+    return max(gaps, default=0.0)
