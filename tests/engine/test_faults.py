@@ -187,3 +187,11 @@ def test_every_fault_kind_is_a_configuration_key() -> None:
 def test_senseless_settings_are_refused(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load(sections)
+
+
+def test_refused_client_keeps_its_reason_when_its_upload_comes_twice() -> None:
+    run = config(faults={"duplicate": ["bob"]}, admission={"max_norm": 1e-9}, clients={"min_clients": 1})
+    record = make(run=run).run_round(0)
+    assert {f["client"]: f["reason"] for f in record["failed"]} == dict.fromkeys(SIZES, "norm_exceeded")
+    assert record["rejected"]["duplicate"] > 0
+    assert record["skipped"] is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,20 @@ def _single() -> own_task.Line:
     return network
 
 
+def _headed() -> own_task.Line:
+    network = own_task.Line(None, own_task.LeastSquares())
+    network.initial = {f"head:{n}": t for n, t in network.initial.items()}
+    return network
+
+
+class Failing(own_task.Line):
+    def __init__(self) -> None:
+        super().__init__(None, own_task.LeastSquares())
+
+    def __call__(self, *_: Any, **__: Any) -> torch.Tensor:
+        raise RuntimeError("shapes differ")
+
+
 @pytest.mark.parametrize(
     ("change", "path", "words"),
     [
@@ -118,6 +133,14 @@ def _single() -> own_task.Line:
         ({"model": {"name": "own_task:FedAvg"}}, "model.name", "makes no network"),
         ({"model": {"name": "builtin:minilm"}}, "model.name", "needs a network of its own"),
         ({"model": {"name": "own_task:single"}}, "model.name", "and the task computes in torch.float64"),
+        (
+            {"model": {"name": "own_task:fails"}},
+            "model.name",
+            "does not run on two examples: RuntimeError: shapes differ",
+        ),
+        ({"task": {"kind": "causal-lm", "text": "a"}}, "task.kind", "has no tokenizer, which causal-lm needs"),
+        ({"task": {"kind": "own_task:Task"}}, "task.kind", "makes no task: TypeError"),
+        ({"model": {"name": "own_task:headed", "head": "frozen"}}, "model.head", "trains its head"),
         ({"model": {"gguf_file": "x.gguf"}}, "model.gguf_file", "does not use it: remove it"),
         ({"adapter": {"r": 4}}, "adapter", "does not use this section"),
         ({"model": {"head": "shared"}}, "model.head", "this network has no task head"),
@@ -138,7 +161,8 @@ def test_custom_part_fault_is_reported(
     path: str,
     words: str,
 ) -> None:
-    monkeypatch.setattr(own_task, "single", lambda *_: _single(), raising=False)
+    for name, make in (("single", _single), ("fails", Failing), ("headed", _headed)):
+        monkeypatch.setattr(own_task, name, lambda *_, make=make: make(), raising=False)
     if "data" in change:
         rows = (tmp_path / "rows.csv").read_text().splitlines()
         rows[4] = "1,2,3,far"
@@ -190,3 +214,12 @@ def test_task_that_leaves_out_all_rows_is_told(
     monkeypatch.setattr(own_task.LeastSquares, "encode", lambda self, rows: [])
     with pytest.raises(rondo.ConfigError, match="data: the task leaves 40 rows out"):
         rondo.run(config, run_dir=tmp_path / "run", device="cpu")
+
+
+def test_examples_without_cost_run(config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = own_task.LeastSquares.encode
+    monkeypatch.setattr(
+        own_task.LeastSquares, "encode", lambda self, rows: [replace(p, cost=0) for p in encode(self, rows)]
+    )
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert rondo.run(config, sets=["rounds=1"], run_dir=tmp_path / "run", device="cpu").history[0]["clients"] == 4

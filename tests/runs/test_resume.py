@@ -68,11 +68,12 @@ class Started:
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.ready = assemble(load(config), "cpu")
+        self.first = self.ready.start()
 
     def start(self, folder: Path) -> None:
         directory = RunDirectory.create(folder, "x")
         runner.begin(directory, self.ready)
-        runner.Runner(self.ready, directory, None, None, 0.0).run()
+        runner.Runner(self.ready, self.first, directory, None, None, 0.0).run()
 
     def go_on(self, folder: Path) -> None:
         """Resume the run as a user would, or start anew if its manifest was not written."""
@@ -80,7 +81,7 @@ class Started:
             return self.start(folder)
         directory = RunDirectory.open(folder)
         if not directory.finished:
-            runner.Runner(self.ready, directory, None, None, 0.0, resumed=True).run()
+            runner.Runner(self.ready, self.first, directory, None, None, 0.0, resumed=True).run()
         return None
 
 
@@ -317,7 +318,7 @@ def cut_off(started: Started, folder: Path, rounds: int) -> None:
     def work() -> None:
         directory = RunDirectory.create(folder, "x")
         runner.begin(directory, started.ready)
-        run = runner.Runner(started.ready, directory, None, None, 0.0)
+        run = runner.Runner(started.ready, started.first, directory, None, None, 0.0)
         commit = run._commit
 
         def then_die(done: int) -> None:

@@ -83,7 +83,7 @@ class Rehearsal:
         for client in work.turnout.spoiled:
             kind = fault_of(faults, client, round)
             assert kind is not None
-            for answer in self.transport.exchange(round, replace(work, turnout=Turnout((client,)))):
+            for answer in self.transport.exchange(round, replace(work, turnout=Turnout((client,)), measured=False)):
                 if isinstance(answer.upload, Upload):
                     answer = replace(answer, upload=self._sent(kind, answer.upload, round), late=kind == "late")
                 yield answer

@@ -38,7 +38,8 @@ class Simulation:
         # Ask for broadcasts cohort by cohort: they may differ from client to client.
         handed_out = ((cohort, tuple(map(work.shared, cohort))) for cohort in cohorts)
         yield from in_turn(in_order(train, handed_out, self.cohorts.at_once(cohorts)), asked)
-        give_back()  # the training threads hold on to memory, and the server works in another thread
+        if work.measured:
+            give_back()  # the training threads hold on to memory, and the server works in another thread
 
     def must_repeat(self, asked: Sequence[Client], failed: Collection[str]) -> bool:
         """Whether a client shared a cohort, or its threads, with one that failed."""

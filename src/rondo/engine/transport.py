@@ -34,6 +34,8 @@ class Work:
     turnout: Turnout
     shared: Callable[[Client], Shared]
     """Gives a client its broadcast. Called once per client, when its turn comes."""
+    measured: bool = False
+    """Whether the server measures the round afterwards, and so needs memory of its own."""
 
 
 @dataclass(frozen=True)

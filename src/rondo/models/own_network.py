@@ -95,7 +95,18 @@ class OwnOutline:
 
 def look(config: RunConfig, labels: Sequence[str]) -> OwnOutline:
     """Outline a user's network: only its task is known, without a tokenizer."""
-    task = tasks.load(config.task.kind).of(config.task, None, labels)
+    kind = config.task.kind
+    if kind in tasks.TABLE:
+        message = f"a network of one's own has no tokenizer, which {kind} needs: name a task as package.module:Class"
+        raise ConfigError.at("task.kind", message)
+    cls = tasks.load(kind)
+    try:
+        task = cls.of(config.task, None, labels)
+        if not isinstance(task, Task):
+            raise TypeError(f"of() gave a {type(task).__name__}")
+    except Exception as error:  # the user's class may raise anything
+        message = f"{kind!r} makes no task: {type(error).__name__}: {error}"
+        raise ConfigError.at("task.kind", message) from None
     return OwnOutline(task, config.model.name, problems=tuple(_unused(config)))
 
 

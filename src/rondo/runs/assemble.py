@@ -28,6 +28,7 @@ from rondo.engine.wire import Identity
 from rondo.errors import ConfigError, Problem
 from rondo.models.model import Model, Outline
 from rondo.models.outline import look
+from rondo.models.own_network import OwnModel
 from rondo.models.shortcuts.choose import SAMPLE
 from rondo.models.shortcuts.prefix import Prefix
 from rondo.params import Params, adapted_modules, head
@@ -42,6 +43,14 @@ class Federation:
 
     server: Server
     scorer: Scorer
+
+
+@dataclass(frozen=True)
+class Start:
+    """The start of a run: the server's first state, and the memory of a training step measured from it."""
+
+    state: Any
+    bytes_per_cost: float
 
 
 @dataclass(frozen=True)
@@ -78,24 +87,35 @@ class Assembly:
         batch_size = self.config.evaluation.batch_size
         return Scorer(self.algorithm, self.model.network, self.task, self.population, kept, batch_size)
 
+    def start(self) -> Start:
+        """Make the first state and try a training step. A resumed run measures from its first state too, so that its
+        cohorts are those of the run that was stopped. Raises :class:`ConfigError` where a user's network does not
+        run."""
+        network, first = self.model.network, self.first_state()
+        seen, _ = self.scorer({}).newcomer(first, self.round(0))
+        try:
+            with one_cohort(network):
+                return Start(first, activation_bytes(network, self.task, seen, self.population.sample(2)))
+        except Exception as error:
+            if not isinstance(self.model, OwnModel):
+                raise
+            message = f"{self.model.name!r} does not run on two examples: {type(error).__name__}: {error}"
+            raise ConfigError.at("model.name", message) from None
+
     def federation(
-        self, first: Any, kept: MutableMapping[str, Params], stop: threading.Event | None = None
+        self, start: Start, kept: MutableMapping[str, Params], stop: threading.Event | None = None
     ) -> Federation:
-        """A simulated federation before its first round. ``first``: :meth:`first_state`. A training step's memory is
-        measured on it, even if the run then continues from a later state."""
+        """A simulated federation before its first round. ``kept`` holds tensors that clients keep."""
         network, config = self.model.network, self.config
         scorer = self.scorer(kept)
-        seen, _ = scorer.newcomer(first, self.round(0))
-        with one_cohort(network):
-            bytes_per_cost = activation_bytes(network, self.task, seen, self.population.sample(2))
-        cohorts = Cohorts(network, self.task, self.population, config, bytes_per_cost, workers(network))
+        cohorts = Cohorts(network, self.task, self.population, config, start.bytes_per_cost, workers(network))
         local = LocalRound(self.algorithm, network, self.task, config, kept, self.prefix, stop)
         identity = Identity("simulation", self.model.sha256)
         transport: Transport = Simulation(self.population, local, cohorts)
         if are_rehearsed(config):
             transport = Rehearsal(transport, config, identity)
         clients = self.population.clients
-        server = Server(self.algorithm, config, clients, transport, network.sites, identity, first, kept)
+        server = Server(self.algorithm, config, clients, transport, network.sites, identity, start.state, kept)
         return Federation(server, scorer)
 
 
@@ -135,6 +155,9 @@ def assemble(
             del dealt  # torch.fx keeps the frames beneath its first import alive until the collector runs
         _must_train(config, model.network.initial)
         algorithm, head_policy, initial = wrapped(config, algorithm, model.network.initial)
+        if head_policy == "frozen" and isinstance(model, OwnModel):
+            message = "a network of one's own trains its head: set it to shared or local"
+            raise ConfigError.at("model.head", message)
         with one_cohort(model.network):
             prefix = model.shorten(outline.task, population.sample(SAMPLE))
         return Assembly(

@@ -33,7 +33,7 @@ def local_only(assembly: Assembly, stop: threading.Event | None) -> dict[str, An
     test_scores: dict[str, Any] = {}
     for name, member in assembly.population.members.items():
         single = alone(assembly, name, config, algorithm)
-        federation = single.federation(single.first_state(), {}, stop)
+        federation = single.federation(single.start(), {}, stop)
         server, scorer = federation.server, federation.scorer
         for index in range(config.rounds):
             server.run_round(index)

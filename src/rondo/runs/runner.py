@@ -24,7 +24,7 @@ from rondo.engine.transport import Observer
 from rondo.errors import ConfigError, RunInterrupted, RunStopped, StopRequested
 from rondo.report import pictures
 from rondo.report.summary import better, totals
-from rondo.runs.assemble import Assembly, Federation, assemble
+from rondo.runs.assemble import Assembly, Federation, Start, assemble
 from rondo.runs.baseline import local_only
 from rondo.runs.storage import checkpoint, durable
 from rondo.runs.storage.checkpoint import Checkpoint
@@ -74,10 +74,13 @@ def run(
     """
     began = time.perf_counter()
     assembly = assemble(load(config, sets), device)
+    start = assembly.start()
     directory = RunDirectory.create(run_dir, assembly.config.algorithm.name)
     with _locked(directory):
         begin(directory, assembly)
-        return Runner(assembly, directory, observer, stop, began).run()
+        runner = Runner(assembly, start, directory, observer, stop, began)
+        del start  # the first state is given up once the run has a later one
+        return runner.run()
 
 
 def resume(
@@ -109,7 +112,7 @@ def resume(
         dealt = {key: assembly.population.report[key] for key in _DATA}
         before = {**then, "partition": directory.read("partition.json")}
         must_equal(before, {**manifest(assembly), "partition": dealt}, whatever=allow_nondeterministic)
-        return Runner(assembly, directory, observer, stop, began, resumed=True).run()
+        return Runner(assembly, assembly.start(), directory, observer, stop, began, resumed=True).run()
 
 
 _DATA = ("rows", "examples_sha256", "test_rows", "test_examples_sha256")
@@ -177,6 +180,7 @@ class Runner:
     def __init__(
         self,
         assembly: Assembly,
+        start: Start,
         directory: RunDirectory,
         observer: Observer | None,
         stop: threading.Event | None,
@@ -187,6 +191,7 @@ class Runner:
         self.assembly, self.config, self.task = assembly, assembly.config, assembly.task
         assembly.population.report.clear()  # one entry per client, and on the disk by now
         self.directory, self.observer, self.stop, self.began = directory, observer, stop, began
+        self.start: Start | None = start
         self.journal = Journal(directory.metrics)
         self.done = 0
         self.recent: deque[dict[str, Any]] = deque(maxlen=SKIPS)
@@ -196,12 +201,7 @@ class Runner:
 
     def run(self) -> RunResult:
         """Run all remaining rounds and finish."""
-        first = self.assembly.first_state()
-        point = self._newest_checkpoint(first) if self.resumed else None
-        self.kept = point.locals if point is not None else Kept(self.directory.checkpoint)
-        self.federation = self.assembly.federation(first, self.kept, self.stop)
-        if point is not None:
-            self._take_up(point, self.federation)
+        self._compose()
         try:
             with freed_memory_kept():
                 self._rounds()
@@ -213,6 +213,16 @@ class Runner:
                 with suppress(RunStopped):  # the cause may be the disk
                     self._write_adapter()
             raise RunStopped(f"{stopped}. Committed rounds are in {self.directory.path}") from None
+
+    def _compose(self) -> None:
+        """Put the federation together, at its start or at the newest checkpoint."""
+        start, self.start = self.start, None
+        assert start is not None
+        point = self._newest_checkpoint(start.state) if self.resumed else None
+        self.kept = point.locals if point is not None else Kept(self.directory.checkpoint)
+        self.federation = self.assembly.federation(start, self.kept, self.stop)
+        if point is not None:
+            self._take_up(point, self.federation)
 
     def _rounds(self) -> None:
         if self.done == 0 and "before" not in self.scores:

@@ -23,8 +23,8 @@ class Example(Protocol):
 
     @property
     def cost(self) -> int:
-        """The work of one training step on it, in the task's own unit (tokens, pixels, rows). Cohorts are planned by
-        cost, and rows of similar cost are scored together."""
+        """The work of one training step on it, at least 1, in the task's own unit (tokens, pixels, rows). Cohorts are
+        planned by cost, and rows of similar cost are scored together."""
 
 
 class Store(Protocol):

@@ -171,7 +171,7 @@ def test_folder_is_replaced_whole(tmp_path: Path) -> None:
 
     def fails(folder: Path) -> None:
         fill("half")(folder)
-        raise OSError("full")
+        raise OSError(errno.ENOSPC, "full")
 
     durable.write_folder(target, fill("one"))
     with pytest.raises(OSError, match="full"):

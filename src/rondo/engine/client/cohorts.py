@@ -94,7 +94,8 @@ class Cohorts:
 
     def _step(self, clients: Sequence[Client]) -> int:
         """The cost of the largest step that any of ``clients`` can take."""
-        return self.config.train.batch_size * max((self.population.costliest(c.id) for c in clients), default=1)
+        costliest = max((self.population.costliest(c.id) for c in clients), default=1)
+        return self.config.train.batch_size * max(1, costliest)
 
 
 def divided(

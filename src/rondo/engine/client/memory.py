@@ -108,7 +108,9 @@ def activation_bytes(network: Network, task: Task, seen: Params, examples: Seque
         raise AssertionError("there is no backward pass")
 
     inputs, targets = (on_device(part, network.device) for part in task.collate(examples))
-    leaves = {n: t.detach().to(network.device, copy=True).requires_grad_() for n, t in add_client_axis(seen).items()}
+    leaves = {n: t.detach().to(network.device, copy=True) for n, t in add_client_axis(seen).items()}
+    for tensor in leaves.values():
+        tensor.requires_grad_(tensor.is_floating_point())
     with torch.autograd.graph.saved_tensors_hooks(note, never):
         sums, _ = task.loss(network(leaves, {}, inputs), targets)
         sums.sum()

@@ -27,6 +27,7 @@ class Setting:
     identity: Identity
     ledger: Ledger
     transport: Transport
+    measured: bool
     observer: Observer | None
 
 
@@ -61,13 +62,13 @@ class Attempt:
             setting.config.clients.weighting,
         )
         waiting = {c.id for c in turnout.asked}
-        for answer in setting.transport.exchange(setting.round, Work(turnout, self._shared)):
+        for answer in setting.transport.exchange(setting.round, Work(turnout, self._shared, setting.measured)):
             client_id = answer.client.id
             upload, failure = self._admitted(gate, answer)
             if client_id not in waiting:  # not asked, or it has answered before
                 if upload is not None:
                     raise AssertionError(f"client {client_id}: an upload that must not count was not turned away")
-                if client_id not in self.kept and failure is not None:
+                if client_id not in self.kept and client_id not in self.failed and failure is not None:
                     self.refused.setdefault(client_id, failure)
                 continue
             waiting.remove(client_id)

@@ -52,10 +52,18 @@ class Server:
         started, round, needed = time.perf_counter(), self.round(index), self.config.clients.min_clients
         chosen = sample(self.config.clients, self.clients, round)
         turnout = self.transport.expected(chosen, round, ())
-        setting = Setting(
-            self.algorithm, self.state, round, self.config, self.identity, self.ledger, self.transport, observer
-        )
         diagnosed = self._diagnosed(round)
+        setting = Setting(
+            algorithm=self.algorithm,
+            state=self.state,
+            round=round,
+            config=self.config,
+            identity=self.identity,
+            ledger=self.ledger,
+            transport=self.transport,
+            measured=diagnosed,
+            observer=observer,
+        )
         failed: dict[str, ClientFailed] = {}
         down = first_contact = 0
         while True:
@@ -78,7 +86,7 @@ class Server:
             if again.asked == left and not self.transport.must_repeat(turnout.asked, attempt.failed.keys()):
                 break
             turnout = again
-        lost = {**turnout.lost, **failed, **attempt.refused}
+        lost = {**turnout.lost, **attempt.refused, **failed}
         skipped = None
         if len(attempt.kept) < needed:
             skipped = f"{len(attempt.kept)} uploads, min_clients is {needed}"

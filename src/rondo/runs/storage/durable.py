@@ -47,15 +47,28 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
     """Replace the folder ``path`` by one that ``fill`` fills. A process that stops leaves the old folder, the new one,
     or for a moment none; a half-filled folder always has a name ending in ``TEMPORARY``. Raises OSError."""
     temporary = path.with_name(path.name + TEMPORARY)
-    if temporary.is_dir():
-        shutil.rmtree(temporary)
-    fill(temporary)
-    for part in (*temporary.rglob("*"), temporary):
-        sync(part)
+    _remove(temporary)
+    try:
+        fill(temporary)
+        for part in (*temporary.rglob("*"), temporary):
+            sync(part)
+        if path.is_dir():
+            shutil.rmtree(path)
+        os.replace(temporary, path)
+    except BaseException as error:
+        if isinstance(error, OSError):
+            error.filename = str(path)
+        with contextlib.suppress(OSError):
+            _remove(temporary)
+        raise
+    sync(path.parent)
+
+
+def _remove(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path)
-    os.replace(temporary, path)
-    sync(path.parent)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def make_folder(path: Path) -> None:
