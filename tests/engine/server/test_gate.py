@@ -482,6 +482,7 @@ def test_gate_survives_mutated_uploads(name: str, change: Mutation) -> None:
 @pytest.mark.slow
 @given(name=st.sampled_from(NAMES), change=mutations)
 @settings(max_examples=200_000)
+@pytest.mark.timeout(900)
 def test_gate_survives_many_mutated_uploads(name: str, change: Mutation) -> None:
     never_crashes(name, change)
 
