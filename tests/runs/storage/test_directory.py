@@ -10,7 +10,7 @@ import pytest
 
 from rondo.config import ConfigError, load
 from rondo.runs.storage.directory import RunDirectory
-from rondo.runs.storage.manifest import environment
+from rondo.runs.storage.manifest import environment, must_equal
 
 
 def test_new_directory_is_made_with_its_parents(tmp_path: Path) -> None:
@@ -91,3 +91,13 @@ def test_manifest_has_versions_and_machine() -> None:
     assert "not installed" not in manifest["versions"].values()
     assert all(manifest[key] for key in ("python", "platform", "processor", "started"))
     assert os.sep not in json.dumps(manifest["versions"])
+
+
+@pytest.mark.parametrize(("then", "equal"), [("worded otherwise", True), (None, False)])
+def test_reasons_may_be_worded_otherwise(then: str | None, equal: bool) -> None:
+    before, now = ({"targets_only": {"on": False, "reason": reason}} for reason in (then, "one row per example"))
+    if equal:
+        must_equal(before, now, whatever=False)
+        return
+    with pytest.raises(ConfigError, match=r"targets_only\.reason: was null"):
+        must_equal(before, now, whatever=False)
