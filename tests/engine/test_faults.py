@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from rondo.engine import serialization
 from rondo.engine.faults import KINDS, Rehearsal, fault_of
 from rondo.engine.server import rounds
 from rondo.engine.server.sampling import sample
-from rondo.engine.transport import Turnout
+from rondo.engine.transport import Answer, Turnout, Work
 from tiny_federation import HEADS, NAMES, SIZES, config, make, population
 
 FOUR = {**SIZES, "dee": 5}
@@ -195,3 +195,19 @@ def test_refused_client_keeps_its_reason_when_its_upload_comes_twice() -> None:
     assert {f["client"]: f["reason"] for f in record["failed"]} == dict.fromkeys(SIZES, "norm_exceeded")
     assert record["rejected"]["duplicate"] > 0
     assert record["skipped"] is not None
+
+
+def test_client_that_never_answers_is_recorded() -> None:
+    server = make().server
+    inner = server.transport
+
+    class Silent:
+        expected, must_repeat = inner.expected, inner.must_repeat
+
+        def exchange(self, round: Round, work: Work) -> Iterator[Answer]:
+            return (answer for answer in inner.exchange(round, work) if answer.client.id != "bob")
+
+    server.transport = Silent()  # type: ignore[assignment]
+    record = server.run_round(0)
+    assert [(f["client"], f["reason"]) for f in record["failed"]] == [("bob", "no_answer")]
+    assert record["clients"] == len(SIZES) - 1
