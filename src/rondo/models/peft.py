@@ -37,7 +37,7 @@ _KEY = "base_model.model."
 
 @dataclass(frozen=True)
 class Plan:
-    """Where adapters go and how they start."""
+    """The adapted layers of a module, and the start values of their factors."""
 
     sites: tuple[Site, ...]
     params: Params

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -189,12 +189,6 @@ def _must_train(config: RunConfig, initial: Params) -> None:
         raise ConfigError.at("algorithm.name", message + "name a method of your own, package.module:Class")
     if config.model.head is not None and not any(map(head, initial)):
         raise ConfigError.at("model.head", "this network has no task head; remove it")
-
-
-def alone(assembly: Assembly, client: str, config: RunConfig, algorithm: Algorithm[Any]) -> Assembly:
-    """``assembly`` with ``client`` as its only client."""
-    population = replace(assembly.population, members={client: assembly.population.members[client]})
-    return replace(assembly, config=config, algorithm=algorithm, population=population)
 
 
 def find_device(name: str) -> torch.device:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 from rondo.algorithms.wrappers.robust import Robust
 from rondo.algorithms.wrappers.server_optimizer import ServerStep
 from rondo.config.schema import AdmissionConfig, FaultsConfig
 from rondo.engine.scoring import spread
-from rondo.runs.assemble import Assembly, alone
+from rondo.runs.assemble import Assembly
 
 
 def local_only(assembly: Assembly, stop: threading.Event | None) -> dict[str, Any]:
@@ -32,7 +33,8 @@ def local_only(assembly: Assembly, stop: threading.Event | None) -> dict[str, An
     own_scores: dict[str, Any] = {}
     test_scores: dict[str, Any] = {}
     for name, member in assembly.population.members.items():
-        single = alone(assembly, name, config, algorithm)
+        population = replace(assembly.population, members={name: member})
+        single = replace(assembly, config=config, algorithm=algorithm, population=population)
         federation = single.federation(single.start(), {}, stop)
         server, scorer = federation.server, federation.scorer
         for index in range(config.rounds):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import os
 import sys
 import threading
@@ -34,13 +33,10 @@ from rondo.models.shortcuts import target_logits
 from rondo.params import Packed, Params
 from rondo.tasks import output_layer
 from rondo.tasks.causal_lm import CausalLM
-from rondo.tasks.classification import SequenceClassification
-from rondo.tasks.task import Batch
 from rondo.tasks.text import TextTask
 from rondo.tasks.token_store import TextExample
+from tiny_federation import HEADS, POISON, Task
 
-HEADS = ("shared", "local", "frozen")
-POISON = tiny.VOCABULARY - 1
 SIZES = {"ann": 3, "bob": 9, "cid": 6, "dee": 1}
 """With batches of 4: one, three, two and one steps per epoch; the last batches have 3, 1, 2 and 1 rows."""
 
@@ -50,22 +46,6 @@ EXACT = 1e-12
 SINGLE = 1e-5
 """float32: SGD with momentum, two epochs (up to 6 steps) at a rate of 1e-3. AdamW is held to float64 only: it
 divides by the gradient's size, so where the gradient is of the order of rounding a step could differ by the rate."""
-
-
-class Task(SequenceClassification):
-    """Classification whose loss is not finite on a row with the poisoned word."""
-
-    def __init__(self) -> None:
-        super().__init__(tiny.tokenizer(), ["text"], "label", ("a", "b", "c"), 32)
-
-    def collate(self, examples: Sequence[TextExample]) -> tuple[Batch, Batch]:
-        inputs, targets = super().collate(examples)
-        poisoned = torch.tensor([POISON in e.ids for e in examples])
-        return inputs, {**targets, "poison": torch.where(poisoned, math.nan, 1.0)}
-
-    def loss(self, logits: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
-        sums, counts = super().loss(logits, targets)
-        return sums * targets["poison"], counts
 
 
 def examples(client: str, count: int, *, poisoned: bool = False, length: int | None = None) -> tuple[TextExample, ...]:

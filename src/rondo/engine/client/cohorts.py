@@ -3,8 +3,8 @@
 A cohort shares each forward pass over the frozen layers. On a CPU several cohorts run at once, one thread each, because
 small operations do not divide well among threads: two threads with work of their own are faster than two threads on one
 piece of work (docs/log/decisions.md, "Threads and linear layers").
-The division depends on the clients of the round, their numbers of examples, the configuration and the number of
-threads, never on timing.
+The division depends on the clients of the round, their ranks and the cost of their examples, on the bytes that a step
+keeps, the configuration, the machine's memory and the number of threads, never on timing.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ def divided(
 
 
 def workers(network: Network) -> int:
-    """Most cohorts that may train at once: one per thread on a CPU, one on an accelerator."""
+    """Most cohorts that may train at once: one per thread on a CPU; one on an accelerator, or if clients cannot share
+    a network's calls."""
     if network.device.type != "cpu" or network.one_at_a_time is not None:
         return 1
     return torch.get_num_threads()
