@@ -50,14 +50,16 @@ class Composed:
     state: Any = None
     uploads: dict[tuple[int, str], Upload] = field(default_factory=dict)
     answered: dict[tuple[int, str], Params] = field(default_factory=dict)
+    aggregated: int = 0
 
     def __post_init__(self) -> None:
         self.workers = workers(self.network)
         clients = len(self.population.members)
         self.state = first_state(self.algorithm, self.initial, self.network.weights(), self.config, clients)
 
-    def round(self, index: int) -> Round:
-        return Round(index, self.config.rounds, self.config.seed, len(self.population.members))
+    def round(self, attempt: int) -> Round:
+        members, index = len(self.population.members), self.aggregated
+        return Round(index, self.config.rounds, self.config.seed, members, attempt - index)
 
     def measure(self) -> None:
         """Measure the bytes per cost, as a run does before its first round."""
@@ -84,7 +86,16 @@ class Composed:
     def server(self) -> Server:
         clients, sites = self.population.clients, self.network.sites
         return Server(
-            self.algorithm, self.config, clients, self.transport, sites, IDENTITY, self.state, self.locals, self.ledger
+            self.algorithm,
+            self.config,
+            clients,
+            self.transport,
+            sites,
+            IDENTITY,
+            self.state,
+            self.locals,
+            self.ledger,
+            self.aggregated,
         )
 
     @property
@@ -95,7 +106,7 @@ class Composed:
     def run_round(self, index: int, observer: Observer | None = None) -> dict[str, Any]:
         server = self.server
         record = server.run_round(index, observer)
-        self.state = server.state
+        self.state, self.aggregated = server.state, server.aggregated
         return record
 
     def train(self, clients: tuple[Client, ...], round: Round, shared: tuple[Shared, ...]) -> list[Answer]:
@@ -127,6 +138,6 @@ class _Noting(LocalRound):
         assert self.composed is not None
         for answer in answers:
             if isinstance(answer.upload, Upload):
-                self.composed.uploads[round.index, answer.client.id] = answer.upload
-                self.composed.answered[round.index, answer.client.id] = answer.kept
+                self.composed.uploads[round.attempt, answer.client.id] = answer.upload
+                self.composed.answered[round.attempt, answer.client.id] = answer.kept
         return answers

@@ -80,17 +80,33 @@ class Round:
     """One round of a run."""
 
     index: int
-    """0-based."""
+    """Number of rounds aggregated before this one."""
     total: int
-    """Number of rounds in the run."""
+    """Number of attempts in the run."""
     seed: int
     """The run's seed."""
     population: int
     """Number of clients in the population."""
+    skipped: int = 0
+    """Number of attempts skipped before this one. No algorithm depends on it, so a skipped attempt leaves alternation,
+    periods and stages as they are."""
+
+    @property
+    def attempt(self) -> int:
+        """0-based number of the attempt. Sampling, data order, dropout and faults go by it, so a new attempt is not a
+        repetition of a skipped one."""
+        return self.index + self.skipped
 
     def generator(self, *tags: str | int) -> torch.Generator:
-        """A CPU generator seeded from (run seed, round, tags). Different tags give independent streams."""
-        text = "/".join(map(str, (self.seed, self.index, *tags)))
+        """A CPU generator seeded from (run seed, index, tags). Different tags give independent streams."""
+        return self._generator(self.index, tags)
+
+    def attempt_generator(self, *tags: str | int) -> torch.Generator:
+        """A CPU generator seeded from (run seed, attempt, tags), for the engine's own streams."""
+        return self._generator(self.attempt, tags)
+
+    def _generator(self, number: int, tags: tuple[str | int, ...]) -> torch.Generator:
+        text = "/".join(map(str, (self.seed, number, *tags)))
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest) & 0x7FFF_FFFF_FFFF_FFFF)
 

@@ -246,6 +246,32 @@ def test_round_with_too_few_clients_is_skipped(name: str) -> None:
     assert sim.run_round(2)["skipped"] is None
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_skipped_attempts_leave_the_model_as_it_would_be(name: str) -> None:
+    """Stages, periods and alternation go on where they were. Batches hold all rows, so that the order of the rows,
+    which goes by attempt, moves nothing but rounding."""
+    fields = {"fedloru": {"tau": 2}, "mfedloru": {"tau": 2}, "fedsvd": {"period": 2}, "slora": {"sparse_rounds": 2}}
+    everything = {"batch_size": 16, "optimizer": "sgd", "lr": 0.05}
+    settings = config(rounds=10, train=everything, clients={"min_clients": 3}, simulation={"cohort": 1})
+
+    def federation() -> Composed:
+        return make(name, run=settings, **fields.get(name, {}), dtype=torch.float64)
+
+    plain, interrupted = federation(), federation()
+    healthy, ailing = population(SIZES), population(SIZES, poisoned=["bob"])
+    for attempt in range(9):
+        interrupted.population = ailing if attempt in (0, 2, 3, 5) else healthy
+        record = interrupted.run_round(attempt)
+        assert (record["skipped"] is not None) == (attempt in (0, 2, 3, 5))
+    assert record["aggregated"] == 5
+    for attempt in range(5):
+        plain.run_round(attempt)
+    for client in (NEW, *plain.population.clients):
+        expected, actual = (change(sim, *sim.model(client, 9)) for sim in (plain, interrupted))
+        for tensor in expected:
+            torch.testing.assert_close(actual[tensor], expected[tensor], rtol=1e-6, atol=1e-9)
+
+
 def test_round_of_failing_clients_is_skipped() -> None:
     sim = make(people=population(SIZES, poisoned=list(SIZES)))
     before = serialization.pack(sim.state)

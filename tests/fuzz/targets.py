@@ -56,7 +56,7 @@ def a_manifest() -> bytes:
     kept = client_store.Kept(_FOLDER)
     kept["a"] = {"q.B": torch.ones(2)}
     empty = Position(0, hashlib.sha256(b"").hexdigest())
-    point = checkpoint.Checkpoint(1, {"w": torch.ones(2)}, kept, Ledger(), empty, {"before": {"loss": 1.0}})
+    point = checkpoint.Checkpoint(1, 1, {"w": torch.ones(2)}, kept, Ledger(), empty, {"before": {"loss": 1.0}})
     checkpoint.save(_FOLDER, point)
     return (_FOLDER / "round-000001" / "manifest.json").read_bytes()
 

@@ -181,6 +181,13 @@ class DownFirst(UpOnly):
         return down if round.index % 2 == 0 else up
 
 
+class CountsSkippedAttempts(Plain):
+    """Alternates by the number of attempts, so two halves of one factor follow each other after a skip."""
+
+    def trained(self, round: Round) -> Select:
+        return up if round.attempt % 2 == 0 else down
+
+
 class UploadsTheOther(UpOnly):
     """Trains B and uploads A."""
 
@@ -216,6 +223,10 @@ def test_training_and_uploading_b_breaks_no_law() -> None:
 def test_starting_with_a_breaks_first_round_learns() -> None:
     """A cannot learn while B is zero."""
     assert set(failures(DownFirst())) == {"first round learns"}
+
+
+def test_counting_skipped_attempts_breaks_their_law() -> None:
+    assert set(failures(CountsSkippedAttempts())) == {"skipped attempts"}
 
 
 def test_uploading_the_untrained_factor_breaks_three_laws() -> None:

@@ -332,6 +332,27 @@ def cut_off(started: Started, folder: Path, rounds: int) -> None:
     assert forked(work) == KILLED
 
 
+@pytest.mark.parametrize("skipped", [1, 3])
+def test_skips_count_after_a_resume(skipped: int, sources: tuple[Path, Path], tmp_path: Path) -> None:
+    """A run that is killed after skipped rounds ends as it would have ended."""
+    lost = {"corrupt_upload": 0.9}
+    config = run_settings(*sources, "rolora", rounds=9, seed=1, faults=lost, clients={"min_clients": 2})
+
+    def ending(act: Callable[[], object]) -> str:
+        with pytest.raises(RunStopped) as stopped:
+            act()
+        return str(stopped.value).replace("cut", "whole")
+
+    whole = ending(lambda: runner.run(config, run_dir=tmp_path / "whole", device="cpu"))
+    assert whole.startswith("3 rounds in a row were skipped")
+    rounds = len(outcome(tmp_path / "whole")["metrics.jsonl"])
+    cut_off(Started(config), tmp_path / "cut", rounds - 3 + skipped)
+    assert ending(lambda: runner.resume(tmp_path / "cut")) == whole
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+    ending(lambda: runner.resume(tmp_path / "cut", allow_nondeterministic=True))
+    assert len(outcome(tmp_path / "cut")["metrics.jsonl"]) > rounds
+
+
 def test_damaged_checkpoint_is_skipped_and_reported(
     sources: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -95,13 +95,13 @@ class Rehearsal:
     def _sent(self, kind: FaultKind, upload: Upload, round: Round) -> bytes:
         """The bytes of ``upload`` that arrive, with the fault ``kind``."""
         client, identity = upload.client, self.identity
-        index = round.index - 1 if kind == "wrong_round" else round.index
-        envelope = Envelope(identity.run, index, client.id, identity.model, client.num_examples, upload.weight)
+        number = round.attempt - 1 if kind == "wrong_round" else round.attempt
+        envelope = Envelope(identity.run, number, client.id, identity.model, client.num_examples, upload.weight)
         data = encode_upload(upload, envelope)
         if kind != "corrupt_upload":
             return data
         damaged = bytearray(data)
-        generator = round.generator("corruption", client.id)
+        generator = round.attempt_generator("corruption", client.id)
         for place in torch.randint(0, 8 * len(data), (16,), generator=generator).tolist():
             damaged[place // 8] ^= 1 << place % 8
         return bytes(damaged)
@@ -127,7 +127,7 @@ def fault_of(config: FaultsConfig, client: Client, round: Round) -> FaultKind | 
             rates.append(value)
     if not any(rates):
         return None
-    draw = float(torch.rand((), generator=round.generator("faults", client.id), dtype=torch.float64))
+    draw = float(torch.rand((), generator=round.attempt_generator("faults", client.id), dtype=torch.float64))
     for kind, rate in zip(KINDS, rates, strict=True):
         draw -= rate
         if draw < 0:
@@ -144,4 +144,4 @@ def _examples(train: TrainConfig, client: Client) -> int:
 
 def _place(client: Client, round: Round) -> float:
     """A random number that breaks ties between clients that take equally long."""
-    return float(torch.rand((), generator=round.generator("arrival", client.id), dtype=torch.float64))
+    return float(torch.rand((), generator=round.attempt_generator("arrival", client.id), dtype=torch.float64))

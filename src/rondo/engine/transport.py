@@ -58,7 +58,8 @@ class Transport(Protocol):
     """Takes a round's work to clients and brings their answers back."""
 
     def expected(self, clients: Sequence[Client], round: Round, failed: Collection[str]) -> Turnout:
-        """The turnout of the sampled ``clients``. ``failed`` are clients that failed in an earlier attempt."""
+        """The turnout of the sampled ``clients``. ``failed``: clients that failed in an earlier exchange of this
+        round."""
 
     def exchange(self, round: Round, work: Work) -> Iterator[Answer]:
         """The answers of the clients asked, in their order, then any other answers."""

@@ -74,7 +74,7 @@ class Assembly:
     prefix: Prefix | None
 
     def round(self, index: int) -> Round:
-        """Round ``index`` of the run."""
+        """Round ``index`` of the run, as if no attempt had been skipped."""
         return Round(index, self.config.rounds, self.config.seed, len(self.population.members))
 
     def first_state(self) -> Any:

@@ -19,18 +19,18 @@ from rondo.runs.storage.directory import RunDirectory
 
 @dataclass(frozen=True)
 class Reopened:
-    """A run opened again. ``state``: the server's state after ``rounds`` rounds."""
+    """A run opened again. ``state``: the server's state after ``aggregated`` rounds."""
 
     assembly: Assembly
     directory: RunDirectory
     state: Any
-    rounds: int
+    aggregated: int
     scorer: Scorer
 
     def model(self, client: str | None) -> tuple[Params, Base]:
         """The tensors that the network sees, and the base's change, for a client by id, or for a newcomer. Raises
         :class:`ConfigError`."""
-        round = self.assembly.round(self.rounds)
+        round = self.assembly.round(self.aggregated)
         if client is None:
             return self.scorer.newcomer(self.state, round)
         known = self.directory.read("partition.json")["clients"]
@@ -63,4 +63,4 @@ def reopen(run_dir: str | Path, device: str = "auto", *, exact: bool = False, wi
         point, _ = checkpoint.load(directory.checkpoint, assembly.first_state())
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError.at("RUN_DIR", f"its checkpoint cannot be read: {error}") from None
-    return Reopened(assembly, directory, point.state, point.rounds, assembly.scorer(point.locals))
+    return Reopened(assembly, directory, point.state, point.aggregated, assembly.scorer(point.locals))

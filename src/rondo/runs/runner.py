@@ -95,7 +95,8 @@ def resume(
 
     ``device``: "auto" is the device it ran on. The resumption is refused, with every difference, if configuration,
     versions, threads, model or data have changed, since equal bits cannot be promised; ``allow_nondeterministic``
-    permits it. A finished run is left as it is. Raises as :func:`run` does.
+    permits it. A run that stopped after skipped rounds stops again, and goes on with ``allow_nondeterministic``. A
+    finished run is left as it is. Raises as :func:`run` does.
     """
     began = time.perf_counter()
     directory = RunDirectory.open(run_dir)
@@ -112,7 +113,17 @@ def resume(
         dealt = {key: assembly.population.report[key] for key in _DATA}
         before = {**then, "partition": directory.read("partition.json")}
         must_equal(before, {**manifest(assembly), "partition": dealt}, whatever=allow_nondeterministic)
-        return Runner(assembly, assembly.start(), directory, observer, stop, began, resumed=True).run()
+        runner = Runner(
+            assembly,
+            assembly.start(),
+            directory,
+            observer,
+            stop,
+            began,
+            resumed=True,
+            past_skips=allow_nondeterministic,
+        )
+        return runner.run()
 
 
 _DATA = ("rows", "examples_sha256", "test_rows", "test_examples_sha256")
@@ -187,6 +198,7 @@ class Runner:
         began: float,
         *,
         resumed: bool = False,
+        past_skips: bool = False,
     ) -> None:
         self.assembly, self.config, self.task = assembly, assembly.config, assembly.task
         assembly.population.report.clear()  # one entry per client, and on the disk by now
@@ -198,6 +210,8 @@ class Runner:
         """The last records. Earlier ones are only in the journal, so memory does not grow with the rounds."""
         self.scores: dict[str, Any] = {}
         self.resumed = resumed
+        self.past_skips = past_skips
+        """Whether a run that stopped after skipped rounds goes on."""
 
     def run(self) -> RunResult:
         """Run all remaining rounds and finish."""
@@ -228,8 +242,10 @@ class Runner:
         if self.done == 0 and "before" not in self.scores:
             self.scores["before"] = self._on_test(0)
             self._commit(0)
-        for index in range(self.done, self.config.rounds):
-            self._round(index)
+        self._stop_after_skips()  # a run that was killed at this point stops at it again
+        for attempt in range(self.done, self.config.rounds):
+            self._round(attempt)
+            self._stop_after_skips()
 
     def _newest_checkpoint(self, first: Any) -> Checkpoint | None:
         """The newest intact checkpoint; None if there is none and no round was recorded. Raises :class:`ConfigError` if
@@ -252,45 +268,56 @@ class Runner:
 
     def _take_up(self, point: Checkpoint, federation: Federation) -> None:
         """Continue from ``point``."""
-        self.recent.extend(map(json.loads, self.journal.lines(point.journal)[-SKIPS:]))
+        lines = self.journal.lines(point.journal)
+        if not self.past_skips:
+            self.recent.extend(map(json.loads, lines[-SKIPS:]))
         self.done = point.rounds
         self.journal.go_on(point.journal)
         checkpoint.clean(self.directory.checkpoint, point)
-        federation.server.state, federation.server.ledger = point.state, point.ledger
+        server = federation.server
+        server.state, server.ledger, server.aggregated = point.state, point.ledger, point.aggregated
         self.scores = dict(point.scores)
 
     def _commit(self, rounds: int) -> None:
         server = self.federation.server
-        point = Checkpoint(rounds, server.state, self.kept, server.ledger, self.journal.position, self.scores)
+        point = Checkpoint(
+            rounds, server.aggregated, server.state, self.kept, server.ledger, self.journal.position, self.scores
+        )
         with _written(self.directory):
             checkpoint.save(self.directory.checkpoint, point)
 
-    def _round(self, index: int) -> None:
+    def _round(self, attempt: int) -> None:
         config, server = self.config, self.federation.server
         started = time.perf_counter()
-        record = server.run_round(index, self.observer)
-        last = index == config.rounds - 1
+        record = server.run_round(attempt, self.observer)
+        last = attempt == config.rounds - 1
         record["scores"] = {}
-        if last or _due(index, config.evaluation.every):
-            record["scores"] |= self._on_test(index + 1)
-        if last or _due(index, config.evaluation.clients_every):
-            record["scores"] |= self.federation.scorer.at_clients(server.state, server.round(index + 1))
+        if last or _due(attempt, config.evaluation.every):
+            record["scores"] |= self._on_test(attempt + 1)
+        if last or _due(attempt, config.evaluation.clients_every):
+            record["scores"] |= self.federation.scorer.at_clients(server.state, server.round(attempt + 1))
         metric, higher = self.task.primary, self.task.higher_is_better
         if (best := better(self.scores.get("best"), record, metric, higher_is_better=higher)) is not None:
             self.scores["best"] = best
         record["seconds"] = time.perf_counter() - started
         with _written(self.directory):
             self.journal.append(json.dumps(record, ensure_ascii=False).encode())
-        self._commit(index + 1)
-        self.done = index + 1
+        self._commit(attempt + 1)
+        self.done = attempt + 1
         self.recent.append(record)
         if self.observer is not None:
             self.observer.round_done(record)
-        if all(r["skipped"] for r in self.recent) and len(self.recent) == min(SKIPS, config.rounds):
-            reasons = "; ".join(f"{f['client']}: {f['reason']} ({f['detail']})" for f in record["failed"][:3])
-            raise RunStopped(
-                f"{len(self.recent)} rounds in a row were skipped, the last: {record['skipped']}. {reasons}"
-            )
+
+    def _stop_after_skips(self) -> None:
+        """Raise :class:`RunStopped` if the last ``SKIPS`` rounds, or all of a shorter run, were skipped."""
+        if len(self.recent) < min(SKIPS, self.config.rounds) or not all(r["skipped"] for r in self.recent):
+            return
+        last = self.recent[-1]
+        reasons = "; ".join(f"{f['client']}: {f['reason']} ({f['detail']})" for f in last["failed"][:3])
+        raise RunStopped(
+            f"{len(self.recent)} rounds in a row were skipped, the last: {last['skipped']}. {reasons}. "
+            "rondo resume --allow-nondeterministic goes on"
+        )
 
     def _on_test(self, rounds: int) -> dict[str, Any]:
         server = self.federation.server

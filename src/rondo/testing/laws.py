@@ -22,7 +22,7 @@ from rondo.algorithms.wrappers.wrapper import Wrapper
 from rondo.engine import serialization
 from rondo.params import down, head, pick, up
 from rondo.testing.problem import LinearProblem
-from rondo.testing.run import NotApplicable, Run, largest_gap, require
+from rondo.testing.run import ROUNDS, NotApplicable, Run, largest_gap, require
 
 TOLERANCE = 1e-9
 """Largest absolute difference that laws about values allow, in float64 on tensors of order 1."""
@@ -204,6 +204,21 @@ def law_same_seed(algorithm: Algorithm[Any], seed: int) -> str:
     return ""
 
 
+def law_skipped_attempts(algorithm: Algorithm[Any], seed: int) -> str:
+    """A skipped attempt leaves no trace: with attempts skipped in between, a run has the same bits."""
+    plain, interrupted = Run(algorithm, seed), Run(algorithm, seed)
+    for index in range(ROUNDS):
+        if index % 3 != 2:
+            for client in interrupted.clients[: 1 + index % 2]:
+                interrupted.train([client], index)  # too few uploads come, so they are thrown away
+            interrupted.skipped += 1 + index % 2
+        for run in (plain, interrupted):
+            run.step(index)
+        same = serialization.same((plain.state, plain.locals), (interrupted.state, interrupted.locals))
+        require(same, f"round {index} after {interrupted.skipped} skipped attempts differs from the same without any")
+    return ""
+
+
 def law_lost_local(algorithm: Algorithm[Any], seed: int) -> str:
     """A client that lost its local tensors takes part again as a new one."""
     run = Run(algorithm, seed)
@@ -329,6 +344,7 @@ LAWS: dict[str, Callable[[Algorithm[Any], int], str]] = {
     "state survives": law_state_survives,
     "same seed": law_same_seed,
     "lost local": law_lost_local,
+    "skipped attempts": law_skipped_attempts,
     "no leak": law_no_leak,
     "cohort": law_cohort,
     "wrapping": law_wrapping,

@@ -13,6 +13,9 @@ from rondo.algorithm import Algorithm, Client, Round, Shared, Upload
 from rondo.params import Params, add_client_axis, client_row, head, pick, stack_clients
 from rondo.testing.problem import LinearProblem, SgdTrainer
 
+ROUNDS = 8
+"""Rounds of a run that a law may look at: enough to see alternation, periods and stages."""
+
 
 class LawBroken(AssertionError):
     """An algorithm breaks a law."""
@@ -44,13 +47,15 @@ class Run:
 
     def __init__(self, algorithm: Algorithm[Any], seed: int, steps: int = 3) -> None:
         self.algorithm, self.steps = algorithm, steps
+        self.skipped = 0
+        """Attempts skipped so far."""
         self.problem = LinearProblem.make(seed)
         self.clients = self.problem.clients
         self.state = algorithm.init(self.problem.params, self.problem.weights, self.round(0))
         self.locals: dict[str, Params] = {}
 
     def round(self, index: int) -> Round:
-        return Round(index, 8, 0, len(self.clients))
+        return Round(index, ROUNDS, 0, len(self.clients), self.skipped)
 
     def shared(self, client: Client, index: int) -> Shared:
         return self.algorithm.broadcast(self.state, client, self.round(index))

@@ -26,7 +26,9 @@ START = Position(0, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b785
 
 
 def point(rounds: int, kept: Kept, tree: Any = None, ledger: Ledger | None = None, journal: Any = START) -> Checkpoint:
-    return Checkpoint(rounds, tree if tree is not None else {}, kept, ledger or Ledger(), journal, {"before": {}})
+    return Checkpoint(
+        rounds, rounds, tree if tree is not None else {}, kept, ledger or Ledger(), journal, {"before": {}}
+    )
 
 
 def values(value: float) -> Params:
@@ -45,11 +47,13 @@ def test_checkpoint_restores_the_whole_run(name: str, policy: str, tmp_path: Pat
     checkpoint.save(tmp_path, written)
     again = make(name, policy, **fields)
     restored, passed_over = checkpoint.load(tmp_path, again.state)
-    assert (restored.rounds, restored.journal, restored.scores, passed_over) == (1, START, {"before": {}}, [])
+    assert (restored.rounds, restored.aggregated, restored.journal) == (1, 1, START)
+    assert (restored.scores, passed_over) == ({"before": {}}, [])
     assert serialization.same(restored.state, sim.state)
     assert serialization.same(dict(restored.locals), dict(sim.locals))
     assert restored.ledger.held == sim.ledger.held
     again.state, again.locals, again.ledger = restored.state, restored.locals, restored.ledger
+    again.aggregated = restored.aggregated
     records = [{**federation.run_round(1), "train_seconds": 0} for federation in (sim, again)]
     assert records[0] == records[1]
     assert serialization.same(again.state, sim.state)
@@ -213,9 +217,9 @@ def test_missing_or_damaged_generations_raise(tmp_path: Path) -> None:
 
 def test_later_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "FORMAT", 2)
+        patch.setattr(checkpoint, "FORMAT", 3)
         checkpoint.save(tmp_path, point(0, Kept(tmp_path)))
-    with pytest.raises(Damaged, match="has format 2, this version of Rondo knows 1"):
+    with pytest.raises(Damaged, match="has format 3, this version of Rondo knows 2"):
         checkpoint.load(tmp_path, {})
 
 

@@ -102,7 +102,7 @@ class CohortTrainer:
         trained = {n: t.detach().clone().requires_grad_() for n, t in params.items() if train(n)}
         leaves = list(trained.values())
         optimizer = self._optimizer(leaves, self.lr if lr is None else lr)
-        dropout = [self.round.generator("dropout", c.id, stream) for c in self.clients]
+        dropout = [self.round.attempt_generator("dropout", c.id, stream) for c in self.clients]
         device = self.network.device
         alive = torch.ones(len(self.clients), dtype=torch.bool, device=device)
         losses: list[Tensor] = []
@@ -169,7 +169,7 @@ class CohortTrainer:
     ) -> Iterator[tuple[tuple[int, ...], list[list[Example]]]]:
         """Batches of all clients, step by step, with each client's number of rows. A client that is done has none."""
         streams = [
-            self._stream(examples, self.round.generator("data", client.id, stream), steps, epochs)
+            self._stream(examples, self.round.attempt_generator("data", client.id, stream), steps, epochs)
             for client, examples in zip(self.clients, self.examples, strict=True)
         ]
         while any(batch := [next(batches_left, []) for batches_left in streams]):

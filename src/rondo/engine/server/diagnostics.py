@@ -86,7 +86,7 @@ def diagnose(
         return measure(algorithm, sites, before, after, uploads, round)
     except Exception as error:  # a failed factorisation, no memory, a third party's view: the round still counts
         message = f"{type(error).__name__}: {error}"
-        warnings.warn(f"round {round.index} has no diagnostics: {message}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"round {round.attempt} has no diagnostics: {message}", RuntimeWarning, stacklevel=2)
         return {**dict.fromkeys(KEYS), "reason": message}
 
 

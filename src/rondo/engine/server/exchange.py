@@ -1,4 +1,4 @@
-"""One attempt at a round: the uploads that come in, the ones turned away, and the clients lost."""
+"""One exchange with the clients of a round: the uploads that come in, the ones turned away, and the clients lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rondo.params import Params, num_bytes
 
 @dataclass(frozen=True)
 class Setting:
-    """The server's side of a round: its state before it, and the parts that every attempt uses."""
+    """The server's side of a round: its state before it, and the parts that every exchange uses."""
 
     algorithm: Algorithm[Any]
     state: Any
@@ -31,8 +31,8 @@ class Setting:
     observer: Observer | None
 
 
-class Attempt:
-    """The uploads of one attempt, admitted one by one as they are asked for.
+class Exchange:
+    """The uploads of one exchange, admitted one by one as they are asked for.
 
     - ``kept``: tensors that clients keep, by client id.
     - ``failed``: clients that failed unexpectedly, with the reason.

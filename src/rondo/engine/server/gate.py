@@ -63,9 +63,9 @@ class Gate:
     def check(self, upload: Upload) -> Upload:
         """An upload that was never bytes, as in a simulation. Raises :class:`~rondo.engine.wire.Rejected`."""
         if self._closed:
-            raise Rejected("round_closed", f"round {self.round.index} is over")
+            raise Rejected("round_closed", f"round {self.round.attempt} is over")
         if upload.client.id not in self._clients:
-            raise Rejected("unknown_client", f"{short(upload.client.id)} has no part in round {self.round.index}")
+            raise Rejected("unknown_client", f"{short(upload.client.id)} has no part in round {self.round.attempt}")
         self._once(upload.client, b"")
         return self._content(upload)
 
@@ -80,15 +80,15 @@ class Gate:
         for key, expected, received in (
             ("run", self.identity.run, envelope.run),
             ("model", self.identity.model, envelope.model),
-            ("round", self.round.index, envelope.round),
+            ("round", self.round.attempt, envelope.round),
         ):
             if expected != received:
                 raise Rejected(f"wrong_{key}", f"{short(received)}, this is {short(expected)}")
         client = self._clients.get(envelope.client)
         if client is None:
-            raise Rejected("unknown_client", f"{short(envelope.client)} has no part in round {self.round.index}")
+            raise Rejected("unknown_client", f"{short(envelope.client)} has no part in round {self.round.attempt}")
         if self._closed:
-            raise Rejected("round_closed", f"round {self.round.index} is over")
+            raise Rejected("round_closed", f"round {self.round.attempt} is over")
         return client
 
     def _once(self, client: Client, digest: bytes) -> None:

@@ -11,7 +11,7 @@ from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Upload, Weig
 from rondo.config.schema import RunConfig
 from rondo.engine import serialization
 from rondo.engine.server.diagnostics import diagnose
-from rondo.engine.server.exchange import Attempt, Setting, noted
+from rondo.engine.server.exchange import Exchange, Setting, noted
 from rondo.engine.server.ledger import Ledger
 from rondo.engine.server.sampling import sample
 from rondo.engine.transport import Observer, Transport
@@ -36,20 +36,23 @@ class Server:
     kept: MutableMapping[str, Params] = field(default_factory=dict)
     """Tensors that clients keep between rounds, by client id, where the transport leaves them to the server."""
     ledger: Ledger = field(default_factory=Ledger)
+    aggregated: int = 0
+    """Number of rounds aggregated so far."""
 
-    def round(self, index: int) -> Round:
-        """Round ``index`` of this run."""
-        return Round(index, self.config.rounds, self.config.seed, len(self.clients))
+    def round(self, attempt: int) -> Round:
+        """The round that attempt ``attempt`` of this run is at."""
+        index = self.aggregated
+        return Round(index, self.config.rounds, self.config.seed, len(self.clients), attempt - index)
 
-    def run_round(self, index: int, observer: Observer | None = None) -> dict[str, Any]:
-        """Run one round and return its record. With fewer uploads than ``min_clients`` the round is skipped and the
-        model stays.
+    def run_round(self, attempt: int, observer: Observer | None = None) -> dict[str, Any]:
+        """Run one round and return its record. With fewer uploads than ``min_clients`` the attempt is skipped: the
+        model stays, and the next attempt is at the same round.
 
         Failed clients leave no trace: the result is, bit for bit, that of a round that never sampled them. The members
         of a cohort decide how its sums are rounded, so a cohort that lost a client unexpectedly is trained again
         without it.
         """
-        started, round, needed = time.perf_counter(), self.round(index), self.config.clients.min_clients
+        started, round, needed = time.perf_counter(), self.round(attempt), self.config.clients.min_clients
         chosen = sample(self.config.clients, self.clients, round)
         turnout = self.transport.expected(chosen, round, ())
         diagnosed = self._diagnosed(round)
@@ -68,51 +71,53 @@ class Server:
         down = first_contact = 0
         while True:
             if observer is not None:
-                observer.round_started(index, len(turnout.asked))
-            attempt = Attempt(setting, turnout)
+                observer.round_started(attempt, len(turnout.asked))
+            exchange = Exchange(setting, turnout)
             held: list[Upload] = []
-            uploads = noted(attempt, held) if diagnosed else iter(attempt)
+            uploads = noted(exchange, held) if diagnosed else iter(exchange)
             # An algorithm needs at least one upload. Whether enough came is known only after the last.
             first = next(uploads, None)
             new = self.state if first is None else self.algorithm.aggregate(self.state, _chain(first, uploads), round)
-            down, first_contact = down + attempt.down, first_contact + attempt.first_contact
-            if not attempt.failed:
+            down, first_contact = down + exchange.down, first_contact + exchange.first_contact
+            if not exchange.failed:
                 break
-            failed |= attempt.failed
+            failed |= exchange.failed
             again = self.transport.expected(chosen, round, failed.keys())
             if len(again.asked) < needed:
                 break
-            left = tuple(c for c in turnout.asked if c.id not in attempt.failed)
-            if again.asked == left and not self.transport.must_repeat(turnout.asked, attempt.failed.keys()):
+            left = tuple(c for c in turnout.asked if c.id not in exchange.failed)
+            if again.asked == left and not self.transport.must_repeat(turnout.asked, exchange.failed.keys()):
                 break
             turnout = again
-        lost = {**turnout.lost, **attempt.refused, **failed}
+        lost = {**turnout.lost, **exchange.refused, **failed}
         skipped = None
-        if len(attempt.kept) < needed:
-            skipped = f"{len(attempt.kept)} uploads, min_clients is {needed}"
+        if len(exchange.kept) < needed:
+            skipped = f"{len(exchange.kept)} uploads, min_clients is {needed}"
         elif not all(t.isfinite().all() for t in serialization.tensors(new) if t.is_floating_point()):
             skipped = "what the uploads were aggregated to is not finite"
         record = {
-            "round": index,
-            "clients": len(attempt.kept),
+            "round": attempt,
+            "clients": len(exchange.kept),
             "sampled": len(chosen),
             "failed": [
                 {"client": c.id, "reason": lost[c.id].reason, "detail": lost[c.id].detail}
                 for c in chosen
                 if c.id in lost
             ],
-            "rejected": attempt.rejected,
+            "rejected": exchange.rejected,
             "skipped": skipped,
-            "loss": attempt.loss(),
-            "lr": self.config.train.rate(index, round.total),
-            "bytes_up": attempt.up,
+            "loss": exchange.loss(),
+            "lr": self.config.train.rate(round.index, round.total),
+            "bytes_up": exchange.up,
             "bytes_down": down,
             "bytes_first_contact": first_contact,
         }
         before = self.state
         if skipped is None:
             self.state = serialization.canonical(new)
-            self.kept.update({c: serialization.canonical(local) for c, local in attempt.kept.items() if local})
+            self.aggregated += 1
+            self.kept.update({c: serialization.canonical(local) for c, local in exchange.kept.items() if local})
+        record["aggregated"] = self.aggregated
         record["train_seconds"] = time.perf_counter() - started
         if skipped is None and diagnosed:
             record["diagnostics"] = diagnose(self.algorithm, self.sites, before, self.state, held, round)
@@ -120,7 +125,7 @@ class Server:
 
     def _diagnosed(self, round: Round) -> bool:
         every = self.config.evaluation.diagnostics_every
-        return every > 0 and ((round.index + 1) % every == 0 or round.index + 1 == round.total)
+        return every > 0 and ((round.attempt + 1) % every == 0 or round.attempt + 1 == round.total)
 
 
 def first_state(

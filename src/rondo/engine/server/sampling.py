@@ -23,7 +23,7 @@ def sample(config: ClientsConfig, population: Sequence[Client], round: Round) ->
     """
     count = len(population)
     size = min(math.ceil((config.per_round or count) * (1 + config.over_select)), count)
-    generator = round.generator("clients")
+    generator = round.attempt_generator("clients")
     if config.sampling == "full":
         chosen = list(range(count))
     elif config.sampling == "poisson":

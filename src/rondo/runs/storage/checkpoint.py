@@ -36,7 +36,7 @@ from rondo.runs.storage.client_store import Kept
 from rondo.runs.storage.durable import Damaged, Journal, Position
 
 GENERATIONS = 2
-FORMAT = 1
+FORMAT = 2
 """Format of the manifest. A manifest of another format, as a later version of Rondo may write it, is refused."""
 
 _MANIFEST, _STATE, _LEDGER = "manifest.json", "state.safetensors", "ledger.json"
@@ -44,8 +44,9 @@ _MANIFEST, _STATE, _LEDGER = "manifest.json", "state.safetensors", "ledger.json"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run after ``rounds`` rounds.
+    """A run after ``rounds`` rounds, skipped ones included.
 
+    ``aggregated``: the number of rounds that were aggregated.
     ``state``: the server's state.
     ``locals``: the tensors that clients keep.
     ``ledger``: the versions of the tensors that clients have.
@@ -54,6 +55,7 @@ class Checkpoint:
     """
 
     rounds: int
+    aggregated: int
     state: Any
     locals: Kept
     ledger: Ledger
@@ -75,6 +77,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     content = {
         "format": FORMAT,
         "rounds": checkpoint.rounds,
+        "aggregated": checkpoint.aggregated,
         "files": {n: asdict(Position(len(c), hashlib.sha256(c).hexdigest())) for n, c in contents.items()},
         "clients": {"count": len(checkpoint.locals), "digest": checkpoint.locals.digest},
         "journal": asdict(checkpoint.journal),
@@ -143,7 +146,7 @@ def _load(place: Path, like: Any, journal: Journal | None) -> Checkpoint:
         kept.check()
     state = serialization.unpack(parts[_STATE], like)
     ledger = Ledger.from_json(parts[_LEDGER])
-    return Checkpoint(content["rounds"], state, kept, ledger, position, content["scores"])
+    return Checkpoint(content["rounds"], content["aggregated"], state, kept, ledger, position, content["scores"])
 
 
 def _sealed(content: Mapping[str, Any]) -> bytes:
