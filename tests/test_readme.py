@@ -75,8 +75,7 @@ def test_full_table_of_methods() -> None:
     rows = re.findall(r"^\| `.*\|$", METHODS.partition("\n## ")[0], re.M)
     expected = []
     for name, entry in algorithms.TABLE.items():
-        flags = ["yes" if flag else "no" for flag in (entry.exact, entry.linear, entry.personal)]
-        row = [f"`{name}`", entry.summary, *flags, entry.up, entry.down, entry.paper]
+        row = [f"`{name}`", entry.summary, *entry.flags, entry.up, entry.down, entry.paper]
         expected.append(f"| {' | '.join(row)} |")
     assert rows == expected
 

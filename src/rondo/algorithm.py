@@ -333,7 +333,8 @@ class Algorithm(ABC, Generic[S]):
 
     @property
     def linear(self) -> bool:
-        """Whether the server needs only the weighted sum of the uploads. Default: ``aggregate`` is not overridden."""
+        """Whether the server needs only the weighted sum of the uploads. Where clients have ranks of their own, it is
+        the sum of the expanded uploads, so the server must see each one. Default: ``aggregate`` is not overridden."""
         return type(self).aggregate is Algorithm.aggregate
 
     @abstractmethod

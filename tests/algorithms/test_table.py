@@ -22,12 +22,8 @@ def test_entry_agrees_with_its_class(name: str, entry: Entry) -> None:
     cls = algorithms.load(name)
     instance = algorithms.get(name)
     assert f"{cls.__module__}:{cls.__qualname__}" == entry.cls
-    assert (instance.exact, instance.linear, instance.personal, instance.default_head) == (
-        entry.exact,
-        entry.linear,
-        entry.personal,
-        entry.head,
-    )
+    flags = (instance.exact, instance.linear, instance.personal, instance.default_head, instance.client_ranks)
+    assert flags == (entry.exact, entry.linear, entry.personal, entry.head, entry.client_ranks)
 
 
 @every_entry

@@ -24,7 +24,7 @@ class FedIT(Algorithm[ServerState]):
     ("zero padding" in FLoRA and HetLoRA), which shrinks the trailing ranks, because fewer clients train them.
     Uploads: A and B, r (in + out) numbers per module. Down: the same.
     Exact: no. The mean of products differs from the product of means by sum_k p_k (B_k - Bbar)(A_k - Abar).
-    Linear: yes.
+    Linear: yes, where clients have no ranks of their own.
     Personal: no.
     Head in the source: none (causal LM); here shared by default.
     Deviations: none. The authors' code weights clients by sample count; the run's ``weighting`` does so here.

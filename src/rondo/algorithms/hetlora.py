@@ -33,7 +33,7 @@ class HetLoRA(Algorithm[ServerState]):
       for good: r_k <- keep r_k.
     Uploads: r_k (in + out) numbers per module and one weight. Down: the same, without the weight.
     Exact: no.
-    Linear: yes.
+    Linear: yes, where clients have no ranks of their own.
     Personal: no.
     Head in the source: none (causal LM); here shared by default, and averaged with the same weights.
     Deviations: the run's weighting is not used. Padding shrinks trailing ranks that few clients have. Ranks that a

@@ -43,7 +43,7 @@ class LoRAA2(Algorithm[ServerState]):
     Uploads: the kept columns (or rows) and their numbers: over all modules r_k M slots of out + 1 (in + 1) numbers.
     Down: the factor just averaged, r out or r in; both for a client that missed rounds.
     Exact: yes, the other factor is shared.
-    Linear: yes.
+    Linear: yes, where clients have no ranks of their own.
     Personal: no.
     Head in the source: frozen; here frozen by default. If a head is trained, it is trained and sent in every round, and
     trained in the probing epoch too.

@@ -29,7 +29,7 @@ class MFedLoRU(Algorithm[BaseState]):
     Uploads: the nested factors, q (in + r) + q (r + out) numbers per module, or r (in + out) from a client that opts
     out (the algorithm box sends the products, the text the factors). Down: as FedLoRU.
     Exact: no.
-    Linear: yes.
+    Linear: yes, where clients have no ranks of their own.
     Personal: no.
     Head in the source: a part of the model, averaged; here shared by default.
     Deviations: one q for A and for B. p_k over the participants. See ``fedloru`` for the last merge.

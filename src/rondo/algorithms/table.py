@@ -52,6 +52,14 @@ class Entry:
     """``down`` as a function."""
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Hyperparameters: name and type."""
+    client_ranks: bool = False
+    """Whether clients may have their own ranks."""
+
+    @property
+    def flags(self) -> tuple[str, str, str]:
+        """Exact, linear and personal, in words. "one rank": linear where clients have no ranks of their own."""
+        linear = ("one rank" if self.client_ranks else "yes") if self.linear else "no"
+        return "yes" if self.exact else "no", linear, "yes" if self.personal else "no"
 
 
 _CYCLE_FIELDS = {"tau": int, "restart": Literal["random", "momentum"]}
@@ -76,6 +84,7 @@ TABLE: dict[str, Entry] = {
         down="r(in+out)",
         up_numbers=formulas.both,
         down_numbers=formulas.both,
+        client_ranks=True,
     ),
     "ffa-lora": Entry(
         cls="rondo.algorithms.ffa_lora:FFALoRA",
@@ -158,6 +167,7 @@ TABLE: dict[str, Entry] = {
         up_numbers=formulas.both,
         down_numbers=formulas.both,
         fields={"split": Literal["up", "both"]},
+        client_ranks=True,
     ),
     "flora": Entry(
         cls="rondo.algorithms.flora:FLoRA",
@@ -171,6 +181,7 @@ TABLE: dict[str, Entry] = {
         down="min(K*r,in,out)(in+out)",
         up_numbers=formulas.both,
         down_numbers=formulas.stack,
+        client_ranks=True,
     ),
     "fedex-lora": Entry(
         cls="rondo.algorithms.fedex_lora:FedExLoRA",
@@ -226,6 +237,7 @@ TABLE: dict[str, Entry] = {
         up_numbers=formulas.both,
         down_numbers=formulas.both,
         fields={"penalty": float, "keep": float, "prune": bool},
+        client_ranks=True,
     ),
     "lora-fair": Entry(
         cls="rondo.algorithms.lora_fair:LoRAFAIR",
@@ -282,6 +294,7 @@ TABLE: dict[str, Entry] = {
         up_numbers=formulas.both,
         down_numbers=formulas.accumulated,
         fields={**_CYCLE_FIELDS, "nested_scale": float},
+        client_ranks=True,
     ),
     "pfedlora": Entry(
         cls="rondo.algorithms.pfedlora:PFedLoRA",
@@ -309,6 +322,7 @@ TABLE: dict[str, Entry] = {
         down="r(in+out)",
         up_numbers=formulas.both,
         down_numbers=formulas.both,
+        client_ranks=True,
     ),
     "slora": Entry(
         cls="rondo.algorithms.slora:SLoRA",
@@ -337,5 +351,6 @@ TABLE: dict[str, Entry] = {
         up_numbers=formulas.alternating,
         down_numbers=formulas.alternating_down,
         fields={"lr_ratio": float},
+        client_ranks=True,
     ),
 }

@@ -20,11 +20,12 @@ def list_() -> None:
     for column in ("name", "what it does", "exact", "linear", "personal", "up, numbers per module", "paper"):
         table.add_column(column, overflow="fold")
     for name, entry in algorithms.TABLE.items():
-        flags = ["yes" if flag else "no" for flag in (entry.exact, entry.linear, entry.personal)]
-        table.add_row(name, entry.summary, *flags, entry.up, entry.paper)
+        table.add_row(name, entry.summary, *entry.flags, entry.up, entry.paper)
     # Without a terminal, print one line per algorithm, so that grep finds it.
     console = Console()
-    (console if console.is_terminal else Console(width=200)).print(table)
+    console = console if console.is_terminal else Console(width=200)
+    console.print(table)
+    console.print("\nlinear, one rank: linear where clients have no ranks of their own")
 
 
 def show(name: str) -> None:

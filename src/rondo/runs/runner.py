@@ -153,7 +153,7 @@ def manifest(assembly: Assembly) -> dict[str, Any]:
         **assembly.model.record(),
         "one_at_a_time": network.one_at_a_time,
         "algorithm": config.algorithm.name,
-        "linear": assembly.algorithm.linear,
+        "linear": assembly.algorithm.linear and all(c.rank is None for c in assembly.population.clients),
         "personal": assembly.algorithm.personal,
         "model": assembly.model.name,
         "model_sha256": assembly.model.sha256,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from rondo import algorithms
-from rondo.algorithm import Algorithm, Shared, Upload
+from rondo.algorithm import Algorithm, Mean, Shared, Upload
 from rondo.algorithms.wrappers.wrapper import Wrapper
 from rondo.engine import serialization
 from rondo.params import down, head, pick, up
-from rondo.testing.problem import LinearProblem
 from rondo.testing.run import ROUNDS, NotApplicable, Run, largest_gap, require
 
 TOLERANCE = 1e-9
@@ -31,18 +30,25 @@ Formulas = tuple[algorithms.Numbers, algorithms.Numbers]
 """Numbers sent up and numbers sent down per module, from (rank, in, out, round index, uploads of a round)."""
 
 
-def _in_round_one(algorithm: Algorithm[Any], seed: int) -> tuple[Run, list[Upload]]:
-    """A run after its first round, and the uploads of its second."""
+def _rounds(algorithm: Algorithm[Any], seed: int) -> Iterator[tuple[Run, int, list[Upload]]]:
+    """A run before it aggregates each of its rounds, the round's index and its uploads."""
     run = Run(algorithm, seed)
-    run.step(0)
-    return run, [run.train([c], 1)[0].upload for c in run.clients]
+    for index in range(ROUNDS):
+        outcomes = [run.train([c], index)[0] for c in run.clients]
+        yield run, index, [o.upload for o in outcomes]
+        run.finish(outcomes, index)
 
 
-def _agree(run: Run, uploads: Sequence[Upload], others: Sequence[Upload], what: str) -> str:
-    one = run.algorithm.aggregate(run.state, uploads, run.round(1))
-    gap = run.gap(one, run.algorithm.aggregate(run.state, others, run.round(1)), 2)
-    require(gap < TOLERANCE, f"{what}: the model differs by {gap:.1e}")
-    return f"difference {gap:.0e}"
+def _agree(
+    algorithm: Algorithm[Any], seed: int, pair: Callable[[list[Upload]], tuple[list[Upload], list[Upload]]], what: str
+) -> str:
+    """Check in every round that both lists of uploads that ``pair`` makes of the round's give the same model."""
+    worst = 0.0
+    for run, index, uploads in _rounds(algorithm, seed):
+        one, other = (algorithm.aggregate(run.state, given, run.round(index)) for given in pair(uploads))
+        worst = max(worst, run.gap(one, other, index + 1))
+        require(worst < TOLERANCE, f"round {index}: {what}: the model differs by {worst:.1e}")
+    return f"difference {worst:.0e}"
 
 
 def law_form(algorithm: Algorithm[Any], seed: int) -> str:
@@ -77,30 +83,69 @@ def law_first_round_learns(algorithm: Algorithm[Any], seed: int) -> str:
 
 def law_permutation(algorithm: Algorithm[Any], seed: int) -> str:
     """The order in which uploads arrive does not change the model."""
-    run, uploads = _in_round_one(algorithm, seed)
-    return _agree(run, uploads, uploads[::-1], "uploads in reverse order")
+    return _agree(algorithm, seed, lambda uploads: (uploads, uploads[::-1]), "uploads in reverse order")
 
 
 def law_weight_scale(algorithm: Algorithm[Any], seed: int) -> str:
     """Only the ratios of the weights count."""
-    run, uploads = _in_round_one(algorithm, seed)
-    return _agree(run, uploads, [replace(u, weight=17 * u.weight) for u in uploads], "weights times 17")
+
+    def scaled(uploads: list[Upload]) -> tuple[list[Upload], list[Upload]]:
+        return uploads, [replace(u, weight=17 * u.weight) for u in uploads]
+
+    return _agree(algorithm, seed, scaled, "weights times 17")
 
 
 def law_weights_count(algorithm: Algorithm[Any], seed: int) -> str:
     """An upload of weight 2 counts as much as the same upload twice with weight 1."""
-    run, (a, b, *_) = _in_round_one(algorithm, seed)
-    twin = replace(a, client=replace(a.client, id="twin"), weight=1.0)
-    double = [replace(a, weight=2.0), replace(b, weight=1.0)]
-    twice = [replace(a, weight=1.0), twin, replace(b, weight=1.0)]
-    return _agree(run, double, twice, "one upload of weight 2 against two of weight 1 (are weights ignored?)")
+
+    def doubled(uploads: list[Upload]) -> tuple[list[Upload], list[Upload]]:
+        a, b, *_ = (replace(u, weight=1.0) for u in uploads)
+        twin = replace(a, client=replace(a.client, id="twin"))
+        return [replace(a, weight=2.0), b], [a, twin, b]
+
+    what = "one upload of weight 2 against two of weight 1 (are weights ignored?)"
+    return _agree(algorithm, seed, doubled, what)
+
+
+def law_linear(algorithm: Algorithm[Any], seed: int) -> str:
+    """The weighted mean of the raw uploads is all that the server needs. Only for algorithms that are linear."""
+    if not algorithm.linear:
+        raise NotApplicable("the algorithm is not linear")
+    worst = 0.0
+    for run, index, uploads in _rounds(algorithm, seed):
+        mass = math.fsum(u.weight for u in uploads)
+        sums = {n: sum(u.weight / mass * u.params[n].double() for u in uploads) for n in uploads[0].params}
+        mean = Mean({n: torch.as_tensor(t) for n, t in sums.items()}, mass, len(uploads))
+        one = algorithm.finish(run.state, mean, run.round(index))
+        other = algorithm.aggregate(run.state, uploads, run.round(index))
+        worst = max(worst, run.gap(one, other, index + 1))
+        require(worst < TOLERANCE, f"round {index}: from the sum of the raw uploads, the model differs by {worst:.1e}")
+    return f"difference {worst:.0e}"
+
+
+def law_shared_head(algorithm: Algorithm[Any], seed: int) -> str:
+    """The new head is the weighted mean of the clients' heads. Only where clients send their heads."""
+    worst, seen = 0.0, False
+    for run, index, uploads in _rounds(algorithm, seed):
+        mass = math.fsum(u.weight for u in uploads)
+        new = algorithm.aggregate(run.state, uploads, run.round(index))
+        after = algorithm.broadcast(new, run.clients[0], run.round(index + 1)).params
+        expanded = [algorithm.expand(run.state, u).params for u in uploads]
+        for name in pick(expanded[0], head):
+            shares = [u.weight / mass * params[name].double() for u, params in zip(uploads, expanded, strict=True)]
+            mean = torch.stack(shares).sum(0)
+            worst, seen = max(worst, largest_gap({name: mean}, {name: after[name].double()})), True
+            require(worst < TOLERANCE, f"round {index}: {name} is {worst:.1e} away from the clients' weighted mean")
+    if not seen:
+        raise NotApplicable("no client sends a head")
+    return f"difference {worst:.0e}"
 
 
 def law_consensus(algorithm: Algorithm[Any], seed: int) -> str:
     """If all clients end at the same model, the new model is that model."""
     run, worst = Run(algorithm, seed), 0.0
     run.step(0)
-    for index in (1, 2):
+    for index in range(1, ROUNDS):
         reached = run.train([run.clients[0]], index)[0]
         run.locals = {c.id: reached.local for c in run.clients}
         same = [replace(reached.upload, client=c, weight=float(c.num_examples)) for c in run.clients]
@@ -115,7 +160,7 @@ def law_zero_steps(algorithm: Algorithm[Any], seed: int) -> str:
     run, worst = Run(algorithm, seed), 0.0
     run.step(0)
     run.steps = 0
-    for index in (1, 2):
+    for index in range(1, ROUNDS):
         before = run.state
         run.step(index)
         worst = max(worst, run.gap(before, run.state, index + 1))
@@ -125,11 +170,11 @@ def law_zero_steps(algorithm: Algorithm[Any], seed: int) -> str:
 
 def law_exact(algorithm: Algorithm[Any], seed: int) -> str:
     """The new model's change is the weighted mean of the clients' changes, with unequal weights and partial
-    participation, in each of four rounds. Only for algorithms that claim to be exact."""
+    participation, in every round. Only for algorithms that claim to be exact."""
     if not algorithm.exact:
         raise NotApplicable("the algorithm does not claim to be exact")
     run, worst = Run(algorithm, seed), 0.0
-    for index in range(4):
+    for index in range(ROUNDS):
         outcomes = run.step(index, run.clients if index % 2 == 0 else run.clients[::2])
         mass = sum(o.upload.client.num_examples for o in outcomes)
         new = run.model(outcomes[0].upload.client, index + 1)
@@ -145,7 +190,7 @@ def law_exact(algorithm: Algorithm[Any], seed: int) -> str:
 def law_frozen_stay(algorithm: Algorithm[Any], seed: int) -> str:
     """A tensor in no upload is bit-identical after the round, except for factors if the server re-expresses them."""
     run = Run(algorithm, seed)
-    for index in range(3):
+    for index in range(ROUNDS):
         before = dict(run.shared(run.clients[0], index).params)
         if not algorithm.same_coordinates:
             before = pick(before, ~(down | up))
@@ -165,7 +210,7 @@ def law_no_mutation(algorithm: Algorithm[Any], seed: int) -> str:
     original = copy.deepcopy(dict(run.problem.params))
     algorithm.init(run.problem.params, run.problem.weights, run.round(0))
     require(serialization.same(original, dict(run.problem.params)), "init changed the parameters that it was given")
-    for index in range(2):
+    for index in range(ROUNDS):
         before = copy.deepcopy((run.state, run.locals))
         outcomes = [run.train([c], index)[0] for c in run.clients]
         require(
@@ -184,13 +229,12 @@ def law_no_mutation(algorithm: Algorithm[Any], seed: int) -> str:
 def law_state_survives(algorithm: Algorithm[Any], seed: int) -> str:
     """The state survives safetensors bit for bit, and a round from the restored state gives the same bits."""
     run, other = Run(algorithm, seed), Run(algorithm, seed)
-    for one in (run, other):
-        one.step(0)
-    other.state = serialization.unpack(serialization.pack(run.state), run.state)
-    require(serialization.same(run.state, other.state), "the state that was read back differs from the one saved")
-    for one in (run, other):
-        one.step(1)
-    require(serialization.same(run.state, other.state), "a round from the state that was read back differs")
+    for index in range(ROUNDS):
+        other.state = serialization.unpack(serialization.pack(run.state), run.state)
+        require(serialization.same(run.state, other.state), "the state that was read back differs from the one saved")
+        for one in (run, other):
+            one.step(index)
+        require(serialization.same(run.state, other.state), f"round {index} from the state that was read back differs")
     return ""
 
 
@@ -198,7 +242,7 @@ def law_same_seed(algorithm: Algorithm[Any], seed: int) -> str:
     """The same seed gives the same bits."""
     runs = [Run(algorithm, seed), Run(algorithm, seed)]
     for run in runs:
-        for index in range(3):
+        for index in range(ROUNDS):
             run.step(index)
     require(serialization.same(runs[0].state, runs[1].state), "two runs from one seed differ")
     return ""
@@ -222,34 +266,34 @@ def law_skipped_attempts(algorithm: Algorithm[Any], seed: int) -> str:
 def law_lost_local(algorithm: Algorithm[Any], seed: int) -> str:
     """A client that lost its local tensors takes part again as a new one."""
     run = Run(algorithm, seed)
-    run.step(0)
-    run.locals.clear()
-    run.step(1)
-    finite = all(bool(t.isfinite().all()) for t in run.model(run.clients[0], 2).values())
-    require(finite, "after the loss the model is not finite")
+    for index in range(ROUNDS):
+        run.step(index)
+        run.locals.clear()
+        finite = all(bool(t.isfinite().all()) for t in run.model(run.clients[0], index + 1).values())
+        require(finite, f"after round {index} and the loss the model is not finite")
     return ""
 
 
 def law_no_leak(algorithm: Algorithm[Any], seed: int) -> str:
     """A client's result does not depend on the clients trained before it."""
-    first, last = LinearProblem.make(seed).clients[0], LinearProblem.make(seed).clients[-1]
-    results = []
-    for order in ([last], [first, last], [first, first, last]):
-        run = Run(algorithm, seed)
-        run.step(0)
-        for client in order:
-            outcome = run.train([client], 1)[0]
-        results.append((dict(outcome.upload.params), dict(outcome.local)))
-    require(
-        all(serialization.same(results[0], r) for r in results[1:]), "training another client first changed the result"
-    )
+    run = Run(algorithm, seed)
+    first, last = run.clients[0], run.clients[-1]
+    for index in range(ROUNDS):
+        results = []
+        for order in ([last], [first, last], [first, first, last]):
+            for client in order:
+                outcome = run.train([client], index)[0]
+            results.append((dict(outcome.upload.params), dict(outcome.local)))
+        same = all(serialization.same(results[0], r) for r in results[1:])
+        require(same, f"round {index}: training another client first changed the result")
+        run.step(index)
     return ""
 
 
 def law_cohort(algorithm: Algorithm[Any], seed: int) -> str:
     """Client code is batch-transparent: a client gets the same result in a cohort as alone."""
     run, worst = Run(algorithm, seed), 0.0
-    for index in range(2):
+    for index in range(ROUNDS):
         together = run.train(run.clients, index)
         for one, other in zip(together, run.step(index), strict=True):
             require(
@@ -315,7 +359,7 @@ def law_wrapping(algorithm: Algorithm[Any], seed: int) -> str:
         alone, inside = getattr(algorithm, flag), getattr(wrapped, flag)
         require(alone == inside, f"{flag} is {alone!r}, and {inside!r} inside a wrapper that changes nothing")
     runs = [Run(algorithm, seed), Run(wrapped, seed)]
-    for index in range(3):
+    for index in range(ROUNDS):
         outcomes = [run.step(index) for run in runs]
         for unwrapped, inside in zip(*outcomes, strict=True):
             require(
@@ -336,6 +380,8 @@ LAWS: dict[str, Callable[[Algorithm[Any], int], str]] = {
     "permutation": law_permutation,
     "weight scale": law_weight_scale,
     "weights count": law_weights_count,
+    "raw sum": law_linear,
+    "shared head": law_shared_head,
     "consensus": law_consensus,
     "zero steps": law_zero_steps,
     "exactness": law_exact,

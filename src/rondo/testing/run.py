@@ -96,9 +96,13 @@ class Run:
     def step(self, index: int, clients: Sequence[Client] | None = None) -> list[Outcome]:
         """Run a whole round, one client at a time."""
         outcomes = [self.train([c], index)[0] for c in (self.clients if clients is None else clients)]
+        self.finish(outcomes, index)
+        return outcomes
+
+    def finish(self, outcomes: Sequence[Outcome], index: int) -> None:
+        """Aggregate a round, and store what its clients keep."""
         self.locals |= {o.upload.client.id: o.local for o in outcomes}
         self.state = self.algorithm.aggregate(self.state, [o.upload for o in outcomes], self.round(index))
-        return outcomes
 
     def gap(self, one: Any, other: Any, index: int) -> float:
         """The largest difference between the models of two states, over all clients."""
