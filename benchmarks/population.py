@@ -27,6 +27,8 @@ from typing import Any
 
 from simulation import machine, versions
 
+import rondo
+
 WORDS = ("good", "bad", "film", "story", "time", "people", "house", "music", "light", "water", "road", "night")
 
 
@@ -42,7 +44,7 @@ def write_rows(path: Path, clients: int, rows: int) -> None:
             writer.writerow([" ".join([WORDS[label], *words]), label, f"c{number % clients:06d}"])
 
 
-class Watch:
+class Watch(rondo.Observer):
     """Notes the start-up, the end of every round with all its work, and the resident set at that moment."""
 
     def __init__(self) -> None:
@@ -54,8 +56,6 @@ class Watch:
     def round_started(self, index: int, clients: int) -> None:
         self.first = self.first or time.perf_counter() - self.began
 
-    def client_done(self, client: str, loss: float | None) -> None: ...
-
     def round_done(self, record: dict[str, Any]) -> None:
         import psutil
 
@@ -66,8 +66,6 @@ class Watch:
 def one(clients: int, per_round: int, rows: int, rounds: int, threads: int, algorithm: str) -> dict[str, Any]:
     """Run one population in this process."""
     import torch
-
-    import rondo
 
     torch.set_num_threads(threads)
     watch = Watch()

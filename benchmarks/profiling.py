@@ -17,10 +17,12 @@ from typing import Any
 
 from workloads import WORKLOADS, write_rows
 
+import rondo
+
 sys.path.insert(0, str(Path(__file__).with_name("contestants")))
 
 
-class Profiled:
+class Profiled(rondo.Observer):
     """Profiles the second round."""
 
     def __init__(self, profiler: Any) -> None:
@@ -29,8 +31,6 @@ class Profiled:
     def round_started(self, index: int, clients: int) -> None:
         if index == 1:
             self.profiler.start()
-
-    def client_done(self, client: str, loss: float | None) -> None: ...
 
     def round_done(self, record: dict[str, Any]) -> None:
         if record["round"] == 1:
@@ -45,8 +45,6 @@ def main() -> None:
     parser.add_argument("--precision", choices=("exact", "fast"), default="fast")
     parser.add_argument("--lines", type=int, default=15)
     args = parser.parse_args()
-
-    import rondo
 
     run = rondo.run
 

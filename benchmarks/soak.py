@@ -31,6 +31,8 @@ from typing import Any
 import psutil
 from simulation import machine, versions
 
+import rondo
+
 EVERY = 10
 MEMORY = ("rss_mib", "in_use_mib", "python_blocks")
 WORDS = [f"w{i}" for i in range(40)]
@@ -96,17 +98,13 @@ def in_use() -> float:
     return float(info.e + info.h) / 2**20
 
 
-class Watch:
+class Watch(rondo.Observer):
     """Reads the process and its run directory after every tenth round."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.process = folder, psutil.Process()
         self.readings: list[dict[str, float]] = []
         self.failed = 0
-
-    def resumed(self, rounds: int, passed_over: Sequence[str]) -> None: ...
-    def round_started(self, index: int, clients: int) -> None: ...
-    def client_done(self, client: str, loss: float | None) -> None: ...
 
     def round_done(self, record: dict[str, Any]) -> None:
         self.failed += len(record["failed"])
@@ -156,8 +154,6 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--png", type=Path)
     args = parser.parse_args()
-    import rondo
-
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         save_model(folder / "model")

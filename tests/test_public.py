@@ -12,6 +12,7 @@ def test_public_names() -> None:
         "Comparison",
         "ConfigError",
         "Exported",
+        "Observer",
         "Problem",
         "RunConfig",
         "RunInterrupted",

@@ -10,8 +10,10 @@ from typing import Any
 from contestant import Outcome, arguments, since_start
 from workloads import TOKENS, WORKLOADS, Workload, model_folder
 
+import rondo
 
-class Watch:
+
+class Watch(rondo.Observer):
     """Notes the start of the first round, and the seconds of each round until it is on disk."""
 
     def __init__(self) -> None:
@@ -23,8 +25,6 @@ class Watch:
         self._started = time.perf_counter()
         if self.began is None:
             self.began = time.time()
-
-    def client_done(self, client: str, loss: float | None) -> None: ...
 
     def round_done(self, record: dict[str, Any]) -> None:
         self.seconds.append(time.perf_counter() - self._started)
@@ -68,8 +68,6 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--precision", choices=("exact", "fast"), required=True)
     args = parser.parse_args()
-
-    import rondo
 
     run = rondo.run  # imports torch, as a user's first line does
 

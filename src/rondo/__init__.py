@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from rondo.config.schema import RunConfig
+    from rondo.engine.transport import Observer
     from rondo.errors import (
         ConfigError,
         Problem,
@@ -19,12 +20,13 @@ if TYPE_CHECKING:
     from rondo.runs.compare import Comparison, compare
     from rondo.runs.evaluate import evaluate
     from rondo.runs.export import Exported, Verification, export
-    from rondo.runs.runner import RunResult, resume, run
+    from rondo.runs.result import RunResult
+    from rondo.runs.runner import resume, run
 
 _HOMES = {
     "run": "runs.runner",
     "resume": "runs.runner",
-    "RunResult": "runs.runner",
+    "RunResult": "runs.result",
     "compare": "runs.compare",
     "Comparison": "runs.compare",
     "export": "runs.export",
@@ -32,6 +34,7 @@ _HOMES = {
     "Verification": "runs.export",
     "evaluate": "runs.evaluate",
     "RunConfig": "config.schema",
+    "Observer": "engine.transport",
     "ConfigError": "errors",
     "Problem": "errors",
     "RunInterrupted": "errors",
@@ -44,6 +47,7 @@ __all__ = [
     "Comparison",
     "ConfigError",
     "Exported",
+    "Observer",
     "Problem",
     "RunConfig",
     "RunInterrupted",

@@ -21,6 +21,7 @@ from rondo.engine.scoring import scores, spread
 from rondo.engine.server import rounds
 from rondo.engine.server.ledger import Ledger, version
 from rondo.engine.server.sampling import sample
+from rondo.engine.transport import Observer
 from rondo.lowrank import LowRank, total
 from rondo.params import HEAD_PREFIX, adapted_modules, num_bytes
 from rondo.tasks.task import Batch
@@ -206,7 +207,7 @@ def test_cohort_out_of_memory_is_halved_without_loss(monkeypatch: pytest.MonkeyP
     assert serialization.same(sim.state, alone.state)
 
 
-class Watcher:
+class Watcher(Observer):
     """An observer that notes every call."""
 
     def __init__(self) -> None:

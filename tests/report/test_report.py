@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from rondo.report import pictures
-from rondo.report.terminal import TerminalProgress, human_bytes, summary_table
+from rondo.report.terminal import human_bytes, summary_table
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,9 @@ SUMMARY: dict[str, Any] = {
     },
     "bytes": {"up": 21e6, "down": 42e6, "first_contact": 7e6, "up_per_client_round": 1e6, "down_per_client_round": 2e6},
     "failed_clients": 0,
-    "seconds": {"train": 1.25, "all": 2.5},
+    "best": None,
+    "stopped_early": False,
+    "seconds": {"train": 1.25, "evaluation": 0.5, "all": 2.5},
 }
 
 
@@ -105,37 +107,6 @@ def test_table_of_a_personal_method() -> None:
 
 def test_run_without_scores_has_a_table() -> None:
     assert rendered(SUMMARY | {"before": {}, "after": {}})["up, total"] == ["", "21.0 MB"]
-
-
-# --- progress ------------------------------------------------------------------------------------------------------
-
-
-def progress(client: str, *, terminal: bool) -> str:
-    console = Console(file=io.StringIO(), force_terminal=terminal, width=120)
-    record = {"bytes_up": 1000, "bytes_down": 500, "loss": 0.5, "scores": {"global": {"accuracy": 0.75}}}
-    with TerminalProgress(console, 2) as shown:
-        shown.round_started(0, 2)
-        shown.client_done(client, 0.25)
-        shown.progress.refresh()
-        shown.client_done(client, None)
-        shown.round_done(record | {"loss": None, "scores": {}})
-        shown.round_done(record)
-        shown.progress.refresh()
-    return console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def test_progress_is_shown_on_a_terminal_only() -> None:
-    text = progress("client-1", terminal=True)
-    assert "client-1" in text
-    assert "accuracy 0.750" in text
-    assert "3.0 kB" in text
-    assert progress("client-1", terminal=False) == ""
-
-
-@pytest.mark.parametrize("client", ["[/site]", "[site]", "[red]x[/red]"])
-def test_client_may_have_any_name(client: str) -> None:
-    """Client ids come from the user's files and columns; no id is markup."""
-    assert client in progress(client, terminal=True)
 
 
 # --- pictures ------------------------------------------------------------------------------------------------------

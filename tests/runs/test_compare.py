@@ -187,7 +187,7 @@ def test_command_shows_the_table_and_reused_runs(
     assert code == 0, output
     assert output.count("finished before, not run again") == 4
     assert "mean ± standard deviation over seeds 0, 3" in output
-    rows = {line.split()[0]: line for line in output.splitlines() if " kB " in line}
+    rows = {line.split()[0]: line for line in output.splitlines() if " kB " in line and not line.startswith("round")}
     assert rows.keys() == {"fedit", "fedsa-lora", "ffa-lora"}
     for name, line in rows.items():
         assert ("cold start" in line, "personal" in line) == ((True, True) if name == "fedsa-lora" else (False, False))

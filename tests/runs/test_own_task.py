@@ -76,14 +76,10 @@ def test_cohort_sizes_agree(config: dict[str, Any], tmp_path: Path) -> None:
 def test_killed_run_resumes_to_the_same_bits(config: dict[str, Any], tmp_path: Path) -> None:
     whole = rondo.run(config, run_dir=tmp_path / "whole", device="cpu")
 
-    class Killer:
+    class Killer(rondo.Observer):
         def round_started(self, index: int, clients: int) -> None:
             if index == 2:
                 os._exit(137)
-
-        def client_done(self, client: str, loss: float | None) -> None: ...
-        def round_done(self, record: dict[str, Any]) -> None: ...
-        def resumed(self, rounds: int, passed_over: object) -> None: ...
 
     child = os.fork()
     if child == 0:

@@ -24,6 +24,7 @@ from rondo.config import ConfigError, load
 from rondo.errors import RunStopped
 from rondo.runs import runner
 from rondo.runs.assemble import assemble
+from rondo.runs.progress import Quiet
 from rondo.runs.storage.directory import RunDirectory
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 
@@ -73,7 +74,7 @@ class Started:
     def start(self, folder: Path) -> None:
         directory = RunDirectory.create(folder, "x")
         runner.begin(directory, self.ready)
-        runner.Runner(self.ready, self.first, directory, None, None, 0.0).run()
+        runner.Runner(self.ready, self.first, directory, Quiet(), None, 0.0).run()
 
     def go_on(self, folder: Path) -> None:
         """Resume the run as a user would, or start anew if its manifest was not written."""
@@ -81,7 +82,7 @@ class Started:
             return self.start(folder)
         directory = RunDirectory.open(folder)
         if not directory.finished:
-            runner.Runner(self.ready, self.first, directory, None, None, 0.0, resumed=True).run()
+            runner.Runner(self.ready, self.first, directory, Quiet(), None, 0.0, resumed=True).run()
         return None
 
 
@@ -128,11 +129,11 @@ def counted(act: Callable[[int], None], names: tuple[str, ...]) -> Iterator[list
 def outcome(folder: Path) -> dict[str, Any]:
     """Everything that a run leaves, except for times."""
     contents: dict[str, Any] = {}
-    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix != ".png"):
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix not in (".png", ".log")):
         name = str(path.relative_to(folder))
         if name == "metrics.jsonl":
             records = [json.loads(line) for line in path.read_text().splitlines()]
-            contents[name] = [{**r, "seconds": 0, "train_seconds": 0} for r in records]
+            contents[name] = [{**r, "seconds": 0, "train_seconds": 0, "evaluation_seconds": 0} for r in records]
         elif name in ("summary.json", "manifest.json"):
             content = json.loads(path.read_text())
             contents[name] = {k: v for k, v in content.items() if k not in ("seconds", "started")}
@@ -318,7 +319,7 @@ def cut_off(started: Started, folder: Path, rounds: int) -> None:
     def work() -> None:
         directory = RunDirectory.create(folder, "x")
         runner.begin(directory, started.ready)
-        run = runner.Runner(started.ready, started.first, directory, None, None, 0.0)
+        run = runner.Runner(started.ready, started.first, directory, Quiet(), None, 0.0)
         commit = run._commit
 
         def then_die(done: int) -> None:
@@ -351,6 +352,27 @@ def test_skips_count_after_a_resume(skipped: int, sources: tuple[Path, Path], tm
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
     ending(lambda: runner.resume(tmp_path / "cut", allow_nondeterministic=True))
     assert len(outcome(tmp_path / "cut")["metrics.jsonl"]) > rounds
+
+
+def test_patience_ends_a_resumed_run_at_the_same_round(sources: tuple[Path, Path], tmp_path: Path) -> None:
+    """The learning rate sinks to nothing, so the scores stop improving."""
+    rows = str(sources[1])
+    changes: dict[str, Any] = {
+        "rounds": 8,
+        "data": {"source": rows, "test_source": rows, "validation_fraction": 0.25},
+        "train": {"local_epochs": 1, "batch_size": 4, "lr": 1e-12, "optimizer": "sgd"},
+        "evaluation": {"patience": 2},
+    }
+    config = run_settings(*sources, "fedit", **changes)
+    result = runner.run(config, run_dir=tmp_path / "whole", device="cpu")
+    best = result.summary["best"]
+    assert result.summary["stopped_early"]
+    assert len(result.history) == best["rounds"] + 2 < 8
+    assert result.metrics.keys() == {"global", "clients"} or result.metrics.keys() == {"cold_start", "personal"}
+    cut_off(Started(config), tmp_path / "cut", best["rounds"] + 1)
+    again = runner.resume(tmp_path / "cut")
+    assert again.summary["stopped_early"]
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
 
 
 def test_damaged_checkpoint_is_skipped_and_reported(
@@ -459,3 +481,9 @@ def test_best_round_survives_a_stop(sources: tuple[Path, Path], tmp_path: Path) 
     scores = [r["scores"][kind]["accuracy"] for r in result.history]
     best = result.summary["best"]
     assert best == {"rounds": scores.index(max(scores)) + 1, "accuracy": max(scores)}
+    shorter = runner.run({**config, "rounds": best["rounds"]}, run_dir=tmp_path / "shorter", device="cpu")
+    written = [
+        (d / "adapter_model.safetensors").read_bytes()
+        for d in (result.run_dir / "adapter-best", shorter.run_dir / "adapter")
+    ]
+    assert written[0] == written[1]

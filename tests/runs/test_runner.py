@@ -109,7 +109,7 @@ def test_run_directory_is_complete(finished: runner.RunResult) -> None:
     names = {p.name + "/" * p.is_dir() for p in finished.run_dir.iterdir()}
     assert names == {
         "config.toml", "manifest.json", "metrics.jsonl", "summary.json", "partition.json", "partition.png",
-        "curve.png", "checkpoint/", "adapter/",
+        "curve.png", "checkpoint/", "adapter/", "adapter-best/", "run.log",
     }  # fmt: skip
     for picture in ("partition.png", "curve.png"):
         content = (finished.run_dir / picture).read_bytes()
@@ -288,12 +288,10 @@ def test_shortcuts_leave_out_only_what_a_run_can_spare(
 
     computed: list[int] = []
 
-    class Training:
+    class Training(rondo.Observer):
         def round_started(self, index: int, clients: int) -> None:
             if index == 0:
                 seen.clear()
-
-        def client_done(self, client: str, loss: float | None) -> None: ...
 
         def round_done(self, record: dict[str, Any]) -> None:
             if record["round"] == 1:
@@ -329,21 +327,16 @@ def test_population_report_is_freed_before_training(
         reports.append(population.report)
         return population
 
-    class Stops:
+    class Stops(rondo.Observer):
         """Stops the first run at its second round, where the resumed run continues."""
 
         def __init__(self, stop: threading.Event) -> None:
             self.stop, self.seen = stop, list[int]()
 
-        def resumed(self, rounds: int, passed_over: Sequence[str]) -> None: ...
-
         def round_started(self, index: int, clients: int) -> None:
             self.seen += map(len, reports)
             if index == 1:
                 self.stop.set()
-
-        def client_done(self, client: str, loss: float | None) -> None: ...
-        def round_done(self, record: dict[str, Any]) -> None: ...
 
     monkeypatch.setattr(assemble, "build", watched)
     watch, again = Stops(threading.Event()), Stops(threading.Event())
@@ -739,7 +732,7 @@ def test_unwritable_adapter_stops_the_run(run: Run, tmp_path: Path) -> None:
 def test_observer_is_told_of_progress(bert: Path, data: Path, tmp_path: Path) -> None:
     seen: list[tuple[str, Any]] = []
 
-    class Listener:
+    class Listener(rondo.Observer):
         def round_started(self, index: int, clients: int) -> None:
             seen.append(("started", (index, clients)))
 

@@ -67,8 +67,9 @@ def _compared(configs: Any, out: str | None, device: str) -> Any:
     """Run the comparison with progress bars and a final table."""
     from rich.console import Console
 
-    from rondo.report.terminal import TerminalProgress, comparison_table
+    from rondo.report.terminal import comparison_table
     from rondo.runs import compare
+    from rondo.runs.progress import progress
 
     console = Console()
     quiet_libraries()
@@ -81,8 +82,8 @@ def _compared(configs: Any, out: str | None, device: str) -> Any:
             yield None
             print(f"{planned}: finished before, not run again ({planned.run_dir})", flush=True)
             return
-        with TerminalProgress(console, planned.config.rounds) as progress:
-            yield progress
+        with progress(planned.config.rounds) as observer:
+            yield observer
         print(f"{planned}: {time.perf_counter() - began:.0f} s ({planned.run_dir})", flush=True)
 
     with stoppable() as stop:

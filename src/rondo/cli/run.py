@@ -68,18 +68,19 @@ def _run(settings: Any, run_dir: str | None, device: str, *, resumed: bool = Fal
     console = Console()
     own_modules()
     quiet_libraries()
-    with console.status("loading model and data") if console.is_terminal else nullcontext():
-        from rondo.report.terminal import TerminalProgress, summary_table
+    with console.status("loading") if console.is_terminal else nullcontext():
+        from rondo.report.terminal import summary_table
         from rondo.runs import runner
+        from rondo.runs.progress import progress
         from rondo.runs.storage.directory import RunDirectory
-    with stoppable() as stop, TerminalProgress(console, settings.rounds) as progress:
+    with stoppable() as stop, progress(settings.rounds) as observer:
         if resumed:
             assert run_dir is not None
             result = runner.resume(
-                run_dir, device=device, allow_nondeterministic=whatever, observer=progress, stop=stop
+                run_dir, device=device, allow_nondeterministic=whatever, observer=observer, stop=stop
             )
         else:
-            result = runner.run(settings, run_dir=run_dir, device=device, observer=progress, stop=stop)
+            result = runner.run(settings, run_dir=run_dir, device=device, observer=observer, stop=stop)
     partition = RunDirectory(result.run_dir).read("partition.json")
     bad, without, cut = (partition[k] for k in ("rows_bad", "rows_without_client", "rows_cut"))
     if bad + without + cut:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 from torch import Tensor
 
@@ -68,11 +68,25 @@ class Transport(Protocol):
         """Whether losing the ``failed`` of ``asked`` changed the others' bits, as it does in a cohort."""
 
 
-class Observer(Protocol):
-    """Told of a run's progress. ``resumed`` gets the number of rounds that the run goes on after, and the newer
-    checkpoints that cannot be used, with the reason."""
+Phase: TypeAlias = Literal["loading", "training", "evaluating", "writing"]
 
-    def resumed(self, rounds: int, passed_over: Sequence[str]) -> None: ...
-    def round_started(self, index: int, clients: int) -> None: ...
-    def client_done(self, client: str, loss: float | None) -> None: ...
-    def round_done(self, record: dict[str, Any]) -> None: ...
+
+class Observer:
+    """Told of a run's progress, in the thread that runs it. A subclass overrides the methods that it needs."""
+
+    def phase(self, name: Phase) -> None:
+        """The run's work from now on."""
+
+    def resumed(self, rounds: int, passed_over: Sequence[str]) -> None:
+        """The run goes on after ``rounds`` rounds. ``passed_over``: newer checkpoints that cannot be used, with the
+        reason."""
+
+    def round_started(self, index: int, clients: int) -> None:
+        """Round ``index`` (0-based, skipped rounds included) asks ``clients`` clients. Called again where a round is
+        repeated without a failed client."""
+
+    def client_done(self, client: str, loss: float | None) -> None:
+        """A client has answered. ``loss``: its mean training loss, None if it failed."""
+
+    def round_done(self, record: Mapping[str, Any]) -> None:
+        """A round is committed. ``record``: its line of ``metrics.jsonl``."""

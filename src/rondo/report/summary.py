@@ -23,15 +23,20 @@ def totals(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def better(
-    best: Mapping[str, Any] | None, record: Mapping[str, Any], metric: str, *, higher_is_better: bool
+def best_so_far(
+    best: Mapping[str, Any] | None, record: Mapping[str, Any], metric: str, *, higher_is_better: bool, tested: bool
 ) -> Mapping[str, Any] | None:
-    """The best score of ``metric`` on the common test set, with its round: ``best``, or the score in ``record`` if that
-    is better."""
-    scores: Mapping[str, Any] = next(iter(record["scores"].values()), {})
-    value = scores.get(metric)
+    """The best score of ``metric`` so far, its round, and the number of scores since: ``best`` after the round of
+    ``record``.
+
+    ``tested``: whether there is a common test set. Without one the score is the clients' mean on their own rows.
+    """
+    kinds = ("global", "cold_start") if tested else ("clients", "personal")
+    value = next((record["scores"][kind].get(metric) for kind in kinds if kind in record["scores"]), None)
+    if isinstance(value, Mapping):
+        value = value["mean"]
     if not isinstance(value, float):
         return best
     if best is None or (value > best[metric] if higher_is_better else value < best[metric]):
-        return {"rounds": record["round"] + 1, metric: value}
-    return best
+        return {"rounds": record["round"] + 1, metric: value, "scores_since": 0}
+    return {**best, "scores_since": best["scores_since"] + 1}

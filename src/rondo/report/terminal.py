@@ -1,12 +1,10 @@
-"""Output of a run to the terminal: progress bars while it trains (only in a terminal), and a table at its end."""
+"""Tables at the end of a run and of a comparison."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 
@@ -17,56 +15,6 @@ def human_bytes(count: float) -> str:
             return f"{count:.{digits}f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
-
-
-class TerminalProgress:
-    """A :class:`rondo.engine.transport.Observer` with two bars: rounds, and clients of the current round."""
-
-    def __init__(self, console: Console, rounds: int) -> None:
-        self.bytes = 0
-        self.progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed}/{task.total}"),
-            TextColumn("{task.fields[note]}", markup=False),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self.rounds = self.progress.add_task("rounds ", total=rounds, note="")
-        self.clients = self.progress.add_task("clients", total=None, note="")
-
-    def __enter__(self) -> TerminalProgress:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
-
-    def resumed(self, rounds: int, passed_over: Sequence[str]) -> None:
-        for reason in passed_over:
-            self.progress.console.print(f"damaged, not used: {reason}", markup=False)
-        self.progress.console.print(f"going on after {rounds} committed rounds")
-        self.progress.update(self.rounds, completed=rounds)
-
-    def round_started(self, index: int, clients: int) -> None:
-        self.progress.reset(self.clients, total=clients, note="")
-
-    def client_done(self, client: str, loss: float | None) -> None:
-        note = f"{client}  " + (f"loss {loss:.3f}" if loss is not None else "failed")
-        self.progress.update(self.clients, advance=1, note=note)
-
-    def round_done(self, record: dict[str, Any]) -> None:
-        self.bytes += record["bytes_up"] + record["bytes_down"]
-        parts = [f"loss {record['loss']:.3f}" if record["loss"] is not None else ""]
-        for kind in ("global", "cold_start"):
-            # A task's first score is its primary one.
-            metric, value = next(iter(record.get("scores", {}).get(kind, {}).items()), ("", None))
-            if value is not None:
-                parts.append(f"{metric} {value:.3f}")
-        self.progress.update(self.rounds, advance=1, note="  ".join([*parts, human_bytes(self.bytes)]))
 
 
 _KINDS = {
@@ -129,41 +77,57 @@ def _of_model(score: Mapping[str, Any]) -> str:
     return f"{score['mean']:.3f}{deviation}{model}"
 
 
+def summary_title(summary: Mapping[str, Any]) -> str:
+    """The heading of :func:`summary_table`."""
+    early = ", stopped early" if summary["stopped_early"] else ""
+    return f"{summary['algorithm']}: {summary['rounds']} rounds, {summary['clients']} clients{early}"
+
+
 def summary_table(summary: Mapping[str, Any]) -> Table:
     """The table at the end of a run: scores before and after, bytes, seconds."""
-    table = Table(
-        title=f"{summary['algorithm']}: {summary['rounds']} rounds, {summary['clients']} clients", title_justify="left"
-    )
-    table.add_column("")
-    table.add_column("before", justify="right")
-    table.add_column("after", justify="right")
-    before, after = summary["before"], summary["after"]
+    table = Table(title=summary_title(summary), title_justify="left")
+    for column, justify in (("", "left"), ("before", "right"), ("after", "right")):
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    for rows in (_score_rows(summary), _cost_rows(summary)):
+        for row in rows:
+            table.add_row(*row)
+        table.add_section()
+    return table
+
+
+def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """The rows of :func:`summary_table`: label, value before, value after."""
+    return [*_score_rows(summary), *_cost_rows(summary)]
+
+
+def _score_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    before, after, primary = summary["before"], summary["after"], summary["primary"]
     for kind, label in _KINDS.items():
         if kind in ("global", "cold_start"):
             for metric, value in after.get(kind, {}).items():
                 if not isinstance(value, int):  # counts are no scores
-                    table.add_row(f"{label}: {metric}", _number(before.get(kind, {}).get(metric)), _number(value))
+                    yield f"{label}: {metric}", _number(before.get(kind, {}).get(metric)), _number(value)
         elif kind in after:
-            metric = summary["primary"]
-            table.add_row(f"{label}: mean {metric}", "", _number(after[kind][metric]["mean"]))
-            table.add_row(f"{label}: worst tenth", "", _number(after[kind][metric]["worst_tenth"]))
+            yield f"{label}: mean {primary}", "", _number(after[kind][primary]["mean"])
+            yield f"{label}: worst tenth", "", _number(after[kind][primary]["worst_tenth"])
+    best = summary["best"]
+    if best is not None and best["rounds"] != summary["rounds"]:
+        yield f"best, after round {best['rounds']}: {primary}", "", _number(best[primary])
     if "local_only" in summary:
-        metric = summary["primary"]
         local = summary["local_only"]
         if local.get("test") is not None:
-            table.add_row(f"each client alone, test set: mean {metric}", "", _number(local["test"]["mean"]))
-        table.add_row(f"each client alone, own rows: mean {metric}", "", _number(local["own"]["mean"]))
-    traffic = summary["bytes"]
-    table.add_section()
-    table.add_row("up, per client and round", "", human_bytes(traffic["up_per_client_round"]))
-    table.add_row("down, per client and round", "", human_bytes(traffic["down_per_client_round"]))
-    table.add_row("up, total", "", human_bytes(traffic["up"]))
-    table.add_row(
-        "down, total (first contact)",
-        "",
-        f"{human_bytes(traffic['down'])} ({human_bytes(traffic['first_contact'])})",
-    )
-    table.add_row("seconds: training, total", "", f"{summary['seconds']['train']:.1f}, {summary['seconds']['all']:.1f}")
+            yield f"each client alone, test set: mean {primary}", "", _number(local["test"]["mean"])
+        yield f"each client alone, own rows: mean {primary}", "", _number(local["own"]["mean"])
+
+
+def _cost_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    traffic, seconds = summary["bytes"], summary["seconds"]
+    yield "up, per client and round", "", human_bytes(traffic["up_per_client_round"])
+    yield "down, per client and round", "", human_bytes(traffic["down_per_client_round"])
+    yield "up, total", "", human_bytes(traffic["up"])
+    down = f"{human_bytes(traffic['down'])} ({human_bytes(traffic['first_contact'])})"
+    yield "down, total (first contact)", "", down
+    times = f"{seconds['train']:.1f}, {seconds['evaluation']:.1f}, {seconds['all']:.1f}"
+    yield "seconds: training, evaluation, total", "", times
     if summary["failed_clients"]:
-        table.add_row("clients that failed in a round", "", str(summary["failed_clients"]))
-    return table
+        yield "clients that failed in a round", "", str(summary["failed_clients"])

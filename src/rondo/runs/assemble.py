@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
@@ -154,6 +155,8 @@ def assemble(
                 population = build(config, dealt, outline.task, labels, final_ranks)
             del dealt  # torch.fx keeps the frames beneath its first import alive until the collector runs
         _must_train(config, model.network.initial)
+        if with_rows:
+            config = _scored(config, population)
         algorithm, head_policy, initial = wrapped(config, algorithm, model.network.initial)
         if head_policy == "frozen" and isinstance(model, OwnModel):
             message = "a network of one's own trains its head: set it to shared or local"
@@ -189,6 +192,30 @@ def _must_train(config: RunConfig, initial: Params) -> None:
         raise ConfigError.at("algorithm.name", message + "name a method of your own, package.module:Class")
     if config.model.head is not None and not any(map(head, initial)):
         raise ConfigError.at("model.head", "this network has no task head; remove it")
+
+
+def _scored(config: RunConfig, population: Population) -> RunConfig:
+    """``config`` with a number for ``evaluation.every``. Raises :class:`ConfigError` where ``patience`` waits for a
+    score that no round has."""
+    evaluation = config.evaluation
+    if evaluation.every == "auto":
+        evaluation = evaluation.model_copy(update={"every": _rounds_between_scores(config, population)})
+    wanted = "every" if population.test else "clients_every"
+    if evaluation.patience and getattr(evaluation, wanted) == 0:
+        message = f"no round but the last is scored, so the run cannot end early: set evaluation.{wanted}"
+        raise ConfigError.at("evaluation.patience", message)
+    return config.model_copy(update={"evaluation": evaluation})
+
+
+def _rounds_between_scores(config: RunConfig, population: Population) -> int:
+    """Rounds between scores on the test set such that they take about a fifth of the time at most. A row takes one
+    forward pass in a score, and two or three times as long in a training step."""
+    clients, train = population.clients, config.train
+    rows = sum(c.num_examples for c in clients) / max(1, len(clients)) * (train.local_epochs or 1)
+    if train.local_steps is not None:
+        rows = train.local_steps * train.batch_size
+    trained = 2 * rows * (config.clients.per_round or len(clients))
+    return max(1, math.ceil(4 * len(population.test) / max(1, trained)))
 
 
 def find_device(name: str) -> torch.device:

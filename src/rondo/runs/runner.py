@@ -6,11 +6,10 @@ import json
 import os
 import threading
 import time
-import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,11 @@ from rondo.engine.client.memory import budget, freed_memory_kept
 from rondo.engine.transport import Observer
 from rondo.errors import ConfigError, RunInterrupted, RunStopped, StopRequested
 from rondo.report import pictures
-from rondo.report.summary import better, totals
+from rondo.report.summary import best_so_far, totals
 from rondo.runs.assemble import Assembly, Federation, Start, assemble
 from rondo.runs.baseline import local_only
+from rondo.runs.progress import Quiet, in_notebook, progress, round_line
+from rondo.runs.result import RunResult
 from rondo.runs.storage import checkpoint, durable
 from rondo.runs.storage.checkpoint import Checkpoint
 from rondo.runs.storage.client_store import Kept
@@ -35,21 +36,6 @@ from rondo.runs.storage.manifest import environment, must_equal
 
 SKIPS = 3
 """This many skipped rounds in a row stop a run."""
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """A finished run.
-
-    ``history``: one dict per round, as in ``metrics.jsonl``.
-    ``metrics``: the final scores by kind ("global", or "cold_start" and "personal"; "clients").
-    ``summary``: everything in the final table.
-    """
-
-    history: list[dict[str, Any]]
-    run_dir: Path
-    metrics: dict[str, Any]
-    summary: dict[str, Any]
 
 
 def run(
@@ -66,6 +52,7 @@ def run(
     ``config``: a path, a dict or a :class:`RunConfig`.
     ``sets``: ``key.path=value`` overrides.
     ``device``: "auto", "cpu" or "cuda".
+    ``observer``: told of the run's progress. In a notebook, None shows progress bars.
     ``stop``: set it, from a signal handler or another thread, to end the run after its current step.
 
     Every round is committed to the disk before the next one starts, and :func:`resume` continues after the last one.
@@ -73,14 +60,17 @@ def run(
     ``SKIPS`` rounds in a row are skipped or the disk cannot be written; :class:`RunInterrupted` after ``stop``.
     """
     began = time.perf_counter()
-    assembly = assemble(load(config, sets), device)
-    start = assembly.start()
-    directory = RunDirectory.create(run_dir, assembly.config.algorithm.name)
-    with _locked(directory):
-        begin(directory, assembly)
-        runner = Runner(assembly, start, directory, observer, stop, began)
-        del start  # the first state is given up once the run has a later one
-        return runner.run()
+    settings = load(config, sets)
+    with _watching(observer, settings.rounds) as observer:
+        observer.phase("loading")
+        assembly = assemble(settings, device)
+        start = assembly.start()
+        directory = RunDirectory.create(run_dir, assembly.config.algorithm.name)
+        with _locked(directory):
+            begin(directory, assembly)
+            runner = Runner(assembly, start, directory, observer, stop, began)
+            del start  # the first state is given up once the run has a later one
+            return runner.run()
 
 
 def resume(
@@ -109,21 +99,27 @@ def resume(
         device = str(then.get("device", device)) if device == "auto" else device
         now = {**environment(), "config": settings.model_dump(mode="json"), "threads": torch.get_num_threads()}
         must_equal(then, now, whatever=allow_nondeterministic)
-        assembly = assemble(settings, device)
-        dealt = {key: assembly.population.report[key] for key in _DATA}
-        before = {**then, "partition": directory.read("partition.json")}
-        must_equal(before, {**manifest(assembly), "partition": dealt}, whatever=allow_nondeterministic)
-        runner = Runner(
-            assembly,
-            assembly.start(),
-            directory,
-            observer,
-            stop,
-            began,
-            resumed=True,
-            past_skips=allow_nondeterministic,
-        )
-        return runner.run()
+        with _watching(observer, settings.rounds) as observer:
+            observer.phase("loading")
+            assembly = assemble(settings, device)
+            dealt = {key: assembly.population.report[key] for key in _DATA}
+            before = {**then, "partition": directory.read("partition.json")}
+            must_equal(before, {**manifest(assembly), "partition": dealt}, whatever=allow_nondeterministic)
+            start = assembly.start()
+            runner = Runner(assembly, start, directory, observer, stop, began, resumed=True)
+            runner.past_skips = allow_nondeterministic
+            del start
+            return runner.run()
+
+
+@contextmanager
+def _watching(observer: Observer | None, rounds: int) -> Iterator[Observer]:
+    """``observer``, or without one progress bars in a notebook."""
+    if observer is None and in_notebook():
+        with progress(rounds) as shown:
+            yield shown
+    else:
+        yield observer or Quiet()
 
 
 _DATA = ("rows", "examples_sha256", "test_rows", "test_examples_sha256")
@@ -193,24 +189,24 @@ class Runner:
         assembly: Assembly,
         start: Start,
         directory: RunDirectory,
-        observer: Observer | None,
+        observer: Observer,
         stop: threading.Event | None,
         began: float,
         *,
         resumed: bool = False,
-        past_skips: bool = False,
     ) -> None:
         self.assembly, self.config, self.task = assembly, assembly.config, assembly.task
         assembly.population.report.clear()  # one entry per client, and on the disk by now
         self.directory, self.observer, self.stop, self.began = directory, observer, stop, began
         self.start: Start | None = start
+        self.tested = bool(assembly.population.test)
         self.journal = Journal(directory.metrics)
         self.done = 0
         self.recent: deque[dict[str, Any]] = deque(maxlen=SKIPS)
         """The last records. Earlier ones are only in the journal, so memory does not grow with the rounds."""
         self.scores: dict[str, Any] = {}
         self.resumed = resumed
-        self.past_skips = past_skips
+        self.past_skips = False
         """Whether a run that stopped after skipped rounds goes on."""
 
     def run(self) -> RunResult:
@@ -225,7 +221,7 @@ class Runner:
         except RunStopped as stopped:
             if self.done:
                 with suppress(RunStopped):  # the cause may be the disk
-                    self._write_adapter()
+                    self._write_adapter(self.directory.adapter)
             raise RunStopped(f"{stopped}. Committed rounds are in {self.directory.path}") from None
 
     def _compose(self) -> None:
@@ -240,12 +236,20 @@ class Runner:
 
     def _rounds(self) -> None:
         if self.done == 0 and "before" not in self.scores:
+            self.observer.phase("evaluating")
             self.scores["before"] = self._on_test(0)
             self._commit(0)
         self._stop_after_skips()  # a run that was killed at this point stops at it again
-        for attempt in range(self.done, self.config.rounds):
-            self._round(attempt)
+        while self.done < self.config.rounds and not self._early:
+            self._round(self.done)
             self._stop_after_skips()
+
+    @property
+    def _early(self) -> bool:
+        """Whether ``patience`` ends the run before its last round."""
+        best, patience = self.scores.get("best"), self.config.evaluation.patience
+        over = patience > 0 and best is not None and best["scores_since"] >= patience
+        return over and self.done < self.config.rounds
 
     def _newest_checkpoint(self, first: Any) -> Checkpoint | None:
         """The newest intact checkpoint; None if there is none and no round was recorded. Raises :class:`ConfigError` if
@@ -260,10 +264,8 @@ class Runner:
         except ValueError as error:
             message = f"no checkpoint is as it was written, so the run cannot go on: {error}"
             raise ConfigError.at("RUN_DIR", message, "rondo resume") from None
-        if self.observer is not None:
-            self.observer.resumed(point.rounds, passed_over)
-        elif passed_over:
-            warnings.warn(f"going on after round {point.rounds}: {'; '.join(passed_over)}", stacklevel=3)
+        self.observer.resumed(point.rounds, passed_over)
+        self._log(f"going on after round {point.rounds}", *passed_over)
         return point
 
     def _take_up(self, point: Checkpoint, federation: Federation) -> None:
@@ -289,24 +291,52 @@ class Runner:
     def _round(self, attempt: int) -> None:
         config, server = self.config, self.federation.server
         started = time.perf_counter()
+        self.observer.phase("training")
         record = server.run_round(attempt, self.observer)
-        last = attempt == config.rounds - 1
-        record["scores"] = {}
-        if last or _due(attempt, config.evaluation.every):
-            record["scores"] |= self._on_test(attempt + 1)
-        if last or _due(attempt, config.evaluation.clients_every):
-            record["scores"] |= self.federation.scorer.at_clients(server.state, server.round(attempt + 1))
-        metric, higher = self.task.primary, self.task.higher_is_better
-        if (best := better(self.scores.get("best"), record, metric, higher_is_better=higher)) is not None:
-            self.scores["best"] = best
+        self.done = attempt + 1
+        self._score(record)
         record["seconds"] = time.perf_counter() - started
         with _written(self.directory):
             self.journal.append(json.dumps(record, ensure_ascii=False).encode())
-        self._commit(attempt + 1)
-        self.done = attempt + 1
+        self._commit(self.done)
         self.recent.append(record)
-        if self.observer is not None:
-            self.observer.round_done(record)
+        self._log(round_line(record, config.rounds))
+        self.observer.round_done(record)
+
+    def _score(self, record: dict[str, Any]) -> None:
+        """Add the scores that are due after a round to its record, and note the best."""
+        config, server, started = self.config.evaluation, self.federation.server, time.perf_counter()
+        assert config.every != "auto"  # assembling the run has put a number in its place
+        last = self.done == self.config.rounds
+        scores: dict[str, Any] = {}
+        record["scores"] = scores
+        if last or _due(self.done, config.every):
+            self.observer.phase("evaluating")
+            scores |= self._on_test(self.done)
+        if self.tested:
+            self._note_best(record)
+        if last or self._early or _due(self.done, config.clients_every):
+            self.observer.phase("evaluating")
+            scores |= self.federation.scorer.at_clients(server.state, server.round(self.done))
+        if not self.tested:
+            self._note_best(record)
+        record["evaluation_seconds"] = time.perf_counter() - started
+
+    def _note_best(self, record: Mapping[str, Any]) -> None:
+        """Note the best score so far, and write the adapter that has it."""
+        metric, higher = self.task.primary, self.task.higher_is_better
+        before = self.scores.get("best")
+        best = best_so_far(before, record, metric, higher_is_better=higher, tested=self.tested)
+        if best is not None:
+            self.scores["best"] = best
+            if best["scores_since"] == 0 and best != before:
+                self._write_adapter(self.directory.best_adapter)
+
+    def _log(self, *lines: str) -> None:
+        """Add lines to the run's log. Nothing is read back from it, so it is not flushed."""
+        now = datetime.now().isoformat(timespec="seconds")
+        with _written(self.directory), self.directory.log.open("a", encoding="utf-8") as log:
+            log.writelines(f"{now} {line}\n" for line in lines)
 
     def _stop_after_skips(self) -> None:
         """Raise :class:`RunStopped` if the last ``SKIPS`` rounds, or all of a shorter run, were skipped."""
@@ -323,19 +353,20 @@ class Runner:
         server = self.federation.server
         return self.federation.scorer.on_test(server.state, server.round(rounds))
 
-    def _write_adapter(self) -> None:
+    def _write_adapter(self, folder: Path) -> None:
         server = self.federation.server
         seen, base = self.federation.scorer.newcomer(server.state, server.round(self.done))
         with _written(self.directory):
             durable.write_folder(
-                self.directory.adapter,
+                folder,
                 lambda folder: self.assembly.model.save(folder, seen, base, self.assembly.labels),
             )
 
     def _finish(self) -> RunResult:
+        self.observer.phase("writing")
         history = self.directory.rounds()
         before, after = self.scores["before"], history[-1]["scores"]
-        self._write_adapter()
+        self._write_adapter(self.directory.adapter)
         summary = self._summary(history, before, after)
         start: Mapping[str, Any] = next(iter(before.values()), {})
         title = f"{self.config.algorithm.name}, {summary['clients']} clients"
@@ -349,25 +380,28 @@ class Runner:
     def _summary(
         self, history: Sequence[dict[str, Any]], before: Mapping[str, Any], after: Mapping[str, Any]
     ) -> dict[str, Any]:
+        best = self.scores.get("best")
         summary = {
             "algorithm": self.config.algorithm.name,
             "rounds": len(history),
+            "stopped_early": len(history) < self.config.rounds,
             "clients": len(self.assembly.population.members),
             "primary": self.task.primary,
             "head": self.assembly.head,
             "before": dict(before),
             "after": dict(after),
-            "best": self.scores.get("best"),
+            "best": None if best is None else {k: v for k, v in best.items() if k != "scores_since"},
             **totals(history),
         }
         if self.config.evaluation.local_only:
             summary["local_only"] = local_only(self.assembly, self.stop)
         summary["seconds"] = {
             "train": sum(r["train_seconds"] for r in history),
+            "evaluation": sum(r["evaluation_seconds"] for r in history),
             "all": time.perf_counter() - self.began,
         }
         return summary
 
 
-def _due(index: int, every: int) -> bool:
-    return every > 0 and (index + 1) % every == 0
+def _due(rounds: int, every: int) -> bool:
+    return every > 0 and rounds % every == 0

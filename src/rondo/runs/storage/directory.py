@@ -8,6 +8,8 @@
     checkpoint/       the state after each of the last two rounds (:mod:`rondo.runs.storage.checkpoint`)
     metrics.jsonl     one line per round; a line counts once a checkpoint covers it
     adapter/          the result as a PEFT adapter (for personal methods: the cold-start model)
+    adapter-best/     the same after the round with the best score
+    run.log           one line per round, with the time
     summary.json      scores before and after, bytes, seconds
     curve.png         the learning curve
 """
@@ -38,6 +40,14 @@ class RunDirectory:
     @property
     def adapter(self) -> Path:
         return self.path / "adapter"
+
+    @property
+    def best_adapter(self) -> Path:
+        return self.path / "adapter-best"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "run.log"
 
     @property
     def checkpoint(self) -> Path:

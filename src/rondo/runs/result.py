@@ -1,0 +1,56 @@
+"""The result of a run, for programs and notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rondo.report.terminal import summary_rows, summary_title
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run. A notebook shows it as a table.
+
+    ``history``: one dict per round, as in ``metrics.jsonl``.
+    ``metrics``: the final scores by kind ("global", or "cold_start" and "personal"; "clients").
+    ``summary``: everything in the final table.
+    """
+
+    history: list[dict[str, Any]]
+    run_dir: Path
+    metrics: dict[str, Any]
+    summary: dict[str, Any]
+
+    def to_frame(self) -> pandas.DataFrame:
+        """One row per round. Scores are columns such as ``global.accuracy``; scores per client are left out."""
+        import pandas
+
+        rows = [{**_numbers("", record), **_numbers("", record["scores"])} for record in self.history]
+        return pandas.DataFrame(rows).set_index("round")
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{column}</th>" for column in ("", "before", "after"))
+        rows = "".join(
+            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in summary_rows(self.summary)
+        )
+        caption = f"<caption>{escape(summary_title(self.summary))}<br>{escape(str(self.run_dir))}</caption>"
+        return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _numbers(path: str, tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers and texts of nested mappings, by key path."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            if key not in ("per_client", "scores"):
+                flat |= _numbers(f"{path}{key}.", value)
+        elif not isinstance(value, list):
+            flat[f"{path}{key}"] = value
+    return flat

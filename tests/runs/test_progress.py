@@ -1,0 +1,126 @@
+"""Progress of a run: bars in a terminal, lines elsewhere, and the result in a notebook."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import rondo
+from rondo.config import load
+from rondo.engine.transport import Phase
+from rondo.runs.progress import progress, round_line
+from rondo.runs.result import RunResult
+from small_runs import reviews, save_tiny_bert, settings, write_rows
+
+RECORD: dict[str, Any] = {
+    "round": 0,
+    "clients": 2,
+    "failed": [],
+    "skipped": None,
+    "loss": 0.5,
+    "bytes_up": 1000,
+    "bytes_down": 500,
+    "seconds": 1.25,
+    "scores": {"global": {"accuracy": 0.75}},
+}
+SKIPPED = {**RECORD, "loss": None, "scores": {}, "failed": [{}], "skipped": "1 uploads, min_clients is 2"}
+
+
+def shown(client: str, *, terminal: bool) -> str:
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=120)
+    with progress(2, console) as observer:
+        observer.phase("training")
+        observer.round_started(0, 2)
+        observer.client_done(client, 0.25)
+        if terminal:
+            observer.progress.refresh()  # type: ignore[attr-defined]
+        observer.client_done(client, None)
+        observer.round_done(SKIPPED)
+        observer.round_done(RECORD)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_terminal_shows_bars_with_the_phase() -> None:
+    text = shown("client-1", terminal=True)
+    for part in ("training", "client-1", "accuracy 0.750", "3.0 kB"):
+        assert part in text
+
+
+@pytest.mark.parametrize("client", ["[/site]", "[site]", "[red]x[/red]"])
+def test_client_may_have_any_name(client: str) -> None:
+    """Client ids come from the user's files and columns; no id is markup."""
+    assert client in shown(client, terminal=True)
+
+
+def test_no_terminal_gets_a_line_per_round() -> None:
+    assert shown("client-1", terminal=False).splitlines() == [
+        "round 1 of 2: 2 clients, 1 failed, skipped: 1 uploads, min_clients is 2, 1.0 kB up, 500 B down, 1.2 s",
+        "round 1 of 2: 2 clients, loss 0.500, accuracy 0.750, 1.0 kB up, 500 B down, 1.2 s",
+    ]
+
+
+def small_run(folder: Path, **changes: Any) -> dict[str, Any]:
+    rows = str(write_rows(folder / "rows.csv", reviews(24)))
+    data = {"source": rows, "test_source": rows}
+    return settings(save_tiny_bert(folder / "bert"), data=data, **{"rounds": 3, **changes})
+
+
+@pytest.mark.parametrize(("test_rows", "every"), [(24, 1), (400, 17)])
+def test_automatic_scores_take_a_fifth_of_the_time(test_rows: int, every: int, tmp_path: Path) -> None:
+    """24 rows train for two epochs: twice 48 passes. Scores may take a fourth of that."""
+    test = str(write_rows(tmp_path / "test.csv", reviews(test_rows)))
+    config = small_run(tmp_path, rounds=1, evaluation={"every": "auto"})
+    config["data"] |= {"test_source": test, "validation_fraction": 0.0}
+    config["train"] |= {"local_epochs": 2, "local_steps": None}
+    result = rondo.run(config, run_dir=tmp_path / "run", device="cpu")
+    assert load(result.run_dir / "config.toml").evaluation.every == every == math.ceil(4 * test_rows / 96)
+
+
+@pytest.mark.parametrize(("evaluation", "test"), [({"every": 0}, True), ({}, False)])
+def test_patience_without_scores_is_refused(evaluation: dict[str, int], test: bool, tmp_path: Path) -> None:
+    config = small_run(tmp_path, evaluation={"patience": 2, **evaluation})
+    if not test:
+        del config["data"]["test_source"]
+    with pytest.raises(rondo.ConfigError, match=r"evaluation\.patience.*set evaluation\.(clients_)?every"):
+        rondo.run(config, run_dir=tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+class Phases(rondo.Observer):
+    def __init__(self) -> None:
+        self.names: list[Phase] = []
+
+    def phase(self, name: Phase) -> None:
+        if self.names[-1:] != [name]:
+            self.names.append(name)
+
+
+def test_run_tells_its_phases_and_writes_a_log(tmp_path: Path) -> None:
+    watch = Phases()
+    result = rondo.run(small_run(tmp_path), run_dir=tmp_path / "run", device="cpu", observer=watch)
+    assert watch.names == ["loading", "evaluating", *["training", "evaluating"] * 3, "writing"]
+    lines = (tmp_path / "run" / "run.log").read_text().splitlines()
+    stamp = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d ")
+    assert [stamp.sub("", line) for line in lines] == [round_line(r, 3) for r in result.history]
+    seconds = result.summary["seconds"]
+    assert 0 < seconds["evaluation"] < seconds["all"]
+    assert seconds["evaluation"] == sum(r["evaluation_seconds"] for r in result.history)
+
+
+def test_result_becomes_a_frame_and_a_table(tmp_path: Path) -> None:
+    result = rondo.run(small_run(tmp_path), run_dir=tmp_path / "run", device="cpu")
+    frame = result.to_frame()
+    assert list(frame.index) == [0, 1, 2]
+    assert list(frame["loss"]) == [r["loss"] for r in result.history]
+    assert list(frame["global.accuracy"]) == [r["scores"]["global"]["accuracy"] for r in result.history]
+    assert not [column for column in frame if "per_client" in column]
+    html = result._repr_html_()
+    assert "<td>global model, test set: accuracy</td>" in html
+    hostile = RunResult(result.history, Path("<script>"), result.metrics, result.summary)
+    assert "<script>" not in hostile._repr_html_()
