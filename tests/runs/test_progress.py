@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import math
 import re
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from rondo.config import load
 from rondo.engine.transport import Phase
 from rondo.runs.progress import progress, round_line
 from rondo.runs.result import RunResult
+from rondo.runs.storage.directory import to_toml
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 
 RECORD: dict[str, Any] = {
@@ -124,3 +127,28 @@ def test_result_becomes_a_frame_and_a_table(tmp_path: Path) -> None:
     assert "<td>global model, test set: accuracy</td>" in html
     hostile = RunResult(result.history, Path("<script>"), result.metrics, result.summary)
     assert "<script>" not in hostile._repr_html_()
+
+
+def test_tensorboard_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example in docs/run-directory.md, with a writer in TensorBoard's place."""
+    written: list[tuple[str, float, int]] = []
+
+    class SummaryWriter:
+        def __init__(self, folder: str) -> None: ...
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            written.append((name, value, step))
+
+    module = types.ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    monkeypatch.chdir(tmp_path)
+    Path("rondo.toml").write_text(to_toml(load(small_run(tmp_path, rounds=2))))
+    page = Path(__file__).parents[2] / "docs" / "run-directory.md"
+    example = re.search(r"```python\nimport rondo\n.*?```", page.read_text(), re.S)
+    assert example is not None
+    space: dict[str, Any] = {}
+    exec(example[0].removeprefix("```python\n").removesuffix("```"), space)
+    history = space["result"].history
+    accuracies = [(v, s) for n, v, s in written if n == "global/accuracy"]
+    assert accuracies == [(r["scores"]["global"]["accuracy"], r["round"] + 1) for r in history]
