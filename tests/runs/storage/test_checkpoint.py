@@ -213,9 +213,9 @@ def test_missing_or_damaged_generations_raise(tmp_path: Path) -> None:
 
 def test_later_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "FORMAT", 2)
+        patch.setattr(checkpoint, "FORMAT", 3)
         checkpoint.save(tmp_path, point(0, Kept(tmp_path)))
-    with pytest.raises(Damaged, match="has format 2, this version of Rondo knows 1"):
+    with pytest.raises(Damaged, match="has format 3, this version of Rondo knows 2"):
         checkpoint.load(tmp_path, {})
 
 

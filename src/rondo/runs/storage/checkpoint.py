@@ -36,7 +36,7 @@ from rondo.runs.storage.client_store import Kept
 from rondo.runs.storage.durable import Damaged, Journal, Position
 
 GENERATIONS = 2
-FORMAT = 1
+FORMAT = 2
 """Format of the manifest. A manifest of another format, as a later version of Rondo may write it, is refused."""
 
 _MANIFEST, _STATE, _LEDGER = "manifest.json", "state.safetensors", "ledger.json"
