@@ -1,12 +1,14 @@
 """A thousand rounds with faults, to see whether memory, open files or disk use grow.
 
     python benchmarks/soak.py --rounds 1000 --json soak.json --png soak.png
+    python benchmarks/soak.py --rounds 300 --algorithm flora --per-round 5
 
-Twenty clients train a BERT of two layers with random weights by RoLoRA, with local heads, a server optimizer and a
-checkpoint per round. In every round each client has a fault of some kind with a probability of 5 %. Memory, open files
-and the bytes of the run directory are read after every tenth round (without ``metrics.jsonl``, which grows by a line
-per round). Slopes are those of a straight line through the readings after the first fifth, per hundred rounds: MiB, or
-blocks.
+Twenty clients train a BERT of two layers with random weights by RoLoRA or another algorithm, with local heads, a
+server optimizer where the algorithm allows one, and a checkpoint per round. In every round each client has a fault of
+some kind with a probability of 5 %. After every tenth round these are read: memory, open files, the bytes of the run
+directory (without ``metrics.jsonl``, which grows by a line per round), and the seconds per round with its checkpoint.
+Slopes are those of a straight line through the readings after the first fifth, per hundred rounds: MiB, blocks, bytes
+or seconds.
 
 Memory is read in three ways:
 
@@ -35,6 +37,7 @@ import rondo
 
 EVERY = 10
 MEMORY = ("rss_mib", "in_use_mib", "python_blocks")
+SLOPES = (*MEMORY, "disk_bytes", "round_seconds")
 WORDS = [f"w{i}" for i in range(40)]
 SHARE = 0.05
 
@@ -69,18 +72,22 @@ def write_rows(path: Path, count: int) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-def configuration(folder: Path, rounds: int) -> dict[str, Any]:
+def configuration(folder: Path, rounds: int, algorithm: str, per_round: int | None) -> dict[str, Any]:
+    from rondo import algorithms
+
+    optimizer = algorithms.entry(algorithm).linear and algorithms.load(algorithm).same_coordinates
     kinds = ("crash", "out_of_memory", "nonfinite_loss", "corrupt_upload", "late", "duplicate", "wrong_round")
     return {
         "rounds": rounds,
-        "algorithm": {"name": "rolora"},
+        "algorithm": {"name": algorithm},
         "adapter": {"r": 2, "lora_alpha": 4, "target_modules": ["query", "value"]},
         "model": {"name": str(folder / "model"), "head": "local"},
         "task": {"text": "text", "label": "label", "max_length": 16},
         "data": {"source": str(folder / "rows.csv"), "test_source": str(folder / "rows.csv"), "max_test_rows": 64},
         "partition": {"kind": "iid", "clients": 20},
         "train": {"batch_size": 8, "lr": 0.01, "local_epochs": 1},
-        "server": {"optimizer": "momentum"},
+        "clients": {"per_round": per_round} if per_round is not None else {},
+        "server": {"optimizer": "momentum" if optimizer else "none"},
         "evaluation": {"every": 50, "diagnostics_every": 50},
         "faults": dict.fromkeys(kinds, SHARE / len(kinds)),
     }
@@ -105,11 +112,13 @@ class Watch(rondo.Observer):
         self.folder, self.process = folder, psutil.Process()
         self.readings: list[dict[str, float]] = []
         self.failed = 0
+        self.last = time.perf_counter()
 
     def round_done(self, record: dict[str, Any]) -> None:
         self.failed += len(record["failed"])
         if (record["round"] + 1) % EVERY:
             return
+        now = time.perf_counter()
         files = [p for p in self.folder.rglob("*") if p.is_file() and p.name != "metrics.jsonl"]
         self.readings.append(
             {
@@ -120,9 +129,11 @@ class Watch(rondo.Observer):
                 "open_files": self.process.num_fds(),
                 "disk_bytes": sum(p.stat().st_size for p in files),
                 "files": len(files),
+                "round_seconds": (now - self.last) / EVERY,
                 "loss": record["loss"],
             }
         )
+        self.last = now
 
 
 def slope(readings: Sequence[dict[str, float]], key: str) -> float:
@@ -151,6 +162,8 @@ def picture(readings: Sequence[dict[str, float]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--algorithm", default="rolora")
+    parser.add_argument("--per-round", type=int, help="clients per round, by default all")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--png", type=Path)
     args = parser.parse_args()
@@ -159,18 +172,20 @@ def main() -> None:
         save_model(folder / "model")
         write_rows(folder / "rows.csv", 400)
         watch, began = Watch(folder / "run"), time.perf_counter()
-        rondo.run(configuration(folder, args.rounds), run_dir=folder / "run", device="cpu", observer=watch)
+        config = configuration(folder, args.rounds, args.algorithm, args.per_round)
+        rondo.run(config, run_dir=folder / "run", device="cpu", observer=watch)
         seconds = time.perf_counter() - began
     late = watch.readings[len(watch.readings) // 5 :]
     result = {
+        "algorithm": args.algorithm,
         "rounds": args.rounds,
         "seconds": seconds,
         "failed_clients": watch.failed,
-        **{f"{key}_slope": slope(watch.readings, key) for key in MEMORY},
+        **{f"{key}_slope": slope(watch.readings, key) for key in SLOPES},
         **{key: [min(r[key] for r in late), max(r[key] for r in late)] for key in MEMORY},
         "open_files": sorted({r["open_files"] for r in late}),
         "files": [min(r["files"] for r in late), max(r["files"] for r in late)],
-        "disk_bytes": [min(r["disk_bytes"] for r in late), max(r["disk_bytes"] for r in late)],
+        **{key: [min(r[key] for r in late), max(r[key] for r in late)] for key in ("disk_bytes", "round_seconds")},
         "readings": watch.readings,
         "machine": machine(),
         "versions": versions(),

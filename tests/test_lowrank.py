@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
+import operator
 import re
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +20,7 @@ from torch import Tensor
 
 from rondo.algorithm import Client, Upload, weighted_mean
 from rondo.algorithms.parts.gram import gram_align, gram_sketch, gram_top
-from rondo.lowrank import LowRank, mean_product, polar, residual, row_basis, total
+from rondo.lowrank import GrowingSum, LowRank, mean_product, polar, residual, row_basis, total
 from rondo.params import Packed, Params
 
 few = settings(max_examples=60)
@@ -610,3 +614,75 @@ def test_mean_holds_only_a_few_uploads_at_a_time() -> None:
             del tensor
 
     assert weighted_mean(stream()).count == 30
+
+
+# --- GrowingSum ---------------------------------------------------------------------------------------------------
+
+
+def grown(seed: int, out: int, inp: int, ranks: Sequence[int], dtype: torch.dtype) -> tuple[list[LowRank], list[Any]]:
+    """Chunks of these ranks, and the sums after each of them."""
+    chunks = [draw(seed + 2 * i, out, inp, rank).to(dtype) for i, rank in enumerate(ranks)]
+    return chunks, list(itertools.accumulate(chunks[1:], operator.add, initial=GrowingSum.of(chunks[0])))
+
+
+def kept_numbers(change: GrowingSum) -> int:
+    dense = 0 if change.dense is None else change.dense.numel()
+    return change.recent.up.numel() + change.recent.down.numel() + dense
+
+
+RANKS = st.lists(st.integers(1, 5), min_size=1, max_size=12)
+
+
+@given(st.integers(0, 2**20), st.integers(1, 9), st.integers(1, 9), RANKS)
+def test_growing_sum_is_the_sum_in_bounded_memory(seed: int, out: int, inp: int, ranks: list[int]) -> None:
+    chunks, sums = grown(seed, out, inp, ranks, torch.float64)
+    for count, change in enumerate(sums, 1):
+        expected = sum((c.dense() for c in chunks[:count]), torch.zeros(out, inp, dtype=torch.float64))
+        torch.testing.assert_close(change.factors().dense(), expected, rtol=0, atol=1e-12)
+        assert change.count == count
+        assert kept_numbers(change) <= 2 * out * inp
+        assert (change.dense is None) == (sum(ranks[:count]) * (out + inp) <= out * inp)
+
+
+@given(st.integers(0, 2**20), st.integers(1, 9), st.integers(1, 9), RANKS)
+def test_client_gets_later_chunks_or_the_smaller_sum(seed: int, out: int, inp: int, ranks: list[int]) -> None:
+    _, sums = grown(seed, out, inp, ranks, torch.float32)
+    for held in range(len(ranks) + 1):
+        lacking = sum(ranks[held:]) * (out + inp)
+        assert sum(t.numel() for t in sums[-1].since(held)) == min(lacking, out * inp)
+
+
+@given(st.integers(0, 2**20), st.integers(1, 9), st.integers(1, 9), RANKS, st.data())
+def test_chunks_and_the_sum_give_the_same_bits(
+    seed: int, out: int, inp: int, ranks: list[int], data: st.DataObject
+) -> None:
+    """A client that held an earlier sum, of which only the matrix is left to it, adds the chunks since."""
+    _, sums = grown(seed, out, inp, ranks, torch.float32)
+    held = data.draw(st.integers(1, len(ranks)))
+    old, new = sums[held - 1], sums[-1]
+    lacking = new.since(held)
+    if len(lacking) == 1:
+        assert lacking[0].equal(new.dense)
+        return
+    client, first = old.on(torch.device("cpu")), 0
+    for rank in ranks[held:]:
+        up, down = lacking[0][:, first : first + rank].clone(), lacking[1][first : first + rank].clone()
+        client, first = client + LowRank(up, down), first + rank
+    assert client.count == new.count
+    assert client.factors().dense().equal(new.factors().dense())
+    assert (client.dense is None) == (new.dense is None)
+
+
+@pytest.mark.parametrize("rank", [1, 8])
+def test_float32_sum_is_as_exact_as_its_stack(rank: int) -> None:
+    """400 chunks: rounding the matrix once per chunk costs no more than rounding the chunks' factors."""
+    out, inp, count = 24, 32, 400
+    chunks = [draw(2 * i, out, inp, rank) for i in range(count)]
+    exact = sum((c.dense() for c in chunks), torch.zeros(out, inp, dtype=torch.float64))
+    single = [c.to(torch.float32) for c in chunks]
+    dense = functools.reduce(operator.add, single[1:], GrowingSum.of(single[0])).dense
+    stacked = total(single).dense()
+    assert dense is not None
+    errors = [float((m.double() - exact).norm() / exact.norm()) for m in (dense, stacked)]
+    assert errors[0] < 2 * errors[1]
+    assert errors[0] < 1e-6

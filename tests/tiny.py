@@ -13,7 +13,7 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
 
-from rondo.lowrank import LowRank
+from rondo.lowrank import GrowingSum, LowRank
 from rondo.models.adapted_layer import Site, layer_kind
 from rondo.models.adapted_network import AdaptedNetwork
 from rondo.params import HEAD_PREFIX
@@ -191,15 +191,17 @@ def factors(
     return result
 
 
-def chunks(chosen: Sequence[Site], seed: int, dtype: torch.dtype = torch.float64) -> dict[str, tuple[LowRank, ...]]:
-    """Base changes: two chunks, of ranks 1 and 2, for every site but the first."""
+def chunks(chosen: Sequence[Site], seed: int, dtype: torch.dtype = torch.float64) -> dict[str, GrowingSum]:
+    """Base changes for every site but the first: chunks of ranks 1 and 2, and for every other of these sites a third
+    chunk, with which the change is dense."""
     g = torch.Generator().manual_seed(seed)
 
     def chunk(site: Site, rank: int) -> LowRank:
         up = 0.2 * torch.randn(site.shape[0], rank, generator=g, dtype=dtype)
         return LowRank(up, 0.2 * torch.randn(rank, site.shape[1], generator=g, dtype=dtype))
 
-    return {s.path: (chunk(s, 1), chunk(s, 2)) for s in chosen[1:]}
+    changes = {s.path: GrowingSum.of(chunk(s, 1)) + chunk(s, 2) for s in chosen[1:]}
+    return changes | {s.path: changes[s.path] + chunk(s, min(s.shape)) for s in chosen[1::2]}
 
 
 def head_of(network: AdaptedNetwork, seed: int) -> dict[str, Tensor]:
@@ -212,15 +214,15 @@ def merged(
     module: nn.Module,
     chosen: Sequence[Site],
     seen: Mapping[str, Tensor],
-    base: Mapping[str, tuple[LowRank, ...]] | None = None,
+    base: Mapping[str, GrowingSum] | None = None,
 ) -> Any:
     """A copy of ``module`` with every change added densely to its weights: the reference."""
     module = copy.deepcopy(module)
     with torch.no_grad():
         for s in chosen:
             change = s.scale * seen[f"{s.path}.B"] @ seen[f"{s.path}.A"]
-            for chunk in (base or {}).get(s.path, ()):
-                change = change + chunk.up @ chunk.down
+            if base is not None and s.path in base:
+                change = change + base[s.path].factors().dense()
             weight = module.get_submodule(s.path).weight
             weight += (change.T if s.kind == "conv1d" else change.reshape(weight.shape)).to(weight.dtype)
         for name, tensor in seen.items():

@@ -16,7 +16,7 @@ from rondo.algorithm import Algorithm, Client, Round
 from rondo.algorithms.wrappers.local_head import LocalHead
 from rondo.config import RunConfig, load
 from rondo.data.population import Member, Population
-from rondo.lowrank import LowRank
+from rondo.lowrank import GrowingSum
 from rondo.models.adapted_network import AdaptedNetwork
 from rondo.params import Params, head, pick
 from rondo.tasks.classification import SequenceClassification
@@ -111,11 +111,11 @@ def run(simulation: Composed, rounds: int = 2) -> list[dict[str, Any]]:
     return [simulation.run_round(t) for t in range(rounds)]
 
 
-def change(sim: Composed, seen: Params, base: Mapping[str, tuple[LowRank, ...]]) -> dict[str, Tensor]:
+def change(sim: Composed, seen: Params, base: Mapping[str, GrowingSum]) -> dict[str, Tensor]:
     """The dense change that the network adds to every adapted layer, and the head."""
     changes = {n: t.double() for n, t in pick(seen, head).items()}
     for path, site in sim.network.sites.items():
         changes[path] = site.scale * seen[f"{path}.B"].double() @ seen[f"{path}.A"].double()
-        for chunk in base.get(path, ()):
-            changes[path] = changes[path] + chunk.dense().double()
+        if path in base:
+            changes[path] = changes[path] + base[path].factors().dense().double()
     return changes

@@ -22,7 +22,7 @@ from typing import ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from rondo.lowrank import LowRank
+from rondo.lowrank import GrowingSum, LowRank
 from rondo.params import Layout, Packed, Params, Select, cast_like, everything, pad_rank
 
 Loss: TypeAlias = Callable[[Params], Tensor]
@@ -128,8 +128,10 @@ class Shared:
     """Everything a client must know from the server."""
 
     params: Params
-    base: Mapping[str, tuple[LowRank, ...]] = field(default_factory=dict)
-    """Cumulative low-rank change of the frozen base by module path, in chunks."""
+    base: Mapping[str, GrowingSum] = field(default_factory=dict)
+    """Cumulative change of the frozen base by module path, in W's units. It only grows, by whole chunks. A client holds
+    a sum and its number of chunks. The transport sends it the later chunks, which the client adds one by one with
+    ``+``, or the new sum where that is smaller; the bits are the same."""
 
 
 @dataclass(frozen=True)
@@ -217,8 +219,8 @@ class BaseState:
     """The state of an algorithm whose server also changes the frozen base. Both mappings are by module path."""
 
     params: Params
-    base: Mapping[str, tuple[LowRank, ...]]
-    """The base's change so far, in chunks, in W's units."""
+    base: Mapping[str, GrowingSum]
+    """The base's change so far, in W's units."""
     scale: Mapping[str, float]
     """The adapter's scale."""
 
@@ -228,8 +230,9 @@ class BaseState:
         return BaseState(params, {}, {path: w.scale for path, w in weights.items()})
 
     def with_chunks(self, chunks: Mapping[str, LowRank]) -> BaseState:
-        """This state with ``chunks`` appended to the base's change."""
-        return replace(self, base={**self.base, **{p: (*self.base.get(p, ()), c) for p, c in chunks.items()}})
+        """This state with ``chunks``, in W's units, added to the base's change."""
+        sums = {p: self.base[p] + c if p in self.base else GrowingSum.of(c) for p, c in chunks.items()}
+        return replace(self, base={**self.base, **sums})
 
 
 class HasParams(Protocol):

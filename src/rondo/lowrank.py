@@ -1,13 +1,14 @@
 """Exact low-rank algebra: never form what you can factor.
 
 Everything works on factors. The cost is O((in + out) R^2 + R^3) for a total rank R. No d x d matrix and no k x k
-eigendecomposition is ever formed, except by :meth:`LowRank.dense`, for exports and tests.
+eigendecomposition is ever formed, except by :meth:`LowRank.dense`, for exports and tests, and by :class:`GrowingSum`
+where the matrix has fewer numbers than its factors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import torch
@@ -26,6 +27,13 @@ class LowRank:
     """(..., out, r)."""
     down: Tensor
     """(..., r, in)."""
+
+    @staticmethod
+    def whole(matrix: Tensor) -> LowRank:
+        """``matrix`` (..., out, in) beside an identity on its shorter side."""
+        out, inp = matrix.shape[-2:]
+        identity = torch.eye(min(out, inp), dtype=matrix.dtype, device=matrix.device).expand(*matrix.shape[:-2], -1, -1)
+        return LowRank(identity, matrix) if out <= inp else LowRank(matrix, identity)
 
     def __post_init__(self) -> None:
         if self.up.shape[-1] != self.down.shape[-2]:
@@ -126,15 +134,6 @@ class LowRank:
         rows: Tensor = torch.linalg.qr(self.down.mT @ (root @ vectors[:, -rank:])).Q
         return rows
 
-    def compact(self) -> LowRank:
-        """The same matrix in as few numbers as possible: the factors, or, past rank min(in, out), the dense matrix
-        beside an identity, which is smaller from there on."""
-        shorter = min(self.shape)
-        if self.rank <= shorter:
-            return self
-        identity = torch.eye(shorter, dtype=self.up.dtype, device=self.up.device)
-        return LowRank(identity, self.dense()) if self.shape[0] <= self.shape[1] else LowRank(self.dense(), identity)
-
     def truncate(self, rank: int) -> tuple[LowRank, Tensor]:
         """The best approximation of the given rank (Eckart-Young) and its Frobenius error.
 
@@ -145,6 +144,72 @@ class LowRank:
         u, s, vh = self.svd()
         kept = LowRank(u[..., :rank] * s[..., None, :rank], vh[..., :rank, :])
         return kept, torch.linalg.vector_norm(s[..., rank:], dim=-1)
+
+
+@dataclass(frozen=True)
+class GrowingSum:
+    """A sum of low-rank matrices, called chunks, that are added one after another; at most 2 out * in numbers.
+
+    The stack of all chunks is kept while it has at most out * in numbers. From then on the sum itself is kept, as a
+    dense matrix, and beside it the last chunks that together have at most as many numbers: a holder of an earlier sum
+    adds them. Each step of the dense sum is computed in float64 and rounded once, so adding chunks to an earlier sum
+    gives the bits of the sum itself.
+    """
+
+    count: int
+    """Number of chunks in the sum."""
+    recent: LowRank
+    """The last chunks, stacked, oldest first."""
+    ranks: tuple[int, ...]
+    """Their ranks."""
+    dense: Tensor | None = None
+    """The sum (out, in); None while ``recent`` has all chunks."""
+
+    @staticmethod
+    def of(chunk: LowRank) -> GrowingSum:
+        """The sum of one chunk."""
+        return GrowingSum(0, LowRank(chunk.up[:, :0], chunk.down[:0]), ()) + chunk
+
+    def __add__(self, chunk: LowRank) -> GrowingSum:
+        """The sum with one more chunk, in the chunks' type."""
+        recent, ranks, dense = self.recent + chunk, (*self.ranks, chunk.rank), self.dense
+        out, inp = chunk.shape
+        largest = out * inp // (out + inp)  # the rank up to which a stack has at most out * in numbers
+        if dense is not None:
+            dense = _folded(dense, chunk)
+        elif recent.rank > largest:
+            chunks = map(LowRank, torch.split(recent.up, [*ranks], 1), torch.split(recent.down, [*ranks]))
+            dense = reduce(_folded, chunks, chunk.up.new_zeros(out, inp))
+        while recent.rank > largest:
+            recent, ranks = LowRank(recent.up[:, ranks[0] :], recent.down[ranks[0] :]), ranks[1:]
+        return GrowingSum(self.count + 1, recent, ranks, dense)
+
+    def since(self, count: int) -> tuple[Tensor, ...]:
+        """The tensors that a holder of the first ``count`` chunks lacks: the factors of the later chunks, stacked, or
+        the sum if some of these chunks are no longer kept."""
+        held = count - (self.count - len(self.ranks))
+        if self.dense is not None and held < 0:
+            return (self.dense,)
+        first = sum(self.ranks[: max(held, 0)])
+        return self.recent.up[:, first:], self.recent.down[first:]
+
+    def factors(self) -> LowRank:
+        """The sum as factors; where it is dense, beside an identity."""
+        return self.recent if self.dense is None else LowRank.whole(self.dense)
+
+    def on(self, device: torch.device) -> GrowingSum:
+        """The sum on ``device``, without the chunks that a dense sum already has."""
+        first = 0 if self.dense is None else self.recent.rank
+        recent = LowRank(self.recent.up[:, first:].to(device), self.recent.down[first:].to(device))
+        if self.dense is None:
+            return replace(self, recent=recent)
+        return GrowingSum(self.count, recent, (), self.dense.to(device))
+
+
+def _folded(matrix: Tensor, chunk: LowRank) -> Tensor:
+    """``matrix + chunk``, computed in float64 and rounded once."""
+    up, down = (factor.double().contiguous() for factor in (chunk.up, chunk.down))
+    return torch.addmm(matrix.double(), up, down).to(matrix.dtype)
 
 
 def total(parts: Iterable[LowRank]) -> LowRank:
@@ -226,7 +291,5 @@ def row_basis(a: Tensor) -> tuple[Tensor, Tensor]:
 def beside(full: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """A (n + r, in) and B (out, n + r), n = min(in, out), whose product is ``full`` (out, in) + ``b`` (out, r) ``a``
     (r, in). An identity stands beside ``full``. A client axis may lead; differentiable."""
-    out, inp = full.shape[-2:]
-    identity = torch.eye(min(out, inp), dtype=full.dtype, device=full.device).expand(*full.shape[:-2], -1, -1)
-    left, right = (identity, full) if out <= inp else (full, identity)
-    return torch.cat([right, a], -2), torch.cat([left, b], -1)
+    whole = LowRank.whole(full)
+    return torch.cat([whole.down, a], -2), torch.cat([whole.up, b], -1)

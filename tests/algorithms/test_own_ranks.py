@@ -211,7 +211,7 @@ def test_clients_with_and_without_nested_factors() -> None:
         run.state = algorithm.aggregate(run.state, uploads, run.round(index))
         if index == 0:
             torch.testing.assert_close(run.state.params["second.A"], expected, rtol=0, atol=1e-12)
-    assert run.state.base["first"][0].rank == run.problem.rank
+    assert run.state.base["first"].ranks == (run.problem.rank,)
 
 
 def test_mfedloru_without_ranks_is_fedloru() -> None:

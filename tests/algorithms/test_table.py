@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 import subprocess
 import sys
@@ -45,13 +46,17 @@ def test_algorithm_is_final_and_frozen(name: str, entry: Entry) -> None:
 
 
 def numbers(text: str, r: int, i: int, o: int, t: int, k: int) -> int:
-    """The value of an entry's formula in words.
+    """The value of an entry's formula in words, with the algorithm's default fields.
 
     ``"r*out, r*in in turn"`` alternates by the round.
-    ``", twice after every tau rounds"`` doubles the value in rounds 10, 20 ...
+    ``", and ... more after every tau rounds"`` adds to the value in rounds 10, 20 ...
+    ``" after every period rounds, else ..."``: the first part in every round.
     ``", then "`` separates the first five rounds from the rest.
     """
-    phrase, twice, _ = text.partition(", twice after every tau rounds")
+    phrase, _, more = text.removesuffix(" more after every tau rounds").partition(", and ")
+    if more and t > 0 and t % 10 == 0:
+        return numbers(phrase, r, i, o, t, k) + numbers(more, r, i, o, t, k)
+    phrase = phrase.partition(" after every period rounds")[0]
     if ", then " in phrase:
         phrase = phrase.split(", then ")[0 if t < 5 else 1]
     if phrase == "density*in*out":
@@ -61,8 +66,7 @@ def numbers(text: str, r: int, i: int, o: int, t: int, k: int) -> int:
     )
     formula = re.sub(r"(?<=[r)])\(", "*(", turns[t % len(turns)])
     formula = re.sub(r"\bout\b", "o", re.sub(r"\bin\b", "i", formula))
-    value = int(eval(formula, {"__builtins__": {}, "min": min}, {"r": r, "i": i, "o": o, "K": k}))
-    return 2 * value if twice and t > 0 and t % 10 == 0 else value
+    return int(eval(formula, {"__builtins__": {}, "min": min}, {"r": r, "i": i, "o": o, "K": k}))
 
 
 @every_entry
@@ -77,6 +81,15 @@ def test_formula_in_words_equals_the_code(name: str, entry: Entry, way: str) -> 
         (1, 40, 30, 2, 5),
     ]:
         assert numbers(getattr(entry, way), *case) == getattr(entry, f"{way}_numbers")(*case)
+
+
+@every_entry
+def test_formula_has_the_default_fields_of_its_class(name: str, entry: Entry) -> None:
+    algorithm = algorithms.get(name)
+    for formula in (entry.up_numbers, entry.down_numbers):
+        for field, parameter in list(inspect.signature(formula).parameters.items())[5:]:
+            if field != "in_turn":  # a number of rounds, for RoLoRA's share of them
+                assert getattr(algorithm, field) == parameter.default
 
 
 @every_entry

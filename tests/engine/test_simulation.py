@@ -22,7 +22,7 @@ from rondo.engine.server import rounds
 from rondo.engine.server.ledger import Ledger, version
 from rondo.engine.server.sampling import sample
 from rondo.engine.transport import Observer
-from rondo.lowrank import LowRank, total
+from rondo.lowrank import GrowingSum, LowRank, total
 from rondo.params import HEAD_PREFIX, adapted_modules, num_bytes
 from rondo.tasks.task import Batch
 from rondo.tasks.token_store import TextExample
@@ -323,8 +323,8 @@ def test_traffic_equals_the_tables_formulas(name: str, policy: str) -> None:
         if t == 0:
             assert record["bytes_down"] == record["bytes_first_contact"]
             everything = sim.algorithm.broadcast(make(name, policy).state, Client("x", 1), sim.round(0))
-            chunks = [t for c in everything.base.values() for one in c for t in (one.up, one.down)]
-            assert record["bytes_down"] == 3 * (num_bytes(everything.params) + sum(map(num_of, chunks)))
+            changes = sum(map(num_of, serialization.tensors(everything.base)))
+            assert record["bytes_down"] == 3 * (num_bytes(everything.params) + changes)
         else:
             assert record["bytes_first_contact"] == 0
             assert record["bytes_down"] == 3 * (formula(sim, entry.down_numbers, t) + shared_head)
@@ -358,6 +358,20 @@ def test_client_that_missed_rounds_gets_both_factors(monkeypatch: pytest.MonkeyP
     ]
 
 
+def test_late_joiner_gets_the_sum_and_returning_client_the_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = [["ann"], *[["bob", "cid"]] * 9, ["ann"], ["ann"], ["dan"]]
+    fixed_choice(monkeypatch, lambda t: chosen[t])
+    sim = make("flora", "frozen", people=population({**SIZES, "dan": 4}), run=config(rounds=13))
+    down = [record["bytes_down"] for record in run(sim, 13)]
+    sites = sim.network.sites.values()
+    matrices, factors = 4 * sum(s.shape[0] * s.shape[1] for s in sites), 4 * RANK * sum(sum(s.shape) for s in sites)
+    assert down[:2] == [factors, 2 * (factors + factors)]  # A and B at first contact, and one client's stack
+    assert down[2:10] == [2 * (2 * factors)] * 8  # two clients' stack; A and B stay as they are
+    assert down[10] == matrices < 9 * 2 * factors  # ann lacks nine stacks of two clients
+    assert down[11] == factors
+    assert down[12] == factors + matrices
+
+
 def test_ledger_counts_the_bytes_that_a_client_lacks() -> None:
     ledger = Ledger()
     one, other = torch.zeros(3), torch.ones(3)
@@ -367,8 +381,9 @@ def test_ledger_counts_the_bytes_that_a_client_lacks() -> None:
     assert ledger.send("x", Shared({"a.A": other})) == (12, 0)
     assert ledger.send("x", Shared({"a.A": one})) == (12, 0)  # an older version is not kept
     assert ledger.send("x", Shared({"a.A": one.double()})) == (24, 0)
-    assert ledger.send("y", Shared({"a.A": one, "a.B": one}, {"a": (chunk,)})) == (60, 60)
-    assert ledger.send("y", Shared({"a.A": one, "a.B": one}, {"a": (chunk, 2 * chunk)})) == (36, 0)  # no first contact
+    change = GrowingSum.of(chunk)
+    assert ledger.send("y", Shared({"a.A": one, "a.B": one}, {"a": change})) == (60, 60)
+    assert ledger.send("y", Shared({"a.A": one, "a.B": one}, {"a": change + 2 * chunk})) == (36, 0)  # no first contact
     assert version(one) == version(torch.zeros(3)) != version(torch.zeros(1, 3))
     assert version(torch.zeros(2, dtype=torch.int32)) != version(torch.zeros(2))
 
@@ -538,24 +553,24 @@ def test_round_with_an_empty_sample_is_skipped() -> None:
 # Base changes
 
 
-def test_many_base_changes_are_applied_as_one_small_matrix() -> None:
+def test_dense_base_change_acts_as_its_factors() -> None:
     sim = make("flora", dtype=torch.float64)
     g = torch.Generator().manual_seed(0)
-    base = {}
+    stacks, sums = {}, {}
     for path, site in sim.network.sites.items():
-        (out, inp), chunks = site.shape, []
-        for rank in (3, 40, 5):  # 48 in all, above min(in, out)
-            up, down = (torch.randn(s, generator=g).double() / 50 for s in ((out, rank), (rank, inp)))
-            chunks.append(LowRank(up, down))
-        base[path] = tuple(chunks)
-    compacted = sim.network.compact(base)
-    assert sim.network.compact(base) is compacted  # made once for all clients of a round
-    for path, chunks in base.items():
-        assert len(compacted[path]) == 1
-        assert compacted[path][0].rank == min(sim.network.sites[path].shape)
-        torch.testing.assert_close(compacted[path][0].dense(), total(chunks).dense(), rtol=0, atol=1e-12)
+        (out, inp), ranks = site.shape, (3, 40, 5)  # past out * in / (out + in), and past min(out, in)
+        chunks = [
+            LowRank(*(torch.randn(s, generator=g).double() / 50 for s in ((out, rank), (rank, inp)))) for rank in ranks
+        ]
+        stacks[path] = GrowingSum(3, total(chunks), ranks)
+        sums[path] = GrowingSum.of(chunks[0]) + chunks[1] + chunks[2]
+        assert sums[path].dense is not None
+    on_device = sim.network.on_device(sums)
+    assert sim.network.on_device(sums) is on_device  # made once for all clients of a round
+    assert all(change.recent.rank == 0 for change in on_device.values())
     seen = {**sim.network.initial_head, **sim.initial}
     rows = sim.population.test
-    assert sim.scores(seen, base, rows) == pytest.approx(sim.scores(seen, compacted, rows), rel=1e-12)
-    changed = {**base, **{p: c[:1] for p, c in base.items()}}
-    assert sim.scores(seen, changed, rows) != pytest.approx(sim.scores(seen, base, rows), rel=1e-6)
+    scores = sim.scores(seen, stacks, rows)
+    assert sim.scores(seen, sums, rows) == pytest.approx(scores, rel=1e-12)
+    assert sim.scores(seen, on_device, rows) == pytest.approx(scores, rel=1e-12)
+    assert sim.scores(seen, {}, rows) != pytest.approx(scores, rel=1e-6)

@@ -18,7 +18,7 @@ from torch import Tensor
 from rondo import algorithms
 from rondo.algorithm import Algorithm, Client, Round, Shared, Upload, Weight
 from rondo.algorithms.parts.gram import GramState
-from rondo.lowrank import LowRank, total
+from rondo.lowrank import GrowingSum
 from rondo.params import Params, Role, client_row, role, stack_clients
 from rondo.testing import SgdTrainer
 
@@ -89,12 +89,11 @@ class Golden:
     def delta_w(self, seen: Params) -> Tensor:
         return self.data["scale"] * (seen["layer.B"] @ seen["layer.A"])
 
-    def change(self, seen: Params, base: Mapping[str, tuple[LowRank, ...]]) -> Tensor:
+    def change(self, seen: Params, base: Mapping[str, GrowingSum]) -> Tensor:
         """The change of the weight: the base's change and the factors' product."""
-        chunks = base.get("layer")
-        return self.delta_w(seen) + (total(chunks).dense() if chunks else 0.0)
+        return self.delta_w(seen) + (base["layer"].factors().dense() if "layer" in base else 0.0)
 
-    def loss(self, client: str, seen: Params, base: Mapping[str, tuple[LowRank, ...]]) -> Tensor:
+    def loss(self, client: str, seen: Params, base: Mapping[str, GrowingSum]) -> Tensor:
         x, y = (tensors(self.data["clients"][client][n]) for n in "xy")
         hidden = torch.tanh(x @ (tensors(self.data["W0"]) + self.change(seen, base)).T)
         return 0.5 * (hidden @ seen[HEAD].T - y).square().sum(-1).mean()
@@ -109,7 +108,7 @@ class Golden:
     def at(self, index: int) -> Round:
         return Round(index, self.data["rounds"], self.data["seed"], len(self.data["clients"]))
 
-    def trainer(self, clients: tuple[Client, ...], index: int, base: Mapping[str, tuple[LowRank, ...]]) -> SgdTrainer:
+    def trainer(self, clients: tuple[Client, ...], index: int, base: Mapping[str, GrowingSum]) -> SgdTrainer:
         steps, lr = self.data["local_steps"], self.data["lr"]
         return SgdTrainer(clients, self.at(index), self.loss, base, steps=steps, lr=lr)
 
@@ -161,7 +160,7 @@ def test_every_round_equals_the_oracles(name: str, cohort: bool, monkeypatch: py
     if "start" in golden.data:
         start = golden.data["start"]
         assert_same(state.params, start["state"], f"{name}, start", signs_open=signs_open)
-        close(total(state.base["layer"]).dense(), start["base"], f"{name}, base at the start")
+        close(state.base["layer"].factors().dense(), start["base"], f"{name}, base at the start")
     locals_: dict[str, Params] = {}
     for index, expected in enumerate(golden.data["expected"]):
         what = f"{name}, round {index}"
@@ -196,7 +195,7 @@ def test_every_round_equals_the_oracles(name: str, cohort: bool, monkeypatch: py
             broadcast = algorithm.broadcast(state, golden.clients[0], golden.at(index + 1))
             close(golden.change(algorithm.view(broadcast, {}), broadcast.base), expected["delta_w"], f"{what}, delta W")
         if "base" in expected and "layer" in state.base:
-            close(total(state.base["layer"]).dense(), expected["base"], f"{what}, base")
+            close(state.base["layer"].factors().dense(), expected["base"], f"{what}, base")
     assert next(draws, None) is None
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from rondo import algorithms
 from rondo.algorithm import Algorithm, Round
+from rondo.algorithms import formulas as numbers
 from rondo.algorithms.florg import FLoRG
 from rondo.algorithms.florg_unaligned import FLoRGUnaligned
 from rondo.algorithms.rolora import RoLoRA
@@ -96,15 +99,27 @@ def test_rolora_obeys_the_laws_when_it_stops_alternating(alternate_for: float) -
 
 
 def rolora_formulas(alternate_for: float) -> Formulas:
-    """A travels up in odd rounds while alternating (the laws' runs have 8 rounds), and down one round later."""
+    """The laws' runs have 8 rounds."""
+    in_turn = 8 * alternate_for
+    return partial(numbers.alternating, in_turn=in_turn), partial(numbers.alternating_down, in_turn=in_turn)
 
-    def sends_down_factor(t: int) -> bool:
-        return t % 2 == 1 and t < alternate_for * 8
 
-    return (
-        lambda r, i, o, t, k: r * (i if sends_down_factor(t) else o),
-        lambda r, i, o, t, k: r * (i if sends_down_factor(t - 1) else o),
-    )
+MERGING = [
+    (name, {"tau": tau, "restart": restart}, numbers.both, numbers.accumulated)
+    for name in ("fedloru", "pfedloru", "mfedloru")
+    for tau, restart in ((1, "random"), (1, "momentum"), (3, "random"), (3, "momentum"))
+]
+STAGES = [
+    ("slora", {"sparse_rounds": rounds, "density": density}, numbers.sparse, numbers.sparse)
+    for rounds, density in ((0, 0.5), (3, 0.3), (9, 0.1))
+]
+TURNS = [("fedsvd", {"period": period}, numbers.up, numbers.turned) for period in (1, 3)]
+
+
+@pytest.mark.parametrize(("name", "fields", "up", "down"), [*MERGING, *STAGES, *TURNS], ids=str)
+def test_bytes_follow_the_fields(name: str, fields: dict[str, Any], up: Any, down: Any) -> None:
+    formulas = [partial(f, **{n: v for n, v in fields.items() if n in signature(f).parameters}) for f in (up, down)]
+    law_bytes(algorithms.get(name, **fields), 0, (formulas[0], formulas[1]))
 
 
 FLORG_FIELDS = [

@@ -19,7 +19,7 @@ import tiny
 from rondo.algorithm import Round
 from rondo.algorithms.florg import FLoRG
 from rondo.config import AdapterConfig, ConfigError
-from rondo.lowrank import LowRank
+from rondo.lowrank import GrowingSum
 from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.peft import Plan, merged, plan, read_tensors, stock_model, write_adapter
 from rondo.models.pretrained import fingerprint
@@ -227,12 +227,12 @@ class Written:
     seen: dict[str, Tensor]
     head: tuple[str, ...]
 
-    def write(self, folder: Path, changes: Mapping[str, tuple[LowRank, ...]] | None = None, **options: Any) -> None:
+    def write(self, folder: Path, changes: Mapping[str, GrowingSum] | None = None, **options: Any) -> None:
         lora = self.planned.lora
         write_adapter(folder, self.network, lora, self.seen, changes or {}, model_name="a/model", **options)
 
     @torch.no_grad()
-    def logits(self, batch: Mapping[str, Tensor], changes: Mapping[str, tuple[LowRank, ...]] | None = None) -> Tensor:
+    def logits(self, batch: Mapping[str, Tensor], changes: Mapping[str, GrowingSum] | None = None) -> Tensor:
         output: Tensor = self.network(add_client_axis(self.seen), changes or {}, batch)
         return output
 
@@ -302,7 +302,8 @@ def test_stock_peft_gives_the_networks_logits(name: str, changed: bool, tmp_path
     assert config["base_model_name_or_path"] == "a/model"
     assert config["task_type"] == MODELS[kind][1]
     for s in run.planned.sites:
-        grown = s.rank + (3 if s.path in changes else 0)
+        change = changes.get(s.path)
+        grown = s.rank if change is None else min(s.shape) if change.dense is not None else s.rank + change.recent.rank
         assert read_tensors(tmp_path)[f"{s.path}.A"].shape == (grown, s.shape[1])
 
 

@@ -111,6 +111,12 @@ def _headed() -> own_task.Line:
     return network
 
 
+def _reserved() -> own_task.Line:
+    network = own_task.Line(None, own_task.LeastSquares())
+    network.initial = {f"base:{n}": t for n, t in network.initial.items()}
+    return network
+
+
 class Failing(own_task.Line):
     def __init__(self) -> None:
         super().__init__(None, own_task.LeastSquares())
@@ -128,6 +134,7 @@ class Failing(own_task.Line):
         ({"model": {"name": "own_task:nothing"}}, "model.name", "makes no network"),
         ({"model": {"name": "own_task:FedAvg"}}, "model.name", "makes no network"),
         ({"model": {"name": "builtin:minilm"}}, "model.name", "needs a network of its own"),
+        ({"model": {"name": "own_task:reserved"}}, "model.name", "gave a tensor named 'base:slope'"),
         ({"model": {"name": "own_task:single"}}, "model.name", "and the task computes in torch.float64"),
         (
             {"model": {"name": "own_task:fails"}},
@@ -157,7 +164,7 @@ def test_custom_part_fault_is_reported(
     path: str,
     words: str,
 ) -> None:
-    for name, make in (("single", _single), ("fails", Failing), ("headed", _headed)):
+    for name, make in (("single", _single), ("fails", Failing), ("headed", _headed), ("reserved", _reserved)):
         monkeypatch.setattr(own_task, name, lambda *_, make=make: make(), raising=False)
     if "data" in change:
         rows = (tmp_path / "rows.csv").read_text().splitlines()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from rondo.algorithm import Algorithm, BaseState, Client, Round, Shared, Trainer, Upload, Uploads, Weight, weighted_mean
-from rondo.algorithms.parts.product_mean import compacted, pairs
+from rondo.algorithms.parts.product_mean import pairs, scaled
 from rondo.lowrank import residual
 from rondo.params import Params, adapted_modules, down, head, pick, up
 
@@ -21,12 +21,12 @@ class FedExLoRA(Algorithm[BaseState]):
         server:    A <- sum_k p_k A_k        B <- sum_k p_k B_k
                    W0 <- W0 + scale * (sum_k p_k B_k A_k - B A)
 
-    The residual equals sum_k p_k (B_k - B)(A_k - A). It is kept as factors of rank <= (K - 1) r, K the number of
-    uploads; past rank min(in, out) it is kept as a dense matrix, which is then smaller.
+    The residual equals sum_k p_k (B_k - B)(A_k - A). It is sent as factors of rank <= (K - 1) r, K the number of
+    uploads.
     Symbols: A (r x in) and B (out x r) are PEFT's.
     Uploads: A and B, r (in + out) numbers per module.
-    Down: A, B and the residual, r (in + out) + min((K - 1) r, in, out) (in + out) numbers; a client that missed rounds
-    also gets the residuals of those rounds.
+    Down: A and B, r (in + out) numbers, the residual, (K - 1) r (in + out), and the residuals of the rounds that the
+    client missed; or instead of residuals the sum of them all, in * out numbers, where that is smaller.
     Exact: yes.
     Linear: no, the residual needs each client's pair of factors.
     Personal: no.
@@ -54,4 +54,4 @@ class FedExLoRA(Algorithm[BaseState]):
         received = list(uploads)
         gaps = ((p, residual(*pairs(received, p))) for p in adapted_modules(state.params))
         new = self.finish(state, weighted_mean(received), round)
-        return new.with_chunks(compacted(gaps, state.scale, state.params))
+        return new.with_chunks(scaled(gaps, state.scale, state.params))

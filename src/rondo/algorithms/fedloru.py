@@ -26,14 +26,16 @@ class FedLoRU(Algorithm[BaseState]):
     - ``tau`` is the number of rounds between merges.
     - ``restart`` "random": A is drawn anew and B = 0, so the model stays the same. "momentum": A and B stay, so the
       model moves by another scale * B A (the algorithm box, taken literally).
-    Uploads: A and B, r (in + out) numbers per module. Down: the same, and twice that in the round after a restart.
+    Uploads: A and B, r (in + out) numbers per module. Down: the same, and after a merge the product just added to the
+    base, min(r (in + out), in * out) numbers; a client that missed merges gets their products or, where that is
+    smaller, the sum of all of them.
     Exact: no.
     Linear: yes.
     Personal: no.
     Head in the source: a part of the model, averaged; here shared by default.
     Deviations: p_k over the participants (the paper's sum need not reach 1). Training after the last merge is part of
-    the result (the paper's formula drops it). The base stays untouched beside a list of its changes, always; the paper
-    does so with past (A, B) in its form for fine-tuning (appendix C.1). An export concatenates or merges the list.
+    the result (the paper's formula drops it). The base stays untouched beside the sum of its changes, always; the paper
+    does so with past (A, B) in its form for fine-tuning (appendix C.1). An export joins or merges the sum.
     Reference: Park and Klabjan, Communication-Efficient Federated Low-Rank Update Algorithm and its Connection to
     Implicit Regularization, 2024.
     """

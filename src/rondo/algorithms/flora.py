@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rondo.algorithm import Algorithm, BaseState, Client, Round, Shared, Trainer, Upload, Uploads, Weight
-from rondo.algorithms.parts.product_mean import compacted, heads, pairs
+from rondo.algorithms.parts.product_mean import heads, pairs, scaled
 from rondo.lowrank import LowRank, mean_product
 from rondo.params import Params, adapted_modules, cut_rank, down, head, kaiming, pick, up
 
@@ -23,11 +23,10 @@ class FLoRA(Algorithm[BaseState]):
         client k:  A_k fresh and random, B_k = 0;   (A_k, B_k) <- local training, of rank r_k
         server:    W0 <- W0 + scale * [B_1 ... B_K] [p_1 A_1; ...; p_K A_K]
 
-    The stack is kept as factors; past rank min(in, out) it is kept as a dense matrix, which is then smaller. A client
-    draws its A from its own stream of the round's seed.
+    A client draws its A from its own stream of the round's seed.
     Symbols: A (r x in) and B (out x r) are PEFT's.
-    Uploads: r_k (in + out) numbers per module. Down: the stack, min(sum_k r_k, in, out) (in + out) numbers; a client
-    that missed rounds also gets the stacks of those rounds.
+    Uploads: r_k (in + out) numbers per module. Down: the stack, sum_k r_k (in + out) numbers, and the stacks of the
+    rounds that the client missed; or the sum of all stacks, in * out numbers, where that is smaller.
     Exact: yes.
     Linear: no.
     Personal: no.
@@ -61,7 +60,7 @@ class FLoRA(Algorithm[BaseState]):
         received = list(uploads)
         stacks = ((p, mean_product(*pairs(received, p))) for p in adapted_modules(state.params))
         new = self.finish(state, heads(received), round)
-        return new.with_chunks(compacted(stacks, state.scale, state.params))
+        return new.with_chunks(scaled(stacks, state.scale, state.params))
 
 
 def _fresh(name: str, like: Tensor, trainer: Trainer) -> Tensor:

@@ -1,7 +1,11 @@
-"""Sizes of uploads and broadcasts, as the table of algorithms states them. Imports no torch."""
+"""Sizes of uploads and broadcasts, as the table of algorithms states them. Imports no torch.
+
+Parameters after the fifth are fields of the algorithm, with its defaults.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -22,35 +26,48 @@ def down(r: int, i: int, o: int, t: int, k: int) -> int:
     return r * i
 
 
-def alternating(r: int, i: int, o: int, t: int, k: int) -> int:
-    return r * (o if t % 2 == 0 else i)
+def alternating(r: int, i: int, o: int, t: int, k: int, in_turn: float = math.inf) -> int:
+    """``in_turn``: the number of rounds that alternate, RoLoRA's ``alternate_for`` times the rounds of the run."""
+    return r * (i if t % 2 == 1 and t < in_turn else o)
 
 
-def alternating_down(r: int, i: int, o: int, t: int, k: int) -> int:
+def alternating_down(r: int, i: int, o: int, t: int, k: int, in_turn: float = math.inf) -> int:
     """A client that took part in round t - 1 lacks only the factor averaged in it."""
-    return r * (o if t % 2 == 1 else i)
+    return alternating(r, i, o, t - 1, k, in_turn)
 
 
 def gram(r: int, i: int, o: int, t: int, k: int) -> int:
     return r * min(i, o)
 
 
+def _chunk(rank: int, i: int, o: int) -> int:
+    """A chunk of the base's change as factors, or the sum of all chunks where that is smaller."""
+    return min(rank * (i + o), i * o)
+
+
 def residual(r: int, i: int, o: int, t: int, k: int) -> int:
-    return (r + min((k - 1) * r, i, o)) * (i + o)
+    return r * (i + o) + _chunk((k - 1) * r, i, o)
 
 
 def stack(r: int, i: int, o: int, t: int, k: int) -> int:
-    return min(k * r, i, o) * (i + o)
+    return _chunk(k * r, i, o)
 
 
-def accumulated(r: int, i: int, o: int, t: int, k: int) -> int:
-    """The new factors and, after every tenth round (the default tau), the change just added to the base."""
-    return (2 if t % 10 == 0 and t > 0 else 1) * r * (i + o)
+def accumulated(r: int, i: int, o: int, t: int, k: int, tau: int = 10, restart: str = "random") -> int:
+    """The new factors and, after every ``tau`` rounds, the change just added to the base. With a random restart in
+    every round, B is always zero and sent once."""
+    factors = r * i if tau == 1 and restart == "random" else r * (i + o)
+    return factors + (_chunk(r, i, o) if t % tau == 0 and t > 0 else 0)
 
 
-def sparse(r: int, i: int, o: int, t: int, k: int) -> int:
-    """One position in a hundred for five rounds (the default density and sparse_rounds), then both factors."""
-    return max(1, int(0.01 * i * o + 0.5)) if t < 5 else r * (i + o)
+def turned(r: int, i: int, o: int, t: int, k: int, period: int = 1) -> int:
+    """B, and A too after every ``period`` rounds."""
+    return r * (i + o if t % period == 0 else o)
+
+
+def sparse(r: int, i: int, o: int, t: int, k: int, sparse_rounds: int = 5, density: float = 0.01) -> int:
+    """A share ``density`` of the positions for ``sparse_rounds`` rounds, then both factors."""
+    return max(1, int(density * i * o + 0.5)) if t < sparse_rounds else r * (i + o)
 
 
 def whole(r: int, i: int, o: int, t: int, k: int) -> int:

@@ -68,7 +68,7 @@ class Scorer:
     def scores(self, seen: Params, base: Base, examples: Sequence[Example]) -> dict[str, float | None]:
         """The task's metrics of the model ``seen`` (no client axis)."""
         seen = on_device(seen, self.network.device)
-        return scores(self.network, self.task, seen, self.network.compact(base), examples, batch_size=self.batch_size)
+        return scores(self.network, self.task, seen, self.network.on_device(base), examples, batch_size=self.batch_size)
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from rondo.lowrank import LowRank
+from rondo.lowrank import GrowingSum, LowRank
 
 
 def pack(tree: Any) -> bytes:
@@ -28,9 +28,9 @@ def pack(tree: Any) -> bytes:
 
 
 def unpack(data: bytes, like: Any) -> Any:
-    """The tree in ``data``. ``like`` is any tree of the same kind: only its dataclasses, and LowRank, are rebuilt.
-    Raises ValueError where ``data`` is not a packed tree or names another dataclass."""
-    allowed = {LowRank.__name__: LowRank, **{t.__name__: t for t in _dataclasses_in(like)}}
+    """The tree in ``data``. ``like`` is any tree of the same kind: only its dataclasses, LowRank and GrowingSum are
+    rebuilt. Raises ValueError where ``data`` is not a packed tree or names another dataclass."""
+    allowed = {t.__name__: t for t in (LowRank, GrowingSum, *_dataclasses_in(like))}
     try:
         tensors = safetensors.torch.load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])

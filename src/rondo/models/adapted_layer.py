@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rondo.lowrank import GrowingSum
 from rondo.models.call import Call, Rows, to_device
 
 
@@ -108,15 +109,28 @@ class AdaptedLayer:
     def _hook(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         self.call.layer_runs()
         x, path = args[0], self.site.path
-        base = self.call.base.get(path)
-        if base is not None:
-            output = self._add(output, x, base.down.unsqueeze(0), base.up.unsqueeze(0), Rows((x.shape[0],)))
+        change = self.call.base.get(path)
+        if change is not None:
+            output = self._changed(output, x, change)
         a, b = self.call.params.get(f"{path}.A"), self.call.params.get(f"{path}.B")
         if a is not None and b is not None:
             # Scale in the wider of the two types, so that the product is rounded once.
             b = self.site.scale * b.to(torch.promote_types(b.dtype, x.dtype))
             output = self._add(output, self._drop(x), a, b, self.call.rows)
         return output
+
+    def _changed(self, output: Tensor, x: Tensor, change: GrowingSum) -> Tensor:
+        """``output`` with the change of the base, which all clients share."""
+        if change.dense is None:
+            down, up = change.recent.down.unsqueeze(0), change.recent.up.unsqueeze(0)
+            return self._add(output, x, down, up, Rows((x.shape[0],)))
+        matrix, conv = change.dense.to(x.dtype), self.module
+        if isinstance(conv, nn.Conv2d):
+            kernel = matrix.reshape(conv.weight.shape)
+            added = functional.conv2d(x, kernel, None, conv.stride, conv.padding, conv.dilation)
+        else:
+            added = functional.linear(x, matrix)
+        return output + added.to(output.dtype)
 
     def _add(self, output: Tensor, x: Tensor, down: Tensor, up: Tensor, rows: Rows) -> Tensor:
         """``output + B (A x)`` for ``down`` (K, r, in) and ``up`` (K, out, r), without forming B A."""

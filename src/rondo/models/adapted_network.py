@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rondo.algorithm import Weight
-from rondo.lowrank import total
 from rondo.models import attention
 from rondo.models.adapted_layer import AdaptedLayer, Site
 from rondo.models.call import Call, Rows
@@ -127,7 +126,7 @@ class AdaptedNetwork(Network):
             if tensor.shape[0] != 1:
                 raise ValueError(f"{name} has {tensor.shape[0]} clients, but {self.one_at_a_time}")
             setattr(owner, attribute, tensor[0].to(self.device))
-        self._call.begin(params, {p: total(c) for p, c in base.items() if c}, rows, dropout)
+        self._call.begin(params, base, rows, dropout)
         output = None
         try:
             with attention.padding(rows.padded):

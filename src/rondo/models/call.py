@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rondo.lowrank import LowRank
+from rondo.lowrank import GrowingSum
 from rondo.params import Params
 
 
@@ -66,7 +66,7 @@ class Call(threading.local):
 
     def __init__(self) -> None:
         self.params: Params = {}
-        self.base: Mapping[str, LowRank] = {}
+        self.base: Mapping[str, GrowingSum] = {}
         self.rows = Rows((1,))
         self.dropout: Sequence[torch.Generator] | None = None
         self.masks: dict[str, list[Tensor]] = {}
@@ -75,7 +75,7 @@ class Call(threading.local):
         self.again = False
 
     def begin(
-        self, params: Params, base: Mapping[str, LowRank], rows: Rows, dropout: Sequence[torch.Generator] | None
+        self, params: Params, base: Mapping[str, GrowingSum], rows: Rows, dropout: Sequence[torch.Generator] | None
     ) -> None:
         if self.again:  # layers ran again, so the earlier calls have had their backward
             self.open, self.again = [], False

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from rondo.algorithm import Weight
-from rondo.lowrank import LowRank, total
+from rondo.lowrank import GrowingSum
 from rondo.models.adapted_layer import Site
 from rondo.models.call import Rows
 from rondo.params import Params
 from rondo.tasks.task import Batch
 
-Base = Mapping[str, tuple[LowRank, ...]]
+Base = Mapping[str, GrowingSum]
 
 
 class Network(ABC):
@@ -30,7 +30,7 @@ class Network(ABC):
     sites: Mapping[str, Site] = MappingProxyType({})
     """The adapted layers by module path."""
     _device = torch.device("cpu")
-    _compact: tuple[Base, dict[str, tuple[LowRank, ...]]] | None = None
+    _moved: tuple[Base, Base] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -51,15 +51,11 @@ class Network(ABC):
         """The frozen matrix of every adapted layer, read lazily."""
         return {}
 
-    def compact(self, base: Base) -> Base:
-        """Move a change of the base to the device, as one matrix per module in its smaller form. The result is kept,
-        so that clients with the same change share it."""
-        known = self._compact
-        if known is None or known[0] is not base:
-            sums = {p: total(chunks).compact() for p, chunks in base.items() if chunks}
-            known = (base, {p: (LowRank(c.up.to(self.device), c.down.to(self.device)),) for p, c in sums.items()})
-            self._compact = known
-        return known[1]
+    def on_device(self, base: Base) -> Base:
+        """A change of the base on the device. The result is kept, so that clients with the same change share it."""
+        if self._moved is None or self._moved[0] is not base:
+            self._moved = (base, {path: change.on(self.device) for path, change in base.items()})
+        return self._moved[1]
 
     @abstractmethod
     def __call__(

@@ -11,6 +11,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from torch import Tensor
 
 from rondo.config.schema import AdapterConfig, RunConfig
 from rondo.errors import ConfigError, Problem
@@ -49,15 +50,16 @@ class OwnModel:
         return {"kernels": {"dtype": str(self.precision).removeprefix("torch."), "reason": reason}}
 
     def save(self, folder: Path, seen: Params, base: Base, labels: Sequence[str]) -> None:
-        """Write the tensors that the network takes, and the change of its base, to one safetensors file."""
+        """Write the tensors that the network takes, and the change of its base, to one safetensors file: factors as
+        ``base:<path>.up`` and ``base:<path>.down``, a dense matrix as ``base:<path>``."""
         folder.mkdir(parents=True, exist_ok=True)
-        change = {
-            f"base:{path}.{part}": getattr(chunk, part)
-            for path, chunks in self.network.compact(base).items()
-            for chunk in chunks
-            for part in ("up", "down")
-        }
-        tensors = {n: t.cpu().contiguous().clone() for n, t in {**seen, **change}.items()}
+        changes: dict[str, Tensor] = {}
+        for path, change in base.items():
+            if change.dense is not None:
+                changes[f"base:{path}"] = change.dense
+            else:
+                changes |= {f"base:{path}.up": change.recent.up, f"base:{path}.down": change.recent.down}
+        tensors = {n: t.cpu().contiguous().clone() for n, t in {**seen, **changes}.items()}
         safetensors.torch.save_file(tensors, folder / RESULT)
 
 
@@ -87,6 +89,9 @@ class OwnOutline:
         network.move(device)
         precision = self.task.precision
         for name, tensor in network.initial.items():
+            if name.startswith("base:"):
+                message = f"{self.name!r} gave a tensor named {name!r}: names that begin with base: are Rondo's own"
+                raise ConfigError.at("model.name", message)
             if tensor.is_floating_point() and tensor.dtype is not precision:
                 message = f"{self.name!r} gave {name} in {tensor.dtype}, and the task computes in {precision}"
                 raise ConfigError.at("model.name", message)

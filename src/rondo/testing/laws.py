@@ -14,12 +14,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from rondo import algorithms
-from rondo.algorithm import Algorithm, Mean, Shared, Upload
+from rondo.algorithm import Algorithm, Mean, Upload
 from rondo.algorithms.wrappers.wrapper import Wrapper
 from rondo.engine import serialization
+from rondo.engine.server.ledger import Ledger
 from rondo.params import down, head, pick, up
 from rondo.testing.run import ROUNDS, NotApplicable, Run, largest_gap, require
 
@@ -307,34 +307,23 @@ def law_cohort(algorithm: Algorithm[Any], seed: int) -> str:
     return f"difference {worst:.0e}"
 
 
-def _chunks(shared: Shared) -> dict[str, Tensor]:
-    """The factors of the base's changes, by module, position and part."""
-    return {
-        f"{path}.{i}.{part}": getattr(chunk, part)
-        for path, chunks in shared.base.items()
-        for i, chunk in enumerate(chunks)
-        for part in ("up", "down")
-    }
-
-
 def law_bytes(algorithm: Algorithm[Any], seed: int, formulas: Formulas | None = None) -> str:
-    """The numbers sent equal the card's formulas: up, and down to a client that took part in every round."""
+    """The numbers sent equal the card's formulas in each of eight rounds: up, and down to a client that took part in
+    every round."""
     if formulas is None:
         raise NotApplicable("no formula was given")
-    run = Run(algorithm, seed)
+    run, ledger = Run(algorithm, seed), Ledger()
     client, rank = run.clients[0], run.problem.rank
-    known: dict[str, Tensor] = {}
-    for index in range(5):
+    for index in range(run.round(0).total):
         shared = run.shared(client, index)
-        received = {**shared.params, **_chunks(shared)}
-        changed = {n: t for n, t in received.items() if n not in known or not serialization.same(known[n], t)}
-        known |= received
+        received, _ = ledger.send(client.id, replace(shared, params=pick(shared.params, ~head)))
         upload = next(o.upload for o in run.step(index) if o.upload.client == client)
-        directions = [("up", upload.params, formulas[0])]
+        sent = ledger.receive(replace(upload, params=pick(upload.params, ~head)))
+        directions = [("up", sent, formulas[0])]
         if index > 0:
-            directions.append(("down", changed, formulas[1]))
-        for way, params, formula in directions:
-            count = sum(t.numel() for t in pick(params, ~head).values())
+            directions.append(("down", received, formulas[1]))
+        for way, size, formula in directions:
+            count = size // torch.float64.itemsize
             expected = sum(
                 formula(rank, w.shape[1], w.shape[0], index, len(run.clients)) for w in run.problem.weights.values()
             )

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from rondo.algorithm import Client, Fit, Objective, Round, Upload, Uploads, Weight, plain
-from rondo.lowrank import LowRank, total
+from rondo.lowrank import GrowingSum
 from rondo.params import Params, Select, client_row, everything
 
-NetworkLoss = Callable[[str, Params, Mapping[str, tuple[LowRank, ...]]], Tensor]
+NetworkLoss = Callable[[str, Params, Mapping[str, GrowingSum]], Tensor]
 """From (client id, tensors that the network sees, base changes) to a scalar loss; no client axis."""
 
 
@@ -23,7 +23,7 @@ class SgdTrainer:
     clients: tuple[Client, ...]
     round: Round
     loss: NetworkLoss
-    base: Mapping[str, tuple[LowRank, ...]] = field(default_factory=dict)
+    base: Mapping[str, GrowingSum] = field(default_factory=dict)
     steps: int = 3
     lr: float = 0.1
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -108,12 +108,12 @@ class LinearProblem:
             data[c.id] = (x, x @ normal(5, 3))
         return LinearProblem(weights, params, data, members, rank)
 
-    def delta(self, seen: Params, base: Mapping[str, tuple[LowRank, ...]], path: str) -> Tensor:
+    def delta(self, seen: Params, base: Mapping[str, GrowingSum], path: str) -> Tensor:
         """The change that the network applies to one layer's weight: base change plus scale * B A."""
         change = self.weights[path].scale * (seen[f"{path}.B"] @ seen[f"{path}.A"])
-        return change + total(base[path]).dense() if base.get(path) else change
+        return change + base[path].factors().dense() if path in base else change
 
-    def loss(self, client: str, seen: Params, base: Mapping[str, tuple[LowRank, ...]]) -> Tensor:
+    def loss(self, client: str, seen: Params, base: Mapping[str, GrowingSum]) -> Tensor:
         """Half the squared error of one client, summed over outputs, averaged over examples; a :data:`NetworkLoss`."""
         x, y = self.data[client]
         for path, weight in self.weights.items():

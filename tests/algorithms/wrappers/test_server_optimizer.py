@@ -119,8 +119,8 @@ def test_base_gains_the_factors_that_the_server_stepped_to() -> None:
     mean = weighted_mean(o.upload for o in run.step(0)).params
     for path, weight in run.problem.weights.items():
         a, b = (before[f"{path}.{p}"] + 0.5 * (mean[f"{path}.{p}"] - before[f"{path}.{p}"]) for p in "AB")
-        (chunk,) = run.state.inner.base[path]
-        torch.testing.assert_close(chunk.dense(), weight.scale * b @ a, rtol=0, atol=1e-12)
+        change = run.state.inner.base[path]
+        torch.testing.assert_close(change.factors().dense(), weight.scale * b @ a, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rondo.algorithm import Round, Weight
-from rondo.lowrank import LowRank, polar, row_basis
+from rondo.lowrank import GrowingSum, LowRank, polar, row_basis, total
 from rondo.params import Params, Role, adapted_modules, kaiming, module_of, pick, role
 
 Bases: TypeAlias = Literal["orthogonal", "kaiming", "svd"]
@@ -29,7 +29,7 @@ class GramState:
 
     params: Params
     """G, L and R of every module, and the head."""
-    base: Mapping[str, tuple[LowRank, ...]]
+    base: Mapping[str, GrowingSum]
     """The change of the frozen base at the start, by module path."""
 
 
@@ -58,7 +58,7 @@ def gram_start(
     does ``-scale * L G^T G R``, which leaves the network's function as it was.
     """
     kept = {n: t for n, t in params.items() if role(n) not in (Role.DOWN, Role.UP)}
-    base: dict[str, tuple[LowRank, ...]] = {}
+    base: dict[str, GrowingSum] = {}
     for path in adapted_modules(params):
         a, b = params[f"{path}.A"], params[f"{path}.B"]
         rank, scale = a.shape[0], weights[path].scale
@@ -68,7 +68,7 @@ def gram_start(
         if offset:
             chunks.append(LowRank(-scale * (left @ g.mT), g @ right).to(a.dtype))
         if chunks:
-            base[path] = tuple(chunks)
+            base[path] = GrowingSum.of(total(chunks))
         kept |= {f"{path}.G": g.to(a.dtype), f"{path}.L": left.to(a.dtype), f"{path}.R": right.to(a.dtype)}
     return GramState(kept, base)
 

@@ -35,7 +35,7 @@ def truncated_mean(params: Params, uploads: Sequence[Upload], *, balanced: bool)
     return replace(mean, params={**mean.params, **factors})
 
 
-def compacted(chunks: Iterable[tuple[str, LowRank]], scale: Mapping[str, float], like: Params) -> dict[str, LowRank]:
-    """``chunks`` by module, each times its scale, in as few numbers as possible and in ``like``'s dtype. Chunks are
-    taken one at a time, so a generator holds only one in float64."""
-    return {p: (scale[p] * c).compact().to(like[f"{p}.A"].dtype) for p, c in chunks}
+def scaled(chunks: Iterable[tuple[str, LowRank]], scale: Mapping[str, float], like: Params) -> dict[str, LowRank]:
+    """``chunks`` by module, each times its scale, in ``like``'s dtype. Chunks are taken one at a time, so a generator
+    holds only one in float64."""
+    return {p: (scale[p] * c).to(like[f"{p}.A"].dtype) for p, c in chunks}

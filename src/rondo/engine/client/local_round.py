@@ -82,7 +82,7 @@ class LocalRound:
             round,
             self.config.train,
             self.config.clients,
-            self.network.compact(shared[0].base),
+            self.network.on_device(shared[0].base),
             self.prefix,
             states,
             self.stop,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -18,9 +18,8 @@ from torch import Tensor
 from rondo.algorithm import Client, ClientFailed, Fit, Loss, Objective, Round, Upload, Uploads, plain
 from rondo.config.schema import ClientsConfig, TrainConfig
 from rondo.errors import StopRequested
-from rondo.lowrank import LowRank
 from rondo.models.call import Rows, to_device
-from rondo.models.network import Network
+from rondo.models.network import Base, Network
 from rondo.models.shortcuts.prefix import Prefix, States
 from rondo.params import Params, Select, client_row, everything
 from rondo.tasks.task import Batch, Example, Task
@@ -61,7 +60,7 @@ class CohortTrainer:
     round: Round
     train: TrainConfig
     weighting: ClientsConfig
-    base: Mapping[str, tuple[LowRank, ...]]
+    base: Base
     """The change of the frozen base so far."""
     prefix: Prefix | None = None
     states: States | None = None

@@ -252,8 +252,10 @@ def _held(sent: _Sent) -> Params:
 def _stable_rank(sent: _Sent, sites: Mapping[str, Site]) -> float | None:
     ratios = []
     for site in sites.values():
-        chunks = (c.to(torch.float64) for c in sent.shared.base.get(site.path, ()))
-        values = torch.linalg.svdvals(_core(total([_product(sent.seen, site), *chunks]))).square()
+        change = _product(sent.seen, site)
+        if site.path in sent.shared.base:
+            change += sent.shared.base[site.path].factors().to(torch.float64)
+        values = torch.linalg.svdvals(_core(change)).square()
         ratio = float(values.sum() / values[0])
         if math.isfinite(ratio):
             ratios.append(ratio)
@@ -274,12 +276,17 @@ def _change(before: LowRank, after: LowRank) -> LowRank:
 
 
 def _added(old: Shared, new: Shared, path: str) -> list[LowRank]:
-    """The growth of the base's change. Chunks are only ever appended, and the old chunks are still the same tensors."""
-    before, after = old.base.get(path, ()), new.base.get(path, ())
-    same = 0
-    while same < min(len(before), len(after)) and before[same].up is after[same].up:
-        same += 1
-    return [c.to(torch.float64) for c in (*after[same:], *(-c for c in before[same:]))]
+    """The growth of the base's change: the chunks that were added, or the difference of two dense sums."""
+    before, after = old.base.get(path), new.base.get(path)
+    if after is None:
+        return []
+    grown = after.since(before.count if before is not None else 0)
+    if len(grown) == 2:
+        return [LowRank(*grown).to(torch.float64)]
+    growth = grown[0].double()
+    if before is not None:
+        growth = growth - before.factors().to(torch.float64).dense()
+    return [LowRank.whole(growth)]
 
 
 def _coordinates(parts: Sequence[Tensor]) -> list[Tensor]:

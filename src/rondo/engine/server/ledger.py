@@ -2,13 +2,15 @@
 
 An algorithm says what a client must know (``broadcast``). The ledger knows which tensor versions the client has, and
 counts the rest. A version is a digest of a tensor's content, so an unchanged tensor costs nothing, and a client that
-missed rounds is brought up to date. Only payload bytes count: elements times element size.
+missed rounds is brought up to date. The version of a base change is its number of chunks: a client is sent the chunks
+it lacks, or the sum where that is smaller. Only payload bytes count: elements times element size.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,7 +23,8 @@ from rondo.params import num_bytes
 
 _STATES = 64
 """Client states remembered for sharing. The clients of a round are in few states, and older states do not return."""
-_CHUNK = "base:"
+_BASE = "base:"
+"""Precedes the module's path in the name of a base change."""
 
 
 @dataclass
@@ -37,20 +40,25 @@ class Ledger:
         """Count the tensors of ``shared`` that ``client`` lacks, and note that it has them now.
 
         Returns the bytes down, and how many of them are first contact: tensors with a name that the client never had.
-        Chunks of the base are tensors like any other, each sent once. A chunk that a later round appends belongs to
-        that round and is not first contact.
+        A base change is first contact for a new client only. Chunks that later rounds add belong to those rounds.
         """
         returning = client in self.held
         held = dict(self.held.get(client, {}))
         down = first = 0
-        for name, tensor in _named(shared).items():
+        for name, tensor in shared.params.items():
             current = version(tensor)
             previous = held.get(name)
             if previous != current:
                 size = tensor.numel() * tensor.element_size()
                 down += size
-                first += size if previous is None and not (returning and name.startswith(_CHUNK)) else 0
+                first += size if previous is None else 0
                 held[name] = current
+        for path, change in shared.base.items():
+            lacking = change.since(int(held.get(_BASE + path, 0)))
+            size = sum(tensor.numel() * tensor.element_size() for tensor in lacking)
+            down += size
+            first += 0 if returning else size
+            held[_BASE + path] = str(change.count)
         if len(self._known) > _STATES:  # states of rounds long past; a client that holds one keeps it
             self._known.clear()
         self.held[client] = self._known.setdefault(frozenset(held.items()), held)
@@ -81,18 +89,11 @@ class Ledger:
             ledger = Ledger({client: records[i] for client, i in content["clients"].items()})
         except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
             raise ValueError(f"not a ledger: {type(error).__name__}: {error}") from None
+        for name, count in ((n, v) for record in records for n, v in record.items() if n.startswith(_BASE)):
+            if not re.fullmatch("[0-9]{1,18}", count):
+                raise ValueError(f"not a ledger: {name} has {count[:20]!r} chunks")
         ledger._known = {frozenset(r.items()): r for r in records}
         return ledger
-
-
-def _named(shared: Shared) -> Mapping[str, Tensor]:
-    chunks = {
-        f"{_CHUNK}{path}:{i}:{part}": tensor
-        for path, parts in shared.base.items()
-        for i, chunk in enumerate(parts)
-        for part, tensor in (("up", chunk.up), ("down", chunk.down))
-    }
-    return {**shared.params, **chunks}
 
 
 _versions: dict[int, tuple[weakref.ref[Tensor], str]] = {}
