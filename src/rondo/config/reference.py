@@ -46,23 +46,23 @@ class Section:
 
 def sections() -> tuple[Section, ...]:
     """Every section with its keys, in the order of the schema."""
-    top, found = [], []
+    found = [Section("", "Keys outside of any section.", tuple(_keys(RunConfig, "")))]
     for name, field in RunConfig.model_fields.items():
         model = field.annotation
         if isinstance(model, type) and issubclass(model, BaseModel):
-            keys = [_key(model, key, f"{name}.{key}") for key in model.model_fields]
-            keys += _algorithm_fields() if model is AlgorithmConfig else ()
-            found.append(Section(name, _prose(model.__doc__), tuple(keys)))
-        else:
-            top.append(_key(RunConfig, name, name))
-    return (Section("", "Keys outside of any section.", tuple(top)), *found)
+            own = _algorithm_fields() if model is AlgorithmConfig else ()
+            found.append(Section(name, _prose(model.__doc__), (*_keys(model, f"{name}."), *own)))
+    return tuple(found)
 
 
-def _key(model: type[BaseModel], name: str, path: str) -> Key:
-    field = model.model_fields[name]
-    default = field.get_default(call_default_factory=True)
-    schema = model.model_json_schema()["properties"][name]
-    return Key(path, _values(schema), "" if default is None else json.dumps(default), _prose(field.description))
+def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
+    """The keys of ``model`` that are not sections."""
+    schemas = model.model_json_schema()["properties"]
+    for name, field in model.model_fields.items():
+        if "$ref" not in schemas[name]:
+            default = field.get_default(call_default_factory=True)
+            in_toml = "" if default is None else json.dumps(default)
+            yield Key(prefix + name, _values(schemas[name]), in_toml, _prose(field.description))
 
 
 def _algorithm_fields() -> Iterator[Key]:
