@@ -32,8 +32,8 @@ def show(
     name: Annotated[str, typer.Argument(help="an algorithm's name, package.module:Class, or config")],
     key: Annotated[str | None, typer.Argument(help="config alone: a section or key, for instance train.lr")] = None,
 ) -> None:
-    """Show the paper card of an algorithm (equations, symbols, bytes, head, deviations, reference) and its keys, or with
-    config every configuration key."""
+    """Show the paper card of an algorithm (equations, symbols, bytes, head, deviations, reference) and its keys; or,
+    with config, every configuration key."""
     with user_errors():
         if name == "config":
             from rondo.config import reference
@@ -51,12 +51,8 @@ def show(
         if fields := inspect.signature(cls).parameters.values():
             print("\nKeys of [algorithm], with their defaults:")
             for field in fields:
-                no_default = field.default is field.empty
-                print(
-                    f"{field.name} (required)"
-                    if no_default
-                    else f"{field.name} = {json.dumps(field.default, default=repr)}"
-                )
+                required = field.default is field.empty
+                print(field.name, "(required)" if required else f"= {json.dumps(field.default, default=repr)}")
 
 
 def _algorithm_class(name: str) -> Any:
