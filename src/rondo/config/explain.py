@@ -76,6 +76,20 @@ def _is_toml(text: str) -> bool:
         return False
 
 
+def unknown(loc: list[str]) -> Problem | None:
+    """The problem of a key path that the schema does not have; None if it has it. Sections with keys of a user's own
+    have any."""
+    section: Any = RunConfig
+    for depth, part in enumerate(loc, 1):
+        if not (isinstance(section, type) and issubclass(section, BaseModel)):
+            break
+        if part not in section.model_fields:
+            own_keys = section.model_config.get("extra") == "allow"
+            return None if own_keys else Problem(".".join(loc[:depth]), unknown_key(loc[:depth]))
+        section = section.model_fields[part].annotation
+    return None
+
+
 def unknown_key(loc: list[str]) -> str:
     """The message for a key that does not exist: a near match in its section, else the section that has it, else the
     keys known there."""

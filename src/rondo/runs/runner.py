@@ -20,7 +20,7 @@ from rondo.config.load import load
 from rondo.config.schema import RunConfig
 from rondo.engine.client.memory import budget, freed_memory_kept
 from rondo.engine.transport import Observer
-from rondo.errors import ConfigError, RunInterrupted, RunStopped, StopRequested
+from rondo.errors import ConfigError, RunInterrupted, RunStopped, StopRequested, headed
 from rondo.report import pictures
 from rondo.report.summary import best_so_far, totals
 from rondo.runs.assemble import Assembly, Federation, Start, assemble
@@ -51,7 +51,7 @@ def run(
 
     ``config``: a path, a dict or a :class:`RunConfig`.
     ``sets``: ``key.path=value`` overrides.
-    ``device``: "auto", "cpu" or "cuda".
+    ``device``: "auto", "cpu", "cuda", "cuda:1" or "mps".
     ``observer``: told of the run's progress. In a notebook, None shows progress bars.
     ``stop``: set it, from a signal handler or another thread, to end the run after its current step.
 
@@ -73,6 +73,7 @@ def run(
             return runner.run()
 
 
+@headed("rondo resume")
 def resume(
     run_dir: str | Path,
     *,
@@ -260,10 +261,10 @@ class Runner:
             if not self.directory.metrics.exists() or not self.directory.metrics.read_bytes():
                 return None
             message = "metrics.jsonl has rounds, but there is no checkpoint of any: start the run in another folder"
-            raise ConfigError.at("RUN_DIR", message, "rondo resume") from None
+            raise ConfigError.at("RUN_DIR", message) from None
         except ValueError as error:
             message = f"no checkpoint is as it was written, so the run cannot go on: {error}"
-            raise ConfigError.at("RUN_DIR", message, "rondo resume") from None
+            raise ConfigError.at("RUN_DIR", message) from None
         self.observer.resumed(point.rounds, passed_over)
         self._log(f"going on after round {point.rounds}", *passed_over)
         return point

@@ -1,0 +1,141 @@
+"""The reference of every configuration key, made of the schema: for docs/configuration.md and ``rondo show config``.
+Imports no torch."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter
+
+from rondo import algorithms
+from rondo.config.schema import AlgorithmConfig, RunConfig
+from rondo.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of the configuration."""
+
+    path: str
+    """With its section: ``train.lr``."""
+    values: str
+    """The values that it takes, in words."""
+    default: str
+    """In TOML; empty where the key is not set by default."""
+    meaning: str
+
+    @property
+    def name(self) -> str:
+        """The key within its section."""
+        return self.path.rpartition(".")[2]
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section of the configuration. The keys outside any section have the name ""."""
+
+    name: str
+    meaning: str
+    keys: tuple[Key, ...]
+
+
+def sections() -> tuple[Section, ...]:
+    """Every section with its keys, in the order of the schema."""
+    found = [Section("", "Keys outside of any section.", tuple(_keys(RunConfig, "")))]
+    for name, field in RunConfig.model_fields.items():
+        model = field.annotation
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            own = _algorithm_fields() if model is AlgorithmConfig else ()
+            found.append(Section(name, _prose(model.__doc__), (*_keys(model, f"{name}."), *own)))
+    return tuple(found)
+
+
+def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
+    """The keys of ``model`` that are not sections."""
+    schemas = model.model_json_schema()["properties"]
+    for name, field in model.model_fields.items():
+        if "$ref" not in schemas[name]:
+            default = field.get_default(call_default_factory=True)
+            in_toml = "" if default is None else json.dumps(default)
+            yield Key(prefix + name, _values(schemas[name]), in_toml, _prose(field.description))
+
+
+def _algorithm_fields() -> Iterator[Key]:
+    """The fields of the table's algorithms, by name and type."""
+    methods: dict[tuple[str, str], list[str]] = {}
+    for method, entry in algorithms.TABLE.items():
+        for name, kind in entry.fields.items():
+            methods.setdefault((name, _values(TypeAdapter(kind).json_schema())), []).append(method)
+    for (name, values), users in methods.items():
+        yield Key(f"algorithm.{name}", values, "", f"Field of {', '.join(users)}: see `rondo show {users[0]}`.")
+
+
+def _prose(docstring: str | None) -> str:
+    """A docstring in Markdown, each paragraph in one line."""
+    paragraphs = (docstring or "").replace("``", "`").replace(":mod:", "").split("\n\n")
+    return "\n\n".join(" ".join(p.split()) for p in paragraphs)
+
+
+_WORDS = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false"}
+_BOUNDS = (("exclusiveMinimum", ">"), ("minimum", ">="), ("exclusiveMaximum", "<"), ("maximum", "<="))
+
+
+def _values(schema: Mapping[str, Any], plural: str = "") -> str:
+    """The values that a JSON schema allows. None is left out: in TOML a key without value is not written."""
+    if "anyOf" in schema:
+        return " or ".join(_values(s, plural) for s in schema["anyOf"] if s.get("type") != "null")
+    if "const" in schema or "enum" in schema:
+        *others, last = (json.dumps(value) for value in schema.get("enum", [schema.get("const")]))
+        return " or ".join([", ".join(others)] * bool(others) + [last])
+    if schema["type"] == "array":
+        most = f"at most {schema['maxItems']} " if "maxItems" in schema else ""
+        return f"list of {most}{_values(schema['items'], 's')}"
+    if schema["type"] == "object":
+        return f"table of {_values(schema['additionalProperties'], 's')}"
+    bounds = " and ".join(f"{sign} {schema[name]:g}" for name, sign in _BOUNDS if name in schema)
+    return f"{_WORDS[schema['type']]}{plural} {bounds}".rstrip()
+
+
+def markdown() -> str:
+    """The reference as a page's last part: one table per section."""
+    lines = []
+    for section in sections():
+        title = f"`[{section.name}]`" if section.name else "The run"
+        lines += ["", f"## {title}", "", *textwrap.wrap(section.meaning.replace("\n\n", " "), 120), ""]
+        lines += ["| key | values | default | meaning |", "|---|---|---|---|"]
+        for key in section.keys:
+            default = f"`{key.default}`" if key.default else ""
+            lines.append(f"| `{key.name}` | {key.values} | {default} | {key.meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def text(path: str | None = None, width: int = 100) -> str:
+    """The reference in lines of at most ``width`` characters: all of it, or the section or key at ``path``. Raises
+    :class:`ConfigError` if there is none."""
+    every = sections()
+    keys = [key for section in every for key in section.keys]
+    blocks = [_section_text(section, width) for section in every if path is None or section.name == path]
+    blocks = blocks or [_key_text(key, width) for key in keys if key.path == path]
+    if not blocks:
+        paths = [key.path for key in keys]
+        near = difflib.get_close_matches(str(path), paths, n=1) or [p for p in paths if p.endswith(f".{path}")]
+        hint = f"did you mean {near[0]!r}?" if near else "rondo show config lists all"
+        raise ConfigError.at("KEY", f"no key or section {path!r}; {hint}", "rondo show config")
+    return "\n\n".join(blocks)
+
+
+def _section_text(section: Section, width: int) -> str:
+    title = [f"[{section.name}]"] if section.name else []
+    meaning = textwrap.fill(section.meaning.replace("\n\n", " "), width)
+    return "\n".join([*title, meaning, "", *(_key_text(key, width) for key in section.keys)])
+
+
+def _key_text(key: Key, width: int) -> str:
+    name = f"{key.path} = {key.default}" if key.default else f"{key.path} (not set)"
+    body = [textwrap.fill(part, width - 4, break_on_hyphens=False) for part in (key.values, key.meaning)]
+    return f"{name}\n" + textwrap.indent("\n".join(body), " " * 4)
