@@ -172,7 +172,7 @@ def sites(module: nn.Module, endings: Sequence[str], *, rank: int = 3, dropout: 
     chosen = []
     for path, layer in module.named_modules():
         if any(path == e or path.endswith("." + e) for e in endings):
-            kind, shape = layer_kind(layer, path)
+            kind, shape = layer_kind(layer)
             chosen.append(Site(path, kind, shape, rank, 0.5 + 0.25 * len(chosen), dropout))
     assert chosen
     return tuple(chosen)

@@ -199,7 +199,7 @@ def test_rank_above_a_layers_size_is_an_error() -> None:
         plan(tiny.llama_lm(), config, "CAUSAL_LM", (), 0)
     (problem,) = caught.value.problems
     assert problem.path == "adapter.r"
-    message = "rank 17 exceeds model.layers.0.self_attn.k_proj, which is 16 x 32, and 1 other layers: lower it to 16"
+    message = "rank 17 exceeds model.layers.0.self_attn.k_proj, which is 16 x 32, and 1 other layer: lower it to 16"
     assert message in problem.message
 
 

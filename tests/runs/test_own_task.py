@@ -139,7 +139,7 @@ class Failing(own_task.Line):
         (
             {"model": {"name": "own_task:fails"}},
             "model.name",
-            "does not run on two examples: RuntimeError: shapes differ",
+            "does not train on rows of the data: RuntimeError: shapes differ",
         ),
         ({"task": {"kind": "causal-lm", "text": "a"}}, "task.kind", "has no tokenizer, which causal-lm needs"),
         ({"task": {"kind": "own_task:Task"}}, "task.kind", "makes no task: TypeError"),

@@ -82,12 +82,12 @@ class UnsupportedLayer(ValueError):
     """A targeted layer cannot carry a low-rank adapter; the message says why."""
 
 
-def layer_kind(module: nn.Module, path: str) -> tuple[LayerKind, tuple[int, int]]:
+def layer_kind(module: nn.Module) -> tuple[LayerKind, tuple[int, int]]:
     """The kind of a layer and the shape (out, in) of its matrix. Raises :class:`UnsupportedLayer`."""
     if isinstance(module, nn.Conv2d):
         if module.groups != 1 or module.padding_mode != "zeros" or module.dilation != (1, 1):
             # Groups and padding modes are not one matrix product, and PEFT's own adapter ignores dilation.
-            raise UnsupportedLayer(f"{path}: a convolution with groups, dilation or a padding mode cannot be adapted")
+            raise UnsupportedLayer("a convolution with groups, dilation or a padding mode cannot be adapted")
         height, width = module.kernel_size
         return "conv2d", (module.out_channels, module.in_channels * height * width)
     if isinstance(module, nn.Linear):  # quantised linears (bitsandbytes, torchao) derive from it
@@ -96,7 +96,7 @@ def layer_kind(module: nn.Module, path: str) -> tuple[LayerKind, tuple[int, int]
         weight = module.weight
         assert isinstance(weight, Tensor)
         return "conv1d", (weight.shape[1], weight.shape[0])  # stored transposed: in x out
-    raise UnsupportedLayer(f"{path}: a {type(module).__name__} cannot be adapted; Linear, Conv1D and Conv2d can")
+    raise UnsupportedLayer(f"a {type(module).__name__} cannot be adapted; Linear, Conv1D and Conv2d can")
 
 
 class AdaptedLayer:
@@ -108,10 +108,11 @@ class AdaptedLayer:
 
     def _hook(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         self.call.layer_runs()
-        x, path = args[0], self.site.path
+        path = self.site.path
+        x = self.call.by_row(args[0], path)
         change = self.call.base.get(path)
         if change is not None:
-            output = self._changed(output, x, change)
+            output = self._changed(output, args[0], change)
         a, b = self.call.params.get(f"{path}.A"), self.call.params.get(f"{path}.B")
         if a is not None and b is not None:
             # Scale in the wider of the two types, so that the product is rounded once.
@@ -149,7 +150,8 @@ class AdaptedLayer:
         assert isinstance(conv, nn.Conv2d)
         kernel = (conv.in_channels, *conv.kernel_size)
         parts = []
-        for rows_k, down_k, up_k in zip(torch.split(x, list(rows.counts)), down, up, strict=True):
+        counts = rows.counts if len(down) > 1 else (len(x),)
+        for rows_k, down_k, up_k in zip(torch.split(x, list(counts)), down, up, strict=True):
             inner = functional.conv2d(
                 rows_k, down_k.reshape(-1, *kernel), None, conv.stride, conv.padding, conv.dilation
             )
@@ -165,8 +167,10 @@ class AdaptedLayer:
         if call.inside:
             keep = 1 - self.site.dropout
             mask = torch.ones(x.shape)
-            lengths = call.rows.longest if x.dim() == 3 else None
-            for k, (part, g) in enumerate(zip(torch.split(mask, list(call.rows.counts)), call.dropout, strict=True)):
+            alone = len(call.dropout) == 1
+            parts = (mask,) if alone else torch.split(mask, list(call.rows.counts))
+            lengths = call.rows.longest if not alone and x.dim() == 3 and x.shape[1] == call.tokens else None
+            for k, (part, g) in enumerate(zip(parts, call.dropout, strict=True)):
                 # Draw nothing for padding that other clients cause, so that a client's masks do not depend on them.
                 tokens = part if lengths is None else part[:, : lengths[k]]
                 tokens.copy_(torch.empty(tokens.shape).bernoulli_(keep, generator=g))

@@ -27,7 +27,7 @@ class _HeadLinear:
     """A linear layer of the head. The call's tensors replace its own, each client's for that client's rows."""
 
     def __init__(self, path: str, module: nn.Linear, call: Call, initial: Params) -> None:
-        self.call, self.initial = call, initial
+        self.path, self.call, self.initial = path, call, initial
         self.weight, self.bias = (f"{HEAD_PREFIX}{path}.{n}" for n in ("weight", "bias"))
         module.forward = self.forward  # type: ignore[method-assign, assignment]
 
@@ -44,15 +44,16 @@ class _HeadLinear:
         x = x.to(weight.dtype)
         if weight.shape[0] == 1:
             return functional.linear(x, weight[0], None if bias is None else bias[0])
-        rows = self.call.rows
+        rows, shape = self.call.rows, (*x.shape[:-1], weight.shape[1])
+        x = self.call.by_row(x, self.path)
         if rows.even:
             flat = x.reshape(weight.shape[0], -1, x.shape[-1])
             out = flat @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), flat, weight.mT)
-            return out.reshape(*x.shape[:-1], weight.shape[1])
+            return out.reshape(shape)
         rows_by_client = torch.split(x, list(rows.counts))
         return torch.cat(
             [functional.linear(r, weight[k], None if bias is None else bias[k]) for k, r in enumerate(rows_by_client)]
-        )
+        ).reshape(shape)
 
 
 class AdaptedNetwork(Network):
@@ -86,17 +87,16 @@ class AdaptedNetwork(Network):
             if type(owner) is nn.Linear:
                 _HeadLinear(path, owner, self._call, self.initial_head)
         self._factors = dict(factors or {})
+        if self._owners:
+            # A call sets their tensors as attributes of their modules, which all threads see.
+            kinds = sorted({type(owner).__name__ for owner, _ in self._owners.values()})
+            self.one_at_a_time = f"the head has trained tensors in {', '.join(kinds)}"
+            self.one_thread = True
 
     @property
     def initial(self) -> Params:  # type: ignore[override]
         """See :class:`rondo.models.network.Network`."""
         return {**self._factors, **{n: t.cpu() for n, t in self.initial_head.items()}}
-
-    @property
-    def one_at_a_time(self) -> str | None:
-        """See :attr:`rondo.models.network.Network.one_at_a_time`."""
-        kinds = sorted({type(owner).__name__ for owner, _ in self._owners.values()})
-        return f"the head has trained tensors in {', '.join(kinds)}" if kinds else None
 
     def weights(self) -> dict[str, Weight]:
         """The frozen matrix of every adapted layer, read lazily."""
@@ -118,15 +118,16 @@ class AdaptedNetwork(Network):
             clients = params[f"{path}.A"].shape[0]
             if params[f"{path}.B"].shape[0] != clients:
                 raise ValueError(f"{path}: A has {clients} clients, B has {params[f'{path}.B'].shape[0]}")
+        first = next(t for t in batch.values() if isinstance(t, Tensor))
         if rows is None:
-            first = next(t for t in batch.values() if isinstance(t, Tensor))
             rows = Rows((first.shape[0] // clients,) * clients)
         for name, (owner, attribute) in self._owners.items():
             tensor = params[name] if name in params else self.initial_head[name].unsqueeze(0)
             if tensor.shape[0] != 1:
                 raise ValueError(f"{name} has {tensor.shape[0]} clients, but {self.one_at_a_time}")
             setattr(owner, attribute, tensor[0].to(self.device))
-        self._call.begin(params, base, rows, dropout)
+        tokens = first.shape[1] if first.dim() > 1 else 1
+        self._call.begin(params, base, rows, tokens, dropout)
         output = None
         try:
             with attention.padding(rows.padded):

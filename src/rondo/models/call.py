@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rondo.lowrank import GrowingSum
 from rondo.params import Params
+from rondo.tasks.task import Example
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -36,6 +37,15 @@ class Rows:
         counts = torch.tensor(self.counts)
         object.__setattr__(self, "index", torch.arange(len(counts)).repeat_interleave(counts))
 
+    @classmethod
+    def of(cls, groups: Sequence[Sequence[Example]], *, padded: bool) -> Rows:
+        """The rows of a batch, one group of examples per client. ``padded``: rows are padded to the longest one."""
+        counts = tuple(map(len, groups))
+        if not padded:
+            return cls(counts)
+        longest = tuple(max((e.cost for e in group), default=0) for group in groups)
+        return cls(counts, longest, len({e.cost for group in groups for e in group}) > 1)
+
     @property
     def even(self) -> bool:
         """Whether every client has the same number of rows, so that rows can be reshaped to (K, rows per client)."""
@@ -54,6 +64,10 @@ class Rows:
         return values.new_zeros(len(self.counts)).index_add(0, self.index, values)
 
 
+class RowsUnknown(RuntimeError):
+    """A layer's input does not show which client's rows it holds, so several clients cannot share the call."""
+
+
 class _Token:
     """A marker that lives as long as the graph of its call."""
 
@@ -67,7 +81,7 @@ class Call(threading.local):
     def __init__(self) -> None:
         self.params: Params = {}
         self.base: Mapping[str, GrowingSum] = {}
-        self.rows = Rows((1,))
+        self.rows, self.tokens = Rows((1,)), 1
         self.dropout: Sequence[torch.Generator] | None = None
         self.masks: dict[str, list[Tensor]] = {}
         self.inside = False
@@ -75,11 +89,18 @@ class Call(threading.local):
         self.again = False
 
     def begin(
-        self, params: Params, base: Mapping[str, GrowingSum], rows: Rows, dropout: Sequence[torch.Generator] | None
+        self,
+        params: Params,
+        base: Mapping[str, GrowingSum],
+        rows: Rows,
+        tokens: int,
+        dropout: Sequence[torch.Generator] | None,
     ) -> None:
+        """Take the tensors of a call whose batch has ``tokens`` tokens per row, padding included."""
         if self.again:  # layers ran again, so the earlier calls have had their backward
             self.open, self.again = [], False
-        self.params, self.base, self.rows, self.dropout, self.masks = params, base, rows, dropout, {}
+        self.params, self.base, self.rows, self.tokens = params, base, rows, tokens
+        self.dropout, self.masks = dropout, {}
         self.inside = True
 
     def end(self, output: Tensor | None) -> None:
@@ -90,6 +111,20 @@ class Call(threading.local):
             token = _Token()
             output.grad_fn.metadata["rondo call"] = token  # type: ignore[index]
             self.open.append(weakref.ref(token))
+
+    def by_row(self, x: Tensor, path: str) -> Tensor:
+        """A layer's input with the batch's rows on its first axis: as it is, or (rows * tokens, in) as (rows, tokens,
+        in). The input of a single client is all its own and returned as it is.
+
+        Raises :class:`RowsUnknown` for several clients where the input has neither form (relative positions, the
+        tokens of one expert): a first axis that can be divided among clients need not be made of their rows.
+        """
+        rows = len(self.rows.index)
+        if len(self.rows.counts) == 1 or x.shape[0] == rows:
+            return x
+        if x.dim() == 2 and x.shape[0] == rows * self.tokens:
+            return x.reshape(rows, self.tokens, -1)
+        raise RowsUnknown(f"the clients' rows cannot be told apart in {path} (its input is not one row per example)")
 
     def layer_runs(self) -> None:
         """Check that a layer that runs again finds its own call's tensors: RuntimeError if several calls are open."""

@@ -29,6 +29,11 @@ class Network(ABC):
     (:mod:`rondo.params`)."""
     sites: Mapping[str, Site] = MappingProxyType({})
     """The adapted layers by module path."""
+    one_at_a_time: str | None = None
+    """The reason why clients cannot share a call; None if they can. The trial (:mod:`rondo.models.trial`) gives one to
+    a network in which a shared call goes wrong."""
+    one_thread: bool = False
+    """Whether calls cannot run in several threads at once."""
     _device = torch.device("cpu")
     _moved: tuple[Base, Base] | None = None
 
@@ -41,11 +46,6 @@ class Network(ABC):
         """Move the module to ``device``. Tensors of a call are moved there by the caller."""
         self.module.to(device)
         self._device = device
-
-    @property
-    def one_at_a_time(self) -> str | None:
-        """The reason why clients cannot share a call and calls cannot run in several threads; None if they can."""
-        return None
 
     def weights(self) -> dict[str, Weight]:
         """The frozen matrix of every adapted layer, read lazily."""

@@ -74,6 +74,9 @@ def _look(config: RunConfig, labels: Sequence[str]) -> TransformerOutline:
     if len(tokenizer) > embedded:
         message = f"its tokenizer has {len(tokenizer)} tokens and its embedding only {embedded}: is it another model's?"
         problems.append(Problem("model.name", message))
+    if kind.head and getattr(known, "summary_type", None) == "last":
+        message = "it classifies by a row's last token (XLNet), and rows are padded behind it: name another"
+        problems.append(Problem("model.name", message))
     sites: tuple[Site, ...] = ()
     try:
         with warnings.catch_warnings():
@@ -96,6 +99,16 @@ def _missing_packages(config: RunConfig) -> Iterator[Problem]:
 
 
 def _longest(module: Any, tokenizer: Any) -> int:
-    """The most tokens that the model's positions allow. The tokenizer accounts for padding offsets like RoBERTa's."""
-    positions = getattr(module.config, "max_position_embeddings", None)
-    return min(int(tokenizer.model_max_length), int(positions) if positions else int(tokenizer.model_max_length))
+    """The most tokens that a row may have: as many as the tokenizer allows and the model has positions for."""
+    config, limits = module.config, [int(tokenizer.model_max_length)]
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and positions > 0:  # XLNet says -1 for no limit
+        limits.append(int(positions))
+    for path, layer in module.named_modules():
+        if path.endswith("position_embeddings") and getattr(layer, "padding_idx", None) is not None:
+            # RoBERTa and its kin count positions from the padding token's id on. Only some tokenizers know it.
+            limits.append(layer.num_embeddings - layer.padding_idx - 1)
+    if getattr(config, "attention_type", None) == "block_sparse":
+        # In longer rows BigBird's blocks depend on the length that the batch is padded to.
+        limits.append((5 + 2 * config.num_random_blocks) * config.block_size)
+    return min(limits)

@@ -68,24 +68,25 @@ def _inject(module: nn.Module, lora: peft.LoraConfig, head: Sequence[str], seed:
     from peft.tuners.lora import LoraLayer
 
     head_modules = _head_modules(module, head)
-    targets = lora.target_modules
+    targets, available = lora.target_modules, ", ".join(_adaptable(module, head_modules))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
             # No modules_to_save: a wrapped head would hide its tensors, and PEFT does not train it here.
             tuner = peft.LoraModel(module, peft.LoraConfig(**{**lora.to_dict(), "modules_to_save": None}), "default")
         except (ValueError, re.error) as error:
-            raise ConfigError.at(key, _no_match(module, targets, head_modules, error)) from None
+            raise ConfigError.at(key, _no_match(targets, available, error)) from None
     sites, params, problems = [], {}, []
+    unsupported: dict[str, dict[nn.Module, str]] = {}
     too_small: dict[str, tuple[int, tuple[int, int]]] = {}
     for path, layer in tuner.model.named_modules():
         if not isinstance(layer, LoraLayer) or any(path == h or path.startswith(h + ".") for h in head_modules):
             continue
         base = layer.get_base_layer()
         try:
-            kind, shape = layer_kind(base, path)
+            kind, shape = layer_kind(base)
         except UnsupportedLayer as error:
-            problems.append(Problem(key, str(error)))
+            unsupported.setdefault(str(error), {}).setdefault(base, path)
             continue
         rank = int(layer.r["default"])
         if rank > min(shape):
@@ -94,6 +95,10 @@ def _inject(module: nn.Module, lora: peft.LoraConfig, head: Sequence[str], seed:
         params[f"{path}.A"] = _flat(layer.lora_A["default"].weight).reshape(rank, shape[1])
         params[f"{path}.B"] = _flat(layer.lora_B["default"].weight).reshape(shape[0], rank)
     tuner.unload()
+    for reason, layers in unsupported.items():
+        first = next(iter(layers.values()))
+        message = f"{first}{_others(len(layers) - 1)}: {reason}. Names of such layers here: {available}"
+        problems.append(Problem(key, message))
     if too_small:
         problems.append(Problem("adapter.r", _exceeded(too_small)))
     if isinstance(targets, (set, list)):
@@ -114,7 +119,7 @@ def _inject(module: nn.Module, lora: peft.LoraConfig, head: Sequence[str], seed:
 def _exceeded(layers: Mapping[str, tuple[int, tuple[int, int]]]) -> str:
     """The message about layers that are too small for their rank. ``layers`` gives rank and (out, in) by path."""
     path, (rank, shape) = min(layers.items(), key=lambda item: min(item[1][1]))
-    others = f" and {len(layers) - 1} other layers" if len(layers) > 1 else ""
+    others = _others(len(layers) - 1)
     message = f"rank {rank} exceeds {path}, which is {shape[0]} x {shape[1]},{others}"
     return f"{message.rstrip(',')}: lower it to {min(shape)}, or give such layers a rank by adapter.rank_pattern"
 
@@ -137,17 +142,25 @@ def _head_modules(module: nn.Module, head: Sequence[str]) -> list[str]:
     return sorted(modules)
 
 
-def _no_match(module: nn.Module, targets: object, head_modules: Sequence[str], error: Exception) -> str:
-    """The message that says why no layer was chosen and which names could have been."""
+def _others(count: int) -> str:
+    return f" and {count} other layer{'s' if count > 1 else ''}" if count else ""
+
+
+def _adaptable(module: nn.Module, head_modules: Sequence[str]) -> list[str]:
+    """Names of the layers that can be adapted. Read them before PEFT wraps the layers."""
     names = []
     for path, layer in module.named_modules():
         try:
-            layer_kind(layer, path)
+            layer_kind(layer)
         except UnsupportedLayer:
             continue
         if path not in head_modules:
             names.append(path.rpartition(".")[2])
-    available = ", ".join(dict.fromkeys(names))
+    return list(dict.fromkeys(names))
+
+
+def _no_match(targets: object, available: str, error: Exception) -> str:
+    """The message that says why no layer was chosen and which names could have been."""
     reason = str(error).split(". ")[0].strip()
     if not targets or "not found in the base model" in reason:
         reason = "no layer has such a name"

@@ -110,12 +110,13 @@ class _OneDnn:
         weight, bias = self.layer.weight, self.layer.bias
         if x.dtype is not weight.dtype or x.dtype not in (torch.float32, torch.bfloat16) or x.device.type != "cpu":
             return functional.linear(x, weight, bias)
-        result: Tensor = _FrozenLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
-        return result
+        # Reshape outside: a model may not change in place (Longformer) a view that was made within the function.
+        flat: Tensor = _FrozenLinear.apply(x.reshape(-1, x.shape[-1]), weight, bias)  # type: ignore[no-untyped-call]
+        return flat.reshape(*x.shape[:-1], -1)
 
 
 class _FrozenLinear(torch.autograd.Function):
-    """``x W^T + b`` with a gradient for x only. W's transpose is read in place, not copied."""
+    """``x W^T + b`` for x (rows, in), with a gradient for x only. W's transpose is read in place, not copied."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -98,9 +98,15 @@ def load_pretrained(
 
 def load_structure(kind: Kind, config: Any) -> tuple[nn.Module, tuple[str, ...]]:
     """Build the model that :func:`load_pretrained` would load on the meta device: layers and shapes without weights.
-    ``config`` is not changed. No checkpoint is read, so tensors that it lacks are not counted as the head's."""
+    ``config`` is not changed. No checkpoint is read, so tensors that it lacks are not counted as the head's. Raises
+    ValueError if there is no such model for the kind of task."""
     with _quiet(None), torch.device("meta"):
-        module = auto(kind).from_config(copy.deepcopy(config))
+        try:
+            module = auto(kind).from_config(copy.deepcopy(config))
+        except ValueError as error:
+            if not str(error).startswith("Unrecognized configuration class"):
+                raise
+            raise ValueError(f"transformers has no {kind.auto} for a {config.model_type} model") from None
     return module, _head(kind, module, frozenset())
 
 

@@ -33,6 +33,7 @@ from rondo.models.outline import look
 from rondo.models.own_network import OwnModel
 from rondo.models.shortcuts.choose import SAMPLE
 from rondo.models.shortcuts.prefix import Prefix
+from rondo.models.trial import try_out
 from rondo.params import Params, adapted_modules, head
 from rondo.runs.collector import collector_paused
 from rondo.runs.wrapping import make_algorithm, wrapped
@@ -90,19 +91,12 @@ class Assembly:
         return Scorer(self.algorithm, self.model.network, self.task, self.population, kept, batch_size)
 
     def start(self) -> Start:
-        """Make the first state and try a training step. A resumed run measures from its first state too, so that its
-        cohorts are those of the run that was stopped. Raises :class:`ConfigError` where a user's network does not
-        run."""
+        """Make the first state and measure a training step. A resumed run measures from its first state too, so that
+        its cohorts are those of the run that was stopped."""
         network, first = self.model.network, self.first_state()
         seen, _ = self.scorer({}).newcomer(first, self.round(0))
-        try:
-            with one_cohort(network):
-                return Start(first, activation_bytes(network, self.task, seen, self.population.sample(2)))
-        except Exception as error:
-            if not isinstance(self.model, OwnModel):
-                raise
-            message = f"{self.model.name!r} does not run on two examples: {type(error).__name__}: {error}"
-            raise ConfigError.at("model.name", message) from None
+        with one_cohort(network):
+            return Start(first, activation_bytes(network, self.task, seen, self.population.sample(2)))
 
     def federation(
         self, start: Start, kept: MutableMapping[str, Params], stop: threading.Event | None = None
@@ -165,7 +159,9 @@ def assemble(
             message = "a network of one's own trains its head: set it to shared or local"
             raise ConfigError.at("model.head", message)
         with one_cohort(model.network):
-            prefix = model.shorten(outline.task, population.sample(SAMPLE))
+            examples = population.sample(SAMPLE)
+            try_out(config.model.name, model.network, outline.task, examples)
+            prefix = model.shorten(outline.task, examples)
         return Assembly(
             config, target, algorithm, head_policy, labels, outline.task, population, model, initial, prefix
         )

@@ -123,9 +123,9 @@ def divided(
 
 
 def workers(network: Network) -> int:
-    """Most cohorts that may train at once: one per thread on a CPU; one on an accelerator, or if clients cannot share
-    a network's calls."""
-    if network.device.type != "cpu" or network.one_at_a_time is not None:
+    """Most cohorts that may train at once: one per thread on a CPU; one on an accelerator, or if the network's calls
+    cannot run in several threads."""
+    if network.device.type != "cpu" or network.one_thread:
         return 1
     return torch.get_num_threads()
 

@@ -110,11 +110,7 @@ class CohortTrainer:
         for counts, batch in self._steps(stream, steps, 1 if epochs is None else epochs):
             if self.stop is not None and self.stop.is_set():
                 raise StopRequested
-            longest, padded = None, True
-            if self.task.padded:
-                longest = tuple(max((e.cost for e in group), default=0) for group in batch)
-                padded = len({e.cost for group in batch for e in group}) > 1
-            rows = Rows(counts, longest, padded).to(device)
+            rows = Rows.of(batch, padded=self.task.padded).to(device)
             inputs, targets, hidden = self._to_device(batch)
             loss = self._loss(inputs, targets, hidden, rows, dropout)
             value = objective({**params, **trained}, loss)

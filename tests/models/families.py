@@ -1,0 +1,240 @@
+"""The families of models that the table in docs/models.md lists, each as a random model of a few thousand numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+LONGEST = 64
+"""Tokens that the models with positions take."""
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
+WORDS = tuple(f"w{i}" for i in range(96))
+
+Outcome = Literal["together", "one at a time", "refused", "none"]
+"""The clients of a run share calls, or train one at a time; the model is refused; transformers has no such model."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of models and what Rondo allows it."""
+
+    config: str
+    """The class of its configuration in transformers."""
+    options: Mapping[str, Any]
+    attention: tuple[str, ...]
+    """Layers of its attention, in place of all linear ones."""
+    classifies: tuple[Outcome, Outcome] = ("together", "together")
+    """As a classifier, with all linear layers adapted and with those of ``attention``."""
+    speaks: tuple[Outcome, Outcome] = ("none", "none")
+    """As a causal language model, likewise."""
+    note: str = ""
+    """For the reader of the table."""
+
+
+ALL: tuple[Outcome, Outcome] = ("together", "together")
+ONE: tuple[Outcome, Outcome] = ("one at a time", "one at a time")
+NO: tuple[Outcome, Outcome] = ("refused", "refused")
+NAMED: tuple[Outcome, Outcome] = ("refused", "together")
+NONE: tuple[Outcome, Outcome] = ("none", "none")
+
+_IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
+_SIZES = {"vocab_size": len(SPECIAL) + len(WORDS), "hidden_size": 32, "num_hidden_layers": 2, **_IDS}
+_BERT = {**_SIZES, "num_attention_heads": 2, "intermediate_size": 48, "max_position_embeddings": LONGEST}
+_ROBERTA = {**_BERT, "max_position_embeddings": LONGEST + 2}
+_DEBERTA = {**_BERT, "relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False}
+_LLAMA = {**_BERT, "num_attention_heads": 4, "num_key_value_heads": 2}
+_GEMMA = {**_LLAMA, "head_dim": 8}
+_MOE = {**_GEMMA, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
+_OWN = {"vocab_size": _SIZES["vocab_size"], **_IDS}  # families with names of their own for their sizes
+
+_QUERY, _Q, _QKV = ("query", "value"), ("q_proj", "v_proj"), ("query_key_value",)
+_BOTH_SIDES = "no causal language model unless `is_decoder` is set in its config.json"
+_POSITIONS = "two positions fewer than `max_position_embeddings`"
+_RELATIVE = "projections of relative positions are shared by all rows"
+_EXPERTS = "experts and routers cannot be adapted: name layers in `adapter.target_modules`"
+
+FAMILIES: dict[str, Family] = {
+    "BERT": Family("BertConfig", _BERT, _QUERY, speaks=NO, note=_BOTH_SIDES),
+    "RoBERTa": Family("RobertaConfig", _ROBERTA, _QUERY, speaks=NO, note=f"{_POSITIONS}; {_BOTH_SIDES}"),
+    "XLM-R": Family("XLMRobertaConfig", _ROBERTA, _QUERY, speaks=NO, note=f"{_POSITIONS}; {_BOTH_SIDES}"),
+    "DistilBERT": Family(
+        "DistilBertConfig",
+        {**_OWN, "dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48, "max_position_embeddings": LONGEST},
+        ("q_lin", "v_lin"),
+    ),
+    "ALBERT": Family("AlbertConfig", {**_BERT, "embedding_size": 16}, _QUERY, note="one adapter serves all layers"),
+    "ELECTRA": Family("ElectraConfig", {**_BERT, "embedding_size": 16}, _QUERY, speaks=NO, note=_BOTH_SIDES),
+    "DeBERTa": Family(
+        "DebertaConfig", _DEBERTA, ("in_proj",), classifies=("one at a time", "together"), note=_RELATIVE
+    ),
+    "DeBERTa v2": Family(
+        "DebertaV2Config",
+        {**_DEBERTA, "conv_kernel_size": 3},
+        ("query_proj", "value_proj"),
+        classifies=("one at a time", "together"),
+        note=_RELATIVE,
+    ),
+    "DeBERTa v3": Family(
+        "DebertaV2Config",
+        {**_DEBERTA, "share_att_key": True, "position_buckets": 8, "norm_rel_ebd": "layer_norm"},
+        ("query_proj", "value_proj"),
+        classifies=ONE,
+        note="query and key projections also serve relative positions, which all rows share",
+    ),
+    "MPNet": Family("MPNetConfig", _ROBERTA, ("q", "v"), note=_POSITIONS),
+    "Funnel": Family(
+        "FunnelConfig",
+        {**_OWN, "d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 48, "block_sizes": [1, 1, 1]},
+        ("q_head", "v_head"),
+        classifies=ONE,
+        note="pooling depends on the length that a batch is padded to",
+    ),
+    "BigBird": Family(
+        "BigBirdConfig",
+        {**_BERT, "block_size": 16, "num_random_blocks": 1},
+        _QUERY,
+        speaks=NO,
+        note=f"full attention only, up to (5 + 2 `num_random_blocks`) `block_size` tokens (704); {_BOTH_SIDES}",
+    ),
+    "Longformer": Family(
+        "LongformerConfig",
+        {**_ROBERTA, "attention_window": 8},
+        _QUERY,
+        classifies=ONE,
+        note=f"tokens come before rows in its attention; {_POSITIONS}",
+    ),
+    "XLNet": Family(
+        "XLNetConfig",
+        {**_OWN, "d_model": 32, "n_layer": 2, "n_head": 2, "d_inner": 48},
+        ("layer_1", "layer_2"),
+        classifies=NO,
+        speaks=NO,
+        note="classifies by the last token, where rows are padded; sees the words that it is to predict",
+    ),
+    "ModernBERT": Family(
+        "ModernBertConfig",
+        {**_BERT, "cls_token_id": 0, "sep_token_id": 2, "global_attn_every_n_layers": 2, "local_attention": 8},
+        ("Wqkv",),
+        classifies=ONE,
+        note="its head has a normalisation",
+    ),
+    "BART": Family(
+        "BartConfig",
+        {
+            **_OWN,
+            "d_model": 32,
+            "encoder_layers": 2,
+            "decoder_layers": 2,
+            "encoder_attention_heads": 2,
+            "decoder_attention_heads": 2,
+            "encoder_ffn_dim": 48,
+            "decoder_ffn_dim": 48,
+            "max_position_embeddings": LONGEST,
+            "decoder_start_token_id": 2,
+        },
+        _Q,
+        speaks=ALL,
+        note="its tokenizer must end every row; as a language model its cross-attention stays untrained",
+    ),
+    "T5": Family(
+        "T5Config",
+        {**_OWN, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 2, "decoder_start_token_id": 1},
+        ("q", "v"),
+        note="its tokenizer must end every row",
+    ),
+    "Llama": Family("LlamaConfig", _LLAMA, _Q, speaks=ALL),
+    "Qwen3": Family("Qwen3Config", _GEMMA, _Q, speaks=ALL),
+    "Qwen3-MoE": Family("Qwen3MoeConfig", _MOE, _Q, classifies=NAMED, speaks=NAMED, note=_EXPERTS),
+    "Gemma": Family("GemmaConfig", _GEMMA, _Q, speaks=ALL),
+    "Gemma 2": Family("Gemma2Config", {**_GEMMA, "sliding_window": 8}, _Q, speaks=ALL),
+    "Gemma 3": Family("Gemma3TextConfig", {**_GEMMA, "sliding_window": 8}, _Q, speaks=ALL, note="text models"),
+    "Mistral": Family("MistralConfig", {**_LLAMA, "sliding_window": 8}, _Q, speaks=ALL),
+    "Phi": Family("PhiConfig", _LLAMA, _Q, speaks=ALL),
+    "Phi-3": Family("Phi3Config", _LLAMA, ("qkv_proj",), speaks=ALL),
+    "OPT": Family("OPTConfig", {**_BERT, "ffn_dim": 48, "word_embed_proj_dim": 32}, _Q, speaks=ALL),
+    "GPT-2": Family(
+        "GPT2Config", {**_OWN, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": LONGEST}, ("c_attn",), speaks=ALL
+    ),
+    "GPT-NeoX": Family("GPTNeoXConfig", _BERT, _QKV, speaks=ALL),
+    "Bloom": Family("BloomConfig", {**_OWN, "hidden_size": 32, "n_layer": 2, "n_head": 2}, _QKV, speaks=ALL),
+    "Falcon": Family("FalconConfig", {**_SIZES, "num_attention_heads": 2}, _QKV, speaks=ALL),
+    "OLMoE": Family("OlmoeConfig", _MOE, _Q, classifies=NONE, speaks=NAMED, note=_EXPERTS),
+    "Mamba": Family(
+        "MambaConfig",
+        {**_SIZES, "state_size": 4},
+        ("in_proj", "x_proj"),
+        classifies=NONE,
+        speaks=NAMED,
+        note="PEFT adapts no `out_proj`: name layers in `adapter.target_modules`",
+    ),
+    "ViT": Family(
+        "ViTConfig",
+        {**_BERT, "image_size": 16, "patch_size": 8},
+        _QUERY,
+        classifies=NO,
+        speaks=NO,
+        note="no text model",
+    ),
+}
+
+
+@cache
+def tokenizer() -> Any:
+    """A tokenizer of whole words that puts ``<s>`` before a row and ``</s>`` behind it."""
+    inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(SPECIAL + WORDS)}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    marks = [("<s>", 0), ("</s>", 2)]
+    inner.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=marks)
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        bos_token="<s>",
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+def save(family: Family, kind: Literal["sequence-classification", "causal-lm"], folder: Path) -> Path:
+    """Save a random model and the tokenizer; return the folder. A family without a model of this kind is saved as the
+    body alone, as a user who picked the wrong one would have it."""
+    auto = "AutoModelForCausalLM" if kind == "causal-lm" else "AutoModelForSequenceClassification"
+    config = getattr(transformers, family.config)(**family.options)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        try:
+            module = getattr(transformers, auto).from_config(config)
+        except ValueError:
+            module = transformers.AutoModel.from_config(config)
+    module.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+def table() -> list[str]:
+    """The rows of the table in docs/models.md."""
+    rows = ["| family | classification | language model | clients | note |", "|---|---|---|---|---|"]
+    for name, family in FAMILIES.items():
+        cells = [_allowed(family.classifies), _allowed(family.speaks), _clients(family), family.note]
+        rows.append(f"| {' | '.join([name, *cells])} |".replace("|  |", "| |"))
+    return rows
+
+
+def _allowed(outcomes: tuple[Outcome, Outcome]) -> str:
+    return {"none": "none", "refused": "refused" if outcomes[1] == "refused" else "named layers"}.get(
+        outcomes[0], "yes"
+    )
+
+
+def _clients(family: Family) -> str:
+    trained = [o for o in (*family.classifies, *family.speaks) if o not in ("refused", "none")]
+    if len(set(trained)) == 2:
+        return "one at a time; together without such projections"
+    return trained[0] if trained else ""

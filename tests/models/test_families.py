@@ -1,0 +1,218 @@
+"""Every family of models is right or refused with a reason: its clients in one call, its export, its longest row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from families import FAMILIES, LONGEST, WORDS, Family, Outcome, save, table
+from torch import Tensor
+
+import rondo
+from rondo.algorithm import Client, Round
+from rondo.config import RunConfig, load
+from rondo.engine.client.trainer import CohortTrainer
+from rondo.errors import ConfigError
+from rondo.models import peft
+from rondo.models.outline import look
+from rondo.models.transformer import Transformer, load_base
+from rondo.models.trial import try_out
+from rondo.params import HEAD_PREFIX, Params, add_client_axis, client_row, stack_clients
+from rondo.tasks.task import Task
+from small_runs import settings, write_rows
+
+Kind = Literal["sequence-classification", "causal-lm"]
+
+CPU = torch.device("cpu")
+LABELS = ("neg", "pos")
+ROUNDING = 1e-3
+"""Of the largest change in a step. A row dealt to another client changes it as much as it is large."""
+FAST = ("BERT", "RoBERTa", "DeBERTa v2", "Funnel", "XLNet", "Llama", "Qwen3-MoE")
+
+WORDS_PER_ROW = ((7, 3), (LONGEST - 2,), (11, 5, 16))
+"""Of each client's rows. The longest one has as many tokens as the model takes."""
+
+
+def cases() -> list[Any]:
+    found = []
+    for name, family in FAMILIES.items():
+        for kind, outcomes in (("sequence-classification", family.classifies), ("causal-lm", family.speaks)):
+            for layers, outcome in zip(("all-linear", list(family.attention)), outcomes, strict=True):
+                if outcome != "none":
+                    which = "all" if layers == "all-linear" else "attention"
+                    marks = () if name in FAST else pytest.mark.slow
+                    found.append(pytest.param(family, kind, layers, outcome, id=f"{name}-{kind}-{which}", marks=marks))
+    return found
+
+
+def configured(folder: Path, kind: Kind, layers: Any, **adapter: Any) -> RunConfig:
+    columns = {"label": "label"} if kind == "sequence-classification" else {}
+    return load(
+        {
+            "algorithm": {"name": "fedit"},
+            "adapter": {"r": 2, "lora_alpha": 4, "target_modules": layers, **adapter},
+            "model": {"name": str(folder)},
+            "task": {"kind": kind, "text": "text", "max_length": LONGEST, **columns},
+            "data": {"source": str(write_rows(folder / "rows.csv", [{"text": "w1", "label": "pos"}]))},
+            "partition": {"kind": "iid", "clients": 1},
+            "train": {"optimizer": "sgd", "lr": 0.1, "batch_size": 4, "local_epochs": 1, "precision": "exact"},
+        }
+    )
+
+
+def encoded(task: Task) -> tuple[list[Any], ...]:
+    """The examples of three clients."""
+    count, clients = 0, []
+    for lengths in WORDS_PER_ROW:
+        texts = []
+        for length in lengths:
+            count += 1
+            words = (WORDS[(17 * count + 5 * i) % len(WORDS)] for i in range(length))
+            texts.append({"text": " ".join(words), "label": LABELS[count % 2]})
+        clients.append(list(task.encode(texts)))
+    return tuple(clients)
+
+
+def opened(config: RunConfig) -> tuple[Transformer, Task, tuple[list[Any], ...]]:
+    """The model, its task and the clients' examples, after the trial. Raises :class:`ConfigError`."""
+    outline = look(config, LABELS if config.task.label else ())
+    if outline.problems:
+        raise ConfigError(list(outline.problems))
+    model = outline.load(config, CPU)
+    assert isinstance(model, Transformer)
+    examples = encoded(outline.task)
+    try_out(config.model.name, model.network, outline.task, [e for client in examples for e in client])
+    return model, outline.task, examples
+
+
+def trained(
+    model: Transformer, task: Task, config: RunConfig, examples: Sequence[Sequence[Any]], params: Params, numbers: Any
+) -> Params:
+    """The tensors of some clients after a step, with a client axis."""
+    clients = tuple(Client(f"c{k}", len(examples[k])) for k in numbers)
+    trainer = CohortTrainer(
+        model.network, task, clients, tuple(examples[k] for k in numbers), Round(0, 1, 0, 3), config.train,
+        config.clients, {},
+    )  # fmt: skip
+    return trainer.fit(params).params
+
+
+def drawn(model: Transformer, seed: int) -> Params:
+    """One client's tensors, none of them zero."""
+    g = torch.Generator().manual_seed(seed)
+    return {n: t + 0.3 * torch.randn(t.shape, generator=g) for n, t in model.network.initial.items()}
+
+
+def assert_close(found: Tensor, expected: Tensor, allowed: float) -> None:
+    assert found.shape == expected.shape
+    assert float((found - expected).abs().max()) <= allowed
+
+
+@pytest.mark.parametrize(("family", "kind", "layers", "outcome"), cases())
+def test_family_is_right_or_refused(tmp_path: Path, family: Family, kind: Kind, layers: Any, outcome: Outcome) -> None:
+    config = configured(save(family, kind, tmp_path), kind, layers)
+    if outcome == "refused":
+        with pytest.raises(ConfigError) as caught:
+            opened(config)
+        for problem in caught.value.problems:
+            assert problem.path in ("model.name", "adapter.target_modules")
+            assert len(problem.message) < 600
+        return
+    model, task, examples = opened(config)
+    assert (model.network.one_at_a_time is None) == (outcome == "together"), model.network.one_at_a_time
+    starts = [drawn(model, k) for k in range(len(examples))]
+    alone = [trained(model, task, config, examples, add_client_axis(p), [k]) for k, p in enumerate(starts)]
+    if outcome == "together":
+        together = trained(model, task, config, examples, stack_clients(starts), range(len(examples)))
+        for k, start in enumerate(starts):
+            largest = max(float((alone[k][n][0] - t).abs().max()) for n, t in start.items())
+            for name, tensor in alone[k].items():
+                assert_close(together[name][k], tensor[0], ROUNDING * largest)
+    assert_stock_peft_agrees(tmp_path / "adapter", config, model, task, examples[2], client_row(alone[2], 0))
+
+
+@torch.no_grad()
+def assert_stock_peft_agrees(
+    folder: Path, config: RunConfig, model: Transformer, task: Task, examples: Sequence[Any], seen: Params
+) -> None:
+    """A client's trained tensors, written and loaded by stock PEFT, give its logits."""
+    model.save(folder, seen, {}, LABELS)
+    base, _ = load_base(config, model.name, model.known, model.tokenizer, config.seed + 1)
+    inputs, _ = task.collate(examples)
+    ours, theirs = model.network(add_client_axis(seen), {}, inputs), peft.stock_model(base, folder)(**inputs).logits
+    if ours.dim() == 3:  # logits at padding mean nothing
+        ours, theirs = (logits[inputs["attention_mask"].bool()] for logits in (ours, theirs))
+    assert_close(ours, theirs, 1e-4 * max(1.0, float(theirs.abs().max())))
+    start = {n: t for n, t in model.network.initial.items() if not n.startswith(HEAD_PREFIX)}
+    before = model.network(add_client_axis({**seen, **start}), {}, inputs)
+    assert before.shape != ours.shape or (before - ours).abs().max() > 1e-4
+
+
+POSITIONS = [
+    n for n, f in FAMILIES.items() if n != "ViT" and {"max_position_embeddings", "n_positions"} & set(f.options)
+]
+
+
+def problems(family: Family, folder: Path, longest: int) -> list[str]:
+    """The faults of a configuration with rows of ``longest`` tokens."""
+    kind: Kind = "sequence-classification" if family.classifies[0] != "none" else "causal-lm"
+    config = configured(save(family, kind, folder), kind, list(family.attention))
+    task = config.task.model_copy(update={"max_length": longest})
+    return [p.message for p in look(config.model_copy(update={"task": task}), LABELS).problems]
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_longer_rows_than_positions_are_refused(tmp_path: Path, name: str) -> None:
+    assert problems(FAMILIES[name], tmp_path, LONGEST) == []
+    assert problems(FAMILIES[name], tmp_path, LONGEST + 1) == ["65, but this model takes 64 tokens: lower it to 64"]
+
+
+def test_rows_that_sparse_attention_would_divide_are_refused(tmp_path: Path) -> None:
+    """BigBird's blocks depend on the length of the whole batch; its full attention serves rows of up to 28 tokens."""
+    family = FAMILIES["BigBird"]
+    small = Family(family.config, {**family.options, "block_size": 4}, family.attention)
+    assert problems(small, tmp_path, 28) == []
+    assert problems(small, tmp_path, 29) == ["29, but this model takes 28 tokens: lower it to 28"]
+
+
+def test_adapter_dropout_of_pooled_tokens_trains_one_at_a_time(tmp_path: Path) -> None:
+    """Two blocks of Funnel read no padding, but its pooled tokens are not the batch's, so masks are drawn for all."""
+    family = FAMILIES["Funnel"]
+    two = Family(family.config, {**family.options, "block_sizes": [1, 1]}, family.attention)
+    config = configured(save(two, "sequence-classification", tmp_path), "sequence-classification", "all-linear")
+    assert opened(config)[0].network.one_at_a_time is None
+    dropped = config.model_copy(update={"adapter": config.adapter.model_copy(update={"lora_dropout": 0.3})})
+    assert opened(dropped)[0].network.one_at_a_time is not None
+
+
+def test_page_of_models_has_the_tables_rows() -> None:
+    page = (Path(__file__).parents[2] / "docs/models.md").read_text()
+    assert "\n".join(table()) in page
+
+
+@pytest.mark.parametrize("name", ["DeBERTa v2", "Funnel"])
+def test_run_equals_one_client_at_a_time(tmp_path: Path, name: str) -> None:
+    """A whole run, with clients of two, three and five rows per batch."""
+    folder = save(FAMILIES[name], "sequence-classification", tmp_path / "model")
+    texts = [" ".join(WORDS[(7 * i + j) % len(WORDS)] for j in range(3 + i % 8)) for i in range(20)]
+    rows = [{"text": t, "label": LABELS[i % 2], "who": "aaaaabbbcccccccccccc"[i]} for i, t in enumerate(texts)]
+    source = write_rows(tmp_path / "rows.csv", rows)
+    adapters = []
+    for cohort in ("auto", 1):
+        config = settings(
+            folder,
+            algorithm={"name": "fedit"},
+            adapter={"target_modules": "all-linear"},
+            data={"source": str(source), "test_split": "", "validation_fraction": 0.0},
+            partition={"kind": "natural", "column": "who", "clients": None},
+            train={"optimizer": "sgd", "lr": 0.1, "precision": "exact", "batch_size": 5},
+            simulation={"cohort": cohort},
+        )
+        result = rondo.run(config, run_dir=tmp_path / f"run-{cohort}", device="cpu")
+        assert result.summary["rounds"] == 2
+        adapters.append(peft.read_tensors(result.run_dir / "adapter"))
+    for tensor, expected in zip(*(a.values() for a in adapters), strict=True):
+        assert_close(tensor, expected, 1e-6)
