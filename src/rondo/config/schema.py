@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -71,8 +72,10 @@ class AdapterConfig(_Section):
 class ModelConfig(_Section):
     """The model.
 
-    ``name``: a folder, a Hugging Face name, ``builtin:minilm``, or ``package.module:factory`` for a user's own network.
+    ``name``: a folder, a GGUF file, a Hugging Face name, ``builtin:minilm``, or ``package.module:factory`` for a user's
+    own network.
     ``head``: the task head is shared, local or frozen; left out, the algorithm's own choice.
+    ``gguf_file``: a GGUF file in the folder or repository ``name``.
     """
 
     name: str = BUILTIN_MODEL
@@ -80,6 +83,16 @@ class ModelConfig(_Section):
     revision: str | None = None
     gguf_file: str | None = None
     quantization: Literal["int8"] | None = None
+
+    @property
+    def is_gguf_path(self) -> bool:
+        """Whether ``name`` is a GGUF file itself."""
+        return self.gguf_file is None and self.name.endswith(".gguf")
+
+    @property
+    def gguf(self) -> str | None:
+        """The GGUF file within the model's folder or repository."""
+        return Path(self.name).name if self.is_gguf_path else self.gguf_file
 
 
 class TaskConfig(_Section):
