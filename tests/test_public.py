@@ -37,3 +37,8 @@ def test_public_name_loads(name: str) -> None:
 @pytest.mark.parametrize("name", ["algorithm", "algorithms", "config", "lowrank", "params", "testing"])
 def test_public_module_loads(name: str) -> None:
     assert getattr(rondo, name).__name__ == f"rondo.{name}"
+
+
+def test_dir_shows_what_is_public() -> None:
+    modules = {"algorithm", "algorithms", "config", "lowrank", "params", "testing"}
+    assert set(dir(rondo)) == {*rondo.__all__, *modules}

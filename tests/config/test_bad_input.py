@@ -131,6 +131,10 @@ ADAPTER = safetensors.torch.save(
     }
 )
 """Tensors for the layers and the rank of ``LORA``."""
+PART = safetensors.torch.save(
+    {f"bert.embeddings.{n}_embeddings.weight": torch.zeros(48, 32) for n in ("word", "position")}, {"format": "pt"}
+)
+"""Two tensors of BERT, of which the first has the wrong size."""
 SMALL = {**BERT, "vocab_size": 20, "intermediate_size": 64, "max_position_embeddings": 48}
 CASES = [
     # the file itself
@@ -144,6 +148,8 @@ CASES = [
     Case("config", "an unknown section", {"trian": {"lr": 0.1}}),
     Case("config", "a key in the wrong section", {"partition": {"local_steps": 1}}),
     Case("config", "a key outside its section", {"lr": 0.1}),
+    Case("config", "a key of PEFT's", {"adapter": {"use_dora": True}}),
+    Case("config", "a start of PEFT's", {"adapter": {"init_lora_weights": "pissa_niter_16"}}),
     Case("config", "a section that is a value", {"adapter": 5}),
     Case("config", "several faults at once", {"rounds": "2", "seed": -1, "adapter": {"rr": 3}, "train": {"lr": 0}}),
     # types and ranges
@@ -204,6 +210,9 @@ CASES = [
     Case("config", "a prompt for a classifier", {"task": {"prompt": "q"}}),
     Case("config", "no text column", {"task": {"text": None}}),
     Case("config", "GGUF and int8", {"model": {"gguf_file": "m.gguf", "quantization": "int8"}}),
+    Case("config", "a GGUF file twice", {"model": {"name": "m.gguf", "gguf_file": "m.gguf"}}, files={"m.gguf": "x"}),
+    Case("config", "a GGUF file by its path", {"model": {"gguf_file": "/models/m.gguf"}}),
+    Case("config", "a GGUF file as name that is not there", {"model": {"name": "models/m.gguf"}}),
     # changes on the command line
     Case("config", "--set without a value", flags=("--set", "rounds")),
     Case("config", "--set into a value", flags=("--set", "rounds.x=1")),
@@ -338,11 +347,16 @@ CASES = [
             },
         },
         rows=ROWS.replace("\nw", "\nw1 w2 w3 w4 w5 w"),
+        files={"model/config.json": json.dumps({**BERT, "is_decoder": True})},
     ),
+    Case("structure", "an encoder as a language model", CAUSAL),
+    Case("structure", "a file that is no GGUF", {"model": {"name": "m.gguf"}}, files={"m.gguf": "GGUF" + "x" * 60}),
     # the model's weights
     Case("weights", "no weights", files={"model/model.safetensors": None}),
     Case("weights", "empty weights", files={"model/model.safetensors": b""}),
     Case("weights", "broken weights", files={"model/model.safetensors": b"\xff" * 64}),
+    Case("weights", "weights without most layers", files={"model/model.safetensors": PART}),
+    Case("weights", "weights of another size", files={"model/config.json": json.dumps({**BERT, "num_labels": 2})}),
 ]
 
 NEVER = {"config": "load_source", "data": "look"}

@@ -137,7 +137,11 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"task": {"kind": "causal-lm", "text": ["a", "b"]}}, "task.text", "takes one text column"),
     ({"task": {"kind": "causal-lm", "text": "t", "label": "l"}}, "task.label", "no label column; remove it"),
     ({"task": {"kind": "causal-lm", "text": "t"}, "model": {"head": "local"}}, "model.head", "no task head; remove it"),
-    ({"model": {"gguf_file": "m.gguf", "quantization": "int8"}}, "model.quantization", "remove gguf_file"),
+    (
+        {"model": {"gguf_file": "m.gguf", "quantization": "int8"}},
+        "model.quantization",
+        "round it again: remove it",
+    ),
     # clients' ranks
     ({"clients": {"ranks": 4}}, "clients.ranks", "should be a list or a dictionary, got 4"),
     ({"clients": {"ranks": []}}, "clients.ranks", "at least 1 item"),
@@ -172,7 +176,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     (own({"source": "nosuch.parquet"}), "data.source", "no such file or folder: 'nosuch.parquet'"),
     (own({"source": "hub", "test_source": "/no/such.jsonl"}), "data.test_source", "no such file or folder"),
     ({**OWN, "data": {"clients_from": "./no/sites/*.csv"}}, "data.clients_from", "no such file or folder"),
-    ({"model": {"name": "./no-such-model"}}, "model.name", "no such folder: './no-such-model'"),
+    ({"model": {"name": "./no-such-model"}}, "model.name", "no such file or folder: './no-such-model'"),
     ({"adapter": {"start_from": "no-such-adapter"}}, "adapter.start_from", "no adapter_config.json in"),
 ]
 

@@ -475,8 +475,9 @@ def test_loading_names_the_head_and_draws_it_from_the_seed(tmp_path: Any) -> Non
     labels = ("no", "yes", "maybe")
     coder = load_tokenizer(folder)
     config = load_config(CLASSIFIER, folder, labels=labels)
-    one, head = load_pretrained(CLASSIFIER, folder, config, coder, seed=1)
-    again, other = (load_pretrained(CLASSIFIER, folder, config, coder, seed=s)[0] for s in (1, 2))
+    loaded = load_pretrained(CLASSIFIER, folder, config, coder, seed=1)
+    one, head = loaded.module, loaded.head
+    again, other = (load_pretrained(CLASSIFIER, folder, config, coder, seed=s).module for s in (1, 2))
     assert set(head) == {"classifier.weight", "classifier.bias"}
     assert fingerprint(one) == fingerprint(again) != fingerprint(other)
     assert fingerprint(one.bert) == fingerprint(other.bert)
@@ -491,16 +492,16 @@ def test_loading_replaces_a_head_of_another_task(tmp_path: Any) -> None:
     folder = tiny.saved(tmp_path, module, tiny.tokenizer())
     coder = load_tokenizer(folder)
     config = load_config(CLASSIFIER, folder, labels=("no", "yes"))
-    loaded, head = load_pretrained(CLASSIFIER, folder, config, coder, seed=1)
-    assert set(head) == set(tiny.head_names(tiny.bert()))
-    assert loaded.classifier.weight.shape == (2, 32)
+    loaded = load_pretrained(CLASSIFIER, folder, config, coder, seed=1)
+    assert set(loaded.head) == set(tiny.head_names(tiny.bert()))
+    assert loaded.module.classifier.weight.shape == (2, 32)
 
 
 def test_loading_language_model_gives_padding_and_no_head(tmp_path: Any) -> None:
     folder = tiny.saved(tmp_path, tiny.gpt2_lm(), tiny.tokenizer("gpt", pad=False))
     before = torch.random.get_rng_state()
     coder = load_tokenizer(folder)
-    _, head = load_pretrained(LANGUAGE, folder, load_config(LANGUAGE, folder), coder, seed=1)
+    head = load_pretrained(LANGUAGE, folder, load_config(LANGUAGE, folder), coder, seed=1).head
     assert head == ()
     assert coder.pad_token_id == coder.eos_token_id == 3
     assert torch.random.get_rng_state().equal(before)
@@ -511,7 +512,7 @@ def test_one_configuration_serves_structure_and_weights(tmp_path: Any) -> None:
     config = load_config(CLASSIFIER, folder, labels=("no", "yes", "maybe"))
     before = config.to_dict()
     empty, _ = load_structure(CLASSIFIER, config)
-    module, _ = load_pretrained(CLASSIFIER, folder, config, load_tokenizer(folder), seed=1)
+    module = load_pretrained(CLASSIFIER, folder, config, load_tokenizer(folder), seed=1).module
     assert config.to_dict() == before
     shapes, loaded = ({n: t.shape for n, t in m.state_dict().items()} for m in (empty, module))
     assert shapes == loaded
@@ -523,7 +524,6 @@ def test_one_configuration_serves_structure_and_weights(tmp_path: Any) -> None:
 
 
 def _int8(module: nn.Module) -> nn.Module:
-    pytest.importorskip("torchao")
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
     quantize_(module, Int8WeightOnlyConfig())
@@ -571,10 +571,10 @@ def test_int8_models_have_a_fingerprint() -> None:
 
 
 def test_loading_in_int8_leaves_the_head_alone(tmp_path: Any) -> None:
-    pytest.importorskip("torchao")
     folder = tiny.saved(tmp_path, tiny.bert(labels=2), tiny.tokenizer())
     config = load_config(CLASSIFIER, folder, labels=("no", "yes"))
-    module, head = load_pretrained(CLASSIFIER, folder, config, load_tokenizer(folder), seed=1, quantization="int8")
+    loaded = load_pretrained(CLASSIFIER, folder, config, load_tokenizer(folder), seed=1, quantization="int8")
+    module, head = loaded.module, loaded.head
     assert type(module.classifier.weight.data) is Tensor
     assert type(module.bert.encoder.layer[0].output.dense.weight.data) is not Tensor
     sites = tiny.sites(module, ("query", "value"))

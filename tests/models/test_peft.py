@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +20,8 @@ from torch import Tensor, nn
 import tiny
 from rondo.algorithm import Round
 from rondo.algorithms.florg import FLoRG
-from rondo.config import AdapterConfig, ConfigError
+from rondo.config import AdapterConfig, ConfigError, load
+from rondo.config.peft_keys import NOT_TAKEN, not_taken
 from rondo.lowrank import GrowingSum
 from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.peft import Plan, merged, plan, read_tensors, stock_model, write_adapter
@@ -526,8 +529,8 @@ def test_folder_without_tensors_is_refused(tmp_path: Path) -> None:
     _refused(tmp_path, tiny.bert())
 
 
+@pytest.mark.filterwarnings("ignore:TorchaoLoraLinear")  # merging is not tried
 def test_adapters_on_int8_weights() -> None:
-    pytest.importorskip("torchao")
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
     module = tiny.bert()
@@ -536,3 +539,32 @@ def test_adapters_on_int8_weights() -> None:
     planned = plan(module, AdapterConfig(r=2), "SEQ_CLS", tiny.head_names(module), 0)
     assert len(planned.sites) == 12
     assert structure(module) == classes
+
+
+# PEFT's keys that Rondo does not take
+
+
+def test_every_key_of_pefts_is_taken_or_explained() -> None:
+    taken = AdapterConfig.model_fields.keys() - {"start_from"}
+    assert {f.name for f in dataclasses.fields(peft.LoraConfig)} == taken | NOT_TAKEN.keys()
+    assert not taken & NOT_TAKEN.keys()
+    assert all(str(not_taken(key)).endswith("remove it") for key in NOT_TAKEN)
+    assert not_taken("r") is None
+
+
+def test_every_start_of_pefts_is_taken_or_explained() -> None:
+    theirs = re.findall(r"'([a-z_]+)", str(peft.LoraConfig.__annotations__["init_lora_weights"]))
+    assert {"pissa", "pissa_niter_", "olora", "eva"} <= set(theirs)
+    for start in {*theirs, "lora_ga", False} - {"gaussian", "orthogonal"}:
+        with pytest.raises(ConfigError, match=r"init_lora_weights: should be .*; PEFT has it, Rondo does not"):
+            load({"adapter": {"init_lora_weights": start}})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("use_dora", True), ("bias", "all"), ("alora_invocation_tokens", [1]), ("lora_bias", True)]
+)
+def test_adapter_with_what_rondo_lacks_is_refused(key: str, value: Any, tmp_path: Path) -> None:
+    trained_by_peft("bert", tmp_path, target_modules=["query"])
+    file = tmp_path / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
+    assert f"has {key}: PEFT has it, Rondo does not: " in str(_refused(tmp_path, tiny.bert()))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 from rondo.algorithms.table import SERVER_OPTIONS
-from rondo.config.schema import BUILTIN_DATA, BUILTIN_MODEL, ClientsConfig, FaultKind, RunConfig
+from rondo.config.schema import BUILTIN_DATA, BUILTIN_MODEL, ClientsConfig, FaultKind, ModelConfig, RunConfig
 from rondo.errors import Problem
 from rondo.tasks import table as tasks
 
@@ -95,14 +95,23 @@ def cross_checks(config: RunConfig) -> Iterator[Problem]:
         )
     if _is_path(config.model.name) and not _exists(config.model.name):
         yield Problem(
-            "model.name", f"no such folder: {config.model.name!r}; mend the path, or give a Hugging Face name"
+            "model.name", f"no such file or folder: {config.model.name!r}; mend the path, or give a Hugging Face name"
         )
     if config.model.name.startswith("builtin:") and config.model.name != BUILTIN_MODEL:
         yield Problem("model.name", f"unknown built-in; did you mean {BUILTIN_MODEL!r}?")
     if (data.source or "").startswith("builtin:") and data.source != BUILTIN_DATA:
         yield Problem("data.source", f"unknown built-in; did you mean {BUILTIN_DATA!r}?")
-    if config.model.gguf_file and config.model.quantization:
-        yield Problem("model.quantization", "a GGUF file is loaded dequantised; remove gguf_file or quantization")
+    yield from _gguf_checks(config.model)
+
+
+def _gguf_checks(model: ModelConfig) -> Iterator[Problem]:
+    if model.gguf and model.quantization:
+        message = "a GGUF file is rounded already, and int8 would round it again: remove it, or name another model"
+        yield Problem("model.quantization", message)
+    if model.gguf_file and model.name.endswith(".gguf") and Path(model.name).expanduser().is_file():
+        yield Problem("model.gguf_file", "model.name is a GGUF file already: remove gguf_file, or name the folder")
+    elif model.gguf_file and Path(model.gguf_file).expanduser().is_absolute():
+        yield Problem("model.gguf_file", "it is looked for in the folder model.name: give the whole path as model.name")
 
 
 def _fault_checks(config: RunConfig) -> Iterator[Problem]:
@@ -195,12 +204,12 @@ def _task_checks(config: RunConfig, own_data: bool) -> Iterator[Problem]:
     yield from tasks.check(config.task.model_dump(), own_data)
 
 
-_DATA_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
+_FILE_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".gguf")
 
 
 def _is_path(name: str) -> bool:
-    """Whether ``name`` can only be a path: absolute, relative with a dot, or with a data file's ending."""
-    return name.startswith(("/", "./", "../", "~")) or name.endswith(_DATA_SUFFIXES)
+    """Whether ``name`` can only be a path: absolute, relative with a dot, or with a file's ending."""
+    return name.startswith(("/", "./", "../", "~")) or name.endswith(_FILE_SUFFIXES)
 
 
 def _exists(name: str) -> bool:

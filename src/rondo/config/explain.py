@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from rondo.config.peft_keys import not_taken, start_not_taken
 from rondo.config.schema import RunConfig
 from rondo.errors import Problem
 
@@ -52,7 +53,9 @@ def explain(error: Any, raw: Mapping[str, Any]) -> Problem:
     if isinstance(node, Mapping) and error["type"] not in ("model_type", "dict_type"):
         return Problem(path, wanted)
     hint = ""
-    if error["type"] == "literal_error" and isinstance(node, str):
+    if path == "adapter.init_lora_weights" and (reason := start_not_taken(node)):
+        hint = f"; {reason}"
+    elif error["type"] == "literal_error" and isinstance(node, str):
         options = error["ctx"]["expected"].replace(" or ", ", ").replace("'", "").split(", ")
         near = difflib.get_close_matches(node, options, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -91,8 +94,10 @@ def unknown(loc: list[str]) -> Problem | None:
 
 
 def unknown_key(loc: list[str]) -> str:
-    """The message for a key that does not exist: a near match in its section, else the section that has it, else the
-    keys known there."""
+    """The message for a key that does not exist: PEFT's own, else a near match in its section, else the section that
+    has it, else the keys known there."""
+    if loc[:-1] == ["adapter"] and (reason := not_taken(loc[-1])):
+        return reason
     section: Any = RunConfig
     for part in loc[:-1]:
         section = section.model_fields[part].annotation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -51,7 +52,8 @@ class AlgorithmConfig(_Section):
 
 
 class AdapterConfig(_Section):
-    """PEFT's ``LoraConfig``: same keys, same meaning."""
+    """PEFT's ``LoraConfig``: same keys, same meaning. A key or a start that PEFT has and Rondo does not is refused with
+    the reason."""
 
     r: Positive = 8
     """Rank."""
@@ -83,16 +85,26 @@ class ModelConfig(_Section):
     """The model."""
 
     name: str = BUILTIN_MODEL
-    """A folder, a Hugging Face name, ``builtin:minilm``, or ``package.module:factory``: a function of the configuration
-    and the task that returns a ``rondo.models.network.Network`` of one's own."""
+    """A folder, a GGUF file, a Hugging Face name, ``builtin:minilm``, or ``package.module:factory``: a function of the
+    configuration and the task that returns a ``rondo.models.network.Network`` of one's own."""
     head: Literal["shared", "local", "frozen"] | None = None
     """Task head: sent and averaged, kept by each client, or not trained. Left out, the algorithm's own choice."""
     revision: str | None = None
     """Revision on the Hugging Face hub."""
     gguf_file: str | None = None
-    """GGUF file in ``name``, loaded dequantised."""
+    """GGUF file in the folder or repository ``name``. Its weights are loaded dequantised."""
     quantization: Literal["int8"] | None = None
-    """Quantisation of the frozen layers."""
+    """Quantisation of the frozen linear layers, by torchao. Activations stay in float32."""
+
+    @property
+    def is_gguf_path(self) -> bool:
+        """Whether ``name`` is a GGUF file itself."""
+        return self.gguf_file is None and self.name.endswith(".gguf")
+
+    @property
+    def gguf(self) -> str | None:
+        """The GGUF file within the model's folder or repository."""
+        return Path(self.name).name if self.is_gguf_path else self.gguf_file
 
 
 class TaskConfig(_Section):

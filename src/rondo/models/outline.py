@@ -55,17 +55,17 @@ class TransformerOutline:
 
 def _look(config: RunConfig, labels: Sequence[str]) -> TransformerOutline:
     model, problems = config.model, []
-    model_file = model.gguf_file or "config.json"
-    name = locate(model.name)
+    model_file = model.gguf or "config.json"
+    name = locate(model)
     if Path(name).is_dir() and not Path(name, model_file).is_file():
         key = "model.name" if model.gguf_file is None else "model.gguf_file"
         raise ConfigError.at(key, f"no {model_file} in {model.name!r}: name what has the model")
     kind = tasks.TABLE[config.task.kind]
     with loading(model.name, "it"):
-        known = load_config(kind, name, labels=labels, revision=model.revision, gguf_file=model.gguf_file)
+        known = load_config(kind, name, labels=labels, revision=model.revision, gguf_file=model.gguf)
         empty, head_names = load_structure(kind, known)
     with loading(model.name, "its tokenizer"):
-        tokenizer = load_tokenizer(name, revision=model.revision, gguf_file=model.gguf_file)
+        tokenizer = load_tokenizer(name, revision=model.revision, gguf_file=model.gguf)
     limit = _longest(empty, tokenizer)
     if config.task.max_length > limit:
         message = f"{config.task.max_length}, but this model takes {limit} tokens: lower it to {limit}"
@@ -90,8 +90,10 @@ def _look(config: RunConfig, labels: Sequence[str]) -> TransformerOutline:
 
 def _missing_packages(config: RunConfig) -> Iterator[Problem]:
     """One problem per package that the model's format needs and that is not installed."""
-    for key, package, extra in (("gguf_file", "gguf", "gguf"), ("quantization", "torchao", "quant")):
-        if getattr(config.model, key) is not None and find_spec(package) is None:
+    model = config.model
+    gguf = ("name" if model.is_gguf_path else "gguf_file", model.gguf, "gguf", "gguf")
+    for key, value, package, extra in (gguf, ("quantization", model.quantization, "torchao", "quant")):
+        if value is not None and find_spec(package) is None:
             message = (
                 f"needs the package {package}, which is not installed: pip install 'rondo-fl[{extra}]', or remove it"
             )

@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from rondo.config.peft_keys import NOT_BUILT
 from rondo.config.schema import AdapterConfig
 from rondo.errors import ConfigError, Problem
 from rondo.lowrank import LowRank
@@ -181,6 +182,10 @@ def _plan_from(module: nn.Module, folder: str, task: TaskType, head: Sequence[st
     if lora.init_lora_weights not in (True, False, "gaussian", "orthogonal"):
         message = f"{folder!r} was started by {lora.init_lora_weights!r}, which changed the base weights too"
         raise ConfigError.at("adapter.start_from", message)
+    plain = peft.LoraConfig()
+    if unlike := [key for key in NOT_BUILT if getattr(lora, key, None) != getattr(plain, key, None)]:
+        message = f"{folder!r} has {unlike[0]}: PEFT has it, Rondo does not: {NOT_BUILT[unlike[0]]}"
+        raise ConfigError.at("adapter.start_from", f"{message}; name an adapter without it")
     lora.inference_mode, lora.task_type = False, task
     planned = _inject(module, lora, head, 0, "adapter.start_from")
     if not Path(folder, "adapter_model.safetensors").is_file():  # a pickled adapter is not read

@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
-import importlib.metadata
+import importlib.util
 import io
+import logging
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from rondo.config.schema import BUILTIN_MODEL
+from rondo.config.schema import BUILTIN_MODEL, ModelConfig
 from rondo.errors import ConfigError
+from rondo.models import causality
+from rondo.models.loading_report import new_tensors, parts_of
 from rondo.tasks.table import Kind
 
 
@@ -24,18 +27,18 @@ def fingerprint(module: nn.Module) -> str:
     """SHA-256 over the names and bytes of all parameters and buffers."""
     digest = hashlib.sha256()
     for name, value in sorted(module.state_dict().items()):
-        for part, tensor in _plain_parts(name, value) if isinstance(value, Tensor) else ():
+        for part, tensor in plain_parts(name, value) if isinstance(value, Tensor) else ():
             digest.update(f"{part} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-def _plain_parts(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
+def plain_parts(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
     """The plain tensors, by name, that a tensor of a packed format (quantised) is made of."""
     if not hasattr(tensor, "__tensor_flatten__"):
         return [(name, tensor)]
     parts, _ = tensor.__tensor_flatten__()
-    return [plain for part in parts for plain in _plain_parts(f"{name}.{part}", getattr(tensor, part))]
+    return [plain for part in parts for plain in plain_parts(f"{name}.{part}", getattr(tensor, part))]
 
 
 def load_config(
@@ -60,6 +63,17 @@ def load_config(
         return transformers.AutoConfig.from_pretrained(name, **options)
 
 
+@dataclass(frozen=True)
+class Pretrained:
+    """A model with its weights."""
+
+    module: nn.Module
+    head: tuple[str, ...]
+    """Names of the head's tensors."""
+    unused: list[str]
+    """Parts of the checkpoint that the model has no place for: modules, or else tensors."""
+
+
 def load_pretrained(
     kind: Kind,
     name: str,
@@ -70,43 +84,48 @@ def load_pretrained(
     revision: str | None = None,
     gguf_file: str | None = None,
     quantization: Literal["int8"] | None = None,
-) -> tuple[nn.Module, tuple[str, ...]]:
-    """Load a pre-trained model from a folder or a hub, and name its head's tensors.
+) -> Pretrained:
+    """Load a pre-trained model from a folder or a hub.
 
     ``config`` comes from :func:`load_config` and is not changed. A model without a padding token takes its
-    ``tokenizer``'s. The head is everything outside the base model (``base_model_prefix``) plus whatever the checkpoint
-    lacks; new tensors are drawn from ``seed``. A causal language model has no head. Raises OSError or ValueError as
-    transformers does.
+    ``tokenizer``'s. The head is everything outside the base model (``base_model_prefix``) plus a pooler that the
+    checkpoint lacks; new tensors are drawn from ``seed``. A causal language model has no head. Raises OSError,
+    ValueError or RuntimeError as transformers does, and :class:`ConfigError` if the checkpoint lacks tensors other than
+    the head's, if a language model is not causal, or if no layer can be int8.
     """
     import transformers
 
     options: dict[str, Any] = {"revision": revision or "main", "dtype": torch.float32, "config": config}
+    options["ignore_mismatched_sizes"] = True  # another task's head is replaced; the report names the others
     if gguf_file is not None:
         options |= {"gguf_file": gguf_file, "quantization_config": transformers.GgufConfig(dequantize=True)}
-    if kind.head:
-        options["ignore_mismatched_sizes"] = True  # replace another task's head
     if quantization is not None:
         options["quantization_config"] = _int8(kind, config)
     with _quiet(gguf_file), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module, info = auto(kind).from_pretrained(name, output_loading_info=True, **options)
+        module, report = auto(kind).from_pretrained(name, output_loading_info=True, **options)
+        head = _head(kind, module, new_tensors(kind, module, report))
+        if kind.peft == "CAUSAL_LM":
+            causality.check_logits(module)
+    if quantization is not None and not any(hasattr(p, "qdata") for p in module.parameters()):
+        message = f"{module.config.model_type} has no layer that int8 is made for (nn.Linear): remove it"
+        raise ConfigError.at("model.quantization", message)
     if module.config.pad_token_id is None:
         module.config.pad_token_id = tokenizer.pad_token_id
-    fresh = set(info["missing_keys"]) | {k[0] for k in info.get("mismatched_keys", ())}
-    return module, _head(kind, module, fresh)
+    return Pretrained(module, head, parts_of(report["unexpected_keys"], module.state_dict().keys()))
 
 
 def load_structure(kind: Kind, config: Any) -> tuple[nn.Module, tuple[str, ...]]:
     """Build the model that :func:`load_pretrained` would load on the meta device: layers and shapes without weights.
     ``config`` is not changed. No checkpoint is read, so tensors that it lacks are not counted as the head's. Raises
-    ValueError if there is no such model for the kind of task."""
+    :class:`ConfigError` if models of this architecture do not fit the task."""
+    if type(config) not in auto(kind)._model_mapping:
+        message = f"transformers has no {kind.auto} of {config.model_type}"
+        raise ConfigError.at("model.name", f"{message}: name another model, or set another task.kind")
     with _quiet(None), torch.device("meta"):
-        try:
-            module = auto(kind).from_config(copy.deepcopy(config))
-        except ValueError as error:
-            if not str(error).startswith("Unrecognized configuration class"):
-                raise
-            raise ValueError(f"transformers has no {kind.auto} for a {config.model_type} model") from None
+        module = auto(kind).from_config(copy.deepcopy(config))
+    if kind.peft == "CAUSAL_LM":
+        causality.check_architecture(config, module)
     return module, _head(kind, module, frozenset())
 
 
@@ -145,19 +164,23 @@ def _head(kind: Kind, module: nn.Module, fresh: Collection[str]) -> tuple[str, .
 
 @contextlib.contextmanager
 def _quiet(gguf_file: str | None) -> Iterator[None]:
-    """Silence transformers' progress bars and advice: Rondo reports problems in its own words."""
+    """Silence progress bars and advice: Rondo reports problems in its own words. With torchao installed, transformers
+    imports it with every model, and the import warns of kernels for other processors."""
     import transformers
 
-    verbosity = transformers.logging.get_verbosity()
+    loggers = [logging.getLogger(name) for name in ("transformers", "torchao", "torch.utils._pytree")]
+    levels = [logger.level for logger in loggers]
     bar = transformers.logging.is_progress_bar_enabled()
-    transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         # GGUF files are read under another progress bar, which no setting turns off.
         with contextlib.redirect_stderr(io.StringIO()) if gguf_file is not None else contextlib.nullcontext():
             yield
     finally:
-        transformers.logging.set_verbosity(verbosity)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
         if bar:
             transformers.logging.enable_progress_bar()
 
@@ -174,11 +197,12 @@ def _int8(kind: Kind, config: Any) -> Any:
     return transformers.TorchAoConfig(Int8WeightOnlyConfig(), modules_to_not_convert=keep)
 
 
-def locate(name: str) -> str:
-    """Find the model called ``name``: its folder, or its name on a hub. Raises :class:`ConfigError`."""
-    if name == BUILTIN_MODEL:
+def locate(model: ModelConfig) -> str:
+    """Find the model: its folder, or its name on a hub. Raises :class:`ConfigError`."""
+    if model.name == BUILTIN_MODEL:
         return minilm_path()
-    return name if not name.startswith("~") else str(Path(name).expanduser())
+    name = model.name if not model.name.startswith("~") else str(Path(model.name).expanduser())
+    return str(Path(name).parent) if model.is_gguf_path else name
 
 
 @contextlib.contextmanager
@@ -186,8 +210,10 @@ def loading(name: str, part: str) -> Iterator[None]:
     """Turn a library's error while it loads a part of a model into a :class:`ConfigError`."""
     try:
         yield
-    except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
-        reason = str(error).strip().split("\n")[0].rstrip(".:")
+    except ConfigError:
+        raise
+    except Exception as error:  # a broken file may raise anything: tokenizers raise plain exceptions
+        reason = str(error).strip().split("\n")[0].rstrip(".:") or type(error).__name__
         message = f"{name!r}: {part} cannot be loaded: {reason}; name another, or save it there anew"
         raise ConfigError.at("model.name", message) from None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +14,10 @@ import torch
 from rondo.config.schema import RunConfig, SimulationConfig
 from rondo.models import peft
 from rondo.models.adapted_network import AdaptedNetwork
+from rondo.models.loading_report import listed
 from rondo.models.network import Base
 from rondo.models.precision import Kernels, apply, choose
-from rondo.models.pretrained import fingerprint, load_pretrained, loading
+from rondo.models.pretrained import Pretrained, fingerprint, load_pretrained, loading
 from rondo.models.shortcuts.choose import Shortened, shorten
 from rondo.models.shortcuts.prefix import Prefix
 from rondo.params import HEAD_PREFIX, Params
@@ -36,6 +39,10 @@ class Transformer:
     """The adapters' configuration, from PEFT."""
     kernels: Kernels
     simulation: SimulationConfig
+    unused: list[str]
+    """Parts of the checkpoint that the model has no place for."""
+    quantizer: str | None
+    """Package and version that rounded the weights."""
     shortened: Shortened = field(default_factory=Shortened)
 
     def shorten(self, task: Task, examples: Sequence[Example]) -> Prefix | None:
@@ -45,7 +52,8 @@ class Transformer:
 
     def record(self) -> Mapping[str, Any]:
         """See :meth:`rondo.models.model.Model.record`."""
-        return {"kernels": self.kernels.record(), **self.shortened.record()}
+        loading = {"unused_weights": self.unused, "quantizer": self.quantizer}
+        return {**loading, "kernels": self.kernels.record(), **self.shortened.record()}
 
     def save(self, folder: Path, seen: Params, base: Base, labels: Sequence[str]) -> None:
         """Write a PEFT adapter, with the tokenizer and the label names beside it."""
@@ -63,7 +71,11 @@ class Transformer:
 
 def load_transformer(config: RunConfig, name: str, known: Any, tokenizer: Any, device: torch.device) -> Transformer:
     """Load the model at ``name``, with adapters where PEFT places them. Raises :class:`rondo.errors.ConfigError`."""
-    module, head_names = load_base(config, name, known, tokenizer, config.seed)
+    loaded = load_base(config, name, known, tokenizer, config.seed)
+    module, head_names = loaded.module, loaded.head
+    if loaded.unused:
+        message = f"model.name: parts of the checkpoint are not used: {listed(loaded.unused)}"
+        warnings.warn(f"{message}; right for another task's head, but not for layers of the body", stacklevel=2)
     planned = peft.plan(module, config.adapter, tasks.TABLE[config.task.kind].peft, head_names, config.seed)
     sha256 = fingerprint(module)
     kernels = choose(config.train.precision, device, quantized=config.model.quantization is not None)
@@ -73,14 +85,24 @@ def load_transformer(config: RunConfig, name: str, known: Any, tokenizer: Any, d
     for tensor in network.initial_head:
         if tensor in planned.params:
             network.initial_head[tensor] = planned.params[tensor].to(device)
-    return Transformer(name, sha256, network, known, tokenizer, planned.lora, kernels, config.simulation)
+    quantizer = f"torchao {importlib.metadata.version('torchao')}" if config.model.quantization is not None else None
+    return Transformer(
+        name,
+        sha256,
+        network,
+        known,
+        tokenizer,
+        planned.lora,
+        kernels,
+        config.simulation,
+        loaded.unused,
+        quantizer,
+    )
 
 
-def load_base(
-    config: RunConfig, name: str, known: Any, tokenizer: Any, seed: int
-) -> tuple[torch.nn.Module, tuple[str, ...]]:
-    """Load the module without adapters, and name its head's tensors. Tensors that the checkpoint lacks are drawn from
-    ``seed``. Raises :class:`rondo.errors.ConfigError`."""
+def load_base(config: RunConfig, name: str, known: Any, tokenizer: Any, seed: int) -> Pretrained:
+    """Load the model without adapters. The head's tensors that the checkpoint lacks are drawn from ``seed``. Raises
+    :class:`rondo.errors.ConfigError`."""
     model = config.model
     with loading(model.name, "its weights"):
         return load_pretrained(
@@ -90,6 +112,6 @@ def load_base(
             tokenizer,
             seed=seed,
             revision=model.revision,
-            gguf_file=model.gguf_file,
+            gguf_file=model.gguf,
             quantization=model.quantization,
         )

@@ -102,8 +102,7 @@ def export(
 def _stock_base(opened: Reopened, model: Transformer) -> torch.nn.Module:
     """The base model alone, drawn with another seed, so that an unsaved head would show."""
     config = opened.assembly.config
-    module, _ = load_base(config, model.name, model.known, model.tokenizer, config.seed + 1)
-    return module
+    return load_base(config, model.name, model.known, model.tokenizer, config.seed + 1).module
 
 
 _TEXTS = (

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from rondo.models.network import Network
+from rondo.models.pretrained import plain_parts
 from rondo.params import Params, add_client_axis, on_device
 from rondo.tasks.task import Example, Task
 
@@ -95,7 +96,8 @@ def activation_bytes(network: Network, task: Task, seen: Params, examples: Seque
     if not examples:
         return 1.0
     kept: dict[int, torch.UntypedStorage] = {}
-    frozen = {p.untyped_storage().data_ptr() for p in network.module.parameters()}
+    weights = (part for p in network.module.parameters() for _, part in plain_parts("", p))
+    frozen = {part.untyped_storage().data_ptr() for part in weights}
 
     def note(tensor: Tensor) -> None:
         """Returns nothing: no backward pass follows, and a node that got its own output back would keep itself alive

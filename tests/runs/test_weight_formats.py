@@ -1,0 +1,201 @@
+"""Runs on int8 weights and on GGUF files, from a configuration to an exported adapter, and through a stop."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import safetensors.torch
+
+import rondo
+from rondo.config import ConfigError, load
+from rondo.engine.client.memory import activation_bytes
+from rondo.engine.transport import Observer
+from rondo.errors import RunInterrupted
+from rondo.runs.assemble import Assembly, assemble
+from small_runs import reviews, save_tiny_bert, save_tiny_gpt2, settings, write_rows
+
+INT8 = {"quantization": "int8"}
+
+
+def adapter(folder: Path) -> bytes:
+    return (folder / "adapter_model.safetensors").read_bytes()
+
+
+class AfterOneRound(Observer):
+    """Asks a run to stop after its first round."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+
+    def round_done(self, record: Any) -> None:
+        self.stop.set()
+
+
+def stopped_and_resumed(config: dict[str, Any], folder: Path) -> rondo.RunResult:
+    observer = AfterOneRound()
+    with pytest.raises(RunInterrupted):
+        rondo.run(config, run_dir=folder, observer=observer, stop=observer.stop)
+    return rondo.resume(folder)
+
+
+def same_result(one: rondo.RunResult, other: rondo.RunResult) -> bool:
+    times = {"seconds", "train_seconds"}
+    histories = [[{k: v for k, v in r.items() if k not in times} for r in run.history] for run in (one, other)]
+    return histories[0] == histories[1] and adapter(one.run_dir / "adapter") == adapter(other.run_dir / "adapter")
+
+
+# int8
+
+
+@pytest.fixture(scope="module")
+def classified(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A run in int8 on a tiny BERT."""
+    folder = tmp_path_factory.mktemp("int8")
+    rows = write_rows(folder / "rows.csv", reviews(36))
+    data = {"source": str(rows), "test_source": str(rows)}
+    return settings(save_tiny_bert(folder / "bert"), model=INT8, data=data, train={"local_epochs": 1})
+
+
+@pytest.fixture(scope="module")
+def finished(classified: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> rondo.RunResult:
+    return rondo.run(classified, run_dir=tmp_path_factory.mktemp("finished") / "run")
+
+
+def test_int8_run_trains_and_its_adapter_verifies(finished: rondo.RunResult, tmp_path: Path) -> None:
+    tensors = safetensors.torch.load_file(finished.run_dir / "adapter" / "adapter_model.safetensors")
+    assert all(t.any() for n, t in tensors.items() if "lora_B" in n)
+    exported = rondo.export(finished.run_dir, tmp_path / "out", verify=True)
+    assert exported.verification is not None
+    assert exported.verification.passed
+    assert adapter(tmp_path / "out") == adapter(finished.run_dir / "adapter")
+
+
+def test_int8_run_scores_the_same_when_reopened(finished: rondo.RunResult) -> None:
+    expected = finished.metrics["global"]
+    assert rondo.evaluate(finished.run_dir)["test"] == expected
+    assert rondo.evaluate(finished.run_dir / "adapter")["test"] == expected
+
+
+def test_int8_run_resumes_to_the_same_bits(
+    classified: dict[str, Any], finished: rondo.RunResult, tmp_path: Path
+) -> None:
+    assert same_result(stopped_and_resumed(classified, tmp_path / "run"), finished)
+
+
+def test_int8_is_the_same_in_every_precision(
+    classified: dict[str, Any], finished: rondo.RunResult, tmp_path: Path
+) -> None:
+    exact = {**classified, "train": {**classified["train"], "precision": "exact"}}
+    assert same_result(rondo.run(exact, run_dir=tmp_path / "run"), finished)
+    manifest = json.loads((finished.run_dir / "manifest.json").read_text())
+    assert manifest["kernels"]["reason"] == "the base is quantised; it is used as it is"
+    assert manifest["quantizer"] == f"torchao {importlib.metadata.version('torchao')}"
+
+
+def test_int8_weights_are_not_kept_by_a_step(classified: dict[str, Any]) -> None:
+    """torchao alone would keep a float copy of every weight until the backward pass."""
+
+    def kept(config: dict[str, Any]) -> float:
+        ready: Assembly = assemble(load(config), "cpu")
+        seen, _ = ready.scorer({}).newcomer(ready.first_state(), ready.round(0))
+        return activation_bytes(ready.model.network, ready.task, seen, ready.population.sample(2))
+
+    plain = {**classified, "model": {**classified["model"], "quantization": None}, "train": {"precision": "exact"}}
+    assert kept(classified) == kept(plain)
+
+
+def test_int8_of_a_model_without_linear_layers_is_refused(tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "rows.csv", reviews(12))
+    config = settings(
+        save_tiny_gpt2(tmp_path / "gpt2"), model=INT8, data={"source": str(rows)},
+        adapter={"target_modules": ["c_attn"]},
+        task={"kind": "causal-lm", "label": None},
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"model.quantization: gpt2 has no layer that int8 is made for"):
+        rondo.run(config, run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+# GGUF
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def write_gguf(path: Path, layers: int = 2) -> Path:
+    """Write a Llama of two layers, of which the file holds ``layers``, with letters as tokens."""
+    tokens = ["<|endoftext|>", "Ġ", "go", *LETTERS]
+    width, heads, hidden, depth = 32, 2, 48, 2
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_block_count(depth)
+    writer.add_context_length(64)
+    writer.add_embedding_length(width)
+    writer.add_feed_forward_length(hidden)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(heads)
+    writer.add_rope_dimension_count(width // heads)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] + [1] * (len(tokens) - 1))
+    writer.add_token_merges(["g o"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
+    draw = np.random.default_rng(0)
+    shapes: dict[str, tuple[int, ...]] = {"token_embd": (len(tokens), width), "output": (len(tokens), width)}
+    for i in range(layers):
+        shapes |= {f"blk.{i}.attn_{n}": (width, width) for n in ("q", "k", "v", "output")}
+        shapes |= {f"blk.{i}.ffn_gate": (hidden, width), f"blk.{i}.ffn_up": (hidden, width)}
+        shapes |= {f"blk.{i}.ffn_down": (width, hidden)}
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", (0.1 * draw.standard_normal(shape)).astype(np.float32))
+    for name in ["output_norm", *(f"blk.{i}.{n}_norm" for i in range(layers) for n in ("attn", "ffn"))]:
+        writer.add_tensor(f"{name}.weight", np.ones(width, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture
+def spoken(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Makes a language model's configuration for a name."""
+    rows = write_rows(tmp_path / "rows.csv", reviews(18))
+
+    def config(name: str, **model: Any) -> dict[str, Any]:
+        return settings(
+            Path(), model={"name": name, **model}, data={"source": str(rows), "test_split": ""},
+            task={"kind": "causal-lm", "label": None}, train={"local_epochs": None, "local_steps": 2},
+            adapter={"target_modules": ["q_proj", "v_proj"]},
+        )  # fmt: skip
+
+    return config
+
+
+def test_gguf_file_as_name_runs_resumes_and_verifies(
+    spoken: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf")
+    monkeypatch.chdir(tmp_path)
+    by_folder = rondo.run(spoken(str(tmp_path), gguf_file="tiny.gguf"), run_dir=tmp_path / "folder")
+    resumed = stopped_and_resumed(spoken("tiny.gguf"), tmp_path / "run")
+    assert same_result(resumed, by_folder)
+    exported = rondo.export(resumed.run_dir, tmp_path / "out", verify=True)
+    assert exported.verification is not None
+    assert exported.verification.passed
+
+
+def test_gguf_file_without_a_layer_is_refused(spoken: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "short.gguf", layers=1)
+    with pytest.raises(ConfigError, match=r"model.name: the checkpoint lacks 9 of .*: model.layers.1; name a complete"):
+        rondo.run(spoken(str(path)), run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
