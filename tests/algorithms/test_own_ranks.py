@@ -11,11 +11,12 @@ from torch import Tensor
 
 from rondo import algorithms
 from rondo.algorithm import Algorithm, Client, Round, Upload
-from rondo.params import module_of, pick, role
+from rondo.params import head, module_of, pick, role
 from rondo.testing import LAWS, LinearProblem, SgdTrainer
 from rondo.testing.run import Run
 
 PATHS = ("first", "second")
+NESTED = ("Ad", "Au", "Bd", "Bu")
 
 
 @pytest.fixture(params=[1, 2])
@@ -220,6 +221,39 @@ def test_mfedloru_without_ranks_is_fedloru() -> None:
         for run in (mfedloru, fedloru):
             run.step(index)
     assert mfedloru.gap(mfedloru.state, fedloru.state, 3) == 0
+
+
+def test_mfedloru_client_of_the_runs_rank_trains_as_fedloru(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nested factors are for ranks below the run's (appendix C.3)."""
+    mfedloru, fedloru = Run(algorithms.get("mfedloru", tau=2), 0), Run(algorithms.get("fedloru", tau=2), 0)
+    mfedloru.clients = tuple(replace(c, rank=mfedloru.problem.rank) for c in mfedloru.clients)
+    for index in range(3):
+        for run in (mfedloru, fedloru):
+            run.step(index)
+    assert mfedloru.gap(mfedloru.state, fedloru.state, 3) == 0
+
+
+def test_mfedloru_nests_only_where_a_module_has_a_higher_rank() -> None:
+    """Modules may differ in rank (adapter.rank_pattern); a client of rank 2 opts out of nesting in those of rank 2."""
+    problem = LinearProblem.make(0, rank=3)
+    params = {n: t[:2] if n == "first.A" else t[:, :2] if n == "first.B" else t for n, t in problem.params.items()}
+    run = Run(algorithms.get("mfedloru", nested_scale=0.25), 0)
+    run.state = run.algorithm.init(params, problem.weights, run.round(0))
+    client = replace(run.clients[0], rank=2)
+    for index in range(2):
+        before = run.state.params
+        outcome = run.train([client], index)[0]
+        uploaded = outcome.upload.params
+        assert set(pick(uploaded, ~head)) == {"first.A", "first.B", *(f"second.{part}" for part in NESTED)}
+        whole = run.algorithm.expand(run.state, outcome.upload).params
+        change = 0.25 * uploaded["second.Bu"] @ uploaded["second.Bd"]
+        torch.testing.assert_close(whole["second.B"], before["second.B"] + change, rtol=0, atol=1e-12)
+        assert whole["first.B"].equal(uploaded["first.B"])
+        assert not whole["first.B"].equal(before["first.B"])
+        for path in PATHS:
+            delta = problem.delta(whole, {}, path)
+            torch.testing.assert_close(delta, outcome.after[path], rtol=0, atol=1e-12)
+        run.state = run.algorithm.aggregate(run.state, [outcome.upload], run.round(index))
 
 
 # SLoRA
