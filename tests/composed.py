@@ -57,7 +57,8 @@ class Composed:
         self.state = first_state(self.algorithm, self.initial, self.network.weights(), self.config, clients)
 
     def round(self, index: int) -> Round:
-        return Round(index, self.config.rounds, self.config.seed, len(self.population.members))
+        clients, start = len(self.population.members), self.config.adapter.init_lora_weights
+        return Round(index, self.config.rounds, self.config.seed, clients, start)
 
     def measure(self) -> None:
         """Measure the bytes per cost, as a run does before its first round."""

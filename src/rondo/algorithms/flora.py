@@ -10,7 +10,7 @@ from torch import Tensor
 from rondo.algorithm import Algorithm, BaseState, Client, Round, Shared, Trainer, Upload, Uploads, Weight
 from rondo.algorithms.parts.product_mean import compacted, heads, pairs
 from rondo.lowrank import LowRank, mean_product
-from rondo.params import Params, adapted_modules, cut_rank, down, head, kaiming, pick, up
+from rondo.params import Params, adapted_modules, cut_rank, down, head, pick, stack_clients, up
 
 
 @final
@@ -20,7 +20,7 @@ class FLoRA(Algorithm[BaseState]):
 
     Update, with p_k the participants' weights, summing to 1::
 
-        client k:  A_k fresh and random, B_k = 0;   (A_k, B_k) <- local training, of rank r_k
+        client k:  A_k and B_k fresh, of rank r_k, B_k A_k = 0;   (A_k, B_k) <- local training
         server:    W0 <- W0 + scale * [B_1 ... B_K] [p_1 A_1; ...; p_K A_K]
 
     The stack is kept as factors; past rank min(in, out) it is kept as a dense matrix, which is then smaller. A client
@@ -53,7 +53,7 @@ class FLoRA(Algorithm[BaseState]):
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         trained = down | up | head
-        fresh = {n: _fresh(n, a, trainer) for n, a in pick(shared.params, down).items()}
+        fresh = stack_clients(_fresh(shared.params, c, trainer.round) for c in trainer.clients)
         fit = trainer.fit({**shared.params, **fresh}, train=trained)
         return trainer.upload(pick(fit.params, trained)), local
 
@@ -64,8 +64,11 @@ class FLoRA(Algorithm[BaseState]):
         return new.with_chunks(compacted(stacks, state.scale, state.params))
 
 
-def _fresh(name: str, like: Tensor, trainer: Trainer) -> Tensor:
-    """A new DOWN factor for every client, in the shape (K, r, in) and dtype of ``like``."""
-    rows, columns = like.shape[1:]
-    factors = [kaiming(rows, columns, trainer.round.generator("fresh", c.id, name)) for c in trainer.clients]
-    return torch.stack(factors).to(like)
+def _fresh(params: Params, client: Client, round: Round) -> dict[str, Tensor]:
+    """New factors of one client (no client axis), in the shapes and dtypes of ``params``, which have a client axis."""
+    new: dict[str, Tensor] = {}
+    for path in adapted_modules(params):
+        a, b = params[f"{path}.A"], params[f"{path}.B"]
+        fresh_a, fresh_b = round.factors((b.shape[-2], a.shape[-1]), a.shape[-2], "fresh", client.id, f"{path}.A")
+        new |= {f"{path}.A": fresh_a.to(a), f"{path}.B": fresh_b.to(b)}
+    return new

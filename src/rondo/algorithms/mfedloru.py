@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rondo.algorithm import Algorithm, BaseState, Client, Mean, Round, Shared, Trainer, Upload, Uploads, Weight
 from rondo.algorithms.parts.accumulation import Restart, accumulated, check_cycle
-from rondo.params import Params, adapted_modules, down, head, kaiming, nested, pick, stack_clients, up
+from rondo.params import Params, adapted_modules, down, head, nested, pick, stack_clients, up
 
 
 @final
@@ -21,9 +21,10 @@ class MFedLoRU(Algorithm[BaseState]):
         client k:  A_k = A + c Au Ad,   B_k = B + c Bu Bd;   (Ad, Au, Bd, Bu) <- local training, A and B fixed
         server:    A <- sum_k p_k A_k        B <- sum_k p_k B_k;   added to the base every ``tau`` rounds, as fedloru
 
-    Ad (q x in) and Bd (q x r) start as PEFT's A does, Au (r x q) and Bu (out x q) at zero, so A_k = A and B_k = B at
-    first. A client without its own rank, or with the run's (a module's, where modules differ), trains A and B
-    themselves, as in FedLoRU: it opts out, and nested factors have a rank below the run's (r_A, r_B < r).
+    Ad (q x in) and Bd (q x r) start as PEFT's A does, Au (r x q) and Bu (out x q) as its B (``init_lora_weights``), so
+    A_k = A and B_k = B at first. A client without its own rank, or with the run's, trains A and B themselves, as in
+    FedLoRU: the paper's "opts out", because nested factors have a rank below the run's (r_A, r_B < r). Where modules
+    differ in rank, a client opts out in those that have no more than its own.
     Symbols: the paper's A and B as in ``fedloru``. Its A_d, A_u, B_d, B_u are Ad, Au, Bd, Bu transposed. Its alpha_A
     over r_A, and so for B, is c (1/2 in its experiments).
     Fields: ``tau`` and ``restart`` as in ``fedloru``; ``nested_scale``, c above.
@@ -88,13 +89,12 @@ class MFedLoRU(Algorithm[BaseState]):
 
 
 def _fresh(params: Params, rank: int, client: Client, trainer: Trainer) -> dict[str, Tensor]:
-    """One client's nested factors (no client axis) of every A and B in ``params``, which have a client axis: the d ones
-    random, the u ones zero."""
+    """One client's nested factors (no client axis) of every A and B in ``params``, which have a client axis. Their
+    products are zero."""
     new: dict[str, Tensor] = {}
     for path in adapted_modules(params):
         for part in "AB":
             like = params[f"{path}.{part}"]
-            rows, columns = like.shape[1:]
-            draw = kaiming(rank, columns, trainer.round.generator("nested", client.id, path, part))
-            new |= {f"{path}.{part}d": draw.to(like), f"{path}.{part}u": like.new_zeros(rows, rank)}
+            d, u = trainer.round.factors((like.shape[-2], like.shape[-1]), rank, "nested", client.id, path, part)
+            new |= {f"{path}.{part}d": d.to(like), f"{path}.{part}u": u.to(like)}
     return new

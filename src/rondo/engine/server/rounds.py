@@ -39,7 +39,8 @@ class Server:
 
     def round(self, index: int) -> Round:
         """Round ``index`` of this run."""
-        return Round(index, self.config.rounds, self.config.seed, len(self.clients))
+        clients, start = len(self.clients), self.config.adapter.init_lora_weights
+        return Round(index, self.config.rounds, self.config.seed, clients, start)
 
     def run_round(self, index: int, observer: Observer | None = None) -> dict[str, Any]:
         """Run one round and return its record. With fewer uploads than ``min_clients`` the round is skipped and the
@@ -128,7 +129,8 @@ def first_state(
 ) -> Any:
     """The server's state before the first round. ``initial`` are the tensors that clients train, and ``clients`` is the
     number of clients."""
-    return serialization.canonical(algorithm.init(initial, weights, Round(0, config.rounds, config.seed, clients)))
+    round = Round(0, config.rounds, config.seed, clients, config.adapter.init_lora_weights)
+    return serialization.canonical(algorithm.init(initial, weights, round))
 
 
 def _chain(first: Upload, rest: Iterator[Upload]) -> Iterator[Upload]:
