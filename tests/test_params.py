@@ -18,6 +18,7 @@ EXAMPLES = {
     "q.G": Role.GRAM,
     "q.L": Role.FIXED,
     "q.R": Role.FIXED,
+    "q.s": Role.FIXED,
     "q.D": Role.DENSE,
     "q.S": Role.SPARSE,
     "q.I": Role.INDEX,

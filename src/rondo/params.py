@@ -27,7 +27,9 @@ class Role(enum.Enum):
     DOWN = "down"  #: ``<module>.A``, (r, in)
     UP = "up"  #: ``<module>.B``, (out, r)
     GRAM = "gram"  #: ``<module>.G``, (r, min(in, out)); the one matrix that FLoRG trains
-    FIXED = "fixed"  #: ``<module>.L`` (out, k) and ``<module>.R`` (k, in); never trained
+    FIXED = (
+        "fixed"  #: ``<module>.L`` (out, k), ``<module>.R`` (k, in) and a scale, ``<module>.s`` (1, 1); never trained
+    )
     DENSE = "dense"  #: ``<module>.D``, (out, in); a full-rank change, in units of the scale
     SPARSE = "sparse"  #: ``<module>.S``, (n,); values of a change that is zero elsewhere, in units of the scale
     INDEX = "index"  #: ``<module>.I``, (n,) integers; positions or slots; never trained
@@ -44,6 +46,7 @@ _SUFFIXES = {
     "G": Role.GRAM,
     "L": Role.FIXED,
     "R": Role.FIXED,
+    "s": Role.FIXED,
     "D": Role.DENSE,
     "S": Role.SPARSE,
     "I": Role.INDEX,

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rondo import algorithms
-from rondo.algorithm import Algorithm, Client, Round, Upload
+from rondo.algorithm import Algorithm, Client, Fit, Round, Upload
 from rondo.algorithms.fedloru import FedLoRU
 from rondo.algorithms.fedsvd import FedSVD
 from rondo.algorithms.flexlora import FlexLoRA
 from rondo.algorithms.hetlora import HetLoRA
 from rondo.lowrank import LowRank, mean_product, total
-from rondo.params import Params, cut_rank, pad_rank
+from rondo.params import Params, add_client_axis, cut_rank, pad_rank
 from rondo.testing import LinearProblem, SgdTrainer
 from rondo.testing.laws import LAWS
 from rondo.testing.run import LawBroken, Run
@@ -152,20 +152,41 @@ def test_upload_rank_above_the_servers_is_refused() -> None:
         algorithm.aggregate(start(algorithm, 2), uploads(1, (2, 3)), Round(0, 4, 0, 3))
 
 
-def test_hetlora_weighs_by_the_norm_of_the_product() -> None:
-    problem = LinearProblem.make(0)
-    algorithm = HetLoRA()
-    run = Run(algorithm, 0)
+def test_hetlora_weighs_by_the_norm_of_the_change() -> None:
+    """The norm of the weights' change over all modules, each with its own scale."""
+    run = Run(HetLoRA(), 0)
+    assert len({w.scale for w in run.problem.weights.values()}) == 2
     for outcome in run.step(0):
-        params = outcome.upload.params
-        products = [params[f"{p}.B"] @ params[f"{p}.A"] for p in problem.weights]
-        assert outcome.upload.weight == pytest.approx(
-            float(
-                torch.stack([p.square().sum() for p in products[:1]]).sum()
-                + sum(p.square().sum() for p in products[1:])
-            )
-            ** 0.5
-        )
+        changes = [run.problem.delta(outcome.upload.params, {}, path) for path in run.problem.weights]
+        norm = float(torch.cat([c.flatten() for c in changes]).norm())
+        assert outcome.upload.weight == pytest.approx(norm, rel=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1.0, 8.0])
+def test_hetlora_prunes_by_the_tail_of_the_change(scale: float) -> None:
+    """The tail of one module fades and that of the other grows. The sum of both decides, each with its scale."""
+
+    class Moved:
+        clients, round, lr = (Client("c", 1),), Round(1, 4, 0, 1), 0.1
+
+        def fit(self, params: Any, **options: Any) -> Fit:
+            factors = {"first.B": 0.5, "second.B": 2.0}
+            unit = torch.ones(1)
+            return Fit({n: t * factors.get(n, 1.0) for n, t in params.items()}, unit, unit, unit)
+
+        def upload(self, params: Any, weight: Any = None) -> tuple[Upload, ...]:
+            return (Upload(self.clients[0], {n: t[0] for n, t in params.items()}, float(weight)),)
+
+    problem, algorithm = LinearProblem.make(0), HetLoRA(prune=True)
+    ones = {n: torch.ones_like(t) for n, t in problem.params.items()}
+    weights = {"first": replace(problem.weights["first"], scale=scale), "second": problem.weights["second"]}
+    shared = algorithm.broadcast(algorithm.init(ones, weights, Moved.round), Moved.clients[0], Moved.round)
+    local = add_client_axis(algorithm.local_init(shared, Moved.clients[0]))
+    # |B_tail| |A_tail| is sqrt(7 * 5) and sqrt(7 * 7), the second scale 0.5.
+    fades = scale * 35**0.5 * 0.5 > 0.5 * 7.0
+    _, kept = algorithm.client_update(replace(shared, params=add_client_axis(shared.params)), local, Moved())
+    assert [int(r) for r in kept.values()] == ([1, 1] if fades else [2, 2])
+    assert fades == (scale == 8.0)
 
 
 def test_hetlora_penalty_shrinks_the_tail() -> None:
@@ -174,10 +195,7 @@ def test_hetlora_penalty_shrinks_the_tail() -> None:
         run = Run(HetLoRA(penalty=penalty, keep=0.5), 0, steps=20)
         for index in range(3):
             run.step(index)
-        params = run.state.params
-        tails.append(
-            float(sum(params[f"{p}.B"][:, 1:].norm() * params[f"{p}.A"][1:].norm() for p in ("first", "second")))
-        )
+        tails.append(tail(run.state.params, 1))
     assert tails[1] < 0.7 * tails[0]
 
 
@@ -186,7 +204,10 @@ def ranks_left(run: Run) -> dict[str, list[int]]:
 
 
 def tail(params: Params, first: int) -> float:
-    return float(sum(params[f"{p}.B"][:, first:].norm() * params[f"{p}.A"][first:].norm() for p in ("first", "second")))
+    scales = {path: weight.scale for path, weight in LinearProblem.make(0).weights.items()}
+    return float(
+        sum(s * params[f"{p}.B"][:, first:].norm() * params[f"{p}.A"][first:].norm() for p, s in scales.items())
+    )
 
 
 def test_hetlora_prunes_a_fading_tail_for_good() -> None:

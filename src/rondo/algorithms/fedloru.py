@@ -25,8 +25,8 @@ class FedLoRU(Algorithm[BaseState]):
     Fields:
     - ``tau`` is the number of rounds between merges.
     - ``restart`` "random": A and B start anew as PEFT starts them (``init_lora_weights``: Kaiming A by default, as in
-      the paper's section 4; "gaussian" as in its appendix D.2), B A = 0, so the model stays the same. "momentum": A and
-      B stay, so the model moves by another scale * B A (the algorithm box, taken literally).
+      the paper's section 5.1; "gaussian" as in its appendix D.2). B A = 0, so the model stays the same. "momentum": A
+      and B stay, so the model moves by another scale * B A (the algorithm box, taken literally).
     Uploads: A and B, r (in + out) numbers per module. Down: the same, and twice that in the round after a restart.
     Exact: no.
     Linear: yes.
