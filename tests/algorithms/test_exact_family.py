@@ -254,6 +254,54 @@ def test_hetlora_masks_ranks_per_client_of_a_cohort() -> None:
     assert tail(algorithm.view(shared, run.locals["client-0"]), 1) == 0
 
 
+def fair_loss(objective: str, penalty: float, received: list[Upload], b: Tensor) -> float:
+    """The loss that LoRA-FAIR's server minimises over B, from dense products."""
+    mass = sum(u.weight for u in received)
+    mean_a, mean_b = (sum(u.weight / mass * u.params[f"m.{part}"] for u in received) for part in "AB")
+    target, product = dense_mean(received), b @ mean_a
+    if objective == "frobenius":
+        return float((target - product).square().sum() + penalty * (b - mean_b).square().sum())
+    return float(penalty * (b - mean_b).norm() - (target * product).sum() / target.norm() / product.norm())
+
+
+@pytest.mark.parametrize("objective", ["cosine", "frobenius"])
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**31), st.integers(1, 4), st.sampled_from([1e-3, 1e-2, 0.1, 1.0]), st.floats(-2, 2))
+def test_lora_fair_finds_the_least_loss(objective: str, seed: int, clients: int, penalty: float, size: float) -> None:
+    """No other B in any direction, near or far, is better; the mean itself is no better either."""
+    algorithm = algorithms.get("lora-fair", objective=objective, penalty=penalty)
+    common = uploads(seed + 1, (2,))[0].params
+    received = [
+        replace(
+            u, params={n: (common[n] + t / 2) * 10**size if n == "m.B" else common[n] + t for n, t in u.params.items()}
+        )
+        for u in uploads(seed, (2,) * clients)
+    ]
+    state = algorithm.aggregate(start(algorithm, 2), received, Round(0, 4, 0, 3))
+    mass = sum(u.weight for u in received)
+    mean_b = sum((u.weight / mass * u.params["m.B"] for u in received), torch.zeros(9, 2).double())
+    found = state.params["m.B"]
+    least = fair_loss(objective, penalty, received, found)
+    assert least <= fair_loss(objective, penalty, received, mean_b) + 1e-12
+    g = torch.Generator().manual_seed(seed)
+    for exponent in range(-6, 2):
+        other = found + torch.randn(found.shape, generator=g).double() * 10.0**exponent * 10**size
+        assert fair_loss(objective, penalty, received, other) >= least - 1e-9 * max(1.0, abs(least))
+
+
+@pytest.mark.parametrize("objective", ["cosine", "frobenius"])
+@pytest.mark.parametrize("value", [0.0, 1e-38, 1e12, 3e38])
+def test_lora_fair_of_extreme_uploads_is_finite(objective: str, value: float) -> None:
+    """Factors of equal entries have rank 1, so A A^T is singular; at 1e12 a penalty of 0.01 is lost beside it."""
+    algorithm = algorithms.get("lora-fair", objective=objective)
+    ordinary = uploads(0, (2, 2))
+    extreme = [replace(u, params={n: torch.full_like(t, value) for n, t in u.params.items()}) for u in ordinary]
+    opposed = [extreme[0], replace(extreme[1], params={n: -t for n, t in extreme[1].params.items()})]
+    for received in (extreme, [ordinary[0], extreme[1]], opposed, extreme[:1]):
+        state = algorithm.aggregate(start(algorithm, 2), received, Round(0, 4, 0, 3))
+        assert all(bool(t.isfinite().all()) for t in state.params.values())
+
+
 FIELDS: list[Algorithm[Any]] = [
     FlexLoRA("both"),
     algorithms.get("federa", aggregation="product"),
@@ -263,7 +311,8 @@ FIELDS: list[Algorithm[Any]] = [
     FedLoRU(tau=1),
     FedLoRU(tau=2),
     algorithms.get("pfedloru", tau=1),
-    algorithms.get("lora-fair", penalty=1.0),
+    algorithms.get("lora-fair", penalty=1e-4),
+    algorithms.get("lora-fair", objective="frobenius", penalty=1.0),
 ]
 
 
@@ -316,6 +365,7 @@ def test_mean_of_products_is_one_stack() -> None:
         ("hetlora", "penalty", -1.0),
         ("hetlora", "keep", 0.0),
         ("lora-fair", "penalty", 0.0),
+        ("lora-fair", "objective", "l2"),
         ("fedloru", "tau", 0),
         ("pfedloru", "restart", "never"),
     ],

@@ -41,8 +41,10 @@ References
   FeDeRA     Yan et al., "FeDeRA": the start is the top of W0's SVD; then FedIT.
   HetLoRA    Cho et al., "Heterogeneous LoRA for federated fine-tuning": weights are
              ||B_k A_k||_F; equal ranks here, no penalty, no pruning.
-  LoRA-FAIR  Bian et al., "LoRA-FAIR": a correction of the mean B. Its Frobenius
-             variant (not the paper's cosine), which has a closed form.
+  LoRA-FAIR  Bian et al., "LoRA-FAIR", eq. (8): a correction of the mean B that minimises
+             lambda ||dB|| - cos(M, (Bbar + dB) Abar). The paper takes SGD steps on it, of
+             which it says neither number nor rate; here descent goes on to the minimum.
+             "lora-fair-frobenius" has squared Frobenius norms for both terms instead.
   FedLoRU    Park and Klabjan: Algorithm 1, eq. (7), restarts of its appendices B and
              D.2. Its W is in x out: its A (random start) is our A^T, its B (zero) our
              B^T; its alpha is our s.
@@ -96,7 +98,7 @@ D, S = "layer.D", "layer.S"  # pFedLoRA: a whole change; SLoRA: a sparse one's v
 SLOTS = "layer.I"  # LoRA-A2: which slots an upload holds, ascending
 H = "head:out.weight"
 TAU = 2  # FedLoRU, pFedLoRU, mFedLoRU: rounds from one accumulation to the next
-LAMBDA = 0.01  # LoRA-FAIR: weight of the penalty
+LAMBDA = 0.01  # LoRA-FAIR: weight of the penalty, both variants
 CLIENT_RANK = 1  # LoRA-A2, mFedLoRU: the rank of every client
 BALANCE = np.array([1.0, 1.13])  # LoRA-A2: multiplies the rows of the first A
 RATIO = 5.0  # LoRA-A2: the learning rate of B over that of A
@@ -372,7 +374,50 @@ def hetlora(t, state, base, uploads, draw):
     return state | new, base, {"weights": weights}
 
 
+def minimum(objective, gradient, x):
+    """A local minimum: damped Newton steps, the second derivatives by central differences."""
+    h, shape = 1e-6, x.shape
+    for _ in range(200):
+        g = gradient(x).ravel()
+        if np.linalg.norm(g) < 1e-13:
+            return x
+        units = h * np.eye(x.size)
+        ends = [[gradient(x + sign * e.reshape(shape)).ravel() for e in units] for sign in (1, -1)]
+        values, vectors = np.linalg.eigh((np.array(ends[0]) - np.array(ends[1])) / (2 * h))
+        step = vectors @ ((vectors.T @ g) / np.abs(values).clip(1e-8))  # downhill where it bends down
+        while objective(x - step.reshape(shape)) > objective(x) and np.abs(step).max() > 1e-15:
+            step = step / 2
+        x = x - step.reshape(shape)
+    assert np.linalg.norm(gradient(x)) < 1e-11, np.linalg.norm(gradient(x))
+    return x
+
+
 def lora_fair(t, state, base, uploads, draw):
+    """B' minimises lambda ||B' - Bbar|| - cos(M, B' Abar), A' = Abar."""
+    mean, _, _ = fedavg(t, state, base, uploads, draw)
+    a, b, m = mean[A], mean[B], mean_product(uploads)
+
+    def cosine(z):
+        return np.sum(m * (z @ a)) / np.linalg.norm(m) / np.linalg.norm(z @ a)
+
+    def slope(z):  # of the cosine
+        size = np.linalg.norm(z @ a)
+        return (m / np.linalg.norm(m) - cosine(z) * z @ a / size) @ a.T / size
+
+    def objective(z):
+        return LAMBDA * np.linalg.norm(z - b) - cosine(z)
+
+    def gradient(z):
+        return LAMBDA * (z - b) / np.linalg.norm(z - b) - slope(z)
+
+    assert np.linalg.norm(slope(b)) > LAMBDA  # or B' = Bbar
+    new_b = minimum(objective, gradient, b + 1e-3 * slope(b))
+    assert objective(new_b) < objective(b)
+    assert np.linalg.norm(new_b - b) > 1e-3
+    return mean | {B: new_b}, base, {"cosine": cosine(new_b)}
+
+
+def lora_fair_frobenius(t, state, base, uploads, draw):
     """B' minimises ||M - B' Abar||_F^2 + lambda ||B' - Bbar||_F^2, A' = Abar."""
     mean, _, _ = fedavg(t, state, base, uploads, draw)
     a, b = mean[A], mean[B]
@@ -492,6 +537,7 @@ ALGORITHMS = {
     "federa": (3, lambda t: (A, B), (), fedavg),
     "hetlora": (3, lambda t: (A, B), (), hetlora),
     "lora-fair": (3, lambda t: (A, B), (), lora_fair),
+    "lora-fair-frobenius": (3, lambda t: (A, B), (), lora_fair_frobenius),
     "fedloru": (4, lambda t: (A, B), (), fedloru(restart=True)),
     "fedloru-momentum": (4, lambda t: (A, B), (), fedloru(restart=False)),
     "pfedloru": (4, lambda t: (A, B), (PA, PB), fedloru(restart=True)),
@@ -508,6 +554,7 @@ EXACT = {"ffa-lora", "rolora", "fedex-lora", "fedsvd", "flora", "lora-a2"}
 EXACT |= {"pfedlora", "pfedlora-together"}
 SETTINGS = {
     "lora-fair": {"lambda": LAMBDA},
+    "lora-fair-frobenius": {"lambda": LAMBDA},
     "fedloru": {"tau": TAU},
     "fedloru-momentum": {"tau": TAU},
     "pfedloru": {"tau": TAU},

@@ -32,6 +32,7 @@ SPECIAL: dict[str, tuple[str, dict[str, Any]]] = {
     "fedloru-momentum": ("fedloru", {"tau": 2, "restart": "momentum"}),
     "pfedloru": ("pfedloru", {"tau": 2}),
     "lora-fair": ("lora-fair", {"penalty": 0.01}),
+    "lora-fair-frobenius": ("lora-fair", {"objective": "frobenius", "penalty": 0.01}),
     "mfedloru": ("mfedloru", {"tau": 2, "nested_scale": 0.5}),
     "pfedlora-together": ("pfedlora", {"phases": "together"}),
     "slora": ("slora", {"sparse_rounds": 2, "density": 0.25}),

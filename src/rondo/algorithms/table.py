@@ -229,7 +229,7 @@ TABLE: dict[str, Entry] = {
     ),
     "lora-fair": Entry(
         cls="rondo.algorithms.lora_fair:LoRAFAIR",
-        summary="FedIT whose B is corrected towards the mean of the products (Frobenius variant)",
+        summary="FedIT whose B is corrected towards the mean of the products",
         paper="Bian et al. 2024",
         exact=False,
         linear=False,
@@ -239,7 +239,7 @@ TABLE: dict[str, Entry] = {
         down="r(in+out)",
         up_numbers=formulas.both,
         down_numbers=formulas.both,
-        fields={"penalty": float},
+        fields={"objective": Literal["cosine", "frobenius"], "penalty": float},
     ),
     "fedloru": Entry(
         cls="rondo.algorithms.fedloru:FedLoRU",
