@@ -9,8 +9,9 @@ from torch import Tensor
 
 from rondo.algorithm import Algorithm, BaseState, Client, Round, Shared, Trainer, Upload, Uploads, Weight
 from rondo.algorithms.parts.product_mean import compacted, heads, pairs
+from rondo.algorithms.parts.scales import ClientScale, check_client_scale, in_runs_scale, sent_to
 from rondo.lowrank import LowRank, mean_product
-from rondo.params import Params, adapted_modules, cut_rank, down, head, pick, stack_clients, up
+from rondo.params import Params, adapted_modules, down, head, pick, stack_clients, up
 
 
 @final
@@ -26,14 +27,16 @@ class FLoRA(Algorithm[BaseState]):
     The stack is kept as factors; past rank min(in, out) it is kept as a dense matrix, which is then smaller. A client
     draws its A from its own stream of the round's seed.
     Symbols: A (r x in) and B (out x r) are PEFT's.
+    Fields: ``client_scale`` "rank": a client of rank r_k trains at its own scale, scale * r / r_k, which is alpha / r_k
+    as in the authors' code, and uploads its B times r / r_k. "run": at the run's scale.
     Uploads: r_k (in + out) numbers per module. Down: the stack, min(sum_k r_k, in, out) (in + out) numbers; a client
     that missed rounds also gets the stacks of those rounds.
     Exact: yes.
     Linear: no.
     Personal: no.
     Head in the source: none (causal LM); here shared by default.
-    Deviations: one scale for all ranks (the authors' code: alpha/r_k). p_k is on the stack of B instead of A, which
-    gives the same product. An adapter that the run starts from becomes part of the base at once.
+    Deviations: by default one scale for all ranks. p_k is on the stack of B instead of A, which gives the same product.
+    An adapter that the run starts from becomes part of the base at once.
     Reference: Wang et al., FLoRA: Federated Fine-Tuning Large Language Models with Heterogeneous Low-Rank Adaptations,
     NeurIPS 2024.
     """
@@ -41,6 +44,10 @@ class FLoRA(Algorithm[BaseState]):
     exact: ClassVar[bool] = True
     client_ranks: ClassVar[bool] = True
     same_coordinates: ClassVar[bool] = False
+    client_scale: ClientScale = "run"
+
+    def __post_init__(self) -> None:
+        check_client_scale(self.client_scale)
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> BaseState:
         state = BaseState.start(params, weights)
@@ -49,19 +56,23 @@ class FLoRA(Algorithm[BaseState]):
         return replace(state, params={n: torch.zeros_like(t) if up(n) else t for n, t in params.items()})
 
     def broadcast(self, state: BaseState, client: Client, round: Round) -> Shared:
-        return Shared(cut_rank(state.params, client.rank), state.base)
+        return Shared(sent_to(client, state.params, self.client_scale), state.base)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         trained = down | up | head
         fresh = stack_clients(_fresh(shared.params, c, trainer.round) for c in trainer.clients)
-        fit = trainer.fit({**shared.params, **fresh}, train=trained)
-        return trainer.upload(pick(fit.params, trained)), local
+        start = {**shared.params, **fresh}
+        fit = trainer.fit(start, train=trained, objective=lambda p, loss: loss(in_runs_scale(p)))
+        return trainer.upload(pick(in_runs_scale(fit.params), trained)), local
 
     def aggregate(self, state: BaseState, uploads: Iterable[Upload], round: Round) -> BaseState:
         received = list(uploads)
         stacks = ((p, mean_product(*pairs(received, p))) for p in adapted_modules(state.params))
         new = self.finish(state, heads(received), round)
         return new.with_chunks(compacted(stacks, state.scale, state.params))
+
+    def view(self, shared: Shared, local: Params) -> Params:
+        return in_runs_scale(shared.params)
 
 
 def _fresh(params: Params, client: Client, round: Round) -> dict[str, Tensor]:

@@ -56,6 +56,8 @@ class Entry:
 
 _CYCLE_FIELDS = {"tau": int, "restart": Literal["random", "momentum"]}
 
+_CLIENT_SCALE = Literal["run", "rank"]
+
 _FLORG_FIELDS = {
     "bases": Literal["orthogonal", "kaiming", "svd"],
     "gram_init": Literal["gaussian", "kaiming", "orthogonal"],
@@ -157,7 +159,7 @@ TABLE: dict[str, Entry] = {
         down="r(in+out)",
         up_numbers=formulas.both,
         down_numbers=formulas.both,
-        fields={"split": Literal["up", "both"]},
+        fields={"split": Literal["up", "both"], "client_scale": _CLIENT_SCALE},
     ),
     "flora": Entry(
         cls="rondo.algorithms.flora:FLoRA",
@@ -171,6 +173,7 @@ TABLE: dict[str, Entry] = {
         down="min(K*r,in,out)(in+out)",
         up_numbers=formulas.both,
         down_numbers=formulas.stack,
+        fields={"client_scale": _CLIENT_SCALE},
     ),
     "fedex-lora": Entry(
         cls="rondo.algorithms.fedex_lora:FedExLoRA",
