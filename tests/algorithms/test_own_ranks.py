@@ -370,7 +370,9 @@ STAGED: list[Algorithm[Any]] = [
     algorithms.get("slora", sparse_rounds=1, density=0.3),
     algorithms.get("slora", sparse_rounds=0),
     algorithms.get("slora", sparse_rounds=20, density=1.0),
+    algorithms.get("slora", sparse_rounds=1, density=0.3, units="weight"),
     algorithms.get("pfedlora", phases="together"),
+    algorithms.get("pfedlora", units="weight"),
     algorithms.get("mfedloru", tau=1, nested_scale=1.0),
 ]
 
@@ -379,6 +381,24 @@ STAGED: list[Algorithm[Any]] = [
 @pytest.mark.parametrize("law", [n for n in LAWS if n != "exactness"])
 def test_options_obey_the_laws(algorithm: Algorithm[Any], law: str) -> None:
     LAWS[law](algorithm, 0)  # raises LawBroken
+
+
+@pytest.mark.parametrize("units", ["scale", "weight"])
+@pytest.mark.parametrize("algorithm", ["slora", "pfedlora"])
+def test_step_in_units_of_the_weight_is_a_step_on_it(algorithm: str, units: str) -> None:
+    """One step of SGD moves W by the rate times its gradient, or by scale^2 times that in units of the scale."""
+    fields = {"phases": "together"} if algorithm == "pfedlora" else {"density": 1.0}
+    run = Run(algorithms.get(algorithm, units=units, **fields), 0, steps=1)
+    client, problem = run.clients[0], run.problem
+    uploaded = run.train([client], 0)[0].upload.params
+    for path, weight in problem.weights.items():
+        change = torch.zeros(weight.shape, dtype=torch.float64, requires_grad=True)
+        inverse = torch.eye(weight.shape[1]).double() / weight.scale
+        seen = {**problem.params, f"{path}.B": change, f"{path}.A": inverse}
+        (gradient,) = torch.autograd.grad(problem.loss(client.id, seen, {}), change)
+        values = uploaded[f"{path}.{'S' if algorithm == 'slora' else 'D'}"].reshape(weight.shape)
+        moved, rate = (weight.scale * values, 0.1 * weight.scale**2) if units == "scale" else (values, 0.1)
+        torch.testing.assert_close(moved, -rate * gradient, rtol=0, atol=1e-12)
 
 
 # pFedLoRA and FedHM
@@ -416,6 +436,8 @@ def test_fedhm_is_flexlora_with_split_both() -> None:
         ("slora", "sparse_rounds", -1),
         ("slora", "density", 0.0),
         ("pfedlora", "phases", "both"),
+        ("pfedlora", "units", "W"),
+        ("slora", "units", "W"),
         ("mfedloru", "nested_scale", 0.0),
         ("mfedloru", "tau", 0),
         ("flora", "client_scale", "own"),

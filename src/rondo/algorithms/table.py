@@ -58,6 +58,8 @@ _CYCLE_FIELDS = {"tau": int, "restart": Literal["random", "momentum"]}
 
 _CLIENT_SCALE = Literal["run", "rank"]
 
+_UNITS = Literal["scale", "weight"]
+
 _FLORG_FIELDS = {
     "bases": Literal["orthogonal", "kaiming", "svd"],
     "gram_init": Literal["gaussian", "kaiming", "orthogonal"],
@@ -298,7 +300,7 @@ TABLE: dict[str, Entry] = {
         down="in*out",
         up_numbers=formulas.whole,
         down_numbers=formulas.whole,
-        fields={"phases": Literal["separate", "together"]},
+        fields={"phases": Literal["separate", "together"], "units": _UNITS},
     ),
     "fedhm": Entry(
         cls="rondo.algorithms.fedhm:FedHM",
@@ -325,7 +327,7 @@ TABLE: dict[str, Entry] = {
         down="density*in*out, then r(in+out)",
         up_numbers=formulas.sparse,
         down_numbers=formulas.sparse,
-        fields={"sparse_rounds": int, "density": float},
+        fields={"sparse_rounds": int, "density": float, "units": _UNITS},
     ),
     "lora-a2": Entry(
         cls="rondo.algorithms.lora_a2:LoRAA2",

@@ -13,6 +13,15 @@ from rondo.params import Params, adapted_modules, cut_rank, fixed, module_of, pi
 ClientScale: TypeAlias = Literal["run", "rank"]
 """The scale at which a client of a lower rank trains: the run's, or its own."""
 
+Units: TypeAlias = Literal["scale", "weight"]
+"""The units in which a change of a whole weight is trained and sent: the adapter's scale, or the weight itself."""
+
+
+def check_units(units: str) -> None:
+    """Raises ValueError for unknown ``units``."""
+    if units not in get_args(Units):
+        raise ValueError(f"units is one of {', '.join(get_args(Units))}; got {units!r}")
+
 
 def module_scales(params: Params, weights: Mapping[str, Weight]) -> dict[str, Tensor]:
     """The adapter's scale of every adapted module of ``params``, in the dtype of its A."""
