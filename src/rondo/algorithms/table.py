@@ -123,7 +123,8 @@ TABLE: dict[str, Entry] = {
     ),
     "florg": Entry(
         cls="rondo.algorithms.florg:FLoRG",
-        summary="one matrix per module; its Gram matrix averaged, the root aligned (Procrustes)",
+        summary="one matrix per module; its Gram matrix averaged, the root aligned (Procrustes); "
+        "starts off the pre-trained model unless offset",
         paper="Meng et al. 2026",
         exact=False,
         linear=True,
@@ -137,7 +138,7 @@ TABLE: dict[str, Entry] = {
     ),
     "florg-unaligned": Entry(
         cls="rondo.algorithms.florg_unaligned:FLoRGUnaligned",
-        summary="FLoRG without the alignment (the paper's ablation)",
+        summary="FLoRG without the alignment (the paper's ablation); starts as FLoRG does",
         paper="Meng et al. 2026",
         exact=False,
         linear=False,
@@ -151,7 +152,7 @@ TABLE: dict[str, Entry] = {
     ),
     "flexlora": Entry(
         cls="rondo.algorithms.flexlora:FlexLoRA",
-        summary="the mean of the products, truncated to each client's rank by SVD",
+        summary="the mean of the products, truncated to each client's rank by SVD; scores are of the truncated model",
         paper="Bai et al., NeurIPS 2024",
         exact=False,
         linear=False,
@@ -220,7 +221,7 @@ TABLE: dict[str, Entry] = {
     ),
     "hetlora": Entry(
         cls="rondo.algorithms.hetlora:HetLoRA",
-        summary="clients of different ranks: cut, padded with zeros, weighted by their norm",
+        summary="clients of different ranks: cut, padded with zeros, weighted by their norm; pruning is off by default",
         paper="Cho et al., EMNLP 2024",
         exact=False,
         linear=True,
@@ -304,7 +305,7 @@ TABLE: dict[str, Entry] = {
     ),
     "fedhm": Entry(
         cls="rondo.algorithms.fedhm:FedHM",
-        summary="whole weights averaged, factorised for each client at its rank",
+        summary="whole weights averaged, factorised for each client at its rank; scores are of the truncated model",
         paper="Yao et al. 2021",
         exact=False,
         linear=False,
@@ -331,7 +332,8 @@ TABLE: dict[str, Entry] = {
     ),
     "lora-a2": Entry(
         cls="rondo.algorithms.lora_a2:LoRAA2",
-        summary="RoLoRA whose clients train and send only the slots that matter most to them",
+        summary="RoLoRA whose clients train and send only the slots that matter most to them; "
+        "without client ranks they keep all",
         paper="Koo et al., ACL 2025",
         exact=True,
         linear=True,

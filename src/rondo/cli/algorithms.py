@@ -24,7 +24,7 @@ def list_() -> None:
         table.add_row(name, entry.summary, *flags, entry.up, entry.paper)
     # Without a terminal, print one line per algorithm, so that grep finds it.
     console = Console()
-    (console if console.is_terminal else Console(width=200)).print(table)
+    (console if console.is_terminal else Console(width=250)).print(table)
 
 
 def show(name: str) -> None:
