@@ -58,8 +58,8 @@ class Composed:
         self.state = first_state(self.algorithm, self.initial, self.network.weights(), self.config, clients)
 
     def round(self, attempt: int) -> Round:
-        members, index = len(self.population.members), self.aggregated
-        return Round(index, self.config.rounds, self.config.seed, members, attempt - index)
+        index, start = self.aggregated, self.config.adapter.init_lora_weights
+        return Round(index, self.config.rounds, self.config.seed, len(self.population.members), attempt - index, start)
 
     def measure(self) -> None:
         """Measure the bytes per cost, as a run does before its first round."""

@@ -18,6 +18,7 @@ EXAMPLES = {
     "q.G": Role.GRAM,
     "q.L": Role.FIXED,
     "q.R": Role.FIXED,
+    "q.s": Role.FIXED,
     "q.D": Role.DENSE,
     "q.S": Role.SPARSE,
     "q.I": Role.INDEX,
@@ -162,3 +163,19 @@ def test_packed_tensors_keep_their_values_in_one_vector(shapes: list[list[int]],
 def test_bytes_are_elements_times_their_size() -> None:
     assert p.num_bytes({"a": torch.zeros(2, 3), "b": torch.zeros(5, dtype=torch.bfloat16)}) == 24 + 10
     assert p.num_bytes({}) == 0
+
+
+def test_kaiming_is_centred_and_fills_its_bound() -> None:
+    """U(-1/sqrt(in), 1/sqrt(in)), whose variance is 1/(3 in)."""
+    rows, columns = 400, 64
+    draw = p.kaiming(rows, columns, torch.Generator().manual_seed(0))
+    bound = columns**-0.5
+    assert 0.999 * bound < float(draw.max()) <= bound
+    assert -bound <= float(draw.min()) < -0.999 * bound
+    assert abs(float(draw.mean())) < 4 * bound * (3 * rows * columns) ** -0.5
+    assert float(draw.var()) == pytest.approx(bound**2 / 3, rel=0.02)
+
+
+def test_orthogonal_factors_need_an_even_rank() -> None:
+    with pytest.raises(ValueError, match="even rank, got 3"):
+        p.fresh_factors((5, 4), 3, "orthogonal", torch.Generator())

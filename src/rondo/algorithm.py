@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from rondo.lowrank import GrowingSum, LowRank
-from rondo.params import Layout, Packed, Params, Select, cast_like, everything, pad_rank
+from rondo.params import FactorStart, Layout, Packed, Params, Select, cast_like, everything, fresh_factors, pad_rank
 
 Loss: TypeAlias = Callable[[Params], Tensor]
 """The network's loss on the current batch, given tensors as ``view`` returns them; shape (K,), one per client."""
@@ -90,6 +90,8 @@ class Round:
     skipped: int = 0
     """Number of attempts skipped before this one. No algorithm depends on it, so a skipped attempt leaves alternation,
     periods and stages as they are."""
+    init_lora_weights: FactorStart = True
+    """PEFT's key of the adapters: the distribution of factors that a method draws itself."""
 
     @property
     def attempt(self) -> int:
@@ -109,6 +111,11 @@ class Round:
         text = "/".join(map(str, (self.seed, number, *tags)))
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest) & 0x7FFF_FFFF_FFFF_FFFF)
+
+    def factors(self, shape: tuple[int, int], rank: int, *tags: str | int) -> tuple[Tensor, Tensor]:
+        """A (rank, in) and B (out, rank) in float64 for a matrix of ``shape`` (out, in), drawn as PEFT starts adapters
+        in this run, so their product is zero. Every method that starts factors anew draws them here."""
+        return fresh_factors(shape, rank, self.init_lora_weights, self.generator(*tags))
 
 
 @dataclass(frozen=True)

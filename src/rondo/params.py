@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -27,7 +27,9 @@ class Role(enum.Enum):
     DOWN = "down"  #: ``<module>.A``, (r, in)
     UP = "up"  #: ``<module>.B``, (out, r)
     GRAM = "gram"  #: ``<module>.G``, (r, min(in, out)); the one matrix that FLoRG trains
-    FIXED = "fixed"  #: ``<module>.L`` (out, k) and ``<module>.R`` (k, in); never trained
+    FIXED = (
+        "fixed"  #: ``<module>.L`` (out, k), ``<module>.R`` (k, in) and a scale, ``<module>.s`` (1, 1); never trained
+    )
     DENSE = "dense"  #: ``<module>.D``, (out, in); a full-rank change, in units of the scale
     SPARSE = "sparse"  #: ``<module>.S``, (n,); values of a change that is zero elsewhere, in units of the scale
     INDEX = "index"  #: ``<module>.I``, (n,) integers; positions or slots; never trained
@@ -44,6 +46,7 @@ _SUFFIXES = {
     "G": Role.GRAM,
     "L": Role.FIXED,
     "R": Role.FIXED,
+    "s": Role.FIXED,
     "D": Role.DENSE,
     "S": Role.SPARSE,
     "I": Role.INDEX,
@@ -167,6 +170,37 @@ def kaiming(rows: int, columns: int, generator: torch.Generator) -> Tensor:
     """U(-1/sqrt(columns), 1/sqrt(columns)) in float64: Kaiming-uniform with a = sqrt(5), PEFT's start for A."""
     bound = 1 / math.sqrt(columns)
     return (torch.rand(rows, columns, generator=generator, dtype=torch.float64) * 2 - 1) * bound
+
+
+def normal(rows: int, columns: int, generator: torch.Generator) -> Tensor:
+    """N(0, 1) in float64."""
+    return torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+
+
+FactorStart: TypeAlias = Literal[True, "gaussian", "orthogonal"]
+"""The values of PEFT's ``init_lora_weights`` that :func:`fresh_factors` knows."""
+
+
+def fresh_factors(
+    shape: tuple[int, int], rank: int, start: FactorStart, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """A (rank, in) and B (out, rank) in float64, whose product is zero, distributed as PEFT's for this start.
+
+    ``shape``: (out, in).
+    True: A by :func:`kaiming`, B zero.
+    "gaussian": A ~ N(0, 1/rank^2), B zero.
+    "orthogonal": neither is zero. Every second row of a random rotation takes part in A, the others in B. Raises
+    ValueError for an odd rank.
+    """
+    out, inp = shape
+    if start == "orthogonal":
+        if rank % 2:
+            raise ValueError(f"orthogonal factors have an even rank, got {rank}")
+        rotation = torch.linalg.qr(normal(rank, rank, generator)).Q
+        a = (normal(inp, rank // 2, generator) @ rotation[0::2]).mT / 10
+        return a, normal(out, rank // 2, generator) @ rotation[1::2] / 10
+    a = kaiming(rank, inp, generator) if start is True else normal(rank, inp, generator) / rank
+    return a, torch.zeros(out, rank, dtype=torch.float64)
 
 
 Layout: TypeAlias = tuple[tuple[str, torch.Size], ...]

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rondo import algorithms
-from rondo.algorithm import Algorithm, Client, Round, Upload
+from rondo.algorithm import Algorithm, Client, Fit, Round, Upload
 from rondo.algorithms.fedloru import FedLoRU
 from rondo.algorithms.fedsvd import FedSVD
 from rondo.algorithms.flexlora import FlexLoRA
 from rondo.algorithms.hetlora import HetLoRA
 from rondo.lowrank import mean_product
-from rondo.params import Params, cut_rank, pad_rank
+from rondo.params import Params, add_client_axis, cut_rank, pad_rank
 from rondo.testing import LinearProblem, SgdTrainer
 from rondo.testing.laws import LAWS
 from rondo.testing.run import LawBroken, Run
@@ -145,20 +145,41 @@ def test_upload_rank_above_the_servers_is_refused() -> None:
         algorithm.aggregate(start(algorithm, 2), uploads(1, (2, 3)), Round(0, 4, 0, 3))
 
 
-def test_hetlora_weighs_by_the_norm_of_the_product() -> None:
-    problem = LinearProblem.make(0)
-    algorithm = HetLoRA()
-    run = Run(algorithm, 0)
+def test_hetlora_weighs_by_the_norm_of_the_change() -> None:
+    """The norm of the weights' change over all modules, each with its own scale."""
+    run = Run(HetLoRA(), 0)
+    assert len({w.scale for w in run.problem.weights.values()}) == 2
     for outcome in run.step(0):
-        params = outcome.upload.params
-        products = [params[f"{p}.B"] @ params[f"{p}.A"] for p in problem.weights]
-        assert outcome.upload.weight == pytest.approx(
-            float(
-                torch.stack([p.square().sum() for p in products[:1]]).sum()
-                + sum(p.square().sum() for p in products[1:])
-            )
-            ** 0.5
-        )
+        changes = [run.problem.delta(outcome.upload.params, {}, path) for path in run.problem.weights]
+        norm = float(torch.cat([c.flatten() for c in changes]).norm())
+        assert outcome.upload.weight == pytest.approx(norm, rel=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1.0, 8.0])
+def test_hetlora_prunes_by_the_tail_of_the_change(scale: float) -> None:
+    """The tail of one module fades and that of the other grows. The sum of both decides, each with its scale."""
+
+    class Moved:
+        clients, round, lr = (Client("c", 1),), Round(1, 4, 0, 1), 0.1
+
+        def fit(self, params: Any, **options: Any) -> Fit:
+            factors = {"first.B": 0.5, "second.B": 2.0}
+            unit = torch.ones(1)
+            return Fit({n: t * factors.get(n, 1.0) for n, t in params.items()}, unit, unit, unit)
+
+        def upload(self, params: Any, weight: Any = None) -> tuple[Upload, ...]:
+            return (Upload(self.clients[0], {n: t[0] for n, t in params.items()}, float(weight)),)
+
+    problem, algorithm = LinearProblem.make(0), HetLoRA(prune=True)
+    ones = {n: torch.ones_like(t) for n, t in problem.params.items()}
+    weights = {"first": replace(problem.weights["first"], scale=scale), "second": problem.weights["second"]}
+    shared = algorithm.broadcast(algorithm.init(ones, weights, Moved.round), Moved.clients[0], Moved.round)
+    local = add_client_axis(algorithm.local_init(shared, Moved.clients[0]))
+    # |B_tail| |A_tail| is sqrt(7 * 5) and sqrt(7 * 7), the second scale 0.5.
+    fades = scale * 35**0.5 * 0.5 > 0.5 * 7.0
+    _, kept = algorithm.client_update(replace(shared, params=add_client_axis(shared.params)), local, Moved())
+    assert [int(r) for r in kept.values()] == ([1, 1] if fades else [2, 2])
+    assert fades == (scale == 8.0)
 
 
 def test_hetlora_penalty_shrinks_the_tail() -> None:
@@ -167,10 +188,7 @@ def test_hetlora_penalty_shrinks_the_tail() -> None:
         run = Run(HetLoRA(penalty=penalty, keep=0.5), 0, steps=20)
         for index in range(3):
             run.step(index)
-        params = run.state.params
-        tails.append(
-            float(sum(params[f"{p}.B"][:, 1:].norm() * params[f"{p}.A"][1:].norm() for p in ("first", "second")))
-        )
+        tails.append(tail(run.state.params, 1))
     assert tails[1] < 0.7 * tails[0]
 
 
@@ -179,7 +197,10 @@ def ranks_left(run: Run) -> dict[str, list[int]]:
 
 
 def tail(params: Params, first: int) -> float:
-    return float(sum(params[f"{p}.B"][:, first:].norm() * params[f"{p}.A"][first:].norm() for p in ("first", "second")))
+    scales = {path: weight.scale for path, weight in LinearProblem.make(0).weights.items()}
+    return float(
+        sum(s * params[f"{p}.B"][:, first:].norm() * params[f"{p}.A"][first:].norm() for p, s in scales.items())
+    )
 
 
 def test_hetlora_prunes_a_fading_tail_for_good() -> None:
@@ -226,6 +247,54 @@ def test_hetlora_masks_ranks_per_client_of_a_cohort() -> None:
     assert tail(algorithm.view(shared, run.locals["client-0"]), 1) == 0
 
 
+def fair_loss(objective: str, penalty: float, received: list[Upload], b: Tensor) -> float:
+    """The loss that LoRA-FAIR's server minimises over B, from dense products."""
+    mass = sum(u.weight for u in received)
+    mean_a, mean_b = (sum(u.weight / mass * u.params[f"m.{part}"] for u in received) for part in "AB")
+    target, product = dense_mean(received), b @ mean_a
+    if objective == "frobenius":
+        return float((target - product).square().sum() + penalty * (b - mean_b).square().sum())
+    return float(penalty * (b - mean_b).norm() - (target * product).sum() / target.norm() / product.norm())
+
+
+@pytest.mark.parametrize("objective", ["cosine", "frobenius"])
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**31), st.integers(1, 4), st.sampled_from([1e-3, 1e-2, 0.1, 1.0]), st.floats(-2, 2))
+def test_lora_fair_finds_the_least_loss(objective: str, seed: int, clients: int, penalty: float, size: float) -> None:
+    """No other B in any direction, near or far, is better; the mean itself is no better either."""
+    algorithm = algorithms.get("lora-fair", objective=objective, penalty=penalty)
+    common = uploads(seed + 1, (2,))[0].params
+    received = [
+        replace(
+            u, params={n: (common[n] + t / 2) * 10**size if n == "m.B" else common[n] + t for n, t in u.params.items()}
+        )
+        for u in uploads(seed, (2,) * clients)
+    ]
+    state = algorithm.aggregate(start(algorithm, 2), received, Round(0, 4, 0, 3))
+    mass = sum(u.weight for u in received)
+    mean_b = sum((u.weight / mass * u.params["m.B"] for u in received), torch.zeros(9, 2).double())
+    found = state.params["m.B"]
+    least = fair_loss(objective, penalty, received, found)
+    assert least <= fair_loss(objective, penalty, received, mean_b) + 1e-12
+    g = torch.Generator().manual_seed(seed)
+    for exponent in range(-6, 2):
+        other = found + torch.randn(found.shape, generator=g).double() * 10.0**exponent * 10**size
+        assert fair_loss(objective, penalty, received, other) >= least - 1e-9 * max(1.0, abs(least))
+
+
+@pytest.mark.parametrize("objective", ["cosine", "frobenius"])
+@pytest.mark.parametrize("value", [0.0, 1e-38, 1e12, 3e38])
+def test_lora_fair_of_extreme_uploads_is_finite(objective: str, value: float) -> None:
+    """Factors of equal entries have rank 1, so A A^T is singular; at 1e12 a penalty of 0.01 is lost beside it."""
+    algorithm = algorithms.get("lora-fair", objective=objective)
+    ordinary = uploads(0, (2, 2))
+    extreme = [replace(u, params={n: torch.full_like(t, value) for n, t in u.params.items()}) for u in ordinary]
+    opposed = [extreme[0], replace(extreme[1], params={n: -t for n, t in extreme[1].params.items()})]
+    for received in (extreme, [ordinary[0], extreme[1]], opposed, extreme[:1]):
+        state = algorithm.aggregate(start(algorithm, 2), received, Round(0, 4, 0, 3))
+        assert all(bool(t.isfinite().all()) for t in state.params.values())
+
+
 FIELDS: list[Algorithm[Any]] = [
     FlexLoRA("both"),
     algorithms.get("federa", aggregation="product"),
@@ -235,7 +304,8 @@ FIELDS: list[Algorithm[Any]] = [
     FedLoRU(tau=1),
     FedLoRU(tau=2),
     algorithms.get("pfedloru", tau=1),
-    algorithms.get("lora-fair", penalty=1.0),
+    algorithms.get("lora-fair", penalty=1e-4),
+    algorithms.get("lora-fair", objective="frobenius", penalty=1.0),
 ]
 
 
@@ -288,6 +358,7 @@ def test_mean_of_products_is_one_stack() -> None:
         ("hetlora", "penalty", -1.0),
         ("hetlora", "keep", 0.0),
         ("lora-fair", "penalty", 0.0),
+        ("lora-fair", "objective", "l2"),
         ("fedloru", "tau", 0),
         ("pfedloru", "restart", "never"),
     ],

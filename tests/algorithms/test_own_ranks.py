@@ -11,11 +11,12 @@ from torch import Tensor
 
 from rondo import algorithms
 from rondo.algorithm import Algorithm, Client, Round, Upload
-from rondo.params import module_of, pick, role
+from rondo.params import head, module_of, pick, role
 from rondo.testing import LAWS, LinearProblem, SgdTrainer
 from rondo.testing.run import Run
 
 PATHS = ("first", "second")
+NESTED = ("Ad", "Au", "Bd", "Bu")
 
 
 @pytest.fixture(params=[1, 2])
@@ -222,6 +223,102 @@ def test_mfedloru_without_ranks_is_fedloru() -> None:
     assert mfedloru.gap(mfedloru.state, fedloru.state, 3) == 0
 
 
+def test_mfedloru_client_of_the_runs_rank_trains_as_fedloru() -> None:
+    """Nested factors are for ranks below the run's (appendix C.3)."""
+    mfedloru, fedloru = Run(algorithms.get("mfedloru", tau=2), 0), Run(algorithms.get("fedloru", tau=2), 0)
+    mfedloru.clients = tuple(replace(c, rank=mfedloru.problem.rank) for c in mfedloru.clients)
+    for index in range(3):
+        for run in (mfedloru, fedloru):
+            run.step(index)
+    assert mfedloru.gap(mfedloru.state, fedloru.state, 3) == 0
+
+
+def test_mfedloru_nests_only_where_a_module_has_a_higher_rank() -> None:
+    """Modules may differ in rank (adapter.rank_pattern); a client of rank 2 opts out of nesting in those of rank 2."""
+    problem = LinearProblem.make(0, rank=3)
+    params = {n: t[:2] if n == "first.A" else t[:, :2] if n == "first.B" else t for n, t in problem.params.items()}
+    run = Run(algorithms.get("mfedloru", nested_scale=0.25), 0)
+    run.state = run.algorithm.init(params, problem.weights, run.round(0))
+    client = replace(run.clients[0], rank=2)
+    for index in range(2):
+        before = run.state.params
+        outcome = run.train([client], index)[0]
+        uploaded = outcome.upload.params
+        assert set(pick(uploaded, ~head)) == {"first.A", "first.B", *(f"second.{part}" for part in NESTED)}
+        whole = run.algorithm.expand(run.state, outcome.upload).params
+        change = 0.25 * uploaded["second.Bu"] @ uploaded["second.Bd"]
+        torch.testing.assert_close(whole["second.B"], before["second.B"] + change, rtol=0, atol=1e-12)
+        assert whole["first.B"].equal(uploaded["first.B"])
+        assert not whole["first.B"].equal(before["first.B"])
+        for path in PATHS:
+            delta = problem.delta(whole, {}, path)
+            torch.testing.assert_close(delta, outcome.after[path], rtol=0, atol=1e-12)
+        run.state = run.algorithm.aggregate(run.state, [outcome.upload], run.round(index))
+
+
+# FlexLoRA and FLoRA at a client's own scale
+
+
+@pytest.mark.parametrize("name", ["flexlora", "flora"])
+def test_client_trains_at_its_own_scale(name: str) -> None:
+    """A client of rank 1 in a run of rank 3 takes the steps that LoRA takes at alpha / 1, three times the run's scale;
+    its upload is in the run's scale."""
+    run = Run(algorithms.get(name, client_scale="rank"), 0)
+    run.problem = problem = LinearProblem.make(0, rank=3)
+    run.state = run.algorithm.init(problem.params, problem.weights, run.round(0))
+    for index in range(3):
+        client = replace(run.clients[0], rank=1)
+        outcome = run.train([client], index)[0]
+        shared = run.shared(client, index)
+        start = run.algorithm.view(shared, {})
+        if name == "flora":
+            fresh = {
+                p: run.round(index).factors(w.shape, 1, "fresh", client.id, f"{p}.A")
+                for p, w in problem.weights.items()
+            }
+            start |= {f"{p}.{part}": fresh[p][part == "B"] for p in PATHS for part in "AB"}
+        factors = {n: (t / 3 if n.endswith(".B") else t).clone().requires_grad_() for n, t in start.items()}
+        for _ in range(run.steps):
+            scaled = {n: 3 * t if n.endswith(".B") else t for n, t in factors.items()}
+            gradients = torch.autograd.grad(problem.loss(client.id, scaled, shared.base), list(factors.values()))
+            pairs = zip(factors.items(), gradients, strict=True)
+            factors = {n: (t - 0.1 * g).detach().requires_grad_() for (n, t), g in pairs}
+        for n, t in factors.items():
+            expected = 3 * t if n.endswith(".B") else t
+            torch.testing.assert_close(outcome.upload.params[n], expected.detach(), rtol=0, atol=1e-12)
+        assert outcome.upload.params.keys() == factors.keys()
+        clients = [replace(c, rank=r) for c, r in zip(run.clients, (1, 3, 2), strict=True)]
+        uploads = [run.train([c], index)[0].upload for c in clients]
+        run.state = run.algorithm.aggregate(run.state, uploads, run.round(index))
+
+
+@pytest.mark.parametrize("name", ["flexlora", "flora"])
+def test_own_scale_changes_the_training_alone(name: str) -> None:
+    """The received model is the same, and so is the run where every client has the run's rank."""
+    own, common = (algorithms.get(name, client_scale=scale) for scale in ("rank", "run"))
+    runs = [Run(algorithm, 0) for algorithm in (own, common)]
+    for index in range(2):
+        for run in runs:
+            run.clients = tuple(replace(c, rank=run.problem.rank) for c in run.clients)
+            run.step(index)
+    assert runs[0].gap(runs[0].state, runs[1].state, 2) < 1e-12
+    client = replace(runs[1].clients[0], rank=1)
+    models = []
+    for algorithm in (own, common):
+        runs[1].algorithm = algorithm
+        models.append(runs[1].model(client, 2))
+    for path, change in models[0].items():
+        torch.testing.assert_close(change, models[1][path], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("law", [n for n in LAWS if n not in ("consensus", "zero steps")])
+@pytest.mark.parametrize("name", ["flexlora", "flora"])
+def test_laws_hold_at_a_clients_own_scale(name: str, law: str, rank: int) -> None:
+    if law == "exactness" and name == "flexlora":
+        return
+    LAWS[law](algorithms.get(name, client_scale="rank"), 0)  # raises LawBroken
+
+
 # SLoRA
 
 
@@ -273,7 +370,9 @@ STAGED: list[Algorithm[Any]] = [
     algorithms.get("slora", sparse_rounds=1, density=0.3),
     algorithms.get("slora", sparse_rounds=0),
     algorithms.get("slora", sparse_rounds=20, density=1.0),
+    algorithms.get("slora", sparse_rounds=1, density=0.3, units="weight"),
     algorithms.get("pfedlora", phases="together"),
+    algorithms.get("pfedlora", units="weight"),
     algorithms.get("mfedloru", tau=1, nested_scale=1.0),
 ]
 
@@ -282,6 +381,24 @@ STAGED: list[Algorithm[Any]] = [
 @pytest.mark.parametrize("law", [n for n in LAWS if n != "exactness"])
 def test_options_obey_the_laws(algorithm: Algorithm[Any], law: str) -> None:
     LAWS[law](algorithm, 0)  # raises LawBroken
+
+
+@pytest.mark.parametrize("units", ["scale", "weight"])
+@pytest.mark.parametrize("algorithm", ["slora", "pfedlora"])
+def test_step_in_units_of_the_weight_is_a_step_on_it(algorithm: str, units: str) -> None:
+    """One step of SGD moves W by the rate times its gradient, or by scale^2 times that in units of the scale."""
+    fields = {"phases": "together"} if algorithm == "pfedlora" else {"density": 1.0}
+    run = Run(algorithms.get(algorithm, units=units, **fields), 0, steps=1)
+    client, problem = run.clients[0], run.problem
+    uploaded = run.train([client], 0)[0].upload.params
+    for path, weight in problem.weights.items():
+        change = torch.zeros(weight.shape, dtype=torch.float64, requires_grad=True)
+        inverse = torch.eye(weight.shape[1]).double() / weight.scale
+        seen = {**problem.params, f"{path}.B": change, f"{path}.A": inverse}
+        (gradient,) = torch.autograd.grad(problem.loss(client.id, seen, {}), change)
+        values = uploaded[f"{path}.{'S' if algorithm == 'slora' else 'D'}"].reshape(weight.shape)
+        moved, rate = (weight.scale * values, 0.1 * weight.scale**2) if units == "scale" else (values, 0.1)
+        torch.testing.assert_close(moved, -rate * gradient, rtol=0, atol=1e-12)
 
 
 # pFedLoRA and FedHM
@@ -319,8 +436,12 @@ def test_fedhm_is_flexlora_with_split_both() -> None:
         ("slora", "sparse_rounds", -1),
         ("slora", "density", 0.0),
         ("pfedlora", "phases", "both"),
+        ("pfedlora", "units", "W"),
+        ("slora", "units", "W"),
         ("mfedloru", "nested_scale", 0.0),
         ("mfedloru", "tau", 0),
+        ("flora", "client_scale", "own"),
+        ("flexlora", "client_scale", "own"),
     ],
 )
 def test_field_out_of_range_is_named(name: str, field: str, value: Any) -> None:

@@ -88,6 +88,12 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"task": {"kind": "classification"}}, "task.kind", "did you mean 'sequence-classification'?"),
     ({"data": {"bad_rows": "ignore"}}, "data.bad_rows", "should be 'error' or 'drop', got 'ignore'"),
     ({"adapter": {"init_lora_weights": "guassian"}}, "adapter.init_lora_weights", "did you mean 'gaussian'?"),
+    ({"adapter": {"r": 3, "init_lora_weights": "orthogonal"}}, "adapter.init_lora_weights", "rank 3 is odd"),
+    (
+        {"adapter": {"init_lora_weights": "orthogonal"}, "clients": {"ranks": {"2": 1.0}}},
+        "adapter.init_lora_weights",
+        "would not start from the pre-trained model: take true or 'gaussian'",
+    ),
     ({"model": {"name": "builtin:minilm2"}}, "model.name", "did you mean 'builtin:minilm'?"),
     (own({"source": "builtin:homes"}), "data.source", "did you mean 'builtin:home-intents'?"),
     # out of range
@@ -479,7 +485,7 @@ RAW = st.fixed_dictionaries(
                 "layers_to_transform": st.integers(0, 9) | st.lists(st.integers(0, 9), max_size=3),
                 "rank_pattern": st.dictionaries(TEXT, st.integers(1, 9), max_size=2),
                 "alpha_pattern": st.dictionaries(TEXT, NUMBER, max_size=2),
-                "init_lora_weights": st.sampled_from([True, "gaussian", "orthogonal"]),
+                "init_lora_weights": st.sampled_from([True, "gaussian"]),
             },
         ),
         "task": st.fixed_dictionaries({"text": TEXT | st.lists(TEXT, min_size=1, max_size=2), "label": TEXT}),

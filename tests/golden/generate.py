@@ -33,6 +33,8 @@ References
   FlexLoRA   Bai et al., "Federated fine-tuning of large language models under
              heterogeneous tasks and client resources": truncated SVD of the mean
              product. The split B = U S / s, A = V^T is its code's.
+             "flexlora-client-scale", and FLoRA so: clients of rank 1 at s_k = alpha / r_k,
+             as their codes have it; their B is sent times s_k / s.
   FedEx-LoRA Singhal et al., "FedEx-LoRA: exact aggregation for federated and efficient
              fine-tuning": factor-wise means, the residual goes to the base.
   FedSVD     Lee et al., "FedSVD": FFA-LoRA, and an SVD of B A after aggregation.
@@ -41,8 +43,10 @@ References
   FeDeRA     Yan et al., "FeDeRA": the start is the top of W0's SVD; then FedIT.
   HetLoRA    Cho et al., "Heterogeneous LoRA for federated fine-tuning": weights are
              ||B_k A_k||_F; equal ranks here, no penalty, no pruning.
-  LoRA-FAIR  Bian et al., "LoRA-FAIR": a correction of the mean B. Its Frobenius
-             variant (not the paper's cosine), which has a closed form.
+  LoRA-FAIR  Bian et al., "LoRA-FAIR", eq. (8): a correction of the mean B that minimises
+             lambda ||dB|| - cos(M, (Bbar + dB) Abar). The paper takes SGD steps on it, of
+             which it says neither number nor rate; here descent goes on to the minimum.
+             "lora-fair-frobenius" has squared Frobenius norms for both terms instead.
   FedLoRU    Park and Klabjan: Algorithm 1, eq. (7), restarts of its appendices B and
              D.2. Its W is in x out: its A (random start) is our A^T, its B (zero) our
              B^T; its alpha is our s.
@@ -67,6 +71,7 @@ References
              uploads only the slots i (column of B, row of A) that score highest after one
              epoch from the broadcast, here one step. That probe is then undone. In B's
              rounds the rate is 5 LR (appendix B). H takes part in both.
+             "pfedlora-weight", and SLoRA so: D is a change of W itself, W_eff = W0 + D + ...
   SLoRA      Babakniya et al., "SLoRA: federated parameter efficient fine-tuning of language
              models": rounds of a change s D, sparse by one mask for all, then FedIT from
              the truncated SVD of D; W0 stays. The split B = U S, A = V^T (s is outside D)
@@ -96,12 +101,22 @@ D, S = "layer.D", "layer.S"  # pFedLoRA: a whole change; SLoRA: a sparse one's v
 SLOTS = "layer.I"  # LoRA-A2: which slots an upload holds, ascending
 H = "head:out.weight"
 TAU = 2  # FedLoRU, pFedLoRU, mFedLoRU: rounds from one accumulation to the next
-LAMBDA = 0.01  # LoRA-FAIR: weight of the penalty
+LAMBDA = 0.01  # LoRA-FAIR: weight of the penalty, both variants
 CLIENT_RANK = 1  # LoRA-A2, mFedLoRU: the rank of every client
 BALANCE = np.array([1.0, 1.13])  # LoRA-A2: multiplies the rows of the first A
 RATIO = 5.0  # LoRA-A2: the learning rate of B over that of A
 INNER = 0.5  # mFedLoRU: its alpha_A and alpha_B
 SPARSE_ROUNDS = 2  # SLoRA: rounds of its first stage
+# How much larger a client's own scale, alpha / r_k, is than the run's, alpha / r.
+OWN = RANK / CLIENT_RANK
+# What stands for SCALE in a model: "factors" before B A, "whole" before D or a sparse change.
+AT_RUNS_SCALE = {"factors": SCALE, "whole": SCALE}
+MODELS = {
+    "flexlora-client-scale": AT_RUNS_SCALE | {"factors": OWN * SCALE},
+    "flora-client-scale": AT_RUNS_SCALE | {"factors": OWN * SCALE},
+    "pfedlora-weight": AT_RUNS_SCALE | {"whole": 1.0},  # W_eff = W0 + D + s pB pA
+    "slora-weight": AT_RUNS_SCALE | {"whole": 1.0},  # W_eff = W0 + D, of its first stage
+}
 # SLoRA: the trained positions of W, flat indices of its rows one after the other.
 # The seed is one for which D has rank 3 and does not fall apart into blocks.
 MASK = np.sort(np.random.default_rng(SEED + 19).choice(OUT * IN, 5, replace=False))
@@ -148,10 +163,14 @@ def fresh_nested(t, rng):
     return drawn | ({"server": fresh_a(rng)} if accumulates(t) else {})
 
 
+def rank_of(name):
+    return CLIENT_RANK if name in RANKED else RANK
+
+
 def fresh_draws(name, rounds, rng):
     """The random factors of every restart, an input of the algorithm: {drawer: A} by round."""
-    if name == "flora":  # every client, at the start of every round
-        return [{c: fresh_a(rng) for c in ROWS} for _ in range(rounds)]
+    if name.startswith("flora"):  # every client, at the start of every round
+        return [{c: fresh_a(rng)[: rank_of(name)] for c in ROWS} for _ in range(rounds)]
     if name in ("fedloru", "pfedloru"):  # the server, as a round that accumulates ends
         return [{"server": fresh_a(rng)} if accumulates(t) else None for t in range(rounds)]
     if name == "mfedloru":
@@ -174,24 +193,24 @@ def nested(t):
     return {A: t[A] + INNER * t[AU] @ t[AD], B: t[B] + INNER * t[BU] @ t[BD]}
 
 
-def delta_w(t):
+def delta_w(t, model=AT_RUNS_SCALE):
     """s B A, FLoRG eq. (1): s L G^T G R, pFedLoRU: s (B A + pB pA), mFedLoRU eq. (82),
     pFedLoRA: s (D + pB pA), or SLoRA's first stage: s D."""
     if G in t:
         return SCALE * t[L] @ t[G].T @ t[G] @ t[R]
     if S in t:
-        return SCALE * sparse(t[S])
+        return model["whole"] * sparse(t[S])
     if D in t:
-        return SCALE * (t[D] + (t[PB] @ t[PA] if PA in t else 0.0))
+        return model["whole"] * t[D] + SCALE * (t[PB] @ t[PA] if PA in t else 0.0)
     if AD in t:
         return delta_w(nested(t))
     if PA in t:
         return SCALE * (t[B] @ t[A] + t[PB] @ t[PA])
-    return SCALE * t[B] @ t[A]
+    return model["factors"] * t[B] @ t[A]
 
 
-def loss_and_grads(w0, t, x, y):
-    z = np.tanh(x @ (w0 + delta_w(t)).T)  # n x out
+def loss_and_grads(w0, t, x, y, model=AT_RUNS_SCALE):
+    z = np.tanh(x @ (w0 + delta_w(t, model)).T)  # n x out
     error = z @ t[H].T - y
     loss = 0.5 * np.sum(error**2) / len(x)
     d_pred = error / len(x)
@@ -201,13 +220,13 @@ def loss_and_grads(w0, t, x, y):
         m = SCALE * t[L].T @ d_w @ t[R].T
         grads[G] = t[G] @ (m + m.T)
     elif S in t:
-        grads[S] = SCALE * d_w.ravel()[MASK]
+        grads[S] = model["whole"] * d_w.ravel()[MASK]
     elif D in t:
-        grads[D] = SCALE * d_w
+        grads[D] = model["whole"] * d_w
     else:
         seen = nested(t) if AD in t else t
-        grads[A] = SCALE * seen[B].T @ d_w
-        grads[B] = SCALE * d_w @ seen[A].T
+        grads[A] = model["factors"] * seen[B].T @ d_w
+        grads[B] = model["factors"] * d_w @ seen[A].T
     if AD in t:  # through A + c Au Ad and B + c Bu Bd
         grads[AD], grads[AU] = INNER * t[AU].T @ grads[A], INNER * grads[A] @ t[AD].T
         grads[BD], grads[BU] = INNER * t[BU].T @ grads[B], INNER * grads[B] @ t[BD].T
@@ -372,7 +391,50 @@ def hetlora(t, state, base, uploads, draw):
     return state | new, base, {"weights": weights}
 
 
+def minimum(objective, gradient, x):
+    """A local minimum: damped Newton steps, the second derivatives by central differences."""
+    h, shape = 1e-6, x.shape
+    for _ in range(200):
+        g = gradient(x).ravel()
+        if np.linalg.norm(g) < 1e-13:
+            return x
+        units = h * np.eye(x.size)
+        ends = [[gradient(x + sign * e.reshape(shape)).ravel() for e in units] for sign in (1, -1)]
+        values, vectors = np.linalg.eigh((np.array(ends[0]) - np.array(ends[1])) / (2 * h))
+        step = vectors @ ((vectors.T @ g) / np.abs(values).clip(1e-8))  # downhill where it bends down
+        while objective(x - step.reshape(shape)) > objective(x) and np.abs(step).max() > 1e-15:
+            step = step / 2
+        x = x - step.reshape(shape)
+    assert np.linalg.norm(gradient(x)) < 1e-11, np.linalg.norm(gradient(x))
+    return x
+
+
 def lora_fair(t, state, base, uploads, draw):
+    """B' minimises lambda ||B' - Bbar|| - cos(M, B' Abar), A' = Abar."""
+    mean, _, _ = fedavg(t, state, base, uploads, draw)
+    a, b, m = mean[A], mean[B], mean_product(uploads)
+
+    def cosine(z):
+        return np.sum(m * (z @ a)) / np.linalg.norm(m) / np.linalg.norm(z @ a)
+
+    def slope(z):  # of the cosine
+        size = np.linalg.norm(z @ a)
+        return (m / np.linalg.norm(m) - cosine(z) * z @ a / size) @ a.T / size
+
+    def objective(z):
+        return LAMBDA * np.linalg.norm(z - b) - cosine(z)
+
+    def gradient(z):
+        return LAMBDA * (z - b) / np.linalg.norm(z - b) - slope(z)
+
+    assert np.linalg.norm(slope(b)) > LAMBDA  # or B' = Bbar
+    new_b = minimum(objective, gradient, b + 1e-3 * slope(b))
+    assert objective(new_b) < objective(b)
+    assert np.linalg.norm(new_b - b) > 1e-3
+    return mean | {B: new_b}, base, {"cosine": cosine(new_b)}
+
+
+def lora_fair_frobenius(t, state, base, uploads, draw):
     """B' minimises ||M - B' Abar||_F^2 + lambda ||B' - Bbar||_F^2, A' = Abar."""
     mean, _, _ = fedavg(t, state, base, uploads, draw)
     a, b = mean[A], mean[B]
@@ -404,15 +466,20 @@ def fedhm(t, state, base, uploads, draw):
     return state, base, {"truncation": np.linalg.norm(SCALE * m - delta_w(state))}
 
 
-def slora(t, state, base, uploads, draw):
-    """The mean of S. After its last round, D = U S V^T: B <- U_r S_r, A <- V_r^T. Then FedIT."""
-    state, _, _ = fedavg(t, state, base, uploads, draw)
-    if t != SPARSE_ROUNDS - 1:
-        return state, base, {}
-    d = sparse(state[S])
-    u, sigma, vt = leading_svd(d)
-    state = {A: vt, B: u * sigma, H: state[H]}
-    return state, base, {"truncation": np.linalg.norm(SCALE * d - delta_w(state))}
+def slora(whole):
+    """The mean of S. After its last round, the change of W over s is U S V^T: B <- U_r S_r,
+    A <- V_r^T. Then FedIT."""
+
+    def server(t, state, base, uploads, draw):
+        state, _, _ = fedavg(t, state, base, uploads, draw)
+        if t != SPARSE_ROUNDS - 1:
+            return state, base, {}
+        change = whole * sparse(state[S])
+        u, sigma, vt = leading_svd(change / SCALE)
+        state = {A: vt, B: u * sigma, H: state[H]}
+        return state, base, {"truncation": np.linalg.norm(change - delta_w(state))}
+
+    return server
 
 
 def slot_index(name, slots):
@@ -486,35 +553,48 @@ ALGORITHMS = {
     "florg": (2, lambda t: (G,), (), gram_step(procrustes)),
     "florg-unaligned": (2, lambda t: (G,), (), gram_step(lambda g, atil: leading_rows(atil))),
     "flexlora": (3, lambda t: (A, B), (), flexlora),
+    "flexlora-client-scale": (3, lambda t: (A, B), (), flexlora),
     "fedex-lora": (3, lambda t: (A, B), (), fedex),
     "fedsvd": (3, lambda t: (B,), (), fedsvd),
     "flora": (3, lambda t: (A, B), (), flora),
+    "flora-client-scale": (3, lambda t: (A, B), (), flora),
     "federa": (3, lambda t: (A, B), (), fedavg),
     "hetlora": (3, lambda t: (A, B), (), hetlora),
     "lora-fair": (3, lambda t: (A, B), (), lora_fair),
+    "lora-fair-frobenius": (3, lambda t: (A, B), (), lora_fair_frobenius),
     "fedloru": (4, lambda t: (A, B), (), fedloru(restart=True)),
     "fedloru-momentum": (4, lambda t: (A, B), (), fedloru(restart=False)),
     "pfedloru": (4, lambda t: (A, B), (PA, PB), fedloru(restart=True)),
     "lora-a2": (4, lambda t: (B,) if t % 2 == 0 else (A,), (), lora_a2),
-    "slora": (4, lambda t: (S,) if t < SPARSE_ROUNDS else (A, B), (), slora),
+    "slora": (4, lambda t: (S,) if t < SPARSE_ROUNDS else (A, B), (), slora(SCALE)),
+    "slora-weight": (4, lambda t: (S,) if t < SPARSE_ROUNDS else (A, B), (), slora(1.0)),
     "mfedloru": (4, lambda t: (AD, AU, BD, BU), (), mfedloru),
     "pfedlora": (3, lambda t: (D,), (PA, PB), fedavg),
     "pfedlora-together": (3, lambda t: (D,), (PA, PB), fedavg),
+    "pfedlora-weight": (3, lambda t: (D,), (PA, PB), fedavg),
     "fedhm": (3, lambda t: (A, B), (), fedhm),
 }
 MOVES_BASE = {"fedex-lora", "flora", "federa", "fedloru", "fedloru-momentum", "pfedloru"}
-MOVES_BASE |= {"mfedloru"}
+MOVES_BASE |= {"mfedloru", "flora-client-scale"}
 EXACT = {"ffa-lora", "rolora", "fedex-lora", "fedsvd", "flora", "lora-a2"}
-EXACT |= {"pfedlora", "pfedlora-together"}
+EXACT |= {"pfedlora", "pfedlora-together", "pfedlora-weight", "flora-client-scale"}
+EXACT |= {"flexlora-client-scale"}  # two clients of rank 1: nothing is truncated
 SETTINGS = {
     "lora-fair": {"lambda": LAMBDA},
+    "lora-fair-frobenius": {"lambda": LAMBDA},
     "fedloru": {"tau": TAU},
     "fedloru-momentum": {"tau": TAU},
     "pfedloru": {"tau": TAU},
     "slora": {"sparse_rounds": SPARSE_ROUNDS, "mask": MASK},
+    "slora-weight": {"sparse_rounds": SPARSE_ROUNDS, "mask": MASK},
     "mfedloru": {"tau": TAU, "inner_multiplier": INNER},
 }
-RANKED = {"lora-a2", "mfedloru"}  # whose clients have a rank of their own
+RANKED = {
+    "lora-a2",
+    "mfedloru",
+    "flexlora-client-scale",
+    "flora-client-scale",
+}  # whose clients have a rank of their own
 
 
 def check_mean(name, state, delta, mean, extra):
@@ -529,10 +609,12 @@ def check_mean(name, state, delta, mean, extra):
         assert close(np.linalg.norm(delta - mean), extra["truncation"])
 
 
-def local_start(name, client, draw):
+def local_start(name, client, draw, state):
     """Tensors that a client resets as a round starts."""
-    if name == "flora":
-        return {A: draw[client], B: np.zeros((OUT, RANK))}
+    if name.startswith("flora"):
+        return {A: draw[client], B: np.zeros((OUT, rank_of(name)))}
+    if name == "flexlora-client-scale":  # B = U_r S_r / s_k, A = V_r^T, r = r_k
+        return {A: state[A][:CLIENT_RANK], B: state[B][:, :CLIENT_RANK] / OWN}
     if name == "mfedloru":  # the nested products are zero
         down = {AD: draw[f"{client}.Ad"], BD: draw[f"{client}.Bd"]}
         return down | {AU: np.zeros((RANK, CLIENT_RANK)), BU: np.zeros((OUT, CLIENT_RANK))}
@@ -541,17 +623,17 @@ def local_start(name, client, draw):
 
 def start_state(name, init, private):
     """The server's state before the first round."""
-    if name == "slora":
+    if name.startswith("slora"):
         return {S: np.zeros(len(MASK)), H: init[H]}
     if name.startswith("pfedlora"):
         return {D: np.zeros((OUT, IN)), H: init[H]}
     return {n: v for n, v in init.items() if n not in private}
 
 
-def descend(w, t, x, y, names, steps=LOCAL_STEPS, kept=None, lr=LR):
+def descend(w, t, x, y, names, steps=LOCAL_STEPS, kept=None, lr=LR, model=AT_RUNS_SCALE):
     """Gradient steps on the named tensors; kept: {name: where alone a gradient counts}."""
     for _ in range(steps):
-        _, grads = loss_and_grads(w, t, x, y)
+        _, grads = loss_and_grads(w, t, x, y, model)
         for n, where in (kept or {}).items():
             masked = np.zeros(grads[n].shape)
             masked[where] = grads[n][where]
@@ -579,11 +661,12 @@ def run(name):
     pair = {PA: fresh_a(rng), PB: np.zeros((OUT, RANK))} if PA in private else {}
     state = start_state(name, init, private)
     local = {c: {n: (init | pair)[n] for n in private} for c in ROWS}
-    base, start = np.zeros(w0.shape), {}
+    base, start, model = np.zeros(w0.shape), {}, MODELS.get(name, AT_RUNS_SCALE)
     if name == "federa":
         factors, base = federa_start(w0)
         state = state | factors
         start = {"start": {"state": state, "base": base}}
+    server_model = model | {"factors": SCALE}  # the server's factors have the run's rank
     expected = []
     for index in range(rounds):
         trained = (*trained_in(index), H)
@@ -591,8 +674,8 @@ def run(name):
         w = w0 + base
         uploads, losses, products = {}, {}, {}
         for c, (x, y) in data.items():
-            t = state | local[c] | local_start(name, c, draw)
-            losses[c], _ = loss_and_grads(w, t, x, y)
+            t = state | local[c] | local_start(name, c, draw, state)
+            losses[c], _ = loss_and_grads(w, t, x, y, model)
             phases = (tuple(pair), trained) if pair else (trained,)
             if name == "pfedlora-together":
                 phases = ((*pair, *trained),)
@@ -602,9 +685,11 @@ def run(name):
                 slots = best_slots(t, descend(w, t, x, y, trained, steps=1, lr=lr), trained[0])
                 kept = {trained[0]: slot_index(trained[0], slots)}
             for names in phases:
-                t = descend(w, t, x, y, names, kept=kept, lr=lr)
+                t = descend(w, t, x, y, names, kept=kept, lr=lr, model=model)
             shared = {n: v for n, v in t.items() if n not in pair}
-            products[c] = {"delta": base + delta_w(shared)}
+            products[c] = {"delta": base + delta_w(shared, model)}
+            if model["factors"] != SCALE:  # s_k B_k A_k, sent in the run's scale
+                t = t | {B: OWN * t[B]}
             local[c] = {n: t[n] for n in private}
             uploads[c] = {n: t[n] for n in trained if n not in private}
             if name == "lora-a2":
@@ -612,7 +697,7 @@ def run(name):
                 uploads[c] = sent | {SLOTS: slots, H: t[H]}
         state, base, extra = server(index, state, base, uploads, draw)
         # private B: no global delta W; FLoRA: no factors, all is in the base
-        delta = None if B in private else base + (0.0 if name == "flora" else delta_w(state))
+        delta = None if B in private else base + (0.0 if name.startswith("flora") else delta_w(state, server_model))
         if B not in private and G not in state:
             check_mean(name, state, delta, average(products, "delta"), extra)
         if name in MOVES_BASE:

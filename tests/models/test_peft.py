@@ -26,7 +26,7 @@ from rondo.lowrank import GrowingSum
 from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.peft import Plan, merged, plan, read_tensors, stock_model, write_adapter
 from rondo.models.pretrained import fingerprint
-from rondo.params import add_client_axis, pick
+from rondo.params import add_client_axis, fresh_factors, pick
 
 
 def structure(module: nn.Module) -> list[tuple[str, type]]:
@@ -132,6 +132,30 @@ def test_initial_factors_equal_pefts_for_the_seed(init: Any) -> None:
         layer = theirs.model.get_submodule(s.path)
         assert one.params[f"{s.path}.A"].equal(layer.lora_A["default"].weight)
         assert one.params[f"{s.path}.B"].equal(layer.lora_B["default"].weight)
+
+
+@pytest.mark.parametrize("start", [True, "gaussian", "orthogonal"])
+def test_fresh_factors_are_distributed_as_pefts(start: Any) -> None:
+    """Equal moments of all entries, equal bounds, and a product of zero."""
+    out, inp, rank, draws = 40, 60, 8, 60
+    generator, pairs = torch.Generator().manual_seed(0), []
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for _ in range(draws):
+            lora = peft.LoraConfig(r=rank, target_modules=["0"], init_lora_weights=start)
+            layer = peft.LoraModel(nn.Sequential(nn.Linear(inp, out)), lora, "default").model[0]
+            theirs = (layer.lora_A["default"].weight.detach(), layer.lora_B["default"].weight.detach())
+            pairs.append((theirs, fresh_factors((out, inp), rank, start, generator)))
+    for part in (0, 1):
+        theirs, ours = (torch.stack([pair[who][part].double() for pair in pairs]) for who in (0, 1))
+        assert ours.shape == theirs.shape
+        std = float(theirs.std())
+        assert float(ours.mean()) == pytest.approx(float(theirs.mean()), abs=6 * std * ours.numel() ** -0.5)
+        for power in (2, 4):
+            expected = float((theirs**power).mean())
+            assert float((ours**power).mean()) == pytest.approx(expected, rel=0.1)
+    for _, (a, b) in pairs:
+        assert float((b @ a).abs().max()) < 1e-12
 
 
 def test_convolutions_become_matrices() -> None:

@@ -24,7 +24,8 @@ class FedHM(Algorithm[ServerState]):
     the server keeps the first r directions.
     Symbols: the paper's U and V^T (with the roots inside) are PEFT's B and A.
     Uploads: r_k (in + out) numbers per module. Down: the same.
-    Exact: no. Averaging whole weights is exact, but the part that a client's rank cuts off on the way down is lost.
+    Exact: no. Averaging whole weights is exact, but the part that a client's rank cuts off on the way down is lost. The
+    global model, and so its scores and its export, is the one cut to the run's rank.
     Linear: no.
     Personal: no.
     Head in the source: a part of the model, averaged; here shared by default.

@@ -24,8 +24,9 @@ class FedLoRU(Algorithm[BaseState]):
     scale.
     Fields:
     - ``tau`` is the number of rounds between merges.
-    - ``restart`` "random": A is drawn anew and B = 0, so the model stays the same. "momentum": A and B stay, so the
-      model moves by another scale * B A (the algorithm box, taken literally).
+    - ``restart`` "random": A and B start anew as PEFT starts them (``init_lora_weights``: Kaiming A by default, as in
+      the paper's section 5.1; "gaussian" as in its appendix D.2). B A = 0, so the model stays the same. "momentum": A
+      and B stay, so the model moves by another scale * B A (the algorithm box, taken literally).
     Uploads: A and B, r (in + out) numbers per module. Down: the same, and after a merge the product just added to the
     base, min(r (in + out), in * out) numbers; a client that missed merges gets their products or, where that is
     smaller, the sum of all of them.

@@ -6,7 +6,8 @@ from typing import ClassVar, Literal, final, get_args
 
 from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Upload, Uploads, Weight
 from rondo.algorithms.parts.product_mean import truncated_mean
-from rondo.params import Params, cut_rank, down, head, pick, up
+from rondo.algorithms.parts.scales import ClientScale, check_client_scale, in_runs_scale, sent_to
+from rondo.params import Params, down, head, pick, up
 
 Split = Literal["up", "both"]
 
@@ -25,11 +26,15 @@ class FlexLoRA(Algorithm[ServerState]):
 
     D is never formed: the stacked factors, by QR or their Gram matrices, leave a small core to decompose. One
     factorisation serves every rank, because truncations are nested.
-    Symbols: A (r x in) and B (out x r) are PEFT's. The scale is the run's and is not part of D.
-    Fields: ``split`` says which factor carries the singular values. It changes how the model trains from there, not the
-    model itself.
+    Symbols: A (r x in) and B (out x r) are PEFT's. The run's scale is not part of D, and uploads are in that scale.
+    Fields, none of which changes the model that a client gets, only how it trains from there:
+    - ``split`` says which factor carries the singular values.
+    - ``client_scale`` "rank": a client of rank r_k trains B at its own scale s_k = scale * r / r_k, which is
+      alpha / r_k (the source's D = sum_k p_k s_k B_k A_k and B = U S / s_k). "run": at the run's scale, as clients of
+      rank r do, so B's steps are smaller by r_k / r with Adam and by its square with SGD.
     Uploads: r_k (in + out) numbers per module. Down: the same.
     Exact: no. The broadcast model is the best of its rank (Eckart-Young), and the error is the part that the SVD drops.
+    The global model, and so its scores and its export, is the one of rank r, without that part.
     Linear: no.
     Personal: no.
     Head in the source: none (causal LM); here shared by default.
@@ -43,22 +48,27 @@ class FlexLoRA(Algorithm[ServerState]):
     client_ranks: ClassVar[bool] = True
     same_coordinates: ClassVar[bool] = False
     split: Split = "up"
+    client_scale: ClientScale = "run"
 
     def __post_init__(self) -> None:
         if self.split not in get_args(Split):
             raise ValueError(f"split is one of {', '.join(get_args(Split))}; got {self.split!r}")
+        check_client_scale(self.client_scale)
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
         return ServerState(params)
 
     def broadcast(self, state: ServerState, client: Client, round: Round) -> Shared:
-        return Shared(cut_rank(state.params, client.rank))
+        return Shared(sent_to(client, state.params, self.client_scale))
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         trained = down | up | head
-        fit = trainer.fit(shared.params, train=trained)
-        return trainer.upload(pick(fit.params, trained)), local
+        fit = trainer.fit(shared.params, train=trained, objective=lambda p, loss: loss(in_runs_scale(p)))
+        return trainer.upload(pick(in_runs_scale(fit.params), trained)), local
 
     def aggregate(self, state: ServerState, uploads: Iterable[Upload], round: Round) -> ServerState:
         mean = truncated_mean(state.params, list(uploads), balanced=self.split == "both")
         return self.finish(state, mean, round)
+
+    def view(self, shared: Shared, local: Params) -> Params:
+        return in_runs_scale(shared.params)

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from rondo.algorithm import Algorithm, BaseState, Client, Round, Shared, Trainer, Upload, Uploads, Weight
 from rondo.algorithms.parts.product_mean import heads, pairs, scaled
+from rondo.algorithms.parts.scales import ClientScale, check_client_scale, in_runs_scale, sent_to
 from rondo.lowrank import LowRank, mean_product
-from rondo.params import Params, adapted_modules, cut_rank, down, head, kaiming, pick, up
+from rondo.params import Params, adapted_modules, down, head, pick, stack_clients, up
 
 
 @final
@@ -20,19 +21,21 @@ class FLoRA(Algorithm[BaseState]):
 
     Update, with p_k the participants' weights, summing to 1::
 
-        client k:  A_k fresh and random, B_k = 0;   (A_k, B_k) <- local training, of rank r_k
+        client k:  A_k and B_k fresh, of rank r_k, B_k A_k = 0;   (A_k, B_k) <- local training
         server:    W0 <- W0 + scale * [B_1 ... B_K] [p_1 A_1; ...; p_K A_K]
 
     A client draws its A from its own stream of the round's seed.
     Symbols: A (r x in) and B (out x r) are PEFT's.
+    Fields: ``client_scale`` "rank": a client of rank r_k trains at its own scale, scale * r / r_k, which is alpha / r_k
+    as in the authors' code, and uploads its B times r / r_k. "run": at the run's scale.
     Uploads: r_k (in + out) numbers per module. Down: the stack, sum_k r_k (in + out) numbers, and the stacks of the
     rounds that the client missed; or the sum of all stacks, in * out numbers, where that is smaller.
     Exact: yes.
     Linear: no.
     Personal: no.
     Head in the source: none (causal LM); here shared by default.
-    Deviations: one scale for all ranks (the authors' code: alpha/r_k). p_k is on the stack of B instead of A, which
-    gives the same product. An adapter that the run starts from becomes part of the base at once.
+    Deviations: by default one scale for all ranks. p_k is on the stack of B instead of A, which gives the same product.
+    An adapter that the run starts from becomes part of the base at once.
     Reference: Wang et al., FLoRA: Federated Fine-Tuning Large Language Models with Heterogeneous Low-Rank Adaptations,
     NeurIPS 2024.
     """
@@ -40,6 +43,10 @@ class FLoRA(Algorithm[BaseState]):
     exact: ClassVar[bool] = True
     client_ranks: ClassVar[bool] = True
     same_coordinates: ClassVar[bool] = False
+    client_scale: ClientScale = "run"
+
+    def __post_init__(self) -> None:
+        check_client_scale(self.client_scale)
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> BaseState:
         state = BaseState.start(params, weights)
@@ -48,13 +55,14 @@ class FLoRA(Algorithm[BaseState]):
         return replace(state, params={n: torch.zeros_like(t) if up(n) else t for n, t in params.items()})
 
     def broadcast(self, state: BaseState, client: Client, round: Round) -> Shared:
-        return Shared(cut_rank(state.params, client.rank), state.base)
+        return Shared(sent_to(client, state.params, self.client_scale), state.base)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         trained = down | up | head
-        fresh = {n: _fresh(n, a, trainer) for n, a in pick(shared.params, down).items()}
-        fit = trainer.fit({**shared.params, **fresh}, train=trained)
-        return trainer.upload(pick(fit.params, trained)), local
+        fresh = stack_clients(_fresh(shared.params, c, trainer.round) for c in trainer.clients)
+        start = {**shared.params, **fresh}
+        fit = trainer.fit(start, train=trained, objective=lambda p, loss: loss(in_runs_scale(p)))
+        return trainer.upload(pick(in_runs_scale(fit.params), trained)), local
 
     def aggregate(self, state: BaseState, uploads: Iterable[Upload], round: Round) -> BaseState:
         received = list(uploads)
@@ -62,9 +70,15 @@ class FLoRA(Algorithm[BaseState]):
         new = self.finish(state, heads(received), round)
         return new.with_chunks(scaled(stacks, state.scale, state.params))
 
+    def view(self, shared: Shared, local: Params) -> Params:
+        return in_runs_scale(shared.params)
 
-def _fresh(name: str, like: Tensor, trainer: Trainer) -> Tensor:
-    """A new DOWN factor for every client, in the shape (K, r, in) and dtype of ``like``."""
-    rows, columns = like.shape[1:]
-    factors = [kaiming(rows, columns, trainer.round.generator("fresh", c.id, name)) for c in trainer.clients]
-    return torch.stack(factors).to(like)
+
+def _fresh(params: Params, client: Client, round: Round) -> dict[str, Tensor]:
+    """New factors of one client (no client axis), in the shapes and dtypes of ``params``, which have a client axis."""
+    new: dict[str, Tensor] = {}
+    for path in adapted_modules(params):
+        a, b = params[f"{path}.A"], params[f"{path}.B"]
+        fresh_a, fresh_b = round.factors((b.shape[-2], a.shape[-1]), a.shape[-2], "fresh", client.id, f"{path}.A")
+        new |= {f"{path}.A": fresh_a.to(a), f"{path}.B": fresh_b.to(b)}
+    return new

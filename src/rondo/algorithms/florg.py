@@ -37,7 +37,9 @@ class FLoRG(Algorithm[GramState]):
     - ``bases``: how L (out x k) and R (k x in) start (section 4.4).
     - ``gram_init`` and ``gram_std``: how G starts. The paper does not say; G = 0 would never move, because its gradient
       is zero.
-    - ``offset``: subtract scale * L G1^T G1 R from the base, so the first model is the pre-trained one.
+    - ``offset``: subtract scale * L G1^T G1 R from the base, so the first model is the pre-trained one. Without it the
+      first model is some percent of |W| away from it (2 to 7 % in MiniLM's query and value, docs/log/methods.md,
+      "FLoRG's start").
     Uploads: r k numbers per module. Down: the same (L, R and the offset once, at a client's first contact).
     Exact: only while the mean Gram matrix has rank <= r; beyond that, its Nystrom approximation from G.
     Linear: yes.

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from rondo.algorithm import Algorithm, Client, Loss, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.algorithms.parts.scales import module_scales
 from rondo.lowrank import LowRank
-from rondo.params import Params, adapted_modules, cut_rank, down, head, module_of, pick, up
+from rondo.params import Params, adapted_modules, cut_rank, down, fixed, head, module_of, pick, up
 
 
 @final
@@ -20,25 +21,28 @@ class HetLoRA(Algorithm[ServerState]):
     Update, with r_k the rank of client k::
 
         down:      the first r_k rows of A and columns of B
-        client k:  (A_k, B_k) <- local training;   m_k = |B_k A_k|, Frobenius, over all modules
+        client k:  (A_k, B_k) <- local training;   m_k = |scale * B_k A_k|, Frobenius, over all modules
         server:    A <- sum_k q_k pad(A_k)     B <- sum_k q_k pad(B_k)     q_k = m_k / sum_j m_j
 
     A client computes its own norm (by r x r Gram matrices) and sends it as the weight of its upload, so the server's
-    sum stays linear.
-    Fields, where the tail is the part of the factors beyond the first ``keep`` of the ranks:
-    - ``penalty`` adds penalty * |B_tail| |A_tail|, summed over modules, to the loss, so trailing ranks fade where they
-      are not needed.
+    sum stays linear. The norm is that of the change of the weights, so a module counts with its scale; with one scale
+    for all modules the weights are the paper's, |B_k A_k|.
+    Fields, where the tail is the part of the factors beyond the first ``keep`` of the ranks, measured by the sum over
+    modules of scale * |B_tail| |A_tail|:
+    - ``penalty`` adds penalty times the tail to the loss, so trailing ranks fade where they are not needed.
     - ``keep`` is the fraction of the ranks before the tail.
-    - ``prune``: if the tail, summed over modules, is smaller after local training than before, the client gives it up
-      for good: r_k <- keep r_k.
-    Uploads: r_k (in + out) numbers per module and one weight. Down: the same, without the weight.
+    - ``prune``: if the tail is smaller after local training than before, the client gives it up for good:
+      r_k <- keep r_k. Off by default, as ``penalty`` is; the paper's self-pruning needs both.
+    Uploads: r_k (in + out) numbers per module and one weight. Down: the same, without the weight (the modules' scales
+    once).
     Exact: no.
     Linear: yes, where clients have no ranks of their own.
     Personal: no.
     Head in the source: none (causal LM); here shared by default, and averaged with the same weights.
     Deviations: the run's weighting is not used. Padding shrinks trailing ranks that few clients have. Ranks that a
     client gave up are zeros in its upload, so its bytes stay those of its first rank, and only the client knows how
-    many ranks it has; a client that loses its own tensors starts with its first rank again.
+    many ranks it has; a client that loses its own tensors starts with its first rank again. One scale for all ranks:
+    the paper's model has none, and alpha / r_k for a client is a choice of later baselines.
     Reference: Cho et al., Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation Models, EMNLP 2024.
     """
 
@@ -55,7 +59,7 @@ class HetLoRA(Algorithm[ServerState]):
             raise ValueError(f"keep is a fraction of the ranks, above 0 and at most 1; got {self.keep}")
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
-        return ServerState(params)
+        return ServerState({**params, **module_scales(params, weights)})
 
     def broadcast(self, state: ServerState, client: Client, round: Round) -> Shared:
         return Shared(cut_rank(state.params, client.rank))
@@ -77,26 +81,27 @@ class HetLoRA(Algorithm[ServerState]):
             faded = self._tails(after, local) < self._tails(start, local)
             local = {n: torch.where(faded.unsqueeze(-1), self._kept(r), r) for n, r in local.items()}
             after = _first(after, local)
-        factors = [(after[f"{path}.B"], after[f"{path}.A"]) for path in adapted_modules(after)]
-        products = [LowRank(b, a).to(torch.float64) for b, a in factors]
-        norms = torch.stack([m.inner(m) for m in products]).sum(0).clamp_min(0).sqrt()
+        factors = [(after[f"{path}.s"] * after[f"{path}.B"], after[f"{path}.A"]) for path in adapted_modules(after)]
+        changes = [LowRank(b, a).to(torch.float64) for b, a in factors]
+        norms = torch.stack([m.inner(m) for m in changes]).sum(0).clamp_min(0).sqrt()
         # All norms are zero if no client has learned anything, but a weight must be positive.
         return trainer.upload(pick(after, trained), norms.clamp_min(1e-30)), local
 
     def view(self, shared: Shared, local: Params) -> Params:
-        return _first(shared.params, local)
+        return pick(_first(shared.params, local), ~fixed)
 
-    def _objective(self, seen: Params, local: Params, loss: Loss) -> Tensor:
-        return loss(seen) + self.penalty * self._tails(seen, local) if self.penalty else loss(seen)
+    def _objective(self, params: Params, local: Params, loss: Loss) -> Tensor:
+        value = loss(pick(params, ~fixed))
+        return value + self.penalty * self._tails(params, local) if self.penalty else value
 
     def _tails(self, params: Params, local: Params) -> Tensor:
-        """The sum over modules of |B_tail| |A_tail|, shape (K,)."""
+        """The sum over modules of scale * |B_tail| |A_tail|, shape (K,)."""
         terms = []
         for path in adapted_modules(params):
             a, b = params[f"{path}.A"], params[f"{path}.B"]
             rank = local.get(f"{path}.I", torch.tensor([a.shape[-2]], dtype=torch.int32))
             tail = torch.arange(a.shape[-2], device=rank.device) >= self._kept(rank)
-            terms.append(_where(tail.unsqueeze(-2), b).flatten(1).norm(dim=1))
+            terms.append(params[f"{path}.s"].flatten() * _where(tail.unsqueeze(-2), b).flatten(1).norm(dim=1))
             terms[-1] = terms[-1] * _where(tail.unsqueeze(-1), a).flatten(1).norm(dim=1)
         return torch.stack(terms).sum(0)
 

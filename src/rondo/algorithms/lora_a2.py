@@ -37,7 +37,8 @@ class LoRAA2(Algorithm[ServerState]):
         server:    B <- sum_k p_k B_k, where a column that client k did not keep is the server's
 
     B goes first, as in RoLoRA, because with B = 0 the gradient of A is zero. A client without its own rank keeps all
-    slots; the method is then RoLoRA with a learning rate for each factor.
+    slots and selects nothing; the method is then RoLoRA with a learning rate for each factor. All slots have the run's
+    scale, whatever the client's rank: the source's factors have one rank, r_G.
     Fields: ``lr_ratio`` is B's learning rate over A's. A is trained at the run's rate, B at ``lr_ratio`` times that
     (sections 4.1 and 5.4, appendix B: five times); so is a trained head in B's rounds.
     Uploads: the kept columns (or rows) and their numbers: over all modules r_k M slots of out + 1 (in + 1) numbers.

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rondo.algorithm import Algorithm, BaseState, Client, Mean, Round, Shared, Trainer, Upload, Uploads, Weight
 from rondo.algorithms.parts.accumulation import Restart, accumulated, check_cycle
-from rondo.params import Params, adapted_modules, down, head, kaiming, nested, pick, stack_clients, up
+from rondo.params import Params, adapted_modules, down, head, nested, pick, stack_clients, up
 
 
 @final
@@ -21,8 +21,10 @@ class MFedLoRU(Algorithm[BaseState]):
         client k:  A_k = A + c Au Ad,   B_k = B + c Bu Bd;   (Ad, Au, Bd, Bu) <- local training, A and B fixed
         server:    A <- sum_k p_k A_k        B <- sum_k p_k B_k;   added to the base every ``tau`` rounds, as fedloru
 
-    Ad (q x in) and Bd (q x r) start as PEFT's A does, Au (r x q) and Bu (out x q) at zero, so A_k = A and B_k = B at
-    first. A client without its own rank trains A and B themselves, as in FedLoRU (the paper's "opts out").
+    Ad (q x in) and Bd (q x r) start as PEFT's A does, Au (r x q) and Bu (out x q) as its B (``init_lora_weights``), so
+    A_k = A and B_k = B at first. A client without its own rank, or with the run's, trains A and B themselves, as in
+    FedLoRU: the paper's "opts out", because nested factors have a rank below the run's (r_A, r_B < r). Where modules
+    differ in rank, a client opts out in those that have no more than its own.
     Symbols: the paper's A and B as in ``fedloru``. Its A_d, A_u, B_d, B_u are Ad, Au, Bd, Bu transposed. Its alpha_A
     over r_A, and so for B, is c (1/2 in its experiments).
     Fields: ``tau`` and ``restart`` as in ``fedloru``; ``nested_scale``, c above.
@@ -54,19 +56,22 @@ class MFedLoRU(Algorithm[BaseState]):
         return Shared(state.params, state.base)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        # The same for all clients of a cohort.
-        rank = trainer.clients[0].rank
-        trained = (down | up if rank is None else nested) | head
-        inner = {} if rank is None else stack_clients(_fresh(shared.params, rank, c, trainer) for c in trainer.clients)
-        fit = trainer.fit({**shared.params, **inner}, train=trained, objective=lambda p, loss: loss(self._recovered(p)))
+        rank = trainer.clients[0].rank  # the same for all clients of a cohort
+        nesting = [p for p in adapted_modules(shared.params) if rank and rank < shared.params[f"{p}.A"].shape[-2]]
+        fixed = {f"{path}.{part}": shared.params[f"{path}.{part}"] for path in nesting for part in "AB"}
+        start = {n: t for n, t in shared.params.items() if n not in fixed}
+        if rank and nesting:
+            start |= stack_clients(_fresh(fixed, rank, c, trainer) for c in trainer.clients)
+        trained = down | up | nested | head
+        fit = trainer.fit(start, train=trained, objective=lambda p, loss: loss(self._recovered({**fixed, **p})))
         return trainer.upload(pick(fit.params, trained)), local
 
     def expand(self, state: BaseState, upload: Upload) -> Upload:
         if not pick(upload.params, nested):
             return upload
-        inner = {n: t.double() for n, t in pick(upload.params, nested).items()}
-        factors = {n: t.double() for n, t in pick(state.params, down | up).items()}
-        return replace(upload, params={**pick(upload.params, head), **self._recovered({**factors, **inner})})
+        both = {**pick(state.params, down | up), **pick(upload.params, ~head)}
+        recovered = self._recovered({n: t.double() for n, t in both.items()})
+        return replace(upload, params={**pick(upload.params, head), **recovered})
 
     def finish(self, state: BaseState, mean: Mean, round: Round) -> BaseState:
         return accumulated(state, mean, round, self.tau, self.restart)
@@ -84,13 +89,12 @@ class MFedLoRU(Algorithm[BaseState]):
 
 
 def _fresh(params: Params, rank: int, client: Client, trainer: Trainer) -> dict[str, Tensor]:
-    """One client's nested factors (no client axis): the d ones random, the u ones zero. ``params`` has a client
-    axis."""
+    """One client's nested factors (no client axis) of every A and B in ``params``, which have a client axis. Their
+    products are zero."""
     new: dict[str, Tensor] = {}
     for path in adapted_modules(params):
         for part in "AB":
             like = params[f"{path}.{part}"]
-            rows, columns = like.shape[1:]
-            draw = kaiming(rank, columns, trainer.round.generator("nested", client.id, path, part))
-            new |= {f"{path}.{part}d": draw.to(like), f"{path}.{part}u": like.new_zeros(rows, rank)}
+            d, u = trainer.round.factors((like.shape[-2], like.shape[-1]), rank, "nested", client.id, path, part)
+            new |= {f"{path}.{part}d": d.to(like), f"{path}.{part}u": u.to(like)}
     return new

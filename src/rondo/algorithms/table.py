@@ -64,6 +64,10 @@ class Entry:
 
 _CYCLE_FIELDS = {"tau": int, "restart": Literal["random", "momentum"]}
 
+_CLIENT_SCALE = Literal["run", "rank"]
+
+_UNITS = Literal["scale", "weight"]
+
 _FLORG_FIELDS = {
     "bases": Literal["orthogonal", "kaiming", "svd"],
     "gram_init": Literal["gaussian", "kaiming", "orthogonal"],
@@ -128,7 +132,8 @@ TABLE: dict[str, Entry] = {
     ),
     "florg": Entry(
         cls="rondo.algorithms.florg:FLoRG",
-        summary="one matrix per module; its Gram matrix averaged, the root aligned (Procrustes)",
+        summary="one matrix per module; its Gram matrix averaged, the root aligned (Procrustes); "
+        "starts off the pre-trained model unless offset",
         paper="Meng et al. 2026",
         exact=False,
         linear=True,
@@ -142,7 +147,7 @@ TABLE: dict[str, Entry] = {
     ),
     "florg-unaligned": Entry(
         cls="rondo.algorithms.florg_unaligned:FLoRGUnaligned",
-        summary="FLoRG without the alignment (the paper's ablation)",
+        summary="FLoRG without the alignment (the paper's ablation); starts as FLoRG does",
         paper="Meng et al. 2026",
         exact=False,
         linear=False,
@@ -156,7 +161,7 @@ TABLE: dict[str, Entry] = {
     ),
     "flexlora": Entry(
         cls="rondo.algorithms.flexlora:FlexLoRA",
-        summary="the mean of the products, truncated to each client's rank by SVD",
+        summary="the mean of the products, truncated to each client's rank by SVD; scores are of the truncated model",
         paper="Bai et al., NeurIPS 2024",
         exact=False,
         linear=False,
@@ -166,7 +171,7 @@ TABLE: dict[str, Entry] = {
         down="r(in+out)",
         up_numbers=formulas.both,
         down_numbers=formulas.both,
-        fields={"split": Literal["up", "both"]},
+        fields={"split": Literal["up", "both"], "client_scale": _CLIENT_SCALE},
         client_ranks=True,
     ),
     "flora": Entry(
@@ -181,6 +186,7 @@ TABLE: dict[str, Entry] = {
         down="min(K*r(in+out),in*out)",
         up_numbers=formulas.both,
         down_numbers=formulas.stack,
+        fields={"client_scale": _CLIENT_SCALE},
         client_ranks=True,
     ),
     "fedex-lora": Entry(
@@ -226,7 +232,7 @@ TABLE: dict[str, Entry] = {
     ),
     "hetlora": Entry(
         cls="rondo.algorithms.hetlora:HetLoRA",
-        summary="clients of different ranks: cut, padded with zeros, weighted by their norm",
+        summary="clients of different ranks: cut, padded with zeros, weighted by their norm; pruning is off by default",
         paper="Cho et al., EMNLP 2024",
         exact=False,
         linear=True,
@@ -241,7 +247,7 @@ TABLE: dict[str, Entry] = {
     ),
     "lora-fair": Entry(
         cls="rondo.algorithms.lora_fair:LoRAFAIR",
-        summary="FedIT whose B is corrected towards the mean of the products (Frobenius variant)",
+        summary="FedIT whose B is corrected towards the mean of the products",
         paper="Bian et al. 2024",
         exact=False,
         linear=False,
@@ -251,7 +257,7 @@ TABLE: dict[str, Entry] = {
         down="r(in+out)",
         up_numbers=formulas.both,
         down_numbers=formulas.both,
-        fields={"penalty": float},
+        fields={"objective": Literal["cosine", "frobenius"], "penalty": float},
     ),
     "fedloru": Entry(
         cls="rondo.algorithms.fedloru:FedLoRU",
@@ -308,11 +314,11 @@ TABLE: dict[str, Entry] = {
         down="in*out",
         up_numbers=formulas.whole,
         down_numbers=formulas.whole,
-        fields={"phases": Literal["separate", "together"]},
+        fields={"phases": Literal["separate", "together"], "units": _UNITS},
     ),
     "fedhm": Entry(
         cls="rondo.algorithms.fedhm:FedHM",
-        summary="whole weights averaged, factorised for each client at its rank",
+        summary="whole weights averaged, factorised for each client at its rank; scores are of the truncated model",
         paper="Yao et al. 2021",
         exact=False,
         linear=False,
@@ -336,11 +342,12 @@ TABLE: dict[str, Entry] = {
         down="density*in*out, then r(in+out)",
         up_numbers=formulas.sparse,
         down_numbers=formulas.sparse,
-        fields={"sparse_rounds": int, "density": float},
+        fields={"sparse_rounds": int, "density": float, "units": _UNITS},
     ),
     "lora-a2": Entry(
         cls="rondo.algorithms.lora_a2:LoRAA2",
-        summary="RoLoRA whose clients train and send only the slots that matter most to them",
+        summary="RoLoRA whose clients train and send only the slots that matter most to them; "
+        "without client ranks they keep all",
         paper="Koo et al., ACL 2025",
         exact=True,
         linear=True,

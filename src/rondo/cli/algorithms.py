@@ -24,7 +24,7 @@ def list_() -> None:
         table.add_row(name, entry.summary, *entry.flags, entry.up, entry.paper)
     # Without a terminal, print one line per algorithm, so that grep finds it.
     console = Console()
-    console = console if console.is_terminal else Console(width=200)
+    console = console if console.is_terminal else Console(width=250)
     console.print(table)
     console.print("\nlinear, one rank: linear where clients have no ranks of their own")
 

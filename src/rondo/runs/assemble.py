@@ -78,7 +78,8 @@ class Assembly:
 
     def round(self, index: int) -> Round:
         """Round ``index`` of the run, as if no attempt had been skipped."""
-        return Round(index, self.config.rounds, self.config.seed, len(self.population.members))
+        clients, start = len(self.population.members), self.config.adapter.init_lora_weights
+        return Round(index, self.config.rounds, self.config.seed, clients, init_lora_weights=start)
 
     def first_state(self) -> Any:
         """The server's state before the first round."""

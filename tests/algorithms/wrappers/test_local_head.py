@@ -70,6 +70,31 @@ def test_head_is_trained_when_the_algorithm_names_none() -> None:
     assert all(not torch.equal(kept[HEAD], run.problem.params[HEAD]) for kept in run.locals.values())
 
 
+@pytest.mark.parametrize("index", [0, 1])
+def test_lora_a2_probing_epoch_leaves_the_head(index: int) -> None:
+    """The upload and the head are those of a client whose head is shared, which starts the training from the received
+    one."""
+    problem = LinearProblem.make(0)
+    client = Client("client-0", 4, 1)
+    outcomes = []
+    for wrapped in (False, True):
+        inner = algorithms.get("lora-a2")
+        algorithm: Algorithm[Any] = LocalHead(inner) if wrapped else inner
+        round = Round(index, 4, 0, 3)
+        given = {n: torch.ones_like(t) if n.endswith(".B") else t for n, t in problem.params.items()}
+        shared = algorithm.broadcast(algorithm.init(given, problem.weights, round), client, round)
+        local = algorithm.local_init(shared, client)
+        trainer = SgdTrainer((client,), round, problem.loss)
+        batched = Shared(add_client_axis(shared.params))
+        (upload,), kept = algorithm.client_update(batched, add_client_axis(local), trainer)
+        assert len(trainer.fits) == 2
+        outcomes.append({**upload.params, **client_row(kept, 0)})
+    shared_head, local_head = outcomes
+    assert shared_head.keys() == local_head.keys()
+    for name, tensor in shared_head.items():
+        torch.testing.assert_close(local_head[name], tensor, rtol=0, atol=1e-14)
+
+
 @every_algorithm
 def test_head_continues_where_its_client_left_it(name: str) -> None:
     run = Federation(LocalHead(algorithms.get(name)))

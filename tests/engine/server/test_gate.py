@@ -44,6 +44,11 @@ class Server:
     uploads: tuple[Upload, ...]
     sent: tuple[bytes, ...]
 
+    @property
+    def largest(self) -> bytes:
+        """The message with the most bytes of tensors; more tensors have a longer header, but may be fewer bytes."""
+        return max(zip(self.uploads, self.sent, strict=True), key=lambda pair: num_bytes(pair[0].params))[1]
+
     def gate(self, **limits: Any) -> Gate:
         return Gate(self.algorithm, self.state, self.round, self.clients, AdmissionConfig(**limits), IDENTITY)
 
@@ -136,7 +141,7 @@ raw("cut off", "corrupt", lambda d: d[:-1])
 raw("cut off with a right digest", "unreadable", lambda d: framed(d[32:-1]))
 raw("longer", "corrupt", lambda d: d + b"\0")
 raw("longer with a right digest", "too_large", lambda d: framed(d[32:] + bytes(1_000_000)))
-CASES["one more byte"] = ("too_large", lambda setup: framed(max(setup.sent, key=len)[32:] + b"\0"))
+CASES["one more byte"] = ("too_large", lambda setup: framed(setup.largest[32:] + b"\0"))
 raw("huge", "too_large", lambda d: framed(bytes(HEADER_BYTES + 10_000_000)))
 raw("a bit turned over", "corrupt", lambda d: d[:-1] + bytes([d[-1] ^ 1]))
 raw("a header of 2^63 bytes", "unreadable", lambda d: framed(struct.pack("<Q", 2**63) + d[40:]))

@@ -76,6 +76,15 @@ def test_byte_budget_gives_largest_rank_that_fits() -> None:
     assert "99 bytes do not hold an upload of rank 1, which is 100" in message({"bytes_budget": [400, 99]}, 2)
 
 
+def test_byte_budget_sees_that_the_runs_rank_may_be_cheaper() -> None:
+    """mFedLoRU's nested factors of rank 7 cost more than A and B of the run's rank 8, which that rank sends instead."""
+    site, mfedloru = Site("layer", "linear", (12, 13), 8, 1.0, 0.0), algorithms.get("mfedloru")
+    sizes = {rank: upload_bytes(mfedloru, [site], 2, rank) for rank in range(1, 9)}
+    assert sizes[8] == 8 * 25 * 4 < sizes[5] < sizes[6] < sizes[7]
+    settings = load({"clients": {"bytes_budget": [sizes[8], sizes[8] - 1]}})
+    assert client_ranks(settings, mfedloru, [site], 2) == (8, 4)
+
+
 # Rounds
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rondo.algorithm import BaseState, Mean, Round
 from rondo.lowrank import LowRank
-from rondo.params import Params, adapted_modules, cast_like, kaiming, personal, pick
+from rondo.params import Params, adapted_modules, cast_like, personal, pick
 
 Restart = Literal["random", "momentum"]
 
@@ -27,7 +27,8 @@ def check_cycle(tau: int, restart: str) -> None:
 def accumulated(state: BaseState, mean: Mean, round: Round, tau: int, restart: Restart) -> BaseState:
     """Each mean replaces the tensor it averages; after every ``tau`` rounds, scale * B A is added to the base.
 
-    Then A and B restart. "random": A is drawn anew and B is zero. "momentum": both stay. Source: FedLoRU, Algorithm 1.
+    Then A and B restart. "random": both are drawn anew, their product zero. "momentum": both stay. Source: FedLoRU,
+    Algorithm 1.
     """
     new = {**state.params, **cast_like(mean.params, state.params)}
     if (round.index + 1) % tau != 0:
@@ -37,18 +38,18 @@ def accumulated(state: BaseState, mean: Mean, round: Round, tau: int, restart: R
         a, b = new[f"{path}.A"], new[f"{path}.B"]
         chunks[path] = LowRank(state.scale[path] * b, a)
         if restart == "random":
-            draw = kaiming(a.shape[0], a.shape[1], round.generator("restart", path))
-            new |= {f"{path}.A": draw.to(a), f"{path}.B": torch.zeros_like(b)}
+            fresh_a, fresh_b = round.factors((b.shape[0], a.shape[1]), a.shape[0], "restart", path)
+            new |= {f"{path}.A": fresh_a.to(a), f"{path}.B": fresh_b.to(b)}
     return replace(state, params=new).with_chunks(chunks)
 
 
 def with_personal(params: Params, round: Round) -> dict[str, Tensor]:
-    """``params`` and, for every module, a personal pair: pA (r, in), random, and pB (out, r), zero."""
-    pairs = {}
+    """``params`` and, for every module, a personal pair drawn anew: pA (r, in) and pB (out, r), their product zero."""
+    pairs: dict[str, Tensor] = {}
     for path in adapted_modules(params):
         a, b = params[f"{path}.A"], params[f"{path}.B"]
-        pairs[f"{path}.pA"] = kaiming(a.shape[0], a.shape[1], round.generator("personal", path)).to(a)
-        pairs[f"{path}.pB"] = torch.zeros_like(b)
+        fresh_a, fresh_b = round.factors((b.shape[0], a.shape[1]), a.shape[0], "personal", path)
+        pairs |= {f"{path}.pA": fresh_a.to(a), f"{path}.pB": fresh_b.to(b)}
     return {**params, **pairs}
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rondo.algorithm import Round, Weight
 from rondo.lowrank import GrowingSum, LowRank, polar, row_basis, total
-from rondo.params import Params, Role, adapted_modules, kaiming, module_of, pick, role
+from rondo.params import Params, Role, adapted_modules, kaiming, module_of, normal, pick, role
 
 Bases: TypeAlias = Literal["orthogonal", "kaiming", "svd"]
 GramInit: TypeAlias = Literal["gaussian", "kaiming", "orthogonal"]
@@ -82,19 +82,15 @@ def _bases(kind: Bases, weight: Weight, generator: torch.Generator) -> tuple[Ten
         return u, vh
     if kind == "kaiming":
         return kaiming(out, k, generator), kaiming(k, inp, generator)
-    return row_basis(_normal(k, out, generator))[1].mT, row_basis(_normal(k, inp, generator))[1]
+    return row_basis(normal(k, out, generator))[1].mT, row_basis(normal(k, inp, generator))[1]
 
 
 def _gram(kind: GramInit, rank: int, k: int, std: float, generator: torch.Generator) -> Tensor:
     """G (r, k) in float64. "orthogonal" has a Gaussian's root-mean-square Frobenius norm, std * sqrt(r k)."""
     if kind == "kaiming":
         return kaiming(rank, k, generator)
-    draw = _normal(rank, k, generator)
+    draw = normal(rank, k, generator)
     return std * draw if kind == "gaussian" else std * math.sqrt(k) * row_basis(draw)[1]
-
-
-def _normal(rows: int, columns: int, generator: torch.Generator) -> Tensor:
-    return torch.randn(rows, columns, generator=generator, dtype=torch.float64)
 
 
 def gram_view(params: Params) -> dict[str, Tensor]:

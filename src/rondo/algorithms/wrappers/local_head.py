@@ -1,7 +1,8 @@
 """The head policy ``local``: any algorithm with a head that stays with its client.
 
 Each client keeps its own head, trains it in every ``fit`` beside whatever the algorithm trains, and never uploads it.
-New clients start from the common initial head. The wrapped algorithm never sees a head.
+New clients start from the common initial head. The wrapped algorithm never sees a head. A second ``fit`` from the same
+tensors starts from the same head, so a probing epoch (LoRA-A2) is undone for the head as it is for the factors.
 """
 
 from __future__ import annotations
@@ -79,6 +80,8 @@ class _HeadBeside:
 
     def __init__(self, trainer: Trainer, head: dict[str, Tensor]) -> None:
         self._trainer, self.head = trainer, head
+        self._given: Params = {}
+        self._start = head
 
     @property
     def clients(self) -> tuple[Client, ...]:
@@ -106,10 +109,17 @@ class _HeadBeside:
             heads = pick(trained, head)
             return objective(pick(trained, ~head), lambda seen: loss({**seen, **heads}))
 
-        both = {**params, **self.head}
+        if not _same(params, self._given):
+            self._given, self._start = params, self.head
+        both = {**params, **self._start}
         fit = self._trainer.fit(both, train=train | head, objective=with_head, epochs=epochs, steps=steps, lr=lr)
         self.head = pick(fit.params, head)
         return replace(fit, params=pick(fit.params, ~head))
 
     def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:
         return self._trainer.upload(params, weight)
+
+
+def _same(params: Params, others: Params) -> bool:
+    """Whether both hold the same tensors, not merely equal ones."""
+    return params.keys() == others.keys() and all(t is others[n] for n, t in params.items())

@@ -40,7 +40,7 @@ def client_ranks(
         assert budget is not None
         budgets = (budget,) * count if isinstance(budget, int) else budget
         sizes = functools.cache(lambda rank: upload_bytes(algorithm, sites, config.rounds, rank))
-        chosen = _affordable(budgets, range(1, largest + 1), sizes)
+        chosen = _affordable(budgets, largest, sizes)
     if max(chosen) > largest:
         message = f"rank {max(chosen)} is above the run's, which is {largest}: lower it"
         raise ConfigError.at("clients.ranks", message)
@@ -61,13 +61,15 @@ def _dealt(shares: Mapping[int, float], count: int, first_round: Round) -> tuple
     return tuple(pool[i] for i in order)
 
 
-def _affordable(budgets: Sequence[int], ranks: range, sizes: Callable[[int], int]) -> tuple[int, ...]:
-    """The largest of ``ranks`` whose upload fits, for each budget. ``sizes`` maps a rank to its bytes, which grow."""
+def _affordable(budgets: Sequence[int], largest: int, sizes: Callable[[int], int]) -> tuple[int, ...]:
+    """The largest rank up to ``largest`` whose upload fits, for each budget. ``sizes`` maps a rank to its bytes, which
+    grow with it below ``largest``; mFedLoRU's upload of the run's own rank may be smaller."""
     least = sizes(1)
     if min(budgets) < least:
         message = f"{min(budgets)} bytes do not hold an upload of rank 1, which is {least}: raise it to that or more"
         raise ConfigError.at("clients.bytes_budget", message)
-    return tuple(bisect_right(ranks, b, key=sizes) for b in budgets)
+    below = range(1, largest)
+    return tuple(largest if sizes(largest) <= b else bisect_right(below, b, key=sizes) for b in budgets)
 
 
 def upload_bytes(algorithm: Algorithm[Any], sites: Iterable[Site], rounds: int, rank: int) -> int:

@@ -41,8 +41,8 @@ class Server:
 
     def round(self, attempt: int) -> Round:
         """The round that attempt ``attempt`` of this run is at."""
-        index = self.aggregated
-        return Round(index, self.config.rounds, self.config.seed, len(self.clients), attempt - index)
+        index, start = self.aggregated, self.config.adapter.init_lora_weights
+        return Round(index, self.config.rounds, self.config.seed, len(self.clients), attempt - index, start)
 
     def run_round(self, attempt: int, observer: Observer | None = None) -> dict[str, Any]:
         """Run one round and return its record. With fewer uploads than ``min_clients`` the attempt is skipped: the
@@ -133,7 +133,8 @@ def first_state(
 ) -> Any:
     """The server's state before the first round. ``initial`` are the tensors that clients train, and ``clients`` is the
     number of clients."""
-    return serialization.canonical(algorithm.init(initial, weights, Round(0, config.rounds, config.seed, clients)))
+    round = Round(0, config.rounds, config.seed, clients, init_lora_weights=config.adapter.init_lora_weights)
+    return serialization.canonical(algorithm.init(initial, weights, round))
 
 
 def _chain(first: Upload, rest: Iterator[Upload]) -> Iterator[Upload]:
