@@ -20,6 +20,13 @@ Sets = Annotated[
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
 ClientId = Annotated[str | None, typer.Option("--client", help="use this client's model; default: the global one")]
 
+AllowCode = Annotated[
+    bool, typer.Option("--allow-code", help="import code of one's own (package.module:Class) that the run names")
+]
+AllowChanged = Annotated[
+    bool, typer.Option("--allow-changed", help="go on even if model, data, settings or code are not those of the run")
+]
+
 
 def main() -> None:
     """Entry point of ``rondo``.

@@ -7,15 +7,15 @@ import copy
 import hashlib
 import importlib.metadata
 import io
+import json
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from rondo.config.schema import BUILTIN_MODEL
+from rondo.config.schema import BUILTIN_MODEL, ModelConfig
 from rondo.errors import ConfigError
 from rondo.tasks.table import Kind
 
@@ -28,6 +28,39 @@ def fingerprint(module: nn.Module) -> str:
             digest.update(f"{part} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def identity(module: Any, tokenizer: Any) -> dict[str, Any]:
+    """The manifest's keys that tell a model from every other: the digest of its weights, everything in its
+    configuration that its output may depend on, and the digest of its tokenizer.
+
+    The configuration is as JSON has it, with numbers that JSON lacks as text. Versions, file names, label names and
+    the dtype are left out: the manifest has them, or Rondo sets them.
+    """
+    content = {k: v for k, v in module.config.to_diff_dict().items() if k not in _NOT_COMPUTED_WITH}
+    return {
+        "model_sha256": fingerprint(module),
+        "model_config": json.loads(json.dumps(content, default=str), parse_constant=str),
+        "tokenizer_sha256": _tokenizer_digest(tokenizer),
+    }
+
+
+_NOT_COMPUTED_WITH = ("transformers_version", "_name_or_path", "architectures", "dtype", "id2label", "label2id")
+
+
+def _tokenizer_digest(tokenizer: Any) -> str:
+    """SHA-256 of a tokenizer's vocabulary, special tokens and chat template, and of the ids of a few texts, which show
+    its rules in the same way whatever version wrote its files."""
+    content = (
+        sorted(tokenizer.get_vocab().items()),
+        tokenizer.special_tokens_map,
+        tokenizer.chat_template,
+        [list(tokenizer(text)["input_ids"]) for text in _TEXTS],
+    )
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
+_TEXTS = ("The Cat's 2 hats, e.g. naïve  Straße\n\tÉtude: 3,141.59 (re-read)!", "你好。世界 😀 ½ ﬁ", " a\u00a0b ")
 
 
 def _plain_parts(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
@@ -50,7 +83,7 @@ def load_config(
     per run: a GGUF file takes seconds each time. Raises OSError or ValueError as transformers does."""
     import transformers
 
-    options: dict[str, Any] = {"revision": revision or "main"}
+    options: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": False}
     if gguf_file is not None:
         options["gguf_file"] = gguf_file
     if kind.head:
@@ -81,7 +114,10 @@ def load_pretrained(
     import transformers
 
     options: dict[str, Any] = {"revision": revision or "main", "dtype": torch.float32, "config": config}
-    if gguf_file is not None:
+    options["trust_remote_code"] = False
+    if gguf_file is None:
+        options["use_safetensors"] = True  # the other format is pickle
+    else:
         options |= {"gguf_file": gguf_file, "quantization_config": transformers.GgufConfig(dequantize=True)}
     if kind.head:
         options["ignore_mismatched_sizes"] = True  # replace another task's head
@@ -100,7 +136,7 @@ def load_structure(kind: Kind, config: Any) -> tuple[nn.Module, tuple[str, ...]]
     """Build the model that :func:`load_pretrained` would load on the meta device: layers and shapes without weights.
     ``config`` is not changed. No checkpoint is read, so tensors that it lacks are not counted as the head's."""
     with _quiet(None), torch.device("meta"):
-        module = auto(kind).from_config(copy.deepcopy(config))
+        module = auto(kind).from_config(copy.deepcopy(config), trust_remote_code=False)
     return module, _head(kind, module, frozenset())
 
 
@@ -110,9 +146,11 @@ def load_tokenizer(name: str, *, revision: str | None = None, gguf_file: str | N
     if files are missing)."""
     import transformers
 
-    extra = {"gguf_file": gguf_file} if gguf_file is not None else {}
+    options: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": False}
+    if gguf_file is not None:
+        options["gguf_file"] = gguf_file
     with _quiet(gguf_file):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name, revision=revision or "main", **extra)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **options)
     if tokenizer.pad_token is None:
         # The attention mask marks padding, not the id, so the end token can double as padding.
         tokenizer.pad_token = tokenizer.eos_token
@@ -175,12 +213,33 @@ def locate(name: str) -> str:
     return name if not name.startswith("~") else str(Path(name).expanduser())
 
 
+def check_files(model: ModelConfig, name: str) -> None:
+    """Raise :class:`ConfigError` for a model whose files make transformers do more than read tensors."""
+    from transformers.utils import find_adapter_config_file
+
+    with _quiet(None), loading(model.name, "it"):
+        adapter = find_adapter_config_file(name, revision=model.revision or "main")
+    if adapter is not None:
+        message = (
+            "has an adapter beside the model (adapter_config.json), which transformers would load too: move it to "
+        )
+        message += "a folder of its own, and name that one as adapter.start_from"
+        raise ConfigError.at("model.name", f"{model.name!r} {message}")
+    pickles = sorted(p.name for p in Path(name).glob("pytorch_model*.bin"))
+    if pickles and model.gguf_file is None and not any(Path(name).glob("*.safetensors")):
+        message = f"has its weights as a pickle ({pickles[0]}), which can run code: save them as safetensors "
+        message += "(save_pretrained does), or name another model"
+        raise ConfigError.at("model.name", f"{model.name!r} {message}")
+
+
 @contextlib.contextmanager
 def loading(name: str, part: str) -> Iterator[None]:
     """Turn a library's error while it loads a part of a model into a :class:`ConfigError`."""
     try:
         yield
-    except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
+    except ConfigError:
+        raise
+    except Exception as error:  # the files may be anybody's, and the libraries raise anything over them
         reason = str(error).strip().split("\n")[0].rstrip(".:")
         message = f"{name!r}: {part} cannot be loaded: {reason}; name another, or save it there anew"
         raise ConfigError.at("model.name", message) from None

@@ -14,7 +14,7 @@ from rondo.models import peft
 from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.network import Base
 from rondo.models.precision import Kernels, apply, choose
-from rondo.models.pretrained import fingerprint, load_pretrained, loading
+from rondo.models.pretrained import identity, load_pretrained, loading
 from rondo.models.shortcuts.choose import Shortened, shorten
 from rondo.models.shortcuts.prefix import Prefix
 from rondo.params import HEAD_PREFIX, Params
@@ -27,7 +27,7 @@ class Transformer:
     """A :class:`rondo.models.model.Model`."""
 
     name: str
-    sha256: str
+    identity: Mapping[str, Any]
     network: AdaptedNetwork
     known: Any
     """The model's configuration, from transformers."""
@@ -65,7 +65,7 @@ def load_transformer(config: RunConfig, name: str, known: Any, tokenizer: Any, d
     """Load the model at ``name``, with adapters where PEFT places them. Raises :class:`rondo.errors.ConfigError`."""
     module, head_names = load_base(config, name, known, tokenizer, config.seed)
     planned = peft.plan(module, config.adapter, tasks.TABLE[config.task.kind].peft, head_names, config.seed)
-    sha256 = fingerprint(module)
+    whose = identity(module, tokenizer)
     kernels = choose(config.train.precision, device, quantized=config.model.quantization is not None)
     factors = {n: t for n, t in planned.params.items() if not n.startswith(HEAD_PREFIX)}
     network = AdaptedNetwork(module.to(device), planned.sites, head_names, factors)
@@ -73,7 +73,7 @@ def load_transformer(config: RunConfig, name: str, known: Any, tokenizer: Any, d
     for tensor in network.initial_head:
         if tensor in planned.params:
             network.initial_head[tensor] = planned.params[tensor].to(device)
-    return Transformer(name, sha256, network, known, tokenizer, planned.lora, kernels, config.simulation)
+    return Transformer(name, whose, network, known, tokenizer, planned.lora, kernels, config.simulation)
 
 
 def load_base(
