@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from rondo.cli.app import Device
-from rondo.cli.process import FAILED, own_modules, quiet_libraries, stoppable, user_errors
+from rondo.cli.process import FAILED, quiet_libraries, stoppable, user_errors
 
 
 def compare(
@@ -37,7 +37,6 @@ def compare(
     with user_errors():
         from rondo.runs import compare
 
-        own_modules()
         configs = compare.plan(_named(algorithms, every), config, sets=sets or [], seeds=_numbers(seeds))
         comparison = _compared(configs, out, device)
     if comparison.stopped:

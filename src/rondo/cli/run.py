@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from rondo.cli.app import Device, Sets
-from rondo.cli.process import FAILED, own_modules, quiet_libraries, stoppable, user_errors
+from rondo.cli.app import AllowCode, Device, Sets
+from rondo.cli.process import FAILED, quiet_libraries, stoppable, user_errors
 from rondo.cli.results import exported
 from rondo.errors import headed
 
@@ -33,6 +33,7 @@ def resume(
     allow_nondeterministic: Annotated[
         bool, typer.Option("--allow-nondeterministic", help="continue even if threads, versions, model or data differ")
     ] = False,
+    allow_code: AllowCode = False,
 ) -> None:
     """Continue a run after its last committed round."""
     with user_errors(), headed("rondo resume"):
@@ -43,7 +44,7 @@ def resume(
         if directory.finished:
             print(f"{run_dir} is finished; nothing is left to do")
         else:
-            _run(settings, run_dir, device, resumed=True, whatever=allow_nondeterministic)
+            _run(settings, run_dir, device, resumed=True, whatever=allow_nondeterministic, code=allow_code)
 
 
 def demo(sets: Sets = None, run_dir: str | None = None, device: Device = "auto") -> None:
@@ -62,12 +63,19 @@ def demo(sets: Sets = None, run_dir: str | None = None, device: Device = "auto")
         print(f"Learning curve: {summary.run_dir / 'curve.png'}")
 
 
-def _run(settings: Any, run_dir: str | None, device: str, *, resumed: bool = False, whatever: bool = False) -> Any:
+def _run(
+    settings: Any,
+    run_dir: str | None,
+    device: str,
+    *,
+    resumed: bool = False,
+    whatever: bool = False,
+    code: bool = False,
+) -> Any:
     """Start or continue a run, with progress bars and a final table."""
     from rich.console import Console
 
     console = Console()
-    own_modules()
     quiet_libraries()
     with console.status("loading") if console.is_terminal else nullcontext():
         from rondo.report.terminal import summary_table
@@ -78,7 +86,12 @@ def _run(settings: Any, run_dir: str | None, device: str, *, resumed: bool = Fal
         if resumed:
             assert run_dir is not None
             result = runner.resume(
-                run_dir, device=device, allow_nondeterministic=whatever, observer=observer, stop=stop
+                run_dir,
+                device=device,
+                allow_nondeterministic=whatever,
+                allow_code=code,
+                observer=observer,
+                stop=stop,
             )
         else:
             result = runner.run(settings, run_dir=run_dir, device=device, observer=observer, stop=stop)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -161,6 +163,7 @@ def build(
         "clients_too_small": dict(dealt.too_small),
         "clients_without_examples": empty_clients,
         "examples_sha256": store.sha256(),
+        "clients_sha256": _owners(members),
         "test_examples_sha256": test_store.sha256(),
         "classes": list(classes),
         "clients": {
@@ -174,6 +177,15 @@ def build(
         },
     }
     return Population(members, tuple(test_examples), report)
+
+
+def _owners(members: Members) -> str:
+    """SHA-256 of the clients' ids and their numbers of examples, in the order of the examples. With the digest of the
+    examples themselves it says whose each one is."""
+    digest = hashlib.sha256()
+    for name, member in members.items():
+        digest.update(json.dumps([name, len(member.train), len(member.validation)]).encode())
+    return digest.hexdigest()
 
 
 def _encoded(store: Store, task: Task, rows: Mapping[str, Rows]) -> Iterator[tuple[str, range]]:

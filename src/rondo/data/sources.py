@@ -78,7 +78,7 @@ def _builtin(config: RunConfig) -> Source:
 
 def _local(data: DataConfig) -> Source:
     path = Path(str(data.source)).expanduser()
-    if path.is_file():
+    if not path.is_dir():
         train = read_rows(path, "data.source")
         test = read_rows(data.test_source, "data.test_source") if data.test_source else None
     else:
@@ -119,6 +119,9 @@ def read_rows(path: str | os.PathLike[str], key: str) -> Rows:
     path = Path(path).expanduser()
     if path.suffix.lower() not in _SUFFIXES:
         raise ConfigError.at(key, f"{str(path)!r}: unknown ending; known: {', '.join(_SUFFIXES)}")
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "a pipe or a device"
+        raise ConfigError.at(key, f"{str(path)!r} is {kind}, not a file; name a file with rows")
     try:
         rows = _read(path)
     except ConfigError:
