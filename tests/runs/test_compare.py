@@ -239,7 +239,7 @@ def test_default_configuration_plans_every_algorithm() -> None:
         (("fedit", "--seeds", "1,x"), "--seeds: '1,x' should be whole numbers with commas between"),
         (("fedit", "--seeds", "1,1"), "--seeds: 1 is named twice"),
         (("fedit", "--seeds=-1"), "--seeds: -1 is out of range"),
-        (("fedit", "--device", "gpu"), "use auto, cpu or cuda"),
+        (("fedit", "--device", "gpu"), "use auto, cpu, cuda, cuda:INDEX or mps"),
         (("fedit", "--out", "good.toml"), "--out: 'good.toml' cannot be made"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

@@ -711,7 +711,7 @@ def test_existing_run_is_refused_and_left_alone(finished: runner.RunResult) -> N
 
 def test_unknown_device_is_refused(bert: Path, data: Path) -> None:
     messages = problems(lambda: runner.run(settings(bert, data={"source": str(data)}), device="gpu"))
-    assert "use auto, cpu or cuda" in messages["--device"][0]
+    assert "use auto, cpu, cuda, cuda:INDEX or mps" in messages["--device"][0]
 
 
 def test_run_that_cannot_train_stops_with_the_reason(run: Run, data: Path) -> None:

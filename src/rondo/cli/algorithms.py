@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
 import typer
@@ -27,13 +28,31 @@ def list_() -> None:
     (console if console.is_terminal else Console(width=200)).print(table)
 
 
-def show(name: str) -> None:
-    """Show the paper card of an algorithm: equations, symbols, bytes, head, deviations, reference."""
+def show(
+    name: Annotated[str, typer.Argument(help="an algorithm's name, package.module:Class, or config")],
+    key: Annotated[str | None, typer.Argument(help="config alone: a section or key, for instance train.lr")] = None,
+) -> None:
+    """Show the paper card of an algorithm (equations, symbols, bytes, head, deviations, reference) and its keys; or,
+    with config, every configuration key."""
     with user_errors():
+        if name == "config":
+            from rondo.config import reference
+
+            print(reference.text(key))
+            return
+        if key is not None:
+            from rondo.errors import ConfigError
+
+            raise ConfigError.at("KEY", "only config takes a key; remove it", "rondo")
         import inspect
 
         cls = _algorithm_class(name)
         print(f"{name}\n{'=' * len(name)}\n\n{inspect.getdoc(cls)}")
+        if fields := inspect.signature(cls).parameters.values():
+            print("\nKeys of [algorithm], with their defaults:")
+            for field in fields:
+                required = field.default is field.empty
+                print(field.name, "(required)" if required else f"= {json.dumps(field.default, default=repr)}")
 
 
 def _algorithm_class(name: str) -> Any:

@@ -10,15 +10,31 @@ import typer
 app = typer.Typer(
     help="Federated low-rank fine-tuning: many parties fine-tune one model, only small factors travel.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
 Sets = Annotated[
     list[str] | None, typer.Option("--set", help="override a setting: KEY.PATH=VALUE, for instance adapter.r=8")
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps")]
 ClientId = Annotated[str | None, typer.Option("--client", help="use this client's model; default: the global one")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from rondo import __version__
+
+        print(f"rondo {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
+    """Options of ``rondo`` itself."""
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ import typer
 from rondo.cli.app import Device, Sets
 from rondo.cli.process import FAILED, own_modules, quiet_libraries, stoppable, user_errors
 from rondo.cli.results import exported
+from rondo.errors import headed
 
 
 def run(
@@ -28,13 +29,13 @@ def run(
 
 def resume(
     run_dir: str,
-    device: Annotated[str, typer.Option(help="auto (the device it ran on), cpu or cuda")] = "auto",
+    device: Annotated[str, typer.Option(help="auto (the device it ran on), cpu, cuda, cuda:1 or mps")] = "auto",
     allow_nondeterministic: Annotated[
         bool, typer.Option("--allow-nondeterministic", help="continue even if threads, versions, model or data differ")
     ] = False,
 ) -> None:
     """Continue a run after its last committed round."""
-    with user_errors():
+    with user_errors(), headed("rondo resume"):
         from rondo.runs.storage.directory import RunDirectory
 
         directory = RunDirectory.open(run_dir)

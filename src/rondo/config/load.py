@@ -95,8 +95,8 @@ def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _override(raw: dict[str, Any], text: str) -> Problem | None:
-    """Apply ``key.path=value`` to ``raw``; without value, take the key away. Returns a problem if ``text`` does not have
-    that form, or if the key that it takes away does not exist."""
+    """Apply ``key.path=value`` to ``raw``; without value, unset the key. Returns a problem if ``text`` does not have
+    that form, or unsets a key that does not exist."""
     key, equals, value = text.partition("=")
     parts = [p.strip() for p in key.split(".")]
     if not equals or not all(parts):

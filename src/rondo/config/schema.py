@@ -31,7 +31,7 @@ BUILTIN_DATA = "builtin:home-intents"
 
 
 class _Section(BaseModel):
-    """A section. The reference of all keys (:mod:`rondo.config.reference`) is made of the fields and their docstrings."""
+    """A section. The reference of all keys (:mod:`rondo.config.reference`) is made of fields and their docstrings."""
 
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
@@ -178,8 +178,8 @@ class ClientsConfig(_Section):
     per_round: Positive | None = None
     """Clients sampled per round; left out, all."""
     sampling: Literal["uniform", "poisson", "full", "weighted"] = "uniform"
-    """``"poisson"`` draws each client independently, ``"weighted"`` prefers clients with more examples, ``"full"`` takes
-    all."""
+    """``"poisson"`` draws each client independently, ``"weighted"`` prefers clients with more examples, ``"full"``
+    takes all."""
     weighting: Literal["examples", "uniform"] = "examples"
     """Weight of an upload in the mean: the client's number of examples, or the same for all, as in most papers."""
     min_clients: Positive = 1
@@ -330,8 +330,8 @@ class SimulationConfig(_Section):
     """The way the clients of a round share this machine."""
 
     cohort: Positive | Literal["auto"] = "auto"
-    """Clients that train in one forward pass. ``"auto"`` takes as many as ``memory_mb`` of activations hold, and no more
-    than the machine gains from."""
+    """Clients that train in one forward pass. ``"auto"`` takes as many as ``memory_mb`` of activations hold, and no
+    more than the machine gains from."""
     memory_mb: Positive | Literal["auto"] = "auto"
     """Megabytes for the activations of all clients that train at once. ``"auto"`` is half of the accelerator's memory.
     On a CPU it is half of the machine's, at most 256 MB per thread, so that clients whose steps keep more train one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
@@ -133,6 +134,8 @@ def assemble(
     with collector_paused():  # everything loaded here stays, so the collector would scan it in vain
         algorithm = make_algorithm(config)
         target = find_device(device)
+        if target.type == "cuda" and target.index is not None:
+            torch.cuda.set_device(target)  # otherwise pinned memory would take up room on the first device
         dealt = None
         if with_rows:
             source = load_source(config)
@@ -192,11 +195,16 @@ def _must_train(config: RunConfig, initial: Params) -> None:
 
 
 def find_device(name: str) -> torch.device:
-    """The device named "auto", "cpu" or "cuda". Raises :class:`ConfigError`."""
+    """The device named "cpu", "cuda", "cuda:INDEX" or "mps" (Apple's GPU). "auto" is CUDA where there is any, else the
+    CPU. Raises :class:`ConfigError`."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError.at("--device", "there is no CUDA device here; use auto or cpu")
-    if name not in ("cpu", "cuda"):
-        raise ConfigError.at("--device", f"{name!r} is unknown; use auto, cpu or cuda")
+    if not re.fullmatch("cpu|cuda(:(0|[1-9][0-9]*))?|mps", name):
+        message = f"{name!r} is unknown; use auto, cpu, cuda, cuda:INDEX or mps"
+        raise ConfigError.at("--device", message, "rondo")
+    kind, _, index = name.partition(":")
+    if (kind == "cuda" and not torch.cuda.is_available()) or (kind == "mps" and not torch.backends.mps.is_available()):
+        raise ConfigError.at("--device", f"there is no {kind.upper()} device here; use auto or cpu", "rondo")
+    if index and int(index) >= (count := torch.cuda.device_count()):
+        raise ConfigError.at("--device", f"there is no {name} here; the last one is cuda:{count - 1}", "rondo")
     return torch.device(name)

@@ -229,7 +229,8 @@ def _folder(out: str | Path | None) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError.at("--out", f"{str(folder)!r} cannot be made: {error.strerror}") from None
+        message = f"{str(folder)!r} cannot be made: {error.strerror}"
+        raise ConfigError.at("--out", message, "rondo compare") from None
     return folder
 
 

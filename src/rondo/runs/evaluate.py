@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rondo.config.load import load
-from rondo.errors import ConfigError
+from rondo.errors import ConfigError, headed
 from rondo.models.network import Base
 from rondo.params import Params
 from rondo.runs.assemble import Assembly, assemble
@@ -17,6 +17,7 @@ from rondo.tasks import table as tasks
 from rondo.tasks.task import Example
 
 
+@headed("rondo evaluate")
 def evaluate(path: str | Path, *, client: str | None = None, device: str = "auto") -> dict[str, Any]:
     """Scores of a run directory, or of a PEFT adapter inside or exported from one, on the run's test set.
 

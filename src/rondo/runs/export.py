@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from rondo.errors import ConfigError
+from rondo.errors import ConfigError, headed
 from rondo.models import peft
 from rondo.models.network import Base
 from rondo.models.pretrained import auto
@@ -46,6 +46,7 @@ class Exported:
     verification: Verification | None
 
 
+@headed("rondo export")
 def export(
     run_dir: str | Path,
     to: str | Path,

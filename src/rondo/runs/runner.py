@@ -21,7 +21,7 @@ from rondo.config.load import load
 from rondo.config.schema import RunConfig
 from rondo.engine.client.memory import budget, freed_memory_kept
 from rondo.engine.transport import Observer
-from rondo.errors import ConfigError, RunInterrupted, RunStopped, StopRequested
+from rondo.errors import ConfigError, RunInterrupted, RunStopped, StopRequested, headed
 from rondo.report import pictures
 from rondo.report.summary import better, totals
 from rondo.runs.assemble import Assembly, Federation, Start, assemble
@@ -65,7 +65,7 @@ def run(
 
     ``config``: a path, a dict or a :class:`RunConfig`.
     ``sets``: ``key.path=value`` overrides.
-    ``device``: "auto", "cpu" or "cuda".
+    ``device``: "auto", "cpu", "cuda", "cuda:1" or "mps".
     ``stop``: set it, from a signal handler or another thread, to end the run after its current step.
 
     Every round is committed to the disk before the next one starts, and :func:`resume` continues after the last one.
@@ -83,6 +83,7 @@ def run(
         return runner.run()
 
 
+@headed("rondo resume")
 def resume(
     run_dir: str | Path,
     *,
@@ -240,10 +241,10 @@ class Runner:
             if not self.directory.metrics.exists() or not self.directory.metrics.read_bytes():
                 return None
             message = "metrics.jsonl has rounds, but there is no checkpoint of any: start the run in another folder"
-            raise ConfigError.at("RUN_DIR", message, "rondo resume") from None
+            raise ConfigError.at("RUN_DIR", message) from None
         except ValueError as error:
             message = f"no checkpoint is as it was written, so the run cannot go on: {error}"
-            raise ConfigError.at("RUN_DIR", message, "rondo resume") from None
+            raise ConfigError.at("RUN_DIR", message) from None
         if self.observer is not None:
             self.observer.resumed(point.rounds, passed_over)
         elif passed_over:

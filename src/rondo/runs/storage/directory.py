@@ -58,12 +58,12 @@ class RunDirectory:
                 path, count = stem.with_name(f"{stem.name}-{count}"), count + 1
         path = Path(path)
         if (path / "manifest.json").exists():
-            raise ConfigError.at("--run-dir", f"{str(path)!r} already holds a run; name another folder")
+            raise ConfigError.at("--run-dir", f"{str(path)!r} already holds a run; name another folder", "rondo")
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             message = f"{str(path)!r} cannot be made: {error.strerror}"
-            raise ConfigError.at("--run-dir", message) from None
+            raise ConfigError.at("--run-dir", message, "rondo") from None
         return RunDirectory(path)
 
     @staticmethod
