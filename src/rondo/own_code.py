@@ -21,8 +21,8 @@ def is_name(text: str) -> bool:
 
 def load(name: str) -> Any:
     """The object that ``name`` stands for. Imports its module, which may lie in the working folder unless it is one of
-    Rondo's, and raises whatever the import raises. The folder stays on the path, last, for modules that the code imports
-    later."""
+    Rondo's, and raises whatever the import raises. The folder stays on the path, last, for modules that the code
+    imports later."""
     module, _, attribute = name.partition(":")
     if not module.startswith("rondo.") and not {os.getcwd(), ""} & set(sys.path):
         sys.path.append(os.getcwd())
