@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import os
 import re
@@ -128,6 +129,33 @@ def test_bad_input_about_a_run_exits_with_code_2(
     assert fragment in output
     assert "config: " not in output
     assert not Path("new").exists()
+
+
+@pytest.mark.parametrize("sets", [(), ("data.source=./pipe.csv",), ("data.test_source=./pipe.csv",)], ids=" ".join)
+def test_pipe_is_refused(invoke: Invoke, tiny: dict[str, Any], sets: tuple[str, ...]) -> None:
+    """A pipe that nobody writes to never ends."""
+    Path("good.toml").write_text(to_toml(load(tiny)))
+    for name in ("pipe.toml", "pipe.csv"):
+        os.mkfifo(name)
+    code, output = invoke("run", "good.toml" if sets else "pipe.toml", *(a for s in sets for a in ("--set", s)))
+    assert code == 2
+    assert "a pipe or a device" in output
+
+
+@pytest.mark.parametrize("content", ["x = " + "[" * 100_000, " " * 2**24 + "#"], ids=["deep", "large"])
+def test_configuration_without_bounds_is_refused(invoke: Invoke, content: str) -> None:
+    Path("x.toml").write_text(content)
+    code, output = invoke("run", "x.toml")
+    assert code == 2
+    assert "x.toml: " in output
+
+
+def test_library_in_the_working_folder_is_not_run(invoke: Invoke, tiny: dict[str, Any]) -> None:
+    Path("good.toml").write_text(to_toml(load(tiny)))
+    Path("colorsys.py").write_text("raise SystemExit(99)\n")
+    sys.modules.pop("colorsys", None)
+    assert invoke("run", "good.toml", "--device", "cpu")[0] == 0
+    assert importlib.import_module("colorsys").__file__ != str(Path("colorsys.py").absolute())
 
 
 def test_stopped_run_exits_with_code_1(invoke: Invoke, tiny: dict[str, Any]) -> None:
