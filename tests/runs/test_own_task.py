@@ -98,6 +98,24 @@ def test_comparison_over_seeds(config: dict[str, Any], tmp_path: Path) -> None:
     assert (tmp_path / "out" / "comparison.png").is_file()
 
 
+class Shared(own_task.Line):
+    """Gives every row the first client's tensors."""
+
+    def __call__(self, params: Any, base: Any, batch: Any, dropout: Any = None, rows: Any = None) -> torch.Tensor:
+        return super().__call__({"slope": params["slope"][:1]}, base, batch)
+
+
+def test_custom_network_that_mixes_clients_trains_them_alone(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_task, "shared", Shared, raising=False)
+    expected = rondo.run(config, run_dir=tmp_path / "right", device="cpu")
+    found = rondo.run({**config, "model": {"name": "own_task:shared"}}, run_dir=tmp_path / "mixed", device="cpu")
+    reasons = [json.loads((r.run_dir / "manifest.json").read_text())["one_at_a_time"] for r in (expected, found)]
+    assert reasons == [None, "the gradient of slope is not what it is when its client is alone in a call"]
+    assert found.metrics["global"]["loss"] == pytest.approx(expected.metrics["global"]["loss"], rel=1e-9)
+
+
 def _single() -> own_task.Line:
     """A network in float32, while the task computes in float64."""
     network = own_task.Line(None, own_task.LeastSquares())
