@@ -137,6 +137,13 @@ def test_run_without_scores_has_a_table() -> None:
             ],
         ),
         (
+            {"rows_not_sampled": 100, "sampled_by": [], "rows_without_client": 40},
+            [
+                "100 of 200 training rows are taken, a random sample",
+                "40 of 100 training rows are not used: 40 given to no client",
+            ],
+        ),
+        (
             {"text": {"rows": 200, "rows_cut": 50, "tokens": 9000, "tokens_lost": 1000}},
             ["50 of 200 training rows (25.0 %) are cut to task.max_length, and 11.1 % of all tokens are lost"],
         ),

@@ -25,7 +25,7 @@ def account(partition: Mapping[str, Any]) -> Iterator[str]:
         }
         if lost := sum(reasons.values()):
             why = ", ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
-            yield f"{lost} of {rows} {split} rows are not used: {why}"
+            yield f"{lost} of {rows - unsampled} {split} rows are not used: {why}"
         text = partition[f"{prefix}text"]
         if text.get("rows_cut"):
             yield (
