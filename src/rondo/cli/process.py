@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from rondo.errors import ConfigError, RunInterrupted, RunStopped
+from rondo.errors import ConfigError, RunInterrupted, RunStopped, visible
 
 FAILED, USER_ERROR = 1, 2
 
@@ -25,7 +25,7 @@ def user_errors() -> Iterator[None]:
         print(error, file=sys.stderr)
         raise typer.Exit(USER_ERROR) from None
     except RunStopped as error:
-        print(f"stopped: {error}", file=sys.stderr)
+        print(visible(f"stopped: {error}"), file=sys.stderr)
         raise typer.Exit(FAILED) from None
 
 

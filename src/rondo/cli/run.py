@@ -73,15 +73,13 @@ def _run(
     code: bool = False,
 ) -> Any:
     """Start or continue a run, with progress bars and a final table."""
-    from rich.console import Console
+    from rondo.report.terminal import plain_console, summary_table
 
-    console = Console()
+    console = plain_console()
     quiet_libraries()
     with console.status("loading") if console.is_terminal else nullcontext():
-        from rondo.report.terminal import summary_table
         from rondo.runs import runner
         from rondo.runs.progress import progress
-        from rondo.runs.storage.directory import RunDirectory
     with stoppable() as stop, progress(settings.rounds) as observer:
         if resumed:
             assert run_dir is not None
@@ -95,13 +93,6 @@ def _run(
             )
         else:
             result = runner.run(settings, run_dir=run_dir, device=device, observer=observer, stop=stop)
-    partition = RunDirectory(result.run_dir).read("partition.json")
-    bad, without, cut = (partition[k] for k in ("rows_bad", "rows_without_client", "rows_cut"))
-    if bad + without + cut:
-        why = f"{bad} bad, {without} given to no client, {cut} with no response left within max_length"
-        print(f"{bad + without + cut} of {partition['rows']} rows were not used: {why}\n")
-    if partition["clients_too_small"]:
-        print(f"left out for too few examples: {', '.join(partition['clients_too_small'])}\n")
     console.print(summary_table(result.summary))
     print(f"\nrun directory: {result.run_dir}\nadapter:       {result.run_dir / 'adapter'}")
     return result

@@ -17,7 +17,8 @@ from rondo import algorithms, own_code
 from rondo.algorithm import Algorithm, HeadPolicy, Round
 from rondo.config.checks import own_names
 from rondo.config.schema import RunConfig
-from rondo.data.client_rows import Dealt, deal_rows, find_labels, resolved
+from rondo.data.client_rows import Dealt, deal_rows, resolved
+from rondo.data.labels import find_labels
 from rondo.data.population import Population, build
 from rondo.data.sources import load as load_source
 from rondo.engine.client.cohorts import Cohorts, one_cohort, workers

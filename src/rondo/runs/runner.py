@@ -20,7 +20,7 @@ from rondo.config.load import load
 from rondo.config.schema import RunConfig
 from rondo.engine.client.memory import budget, freed_memory_kept
 from rondo.engine.transport import Observer
-from rondo.errors import ConfigError, RunInterrupted, RunStopped, StopRequested, headed
+from rondo.errors import ConfigError, RunInterrupted, RunStopped, StopRequested, headed, visible
 from rondo.report import pictures
 from rondo.report.summary import best_so_far, totals
 from rondo.runs.assemble import Assembly, Federation, Start, assemble
@@ -69,6 +69,7 @@ def run(
         directory = RunDirectory.create(run_dir, assembly.config.algorithm.name)
         with _locked(directory):
             begin(directory, assembly)
+            observer.prepared(assembly.population.report)
             runner = Runner(assembly, start, directory, observer, stop, began)
             del start  # the first state is given up once the run has a later one
             return runner.run()
@@ -111,6 +112,7 @@ def resume(
             after = {**manifest(assembly), "partition": rows_of(assembly.population.report)}
             must_equal(before, after, whatever=allow_nondeterministic)
             start = assembly.start()
+            observer.prepared(assembly.population.report)
             runner = Runner(assembly, start, directory, observer, stop, began, resumed=True)
             runner.past_skips = allow_nondeterministic
             del start
@@ -335,7 +337,7 @@ class Runner:
         """Add lines to the run's log. Nothing is read back from it, so it is not flushed."""
         now = datetime.now().isoformat(timespec="seconds")
         with _written(self.directory), self.directory.log.open("a", encoding="utf-8") as log:
-            log.writelines(f"{now} {line}\n" for line in lines)
+            log.writelines(f"{now} {visible(line)}\n" for line in lines)
 
     def _stop_after_skips(self) -> None:
         """Raise :class:`RunStopped` if the last ``SKIPS`` rounds, or all of a shorter run, were skipped."""

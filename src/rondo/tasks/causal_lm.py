@@ -52,12 +52,12 @@ class CausalLM(TextTask):
         its whole response to the cut has no target and is left out."""
         examples = []
         for row in rows:
-            ids, start = self._ids(row)
-            ids = ids[: self.max_length]
+            whole, start = self._ids(row)
+            ids = whole[: self.max_length]
             target = tuple(IGNORED if i < start else token for i, token in enumerate(ids))
             # Targets are shifted by one, so the first token is never predicted.
             if any(t != IGNORED for t in target[1:]):
-                examples.append(TextExample(tuple(ids), target))
+                examples.append(TextExample(tuple(ids), target, lost=len(whole) - len(ids)))
         return examples
 
     def _ids(self, row: Row) -> tuple[list[int], int]:
