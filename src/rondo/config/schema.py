@@ -205,7 +205,7 @@ class FaultsConfig(_Section):
     ``crash``: the client never answers.
     ``hang``: the client never finishes; it is lost even without a deadline.
     ``slow``: the client takes ``slow_factor`` times as long.
-    ``out_of_memory``, ``nonfinite_loss``: the client's training fails.
+    ``out_of_memory``, ``nonfinite_loss``: the client is asked, and its training fails.
     ``corrupt_upload``: some bits of the upload are flipped.
     ``late``: the upload arrives after the round is over.
     ``duplicate``: the upload arrives twice.
