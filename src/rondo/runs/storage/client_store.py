@@ -151,7 +151,7 @@ _SHORTENED = re.compile(r".*-[0-9a-f]{32}", re.DOTALL)
 
 
 def _stem(client: str) -> str:
-    """A name for the client that no other client has. It is the percent-encoded id. An id that is empty, too long or has
+    """A name for the client that no other client has: the percent-encoded id. An id that is empty, too long or has
     capitals is cut and gets a digest, since some file systems do not tell capitals from small letters; so does an id
     that looks as if it had one."""
     name = quote(client, safe="", errors="surrogatepass")
