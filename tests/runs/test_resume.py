@@ -307,7 +307,7 @@ def test_signal_ends_run_cleanly_and_run_resumes(
     assert 2 < done < 30
     assert command("resume", str(folder)) == 0
     captured = capfd.readouterr()
-    assert "committed rounds" in captured.out
+    assert "committed rounds" in captured.err
     assert outcome(folder) == outcome(tmp_path / "whole")
     assert command("resume", str(folder)) == 0
     assert "is finished; nothing is left to do" in capfd.readouterr().out
@@ -387,7 +387,7 @@ def test_damaged_checkpoint_is_skipped_and_reported(
     state.write_bytes(content)
     capfd.readouterr()
     assert command("resume", str(tmp_path / "cut")) == 0
-    output = " ".join(capfd.readouterr().out.split())
+    output = " ".join(capfd.readouterr().err.split())
     assert "damaged, not used: round-000002: state.safetensors is not as it was written" in output
     assert "going on after 1 committed rounds" in output
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
