@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from rondo.config.load import load
 from rondo.config.schema import RunConfig
@@ -31,7 +30,7 @@ from rondo.runs.storage import checkpoint, durable
 from rondo.runs.storage.checkpoint import Checkpoint
 from rondo.runs.storage.client_store import Kept
 from rondo.runs.storage.directory import RunDirectory
-from rondo.runs.storage.durable import Journal
+from rondo.runs.storage.durable import Journal, written
 from rondo.runs.storage.manifest import environment, must_equal
 
 SKIPS = 3
@@ -123,7 +122,7 @@ _DATA = ("rows", "examples_sha256", "test_rows", "test_examples_sha256")
 def begin(directory: RunDirectory, assembly: Assembly) -> None:
     """Write the files from which a run is resumed before its first checkpoint. The manifest comes last: a folder with
     one counts as a run."""
-    with _written(directory):
+    with written(directory.path):
         directory.write_config(assembly.config)
         directory.write("partition.json", assembly.population.report)
         directory.write("manifest.json", manifest(assembly))
@@ -161,18 +160,6 @@ def _locked(directory: RunDirectory) -> Iterator[None]:
             message = f"another process is running in {str(directory.path)!r}; wait for its end, or stop it"
             raise ConfigError.at("RUN_DIR", message)
         yield
-
-
-@contextmanager
-def _written(directory: RunDirectory) -> Iterator[None]:
-    """Turn the error of a full or broken disk into :class:`RunStopped`."""
-    try:
-        yield
-    except OSError as error:
-        where = error.filename if error.filename is not None else directory.path
-        raise RunStopped(f"{where} cannot be written: {error.strerror}") from None
-    except SafetensorError as error:  # safetensors wraps the system's error in its own
-        raise RunStopped(f"{directory.path} cannot be written: {error}") from None
 
 
 class Runner:
@@ -228,7 +215,8 @@ class Runner:
         self.kept = point.locals if point is not None else Kept(self.directory.checkpoint)
         self.federation = self.assembly.federation(start, self.kept, self.stop)
         if point is not None:
-            self._take_up(point, self.federation)
+            with written(self.directory.path):
+                self._take_up(point, self.federation)
 
     def _rounds(self) -> None:
         if self.done == 0 and "before" not in self.scores:
@@ -268,7 +256,7 @@ class Runner:
     def _commit(self, rounds: int) -> None:
         server = self.federation.server
         point = Checkpoint(rounds, server.state, self.kept, server.ledger, self.journal.position, self.scores)
-        with _written(self.directory):
+        with written(self.directory.path):
             checkpoint.save(self.directory.checkpoint, point)
 
     def _round(self, index: int) -> None:
@@ -285,7 +273,7 @@ class Runner:
         if (best := better(self.scores.get("best"), record, metric, higher_is_better=higher)) is not None:
             self.scores["best"] = best
         record["seconds"] = time.perf_counter() - started
-        with _written(self.directory):
+        with written(self.directory.path):
             self.journal.append(json.dumps(record, ensure_ascii=False).encode())
         self._commit(index + 1)
         self.done = index + 1
@@ -305,7 +293,7 @@ class Runner:
     def _write_adapter(self) -> None:
         server = self.federation.server
         seen, base = self.federation.scorer.newcomer(server.state, server.round(self.done))
-        with _written(self.directory):
+        with written(self.directory.path):
             durable.write_folder(
                 self.directory.adapter,
                 lambda folder: self.assembly.model.save(folder, seen, base, self.assembly.labels),
@@ -319,9 +307,12 @@ class Runner:
         start: Mapping[str, Any] = next(iter(before.values()), {})
         title = f"{self.config.algorithm.name}, {summary['clients']} clients"
         # Pictures come last: their library takes most of a second to import.
-        pictures.partition(self.directory.read("partition.json"), self.directory.path / "partition.png")
-        pictures.curve(start, history, self.task.primary, title, self.directory.path / "curve.png")
-        with _written(self.directory):
+        drawn = {
+            "partition.png": pictures.partition(self.directory.read("partition.json")),
+            "curve.png": pictures.curve(start, history, self.task.primary, title),
+        }
+        with written(self.directory.path):
+            durable.write_all(self.directory.path, drawn)
             self.directory.write("summary.json", summary)  # last: a run that has it is finished
         return RunResult(history, self.directory.path, after, summary)
 
