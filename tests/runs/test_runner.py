@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import threading
 from collections import Counter
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from safetensors import SafetensorError
 
 import rondo
 from rondo import algorithms, errors
@@ -999,6 +1002,59 @@ def test_export_into_a_file_is_refused(finished: runner.RunResult, tmp_path: Pat
 def test_export_into_a_full_folder_is_refused(finished: runner.RunResult, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     assert "is not empty" in problems(lambda: export.export(finished.run_dir, tmp_path))["--to"][0]
+
+
+def test_working_folder_is_not_replaced_by_an_export(
+    finished: runner.RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in (".", tmp_path):
+        (message,) = problems(lambda folder=folder: export.export(finished.run_dir, folder))["--to"]  # type: ignore[misc]
+        assert "cannot be replaced; name a new folder in it" in message
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_export_killed_midway_does_not_block_the_next(
+    merged: bool, finished: runner.RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "new" / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(export, "to_toml", lambda _: os._exit(9))
+        child = os.fork()
+        if child == 0:
+            export.export(finished.run_dir, target, merged=merged)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert not target.exists()
+    verification = export.export(finished.run_dir, target, merged=merged, verify=True).verification
+    assert verification is not None
+    assert verification.passed
+    assert [p.name for p in target.parent.iterdir()] == ["out"]
+
+
+FULL = "No space left on device"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, FULL),
+        SafetensorError(f"Error while serializing: I/O error: {FULL} (os error 28)"),
+        Exception(f"{FULL} (os error 28)"),  # as tokenizers raises it
+    ],
+)
+def test_export_to_a_full_disk_is_told_and_leaves_nothing(
+    error: Exception, finished: runner.RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: object) -> str:
+        raise error
+
+    monkeypatch.setattr(export, "to_toml", full)
+    (message,) = problems(lambda: export.export(finished.run_dir, tmp_path / "out"))["--to"]
+    assert f"{tmp_path / 'out'} cannot be written: " in message
+    assert FULL in message
+    assert "make room, or name a folder on another disk" in message
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import torch
 
-from rondo.errors import ConfigError, headed
+from rondo.errors import ConfigError, RunStopped, headed
 from rondo.models import peft
 from rondo.models.network import Base
 from rondo.models.pretrained import auto
 from rondo.models.transformer import Transformer, load_base
 from rondo.params import Params, add_client_axis
 from rondo.runs.reopen import RECORD, Reopened, reopen
+from rondo.runs.storage import durable
 from rondo.runs.storage.directory import RunDirectory, to_toml
 from rondo.tasks import table as tasks
 
@@ -76,6 +77,9 @@ def export(
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         reason = "is not empty" if to.is_dir() else "is not a folder"
         raise ConfigError.at("--to", f"{str(to)!r} {reason}; name another folder")
+    if to.exists() and (to.is_mount() or to.samefile(".")):
+        # The export takes the folder's place in one step, when it is complete.
+        raise ConfigError.at("--to", f"{str(to)!r} cannot be replaced; name a new folder in it")
     if merged and RunDirectory.open(run_dir).config().model.quantization is not None:
         message = "the base is int8, and merging would round the adapter away with it; export the adapter alone"
         raise ConfigError.at("--merged", message)
@@ -95,14 +99,23 @@ def export(
     if rank is not None:
         seen, error = peft.truncated(sites, seen, base, rank)
         base = {}
-    adapter = to if not merged else to / "adapter"
-    model.save(adapter, seen, base, opened.assembly.labels)
-    (adapter / "rondo.toml").write_text(to_toml(opened.directory.config()))
-    (adapter / RECORD).write_text(json.dumps(model.identity, indent=2) + "\n")
-    if merged:
-        peft.merged(_stock_base(opened, model), adapter).save_pretrained(str(to))  # type: ignore[operator]
-        model.tokenizer.save_pretrained(str(to))
-        (adapter / "README.md").unlink(missing_ok=True)
+
+    def fill(folder: Path) -> None:
+        adapter = folder if not merged else folder / "adapter"
+        model.save(adapter, seen, base, opened.assembly.labels)
+        (adapter / "rondo.toml").write_text(to_toml(opened.directory.config()))
+        (adapter / RECORD).write_text(json.dumps(model.identity, indent=2) + "\n")
+        if merged:
+            peft.merged(_stock_base(opened, model), adapter).save_pretrained(str(folder))  # type: ignore[operator]
+            model.tokenizer.save_pretrained(str(folder))
+            (adapter / "README.md").unlink(missing_ok=True)
+
+    try:
+        with durable.written(to):
+            durable.make_folder(to.parent)
+            durable.write_folder(to, fill)
+    except RunStopped as stopped:
+        raise ConfigError.at("--to", f"{stopped}; make room, or name a folder on another disk") from None
     ranks = [a.shape[0] for a, _, _ in peft.adapter_factors(sites, seen, base).values()]
     return Exported(max(ranks), error, _verify(opened, model, seen, base, to, merged) if verify else None)
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from rondo.config.load import load
 from rondo.config.schema import RunConfig
@@ -33,7 +32,7 @@ from rondo.runs.storage import checkpoint, durable
 from rondo.runs.storage.checkpoint import Checkpoint
 from rondo.runs.storage.client_store import Kept
 from rondo.runs.storage.directory import RunDirectory
-from rondo.runs.storage.durable import Journal
+from rondo.runs.storage.durable import Journal, written
 from rondo.runs.storage.manifest import environment, must_equal, rows_of
 
 SKIPS = 3
@@ -133,7 +132,7 @@ def _watching(observer: Observer | None, rounds: int) -> Iterator[Observer]:
 def begin(directory: RunDirectory, assembly: Assembly) -> None:
     """Write the files from which a run is resumed before its first checkpoint. The manifest comes last: a folder with
     one counts as a run."""
-    with _written(directory):
+    with written(directory.path):
         directory.write_config(assembly.config)
         directory.write("partition.json", assembly.population.report)
         directory.write("manifest.json", manifest(assembly))
@@ -169,18 +168,6 @@ def _locked(directory: RunDirectory) -> Iterator[None]:
             message = f"another process is running in {str(directory.path)!r}; wait for its end, or stop it"
             raise ConfigError.at("RUN_DIR", message)
         yield
-
-
-@contextmanager
-def _written(directory: RunDirectory) -> Iterator[None]:
-    """Turn the error of a full or broken disk into :class:`RunStopped`."""
-    try:
-        yield
-    except OSError as error:
-        where = error.filename if error.filename is not None else directory.path
-        raise RunStopped(f"{where} cannot be written: {error.strerror}") from None
-    except SafetensorError as error:  # safetensors wraps the system's error in its own
-        raise RunStopped(f"{directory.path} cannot be written: {error}") from None
 
 
 class Runner:
@@ -223,7 +210,7 @@ class Runner:
         except RunStopped as stopped:
             if self.done:
                 with suppress(RunStopped):  # the cause may be the disk
-                    self._write_adapter(self.directory.adapter)
+                    self._write_adapter(self.directory.adapter, self.done)
             raise RunStopped(f"{stopped}. Committed rounds are in {self.directory.path}") from None
         except Exception as error:  # in training it costs a client, elsewhere the run
             if not is_out_of_memory(error):
@@ -239,7 +226,8 @@ class Runner:
         self.kept = point.locals if point is not None else Kept(self.directory.checkpoint)
         self.federation = self.assembly.federation(start, self.kept, self.stop)
         if point is not None:
-            self._take_up(point, self.federation)
+            with written(self.directory.path):
+                self._take_up(point, self.federation)
 
     def _rounds(self) -> None:
         if self.done == 0 and "before" not in self.scores:
@@ -247,16 +235,15 @@ class Runner:
             self.scores["before"] = self._on_test(0)
             self._commit(0)
         self._stop_after_skips()  # a run that was killed at this point stops at it again
-        while self.done < self.config.rounds and not self._early:
+        while self.done < self.config.rounds and not self._early(self.done):
             self._round(self.done)
             self._stop_after_skips()
 
-    @property
-    def _early(self) -> bool:
-        """Whether ``patience`` ends the run before its last round."""
+    def _early(self, rounds: int) -> bool:
+        """Whether ``patience`` ends the run after ``rounds`` rounds, before its last."""
         best, patience = self.scores.get("best"), self.config.evaluation.patience
         over = patience > 0 and best is not None and best["scores_since"] >= patience
-        return over and self.done < self.config.rounds
+        return over and rounds < self.config.rounds
 
     def _newest_checkpoint(self, first: Any) -> Checkpoint | None:
         """The newest intact checkpoint; None if there is none and no round was recorded. Raises :class:`ConfigError` if
@@ -292,7 +279,7 @@ class Runner:
         point = Checkpoint(
             rounds, server.aggregated, server.state, self.kept, server.ledger, self.journal.position, self.scores
         )
-        with _written(self.directory):
+        with written(self.directory.path):
             checkpoint.save(self.directory.checkpoint, point)
 
     def _round(self, attempt: int) -> None:
@@ -300,36 +287,37 @@ class Runner:
         started = time.perf_counter()
         self.observer.phase("training")
         record = server.run_round(attempt, self.observer)
-        self.done = attempt + 1
-        self._score(record)
+        done = attempt + 1
+        self._score(record, done)
         record["seconds"] = time.perf_counter() - started
-        with _written(self.directory):
+        with written(self.directory.path):
             self.journal.append(json.dumps(record, ensure_ascii=False).encode())
-        self._commit(self.done)
+        self._commit(done)
+        self.done = done
         self.recent.append(record)
         self._log(round_line(record, config.rounds))
         self.observer.round_done(record)
 
-    def _score(self, record: dict[str, Any]) -> None:
-        """Add the scores that are due after a round to its record, and note the best."""
+    def _score(self, record: dict[str, Any], done: int) -> None:
+        """Add the scores that are due after ``done`` rounds to the last one's record, and note the best."""
         config, server, started = self.config.evaluation, self.federation.server, time.perf_counter()
         assert config.every != "auto"  # assembling the run has put a number in its place
-        last = self.done == self.config.rounds
+        last = done == self.config.rounds
         scores: dict[str, Any] = {}
         record["scores"] = scores
-        if last or _due(self.done, config.every):
+        if last or _due(done, config.every):
             self.observer.phase("evaluating")
-            scores |= self._on_test(self.done)
+            scores |= self._on_test(done)
         if self.tested:
-            self._note_best(record)
-        if last or self._early or _due(self.done, config.clients_every):
+            self._note_best(record, done)
+        if last or self._early(done) or _due(done, config.clients_every):
             self.observer.phase("evaluating")
-            scores |= self.federation.scorer.at_clients(server.state, server.round(self.done))
+            scores |= self.federation.scorer.at_clients(server.state, server.round(done))
         if not self.tested:
-            self._note_best(record)
+            self._note_best(record, done)
         record["evaluation_seconds"] = time.perf_counter() - started
 
-    def _note_best(self, record: Mapping[str, Any]) -> None:
+    def _note_best(self, record: Mapping[str, Any], done: int) -> None:
         """Note the best score so far, and write the adapter that has it."""
         metric, higher = self.task.primary, self.task.higher_is_better
         before = self.scores.get("best")
@@ -337,12 +325,12 @@ class Runner:
         if best is not None:
             self.scores["best"] = best
             if best["scores_since"] == 0 and best != before:
-                self._write_adapter(self.directory.best_adapter)
+                self._write_adapter(self.directory.best_adapter, done)
 
     def _log(self, *lines: str) -> None:
         """Add lines to the run's log. Nothing is read back from it, so it is not flushed."""
         now = datetime.now().isoformat(timespec="seconds")
-        with _written(self.directory), self.directory.log.open("a", encoding="utf-8") as log:
+        with written(self.directory.path), self.directory.log.open("a", encoding="utf-8") as log:
             log.writelines(f"{now} {visible(line)}\n" for line in lines)
 
     def _stop_after_skips(self) -> None:
@@ -360,10 +348,10 @@ class Runner:
         server = self.federation.server
         return self.federation.scorer.on_test(server.state, server.round(rounds))
 
-    def _write_adapter(self, folder: Path) -> None:
+    def _write_adapter(self, folder: Path, rounds: int) -> None:
         server = self.federation.server
-        seen, base = self.federation.scorer.newcomer(server.state, server.round(self.done))
-        with _written(self.directory):
+        seen, base = self.federation.scorer.newcomer(server.state, server.round(rounds))
+        with written(self.directory.path):
             durable.write_folder(
                 folder,
                 lambda folder: self.assembly.model.save(folder, seen, base, self.assembly.labels),
@@ -373,14 +361,17 @@ class Runner:
         self.observer.phase("writing")
         history = self.directory.rounds()
         before, after = self.scores["before"], history[-1]["scores"]
-        self._write_adapter(self.directory.adapter)
+        self._write_adapter(self.directory.adapter, self.done)
         summary = self._summary(history, before, after)
         start: Mapping[str, Any] = next(iter(before.values()), {})
         title = f"{self.config.algorithm.name}, {summary['clients']} clients"
         # Pictures come last: their library takes most of a second to import.
-        pictures.partition(self.directory.read("partition.json"), self.directory.path / "partition.png")
-        pictures.curve(start, history, self.task.primary, title, self.directory.path / "curve.png")
-        with _written(self.directory):
+        drawn = {
+            "partition.png": pictures.partition(self.directory.read("partition.json")),
+            "curve.png": pictures.curve(start, history, self.task.primary, title),
+        }
+        with written(self.directory.path):
+            durable.write_all(self.directory.path, drawn)
             self.directory.write("summary.json", summary)  # last: a run that has it is finished
         return RunResult(history, self.directory.path, after, summary)
 

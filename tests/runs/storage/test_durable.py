@@ -180,3 +180,26 @@ def test_folder_is_replaced_whole(tmp_path: Path) -> None:
     durable.write_folder(target, fill("two"))
     assert [p.name for p in target.iterdir()] == ["two"]
     assert [p.name for p in tmp_path.iterdir()] == ["result"]
+
+
+def test_folder_is_flushed_before_it_takes_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every file and folder in it, and afterwards its new name."""
+    done: list[str] = []
+    sync, replace = durable.sync, os.replace
+    monkeypatch.setattr(durable, "sync", lambda path: (done.append(f"flush {path.name}"), sync(path)))
+    monkeypatch.setattr(os, "replace", lambda *paths: (done.append("replace"), replace(*paths)))
+
+    def fill(folder: Path) -> None:
+        (folder / "inner").mkdir(parents=True)
+        (folder / "a").write_text("a")
+        (folder / "inner" / "b").write_text("b")
+
+    durable.write_folder(tmp_path / "result", fill)
+    assert sorted(done[:4]) == ["flush a", "flush b", "flush inner", "flush result.rondo.tmp"]
+    assert done[4:] == ["replace", f"flush {tmp_path.name}"]
+
+
+def test_users_folder_of_a_like_name_stays(tmp_path: Path) -> None:
+    (tmp_path / "result.tmp").mkdir()
+    durable.write_folder(tmp_path / "result", Path.mkdir)
+    assert {p.name for p in tmp_path.iterdir()} == {"result", "result.tmp"}

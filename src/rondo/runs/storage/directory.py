@@ -67,10 +67,13 @@ class RunDirectory:
             while path.exists():
                 path, count = stem.with_name(f"{stem.name}-{count}"), count + 1
         path = Path(path)
-        if (path / "manifest.json").exists():
-            raise ConfigError.at("--run-dir", f"{str(path)!r} already holds a run; name another folder", "rondo")
+        # All but the manifest can be left over from a run that was taken apart, and would be taken for the new run's.
+        for name in ("manifest.json", "checkpoint", "metrics.jsonl", "summary.json"):
+            if (path / name).exists():
+                message = f"{str(path)!r} already holds a run, or what is left of one ({name}); name another folder"
+                raise ConfigError.at("--run-dir", message, "rondo")
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            durable.make_folder(path)
         except OSError as error:
             message = f"{str(path)!r} cannot be made: {error.strerror}"
             raise ConfigError.at("--run-dir", message, "rondo") from None
