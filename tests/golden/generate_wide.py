@@ -17,7 +17,7 @@ from pathlib import Path
 import wide_averages as averages
 import wide_products as products
 from generate import difference, to_text
-from wide_problem import LR, NESTED, RANK, RANKS, SCALES, SEED, STEPS, check_gradients, make_problem
+from wide_problem import LR, NESTED, RANKS, SCALES, SEED, STEPS, check_gradients, make_problem
 
 FOLDER = Path(__file__).parent / "wide"
 
@@ -54,8 +54,8 @@ def golden(name):
     expected = method.run()
     init = gram if name.startswith("florg") else lora
     clients = {c: {"x": x, "y": y} for c, (x, y) in data.items()}
-    if method.ranked:  # a client of the run's rank has none of its own
-        clients = {c: d | ({"rank": RANKS[c]} if RANKS[c] < RANK else {}) for c, d in clients.items()}
+    if method.ranked:
+        clients = {c: d | {"rank": RANKS[c]} for c, d in clients.items()}
     found = {"method": name, "fields": fields, "seed": SEED, "scale": SCALES, "lr": LR, "steps": STEPS}
     found |= {"W0": w0, "clients": clients, "init": init, "draws": method.draws, "start": start}
     return json.loads(json.dumps(found | {"expected": expected}, default=lambda v: v.tolist()))

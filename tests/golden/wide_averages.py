@@ -205,7 +205,7 @@ class HetLoRA(FedIT):
 class LoRAA2(FedIT):
     """B and A in turn, B at ``lr_ratio`` times the rate (so the head in B's rounds). A client takes one step of all,
     scores each slot of each layer by |dB[:, i]| |A[i, :]| (or |B[:, i]| |dA[i, :]|), goes back, and trains only the
-    best r_k times 2 slots of the two layers together. A client of the run's rank has all, and chooses none."""
+    best r_k times 2 slots of the two layers together."""
 
     def trained(self, t):
         return (*names("B" if t % 2 == 0 else "A"), H)
@@ -216,9 +216,6 @@ class LoRAA2(FedIT):
     def train(self, t, client, w, seen):
         active = "B" if t % 2 == 0 else "A"
         lr = LR * (self.fields["lr_ratio"] if active == "B" else 1.0)
-        if RANKS[client] == RANK:
-            after = descend(w, seen, self.data[client], self.trained(t), lr=lr)
-            return {n: after[n] for n in self.trained(t)}
         probe = descend(w, seen, self.data[client], self.trained(t), steps=1, lr=lr)
         moved = seen | {n: probe[n] - seen[n] for n in names(active)}
         scores = {}
@@ -245,7 +242,7 @@ class LoRAA2(FedIT):
         for c, sent in uploads.items():
             filled[c] = {H: sent[H]}
             for name in self.trained(t)[:-1]:
-                factor, slots = self.state[name].copy(), sent.get(name[:-1] + "I", list(range(RANK)))
+                factor, slots = self.state[name].copy(), sent[name[:-1] + "I"]
                 factor[(slice(None), slots) if t % 2 == 0 else slots] = sent[name]
                 filled[c][name] = factor
         self.state = self.state | mean(filled, p)
