@@ -34,7 +34,8 @@ METHODS = {
     "federa": (products.FeDeRA, {"aggregation": "product"}),
     "fedsvd": (products.FedSVD, {"period": 2}),
     "hetlora": (averages.HetLoRA, {"penalty": 0.3, "keep": 0.6, "prune": True}),
-    "lora-fair": (products.LoRAFAIR, {"objective": "frobenius", "penalty": 0.05}),
+    "lora-fair": (products.LoRAFAIR, {"objective": "cosine", "penalty": 0.002}),
+    "lora-fair-frobenius": (products.LoRAFAIR, {"objective": "frobenius", "penalty": 0.05}),
     "fedloru": (averages.FedLoRU, {"tau": 2}),
     "pfedloru": (averages.PFedLoRU, {"tau": 2, "restart": "momentum"}),
     "mfedloru": (averages.MFedLoRU, {"tau": 2, "nested_scale": NESTED}),
@@ -56,7 +57,14 @@ def golden(name):
     clients = {c: {"x": x, "y": y} for c, (x, y) in data.items()}
     if method.ranked:
         clients = {c: d | {"rank": RANKS[c]} for c, d in clients.items()}
-    found = {"method": name, "fields": fields, "seed": SEED, "scale": SCALES, "lr": LR, "steps": STEPS}
+    found = {
+        "method": name.removesuffix("-frobenius"),
+        "fields": fields,
+        "seed": SEED,
+        "scale": SCALES,
+        "lr": LR,
+        "steps": STEPS,
+    }
     found |= {"W0": w0, "clients": clients, "init": init, "draws": method.draws, "start": start}
     return json.loads(json.dumps(found | {"expected": expected}, default=lambda v: v.tolist()))
 

@@ -1,6 +1,7 @@
 """The methods of ``generate_wide.py`` whose server forms products, decompositions or Gram matrices."""
 
 import numpy as np
+from generate import minimum
 from wide_averages import FedIT, FFALoRA, Whole, names
 from wide_problem import RANK, RANKS, SCALES, SHAPES, H, change, close, descend, named, svd
 
@@ -111,17 +112,44 @@ class FeDeRA(Whole):
 
 
 class LoRAFAIR(Whole):
-    """B' minimises |M - B' Abar|^2 + lambda |B' - Bbar|^2: where its gradient is zero."""
+    """Eq. (8): B' minimises penalty |B' - Bbar| - cos(M, B' Abar), A' = Abar, each layer by itself; or with squared
+    norms, "frobenius", penalty |B' - Bbar|^2 + |M - B' Abar|^2."""
 
     def server(self, t, uploads, p):
         super().server(t, uploads, p)
+        corrected = self.frobenius if self.fields["objective"] == "frobenius" else self.cosine
         for m in SHAPES:
-            a, b, product = self.state[f"{m}.A"], self.state[f"{m}.B"], products(uploads, p, m)
-            new = (product @ a.T + self.fields["penalty"] * b) @ np.linalg.inv(
-                a @ a.T + self.fields["penalty"] * np.eye(RANK)
-            )
-            assert close((new @ a - product) @ a.T + self.fields["penalty"] * (new - b), 0.0)
+            new = corrected(self.state[f"{m}.A"], self.state[f"{m}.B"], products(uploads, p, m), self.fields["penalty"])
             self.state |= {f"{m}.B": new}
+
+    def frobenius(self, a, b, product, penalty):
+        """Where the gradient is zero."""
+        new = (product @ a.T + penalty * b) @ np.linalg.inv(a @ a.T + penalty * np.eye(RANK))
+        assert close((new @ a - product) @ a.T + penalty * (new - b), 0.0)
+        return new
+
+    def cosine(self, a, b, product, penalty):
+        """By descent from Bbar, which stays if the cosine's slope there is not steeper than the penalty."""
+
+        def similarity(z):
+            return np.sum(product * (z @ a)) / np.linalg.norm(product) / np.linalg.norm(z @ a)
+
+        def slope(z):
+            size = np.linalg.norm(z @ a)
+            return (product / np.linalg.norm(product) - similarity(z) * z @ a / size) @ a.T / size
+
+        def objective(z):
+            return penalty * np.linalg.norm(z - b) - similarity(z)
+
+        if np.linalg.norm(slope(b)) <= penalty:
+            return b
+        new = minimum(
+            objective,
+            lambda z: penalty * (z - b) / np.linalg.norm(z - b) - slope(z),
+            b + 1e-3 * slope(b),
+        )
+        assert objective(new) < objective(b)
+        return new
 
 
 class SLoRA(Whole):
