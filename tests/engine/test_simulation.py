@@ -241,6 +241,25 @@ class Watcher(Observer):
         raise AssertionError("the runner says this")
 
 
+def test_rounds_loss_is_weighted_by_the_uploads() -> None:
+    """By the clients' numbers of examples, unless all clients count the same."""
+
+    class Losses(Observer):
+        def __init__(self) -> None:
+            self.by_client: dict[str, float] = {}
+
+        def client_done(self, client: str, loss: float | None) -> None:
+            assert loss is not None
+            self.by_client[client] = loss
+
+    for weighting, weights in (("examples", SIZES), ("uniform", dict.fromkeys(SIZES, 1))):
+        losses = Losses()
+        record = make(run=config(clients={"weighting": weighting})).run_round(0, losses)
+        expected = sum(weights[c] * loss for c, loss in losses.by_client.items()) / sum(weights.values())
+        assert losses.by_client.keys() == SIZES.keys()
+        assert record["loss"] == pytest.approx(expected, rel=1e-12)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_round_with_too_few_clients_is_skipped(name: str) -> None:
     """The state and the local tensors stay, and the run continues."""

@@ -595,10 +595,13 @@ def test_rows_without_a_client_are_counted(run: Run, tmp_path: Path) -> None:
 
 
 def test_clients_below_min_examples_are_named(run: Run, tmp_path: Path) -> None:
-    rows = [row | {"who": "tiny" if i < 2 else row["who"]} for i, row in enumerate(reviews(48))]
+    """A client with exactly as many takes part."""
+    owners = ["tiny"] * 2 + ["small"] * 3
+    rows = [row | {"who": [*owners, row["who"]][min(i, 5)]} for i, row in enumerate(reviews(48))]
     source = {"source": str(write_rows(tmp_path / "x.csv", rows)), "min_examples": 3}
     partition = report(run(data=source, partition={"kind": "natural", "column": "who", "clients": None}))
     assert partition["clients_too_small"] == {"tiny": 2}
+    assert "small" in partition["clients"]
     assert_accounted(partition)
 
 

@@ -342,6 +342,16 @@ def test_language_scores_equal_hand_computed_ones() -> None:
     assert scores["accuracy"] == pytest.approx(hits / tokens)
 
 
+def test_language_accuracy_counts_tokens() -> None:
+    """Three of four tokens of one row and none of the other's are right: three of five, whatever the rows."""
+    task, tally = language(), language().tally()
+    rows = [TextExample((5, 6, 7, 8, 9), (-100, 6, 7, 8, 9)), TextExample((5, 6), (-100, 6))]
+    _, targets = task.collate(rows)
+    predicted = torch.tensor([[6, 7, 8, 0, 0], [0, 0, 0, 0, 0]])
+    tally.add(torch.nn.functional.one_hot(predicted, 40).float(), targets)
+    assert tally.scores()["accuracy"] == 3 / 5
+
+
 def test_undefined_language_scores_are_none() -> None:
     scores = language().tally().scores()
     assert scores == {"loss": None, "perplexity": None, "accuracy": None, "tokens": 0, "examples": 0}

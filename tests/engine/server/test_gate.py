@@ -439,6 +439,18 @@ def test_norm_above_bound_is_rejected_or_clipped(name: str, ranks: bool) -> None
     assert clipped.weight == upload.weight
 
 
+@pytest.mark.parametrize("name", ["fedhm", "fedsvd", "flexlora", "flora", "florg", "slora"])
+def test_bound_holds_for_uploads_in_other_coordinates(name: str) -> None:
+    """For the upload itself: its difference from the broadcast, which is in other coordinates, means nothing."""
+    setup = server(name)
+    params = setup.algorithm.expand(setup.state, setup.uploads[1]).params
+    size = norm(params)
+    clipped = setup.gate(max_norm=size / 4, clip=True).check(setup.uploads[1]).params
+    for n, t in params.items():
+        torch.testing.assert_close(clipped[n], t / 4, rtol=1e-9, atol=1e-12)
+    setup.gate(max_norm=size * 1.001).check(setup.uploads[1])
+
+
 # Arbitrary bytes
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -300,6 +301,28 @@ def test_model_reading_lower_layers_elsewhere_is_refused() -> None:
     assert stack("last", ("layers.2.dense",)).layers == 2
     with pytest.raises(PrefixRefused, match="in other ways"):
         stack("all", ("layers.2.dense",))
+
+
+@pytest.mark.parametrize(("dtype", "allowed"), [(torch.float64, 1e-10), (torch.float32, 1e-4), (torch.bfloat16, 3e-2)])
+def test_check_allows_rounding_and_nothing_beyond(
+    dtype: torch.dtype, allowed: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Relative to the largest logit, or to 1 if that is larger. NaN is no rounding."""
+    prefix = stack("last", ("layers.2.dense",))
+
+    def accepts(largest: float, difference: float) -> bool:
+        outputs = iter(torch.tensor([[largest, 0.0], [largest, difference]], dtype=dtype))
+        monkeypatch.setattr(AdaptedNetwork, "__call__", lambda *_: next(outputs))
+        try:
+            prefix.check({}, {"input_ids": torch.tensor([[5, 6]])})
+        except PrefixRefused:
+            return False
+        return True
+
+    for largest in (0.1, 1.0, 50.0):
+        bound = allowed * max(1.0, largest)
+        assert (accepts(largest, 0.9 * bound), accepts(largest, 1.1 * bound)) == (True, False)
+    assert not accepts(1.0, math.nan)
 
 
 def test_prefix_with_a_second_list_of_layers() -> None:

@@ -254,6 +254,17 @@ def test_previous_generation_replaces_a_damaged_one(tmp_path: Path) -> None:
     assert (again.rounds, last(again.locals), passed_over) == (4, {**BEFORE, "ann": 9.0}, [])
 
 
+@pytest.mark.parametrize("client", ["ann", "dee"])
+def test_missing_client_file_is_damage(client: str, tmp_path: Path) -> None:
+    """Whether the client has an older file, which would be taken for the newest, or none."""
+    commit(tmp_path, 4, CHANGES)
+    (newest,) = (tmp_path / "clients").glob(f"{client}.4.*")
+    newest.unlink()
+    restored, reasons = checkpoint.load(tmp_path, {}, Journal(tmp_path / "none"))
+    assert reasons == ["round-000004: clients/ has other files than were written"]
+    assert (restored.rounds, last(restored.locals)) == (3, BEFORE)
+
+
 def test_unfinished_generation_is_ignored(tmp_path: Path) -> None:
     commit(tmp_path, 4, CHANGES)
     (tmp_path / "round-000004" / "manifest.json").unlink()

@@ -109,6 +109,15 @@ def test_manifest_has_versions_and_machine() -> None:
     assert os.sep not in json.dumps(manifest["versions"])
 
 
+def test_resumption_compares_all_but_time_and_system() -> None:
+    """Another processor rounds otherwise."""
+    now = environment()
+    must_equal({**now, "started": "earlier", "platform": "another"}, now, whatever=False)
+    for key in now.keys() - {"started", "platform"}:
+        with pytest.raises(ConfigError, match=f"{key}.*: was "):
+            must_equal({**now, key: {} if key == "versions" else "another"}, now, whatever=False)
+
+
 @pytest.mark.parametrize(("then", "equal"), [("worded otherwise", True), (None, False)])
 def test_reasons_may_be_worded_otherwise(then: str | None, equal: bool) -> None:
     before, now = ({"targets_only": {"on": False, "reason": reason}} for reason in (then, "one row per example"))

@@ -39,6 +39,16 @@ def test_file_is_written_and_replaced(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a"]
 
 
+def test_new_names_are_flushed_once_they_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power failure could otherwise lose a file, a folder or a journal whose content is on the disk."""
+    names: list[list[str]] = []
+    monkeypatch.setattr(durable, "sync", lambda folder: names.append(sorted(os.listdir(folder))))
+    durable.write(tmp_path / "file", b"")
+    durable.make_folder(tmp_path / "folder")
+    Journal(tmp_path / "journal").append(b"line")
+    assert names == [["file"], ["file", "folder"], ["file", "folder", "journal"]]
+
+
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EACCES])
 @pytest.mark.parametrize("name", ["open", "write", "fsync", "replace"])
 def test_failed_write_leaves_the_old_file(
