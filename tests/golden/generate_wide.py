@@ -4,9 +4,10 @@
     python tests/golden/generate_wide.py --check    exit 1 if the files on disk differ
 
 Two layers of different shape and scale, three clients of different size and rank of which some miss rounds, and
-fields other than the default. Written from the papers that ``generate.py`` names, in their dense form; where a paper
-leaves a convention open (a sign, a split, a rounding), the method's card says it. Weights are p_k = n_k / sum of n_j
-over the round's clients. Every method trains and averages the head H.
+fields other than the default. RoLoRA, FLoRG and the four methods of FedLoRU's paper are written from the papers' text,
+the others from the equations of their cards; none from the code under test. Conventions that a paper leaves open (a
+sign, a split, a rounding) are our cards' or code's. All matrices are dense. Weights are p_k = n_k / sum of n_j over the
+round's clients. Every method trains and averages the head H.
 """
 
 import argparse
