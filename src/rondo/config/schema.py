@@ -114,13 +114,23 @@ class TaskConfig(_Section):
     """``"sequence-classification"``, ``"causal-lm"``, or ``package.module:Class`` for a subclass of
     ``rondo.tasks.task.Task``."""
     text: str | Annotated[list[str], Field(min_length=1, max_length=2)] | None = None
-    """Column with the text. A classifier takes two columns too, causal-lm one, or ``prompt`` and ``response``."""
+    """Column with the text. A classifier takes two columns too; causal-lm takes one, or ``prompt`` and ``response``, or
+    ``messages``."""
     label: str | None = None
     """Column with the label (classification)."""
     prompt: str | Annotated[list[str], Field(min_length=1)] | None = None
     """Column or columns with the instruction (causal-lm)."""
     response: str | None = None
     """Column with the response (causal-lm). The loss is on the response only."""
+    separator: str | None = None
+    """Text between the columns of the prompt, and between prompt and response where no chat template says. Left out, a
+    blank line between columns and a newline before the response."""
+    messages: str | None = None
+    """Column with a conversation (causal-lm): a list of ``{"role", "content"}``, or of ShareGPT's ``{"from",
+    "value"}``, in JSON lines, Parquet, or a Hugging Face data set. A system prompt may come first, then user and
+    assistant take turns. The chat template renders it, and the loss is on the assistant's turns only."""
+    chat_template: str | None = None
+    """Jinja file with the chat template (causal-lm), in place of the tokenizer's own."""
     max_length: Annotated[int, Field(ge=4)] = 128
     """Most tokens per example."""
 

@@ -66,6 +66,7 @@ def _look(config: RunConfig, labels: Sequence[str]) -> TransformerOutline:
         empty, head_names = load_structure(kind, known)
     with loading(model.name, "its tokenizer"):
         tokenizer = load_tokenizer(name, revision=model.revision, gguf_file=model.gguf)
+    _set_template(tokenizer, config)
     limit = _longest(empty, tokenizer)
     if config.task.max_length > limit:
         message = f"{config.task.max_length}, but this model takes {limit} tokens: lower it to {limit}"
@@ -86,6 +87,16 @@ def _look(config: RunConfig, labels: Sequence[str]) -> TransformerOutline:
         problems += error.problems
     task = tasks.load(config.task.kind).of(config.task, tokenizer, labels)
     return TransformerOutline(task, sites, problems, name, known, tokenizer)
+
+
+def _set_template(tokenizer: Any, config: RunConfig) -> None:
+    """Give the tokenizer the chat template that the configuration names. Raises :class:`ConfigError`."""
+    file = config.task.chat_template
+    if file is not None:
+        try:
+            tokenizer.chat_template = Path(file).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError.at("task.chat_template", f"{file!r} cannot be read: {error}; mend it") from None
 
 
 def _missing_packages(config: RunConfig) -> Iterator[Problem]:
