@@ -14,7 +14,9 @@ import pytest
 from rich.console import Console
 
 from rondo.report import pictures
+from rondo.report.rows import account
 from rondo.report.terminal import human_bytes, summary_table
+from small_runs import WHOLE
 
 
 @pytest.mark.parametrize(
@@ -107,6 +109,65 @@ def test_table_of_a_personal_method() -> None:
 
 def test_run_without_scores_has_a_table() -> None:
     assert rendered(SUMMARY | {"before": {}, "after": {}})["up, total"] == ["", "21.0 MB"]
+
+
+# --- the account of the rows ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentences"),
+    [
+        ({}, []),
+        ({"text": {}, "test_text": {}}, []),
+        (
+            {"rows_not_sampled": 150, "test_rows_not_sampled": 100, "clients_not_sampled": 2},
+            [
+                "50 of 200 training rows are taken, a random sample, which keeps the shares of label and who",
+                "100 of 200 test rows are taken, a random sample, which keeps the shares of label",
+                "2 clients have no row in the sample",
+            ],
+        ),
+        ({"rows_not_sampled": 1, "sampled_by": []}, ["199 of 200 training rows are taken, a random sample"]),
+        (
+            {"rows_bad": 1, "rows_without_target": 2, "test_rows_bad": 3, "rows_without_client": 40},
+            [
+                "43 of 200 training rows are not used: 1 bad, 40 given to no client, "
+                "2 with nothing to learn within task.max_length",
+                "3 of 200 test rows are not used: 3 bad",
+            ],
+        ),
+        (
+            {"rows_not_sampled": 100, "sampled_by": [], "rows_without_client": 40},
+            [
+                "100 of 200 training rows are taken, a random sample",
+                "40 of 100 training rows are not used: 40 given to no client",
+            ],
+        ),
+        (
+            {"text": {"rows": 200, "rows_cut": 50, "tokens": 9000, "tokens_lost": 1000}},
+            ["50 of 200 training rows (25.0 %) are cut to task.max_length, and 11.1 % of all tokens are lost"],
+        ),
+        (
+            {"test_text": {"rows": 200, "rows_cut": 1, "tokens": 9000, "tokens_lost": 1}},
+            ["1 of 200 test rows (0.5 %) are cut to task.max_length, and below 0.1 % of all tokens are lost"],
+        ),
+        (
+            {"rows_moved": 21},
+            [
+                "21 of 200 training rows are moved to clients with fewer than partition.min_size: "
+                "no draw gave every client enough"
+            ],
+        ),
+        ({"warnings": ["all rows are alike"]}, ["warning: all rows are alike"]),
+        ({"clients_too_small": {"a": 1, "b": 0}}, ["left out for too few examples: a, b"]),
+        (
+            {"clients_too_small": {str(i): 1 for i in range(12)}},
+            ["left out for too few examples: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more"],
+        ),
+    ],
+)
+def test_account_of_rows_says_what_is_not_used_whole(changes: dict[str, Any], sentences: list[str]) -> None:
+    assert list(account(WHOLE | changes)) == sentences
 
 
 # --- pictures ------------------------------------------------------------------------------------------------------

@@ -270,8 +270,20 @@ def test_long_rows_are_cut_and_rows_without_target_dropped() -> None:
         {"ask": "w1", "answer": "w7"},
     ]
     first, last = task.encode(rows)
-    assert first == TextExample(tuple(ids("w1 w2 w4 w5")), (-100, -100, *ids("w4 w5")))
+    assert first == TextExample(tuple(ids("w1 w2 w4 w5")), (-100, -100, *ids("w4 w5")), lost=2)
     assert last == TextExample((*ids("w1 w7"), EOS), (-100, *ids("w7"), EOS))
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_tokens_cut_from_a_pair_are_counted(kind: str) -> None:
+    """A row of exactly ``max_length`` tokens loses none."""
+    task, whole = (
+        SequenceClassification(tiny.tokenizer(kind), ["a", "b"], "label", ["no"], length) for length in (7, 1000)
+    )
+    rows = [{"a": "w1 " * a, "b": "w2 " * b, "label": "no"} for a in range(1, 9) for b in range(1, 9)]
+    for cut, full in zip(task.encode(rows), whole.encode(rows), strict=True):
+        assert (len(cut.ids) + cut.lost, full.lost) == (len(full.ids), 0)
+        assert (cut.lost > 0) == (len(full.ids) > 7)
 
 
 def test_row_of_a_single_token_is_dropped() -> None:

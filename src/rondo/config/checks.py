@@ -7,10 +7,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
 
+from rondo import own_code
 from rondo.algorithms.table import SERVER_OPTIONS
 from rondo.config.schema import BUILTIN_DATA, BUILTIN_MODEL, ClientsConfig, FaultKind, ModelConfig, RunConfig
 from rondo.errors import Problem
 from rondo.tasks import table as tasks
+
+
+def own_names(config: RunConfig) -> dict[str, str]:
+    """The names of a user's own code, ``package.module:Name``, by the key that has them."""
+    names = {"algorithm.name": config.algorithm.name, "task.kind": config.task.kind}
+    own = {key: name for key, name in names.items() if ":" in name}
+    return own | ({"model.name": config.model.name} if own_code.is_name(config.model.name) else {})
 
 
 def partition_kind(config: RunConfig) -> str:

@@ -24,6 +24,9 @@ from rondo.errors import ConfigError, Problem
 STARTER = Path(__file__).with_name("starter.toml")
 """The configuration that ``rondo init`` writes and ``rondo demo`` runs."""
 
+_LARGEST = 2**24
+"""Bytes of the largest configuration file that is read: a list with one entry per client has some hundred thousand."""
+
 
 def load(
     source: str | os.PathLike[str] | Mapping[str, Any] | RunConfig,
@@ -75,6 +78,10 @@ def _despite(problems: Sequence[Problem], raw: Mapping[str, Any]) -> list[Proble
 
 def _read(path: Path) -> dict[str, Any]:
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise ConfigError.at(str(path), "a pipe or a device, not a file: write it to a .toml file and name that")
+        if (size := path.stat().st_size) > _LARGEST:
+            raise ConfigError.at(str(path), f"{size >> 20} MiB are no configuration: name a .toml file")
         return tomllib.loads(path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n"))
     except FileNotFoundError:
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.toml")], n=1)
@@ -82,7 +89,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError.at(str(path), f"no such file; {hint}", "config") from None
     except IsADirectoryError:
         raise ConfigError.at(str(path), "this is a folder; name a .toml file", "config") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError.at(
             str(path), f"not TOML: {error}; mend it there (text is written in quotes)", "config"
         ) from None
@@ -111,7 +118,7 @@ def _override(raw: dict[str, Any], text: str) -> Problem | None:
         return unknown(parts)
     try:
         node[parts[-1]] = tomllib.loads(f"x = {value}")["x"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         node[parts[-1]] = value.strip()
     return None
 

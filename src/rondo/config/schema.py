@@ -154,9 +154,13 @@ class DataConfig(_Section):
     validation_fraction: Fraction = 0.1
     """Share of each client's rows that is never trained on."""
     max_train_rows: Positive | None = None
-    """Use only the first rows of the training data."""
+    """Use a random sample of so many training rows, drawn from ``seed``. Labels, and clients by nature, keep their
+    shares."""
     max_test_rows: Positive | None = None
-    """Use only the first rows of the test set."""
+    """Use a random sample of so many test rows, drawn from ``seed``. Labels keep their shares."""
+    max_read_mb: Positive = 2048
+    """The most memory for rows, in MiB. Text files count as they are, Parquet and Hugging Face data sets with 128 bytes
+    per value and their texts uncompressed."""
     bad_rows: Literal["error", "drop"] = "error"
     """Bad rows end the run before it starts, or are left out and counted."""
     min_examples: Positive = 1

@@ -77,6 +77,9 @@ class Observer:
     def phase(self, name: Phase) -> None:
         """The run's work from now on."""
 
+    def prepared(self, partition: Mapping[str, Any]) -> None:
+        """The rows are dealt. ``partition``: the content of ``partition.json``, which is cleared afterwards."""
+
     def resumed(self, rounds: int, passed_over: Sequence[str]) -> None:
         """The run goes on after ``rounds`` rounds. ``passed_over``: newer checkpoints that cannot be used, with the
         reason."""

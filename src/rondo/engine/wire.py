@@ -44,7 +44,7 @@ class Envelope:
     client: str
     """The client's id."""
     model: str
-    """SHA-256 of the base model."""
+    """SHA-256 of the base model's identity: weights, configuration and tokenizer."""
     examples: int
     """Number of training examples."""
     weight: float
@@ -146,4 +146,4 @@ class Identity:
     run: str
     """A name that no other run has."""
     model: str
-    """SHA-256 of the base model."""
+    """SHA-256 of the base model's identity: weights, configuration and tokenizer."""

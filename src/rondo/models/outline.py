@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
+from rondo import own_code
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, Problem
 from rondo.models import own_network, peft
 from rondo.models.adapted_layer import Site
 from rondo.models.model import Outline
-from rondo.models.pretrained import load_config, load_structure, load_tokenizer, loading, locate
+from rondo.models.pretrained import check_files, load_config, load_structure, load_tokenizer, loading, locate
 from rondo.models.transformer import Transformer, load_transformer
 from rondo.tasks import table as tasks
 from rondo.tasks.task import Task
@@ -24,7 +25,7 @@ from rondo.tasks.task import Task
 
 def look(config: RunConfig, labels: Sequence[str]) -> Outline:
     """Outline the model that ``config`` names. Raises :class:`ConfigError` if there is none or a package is missing."""
-    if own_network.is_factory(config.model.name):
+    if own_code.is_name(config.model.name):
         return own_network.look(config, labels)
     if config.task.kind not in tasks.TABLE:
         message = "a task of one's own needs a network of its own: name it as package.module:factory"
@@ -60,6 +61,7 @@ def _look(config: RunConfig, labels: Sequence[str]) -> TransformerOutline:
     if Path(name).is_dir() and not Path(name, model_file).is_file():
         key = "model.name" if model.gguf_file is None else "model.gguf_file"
         raise ConfigError.at(key, f"no {model_file} in {model.name!r}: name what has the model")
+    check_files(model, name)
     kind = tasks.TABLE[config.task.kind]
     with loading(model.name, "it"):
         known = load_config(kind, name, labels=labels, revision=model.revision, gguf_file=model.gguf)

@@ -17,7 +17,7 @@ from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.loading_report import listed
 from rondo.models.network import Base
 from rondo.models.precision import Kernels, apply, choose
-from rondo.models.pretrained import Pretrained, fingerprint, load_pretrained, loading
+from rondo.models.pretrained import Pretrained, identity, load_pretrained, loading
 from rondo.models.shortcuts.choose import Shortened, shorten
 from rondo.models.shortcuts.prefix import Prefix
 from rondo.params import HEAD_PREFIX, Params
@@ -30,7 +30,7 @@ class Transformer:
     """A :class:`rondo.models.model.Model`."""
 
     name: str
-    sha256: str
+    identity: Mapping[str, Any]
     network: AdaptedNetwork
     known: Any
     """The model's configuration, from transformers."""
@@ -77,7 +77,7 @@ def load_transformer(config: RunConfig, name: str, known: Any, tokenizer: Any, d
         message = f"model.name: parts of the checkpoint are not used: {listed(loaded.unused)}"
         warnings.warn(f"{message}; right for another task's head, but not for layers of the body", stacklevel=2)
     planned = peft.plan(module, config.adapter, tasks.TABLE[config.task.kind].peft, head_names, config.seed)
-    sha256 = fingerprint(module)
+    whose = identity(module, tokenizer)
     kernels = choose(config.train.precision, device, quantized=config.model.quantization is not None)
     factors = {n: t for n, t in planned.params.items() if not n.startswith(HEAD_PREFIX)}
     network = AdaptedNetwork(module.to(device), planned.sites, head_names, factors)
@@ -88,7 +88,7 @@ def load_transformer(config: RunConfig, name: str, known: Any, tokenizer: Any, d
     quantizer = f"torchao {importlib.metadata.version('torchao')}" if config.model.quantization is not None else None
     return Transformer(
         name,
-        sha256,
+        whose,
         network,
         known,
         tokenizer,

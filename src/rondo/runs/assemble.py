@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import re
 import threading
@@ -11,10 +13,12 @@ from typing import Any
 
 import torch
 
-from rondo import algorithms
+from rondo import algorithms, own_code
 from rondo.algorithm import Algorithm, HeadPolicy, Round
+from rondo.config.checks import own_names
 from rondo.config.schema import RunConfig
-from rondo.data.client_rows import Dealt, deal_rows, find_labels, resolved
+from rondo.data.client_rows import Dealt, deal_rows, resolved
+from rondo.data.labels import find_labels
 from rondo.data.population import Population, build
 from rondo.data.sources import load as load_source
 from rondo.engine.client.cohorts import Cohorts, one_cohort, workers
@@ -81,6 +85,18 @@ class Assembly:
         clients, start = len(self.population.members), self.config.adapter.init_lora_weights
         return Round(index, self.config.rounds, self.config.seed, clients, init_lora_weights=start)
 
+    def identity(self) -> dict[str, Any]:
+        """The manifest's keys that say whose result this is: the model, the layers that are adapted, the head policy,
+        and the source of a user's own code."""
+        network, names = self.model.network, own_names(self.config)
+        parts = [*map(own_code.load, names.values()), network, *network.module.modules()] if names else []
+        return {
+            **self.model.identity,
+            "adapted_modules": {s.path: {"rank": s.rank, "scale": s.scale} for s in network.sites.values()},
+            "head": self.head,
+            "code_sha256": own_code.sources(*parts),
+        }
+
     def first_state(self) -> Any:
         """The server's state before the first round."""
         clients = len(self.population.members)
@@ -107,7 +123,8 @@ class Assembly:
         scorer = self.scorer(kept)
         cohorts = Cohorts(network, self.task, self.population, config, start.bytes_per_cost, workers(network))
         local = LocalRound(self.algorithm, network, self.task, config, kept, self.prefix, stop)
-        identity = Identity("simulation", self.model.sha256)
+        model = json.dumps(self.model.identity, sort_keys=True).encode()
+        identity = Identity("simulation", hashlib.sha256(model).hexdigest())
         transport: Transport = Simulation(self.population, local, cohorts)
         if are_rehearsed(config):
             transport = Rehearsal(transport, config, identity)

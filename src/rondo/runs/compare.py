@@ -196,7 +196,8 @@ def carry_out(
                 if planned.state == "new":
                     runner.run(planned.config, run_dir=planned.run_dir, device=device, observer=observer, stop=stop)
                 elif planned.state == "unfinished":
-                    runner.resume(planned.run_dir, device=device, observer=observer, stop=stop)
+                    # The user has named the code again, in the same configuration.
+                    runner.resume(planned.run_dir, device=device, allow_code=True, observer=observer, stop=stop)
             except errors.RunStopped as error:
                 identity = {"algorithm": planned.config.algorithm.name, "seed": planned.config.seed}
                 stopped.append({**identity, "run_dir": planned.run_dir.name, "reason": str(error)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from rondo.models.network import Base
 from rondo.models.pretrained import auto
 from rondo.models.transformer import Transformer, load_base
 from rondo.params import Params, add_client_axis
-from rondo.runs.reopen import Reopened, reopen
+from rondo.runs.reopen import RECORD, Reopened, reopen
 from rondo.runs.storage.directory import RunDirectory, to_toml
 from rondo.tasks import table as tasks
 
@@ -55,6 +56,8 @@ def export(
     merged: bool = False,
     rank: int | None = None,
     verify: bool = False,
+    allow_code: bool = False,
+    allow_changed: bool = False,
 ) -> Exported:
     """Write a run's result to ``to`` as a PEFT adapter, or ``merged`` into a whole model.
 
@@ -62,6 +65,8 @@ def export(
     ``rank``: truncate to this rank. By default the adapter has the rank that it needs, which is above the run's for
     methods that change the base.
     ``verify``: load the result with stock libraries and compare logits.
+    ``allow_code``: import code of one's own that the run names; a directory may be anybody's.
+    ``allow_changed``: export even if the base model, the settings or that code are not those of the run.
 
     Raises :class:`ConfigError`.
     """
@@ -75,7 +80,9 @@ def export(
         message = "the base is int8, and merging would round the adapter away with it; export the adapter alone"
         raise ConfigError.at("--merged", message)
     # Stock libraries load the model in float32, so their logits are compared with float32.
-    opened = reopen(run_dir, device="cpu", exact=True)
+    opened = reopen(
+        run_dir, "cpu", source="rondo export", exact=True, allow_code=allow_code, allow_changed=allow_changed
+    )
     model = opened.assembly.model
     if not isinstance(model, Transformer):
         message = (
@@ -91,6 +98,7 @@ def export(
     adapter = to if not merged else to / "adapter"
     model.save(adapter, seen, base, opened.assembly.labels)
     (adapter / "rondo.toml").write_text(to_toml(opened.directory.config()))
+    (adapter / RECORD).write_text(json.dumps(model.identity, indent=2) + "\n")
     if merged:
         peft.merged(_stock_base(opened, model), adapter).save_pretrained(str(to))  # type: ignore[operator]
         model.tokenizer.save_pretrained(str(to))
@@ -121,7 +129,11 @@ def _verify(opened: Reopened, model: Transformer, seen: Params, base: Base, fold
     batch = dict(model.tokenizer(list(_TEXTS), padding=True, return_tensors="pt"))
     ours = model.network(add_client_axis(seen), base, batch)
     if merged:
-        stock = auto(tasks.TABLE[opened.assembly.config.task.kind]).from_pretrained(str(folder)).eval()
+        stock = (
+            auto(tasks.TABLE[opened.assembly.config.task.kind])
+            .from_pretrained(str(folder), trust_remote_code=False)
+            .eval()
+        )
     else:
         stock = peft.stock_model(_stock_base(opened, model), folder)
     theirs = stock(**batch).logits

@@ -20,19 +20,20 @@ from rondo.config.load import load
 from rondo.config.schema import RunConfig
 from rondo.engine.client.memory import budget, freed_memory_kept
 from rondo.engine.transport import Observer
-from rondo.errors import ConfigError, RunInterrupted, RunStopped, StopRequested, headed
+from rondo.errors import ConfigError, RunInterrupted, RunStopped, StopRequested, headed, visible
 from rondo.report import pictures
 from rondo.report.summary import best_so_far, totals
 from rondo.runs.assemble import Assembly, Federation, Start, assemble
 from rondo.runs.baseline import local_only
 from rondo.runs.progress import Quiet, in_notebook, progress, round_line
+from rondo.runs.reopen import check_code
 from rondo.runs.result import RunResult
 from rondo.runs.storage import checkpoint, durable
 from rondo.runs.storage.checkpoint import Checkpoint
 from rondo.runs.storage.client_store import Kept
 from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.storage.durable import Journal
-from rondo.runs.storage.manifest import environment, must_equal
+from rondo.runs.storage.manifest import environment, must_equal, rows_of
 
 SKIPS = 3
 """This many skipped rounds in a row stop a run."""
@@ -68,6 +69,7 @@ def run(
         directory = RunDirectory.create(run_dir, assembly.config.algorithm.name)
         with _locked(directory):
             begin(directory, assembly)
+            observer.prepared(assembly.population.report)
             runner = Runner(assembly, start, directory, observer, stop, began)
             del start  # the first state is given up once the run has a later one
             return runner.run()
@@ -79,15 +81,17 @@ def resume(
     *,
     device: str = "auto",
     allow_nondeterministic: bool = False,
+    allow_code: bool = False,
     observer: Observer | None = None,
     stop: threading.Event | None = None,
 ) -> RunResult:
     """Continue a run after its last committed round. The result equals, bit for bit, that of an uninterrupted run.
 
     ``device``: "auto" is the device it ran on. The resumption is refused, with every difference, if configuration,
-    versions, threads, model or data have changed, since equal bits cannot be promised; ``allow_nondeterministic``
-    permits it. A run that stopped after skipped rounds stops again, and goes on with ``allow_nondeterministic``. A
-    finished run is left as it is. Raises as :func:`run` does.
+    versions, threads, model, data or the source of one's own code have changed, since equal bits cannot be promised;
+    ``allow_nondeterministic`` permits it. A run that names code of one's own is refused without ``allow_code``, since
+    the directory may be anybody's. A run that stopped after skipped rounds stops again, and goes on with
+    ``allow_nondeterministic``. A finished run is left as it is. Raises as :func:`run` does.
     """
     began = time.perf_counter()
     directory = RunDirectory.open(run_dir)
@@ -97,16 +101,18 @@ def resume(
             return RunResult(history, directory.path, history[-1]["scores"], directory.read("summary.json"))
         then = directory.read("manifest.json")
         settings = directory.config()
+        check_code(settings, allow_code, "rondo resume")
         device = str(then.get("device", device)) if device == "auto" else device
         now = {**environment(), "config": settings.model_dump(mode="json"), "threads": torch.get_num_threads()}
         must_equal(then, now, whatever=allow_nondeterministic)
         with _watching(observer, settings.rounds) as observer:
             observer.phase("loading")
             assembly = assemble(settings, device)
-            dealt = {key: assembly.population.report[key] for key in _DATA}
-            before = {**then, "partition": directory.read("partition.json")}
-            must_equal(before, {**manifest(assembly), "partition": dealt}, whatever=allow_nondeterministic)
+            before = {**then, "partition": rows_of(directory.read("partition.json"))}
+            after = {**manifest(assembly), "partition": rows_of(assembly.population.report)}
+            must_equal(before, after, whatever=allow_nondeterministic)
             start = assembly.start()
+            observer.prepared(assembly.population.report)
             runner = Runner(assembly, start, directory, observer, stop, began, resumed=True)
             runner.past_skips = allow_nondeterministic
             del start
@@ -121,10 +127,6 @@ def _watching(observer: Observer | None, rounds: int) -> Iterator[Observer]:
             yield shown
     else:
         yield observer or Quiet()
-
-
-_DATA = ("rows", "examples_sha256", "test_rows", "test_examples_sha256")
-"""Keys of ``partition.json`` that show whether the data are still the same."""
 
 
 def begin(directory: RunDirectory, assembly: Assembly) -> None:
@@ -153,10 +155,8 @@ def manifest(assembly: Assembly) -> dict[str, Any]:
         "linear": assembly.algorithm.linear and all(c.rank is None for c in assembly.population.clients),
         "personal": assembly.algorithm.personal,
         "model": assembly.model.name,
-        "model_sha256": assembly.model.sha256,
-        "head": assembly.head,
         "labels": list(assembly.labels),
-        "adapted_modules": {s.path: {"rank": s.rank, "scale": s.scale} for s in network.sites.values()},
+        **assembly.identity(),
     }
 
 
@@ -337,7 +337,7 @@ class Runner:
         """Add lines to the run's log. Nothing is read back from it, so it is not flushed."""
         now = datetime.now().isoformat(timespec="seconds")
         with _written(self.directory), self.directory.log.open("a", encoding="utf-8") as log:
-            log.writelines(f"{now} {line}\n" for line in lines)
+            log.writelines(f"{now} {visible(line)}\n" for line in lines)
 
     def _stop_after_skips(self) -> None:
         """Raise :class:`RunStopped` if the last ``SKIPS`` rounds, or all of a shorter run, were skipped."""

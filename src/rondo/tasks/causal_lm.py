@@ -81,12 +81,12 @@ class CausalLM(TextTask):
         its whole response to the cut has no target and is left out."""
         examples = []
         for row in rows:
-            ids, learned = self._ids(row)
-            ids = ids[: self.max_length]
+            whole, learned = self._ids(row)
+            ids = whole[: self.max_length]
             target = tuple(token if has_loss else IGNORED for token, has_loss in zip(ids, learned, strict=False))
             # Targets are shifted by one, so the first token is never predicted.
             if any(t != IGNORED for t in target[1:]):
-                examples.append(TextExample(tuple(ids), target))
+                examples.append(TextExample(tuple(ids), target, lost=len(whole) - len(ids)))
         return examples
 
     def _ids(self, row: Row) -> tuple[list[int], list[bool]]:

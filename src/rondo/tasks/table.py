@@ -1,4 +1,4 @@
-"""The table of task kinds by name. Imports no torch, and only the errors from Rondo.
+"""The table of task kinds by name. Imports no torch, and of Rondo only the errors and the import of a user's code.
 
 A user's own task needs no entry: ``task.kind`` names it as ``package.module:Class``.
 """
@@ -6,11 +6,11 @@ A user's own task needs no entry: ``task.kind`` names it as ``package.module:Cla
 from __future__ import annotations
 
 import difflib
-import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from rondo import own_code
 from rondo.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -98,9 +98,8 @@ def load(kind: str) -> type[Task]:
     """The class of a kind. Raises :class:`ConfigError` if it cannot be loaded or is not a task."""
     from rondo.tasks.task import Task
 
-    module, _, attribute = (TABLE[kind].cls if kind in TABLE else kind).partition(":")
     try:
-        cls = getattr(importlib.import_module(module), attribute)
+        cls = own_code.load(TABLE[kind].cls if kind in TABLE else kind)
     except Exception as error:  # importing a user's module may raise anything
         raise ConfigError.at("task.kind", f"cannot load {kind!r}: {type(error).__name__}: {error}") from None
     if not (isinstance(cls, type) and issubclass(cls, Task)):

@@ -84,6 +84,9 @@ class RunDirectory:
             if not (directory.path / name).is_file():
                 message = f"{str(path)!r} is not a run directory: it has no {name}"
                 raise ConfigError.at("RUN_DIR", message)
+        for entry in directory.path.rglob("*"):
+            if entry.exists() and not (entry.is_file() or entry.is_dir()):  # reading it might never end
+                raise ConfigError.at("RUN_DIR", f"{str(entry)!r} is a pipe or a device, not a file: remove it")
         return directory
 
     @property
@@ -101,7 +104,7 @@ class RunDirectory:
         """A JSON file of the directory. Raises :class:`ConfigError` if it is missing or broken."""
         try:
             return json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError.at("RUN_DIR", f"{name} cannot be read: {error}") from None
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
