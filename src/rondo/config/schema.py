@@ -29,6 +29,8 @@ def _text_keys(value: Any) -> Any:
 
 BUILTIN_MODEL = "builtin:minilm"
 BUILTIN_DATA = "builtin:home-intents"
+GIVEN = "given in Python"
+"""Value of ``data.source``, ``data.test_source`` or ``model.name`` where a program gave an object in its place."""
 
 
 class _Section(BaseModel):
