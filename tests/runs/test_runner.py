@@ -19,6 +19,7 @@ from rondo import algorithms, errors
 from rondo.config import ConfigError, load
 from rondo.data import population
 from rondo.data.population import Population
+from rondo.engine.scoring import Scorer
 from rondo.errors import RunStopped
 from rondo.models import precision
 from rondo.models.peft import read_tensors
@@ -840,6 +841,16 @@ def test_unwritable_adapter_stops_the_run(run: Run, tmp_path: Path) -> None:
     assert runner.resume(folder, device="cpu").history[-1]["round"] == 0
     assert (folder / "adapter" / "adapter_model.safetensors").is_file()
     assert not (folder / "adapter.tmp").exists()
+
+
+def test_evaluation_out_of_memory_stops_the_run(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a message, and what it had committed is resumed."""
+    rows = str(write_rows(tmp_path / "rows.csv", reviews(12)))
+    with monkeypatch.context() as patch:
+        patch.setattr(Scorer, "at_clients", lambda *_: torch.empty(2**50))
+        with pytest.raises(RunStopped, match=r"out of memory: .*DefaultCPUAllocator.*\. Committed rounds are in"):
+            run(data={"source": rows}, rounds=2, evaluation={"clients_every": 2})
+    assert len(runner.resume(tmp_path / "run-0", device="cpu").history) == 2
 
 
 def test_observer_is_told_of_progress(bert: Path, data: Path, tmp_path: Path) -> None:

@@ -267,9 +267,9 @@ class FaultsConfig(_Section):
     slow: Befalls = 0.0
     """The client takes ``slow_factor`` times as long. Needs ``clients.deadline`` or ``clients.over_select``."""
     out_of_memory: Befalls = 0.0
-    """The client's training runs out of memory."""
+    """The client's training runs out of memory, and its cohort is halved."""
     nonfinite_loss: Befalls = 0.0
-    """The client's loss is not finite."""
+    """The client's loss is not finite, and its cohort trains again without it."""
     corrupt_upload: Befalls = 0.0
     """Some bits of the upload are flipped."""
     late: Befalls = 0.0

@@ -125,9 +125,8 @@ def read_rows(path: str | os.PathLike[str], key: str, room: Room | None = None) 
     path = Path(path).expanduser()
     if path.suffix.lower() not in _SUFFIXES:
         raise ConfigError.at(key, f"{str(path)!r}: unknown ending; known: {', '.join(_SUFFIXES)}")
-    if path.exists() and not path.is_file():
-        kind = "a folder" if path.is_dir() else "a pipe or a device"
-        raise ConfigError.at(key, f"{str(path)!r} is {kind}, not a file; name a file with rows")
+    if path.exists() and not (path.is_file() or path.is_dir()):  # reading it might never end
+        raise ConfigError.at(key, f"{str(path)!r} is a pipe or a device, not a file; name a file with rows")
     try:
         rows = _read(path, room if room is not None else Room())
     except ConfigError:

@@ -20,6 +20,7 @@ from rondo.config.load import load
 from rondo.config.schema import RunConfig
 from rondo.data.tables import Table
 from rondo.engine.client.memory import budget, freed_memory_kept
+from rondo.engine.out_of_memory import is_out_of_memory
 from rondo.engine.transport import Observer
 from rondo.errors import ConfigError, RunInterrupted, RunStopped, StopRequested, headed, visible
 from rondo.report import pictures
@@ -243,6 +244,11 @@ class Runner:
                 with suppress(RunStopped):  # the cause may be the disk
                     self._write_adapter(self.directory.adapter)
             raise RunStopped(f"{stopped}. Committed rounds are in {self.directory.path}") from None
+        except Exception as error:  # in training it costs a client, elsewhere the run
+            if not is_out_of_memory(error):
+                raise
+            message = f"out of memory: {error}. Lower evaluation.batch_size, or give it more memory"
+            raise RunStopped(f"{message}. Committed rounds are in {self.directory.path}") from error
 
     def _compose(self) -> None:
         """Put the federation together, at its start or at the newest checkpoint."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -152,7 +153,9 @@ def test_prefix_keeps_every_clients_upload(cohort: int) -> None:
 
 
 @pytest.mark.parametrize(("memory", "disk"), [(0, 0), (0, LOTS), (LOTS, 0), (1400 * 8, 0), (1400 * 8, 1400 * 8)])
-def test_prefix_budgets_change_no_bit(memory: int, disk: int) -> None:
+def test_prefix_budgets_change_no_bit(memory: int, disk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And leave no file, not even when the process is killed."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     reference, sim = simulation("bert", 2), simulation("bert", 2)
     with_prefix(reference)
     prefix = with_prefix(sim, memory, disk)
@@ -168,9 +171,8 @@ def test_prefix_budgets_change_no_bit(memory: int, disk: int) -> None:
         assert not prefix._kept
     else:
         assert 0 < len(prefix._kept) < len(SIZES) or (memory and disk)
-    assert (prefix._folder is not None) == (disk > 0)
-    if prefix._folder is not None:
-        assert list(Path(prefix._folder.name).iterdir())
+    assert (prefix._spill._mapped is not None) == (disk > 0)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "llama-lm"])
