@@ -196,6 +196,7 @@ def test_language_model_object_in_bfloat16_without_a_name(folder: Path, tmp_path
     """Half precision is made float32, as where a model is loaded by name. The tokenizer has no padding token."""
     coder = tiny.tokenizer("gpt", pad=False)
     model = tiny.llama_lm().bfloat16()
+    model.is_quantized = True  # as transformers says of a model from a GGUF file
     rows = [{"text": f"w{i} w{i + 1} w{i + 2}"} for i in range(12)]
     task = {"kind": "causal-lm", "label": None}
     config = settings(folder / "none", task=task, adapter={"target_modules": ["q_proj"]})
@@ -204,7 +205,7 @@ def test_language_model_object_in_bfloat16_without_a_name(folder: Path, tmp_path
     assert coder.pad_token is None
     adapter = json.loads((result.run_dir / "adapter" / "adapter_config.json").read_text())
     assert adapter["base_model_name_or_path"] is None
-    loaded = peft.PeftModel.from_pretrained(model.float(), result.run_dir / "adapter")
+    loaded = peft.PeftModel.from_pretrained(model, result.run_dir / "adapter")
     assert any("lora_B" in name and bool(p.any()) for name, p in loaded.named_parameters())
 
 
@@ -248,6 +249,9 @@ def test_unfit_objects_are_refused(folder: Path, model: Any, tokenizer: Any) -> 
     adapted = copy.deepcopy(model)
     adapted.add_adapter(lora)
     assert "has adapters" in refused(folder, **{**both, "model": adapted})["model"]
+    packed = copy.deepcopy(model)
+    packed.bert.pooler.dense.weight = nn.Parameter(torch.zeros(32, 32, dtype=torch.int8), requires_grad=False)
+    assert "it is quantised" in refused(folder, **{**both, "model": packed})["model"]
     assert "not in memory" in refused(folder, **{**both, "model": copy.deepcopy(model).to("meta")})["model"]
     with pytest.raises(ConfigError, match=r"model\.revision: a model object does not use it"):
         rondo.run(settings(folder / "bert", model={"revision": "main"}), train=TRAIN, device="cpu", **both)

@@ -88,7 +88,8 @@ class ModelConfig(_Section):
 
     name: str = BUILTIN_MODEL
     """A folder, a GGUF file, a Hugging Face name, ``builtin:minilm``, or ``package.module:factory``: a function of the
-    configuration and the task that returns a ``rondo.models.network.Network`` of one's own."""
+    configuration and the task that returns a ``rondo.models.network.Network`` of one's own. In Python,
+    ``rondo.run`` takes a model in its place."""
     head: Literal["shared", "local", "frozen"] | None = None
     """Task head: sent and averaged, kept by each client, or not trained. Left out, the algorithm's own choice."""
     revision: str | None = None
@@ -142,7 +143,7 @@ class DataConfig(_Section):
 
     source: str | None = None
     """A CSV, TSV, JSON, JSON lines or Parquet file, a folder of splits, a Hugging Face name, or
-    ``builtin:home-intents``. Left out, the built-in homes."""
+    ``builtin:home-intents``. Left out, the built-in homes. In Python, ``rondo.run`` takes rows in its place."""
     subset: str | None = None
     """Subset of a Hugging Face data set."""
     clients_from: str | None = None

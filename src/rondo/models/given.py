@@ -26,10 +26,9 @@ def copied(kind: Kind, model: PreTrainedModel, pad_token_id: int, labels: Sequen
     """
     _check(kind, model, labels)
     # Entries of the memo are taken in place of copies.
-    shared: dict[int, Any] = {
-        id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters() if type(p) is nn.Parameter
-    }
-    module = copy.deepcopy(model, shared).float().eval()
+    shared: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
+    module = copy.deepcopy(model, shared).eval()
+    nn.Module.float(module)  # transformers' own refuses models that were loaded from GGUF files
     if kind.peft == "CAUSAL_LM":
         causality.check_architecture(module.config, module)
         causality.check_logits(module)
@@ -63,7 +62,8 @@ def _check(kind: Kind, model: Any, labels: Sequence[str]) -> None:
     if not fits:
         names = " or ".join(c.__name__ for c in classes) or f"one of {kind.auto}"
         raise ConfigError.at("model", f"a {type(model).__name__} does not fit task.kind: give a {names}")
-    if getattr(model, "is_quantized", False) or peft.has_adapters(model):
+    packed = any(type(p) is not nn.Parameter or not p.is_floating_point() for p in model.parameters())
+    if packed or peft.has_adapters(model):
         message = "it is quantised or has adapters: give one with plain weights, or name it in model.name"
         raise ConfigError.at("model", message)
     if any(tensor.is_meta for tensor in model.parameters()):
