@@ -114,6 +114,13 @@ def jsonl(*objects: object) -> dict[str, Any]:
 
 
 GOOD = [{"text": f"w{i}", "label": "ab"[i % 2]} for i in range(6)]
+CHATS = [
+    [{"role": "user", "content": "w1"}],
+    [{"role": "assistant", "content": "w1"}],
+    [{"from": "human", "value": "w1"}, {"from": "function_call", "value": "w2"}],
+    [{"role": "user", "content": "w1"}, {"role": "assistant", "content": ""}],
+]
+TALK = [{"chat": [{"role": "user", "content": "w1"}, {"role": "assistant", "content": f"w{i}"}]} for i in range(6)]
 JSONL = {"data": {"source": "rows.jsonl"}}
 OWNERS: dict[str, Any] = {"partition": {"kind": "natural", "column": "who", "clients": None}}
 SITES = {"data": {"source": None, "clients_from": "./sites"}}
@@ -122,7 +129,13 @@ CAUSAL: dict[str, Any] = {
     "task": {"kind": "causal-lm", "label": None, "text": "text"},
     "adapter": {"target_modules": "all-linear"},
 }
+CHAT: dict[str, Any] = {
+    **CAUSAL,
+    **JSONL,
+    "task": {"kind": "causal-lm", "label": None, "text": None, "messages": "chat"},
+}
 BERT = {"model_type": "bert", "vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+DECODER = {"model/config.json": json.dumps({**BERT, "is_decoder": True})}
 LORA = {"peft_type": "LORA", "r": 2, "target_modules": ["query"]}
 
 
@@ -224,6 +237,11 @@ CASES = [
     Case("config", "a server option without an optimizer", {"server": {"beta1": 0.9}}),
     Case("config", "a language model with a label", {"task": {"kind": "causal-lm"}}),
     Case("config", "a prompt for a classifier", {"task": {"prompt": "q"}}),
+    Case("config", "conversations for a classifier", {"task": {"messages": "chat"}}),
+    Case("config", "conversations beside a text", {**CAUSAL, "task": {**CAUSAL["task"], "messages": "chat"}}),
+    Case("config", "a separator of nothing", {**CAUSAL, "task": {**CAUSAL["task"], "separator": "\n"}}),
+    Case("config", "a template for plain text", {**CAUSAL, "task": {**CAUSAL["task"], "chat_template": "rows.csv"}}),
+    Case("config", "a template that is not there", {"task": {**CHAT["task"], "chat_template": "chat.jinja"}}),
     Case("config", "no text column", {"task": {"text": None}}),
     Case("config", "GGUF and int8", {"model": {"gguf_file": "m.gguf", "quantization": "int8"}}),
     Case("config", "a GGUF file twice", {"model": {"name": "m.gguf", "gguf_file": "m.gguf"}}, files={"m.gguf": "x"}),
@@ -312,6 +330,13 @@ CASES = [
         {"data": {"test_source": "./test.csv"}},
         files={"test.csv": rows("w1,c,site 1")},
     ),
+    Case(
+        "data",
+        "conversations in a column of texts",
+        {**CHAT, "data": {"source": "rows.csv"}, "task": {**CHAT["task"], "messages": "text"}},
+    ),
+    Case("data", "no such column of conversations", CHAT, files=jsonl(*GOOD)),
+    Case("data", "conversations of another form", CHAT, files=jsonl(*({"chat": chat} for chat in CHATS))),
     # clients
     Case("data", "fewer rows than clients", {"partition": {"clients": 13}}),
     Case("data", "clients without enough rows", {"data": {"min_examples": 99}}),
@@ -417,9 +442,16 @@ CASES = [
             },
         },
         rows=ROWS.replace("\nw", "\nw1 w2 w3 w4 w5 w"),
-        files={"model/config.json": json.dumps({**BERT, "is_decoder": True})},
+        files=DECODER,
     ),
     Case("structure", "an encoder as a language model", CAUSAL),
+    Case("structure", "no chat template", CHAT, files={**jsonl(*TALK), **DECODER}),
+    Case(
+        "structure",
+        "a template that does not show the answers",
+        {**CHAT, "task": {**CHAT["task"], "chat_template": "chat.jinja"}},
+        files={**jsonl(*TALK), **DECODER, "chat.jinja": "{{ messages | length }} {{ messages[-1].content }}"},
+    ),
     Case("structure", "a file that is no GGUF", {"model": {"name": "m.gguf"}}, files={"m.gguf": "GGUF" + "x" * 60}),
     # the model's weights
     Case("weights", "no weights", files={"model/model.safetensors": None}),

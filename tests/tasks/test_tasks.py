@@ -192,12 +192,13 @@ def language(
     template: str | None = None,
     pad: bool = True,
     max_length: int = 32,
+    separator: str | None = None,
 ) -> CausalLM:
     coder = tiny.tokenizer(kind, pad=pad)
     if not pad:
         coder.pad_token = coder.eos_token
     coder.chat_template = template
-    return CausalLM(coder, text, () if text else prompt, None if text else "answer", max_length)
+    return CausalLM(coder, text, () if text else prompt, None if text else "answer", max_length, separator=separator)
 
 
 ROW = {"ask": "w1 w2", "more": "w3", "answer": "w4 w5", "text": "w6 w7"}
@@ -227,6 +228,20 @@ def test_prompt_columns_are_joined_without_empty_ones() -> None:
     for empty in ("", " ", None):
         row = {**ROW, "more": empty}
         assert task.encode([row])[0].ids == (*ids("w1 w2 w4 w5"), EOS)
+
+
+def test_separator_is_between_columns_and_before_the_response() -> None:
+    task = language(prompt=("ask", "more"), separator=" w9 ")
+    (example,) = task.encode([ROW])
+    assert example.ids == (*ids("w1 w2 w9 w3 w9 w4 w5"), EOS)
+    assert example.target == (*[-100] * 5, *ids("w4 w5"), EOS)
+    assert task.encode([{**ROW, "more": ""}])[0].ids == (*ids("w1 w2 w9 w4 w5"), EOS)
+
+
+def test_separator_leaves_the_chat_template_its_own() -> None:
+    task = language(prompt=("ask", "more"), separator=" w9 ", template=TEMPLATE)
+    question = [BOS, *ids("w30 w1 w2 w9 w3"), EOS, BOS, *ids("w31")]
+    assert list(task.encode([ROW])[0].ids) == [*question, *ids("w4 w5"), EOS]
 
 
 @pytest.mark.parametrize("kind", ["gpt", "llama"])

@@ -191,7 +191,11 @@ def _server_checks(config: RunConfig) -> Iterator[Problem]:
 
 
 def missing_files(config: RunConfig) -> Iterator[Problem]:
-    """Yield a problem for each data path that does not exist, and for each pattern in place of one file or folder."""
+    """Yield a problem for each data path that does not exist, and for each pattern in place of one file or folder, and
+    for a chat template that is no file."""
+    template = config.task.chat_template
+    if template is not None and not Path(template).expanduser().is_file():
+        yield Problem("task.chat_template", f"no such file: {template!r}; mend the path")
     for key in ("source", "clients_from", "test_source"):
         value = getattr(config.data, key)
         if value is not None and _is_path(value) and not _exists(value):

@@ -10,7 +10,8 @@ from rondo.config.checks import list_lengths, partition_kind
 from rondo.config.schema import PartitionConfig, RunConfig
 from rondo.data.partition import deal
 from rondo.data.sample import sample
-from rondo.data.sources import Rows, Source
+from rondo.data.sources import Source
+from rondo.data.tables import Rows
 from rondo.errors import ConfigError, Problem
 from rondo.tasks import table as tasks
 from rondo.tasks.row_checks import Row, columns, row_check, value_name

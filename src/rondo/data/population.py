@@ -14,8 +14,8 @@ from rondo.algorithm import Client, Round
 from rondo.config.schema import RunConfig
 from rondo.data.client_rows import Dealt
 from rondo.data.partition import histogram
-from rondo.data.sources import Rows
 from rondo.data.stored import Stored
+from rondo.data.tables import Rows
 from rondo.errors import ConfigError
 from rondo.tasks.row_checks import value_name
 from rondo.tasks.task import Example, Store, Task

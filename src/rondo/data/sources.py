@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
 
 from rondo.config.checks import missing_files
-from rondo.config.schema import BUILTIN_DATA, DataConfig, RunConfig
+from rondo.config.schema import BUILTIN_DATA, GIVEN, DataConfig, RunConfig
+from rondo.data.tables import Rows, Table, dataset_rows, rows_of
 from rondo.errors import ConfigError
-
-Rows: TypeAlias = list[dict[str, Any]]
 
 _SUFFIXES = {".csv": ",", ".tsv": "\t", ".json": "", ".jsonl": "", ".parquet": ""}
 
@@ -34,16 +32,24 @@ class Source:
     """The column that names each row's client, if the data have one."""
 
 
-def load(config: RunConfig) -> Source:
-    """Load the rows that ``[data]`` names. Raises :class:`ConfigError` with key path, row and reason."""
+def load(config: RunConfig, train: Table | None = None, test: Table | None = None) -> Source:
+    """Load the rows that ``[data]`` names. Raises :class:`ConfigError` with key path, row and reason.
+
+    ``train``, ``test``: rows in place of ``data.source`` and ``data.test_source``.
+    """
     data = config.data
+    if test is not None:
+        data = data.model_copy(update={"test_source": None, "test_split": ""})
+        source = load(config.model_copy(update={"data": data}), train)
+        return replace(source, test=rows_of(test, "test"))
     if problems := list(missing_files(config)):
         raise ConfigError(problems)
     room = Room(data.max_read_mb)
-    if data.clients_from is not None:
-        clients = _client_files(data.clients_from, room)
-        test = read_rows(data.test_source, "data.test_source", room) if data.test_source else None
-        return Source(data.clients_from, None, clients, test)
+    if data.clients_from is not None or train is not None:
+        clients = _client_files(data.clients_from, room) if data.clients_from is not None else None
+        rows = rows_of(train, "train") if train is not None else None
+        test_rows = read_rows(data.test_source, "data.test_source", room) if data.test_source else None
+        return Source(data.clients_from or GIVEN, rows, clients, test_rows)
     if data.source in (None, BUILTIN_DATA):
         return _builtin(config)
     return _local(data, room) if Path(str(data.source)).expanduser().exists() else _hub(data, room)
@@ -213,14 +219,8 @@ def _hub(data: DataConfig, room: Room) -> Source:
         except Exception as error:  # the library raises many kinds; all mean that loading failed
             reason = str(error).split("\n")[0]
             raise ConfigError.at(key, f"{data.source!r} cannot be loaded: {reason}") from None
-        label_columns = {c: f.names for c, f in table.features.items() if isinstance(f, datasets.ClassLabel)}
         room.take(_VALUE_BYTES * table.num_rows * table.num_columns + table.data.nbytes, str(data.source))
-        rows: Rows = table.to_list()
-        for column, labels in label_columns.items():
-            for row in rows:
-                value = row[column]
-                row[column] = labels[value] if isinstance(value, int) and 0 <= value < len(labels) else None
-        return rows
+        return dataset_rows(table)
 
     train = split(data.train_split, "data.source")
     if data.test_source:

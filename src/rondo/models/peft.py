@@ -143,6 +143,13 @@ def _flat(tensor: Tensor) -> Tensor:
     return copied if copied.is_meta else copied.cpu()  # a model without weights still shows where adapters go
 
 
+def has_adapters(module: nn.Module) -> bool:
+    """Whether PEFT has put adapters of any kind into ``module``."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    return any(isinstance(layer, BaseTunerLayer) for layer in module.modules())
+
+
 def _head_modules(module: nn.Module, head: Sequence[str]) -> list[str]:
     """The largest modules that hold the head and nothing else, for PEFT's ``modules_to_save``. RoBERTa's is
     "classifier", not the two layers in it, which PEFT would wrap twice."""
@@ -327,7 +334,7 @@ def write_adapter(
     seen: Params,
     base: Base,
     *,
-    model_name: str,
+    model_name: str | None,
     tokenizer: Any = None,
     labels: Sequence[str] = (),
 ) -> None:

@@ -141,7 +141,7 @@ def load_pretrained(
     with _quiet(gguf_file), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module, report = auto(kind).from_pretrained(name, output_loading_info=True, **options)
-        head = _head(kind, module, new_tensors(kind, module, report))
+        head = head_names(kind, module, new_tensors(kind, module, report))
         if kind.peft == "CAUSAL_LM":
             causality.check_logits(module)
     if quantization is not None and not any(hasattr(p, "qdata") for p in module.parameters()):
@@ -163,7 +163,7 @@ def load_structure(kind: Kind, config: Any) -> tuple[nn.Module, tuple[str, ...]]
         module = auto(kind).from_config(copy.deepcopy(config), trust_remote_code=False)
     if kind.peft == "CAUSAL_LM":
         causality.check_architecture(config, module)
-    return module, _head(kind, module, frozenset())
+    return module, head_names(kind, module, frozenset())
 
 
 def load_tokenizer(name: str, *, revision: str | None = None, gguf_file: str | None = None) -> Any:
@@ -176,7 +176,12 @@ def load_tokenizer(name: str, *, revision: str | None = None, gguf_file: str | N
     if gguf_file is not None:
         options["gguf_file"] = gguf_file
     with _quiet(gguf_file):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **options)
+        return padded(transformers.AutoTokenizer.from_pretrained(name, **options))
+
+
+def padded(tokenizer: Any) -> Any:
+    """``tokenizer``, whose end token pads if it has no padding token. Raises ValueError as :func:`load_tokenizer`
+    does."""
     if tokenizer.pad_token is None:
         # The attention mask marks padding, not the id, so the end token can double as padding.
         tokenizer.pad_token = tokenizer.eos_token
@@ -194,7 +199,8 @@ def auto(kind: Kind) -> Any:
     return getattr(transformers, kind.auto)
 
 
-def _head(kind: Kind, module: nn.Module, fresh: Collection[str]) -> tuple[str, ...]:
+def head_names(kind: Kind, module: nn.Module, fresh: Collection[str]) -> tuple[str, ...]:
+    """Names of the head's tensors: those outside the base model, and those of ``fresh``."""
     if not kind.head:
         return ()
     prefix = f"{module.base_model_prefix}."

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from rondo.config.schema import RunConfig, SimulationConfig
+from rondo.config.schema import GIVEN, RunConfig, SimulationConfig
 from rondo.models import peft
 from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.loading_report import listed
@@ -63,15 +63,20 @@ class Transformer:
             self.lora,
             seen,
             base,
-            model_name=self.name,
+            model_name=None if self.name == GIVEN else self.name,
             tokenizer=self.tokenizer,
             labels=labels,
         )
 
 
-def load_transformer(config: RunConfig, name: str, known: Any, tokenizer: Any, device: torch.device) -> Transformer:
-    """Load the model at ``name``, with adapters where PEFT places them. Raises :class:`rondo.errors.ConfigError`."""
-    loaded = load_base(config, name, known, tokenizer, config.seed)
+def load_transformer(
+    config: RunConfig, name: str, known: Any, tokenizer: Any, device: torch.device, loaded: Pretrained | None = None
+) -> Transformer:
+    """Load the model at ``name``, with adapters where PEFT places them. Raises :class:`rondo.errors.ConfigError`.
+
+    ``loaded``: the model itself, where it is loaded already.
+    """
+    loaded = loaded or load_base(config, name, known, tokenizer, config.seed)
     module, head_names = loaded.module, loaded.head
     if loaded.unused:
         message = f"model.name: parts of the checkpoint are not used: {listed(loaded.unused)}"

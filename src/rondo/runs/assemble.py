@@ -40,6 +40,7 @@ from rondo.models.shortcuts.prefix import Prefix
 from rondo.models.trial import try_out
 from rondo.params import Params, adapted_modules, head
 from rondo.runs.collector import collector_paused
+from rondo.runs.given import NOTHING, Given
 from rondo.runs.wrapping import make_algorithm, wrapped
 from rondo.tasks.task import Task
 
@@ -134,16 +135,23 @@ class Assembly:
 
 
 def assemble(
-    config: RunConfig, device: str, *, labels: Sequence[str] | None = None, with_rows: bool = True
+    config: RunConfig,
+    device: str,
+    *,
+    labels: Sequence[str] | None = None,
+    with_rows: bool = True,
+    given: Given = NOTHING,
 ) -> Assembly:
     """Load everything that ``config`` names and deal its rows.
 
     ``labels``: the labels of a run that is opened again.
     ``with_rows``: False leaves the data alone.
+    ``given``: rows and a model in place of those that ``config`` names.
 
     Raises :class:`ConfigError`. Faults are reported in this order: the algorithm's options, the data, the model's
     structure, its weights.
     """
+    given.check(config, with_rows=with_rows)
     with collector_paused():  # everything loaded here stays, so the collector would scan it in vain
         algorithm = make_algorithm(config)
         target = find_device(device)
@@ -151,13 +159,13 @@ def assemble(
             torch.cuda.set_device(target)  # otherwise pinned memory would take up room on the first device
         dealt = None
         if with_rows:
-            source = load_source(config)
+            source = load_source(config, given.train, given.test)
             config = resolved(config, source)
             labels = find_labels(config, source) if labels is None else labels
             dealt = deal_rows(config, source, labels)
             del source
         labels = tuple(labels or ())
-        outline = look(config, labels)
+        outline = look(config, labels, given.model, given.tokenizer)
         ranks = _ranks(config, algorithm, outline, dealt)
         population = Population({}, (), {})
         if dealt is not None:

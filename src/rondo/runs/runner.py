@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rondo.config.load import load
 from rondo.config.schema import RunConfig
+from rondo.data.tables import Table
 from rondo.engine.client.memory import budget, freed_memory_kept
 from rondo.engine.out_of_memory import is_out_of_memory
 from rondo.engine.transport import Observer
@@ -25,6 +26,7 @@ from rondo.report import pictures
 from rondo.report.summary import best_so_far, totals
 from rondo.runs.assemble import Assembly, Federation, Start, assemble
 from rondo.runs.baseline import local_only
+from rondo.runs.given import Given
 from rondo.runs.progress import Quiet, in_notebook, progress, round_line
 from rondo.runs.reopen import check_code
 from rondo.runs.result import RunResult
@@ -34,6 +36,9 @@ from rondo.runs.storage.client_store import Kept
 from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.storage.durable import Journal, written
 from rondo.runs.storage.manifest import environment, must_equal, rows_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SKIPS = 3
 """This many skipped rounds in a row stop a run."""
@@ -45,6 +50,10 @@ def run(
     sets: Sequence[str] = (),
     run_dir: str | Path | None = None,
     device: str = "auto",
+    train: Table | None = None,
+    test: Table | None = None,
+    model: PreTrainedModel | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     observer: Observer | None = None,
     stop: threading.Event | None = None,
 ) -> RunResult:
@@ -53,6 +62,10 @@ def run(
     ``config``: a path, a dict or a :class:`RunConfig`.
     ``sets``: ``key.path=value`` overrides.
     ``device``: "auto", "cpu", "cuda", "cuda:1" or "mps".
+    ``train``, ``test``: rows in place of ``data.source`` and ``data.test_source``: a ``datasets.Dataset``, a
+    ``pandas.DataFrame``, or a list with one dict per row.
+    ``model``, ``tokenizer``: a model of transformers in place of ``model.name``. It is not changed: the run takes a
+    copy that shares its memory, save for weights in other types than float32 or on other devices.
     ``observer``: told of the run's progress. In a notebook, None shows progress bars.
     ``stop``: set it, from a signal handler or another thread, to end the run after its current step.
 
@@ -61,10 +74,11 @@ def run(
     ``SKIPS`` rounds in a row are skipped or the disk cannot be written; :class:`RunInterrupted` after ``stop``.
     """
     began = time.perf_counter()
-    settings = load(config, sets)
+    given = Given(train, test, model, tokenizer)
+    settings = load(config, [*sets, *given.sets])
     with _watching(observer, settings.rounds) as observer:
         observer.phase("loading")
-        assembly = assemble(settings, device)
+        assembly = assemble(settings, device, given=given)
         start = assembly.start()
         directory = RunDirectory.create(run_dir, assembly.config.algorithm.name)
         with _locked(directory):
@@ -82,6 +96,10 @@ def resume(
     device: str = "auto",
     allow_nondeterministic: bool = False,
     allow_code: bool = False,
+    train: Table | None = None,
+    test: Table | None = None,
+    model: PreTrainedModel | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     observer: Observer | None = None,
     stop: threading.Event | None = None,
 ) -> RunResult:
@@ -91,7 +109,8 @@ def resume(
     versions, threads, model, data or the source of one's own code have changed, since equal bits cannot be promised;
     ``allow_nondeterministic`` permits it. A run that names code of one's own is refused without ``allow_code``, since
     the directory may be anybody's. A run that stopped after skipped rounds stops again, and goes on with
-    ``allow_nondeterministic``. A finished run is left as it is. Raises as :func:`run` does.
+    ``allow_nondeterministic``. A finished run is left as it is. Rows and a model that :func:`run` was given are given
+    again. Raises as :func:`run` does.
     """
     began = time.perf_counter()
     directory = RunDirectory.open(run_dir)
@@ -107,7 +126,7 @@ def resume(
         must_equal(then, now, whatever=allow_nondeterministic)
         with _watching(observer, settings.rounds) as observer:
             observer.phase("loading")
-            assembly = assemble(settings, device)
+            assembly = assemble(settings, device, given=Given(train, test, model, tokenizer))
             before = {**then, "partition": rows_of(directory.read("partition.json"))}
             after = {**manifest(assembly), "partition": rows_of(assembly.population.report)}
             must_equal(before, after, whatever=allow_nondeterministic)

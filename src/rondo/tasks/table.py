@@ -36,7 +36,7 @@ class Kind:
 
 
 def _classification(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
-    for key in ("prompt", "response"):
+    for key in ("prompt", "response", "messages", "separator", "chat_template"):
         if task[key] is not None:
             yield Problem(f"task.{key}", "only kind = 'causal-lm' uses it: remove it, or set task.kind")
     if own_data and task["text"] is None:
@@ -46,9 +46,16 @@ def _classification(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem
 
 
 def _causal_lm(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
-    if (task["text"] is None) == (task["prompt"] is None):
-        message = "causal-lm needs either task.text, or task.prompt and task.response: name one or the other"
-        yield Problem("task.text", message)
+    given = [key for key in ("text", "prompt", "messages") if task[key] is not None]
+    if len(given) != 1:
+        message = (
+            "causal-lm needs either task.text, or task.prompt and task.response, or task.messages: name one of them"
+        )
+        yield Problem(f"task.{given[0] if given else 'text'}", message)
+    if task["separator"] is not None and task["prompt"] is None:
+        yield Problem("task.separator", "only task.prompt has columns to separate: remove it")
+    if task["chat_template"] is not None and task["prompt"] is None and task["messages"] is None:
+        yield Problem("task.chat_template", "plain text has no turns: name task.messages or task.prompt, or remove it")
     if isinstance(task["text"], list):
         message = "causal-lm takes one text column: name one, or use task.prompt and task.response"
         yield Problem("task.text", message)
