@@ -62,6 +62,27 @@ def load(
     return config
 
 
+def located(config: RunConfig) -> RunConfig:
+    """The configuration with an absolute path for each file and folder, so that it holds in any working directory."""
+
+    def absolute(name: str | None) -> str | None:
+        return None if name is None else os.path.abspath(os.path.expanduser(name))
+
+    def found(name: str | None) -> str | None:
+        """A name on a hub, or of something built in, is no path."""
+        return absolute(name) if name is not None and Path(name).expanduser().exists() else name
+
+    data, adapter, model = config.data, config.adapter, config.model
+    paths = {"clients_from": absolute(data.clients_from), "test_source": absolute(data.test_source)}
+    return config.model_copy(
+        update={
+            "data": data.model_copy(update={**paths, "source": found(data.source)}),
+            "adapter": adapter.model_copy(update={"start_from": absolute(adapter.start_from)}),
+            "model": model.model_copy(update={"name": found(model.name)}),
+        }
+    )
+
+
 def _despite(problems: Sequence[Problem], raw: Mapping[str, Any]) -> list[Problem]:
     """Faults between keys, found despite faulty values. Sections with a faulty value are left out, since a default in
     its place could cause a fault of its own."""

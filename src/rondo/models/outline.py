@@ -47,6 +47,8 @@ class TransformerOutline:
     known: Any
     """The model's configuration, from transformers."""
     tokenizer: Any
+    longest: int
+    """The most tokens that the model takes."""
 
     def load(self, config: RunConfig, device: torch.device) -> Transformer:
         """See :meth:`rondo.models.model.Outline.load`."""
@@ -85,7 +87,7 @@ def _look(config: RunConfig, labels: Sequence[str]) -> TransformerOutline:
     except ConfigError as error:
         problems += error.problems
     task = tasks.load(config.task.kind).of(config.task, tokenizer, labels)
-    return TransformerOutline(task, sites, problems, name, known, tokenizer)
+    return TransformerOutline(task, sites, problems, name, known, tokenizer, limit)
 
 
 def _missing_packages(config: RunConfig) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import safetensors.torch
 import torch
@@ -35,6 +35,7 @@ def is_factory(name: str) -> bool:
 class OwnModel:
     """A :class:`rondo.models.model.Model` around the network that a factory made."""
 
+    form: ClassVar[Literal["tensors"]] = "tensors"
     name: str
     sha256: str
     network: Network

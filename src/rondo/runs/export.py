@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from rondo.errors import ConfigError, headed
 from rondo.models import peft
+from rondo.models.model import Form
 from rondo.models.network import Base
 from rondo.models.pretrained import auto
 from rondo.models.transformer import Transformer, load_base
 from rondo.params import Params, add_client_axis
+from rondo.runs.card import Facts, card, describe
 from rondo.runs.reopen import Reopened, reopen
-from rondo.runs.storage.directory import RunDirectory, to_toml
+from rondo.runs.storage import durable
+from rondo.runs.storage.directory import RunDirectory
 from rondo.tasks import table as tasks
 
 
@@ -68,8 +74,12 @@ def export(
     if rank is not None and rank < 1:
         raise ConfigError.at("--rank", f"must be at least 1, got {rank}")
     to = Path(to)
+    reason = None
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         reason = "is not empty" if to.is_dir() else "is not a folder"
+    elif to.resolve() == Path.cwd():
+        reason = "is the folder you work in, and would be replaced"
+    if reason is not None:
         raise ConfigError.at("--to", f"{str(to)!r} {reason}; name another folder")
     if merged and RunDirectory.open(run_dir).config().model.quantization is not None:
         message = "the base is int8, and merging would round the adapter away with it; export the adapter alone"
@@ -88,15 +98,44 @@ def export(
     if rank is not None:
         seen, error = peft.truncated(sites, seen, base, rank)
         base = {}
-    adapter = to if not merged else to / "adapter"
-    model.save(adapter, seen, base, opened.assembly.labels)
-    (adapter / "rondo.toml").write_text(to_toml(opened.directory.config()))
-    if merged:
-        peft.merged(_stock_base(opened, model), adapter).save_pretrained(str(to))  # type: ignore[operator]
-        model.tokenizer.save_pretrained(str(to))
-        (adapter / "README.md").unlink(missing_ok=True)
+    facts, text = _card(opened, "merged" if merged else "adapter", list(_notes(client, rank, error)))
+
+    def fill(folder: Path) -> None:
+        if merged:
+            adapter = folder / "adapter"
+            model.save(adapter, seen, base, opened.assembly.labels)
+            peft.merged(_stock_base(opened, model), adapter).save_pretrained(str(folder))  # type: ignore[operator]
+            model.tokenizer.save_pretrained(str(folder))
+            shutil.rmtree(adapter)
+        else:
+            model.save(folder, seen, base, opened.assembly.labels)
+        describe(folder, facts, text)
+
+    try:
+        durable.write_folder(to.resolve(), fill)
+    except (OSError, SafetensorError) as failure:
+        message = f"{str(to)!r} cannot be written: {getattr(failure, 'strerror', None) or failure}"
+        raise ConfigError.at("--to", f"{message}; name another folder") from None
     ranks = [a.shape[0] for a, _, _ in peft.adapter_factors(sites, seen, base).values()]
     return Exported(max(ranks), error, _verify(opened, model, seen, base, to, merged) if verify else None)
+
+
+def _card(opened: Reopened, form: Form, notes: Sequence[str]) -> tuple[Facts, str]:
+    """The facts of the run, and the text of the model card."""
+    directory, point = opened.directory, opened.point
+    report, manifest = directory.read("partition.json"), directory.read("manifest.json")
+    facts = Facts.of(directory.config(), opened.assembly, report, manifest["versions"])
+    after = directory.rounds()[point.rounds - 1]["scores"] if point.rounds else {}
+    return facts, card(facts, form, rounds=point.rounds, before=point.scores["before"], after=after, notes=notes)
+
+
+def _notes(client: str | None, rank: int | None, error: float) -> Iterator[str]:
+    """Sentences of the card about everything that makes the exported model another than the scored one."""
+    if client is not None:
+        yield "This is one client's own model, and the scores are of the models named above."
+    if rank is not None:
+        share = f"{error:.2%} of the change (Frobenius norm) is lost"
+        yield f"Truncated to rank {rank}: {share}. The scores are from before the truncation."
 
 
 def _stock_base(opened: Reopened, model: Transformer) -> torch.nn.Module:

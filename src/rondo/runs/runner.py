@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from rondo.config.load import load
+from rondo.config.load import load, located
 from rondo.config.schema import RunConfig
 from rondo.engine.client.memory import budget, freed_memory_kept
 from rondo.engine.transport import Observer
@@ -25,6 +26,7 @@ from rondo.report import pictures
 from rondo.report.summary import best_so_far, totals
 from rondo.runs.assemble import Assembly, Federation, Start, assemble
 from rondo.runs.baseline import local_only
+from rondo.runs.card import Facts, card, describe
 from rondo.runs.progress import Quiet, in_notebook, progress, round_line
 from rondo.runs.result import RunResult
 from rondo.runs.storage import checkpoint, durable
@@ -36,6 +38,8 @@ from rondo.runs.storage.manifest import environment, must_equal
 
 SKIPS = 3
 """This many skipped rounds in a row stop a run."""
+
+_CHOSEN = "This round was chosen by its score, so the score is optimistic."
 
 
 def run(
@@ -64,6 +68,8 @@ def run(
     with _watching(observer, settings.rounds) as observer:
         observer.phase("loading")
         assembly = assemble(settings, device)
+        # From here on paths are absolute, because a stored configuration is read in any working directory.
+        assembly = replace(assembly, config=located(assembly.config))
         start = assembly.start()
         directory = RunDirectory.create(run_dir, assembly.config.algorithm.name)
         with _locked(directory):
@@ -197,7 +203,9 @@ class Runner:
         resumed: bool = False,
     ) -> None:
         self.assembly, self.config, self.task = assembly, assembly.config, assembly.task
-        assembly.population.report.clear()  # one entry per client, and on the disk by now
+        report, versions = assembly.population.report, directory.read("manifest.json")["versions"]
+        self.facts = Facts.of(assembly.config, assembly, report, versions)
+        report.clear()  # one entry per client, and on the disk by now
         self.directory, self.observer, self.stop, self.began = directory, observer, stop, began
         self.start: Start | None = start
         self.tested = bool(assembly.population.test)
@@ -222,7 +230,7 @@ class Runner:
         except RunStopped as stopped:
             if self.done:
                 with suppress(RunStopped):  # the cause may be the disk
-                    self._write_adapter(self.directory.adapter)
+                    self._write_adapter(self.directory.adapter, self.recent[-1]["scores"] if self.recent else {})
             raise RunStopped(f"{stopped}. Committed rounds are in {self.directory.path}") from None
 
     def _compose(self) -> None:
@@ -331,7 +339,7 @@ class Runner:
         if best is not None:
             self.scores["best"] = best
             if best["scores_since"] == 0 and best != before:
-                self._write_adapter(self.directory.best_adapter)
+                self._write_adapter(self.directory.best_adapter, record["scores"], _CHOSEN)
 
     def _log(self, *lines: str) -> None:
         """Add lines to the run's log. Nothing is read back from it, so it is not flushed."""
@@ -354,20 +362,24 @@ class Runner:
         server = self.federation.server
         return self.federation.scorer.on_test(server.state, server.round(rounds))
 
-    def _write_adapter(self, folder: Path) -> None:
-        server = self.federation.server
+    def _write_adapter(self, folder: Path, scores: Mapping[str, Any], *notes: str) -> None:
+        server, model = self.federation.server, self.assembly.model
         seen, base = self.federation.scorer.newcomer(server.state, server.round(self.done))
+        before = self.scores["before"]
+        text = card(self.facts, model.form, rounds=self.done, before=before, after=scores, notes=notes)
+
+        def fill(folder: Path) -> None:
+            model.save(folder, seen, base, self.assembly.labels)
+            describe(folder, self.facts, text)
+
         with _written(self.directory):
-            durable.write_folder(
-                folder,
-                lambda folder: self.assembly.model.save(folder, seen, base, self.assembly.labels),
-            )
+            durable.write_folder(folder, fill)
 
     def _finish(self) -> RunResult:
         self.observer.phase("writing")
         history = self.directory.rounds()
         before, after = self.scores["before"], history[-1]["scores"]
-        self._write_adapter(self.directory.adapter)
+        self._write_adapter(self.directory.adapter, after)
         summary = self._summary(history, before, after)
         start: Mapping[str, Any] = next(iter(before.values()), {})
         title = f"{self.config.algorithm.name}, {summary['clients']} clients"

@@ -44,13 +44,18 @@ def write_all(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
-    """Replace the folder ``path`` by one that ``fill`` fills. A process that stops leaves the old folder, the new one,
-    or for a moment none; a half-filled folder always has a name ending in ``TEMPORARY``. Raises OSError."""
+    """Replace the folder ``path`` by one that ``fill`` fills, given it empty. A process that stops leaves the old
+    folder, the new one, or for a moment none; a half-filled folder always has a name ending in ``TEMPORARY``. Files get
+    the mode that the process gives new files. Raises OSError."""
     temporary = path.with_name(path.name + TEMPORARY)
     _remove(temporary)
     try:
+        temporary.mkdir(parents=True)
         fill(temporary)
+        mode = temporary.stat().st_mode & 0o666
         for part in (*temporary.rglob("*"), temporary):
+            if part.is_file():
+                part.chmod(mode)  # safetensors makes files that only their owner can read
             sync(part)
         if path.is_dir():
             shutil.rmtree(path)
