@@ -121,6 +121,26 @@ def _too_few(config: RunConfig, count: int) -> list[Problem]:
     return [*problems, *list_lengths(clients, count)]
 
 
+def usable_rows(config: RunConfig, rows: Sequence[Row], labels: Sequence[str], key: str) -> Rows:
+    """``rows``, all of which the task can use.
+
+    ``labels``: the known classes; none where the label column is not read.
+
+    Raises :class:`ConfigError` under ``key`` with the first five rows that the task cannot use.
+    """
+    kept, problems = _Checker(config, labels, None).sorted_out(rows, "")
+    if problems:
+        raise ConfigError([*_first_five(problems, key), Problem(key, "mend the rows, or name another file")])
+    return kept
+
+
+def _first_five(problems: Sequence[str], key: str) -> list[Problem]:
+    shown = [Problem(key, text) for text in problems[:5]]
+    if len(problems) > 5:
+        shown.append(Problem(key, f"and {len(problems) - 5} more rows like these"))
+    return shown
+
+
 class _Checker:
     """Sorts out unusable rows. ``owner``: the column that names each row's client, if rows are dealt by it."""
 
@@ -136,6 +156,19 @@ class _Checker:
         Raises :class:`ConfigError` with the first five and the number of the rest, if bad rows are errors or no row is
         usable.
         """
+        kept, problems = self.sorted_out(rows, where)
+        if problems and (self.config.data.bad_rows == "error" or not kept):
+            shown = _first_five(problems, "data")
+            if kept:
+                shown.append(Problem("data.bad_rows", "mend the rows, or leave them out with data.bad_rows = 'drop'"))
+            else:
+                shown.append(Problem("data", "that is every row: mend them, or name other columns in [task]"))
+            raise ConfigError(shown)
+        self.dropped += len(problems)
+        return kept
+
+    def sorted_out(self, rows: Sequence[Row], where: str) -> tuple[Rows, list[str]]:
+        """The usable rows, and the problems of the others. Raises :class:`ConfigError` if a column does not exist."""
         if rows:
             self._has_columns(rows[0])
         kept, problems = [], []
@@ -145,17 +178,7 @@ class _Checker:
                 kept.append(dict(row))
             else:
                 problems.append(f"{where}{problem}")
-        if problems and (self.config.data.bad_rows == "error" or not kept):
-            shown = [Problem("data", text) for text in problems[:5]]
-            if len(problems) > 5:
-                shown.append(Problem("data", f"and {len(problems) - 5} more rows like these"))
-            if kept:
-                shown.append(Problem("data.bad_rows", "mend the rows, or leave them out with data.bad_rows = 'drop'"))
-            else:
-                shown.append(Problem("data", "that is every row: mend them, or name other columns in [task]"))
-            raise ConfigError(shown)
-        self.dropped += len(problems)
-        return kept
+        return kept, problems
 
     def _has_columns(self, first: Row) -> None:
         """Raise :class:`ConfigError` if a named column does not exist. It is one fault, not one per row."""

@@ -86,6 +86,14 @@ class CausalLM(TextTask):
         response_ids = self.tokenizer(row[self.response], add_special_tokens=False)["input_ids"]
         return prompt_ids + response_ids + end_ids, len(prompt_ids)
 
+    def prompt_ids(self, row: Row) -> list[int]:
+        """Token ids of a row's prompt, or of its plain text without the end token, for a model to continue. They are
+        not cut."""
+        ids, start = self._ids({**row, self.response: ""})
+        if self.text is None:
+            return ids[:start]
+        return ids[:-1] if ids[-1:] == [self.tokenizer.eos_token_id] else ids
+
     def collate(self, examples: Sequence[TextExample]) -> tuple[Batch, Batch]:
         """See :meth:`rondo.tasks.task.Task.collate`.
 

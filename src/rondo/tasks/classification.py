@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -43,14 +44,19 @@ class SequenceClassification(TextTask):
 
     def encode(self, rows: Sequence[Row]) -> list[TextExample]:
         """See :meth:`rondo.tasks.task.Task.encode`. Texts longer than ``max_length`` tokens are cut."""
+        pairs = zip(self.unlabelled(rows), rows, strict=True)
+        return [replace(example, target=self._index[str(row[self.label])]) for example, row in pairs]
+
+    def unlabelled(self, rows: Sequence[Row]) -> list[TextExample]:
+        """Examples of rows whose label is not read; each has the target 0."""
         if not rows:
             return []
         texts = [[row[c] for row in rows] for c in self.columns]
         coded = self.tokenizer(*texts, truncation=True, max_length=self.max_length)
         segments = coded.get("token_type_ids") or [None] * len(rows)
         return [
-            TextExample(tuple(ids), self._index[str(row[self.label])], tuple(seg) if seg is not None else None)
-            for ids, seg, row in zip(coded["input_ids"], segments, rows, strict=True)
+            TextExample(tuple(ids), 0, tuple(seg) if seg is not None else None)
+            for ids, seg in zip(coded["input_ids"], segments, strict=True)
         ]
 
     def collate(self, examples: Sequence[TextExample]) -> tuple[Batch, Batch]:
