@@ -21,6 +21,7 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tests/golden/generate.py --check
+	$(BIN)/python tests/golden/generate_wide.py --check
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/rounds.py

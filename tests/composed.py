@@ -111,7 +111,7 @@ class Composed:
 
     def train(self, clients: tuple[Client, ...], round: Round, shared: tuple[Shared, ...]) -> list[Answer]:
         examples = tuple(tuple(self.population.members[c.id].train) for c in clients)
-        return self.local.train(clients, examples, shared, round)
+        return self.local.train(clients, examples, shared, round, {})
 
     def model(self, client: Client, index: int) -> tuple[Params, Base]:
         return self.scorer.model(self.state, client, self.round(index))
@@ -133,8 +133,8 @@ class Composed:
 class _Noting(LocalRound):
     composed: Composed | None = None
 
-    def train(self, clients: Any, examples: Any, shared: Any, round: Round) -> list[Answer]:
-        answers = super().train(clients, examples, shared, round)
+    def train(self, clients: Any, examples: Any, shared: Any, round: Round, failing: Any) -> list[Answer]:
+        answers = super().train(clients, examples, shared, round, failing)
         assert self.composed is not None
         for answer in answers:
             if isinstance(answer.upload, Upload):

@@ -118,6 +118,20 @@ def write_rows(path: Path, rows: Rows) -> Path:
     return path
 
 
+WHOLE: dict[str, Any] = {
+    **dict.fromkeys(("rows", "rows_used", "test_rows", "test_rows_used"), 200),
+    **dict.fromkeys(("rows_bad", "rows_not_sampled", "rows_without_client", "rows_without_target", "rows_moved"), 0),
+    **dict.fromkeys(("test_rows_bad", "test_rows_not_sampled", "test_rows_without_target", "clients_not_sampled"), 0),
+    "sampled_by": ["label", "who"],
+    "test_sampled_by": ["label"],
+    "text": {"rows": 200, "rows_cut": 0, "tokens": 9000, "tokens_lost": 0},
+    "test_text": {"rows": 200, "rows_cut": 0, "tokens": 9000, "tokens_lost": 0},
+    "clients_too_small": {},
+    "warnings": [],
+}
+"""The account of rows in ``partition.json`` where all are used whole."""
+
+
 def settings(folder: Path, **changes: Mapping[str, Any] | int) -> dict[str, Any]:
     """A run of two rounds and three clients with the model in ``folder``; ``changes`` are by section; None
     removes a key."""

@@ -9,6 +9,12 @@ from pathlib import Path
 from typing import Self
 
 
+def visible(text: str) -> str:
+    """``text`` for a terminal: characters that it would obey, hide or reorder are written as Python escapes. Names from
+    data files can hold any."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 @dataclass(frozen=True)
 class Problem:
     """One fault in the user's input."""
@@ -19,7 +25,7 @@ class Problem:
     """The fault and its remedy."""
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.message}"
+        return visible(f"{self.path}: {self.message}")
 
 
 class ConfigError(ValueError):
@@ -32,7 +38,7 @@ class ConfigError(ValueError):
     def __init__(self, problems: Sequence[Problem], source: str = "config") -> None:
         self.problems, self.source = tuple(problems), source
         count = f"{len(problems)} problem{'s' if len(problems) != 1 else ''}"
-        super().__init__("\n".join([f"{source}: {count}", *(f"  {p}" for p in problems)]))
+        super().__init__("\n".join([f"{visible(source)}: {count}", *(f"  {p}" for p in problems)]))
 
     @classmethod
     def at(cls, path: str, message: str, source: str = "config") -> Self:

@@ -60,6 +60,14 @@ def test_laws_hold_for_every_start(name: str, start: Any, law: str) -> None:
         LAWS[law](algorithm, 0)  # raises LawBroken
 
 
+def test_flora_draws_for_each_client_module_and_round() -> None:
+    """Equal A would span one subspace of rank r, where the paper's stack has rank K r."""
+    run = Run(algorithms.get("flora"), 0, steps=0)
+    uploads = [run.train([client], index)[0].upload.params for index in (0, 1) for client in run.clients]
+    drawn = [upload[name] for upload in uploads for name in ("first.A", "second.A")]
+    assert len({tuple(a.flatten()[:5].tolist()) for a in drawn}) == len(drawn) == 2 * 2 * len(run.clients)
+
+
 def test_nested_factors_have_the_configured_start(start: Any) -> None:
     """Ad and Bd of rank 1: standard normal where PEFT's start is N(0, 1/r^2)."""
     if start == "orthogonal":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import importlib
 import json
 import os
 import re
@@ -143,6 +144,33 @@ def test_bad_input_about_a_run_exits_with_code_2(
     assert not Path("new").exists()
 
 
+@pytest.mark.parametrize("sets", [(), ("data.source=./pipe.csv",), ("data.test_source=./pipe.csv",)], ids=" ".join)
+def test_pipe_is_refused(invoke: Invoke, tiny: dict[str, Any], sets: tuple[str, ...]) -> None:
+    """A pipe that nobody writes to never ends."""
+    Path("good.toml").write_text(to_toml(load(tiny)))
+    for name in ("pipe.toml", "pipe.csv"):
+        os.mkfifo(name)
+    code, output = invoke("run", "good.toml" if sets else "pipe.toml", *(a for s in sets for a in ("--set", s)))
+    assert code == 2
+    assert "a pipe or a device" in output
+
+
+@pytest.mark.parametrize("content", ["x = " + "[" * 100_000, " " * 2**24 + "#"], ids=["deep", "large"])
+def test_configuration_without_bounds_is_refused(invoke: Invoke, content: str) -> None:
+    Path("x.toml").write_text(content)
+    code, output = invoke("run", "x.toml")
+    assert code == 2
+    assert "x.toml: " in output
+
+
+def test_library_in_the_working_folder_is_not_run(invoke: Invoke, tiny: dict[str, Any]) -> None:
+    Path("good.toml").write_text(to_toml(load(tiny)))
+    Path("colorsys.py").write_text("raise SystemExit(99)\n")
+    sys.modules.pop("colorsys", None)
+    assert invoke("run", "good.toml", "--device", "cpu")[0] == 0
+    assert importlib.import_module("colorsys").__file__ != str(Path("colorsys.py").absolute())
+
+
 def test_stopped_run_exits_with_code_1(invoke: Invoke, tiny: dict[str, Any]) -> None:
     Path("x.toml").write_text(to_toml(load(tiny)))
     code, output = invoke("run", "x.toml", "--set", "train.optimizer=sgd", "--set", "train.lr=1e38")
@@ -218,7 +246,52 @@ def test_unused_rows_are_reported(invoke: Invoke, tiny: dict[str, Any]) -> None:
     Path("x.toml").write_text(to_toml(load(tiny)))
     code, output = invoke("run", "x.toml", *changes)
     assert code == 0
-    assert "1 of 24 rows were not used: 1 bad, 0 given to no client" in output
+    assert "1 of 24 training rows are not used: 1 bad\n" in output
+
+
+def test_names_from_files_are_escaped(invoke: Invoke, tiny: dict[str, Any]) -> None:
+    """A column, a client or a label cannot clear the screen, move the cursor or look like markup."""
+    evil = "[red]\x1b[2J\x9b1m\u202e\n:bomb:"
+    rows = [{**row, "who": evil if i < 12 else f"{evil}{i}", evil: "x"} for i, row in enumerate(reviews(24))]
+    test = [row | {"label": evil} for row in reviews(2)]
+    write_rows(Path("rows.jsonl"), rows)
+    write_rows(Path("test.jsonl"), test)
+    Path("x.toml").write_text(to_toml(load(tiny)))
+    sets = ["data.source=rows.jsonl", "data.test_source=rows.jsonl", "partition.kind=natural", "partition.column=who"]
+    sets += ["data.min_examples=2", "clients.per_round=1"]
+    arguments = [a for text in sets for a in ("--set", text)]
+    Path("x.toml").write_text(to_toml(load({**tiny, "partition": {"kind": "natural", "column": "who"}})))
+    escaped = r"[red]\x1b[2J\x9b1m\u202e\n:bomb:"
+    code, output = invoke("run", "x.toml", *arguments, "--device", "cpu")
+    assert code == 0
+    assert f"left out for too few examples: {escaped}12, {escaped}13" in output
+    for change in ("task.text=txt", "data.test_source=test.jsonl", "task.label=who"):
+        code, refusal = invoke("run", "x.toml", *arguments, "--set", change)
+        assert code == 2
+        assert escaped in refusal
+        output += refusal
+    code, stopped = invoke("run", "x.toml", *arguments, "--set", "train.optimizer=sgd", "--set", "train.lr=1e38")
+    assert code == 1
+    assert escaped in stopped
+    assert all(c.isprintable() or c == "\n" for c in output + stopped)
+
+
+def test_account_of_rows_comes_before_training(invoke: Invoke, tiny: dict[str, Any]) -> None:
+    rows = reviews(24)
+    rows[3]["text"] = "film " * 40
+    write_rows(Path("rows.csv"), rows)
+    Path("x.toml").write_text(to_toml(load(tiny)))
+    sets = ("--set", "data.source=./rows.csv", "--set", "data.test_source=./rows.csv", "--set", "data.max_test_rows=1")
+    code, output = invoke("run", "x.toml", *sets, "--run-dir", "first", "--device", "cpu")
+    assert code == 0
+    account, _, table = output.partition("fedit: 1 rounds")
+    assert "1 of 24 training rows (4.2 %) are cut to task.max_length" in account
+    assert "1 of 24 test rows are taken, a random sample, which keeps the shares of label" in account
+    assert "warning: all 1 test rows are of class " in output
+    assert "cut to" not in table
+    code, output = invoke("compare", "fedit,rolora", "--config", "x.toml", *sets, "--device", "cpu")
+    assert code == 0
+    assert output.count("are cut to task.max_length") == output.count("warning: ") == 1
 
 
 def test_list_has_a_line_per_algorithm(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ or the row, the fault, the reason and the remedy.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -113,6 +114,13 @@ def jsonl(*objects: object) -> dict[str, Any]:
 
 
 GOOD = [{"text": f"w{i}", "label": "ab"[i % 2]} for i in range(6)]
+CHATS = [
+    [{"role": "user", "content": "w1"}],
+    [{"role": "assistant", "content": "w1"}],
+    [{"from": "human", "value": "w1"}, {"from": "function_call", "value": "w2"}],
+    [{"role": "user", "content": "w1"}, {"role": "assistant", "content": ""}],
+]
+TALK = [{"chat": [{"role": "user", "content": "w1"}, {"role": "assistant", "content": f"w{i}"}]} for i in range(6)]
 JSONL = {"data": {"source": "rows.jsonl"}}
 OWNERS: dict[str, Any] = {"partition": {"kind": "natural", "column": "who", "clients": None}}
 SITES = {"data": {"source": None, "clients_from": "./sites"}}
@@ -121,16 +129,37 @@ CAUSAL: dict[str, Any] = {
     "task": {"kind": "causal-lm", "label": None, "text": "text"},
     "adapter": {"target_modules": "all-linear"},
 }
+CHAT: dict[str, Any] = {
+    **CAUSAL,
+    **JSONL,
+    "task": {"kind": "causal-lm", "label": None, "text": None, "messages": "chat"},
+}
 BERT = {"model_type": "bert", "vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+DECODER = {"model/config.json": json.dumps({**BERT, "is_decoder": True})}
 LORA = {"peft_type": "LORA", "r": 2, "target_modules": ["query"]}
-ADAPTER = safetensors.torch.save(
-    {
-        f"base_model.model.bert.encoder.layer.{i}.attention.self.query.lora_{factor}.weight": torch.zeros(shape)
-        for i in range(2)
-        for factor, shape in (("A", (2, 32)), ("B", (32, 2)))
+
+
+def tensors(value: float = 0.0) -> bytes:
+    """Tensors for the layers and the rank of ``LORA``."""
+    return safetensors.torch.save(
+        {
+            f"base_model.model.bert.encoder.layer.{i}.attention.self.query.lora_{factor}.weight": torch.full(
+                shape, value
+            )
+            for i in range(2)
+            for factor, shape in (("A", (2, 32)), ("B", (32, 2)))
+        }
+    )
+
+
+def adapter(value: float = 0.0, **changes: Any) -> dict[str, str | bytes | None]:
+    """The files of ``LORA`` with ``changes`` to its configuration."""
+    return {
+        "adapter/adapter_config.json": json.dumps({**LORA, **changes}),
+        "adapter/adapter_model.safetensors": tensors(value),
     }
-)
-"""Tensors for the layers and the rank of ``LORA``."""
+
+
 PART = safetensors.torch.save(
     {f"bert.embeddings.{n}_embeddings.weight": torch.zeros(48, 32) for n in ("word", "position")}, {"format": "pt"}
 )
@@ -208,6 +237,11 @@ CASES = [
     Case("config", "a server option without an optimizer", {"server": {"beta1": 0.9}}),
     Case("config", "a language model with a label", {"task": {"kind": "causal-lm"}}),
     Case("config", "a prompt for a classifier", {"task": {"prompt": "q"}}),
+    Case("config", "conversations for a classifier", {"task": {"messages": "chat"}}),
+    Case("config", "conversations beside a text", {**CAUSAL, "task": {**CAUSAL["task"], "messages": "chat"}}),
+    Case("config", "a separator of nothing", {**CAUSAL, "task": {**CAUSAL["task"], "separator": "\n"}}),
+    Case("config", "a template for plain text", {**CAUSAL, "task": {**CAUSAL["task"], "chat_template": "rows.csv"}}),
+    Case("config", "a template that is not there", {"task": {**CHAT["task"], "chat_template": "chat.jinja"}}),
     Case("config", "no text column", {"task": {"text": None}}),
     Case("config", "GGUF and int8", {"model": {"gguf_file": "m.gguf", "quantization": "int8"}}),
     Case("config", "a GGUF file twice", {"model": {"name": "m.gguf", "gguf_file": "m.gguf"}}, files={"m.gguf": "x"}),
@@ -257,6 +291,9 @@ CASES = [
     Case("data", "null for a text", JSONL, files=jsonl(*GOOD, {"text": None, "label": "a"})),
     Case("data", "a number for a text", JSONL, files=jsonl(*GOOD, {"text": 7, "label": "a"})),
     Case("data", "a row without the column", JSONL, files=jsonl(*GOOD, {"txt": "w1", "label": "a"})),
+    Case("data", "a list for a text", JSONL, files=jsonl(*GOOD, {"text": ["w1", "w2"], "label": "a"})),
+    Case("data", "a list for a label", JSONL, files=jsonl(*GOOD, {"text": "w1", "label": ["a"]})),
+    Case("data", "NaN for a label", JSONL, files=jsonl(*GOOD, {"text": "w1", "label": math.nan})),
     Case("data", "half of a Unicode pair", JSONL, files=jsonl(*GOOD, {"text": "\ud800", "label": "a"})),
     Case("data", "many bad rows", rows=rows(*[",a,site 1"] * 9)),
     Case("data", "nothing but bad rows", {"data": {"bad_rows": "drop"}}, rows="text,label,who\n,a,x\n,b,x\n"),
@@ -269,10 +306,37 @@ CASES = [
     ),
     Case(
         "data",
+        "numbers to predict",
+        {"task": {"label": "score"}},
+        rows="text,score\n" + "".join(f"w1,{i / 40}\n" for i in range(40)),
+    ),
+    Case(
+        "data",
+        "NaN among numbers",
+        {"task": {"label": "score"}},
+        rows="text,score\nw1,0\nw2,1\nw3,nan\n",
+    ),
+    Case("data", "lists for all labels", JSONL, files=jsonl(*({"text": "w1", "label": [i]} for i in range(6)))),
+    Case(
+        "data",
+        "column names that a terminal obeys",
+        {"task": {"label": "labl"}},
+        rows="text,[red]label\x1b[2J\n" + "w1,a\nw2,b\n",
+    ),
+    Case("data", "more rows than memory", {"data": {"max_read_mb": 1}}, rows=ROWS + "w1,a,site 1\n" * 100_000),
+    Case(
+        "data",
         "an unknown label in the test set",
         {"data": {"test_source": "./test.csv"}},
         files={"test.csv": rows("w1,c,site 1")},
     ),
+    Case(
+        "data",
+        "conversations in a column of texts",
+        {**CHAT, "data": {"source": "rows.csv"}, "task": {**CHAT["task"], "messages": "text"}},
+    ),
+    Case("data", "no such column of conversations", CHAT, files=jsonl(*GOOD)),
+    Case("data", "conversations of another form", CHAT, files=jsonl(*({"chat": chat} for chat in CHATS))),
     # clients
     Case("data", "fewer rows than clients", {"partition": {"clients": 13}}),
     Case("data", "clients without enough rows", {"data": {"min_examples": 99}}),
@@ -315,6 +379,40 @@ CASES = [
     ),
     Case("structure", "an adapter without tensors", START, files={"adapter/adapter_config.json": json.dumps(LORA)}),
     Case("structure", "an adapter that is none", START, files={"adapter/adapter_config.json": '{"peft_type": "IA3"}'}),
+    # files that somebody else wrote
+    Case("structure", "a model with an adapter beside it", files={"model/adapter_config.json": json.dumps(LORA)}),
+    Case(
+        "structure",
+        "pickled weights",
+        files={"model/model.safetensors": None, "model/pytorch_model.bin": b"\x80"},
+    ),
+    Case(
+        "structure",
+        "a model's size that is no number",
+        files={"model/config.json": '{"model_type": "bert", "hidden_size": "x"}'},
+    ),
+    Case("structure", "a model's config without end", files={"model/config.json": '{"a":' * 100_000}),
+    Case("structure", "a rank of a billion", {"adapter": {"r": 10**9}}),
+    Case("structure", "an adapter's rank of a billion", START, files=adapter(r=10**9)),
+    Case("structure", "an adapter's rank that is a text", START, files=adapter(r="8")),
+    Case("structure", "an adapter of unknown type", START, files=adapter(peft_type="ZZZ")),
+    Case(
+        "structure",
+        "an adapter that names a module",
+        START,
+        files=adapter(megatron_config={"a": 1}, megatron_core="evil"),
+    ),
+    Case("structure", "an adapter that copies layers", START, files=adapter(layer_replication=[[0, 2], [0, 2]])),
+    Case("structure", "an adapter that is more than LoRA", START, files=adapter(use_dora=True)),
+    Case("structure", "an adapter's config without end", START, files={"adapter/adapter_config.json": "[" * 100_000}),
+    Case(
+        "structure",
+        "a pickled adapter",
+        START,
+        files={"adapter/adapter_config.json": json.dumps(LORA), "adapter/adapter_model.bin": b"\x80"},
+    ),
+    Case("structure", "an adapter of other shapes", START, files=adapter(r=4)),
+    Case("structure", "an adapter with NaN", START, files=adapter(math.nan)),
     # clients' ranks that do not fit the layers
     Case("structure", "a budget that holds no upload", {"clients": {"bytes_budget": 999}}),
     Case("structure", "budgets of which one holds none", {"clients": {"bytes_budget": [4096, 4096, 9]}}),
@@ -322,10 +420,7 @@ CASES = [
         "structure",
         "a client's rank above an adapter's",
         {**START, "clients": {"ranks": [4, 4, 4]}},
-        files={
-            "adapter/adapter_config.json": json.dumps(LORA),
-            "adapter/adapter_model.safetensors": ADAPTER,
-        },
+        files=adapter(),
     ),
     Case(
         "structure",
@@ -347,9 +442,16 @@ CASES = [
             },
         },
         rows=ROWS.replace("\nw", "\nw1 w2 w3 w4 w5 w"),
-        files={"model/config.json": json.dumps({**BERT, "is_decoder": True})},
+        files=DECODER,
     ),
     Case("structure", "an encoder as a language model", CAUSAL),
+    Case("structure", "no chat template", CHAT, files={**jsonl(*TALK), **DECODER}),
+    Case(
+        "structure",
+        "a template that does not show the answers",
+        {**CHAT, "task": {**CHAT["task"], "chat_template": "chat.jinja"}},
+        files={**jsonl(*TALK), **DECODER, "chat.jinja": "{{ messages | length }} {{ messages[-1].content }}"},
+    ),
     Case("structure", "a file that is no GGUF", {"model": {"name": "m.gguf"}}, files={"m.gguf": "GGUF" + "x" * 60}),
     # the model's weights
     Case("weights", "no weights", files={"model/model.safetensors": None}),
@@ -438,7 +540,8 @@ def test_missing_package_is_named(
 def test_unspoiled_configuration_runs(folder: Path) -> None:
     Case("", "").lay_out(folder)
     result = CliRunner().invoke(app, ["run", "run.toml", "--run-dir", "out"])
-    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.exit_code == 0
+    assert [line.split()[0] for line in result.stderr.splitlines()] == ["round"] * 2
 
 
 def _all() -> Iterator[str]:

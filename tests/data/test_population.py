@@ -9,8 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rondo.algorithm import Client, Shared
-from rondo.data.population import Members, Population, _encoded
+from rondo.algorithm import Client, Round, Shared
+from rondo.config import load
+from rondo.data.population import Members, Population, _encoded, _split
 from rondo.data.stored import Stored
 from rondo.engine.server.ledger import Ledger
 from rondo.tasks.token_store import TextExample, TokenStore
@@ -105,6 +106,21 @@ class Halves:
 
     def encode(self, rows: Sequence[dict[str, int]]) -> list[TextExample]:
         return [TextExample((row["n"],), 0) for row in rows if row["n"] % 2 == 0]
+
+
+def test_every_client_has_a_split_of_its_own() -> None:
+    """One stream for all would take the same places of every client's rows for validation."""
+
+    def validation(name: str, seed: int = 0) -> list[int]:
+        config = load({"seed": seed, "data": {"validation_fraction": 0.2}})
+        train, validation = _split(name, range(100, 150), config, Round(0, 1, seed, 0))
+        assert sorted(train + validation) == list(range(100, 150))
+        return validation
+
+    splits = [validation("ann"), validation("bob"), validation("ann", seed=1)]
+    assert [len(split) for split in splits] == [10] * 3
+    assert len(set(map(tuple, splits))) == 3
+    assert validation("ann") == splits[0]
 
 
 def test_rows_left_out_leave_nothing_in_the_store() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import pytest
 
 from rondo.config import ConfigError, load
 from rondo.data import sources
-from rondo.data.sources import label_names, read_rows
+from rondo.data.sources import Room, read_rows
 
 Write = Callable[[str, str | bytes], Path]
 
@@ -152,9 +152,9 @@ def test_single_file_has_no_test_set_unless_one_is_named(write: Write) -> None:
     train, test = write("a.csv", "t,l\nx,1\ny,2\n"), write("b.jsonl", '{"t": "z", "l": 1}\n{"t": "w", "l": 2}')
     loaded = source({"source": str(train)})
     assert (len(loaded.train or []), loaded.clients, loaded.test) == (2, None, None)
-    loaded = source({"source": str(train), "test_source": str(test), "max_train_rows": 1, "max_test_rows": 1})
-    assert loaded.train == [{"t": "x", "l": "1"}]
-    assert loaded.test == [{"t": "z", "l": 1}]
+    loaded = source({"source": str(train), "test_source": str(test)})
+    assert loaded.train == [{"t": "x", "l": "1"}, {"t": "y", "l": "2"}]
+    assert loaded.test == [{"t": "z", "l": 1}, {"t": "w", "l": 2}]
 
 
 def test_folder_holds_one_file_per_split(write: Write, tmp_path: Path) -> None:
@@ -203,38 +203,81 @@ def test_pattern_as_source_is_refused(write: Write, tmp_path: Path) -> None:
     assert "clients_from" in source_fault({"source": str(tmp_path / "*.csv")})["data.source"]
 
 
+# --- files that are larger than they look -----------------------------------------------------------------------
+
+
+def parquet(path: Path, columns: dict[str, Any]) -> Path:
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table(columns), path, compression="zstd", store_schema=False)
+    return path
+
+
+def same(value: str, count: int) -> Any:
+    """A column of ``count`` equal texts, which a Parquet file stores once."""
+    import pyarrow
+
+    return pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * count, pyarrow.int32()), pyarrow.array([value]))
+
+
+def room_fault(path: Path, megabytes: int) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read_rows(path, "data.source", Room(megabytes))
+    (problem,) = caught.value.problems
+    assert problem.path == "data.max_read_mb"
+    return problem.message
+
+
+def test_small_file_of_many_rows_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow.parquet
+
+    path = parquet(tmp_path / "a.parquet", {"t": same("x", 100_000), "l": same("1", 100_000)})
+    assert path.stat().st_size < 10_000
+    monkeypatch.setattr(pyarrow.parquet.ParquetFile, "iter_batches", lambda *_, **__: pytest.fail("rows were read"))
+    assert "more memory than the 8 MiB of this key: raise it" in room_fault(path, 8)
+
+
+@pytest.mark.parametrize("categories", [False, True], ids=["texts", "categories"])
+def test_small_file_of_long_texts_is_read_no_further(tmp_path: Path, categories: bool) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(
+        pyarrow.table({"t": same("x" * 500_000, 200)}), path, compression="zstd", store_schema=categories
+    )
+    assert path.stat().st_size < 2_000
+    default = pyarrow.default_memory_pool()
+    pool = pyarrow.proxy_memory_pool(default)
+    pyarrow.set_memory_pool(pool)
+    try:
+        assert str(path) in room_fault(path, 8)
+        assert pool.max_memory() < 24 << 20  # of 100 MB
+    finally:
+        pyarrow.set_memory_pool(default)
+    assert len(read_rows(path, "data.source", Room(128))) == 200
+
+
+def test_batches_of_a_file_are_in_order(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "a.parquet", {"t": [str(i) for i in range(10_000)]})
+    assert [row["t"] for row in read_rows(path, "data.source")] == [str(i) for i in range(10_000)]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.json"])
+def test_text_file_above_the_room_is_not_read(write: Write, name: str) -> None:
+    path = write(name, "")
+    os.truncate(path, 3 << 20)
+    assert "take more memory than the 2 MiB" in room_fault(path, 2)
+
+
+def test_all_files_share_one_room(write: Write, tmp_path: Path) -> None:
+    for client in ("a", "b", "c"):
+        write(f"sites/{client}.csv", "t,l\n" + "x,1\n" * 150_000)
+    assert (
+        "sites/b.csv" in source_fault({"clients_from": str(tmp_path / "sites"), "max_read_mb": 1})["data.max_read_mb"]
+    )
+    assert len(source({"clients_from": str(tmp_path / "sites"), "max_read_mb": 2}).clients or {}) == 3
+
+
 def test_unknown_data_set_is_named() -> None:
     assert "'no-such-data-set' cannot be loaded" in source_fault({"source": "no-such-data-set"})["data.source"]
-
-
-# --- labels --------------------------------------------------------------------------------------------------------
-
-
-def names(*labels: Any) -> tuple[str, ...]:
-    return label_names([{"l": x} for x in labels], "l")
-
-
-def test_labels_sort_as_numbers_then_as_letters() -> None:
-    assert names("2", "10", "1", 3) == ("1", "2", "3", "10")
-    assert names("b", "a", "B") == ("B", "a", "b")
-    assert names("b", 2, "a", -1, 0.5) == ("-1", "0.5", "2", "a", "b")
-    assert names(True, False) == ("False", "True")
-
-
-def test_rows_without_a_label_are_skipped() -> None:
-    assert names(None, "a", None) == ("a",)
-    assert label_names([{"x": 1}, {"l": "a"}], "l") == ("a",)
-    assert label_names([], "l") == ()
-
-
-def test_labels_do_not_depend_on_the_order_of_rows() -> None:
-    for order in itertools.permutations(["2", "10", "a", "b"]):
-        assert names(*order) == ("2", "10", "a", "b")
-
-
-def test_label_called_nan_keeps_the_order() -> None:
-    """NaN compares with no number, so without a fixed place the order could change from run to run."""
-    for last in range(3, 40):
-        numbers = [str(i) for i in range(last)]
-        sorted_names = [n for n in names("nan", *numbers) if n != "nan"]
-        assert sorted_names == numbers

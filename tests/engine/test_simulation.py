@@ -173,30 +173,48 @@ def test_failed_client_leaves_no_trace(
     assert serialization.same(failing.locals, absent.locals)
 
 
-def test_client_out_of_memory_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_room() -> None:
+    raise MemoryError("no room")
+
+
+def no_room_on_an_accelerator() -> None:
+    raise torch.OutOfMemoryError("no room")
+
+
+def no_room_on_a_processor() -> None:
+    torch.empty(2**50)
+
+
+ROOMLESS = (no_room, no_room_on_an_accelerator, no_room_on_a_processor)
+
+
+@pytest.mark.parametrize("fail", ROOMLESS)
+def test_client_out_of_memory_is_recorded(fail: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     sim = make(people=population(SIZES, poisoned=["bob"]))
     plain = sim.task.collate
 
     def collate(rows: Sequence[TextExample]) -> tuple[Batch, Batch]:
         if any(POISON in e.ids for e in rows):
-            raise MemoryError("no room")
+            fail()
         return plain(rows)
 
     monkeypatch.setattr(sim.task, "collate", collate)
     assert len(sim.cohorts.plan(sim.population.clients)) == 1  # so that the cohort has to be halved
     record = sim.run_round(0)
     (failure,) = record["failed"]
-    assert failure == {"client": "bob", "reason": "out_of_memory", "detail": "no room"}
+    assert (failure["client"], failure["reason"]) == ("bob", "out_of_memory")
+    assert "no room" in failure["detail"] or "DefaultCPUAllocator" in failure["detail"]
     assert record["clients"] == 2
 
 
-def test_cohort_out_of_memory_is_halved_without_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fail", ROOMLESS)
+def test_cohort_out_of_memory_is_halved_without_loss(fail: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     sim, alone = make(), make(run=ALONE)
     plain = sim.task.collate
 
     def collate(rows: Sequence[TextExample]) -> tuple[Batch, Batch]:
         if len(rows) > 4:  # rows of more than one client
-            raise torch.OutOfMemoryError("no room")
+            fail()
         return plain(rows)
 
     sim.cohorts.plan(sim.population.clients)
@@ -221,6 +239,25 @@ class Watcher(Observer):
 
     def round_done(self, record: dict[str, Any]) -> None:
         raise AssertionError("the runner says this")
+
+
+def test_rounds_loss_is_weighted_by_the_uploads() -> None:
+    """By the clients' numbers of examples, unless all clients count the same."""
+
+    class Losses(Observer):
+        def __init__(self) -> None:
+            self.by_client: dict[str, float] = {}
+
+        def client_done(self, client: str, loss: float | None) -> None:
+            assert loss is not None
+            self.by_client[client] = loss
+
+    for weighting, weights in (("examples", SIZES), ("uniform", dict.fromkeys(SIZES, 1))):
+        losses = Losses()
+        record = make(run=config(clients={"weighting": weighting})).run_round(0, losses)
+        expected = sum(weights[c] * loss for c, loss in losses.by_client.items()) / sum(weights.values())
+        assert losses.by_client.keys() == SIZES.keys()
+        assert record["loss"] == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,6 +1,7 @@
 """Coverage-guided fuzzing of every reader of foreign bytes. Needs ``pip install atheris``.
 
     python tests/fuzz/targets.py decode_upload -max_total_time=600 corpus/decode_upload
+    python tests/fuzz/targets.py decode_large_header -max_total_time=600 corpus/decode_large_header
     python tests/fuzz/targets.py load_checkpoint -max_total_time=600 corpus/load_checkpoint
     python tests/fuzz/targets.py load_config -max_total_time=600 corpus/load_config
 
@@ -15,6 +16,7 @@ import hashlib
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,13 +34,36 @@ with atheris.instrument_imports(include=["rondo"]):
     from rondo.runs.storage.durable import Position
 
 
+LARGE_HEADER = 2**18
+"""More than the header of a model with a thousand adapted layers."""
+
+
 def fuzz_upload(data: bytes) -> None:
     """Decode ``data`` as it is, and as a header and a body with the correct length between them. The digest is correct
     in both cases, because the faults worth finding lie behind it."""
     header, _, body = data.partition(b"\n")
     for content in (data, len(header).to_bytes(8, "little") + header + body):
-        with contextlib.suppress(Rejected):
-            decode_upload(hashlib.sha256(content).digest() + content, 10_000)
+        _decode(content)
+
+
+def fuzz_large_header(data: bytes) -> None:
+    """Decode an upload in whose header ``data`` is repeated until the header is large. An upload that takes long is a
+    fault too."""
+    header, part = an_upload().partition(b"\n")[0][:-1], b"," + data
+    header += part * ((LARGE_HEADER - len(header)) // len(part)) + b"}"
+    _decode(len(header).to_bytes(8, "little") + header)
+
+
+def an_entry() -> bytes:
+    return b'"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
+
+
+def _decode(content: bytes) -> None:
+    began = time.process_time()
+    with contextlib.suppress(Rejected):
+        decode_upload(hashlib.sha256(content).digest() + content, 10_000, LARGE_HEADER).tensors()
+    if time.process_time() - began > 5:
+        raise TimeoutError(f"{len(content)} bytes took {time.process_time() - began:.1f} s")
 
 
 def an_upload() -> bytes:
@@ -93,6 +118,7 @@ def a_config() -> bytes:
 
 TARGETS: dict[str, tuple[Callable[[bytes], None], tuple[Callable[[], bytes], ...]]] = {
     "decode_upload": (fuzz_upload, (an_upload,)),
+    "decode_large_header": (fuzz_large_header, (an_entry,)),
     "load_checkpoint": (fuzz_checkpoint, (a_manifest, a_state)),
     "load_config": (fuzz_config, (a_config,)),
 }

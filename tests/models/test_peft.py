@@ -22,7 +22,8 @@ from rondo.algorithm import Round
 from rondo.algorithms.florg import FLoRG
 from rondo.config import AdapterConfig, ConfigError, load
 from rondo.config.peft_keys import NOT_TAKEN, not_taken
-from rondo.lowrank import GrowingSum
+from rondo.lowrank import GrowingSum, LowRank
+from rondo.models.adapted_layer import Site
 from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.peft import Plan, merged, plan, read_tensors, stock_model, write_adapter
 from rondo.models.pretrained import fingerprint
@@ -345,6 +346,33 @@ def test_merged_plain_model_gives_the_networks_logits(kind: str, tmp_path: Path)
     with torch.no_grad():
         difference = (run.logits(batch) - plain(**batch).logits).abs().max()
     assert difference < 1e-6
+
+
+def test_ranks_and_scales_are_written_for_one_layer_each(tmp_path: Path) -> None:
+    """A pattern holds for a layer's whole path, though PEFT would take its end for a match."""
+
+    def model() -> nn.Module:
+        inner = nn.ModuleDict({"dense": nn.Linear(6, 6), "denser": nn.Linear(6, 6)})
+        return nn.ModuleDict({"dense": nn.Linear(6, 6), "inner": inner})
+
+    paths = {"dense": (2, 0.5), "inner.dense": (3, 1.5), "inner.denser": (3, 1.5)}
+    sites = tuple(Site(path, "linear", (6, 6), rank, scale, 0.0) for path, (rank, scale) in paths.items())
+    network, factors = AdaptedNetwork(model(), sites, ()), tiny.factors(sites, 1, dtype=torch.float32)
+    write_adapter(tmp_path, network, peft.LoraConfig(), factors, {}, model_name="a/model")
+    loaded = stock_model(model(), tmp_path)
+    layers = {path: loaded.get_submodule(f"base_model.model.{path}") for path in paths}
+    assert {p: (layer.r["default"], layer.scaling["default"]) for p, layer in layers.items()} == paths
+
+
+def test_adapter_of_no_change_has_rank_one(tmp_path: Path) -> None:
+    """Rows of zeros are left out beside a base change, but PEFT reads no adapter of rank 0."""
+    run = made("bert", with_head=False, target_modules=["query"])
+    path = run.planned.sites[0].path
+    run.seen |= {f"{path}.B": torch.zeros_like(run.seen[f"{path}.B"])}
+    nothing = GrowingSum.of(LowRank(torch.zeros(32, 2), torch.zeros(2, 32)))
+    run.write(tmp_path, {path: nothing})
+    assert read_tensors(tmp_path)[f"{path}.A"].shape == (1, 32)
+    assert_same_logits(run.logits(tiny.text_batch()), stock_logits(run.base, tmp_path, tiny.text_batch(), "bert"))
 
 
 def test_frozen_head_is_written_unchanged(tmp_path: Path) -> None:

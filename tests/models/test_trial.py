@@ -154,22 +154,6 @@ def test_model_that_does_not_run_is_refused() -> None:
     )
 
 
-def test_language_model_that_reads_ahead_is_refused() -> None:
-    import transformers
-
-    options = {"vocab_size": tiny.VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    task = CausalLM(tiny.tokenizer("llama"), "text", (), None, 32)
-    for decoder in (False, True):
-        module = transformers.BertLMHeadModel(transformers.BertConfig(**options, is_decoder=decoder)).eval()
-        sites = tiny.sites(module, ("query",))
-        chosen = AdaptedNetwork(module, sites, ())
-        if decoder:
-            assert reason(chosen, task) is None
-            continue
-        with pytest.raises(ConfigError, match="no causal language model: its output for a token depends on later ones"):
-            reason(chosen, task)
-
-
 def test_prompt_longer_than_the_trials_rows_is_tried() -> None:
     """Its targets lie behind the part that is tried; without targets of its own the trial would see nothing."""
     chosen = network(tiny.llama_lm(), ("q_proj",))

@@ -7,14 +7,15 @@ import struct
 import time
 import warnings
 import zlib
-from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from rondo.report import pictures
+from rondo.report.rows import account
 from rondo.report.terminal import human_bytes, summary_table
+from small_runs import WHOLE
 
 
 @pytest.mark.parametrize(
@@ -109,11 +110,69 @@ def test_run_without_scores_has_a_table() -> None:
     assert rendered(SUMMARY | {"before": {}, "after": {}})["up, total"] == ["", "21.0 MB"]
 
 
+# --- the account of the rows ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentences"),
+    [
+        ({}, []),
+        ({"text": {}, "test_text": {}}, []),
+        (
+            {"rows_not_sampled": 150, "test_rows_not_sampled": 100, "clients_not_sampled": 2},
+            [
+                "50 of 200 training rows are taken, a random sample, which keeps the shares of label and who",
+                "100 of 200 test rows are taken, a random sample, which keeps the shares of label",
+                "2 clients have no row in the sample",
+            ],
+        ),
+        ({"rows_not_sampled": 1, "sampled_by": []}, ["199 of 200 training rows are taken, a random sample"]),
+        (
+            {"rows_bad": 1, "rows_without_target": 2, "test_rows_bad": 3, "rows_without_client": 40},
+            [
+                "43 of 200 training rows are not used: 1 bad, 40 given to no client, "
+                "2 with nothing to learn within task.max_length",
+                "3 of 200 test rows are not used: 3 bad",
+            ],
+        ),
+        (
+            {"rows_not_sampled": 100, "sampled_by": [], "rows_without_client": 40},
+            [
+                "100 of 200 training rows are taken, a random sample",
+                "40 of 100 training rows are not used: 40 given to no client",
+            ],
+        ),
+        (
+            {"text": {"rows": 200, "rows_cut": 50, "tokens": 9000, "tokens_lost": 1000}},
+            ["50 of 200 training rows (25.0 %) are cut to task.max_length, and 11.1 % of all tokens are lost"],
+        ),
+        (
+            {"test_text": {"rows": 200, "rows_cut": 1, "tokens": 9000, "tokens_lost": 1}},
+            ["1 of 200 test rows (0.5 %) are cut to task.max_length, and below 0.1 % of all tokens are lost"],
+        ),
+        (
+            {"rows_moved": 21},
+            [
+                "21 of 200 training rows are moved to clients with fewer than partition.min_size: "
+                "no draw gave every client enough"
+            ],
+        ),
+        ({"warnings": ["all rows are alike"]}, ["warning: all rows are alike"]),
+        ({"clients_too_small": {"a": 1, "b": 0}}, ["left out for too few examples: a, b"]),
+        (
+            {"clients_too_small": {str(i): 1 for i in range(12)}},
+            ["left out for too few examples: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more"],
+        ),
+    ],
+)
+def test_account_of_rows_says_what_is_not_used_whole(changes: dict[str, Any], sentences: list[str]) -> None:
+    assert list(account(WHOLE | changes)) == sentences
+
+
 # --- pictures ------------------------------------------------------------------------------------------------------
 
 
-def assert_png(path: Path) -> None:
-    content = path.read_bytes()
+def assert_png(content: bytes) -> None:
     assert len(content) > 1000
     assert content[:8] == b"\x89PNG\r\n\x1a\n"
     position, kinds, data = 8, [], b""
@@ -139,30 +198,26 @@ def numbered(count: int) -> list[str]:
 
 @pytest.mark.parametrize("count", [1, 3, 100])
 @pytest.mark.parametrize("labels", [None, {"a": 4, "b": 2}, {str(i): i for i in range(13)}], ids=["none", "2", "13"])
-def test_partition_picture(tmp_path: Path, count: int, labels: dict[str, int] | None) -> None:
-    pictures.partition(clients(numbered(count), labels), tmp_path / "x.png")
-    assert_png(tmp_path / "x.png")
+def test_partition_picture(count: int, labels: dict[str, int] | None) -> None:
+    assert_png(pictures.partition(clients(numbered(count), labels)))
 
 
-def test_clients_may_lack_labels_of_other_clients(tmp_path: Path) -> None:
+def test_clients_may_lack_labels_of_other_clients() -> None:
     report = clients(["a"], {"x": 3})["clients"] | clients(["b"], {"y": 2, "z": 1})["clients"]
-    pictures.partition({"clients": report}, tmp_path / "x.png")
-    assert_png(tmp_path / "x.png")
+    assert_png(pictures.partition({"clients": report}))
 
 
 @pytest.mark.parametrize("text", [r"$\frac$", "$5 and $10", "$%$", "_x", "", "好", "a\nb", r"\alpha", "x" * 64])
-def test_labels_and_clients_may_have_any_name(tmp_path: Path, text: str) -> None:
+def test_labels_and_clients_may_have_any_name(text: str) -> None:
     """Names are data, never formulas, and a missing font causes no warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        pictures.partition(clients([text, "other"], {text: 3, "b": 2}), tmp_path / "x.png")
-    assert_png(tmp_path / "x.png")
+        assert_png(pictures.partition(clients([text, "other"], {text: 3, "b": 2})))
 
 
-def test_picture_of_many_clients_and_labels_is_fast(tmp_path: Path) -> None:
+def test_picture_of_many_clients_and_labels_is_fast() -> None:
     began = time.process_time()
-    pictures.partition(clients(numbered(300), {str(i): 1 for i in range(20)}), tmp_path / "x.png")
-    assert_png(tmp_path / "x.png")
+    assert_png(pictures.partition(clients(numbered(300), {str(i): 1 for i in range(20)})))
     assert time.process_time() - began < 1.5
 
 
@@ -176,17 +231,18 @@ HISTORY = [
 
 @pytest.mark.parametrize("before", [{}, {"accuracy": None}, {"accuracy": 0.25}])
 @pytest.mark.parametrize("history", [HISTORY, HISTORY[1:2], []], ids=["scores", "none", "no round"])
-def test_learning_curve(tmp_path: Path, before: dict[str, Any], history: list[dict[str, Any]]) -> None:
-    pictures.curve(before, history, "accuracy", "fedit, 3 clients", tmp_path / "x.png")
-    assert_png(tmp_path / "x.png")
+def test_learning_curve(before: dict[str, Any], history: list[dict[str, Any]]) -> None:
+    assert_png(pictures.curve(before, history, "accuracy", "fedit, 3 clients"))
 
 
-def test_pictures_are_closed(tmp_path: Path) -> None:
+def test_pictures_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     before = pyplot.get_fignums()
-    pictures.curve({}, HISTORY, "loss", "t", tmp_path / "x.png")
-    pictures.partition(clients(["a"], None), tmp_path / "x.png")
-    with pytest.raises(OSError):
-        pictures.partition(clients(["a"], None), tmp_path / "no" / "such" / "x.png")
+    pictures.curve({}, HISTORY, "loss", "t")
+    pictures.partition(clients(["a"], None))
+    monkeypatch.delattr(Figure, "savefig")
+    with pytest.raises(AttributeError):
+        pictures.partition(clients(["a"], None))
     assert pyplot.get_fignums() == before

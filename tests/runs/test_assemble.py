@@ -67,7 +67,7 @@ def test_device_with_an_index_becomes_the_current_one(monkeypatch: pytest.Monkey
     chosen: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
 
-    def no_data(_: object) -> None:
+    def no_data(*_: object) -> None:
         raise ConfigError.at("data", "the device comes first")
 
     monkeypatch.setattr("rondo.runs.assemble.load_source", no_data)

@@ -18,7 +18,7 @@ from rondo.runs.runner import RunResult
 from small_runs import Rows, reviews, save_tiny_bert, save_tiny_gpt2, settings, write_rows
 
 ADAPTER = {
-    "README.md", "adapter_config.json", "adapter_model.safetensors", "rondo.toml", "tokenizer.json",
+    "README.md", "adapter_config.json", "adapter_model.safetensors", "rondo.json", "rondo.toml", "tokenizer.json",
     "tokenizer_config.json",
 }  # fmt: skip
 MERGED = {"README.md", "config.json", "model.safetensors", "rondo.toml", "tokenizer.json", "tokenizer_config.json"}
@@ -210,29 +210,3 @@ def test_files_of_each_form_are_readable_by_others(classifier: RunResult, langua
     ):
         assert {p.name for p in folder.iterdir()} == names
         assert {p.stat().st_mode & 0o777 for p in folder.iterdir()} == {0o644}
-
-
-def test_failed_export_leaves_nothing(classifier: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    (tmp_path / "out").mkdir()
-    monkeypatch.setattr("rondo.runs.export.describe", full)
-    with pytest.raises(rondo.ConfigError, match=r"--to: '.*out' cannot be written: No space left on device"):
-        rondo.export(classifier.run_dir, tmp_path / "out")
-    assert [p.name for p in tmp_path.rglob("*")] == ["out"]
-
-
-def test_export_over_a_stopped_one(classifier: RunResult, tmp_path: Path) -> None:
-    (tmp_path / "out.tmp").mkdir()
-    (tmp_path / "out.tmp" / "half").write_text("x")
-    rondo.export(classifier.run_dir, tmp_path / "out")
-    assert [p.name for p in tmp_path.iterdir()] == ["out"]
-
-
-def test_export_into_the_working_folder_is_refused(
-    classifier: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(rondo.ConfigError, match="is the folder you work in"):
-        rondo.export(classifier.run_dir, ".")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import shutil
 import statistics
 from collections.abc import Callable
@@ -15,8 +17,10 @@ from rich.console import Console
 
 import rondo
 from rondo.config import ConfigError, load
+from rondo.errors import RunStopped
 from rondo.report.terminal import comparison_table
 from rondo.runs import compare
+from rondo.runs.storage import durable
 from rondo.runs.storage.directory import to_toml
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 
@@ -174,6 +178,25 @@ def test_changed_data_under_the_same_name_is_refused(copy: Path, tiny: dict[str,
 
 
 # --- the command ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["comparison.json", "comparison.png"])
+def test_comparison_on_a_full_disk_is_told(
+    name: str, copy: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is there stays, and the comparison can be started again."""
+    before = {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()}
+    write = durable._write
+
+    def full(path: Path, content: bytes, start: int) -> None:
+        if path.name.startswith(name):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        write(path, content, start)
+
+    monkeypatch.setattr(durable, "_write", full)
+    with pytest.raises(RunStopped, match=rf"{name}\S* cannot be written: No space left on device"):
+        rondo.compare(NAMES, tiny, seeds=SEEDS, out=copy, device="cpu")
+    assert {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()} == before
 
 
 def test_command_shows_the_table_and_reused_runs(

@@ -57,7 +57,7 @@ def test_custom_task_learns_in_double_precision(config: dict[str, Any], tmp_path
     partition = json.loads((result.run_dir / "partition.json").read_text())
     assert {c["train"] + c["validation"] for c in partition["clients"].values()} == {10}
     assert (result.run_dir / "curve.png").is_file()
-    assert rondo.evaluate(result.run_dir, device="cpu")["test"]["loss"] == after
+    assert rondo.evaluate(result.run_dir, device="cpu", allow_code=True)["test"]["loss"] == after
     manifest = RunDirectory(result.run_dir).read("manifest.json")
     assert (manifest["kernels"]["dtype"], manifest["adapted_modules"]) == ("float64", {})
     assert result.history[-1]["diagnostics"]["reason"] == "no layer is adapted"
@@ -85,7 +85,7 @@ def test_killed_run_resumes_to_the_same_bits(config: dict[str, Any], tmp_path: P
     if child == 0:
         rondo.run(config, run_dir=tmp_path / "cut", device="cpu", observer=Killer())
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 137
-    cut = rondo.resume(tmp_path / "cut")
+    cut = rondo.resume(tmp_path / "cut", allow_code=True)
     whole_adapter, cut_adapter = (r.run_dir / "adapter" / "tensors.safetensors" for r in (whole, cut))
     assert whole_adapter.read_bytes() == cut_adapter.read_bytes()
     assert [r["loss"] for r in whole.history] == [r["loss"] for r in cut.history]
@@ -96,6 +96,24 @@ def test_comparison_over_seeds(config: dict[str, Any], tmp_path: Path) -> None:
     assert comparison.primary == "loss"
     assert comparison.algorithms[METHOD]["test"]["count"] == 2
     assert (tmp_path / "out" / "comparison.png").is_file()
+
+
+class Shared(own_task.Line):
+    """Gives every row the first client's tensors."""
+
+    def __call__(self, params: Any, base: Any, batch: Any, dropout: Any = None, rows: Any = None) -> torch.Tensor:
+        return super().__call__({"slope": params["slope"][:1]}, base, batch)
+
+
+def test_custom_network_that_mixes_clients_trains_them_alone(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_task, "shared", Shared, raising=False)
+    expected = rondo.run(config, run_dir=tmp_path / "right", device="cpu")
+    found = rondo.run({**config, "model": {"name": "own_task:shared"}}, run_dir=tmp_path / "mixed", device="cpu")
+    reasons = [json.loads((r.run_dir / "manifest.json").read_text())["one_at_a_time"] for r in (expected, found)]
+    assert reasons == [None, "the gradient of slope is not what it is when its client is alone in a call"]
+    assert found.metrics["global"]["loss"] == pytest.approx(expected.metrics["global"]["loss"], rel=1e-9)
 
 
 def _single() -> own_task.Line:
@@ -182,7 +200,7 @@ def test_custom_part_fault_is_reported(
 def test_export_without_adapter_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
     result = rondo.run(config, sets=["rounds=1"], run_dir=tmp_path / "run", device="cpu")
     with pytest.raises(rondo.ConfigError, match="no PEFT adapter"):
-        rondo.export(result.run_dir, tmp_path / "out")
+        rondo.export(result.run_dir, tmp_path / "out", allow_code=True)
     with pytest.raises(rondo.ConfigError, match="no PEFT adapter"):
         rondo.predict(result.run_dir, "rows.csv")
 
@@ -200,9 +218,9 @@ def test_evaluation_on_other_rows_checks_them(config: dict[str, Any], tmp_path: 
     rows = (tmp_path / "rows.csv").read_text().splitlines()
     test.write_text("\n".join(rows[:4]) + "\n")
     bad.write_text("\n".join([*rows[:2], "1,2,3,far"]) + "\n")
-    assert rondo.evaluate(result.run_dir, data=test, device="cpu")["test"]["loss"] is not None
+    assert rondo.evaluate(result.run_dir, data=test, device="cpu", allow_code=True)["test"]["loss"] is not None
     with pytest.raises(rondo.ConfigError, match="--data: row 1, column 'y': not a number: 'far'"):
-        rondo.evaluate(result.run_dir, data=bad, device="cpu")
+        rondo.evaluate(result.run_dir, data=bad, device="cpu", allow_code=True)
 
 
 def test_own_task_is_short() -> None:

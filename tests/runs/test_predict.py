@@ -11,6 +11,7 @@ from typing import Any
 
 import peft
 import pytest
+import safetensors.torch
 import torch
 import transformers
 
@@ -126,6 +127,42 @@ def test_predictions_without_an_adapter_are_refused(finished: RunResult, tmp_pat
     assert "'nowhere.csv' cannot be read" in problems(lambda: rondo.predict(finished.run_dir, "nowhere.csv"))["--data"]
 
 
+def test_rows_in_memory_are_predicted_and_scored(finished: RunResult) -> None:
+    rows = reviews(12, seed=1)
+    data = finished.run_dir.parent / "test.csv"
+    assert rondo.predict(finished.run_dir, rows, device="cpu") == rondo.predict(finished.run_dir, data, device="cpu")
+    assert rondo.evaluate(finished.run_dir, data=rows, device="cpu") == {
+        "test": pytest.approx(finished.metrics["global"])
+    }
+
+
+def test_another_base_model_is_refused_or_allowed(finished: RunResult, tmp_path: Path) -> None:
+    data = finished.run_dir.parent / "test.csv"
+    shutil.copytree(finished.run_dir / "adapter", tmp_path / "adapter")
+    shutil.copytree(finished.run_dir.parent / "bert", tmp_path / "other")
+    weights = tmp_path / "other" / "model.safetensors"
+    tensors = safetensors.torch.load_file(weights)
+    tensors["bert.embeddings.LayerNorm.weight"] *= 2
+    safetensors.torch.save_file(tensors, weights, metadata={"format": "pt"})
+    config = tmp_path / "adapter" / "rondo.toml"
+    config.write_text(config.read_text().replace(str(finished.run_dir.parent / "bert"), str(tmp_path / "other")))
+    for use in (
+        lambda **o: rondo.predict(tmp_path / "adapter", data, **o),
+        lambda **o: rondo.evaluate(config.parent, **o),
+    ):
+        found = problems(use)
+        assert set(found) == {"model_sha256", "--allow-changed"}
+        assert use(allow_changed=True)
+
+
+def test_prediction_imports_no_code_of_ones_own(finished: RunResult, tmp_path: Path) -> None:
+    shutil.copytree(finished.run_dir / "adapter", tmp_path / "adapter")
+    config = tmp_path / "adapter" / "rondo.toml"
+    config.write_text(config.read_text().replace('name = "fedit"', 'name = "no_such_module:Mine"'))
+    assert len(rondo.predict(tmp_path / "adapter", finished.run_dir.parent / "test.csv")) == 12
+    assert "--allow-code" in problems(lambda: rondo.evaluate(tmp_path / "adapter"))
+
+
 # --- language models -----------------------------------------------------------------------------------------------
 
 
@@ -155,6 +192,33 @@ def test_plain_text_is_continued(gpt2: Path, tmp_path: Path) -> None:
     result = language_run(gpt2, tmp_path, text="text")
     (made,) = rondo.predict(result.run_dir, write_rows(tmp_path / "x.csv", [{"text": "the film"}]), max_new_tokens=5)
     assert made == {"response": greedy(result.run_dir / "adapter", gpt2, "the film", 5)}
+
+
+def test_conversations_are_answered(gpt2: Path, tmp_path: Path) -> None:
+    """By a chat template that a file gave and that the adapter folder keeps; a last answer in the data is not read."""
+    template = tmp_path / "chat.jinja"
+    template.write_text(
+        "{% for m in messages %}{{ m['content'] + (' [SEP] ' if m['role'] == 'assistant' else ' [CLS] ') }}{% endfor %}"
+    )
+    user, assistant = ({"role": role, "content": "the film"} for role in ("user", "assistant"))
+    rows = [{"chat": [user, {"role": "assistant", "content": "was good"}]}] * 12
+    task = {"kind": "causal-lm", "text": None, "label": None, "messages": "chat", "chat_template": str(template)}
+    source = {"source": str(write_rows(tmp_path / "chats.jsonl", rows))}
+    config = settings(gpt2, data=source, task=task, adapter={"target_modules": ["c_attn"]}, train=TRAIN, rounds=1)
+    folder = rondo.run(config, run_dir=tmp_path / "run", device="cpu").run_dir / "adapter"
+    template.unlink()
+    asked = [{"chat": [user]}, {"chat": [user, assistant]}, {"chat": [user, assistant, user]}]
+    made = [m["response"] for m in rondo.predict(folder, asked, device="cpu", max_new_tokens=5)]
+    first, second = "the film [CLS] ", "the film [CLS] the film [SEP] the film [CLS] "
+    assert made == [greedy(folder, gpt2, text, 5) for text in (first, first, second)]
+    for row, words in (
+        ([assistant], "turn 0 is by assistant"),
+        ([], "no turn is by the user"),
+        ("a", "a list of turns"),
+    ):
+        found = problems(lambda row=row: rondo.predict(folder, [{"chat": [user]}, {"chat": row}]))
+        assert found["--data"].startswith("row 1, column 'chat': ")
+        assert words in found["--data"]
 
 
 def test_response_beyond_the_models_positions_is_refused(gpt2: Path, tmp_path: Path) -> None:

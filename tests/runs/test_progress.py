@@ -19,7 +19,7 @@ from rondo.engine.transport import Phase
 from rondo.runs.progress import progress, round_line
 from rondo.runs.result import RunResult
 from rondo.runs.storage.directory import to_toml
-from small_runs import reviews, save_tiny_bert, settings, write_rows
+from small_runs import WHOLE, reviews, save_tiny_bert, settings, write_rows
 
 RECORD: dict[str, Any] = {
     "round": 0,
@@ -59,6 +59,26 @@ def test_terminal_shows_bars_with_the_phase() -> None:
 def test_client_may_have_any_name(client: str) -> None:
     """Client ids come from the user's files and columns; no id is markup."""
     assert client in shown(client, terminal=True)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_names_do_not_reach_the_terminal_as_control(terminal: bool) -> None:
+    evil = "[red]x\x1b]0;owned\x07\x9b31m\u202ey"
+    console, told = Console(file=io.StringIO(), force_terminal=terminal, width=120), set[str]()
+    partition = WHOLE | {"clients_too_small": {evil: 1}, "warnings": [f"{evil} alone"]}
+    for _ in range(2):
+        with progress(2, console, told) as observer:
+            observer.prepared(partition)
+            observer.resumed(1, [evil])
+            observer.client_done(evil, None)
+            observer.round_done(RECORD | {"skipped": evil})
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    escaped = r"[red]x\x1b]0;owned\x07\x9b31m\u202ey"
+    assert text.count(f"left out for too few examples: {escaped}\n") == 1
+    assert text.count(f"warning: {escaped} alone\n") == 1
+    assert text.count(f"damaged, not used: {escaped}\n") == 2
+    for character in ("\x1b]", "\x07", "\x9b", "\u202e"):
+        assert character not in text
 
 
 def test_no_terminal_gets_a_line_per_round() -> None:

@@ -61,7 +61,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw no pictures: they take most of the time of so small a run, and nothing depends on them."""
     for name in ("partition", "curve"):
-        monkeypatch.setattr(runner.pictures, name, lambda *_: None)
+        monkeypatch.setattr(runner.pictures, name, lambda *_: b"a picture")
 
 
 class Started:
@@ -307,7 +307,7 @@ def test_signal_ends_run_cleanly_and_run_resumes(
     assert 2 < done < 30
     assert command("resume", str(folder)) == 0
     captured = capfd.readouterr()
-    assert "committed rounds" in captured.out
+    assert "committed rounds" in captured.err
     assert outcome(folder) == outcome(tmp_path / "whole")
     assert command("resume", str(folder)) == 0
     assert "is finished; nothing is left to do" in capfd.readouterr().out
@@ -387,7 +387,7 @@ def test_damaged_checkpoint_is_skipped_and_reported(
     state.write_bytes(content)
     capfd.readouterr()
     assert command("resume", str(tmp_path / "cut")) == 0
-    output = " ".join(capfd.readouterr().out.split())
+    output = " ".join(capfd.readouterr().err.split())
     assert "damaged, not used: round-000002: state.safetensors is not as it was written" in output
     assert "going on after 1 committed rounds" in output
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
@@ -460,6 +460,31 @@ def test_resume_lists_and_refuses_differences(
         assert command("resume", str(folder), "--allow-nondeterministic") == 0
         assert len(RunDirectory(folder).rounds()) == 3
         Path(rows).write_bytes(kept)
+
+
+@pytest.mark.parametrize("name", ["truncate", "unlink"])
+def test_resume_on_a_disk_that_cannot_be_written_is_told(
+    name: str, sources: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As on a disk that is mounted anew, read-only, after an error."""
+    folder = tmp_path / "cut"
+    cut_off(Started(run_settings(*sources, "fedsa-lora")), folder, 2)
+    (folder / "checkpoint" / "round-000002" / "state.safetensors.tmp").write_bytes(b"left over")
+
+    def read_only() -> None:
+        def refuse(_: int) -> None:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        with counted(refuse, (name,)):
+            sys.argv = ["rondo", "resume", str(folder)]
+            main()
+
+    capfd.readouterr()
+    assert forked(read_only) == 1
+    errors = capfd.readouterr().err
+    assert f"{folder} cannot be written: Read-only file system" in errors
+    assert "Traceback" not in errors
+    assert command("resume", str(folder)) == 0
 
 
 def test_second_process_in_one_directory_is_refused(sources: tuple[Path, Path], tmp_path: Path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +15,14 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from safetensors import SafetensorError
 
 import rondo
 from rondo import algorithms, errors
 from rondo.config import ConfigError, load
 from rondo.data import population
 from rondo.data.population import Population
+from rondo.engine.scoring import Scorer
 from rondo.errors import RunStopped
 from rondo.models import precision
 from rondo.models.peft import read_tensors
@@ -96,10 +101,12 @@ def problems(start: Callable[[], object]) -> dict[str, list[str]]:
 def assert_accounted(found: Mapping[str, Any]) -> None:
     """Every training row belongs to a client or is counted under the reason why it does not."""
     dealt = sum(c["train"] + c["validation"] for c in found["clients"].values())
-    lost = (
-        found["rows_bad"] + found["rows_without_client"] + found["rows_cut"] + sum(found["clients_too_small"].values())
+    lost = sum(found[f"rows_{key}"] for key in ("bad", "not_sampled", "without_client", "without_target")) + sum(
+        found["clients_too_small"].values()
     )
-    assert dealt + lost == found["rows"]
+    assert dealt == found["rows_used"] == found["rows"] - lost
+    lost = sum(found[f"test_rows_{key}"] for key in ("bad", "not_sampled", "without_target"))
+    assert found["test_rows_used"] == found["test_rows"] - lost
 
 
 # --- the run directory ---------------------------------------------------------------------------------------------
@@ -425,7 +432,117 @@ def test_rows_with_truncated_response_are_counted(tmp_path: Path) -> None:
         data={"source": str(write_rows(tmp_path / "replies.jsonl", rows))},
     )
     result = runner.run(config, run_dir=tmp_path / "run", device="cpu")
+    assert report(result)["rows_without_target"] == 5
     assert_accounted(report(result))
+
+
+def test_test_rows_with_nothing_to_learn_are_counted_or_refused(tmp_path: Path) -> None:
+    gpt2 = save_tiny_gpt2(tmp_path / "gpt2")
+    rows = [{"ask": r["first"], "reply": r["second"]} for r in reviews(12)]
+    long = [row | {"ask": "film " * 40} for row in rows]
+
+    def start(test: Rows) -> runner.RunResult:
+        config = settings(
+            gpt2,
+            rounds=1,
+            task={"kind": "causal-lm", "prompt": "ask", "response": "reply", "text": None, "label": None},
+            adapter={"target_modules": ["c_attn"]},
+            data={
+                "source": str(write_rows(tmp_path / "replies.jsonl", rows)),
+                "test_source": str(write_rows(tmp_path / "test.jsonl", test)),
+            },
+        )
+        return runner.run(config, run_dir=tmp_path / "run", device="cpu")
+
+    message = problems(lambda: start(long))["task.max_length"][0]
+    assert message == "of 12 rows nothing to learn is left within 32 tokens, and they are the whole test set: raise it"
+    assert not (tmp_path / "run").exists()
+    partition = report(start([*rows[:4], *long[:3]]))
+    assert (partition["test_rows_used"], partition["test_rows_without_target"]) == (4, 3)
+    assert_accounted(partition)
+
+
+# --- samples and cut texts -----------------------------------------------------------------------------------------
+
+
+def test_sorted_files_are_sampled_with_their_shares(run: Run, tmp_path: Path) -> None:
+    """The first rows would be of one class."""
+    train = sorted(reviews(48), key=lambda row: str(row["label"]))
+    test = sorted(reviews(24, seed=1), key=lambda row: str(row["label"]))
+    source = {
+        "source": str(write_rows(tmp_path / "train.csv", train)), "max_train_rows": 20,
+        "test_source": str(write_rows(tmp_path / "test.csv", test)), "max_test_rows": 10,
+    }  # fmt: skip
+    first, again, other = run(data=source), run(data=source), run(data=source, seed=1)
+    partition = report(first)
+    labels = Counter[str]()
+    for client in partition["clients"].values():
+        labels.update(client["labels"])
+    assert labels == {"neg": 10, "pos": 10}
+    assert partition["test_labels"] == {"neg": 5, "pos": 5}
+    assert (partition["rows"], partition["rows_not_sampled"], partition["sampled_by"]) == (48, 28, ["label"])
+    assert (partition["test_rows"], partition["test_rows_not_sampled"]) == (24, 14)
+    assert partition["warnings"] == []
+    assert_accounted(partition)
+    assert partition == report(again)
+    for key in ("examples_sha256", "test_examples_sha256"):
+        assert partition[key] != report(other)[key]
+    assert evaluate.evaluate(first.run_dir, device="cpu")["test"] == pytest.approx(first.metrics["global"])
+
+
+def test_sample_keeps_the_shares_of_natural_clients(run: Run, tmp_path: Path) -> None:
+    rows = [row | {"who": "large" if i < 36 else "small"} for i, row in enumerate(reviews(48))]
+    source = {"source": str(write_rows(tmp_path / "rows.csv", rows)), "max_train_rows": 16}
+    partition = report(run(data=source, partition={"kind": "natural", "column": "who", "clients": None}))
+    assert {n: c["labels"] for n, c in partition["clients"].items()} == {
+        "large": {"neg": 6, "pos": 6},
+        "small": {"neg": 2, "pos": 2},
+    }
+    assert partition["sampled_by"] == ["label", "who"]
+
+
+def test_files_of_clients_are_sampled_together(run: Run, tmp_path: Path) -> None:
+    for name, count in (("north", 36), ("south", 12), ("tiny", 1)):
+        write_rows(tmp_path / "sites" / f"{name}.csv", reviews(count))
+    source = {"clients_from": str(tmp_path / "sites"), "max_train_rows": 16}
+    partition = report(run(data=source, partition={"clients": None}))
+    assert sum(c["train"] + c["validation"] for c in partition["clients"].values()) == 16
+    assert partition["sampled_by"] == ["label", "client"]
+    assert partition["clients_not_sampled"] == 3 - len(partition["clients"])
+    assert_accounted(partition)
+
+
+def test_bad_rows_are_named_by_their_place_in_the_whole_file(run: Run, tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "bad.csv", spoiled([40]))
+    messages = problems(lambda: run(data={"source": str(source), "max_train_rows": 12}))
+    assert messages["data"] == ["row 40, column 'text': the text is empty"]
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_rows_of_one_class_are_warned_of(run: Run, data: Path, tmp_path: Path, split: str) -> None:
+    negative = [row for row in reviews(24) if row["label"] == "neg"]
+    test = write_rows(tmp_path / "test.csv", negative if split == "test" else reviews(12))
+    train = data
+    if split == "train":
+        train = write_rows(tmp_path / "train.csv", [*negative, *(row | {"text": ""} for row in reviews(2))])
+    source = {"source": str(train), "test_source": str(test), "bad_rows": "drop"}
+    kind = {"train": "training", "test": "test"}[split]
+    with pytest.warns(UserWarning, match=f"all 12 {kind} rows are of class 'neg'") as caught:
+        result = run(data=source, rounds=1)
+    assert report(result)["warnings"] == [str(warning.message) for warning in caught]
+
+
+def test_cut_texts_are_counted(run: Run, tmp_path: Path) -> None:
+    train, test = reviews(24), reviews(12)
+    for row in (train[3], train[17], test[5]):
+        row["text"] = "film " * 40  # 42 tokens with the special ones
+    source = {
+        "source": str(write_rows(tmp_path / "train.csv", train)),
+        "test_source": str(write_rows(tmp_path / "test.csv", test)),
+    }
+    partition = report(run(data=source))
+    assert partition["text"] == {"rows": 24, "rows_cut": 2, "tokens": 22 * 7 + 2 * 42, "tokens_lost": 20}
+    assert partition["test_text"] == {"rows": 12, "rows_cut": 1, "tokens": 11 * 7 + 42, "tokens_lost": 10}
 
 
 # --- unusable rows -------------------------------------------------------------------------------------------------
@@ -464,7 +581,7 @@ def test_dropped_rows_are_counted(run: Run, tmp_path: Path) -> None:
 def test_dropped_test_rows_are_not_training_rows(run: Run, data: Path, tmp_path: Path) -> None:
     test = write_rows(tmp_path / "test.csv", spoiled([1]))
     partition = report(run(data={"source": str(data), "test_source": str(test), "bad_rows": "drop"}))
-    assert partition["test_rows"] == 47
+    assert (partition["test_rows"], partition["test_rows_used"]) == (48, 47)
     assert_accounted(partition)
 
 
@@ -478,10 +595,13 @@ def test_rows_without_a_client_are_counted(run: Run, tmp_path: Path) -> None:
 
 
 def test_clients_below_min_examples_are_named(run: Run, tmp_path: Path) -> None:
-    rows = [row | {"who": "tiny" if i < 2 else row["who"]} for i, row in enumerate(reviews(48))]
+    """A client with exactly as many takes part."""
+    owners = ["tiny"] * 2 + ["small"] * 3
+    rows = [row | {"who": [*owners, row["who"]][min(i, 5)]} for i, row in enumerate(reviews(48))]
     source = {"source": str(write_rows(tmp_path / "x.csv", rows)), "min_examples": 3}
     partition = report(run(data=source, partition={"kind": "natural", "column": "who", "clients": None}))
     assert partition["clients_too_small"] == {"tiny": 2}
+    assert "small" in partition["clients"]
     assert_accounted(partition)
 
 
@@ -647,7 +767,7 @@ def test_option_undefined_for_a_method_is_refused(
         ({"task": {"label": "labl"}}, "task.label", "no column 'labl'; there are: text, label, who, first, second"),
         ({"task": {"text": "txt"}}, "task.text", "no column 'txt'; there are: text, label"),
         ({"partition": {"kind": "natural", "column": "woh", "clients": None}}, "partition.column", "no column 'woh'"),
-        ({"data": {"max_train_rows": 1}}, "task.label", "has 1 distinct labels, 'neg'; classification"),
+        ({"data": {"max_train_rows": 2}}, "partition.clients", "2 rows are not enough for 3 clients"),
         ({"data": {"min_examples": 99}}, "partition", "no client has data.min_examples = 99"),
         ({"partition": {"clients": 99}}, "partition.clients", "48 rows are not enough for 99 clients"),
         ({"clients": {"min_clients": 4}}, "clients.min_clients", "4, but there are 3 clients"),
@@ -729,10 +849,23 @@ def test_unwritable_adapter_stops_the_run(run: Run, tmp_path: Path) -> None:
     assert not (folder / "adapter.tmp").exists()
 
 
+def test_evaluation_out_of_memory_stops_the_run(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a message, and what it had committed is resumed."""
+    rows = str(write_rows(tmp_path / "rows.csv", reviews(12)))
+    with monkeypatch.context() as patch:
+        patch.setattr(Scorer, "at_clients", lambda *_: torch.empty(2**50))
+        with pytest.raises(RunStopped, match=r"out of memory: .*DefaultCPUAllocator.*\. Committed rounds are in"):
+            run(data={"source": rows}, rounds=2, evaluation={"clients_every": 2})
+    assert len(runner.resume(tmp_path / "run-0", device="cpu").history) == 2
+
+
 def test_observer_is_told_of_progress(bert: Path, data: Path, tmp_path: Path) -> None:
     seen: list[tuple[str, Any]] = []
 
     class Listener(rondo.Observer):
+        def prepared(self, partition: Mapping[str, Any]) -> None:
+            seen.append(("prepared", partition["rows"]))
+
         def round_started(self, index: int, clients: int) -> None:
             seen.append(("started", (index, clients)))
 
@@ -745,7 +878,7 @@ def test_observer_is_told_of_progress(bert: Path, data: Path, tmp_path: Path) ->
     config = settings(bert, data={"source": str(data)}, rounds=1)
     runner.run(config, run_dir=tmp_path / "run", device="cpu", observer=Listener())
     clients = [("client", f"client-{i}") for i in range(3)]
-    assert seen == [("started", (0, 3)), *clients, ("done", 0)]
+    assert seen == [("prepared", 48), ("started", (0, 3)), *clients, ("done", 0)]
 
 
 # --- export and evaluate -------------------------------------------------------------------------------------------
@@ -872,6 +1005,59 @@ def test_export_into_a_file_is_refused(finished: runner.RunResult, tmp_path: Pat
 def test_export_into_a_full_folder_is_refused(finished: runner.RunResult, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     assert "is not empty" in problems(lambda: export.export(finished.run_dir, tmp_path))["--to"][0]
+
+
+def test_working_folder_is_not_replaced_by_an_export(
+    finished: runner.RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in (".", tmp_path):
+        (message,) = problems(lambda folder=folder: export.export(finished.run_dir, folder))["--to"]  # type: ignore[misc]
+        assert "cannot be replaced; name a new folder in it" in message
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_export_killed_midway_does_not_block_the_next(
+    merged: bool, finished: runner.RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "new" / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(export, "to_toml", lambda _: os._exit(9))
+        child = os.fork()
+        if child == 0:
+            export.export(finished.run_dir, target, merged=merged)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert not target.exists()
+    verification = export.export(finished.run_dir, target, merged=merged, verify=True).verification
+    assert verification is not None
+    assert verification.passed
+    assert [p.name for p in target.parent.iterdir()] == ["out"]
+
+
+FULL = "No space left on device"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, FULL),
+        SafetensorError(f"Error while serializing: I/O error: {FULL} (os error 28)"),
+        Exception(f"{FULL} (os error 28)"),  # as tokenizers raises it
+    ],
+)
+def test_export_to_a_full_disk_is_told_and_leaves_nothing(
+    error: Exception, finished: runner.RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: object) -> str:
+        raise error
+
+    monkeypatch.setattr(export, "to_toml", full)
+    (message,) = problems(lambda: export.export(finished.run_dir, tmp_path / "out"))["--to"]
+    assert f"{tmp_path / 'out'} cannot be written: " in message
+    assert FULL in message
+    assert "make room, or name a folder on another disk" in message
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

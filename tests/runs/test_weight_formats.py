@@ -47,7 +47,7 @@ def stopped_and_resumed(config: dict[str, Any], folder: Path) -> rondo.RunResult
 
 
 def same_result(one: rondo.RunResult, other: rondo.RunResult) -> bool:
-    times = {"seconds", "train_seconds"}
+    times = {"seconds", "train_seconds", "evaluation_seconds"}
     histories = [[{k: v for k, v in r.items() if k not in times} for r in run.history] for run in (one, other)]
     return histories[0] == histories[1] and adapter(one.run_dir / "adapter") == adapter(other.run_dir / "adapter")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -28,6 +29,14 @@ LANGUAGE = row_check(TaskConfig(kind="causal-lm", prompt=["ask", "more"], respon
         ({"text": 7, "label": "no"}, "text", "expected text, got 7"),
         ({"text": " \t\n", "label": "no"}, "text", "empty"),
         ({"text": "w1 \ud800", "label": "no"}, "text", "surrogate"),
+        ({"text": ["w1"], "label": "no"}, "text", "expected text, got ['w1']"),
+        ({"text": {"w1": 2}, "label": "no"}, "text", "expected text, got {'w1': 2}"),
+        ({"text": math.nan, "label": "no"}, "text", "expected text, got nan"),
+        ({"text": "w1", "label": math.nan}, "label", "missing"),
+        ({"text": "w1", "label": ["no"]}, "label", "expected text or a number, got ['no']"),
+        ({"text": "w1", "label": {"no": 1}}, "label", "expected text or a number, got {'no': 1}"),
+        ({"text": "w1", "label": b"no"}, "label", "expected text or a number, got b'no'"),
+        ({"text": "w1", "label": list(range(1000))}, "label", ", 15, 16, 1"),
     ],
 )
 def test_unusable_rows_give_column_and_reason(row: dict[str, Any], column: str, words: str) -> None:
@@ -36,11 +45,12 @@ def test_unusable_rows_give_column_and_reason(row: dict[str, Any], column: str, 
     assert (problem.row, problem.column) == (12, column)
     assert words in problem.reason
     assert str(problem).startswith(f"row 12, column {column!r}: ")
+    assert len(problem.reason) < 120
 
 
-def test_integer_and_boolean_labels_match_by_text() -> None:
+def test_integer_boolean_and_whole_labels_match_by_text() -> None:
     check = classification(labels=("0", "1", "True"))
-    assert [check({"text": "w1", "label": value}, 0) for value in (1, "0", True)] == [None] * 3
+    assert [check({"text": "w1", "label": value}, 0) for value in (1, "0", True, 1.0)] == [None] * 4
 
 
 def test_both_texts_of_a_pair_are_checked() -> None:
@@ -53,6 +63,10 @@ def test_row_needs_its_owner() -> None:
     check = classification(owner="who")
     assert check({"text": "w1", "label": "no", "who": 3}, 0) is None
     assert check({"text": "w1", "label": "no", "who": " "}, 1) == RowProblem(1, "who", "the value is missing")
+    assert check({"text": "w1", "label": "no", "who": math.nan}, 1) == RowProblem(1, "who", "the value is missing")
+    problem = check({"text": "w1", "label": "no", "who": ["a", "b"]}, 1)
+    assert problem is not None
+    assert problem.reason == "expected text or a number, got ['a', 'b']"
 
 
 @pytest.mark.parametrize(

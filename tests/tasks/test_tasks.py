@@ -192,12 +192,13 @@ def language(
     template: str | None = None,
     pad: bool = True,
     max_length: int = 32,
+    separator: str | None = None,
 ) -> CausalLM:
     coder = tiny.tokenizer(kind, pad=pad)
     if not pad:
         coder.pad_token = coder.eos_token
     coder.chat_template = template
-    return CausalLM(coder, text, () if text else prompt, None if text else "answer", max_length)
+    return CausalLM(coder, text, () if text else prompt, None if text else "answer", max_length, separator=separator)
 
 
 ROW = {"ask": "w1 w2", "more": "w3", "answer": "w4 w5", "text": "w6 w7"}
@@ -227,6 +228,20 @@ def test_prompt_columns_are_joined_without_empty_ones() -> None:
     for empty in ("", " ", None):
         row = {**ROW, "more": empty}
         assert task.encode([row])[0].ids == (*ids("w1 w2 w4 w5"), EOS)
+
+
+def test_separator_is_between_columns_and_before_the_response() -> None:
+    task = language(prompt=("ask", "more"), separator=" w9 ")
+    (example,) = task.encode([ROW])
+    assert example.ids == (*ids("w1 w2 w9 w3 w9 w4 w5"), EOS)
+    assert example.target == (*[-100] * 5, *ids("w4 w5"), EOS)
+    assert task.encode([{**ROW, "more": ""}])[0].ids == (*ids("w1 w2 w9 w4 w5"), EOS)
+
+
+def test_separator_leaves_the_chat_template_its_own() -> None:
+    task = language(prompt=("ask", "more"), separator=" w9 ", template=TEMPLATE)
+    question = [BOS, *ids("w30 w1 w2 w9 w3"), EOS, BOS, *ids("w31")]
+    assert list(task.encode([ROW])[0].ids) == [*question, *ids("w4 w5"), EOS]
 
 
 @pytest.mark.parametrize("kind", ["gpt", "llama"])
@@ -272,8 +287,20 @@ def test_long_rows_are_cut_and_rows_without_target_dropped() -> None:
         {"ask": "w1", "answer": "w7"},
     ]
     first, last = task.encode(rows)
-    assert first == TextExample(tuple(ids("w1 w2 w4 w5")), (-100, -100, *ids("w4 w5")))
+    assert first == TextExample(tuple(ids("w1 w2 w4 w5")), (-100, -100, *ids("w4 w5")), lost=2)
     assert last == TextExample((*ids("w1 w7"), EOS), (-100, *ids("w7"), EOS))
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_tokens_cut_from_a_pair_are_counted(kind: str) -> None:
+    """A row of exactly ``max_length`` tokens loses none."""
+    task, whole = (
+        SequenceClassification(tiny.tokenizer(kind), ["a", "b"], "label", ["no"], length) for length in (7, 1000)
+    )
+    rows = [{"a": "w1 " * a, "b": "w2 " * b, "label": "no"} for a in range(1, 9) for b in range(1, 9)]
+    for cut, full in zip(task.encode(rows), whole.encode(rows), strict=True):
+        assert (len(cut.ids) + cut.lost, full.lost) == (len(full.ids), 0)
+        assert (cut.lost > 0) == (len(full.ids) > 7)
 
 
 def test_row_of_a_single_token_is_dropped() -> None:
@@ -345,6 +372,16 @@ def test_language_scores_equal_hand_computed_ones() -> None:
     assert scores["loss"] == pytest.approx(total / tokens, rel=1e-5)
     assert scores["perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-5)
     assert scores["accuracy"] == pytest.approx(hits / tokens)
+
+
+def test_language_accuracy_counts_tokens() -> None:
+    """Three of four tokens of one row and none of the other's are right: three of five, whatever the rows."""
+    task, tally = language(), language().tally()
+    rows = [TextExample((5, 6, 7, 8, 9), (-100, 6, 7, 8, 9)), TextExample((5, 6), (-100, 6))]
+    _, targets = task.collate(rows)
+    predicted = torch.tensor([[6, 7, 8, 0, 0], [0, 0, 0, 0, 0]])
+    tally.add(torch.nn.functional.one_hot(predicted, 40).float(), targets)
+    assert tally.scores()["accuracy"] == 3 / 5
 
 
 def test_undefined_language_scores_are_none() -> None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib
 from typing import TYPE_CHECKING, Any
 
+from rondo import own_code
 from rondo.algorithms.formulas import Numbers as Numbers
 from rondo.algorithms.table import TABLE as TABLE
 from rondo.algorithms.table import Entry as Entry
@@ -48,9 +48,9 @@ def load(name: str) -> type[Algorithm[Any]]:
     """
     from rondo.algorithm import Algorithm
 
-    module, _, attribute = (name if ":" in name else entry(name).cls).partition(":")
+    place = name if ":" in name else entry(name).cls
     try:
-        cls = getattr(importlib.import_module(module), attribute)
+        cls = own_code.load(place)
     except Exception as error:  # importing a user's module may raise anything
         raise UnknownAlgorithm(f"cannot load {name!r}: {type(error).__name__}: {error}") from error
     if not (isinstance(cls, type) and issubclass(cls, Algorithm) and _frozen(cls)):

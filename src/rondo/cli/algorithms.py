@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rondo.cli.process import FAILED, own_modules, user_errors
+from rondo.cli.process import FAILED, user_errors
 
 
 def list_() -> None:
@@ -60,7 +60,6 @@ def _algorithm_class(name: str) -> Any:
     from rondo import algorithms
     from rondo.errors import ConfigError
 
-    own_modules()
     try:
         return algorithms.load(name)
     except algorithms.UnknownAlgorithm as error:

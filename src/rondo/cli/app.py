@@ -19,6 +19,13 @@ Sets = Annotated[
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps")]
 ClientId = Annotated[str | None, typer.Option("--client", help="use this client's model; default: the global one")]
 
+AllowCode = Annotated[
+    bool, typer.Option("--allow-code", help="import code of one's own (package.module:Class) that the run names")
+]
+AllowChanged = Annotated[
+    bool, typer.Option("--allow-changed", help="go on even if model, data, settings or code are not those of the run")
+]
+
 
 def _version(asked: bool) -> None:
     if asked:

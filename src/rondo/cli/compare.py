@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from rondo.cli.app import Device
-from rondo.cli.process import FAILED, own_modules, quiet_libraries, stoppable, user_errors
+from rondo.cli.process import FAILED, quiet_libraries, stoppable, user_errors
 
 
 def compare(
@@ -37,7 +37,6 @@ def compare(
     with user_errors():
         from rondo.runs import compare
 
-        own_modules()
         configs = compare.plan(_named(algorithms, every), config, sets=sets or [], seeds=_numbers(seeds))
         comparison = _compared(configs, out, device)
     if comparison.stopped:
@@ -65,13 +64,12 @@ def _numbers(seeds: str | None) -> list[int]:
 
 def _compared(configs: Any, out: str | None, device: str) -> Any:
     """Run the comparison with progress bars and a final table."""
-    from rich.console import Console
-
-    from rondo.report.terminal import comparison_table
+    from rondo.errors import visible
+    from rondo.report.terminal import comparison_table, plain_console
     from rondo.runs import compare
     from rondo.runs.progress import progress
 
-    console = Console()
+    console, told = plain_console(), set[str]()  # all runs have the same rows, so their account is given once
     quiet_libraries()
     print(f"{len(configs)} runs of {configs[0].rounds} rounds", flush=True)
 
@@ -82,17 +80,17 @@ def _compared(configs: Any, out: str | None, device: str) -> Any:
             yield None
             print(f"{planned}: finished before, not run again ({planned.run_dir})", flush=True)
             return
-        with progress(planned.config.rounds) as observer:
+        with progress(planned.config.rounds, told=told) as observer:
             yield observer
         print(f"{planned}: {time.perf_counter() - began:.0f} s ({planned.run_dir})", flush=True)
 
     with stoppable() as stop:
         comparison = compare.carry_out(configs, out, device=device, watch=watched, stop=stop)
     for run in comparison.stopped:
-        print(f"{run['algorithm']}, seed {run['seed']} stopped: {run['reason']}", file=sys.stderr)
+        print(visible(f"{run['algorithm']}, seed {run['seed']} stopped: {run['reason']}"), file=sys.stderr)
     if comparison.runs:
         print()
         # Without a terminal, print one line per algorithm, so that grep finds it.
-        (console if console.is_terminal else Console(width=200)).print(comparison_table(vars(comparison)))
+        (console if console.is_terminal else plain_console(width=200)).print(comparison_table(vars(comparison)))
         print(f"\ncomparison: {comparison.out / 'comparison.json'}\npicture:    {comparison.out / 'comparison.png'}")
     return comparison

@@ -1,4 +1,4 @@
-"""The process of a command: exit codes, signals, warnings, import path. Imports no torch."""
+"""The process of a command: exit codes, signals, warnings. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from rondo.errors import ConfigError, RunInterrupted, RunStopped
+from rondo.errors import ConfigError, RunInterrupted, RunStopped, visible
 
 FAILED, USER_ERROR = 1, 2
 
@@ -25,7 +25,7 @@ def user_errors() -> Iterator[None]:
         print(error, file=sys.stderr)
         raise typer.Exit(USER_ERROR) from None
     except RunStopped as error:
-        print(f"stopped: {error}", file=sys.stderr)
+        print(visible(f"stopped: {error}"), file=sys.stderr)
         raise typer.Exit(FAILED) from None
 
 
@@ -49,17 +49,15 @@ def stoppable() -> Iterator[Any]:
     try:
         yield stop
     except RunInterrupted as error:
-        print(f"{error}\ngo on with: rondo resume {shlex.quote(str(error.run_dir))}", file=sys.stderr)
+        from rondo.config.checks import own_names
+        from rondo.runs.storage.directory import RunDirectory
+
+        flag = " --allow-code" if own_names(RunDirectory(error.run_dir).config()) else ""
+        print(f"{error}\ngo on with: rondo resume {shlex.quote(str(error.run_dir))}{flag}", file=sys.stderr)
         raise typer.Exit(128 + received[0]) from None
     finally:
         for number, old in old_handlers.items():
             signal.signal(number, old)
-
-
-def own_modules() -> None:
-    """Let imports find a user's own modules in the working folder."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
 
 
 def quiet_libraries() -> None:

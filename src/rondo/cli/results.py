@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from rondo.cli.app import ClientId, Device
-from rondo.cli.process import FAILED, own_modules, quiet_libraries, user_errors
+from rondo.cli.app import AllowChanged, AllowCode, ClientId, Device
+from rondo.cli.process import FAILED, quiet_libraries, user_errors
 from rondo.errors import ConfigError
 
 Result = Annotated[str, typer.Argument(metavar="RUN_DIR|ADAPTER_DIR")]
@@ -23,22 +23,33 @@ def export(
         int | None, typer.Option(help="truncate to this rank, and print the share of the change that is lost")
     ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="reload with stock libraries and compare logits")] = False,
+    allow_code: AllowCode = False,
+    allow_changed: AllowChanged = False,
 ) -> None:
     """Write a run's result as a stock PEFT adapter of the rank it needs, or merged into the model."""
     with user_errors():
-        own_modules()
         quiet_libraries()
-        if not exported(run_dir, to, client=client, merged=merged, rank=rank, verify=verify):
+        allowed = {"allow_code": allow_code, "allow_changed": allow_changed}
+        if not exported(run_dir, to, client=client, merged=merged, rank=rank, verify=verify, **allowed):
             raise typer.Exit(FAILED)
 
 
 def exported(
-    run_dir: str | Path, to: str | Path, *, client: str | None, merged: bool, rank: int | None, verify: bool
+    run_dir: str | Path,
+    to: str | Path,
+    *,
+    client: str | None,
+    merged: bool,
+    rank: int | None,
+    verify: bool,
+    allow_code: bool = False,
+    allow_changed: bool = False,
 ) -> bool:
     """Export and print the outcome. False if the reloaded model differs."""
     import rondo
 
-    result = rondo.export(run_dir, to, client=client, merged=merged, rank=rank, verify=verify)
+    allowed = {"allow_code": allow_code, "allow_changed": allow_changed}
+    result = rondo.export(run_dir, to, client=client, merged=merged, rank=rank, verify=verify, **allowed)
     print(f"wrote {to}, rank {result.rank}")
     if rank is not None:
         print(f"truncated to rank {rank}: {result.relative_error:.2%} of the change (Frobenius norm) is lost")
@@ -55,16 +66,18 @@ def evaluate(
     data: Annotated[str | None, typer.Option(help="a file with the run's columns, in place of its test set")] = None,
     client: ClientId = None,
     device: Device = "auto",
+    allow_code: AllowCode = False,
+    allow_changed: AllowChanged = False,
 ) -> None:
     """Score a run, or an adapter from one, on the run's test set or on another file."""
     with user_errors():
         import json
 
-        own_modules()
         quiet_libraries()
         import rondo
 
-        print(json.dumps(rondo.evaluate(path, data=data, client=client, device=device), indent=2))
+        allowed = {"allow_code": allow_code, "allow_changed": allow_changed}
+        print(json.dumps(rondo.evaluate(path, data=data, client=client, device=device, **allowed), indent=2))
 
 
 def predict(
@@ -73,6 +86,7 @@ def predict(
     to: Annotated[str | None, typer.Option(help="a new .csv or .jsonl file; default: JSON lines are printed")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="most tokens of a language model's response")] = 64,
     device: Device = "auto",
+    allow_changed: AllowChanged = False,
 ) -> None:
     """Predict a label, or a language model's response, for every row of a file."""
     with user_errors():
@@ -81,7 +95,9 @@ def predict(
         quiet_libraries()
         import rondo
 
-        predictions = rondo.predict(path, data, device=device, max_new_tokens=max_new_tokens)
+        predictions = rondo.predict(
+            path, data, device=device, max_new_tokens=max_new_tokens, allow_changed=allow_changed
+        )
         if to is None:
             print(_text(predictions, ".jsonl"), end="")
         else:

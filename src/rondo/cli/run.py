@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from rondo.cli.app import Device, Sets
-from rondo.cli.process import FAILED, own_modules, quiet_libraries, stoppable, user_errors
+from rondo.cli.app import AllowCode, Device, Sets
+from rondo.cli.process import FAILED, quiet_libraries, stoppable, user_errors
 from rondo.cli.results import exported
 from rondo.errors import headed
 
@@ -33,6 +33,7 @@ def resume(
     allow_nondeterministic: Annotated[
         bool, typer.Option("--allow-nondeterministic", help="continue even if threads, versions, model or data differ")
     ] = False,
+    allow_code: AllowCode = False,
 ) -> None:
     """Continue a run after its last committed round."""
     with user_errors(), headed("rondo resume"):
@@ -43,7 +44,7 @@ def resume(
         if directory.finished:
             print(f"{run_dir} is finished; nothing is left to do")
         else:
-            _run(settings, run_dir, device, resumed=True, whatever=allow_nondeterministic)
+            _run(settings, run_dir, device, resumed=True, whatever=allow_nondeterministic, code=allow_code)
 
 
 def demo(sets: Sets = None, run_dir: str | None = None, device: Device = "auto") -> None:
@@ -62,33 +63,36 @@ def demo(sets: Sets = None, run_dir: str | None = None, device: Device = "auto")
         print(f"Learning curve: {summary.run_dir / 'curve.png'}")
 
 
-def _run(settings: Any, run_dir: str | None, device: str, *, resumed: bool = False, whatever: bool = False) -> Any:
+def _run(
+    settings: Any,
+    run_dir: str | None,
+    device: str,
+    *,
+    resumed: bool = False,
+    whatever: bool = False,
+    code: bool = False,
+) -> Any:
     """Start or continue a run, with progress bars and a final table."""
-    from rich.console import Console
+    from rondo.report.terminal import plain_console, summary_table
 
-    console = Console()
-    own_modules()
+    console = plain_console()
     quiet_libraries()
     with console.status("loading") if console.is_terminal else nullcontext():
-        from rondo.report.terminal import summary_table
         from rondo.runs import runner
         from rondo.runs.progress import progress
-        from rondo.runs.storage.directory import RunDirectory
     with stoppable() as stop, progress(settings.rounds) as observer:
         if resumed:
             assert run_dir is not None
             result = runner.resume(
-                run_dir, device=device, allow_nondeterministic=whatever, observer=observer, stop=stop
+                run_dir,
+                device=device,
+                allow_nondeterministic=whatever,
+                allow_code=code,
+                observer=observer,
+                stop=stop,
             )
         else:
             result = runner.run(settings, run_dir=run_dir, device=device, observer=observer, stop=stop)
-    partition = RunDirectory(result.run_dir).read("partition.json")
-    bad, without, cut = (partition[k] for k in ("rows_bad", "rows_without_client", "rows_cut"))
-    if bad + without + cut:
-        why = f"{bad} bad, {without} given to no client, {cut} with no response left within max_length"
-        print(f"{bad + without + cut} of {partition['rows']} rows were not used: {why}\n")
-    if partition["clients_too_small"]:
-        print(f"left out for too few examples: {', '.join(partition['clients_too_small'])}\n")
     console.print(summary_table(result.summary))
     print(f"\nrun directory: {result.run_dir}\nadapter:       {result.run_dir / 'adapter'}")
     return result

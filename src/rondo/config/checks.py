@@ -7,10 +7,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
 
+from rondo import own_code
 from rondo.algorithms.table import SERVER_OPTIONS
 from rondo.config.schema import BUILTIN_DATA, BUILTIN_MODEL, ClientsConfig, FaultKind, ModelConfig, RunConfig
 from rondo.errors import Problem
 from rondo.tasks import table as tasks
+
+
+def own_names(config: RunConfig) -> dict[str, str]:
+    """The names of a user's own code, ``package.module:Name``, by the key that has them."""
+    names = {"algorithm.name": config.algorithm.name, "task.kind": config.task.kind}
+    own = {key: name for key, name in names.items() if ":" in name}
+    return own | ({"model.name": config.model.name} if own_code.is_name(config.model.name) else {})
 
 
 def partition_kind(config: RunConfig) -> str:
@@ -183,7 +191,11 @@ def _server_checks(config: RunConfig) -> Iterator[Problem]:
 
 
 def missing_files(config: RunConfig) -> Iterator[Problem]:
-    """Yield a problem for each data path that does not exist, and for each pattern in place of one file or folder."""
+    """Yield a problem for each data path that does not exist, and for each pattern in place of one file or folder, and
+    for a chat template that is no file."""
+    template = config.task.chat_template
+    if template is not None and not Path(template).expanduser().is_file():
+        yield Problem("task.chat_template", f"no such file: {template!r}; mend the path")
     for key in ("source", "clients_from", "test_source"):
         value = getattr(config.data, key)
         if value is not None and _is_path(value) and not _exists(value):

@@ -24,6 +24,9 @@ from rondo.errors import ConfigError, Problem
 STARTER = Path(__file__).with_name("starter.toml")
 """The configuration that ``rondo init`` writes and ``rondo demo`` runs."""
 
+_LARGEST = 2**24
+"""Bytes of the largest configuration file that is read: a list with one entry per client has some hundred thousand."""
+
 
 def load(
     source: str | os.PathLike[str] | Mapping[str, Any] | RunConfig,
@@ -65,20 +68,21 @@ def load(
 def located(config: RunConfig) -> RunConfig:
     """The configuration with an absolute path for each file and folder, so that it holds in any working directory."""
 
-    def absolute(name: str | None) -> str | None:
-        return None if name is None else os.path.abspath(os.path.expanduser(name))
+    def absolute(path: str) -> str:
+        return os.path.abspath(os.path.expanduser(path))
 
     def found(name: str | None) -> str | None:
-        """A name on a hub, or of something built in, is no path."""
+        """Names on a hub, and of things that are built in or given in Python, are no paths."""
         return absolute(name) if name is not None and Path(name).expanduser().exists() else name
 
-    data, adapter, model = config.data, config.adapter, config.model
-    paths = {"clients_from": absolute(data.clients_from), "test_source": absolute(data.test_source)}
+    data, pattern = config.data, config.data.clients_from
+    sources = {"source": found(data.source), "test_source": found(data.test_source)}
     return config.model_copy(
         update={
-            "data": data.model_copy(update={**paths, "source": found(data.source)}),
-            "adapter": adapter.model_copy(update={"start_from": absolute(adapter.start_from)}),
-            "model": model.model_copy(update={"name": found(model.name)}),
+            "data": data.model_copy(update={**sources, "clients_from": None if pattern is None else absolute(pattern)}),
+            "adapter": config.adapter.model_copy(update={"start_from": found(config.adapter.start_from)}),
+            "model": config.model.model_copy(update={"name": found(config.model.name)}),
+            "task": config.task.model_copy(update={"chat_template": found(config.task.chat_template)}),
         }
     )
 
@@ -96,6 +100,10 @@ def _despite(problems: Sequence[Problem], raw: Mapping[str, Any]) -> list[Proble
 
 def _read(path: Path) -> dict[str, Any]:
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise ConfigError.at(str(path), "a pipe or a device, not a file: write it to a .toml file and name that")
+        if (size := path.stat().st_size) > _LARGEST:
+            raise ConfigError.at(str(path), f"{size >> 20} MiB are no configuration: name a .toml file")
         return tomllib.loads(path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n"))
     except FileNotFoundError:
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.toml")], n=1)
@@ -103,7 +111,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError.at(str(path), f"no such file; {hint}", "config") from None
     except IsADirectoryError:
         raise ConfigError.at(str(path), "this is a folder; name a .toml file", "config") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError.at(
             str(path), f"not TOML: {error}; mend it there (text is written in quotes)", "config"
         ) from None
@@ -132,7 +140,7 @@ def _override(raw: dict[str, Any], text: str) -> Problem | None:
         return unknown(parts)
     try:
         node[parts[-1]] = tomllib.loads(f"x = {value}")["x"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         node[parts[-1]] = value.strip()
     return None
 

@@ -76,9 +76,8 @@ def _algorithm_fields() -> Iterator[Key]:
 
 
 def _prose(docstring: str | None) -> str:
-    """A docstring in Markdown, each paragraph in one line."""
-    paragraphs = (docstring or "").replace("``", "`").replace(":mod:", "").split("\n\n")
-    return "\n\n".join(" ".join(p.split()) for p in paragraphs)
+    """A docstring in Markdown, in one line."""
+    return " ".join((docstring or "").replace("``", "`").replace(":mod:", "").split())
 
 
 _WORDS = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false"}
@@ -90,8 +89,7 @@ def _values(schema: Mapping[str, Any], plural: str = "") -> str:
     if "anyOf" in schema:
         return " or ".join(_values(s, plural) for s in schema["anyOf"] if s.get("type") != "null")
     if "const" in schema or "enum" in schema:
-        *others, last = (json.dumps(value) for value in schema.get("enum", [schema.get("const")]))
-        return " or ".join([", ".join(others)] * bool(others) + [last])
+        return ", ".join(json.dumps(value) for value in schema.get("enum", [schema.get("const")]))
     if schema["type"] == "array":
         most = f"at most {schema['maxItems']} " if "maxItems" in schema else ""
         return f"list of {most}{_values(schema['items'], 's')}"
@@ -106,7 +104,7 @@ def markdown() -> str:
     lines = []
     for section in sections():
         title = f"`[{section.name}]`" if section.name else "The run"
-        lines += ["", f"## {title}", "", *textwrap.wrap(section.meaning.replace("\n\n", " "), 120), ""]
+        lines += ["", f"## {title}", "", *textwrap.wrap(section.meaning, 120), ""]
         lines += ["| key | values | default | meaning |", "|---|---|---|---|"]
         for key in section.keys:
             default = f"`{key.default}`" if key.default else ""
@@ -131,7 +129,7 @@ def text(path: str | None = None, width: int = 100) -> str:
 
 def _section_text(section: Section, width: int) -> str:
     title = [f"[{section.name}]"] if section.name else []
-    meaning = textwrap.fill(section.meaning.replace("\n\n", " "), width)
+    meaning = textwrap.fill(section.meaning, width)
     return "\n".join([*title, meaning, "", *(_key_text(key, width) for key in section.keys)])
 
 

@@ -29,6 +29,8 @@ def _text_keys(value: Any) -> Any:
 
 BUILTIN_MODEL = "builtin:minilm"
 BUILTIN_DATA = "builtin:home-intents"
+GIVEN = "given in Python"
+"""Value of ``data.source``, ``data.test_source`` or ``model.name`` where a program gave an object in its place."""
 
 
 class _Section(BaseModel):
@@ -86,7 +88,8 @@ class ModelConfig(_Section):
 
     name: str = BUILTIN_MODEL
     """A folder, a GGUF file, a Hugging Face name, ``builtin:minilm``, or ``package.module:factory``: a function of the
-    configuration and the task that returns a ``rondo.models.network.Network`` of one's own."""
+    configuration and the task that returns a ``rondo.models.network.Network`` of one's own. In Python,
+    ``rondo.run`` takes a model in its place."""
     head: Literal["shared", "local", "frozen"] | None = None
     """Task head: sent and averaged, kept by each client, or not trained. Left out, the algorithm's own choice."""
     revision: str | None = None
@@ -114,13 +117,23 @@ class TaskConfig(_Section):
     """``"sequence-classification"``, ``"causal-lm"``, or ``package.module:Class`` for a subclass of
     ``rondo.tasks.task.Task``."""
     text: str | Annotated[list[str], Field(min_length=1, max_length=2)] | None = None
-    """Column with the text. A classifier takes two columns too, causal-lm one, or ``prompt`` and ``response``."""
+    """Column with the text. A classifier takes two columns too; causal-lm takes one, or ``prompt`` and ``response``, or
+    ``messages``."""
     label: str | None = None
     """Column with the label (classification)."""
     prompt: str | Annotated[list[str], Field(min_length=1)] | None = None
     """Column or columns with the instruction (causal-lm)."""
     response: str | None = None
     """Column with the response (causal-lm). The loss is on the response only."""
+    separator: str | None = None
+    """Text between the columns of the prompt, and between prompt and response where no chat template says. Left out, a
+    blank line between columns and a newline before the response."""
+    messages: str | None = None
+    """Column with a conversation (causal-lm): a list of ``{"role", "content"}``, or of ShareGPT's ``{"from",
+    "value"}``, in JSON lines, Parquet, or a Hugging Face data set. A system prompt may come first, then user and
+    assistant take turns. The chat template renders it, and the loss is on the assistant's turns only."""
+    chat_template: str | None = None
+    """Jinja file with the chat template (causal-lm), in place of the tokenizer's own."""
     max_length: Annotated[int, Field(ge=4)] = 128
     """Most tokens per example."""
 
@@ -130,7 +143,7 @@ class DataConfig(_Section):
 
     source: str | None = None
     """A CSV, TSV, JSON, JSON lines or Parquet file, a folder of splits, a Hugging Face name, or
-    ``builtin:home-intents``. Left out, the built-in homes."""
+    ``builtin:home-intents``. Left out, the built-in homes. In Python, ``rondo.run`` takes rows in its place."""
     subset: str | None = None
     """Subset of a Hugging Face data set."""
     clients_from: str | None = None
@@ -144,9 +157,13 @@ class DataConfig(_Section):
     validation_fraction: Fraction = 0.1
     """Share of each client's rows that is never trained on."""
     max_train_rows: Positive | None = None
-    """Use only the first rows of the training data."""
+    """Use a random sample of so many training rows, drawn from ``seed``. Labels, and clients by nature, keep their
+    shares."""
     max_test_rows: Positive | None = None
-    """Use only the first rows of the test set."""
+    """Use a random sample of so many test rows, drawn from ``seed``. Labels keep their shares."""
+    max_read_mb: Positive = 2048
+    """The most memory for rows, in MiB. Text files count as they are, Parquet and Hugging Face data sets with 128 bytes
+    per value and their texts uncompressed."""
     bad_rows: Literal["error", "drop"] = "error"
     """Bad rows end the run before it starts, or are left out and counted."""
     min_examples: Positive = 1
@@ -251,9 +268,9 @@ class FaultsConfig(_Section):
     slow: Befalls = 0.0
     """The client takes ``slow_factor`` times as long. Needs ``clients.deadline`` or ``clients.over_select``."""
     out_of_memory: Befalls = 0.0
-    """The client's training runs out of memory."""
+    """The client's training runs out of memory, and its cohort is halved."""
     nonfinite_loss: Befalls = 0.0
-    """The client's loss is not finite."""
+    """The client's loss is not finite, and its cohort trains again without it."""
     corrupt_upload: Befalls = 0.0
     """Some bits of the upload are flipped."""
     late: Befalls = 0.0

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rondo.algorithm import Round
 from rondo.config.checks import list_lengths, partition_kind
-from rondo.config.schema import RunConfig
+from rondo.config.schema import PartitionConfig, RunConfig
 from rondo.data.partition import deal
-from rondo.data.sources import Rows, Source, label_names
+from rondo.data.sample import sample
+from rondo.data.sources import Room, Source, read_rows
+from rondo.data.tables import Rows, Table, rows_of
 from rondo.errors import ConfigError, Problem
 from rondo.tasks import table as tasks
-from rondo.tasks.row_checks import Row, columns, row_check
+from rondo.tasks.row_checks import Row, columns, row_check, value_name
 
 
 @dataclass(frozen=True)
@@ -22,17 +25,27 @@ class Dealt:
     rows: Mapping[str, Rows]
     """Usable rows of each client that has enough, sorted by client id."""
     test: Rows
-    """Usable rows of the test set."""
+    """Usable rows of the test set, or a sample of them."""
     loaded: int
     """Number of training rows loaded."""
     bad: int
     """Number of training rows that cannot be used."""
+    unsampled: int
+    """Number of usable training rows beyond ``data.max_train_rows``."""
+    undealt: int
+    """Number of sampled rows that no client got."""
+    moved: int
+    """Number of rows that a partition moved to clients with too few."""
+    too_small: Mapping[str, int]
+    """Number of rows of each client that has too few."""
+    clients_unsampled: int
+    """Number of clients by nature whose rows are all beyond ``data.max_train_rows``."""
+    test_loaded: int
+    """Number of test rows loaded."""
     test_bad: int
     """Number of test rows that cannot be used."""
-    undealt: int
-    """Number of usable training rows that no client got."""
-    too_small: Mapping[str, int]
-    """Number of usable rows of each client that has too few."""
+    test_unsampled: int
+    """Number of usable test rows beyond ``data.max_test_rows``."""
 
 
 def resolved(config: RunConfig, source: Source) -> RunConfig:
@@ -47,31 +60,6 @@ def resolved(config: RunConfig, source: Source) -> RunConfig:
     return config.model_copy(update={"task": config.task.model_copy(update=known)})
 
 
-def find_labels(config: RunConfig, source: Source) -> tuple[str, ...]:
-    """Label names from all training rows. A label that only the test set has is reported as a bad row.
-
-    Raises :class:`ConfigError` if no row has the label column, or it has fewer than 2 or more than 1000 labels.
-    """
-    if not tasks.load(config.task.kind).classes:
-        return ()
-    rows = source.train if source.train is not None else [r for rs in (source.clients or {}).values() for r in rs]
-    column = config.task.label or ""
-    if rows and all(column not in r for r in rows):
-        existing = ", ".join(map(str, rows[0]))
-        raise ConfigError.at("task.label", f"no column {column!r}; there are: {existing}")
-    names = label_names(rows, column)
-    if len(names) < 2:
-        only_label = f", {names[0]!r}" if names else ""
-        message = (
-            f"column {column!r} has {len(names)} distinct labels{only_label}; classification needs two: name another"
-        )
-        raise ConfigError.at("task.label", message)
-    if len(names) > 1000:
-        message = f"column {column!r} has {len(names)} distinct values; is it the label? Name another"
-        raise ConfigError.at("task.label", message)
-    return names
-
-
 def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt:
     """Check all rows and deal them.
 
@@ -81,22 +69,25 @@ def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt
     Raises :class:`ConfigError` if rows are bad (or all of them are dropped), these rows do not allow the kind of
     partition, or fewer clients than the configuration needs have enough rows.
     """
-    owner = config.partition.column if config.partition.kind == "natural" and source.clients is None else None
-    checker = _Checker(config, labels, owner)
-    if source.clients is not None:
-        kept = {c: checker.usable(rows, f"{c}, ") for c, rows in source.clients.items()}
-        loaded, undealt = sum(map(len, source.clients.values())), 0
+    run, limits, label = Round(0, config.rounds, config.seed, 0), config.data, config.task.label
+    natural = config.partition.kind == "natural" and source.clients is None
+    owner = config.partition.column if natural else None
+    checker, test_checker = _Checker(config, labels, owner), _Checker(config, labels, None)
+    if source.clients is None:
+        rows = checker.usable(source.train or [], "")
+        owners, partition = _names(rows, owner), config.partition
     else:
-        assert source.train is not None
-        loaded = len(source.train)
-        rows = checker.usable(source.train, "")
-        row_labels = [str(r[config.task.label]) for r in rows] if config.task.label is not None else None
-        owners = [str(r[owner]) for r in rows] if owner is not None else None
-        run = Round(0, config.rounds, config.seed, 0)
-        dealt = deal(config.partition, row_labels, owners, len(rows), run.generator("partition"))
-        kept, undealt = {c: [rows[i] for i in numbers] for c, numbers in dealt.rows.items()}, dealt.dropped
-    test_checker = _Checker(config, labels, None)
+        usable = {c: checker.usable(rows, f"{c}, ") for c, rows in source.clients.items()}
+        rows = [row for of_client in usable.values() for row in of_client]
+        owners = [client for client, of_client in usable.items() for _ in of_client]
+        partition = PartitionConfig(kind="natural")
+    row_labels = _names(rows, label)
+    chosen = sample(limits.max_train_rows, len(rows), row_labels, owners, run.generator("rows", "train"))
+    sampled_labels, sampled_owners = _at(row_labels, chosen), _at(owners, chosen)
+    dealt = deal(partition, sampled_labels, sampled_owners, len(chosen), run.generator("partition"))
+    kept = {client: [rows[chosen[i]] for i in numbers] for client, numbers in dealt.rows.items()}
     test = test_checker.usable(source.test or [], "test ")
+    chosen_test = sample(limits.max_test_rows, len(test), _names(test, label), None, run.generator("rows", "test"))
     too_small = {c: len(r) for c, r in kept.items() if len(r) < config.data.min_examples}
     large_enough = {c: kept[c] for c in sorted(kept.keys() - too_small.keys())}
     if not large_enough:
@@ -106,7 +97,29 @@ def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt
         raise ConfigError.at("partition", message + "to fewer clients")
     if problems := _too_few(config, len(large_enough)):
         raise ConfigError(problems)
-    return Dealt(large_enough, test, loaded, checker.dropped, test_checker.dropped, undealt, too_small)
+    return Dealt(
+        rows=large_enough,
+        test=[test[i] for i in chosen_test],
+        loaded=checker.loaded,
+        bad=checker.dropped,
+        unsampled=len(rows) - len(chosen),
+        undealt=dealt.dropped,
+        moved=dealt.moved,
+        too_small=too_small,
+        clients_unsampled=len(set(owners or ())) - len(set(sampled_owners or ())),
+        test_loaded=test_checker.loaded,
+        test_bad=test_checker.dropped,
+        test_unsampled=len(test) - len(chosen_test),
+    )
+
+
+def _names(rows: Rows, column: str | None) -> list[str] | None:
+    """The class or client in ``column`` of each row; None without a column."""
+    return [value_name(row[column]) for row in rows] if column is not None else None
+
+
+def _at(values: Sequence[str] | None, places: Sequence[int]) -> list[str] | None:
+    return [values[i] for i in places] if values is not None else None
 
 
 def _too_few(config: RunConfig, count: int) -> list[Problem]:
@@ -121,21 +134,40 @@ def _too_few(config: RunConfig, count: int) -> list[Problem]:
     return [*problems, *list_lengths(clients, count)]
 
 
-def usable_rows(config: RunConfig, rows: Sequence[Row], labels: Sequence[str], key: str) -> Rows:
-    """``rows``, all of which the task can use.
+def other_rows(
+    config: RunConfig, data: str | os.PathLike[str] | Table, labels: Sequence[str], *, answers: bool = True
+) -> Rows:
+    """The rows of the file or table ``data``, in place of those of the run. The task can use all of them.
 
-    ``labels``: the known classes; none where the label column is not read.
+    ``labels``: the known classes.
+    ``answers``: False looks at the input only, and not at labels, responses and answers.
 
-    Raises :class:`ConfigError` under ``key`` with the first five rows that the task cannot use.
+    Raises :class:`ConfigError` with the first five rows that the task cannot use.
     """
-    kept, problems = _Checker(config, labels, None).sorted_out(rows, "")
-    if problems:
-        raise ConfigError([*_first_five(problems, key), Problem(key, "mend the rows, or name another file")])
+    if isinstance(data, str | os.PathLike):
+        rows = read_rows(data, DATA, Room(config.data.max_read_mb))
+    else:
+        rows = rows_of(data, DATA)
+    if not answers:
+        task = config.task.model_copy(update={"label": None, "response": None})
+        config = config.model_copy(update={"task": task})
+    kept, problems = _Checker(config, labels, None).sorted_out(rows, "", whole=answers)
+    refuse(problems)
     return kept
 
 
-def _first_five(problems: Sequence[str], key: str) -> list[Problem]:
-    shown = [Problem(key, text) for text in problems[:5]]
+DATA = "--data"
+"""The option that names rows in place of those of the run."""
+
+
+def refuse(problems: Sequence[object]) -> None:
+    """Raise :class:`ConfigError` with the first five problems of :data:`DATA`, if there are any."""
+    if problems:
+        raise ConfigError([*_first_five(problems, DATA), Problem(DATA, "mend the rows, or name another file")])
+
+
+def _first_five(problems: Sequence[object], key: str) -> list[Problem]:
+    shown = [Problem(key, str(problem)) for problem in problems[:5]]
     if len(problems) > 5:
         shown.append(Problem(key, f"and {len(problems) - 5} more rows like these"))
     return shown
@@ -148,14 +180,15 @@ class _Checker:
         self.config, self.owner = config, owner
         self.columns = row_check(config.task, labels, owner)
         self.kind = tasks.load(config.task.kind)
-        self.dropped = 0
+        self.loaded = self.dropped = 0
 
     def usable(self, rows: Sequence[Row], where: str) -> Rows:
-        """The usable rows. The others are counted in ``dropped``.
+        """The usable rows. All are counted in ``loaded``, the others in ``dropped``.
 
         Raises :class:`ConfigError` with the first five and the number of the rest, if bad rows are errors or no row is
         usable.
         """
+        self.loaded += len(rows)
         kept, problems = self.sorted_out(rows, where)
         if problems and (self.config.data.bad_rows == "error" or not kept):
             shown = _first_five(problems, "data")
@@ -167,13 +200,18 @@ class _Checker:
         self.dropped += len(problems)
         return kept
 
-    def sorted_out(self, rows: Sequence[Row], where: str) -> tuple[Rows, list[str]]:
-        """The usable rows, and the problems of the others. Raises :class:`ConfigError` if a column does not exist."""
+    def sorted_out(self, rows: Sequence[Row], where: str, *, whole: bool = True) -> tuple[Rows, list[str]]:
+        """The usable rows, and the problems of the others. Raises :class:`ConfigError` if a column does not exist.
+
+        ``whole``: False checks columns only, and not what the task alone knows of a row.
+        """
         if rows:
             self._has_columns(rows[0])
         kept, problems = [], []
         for number, row in enumerate(rows):
-            problem = self.columns(row, number) or self.kind.problem(self.config.task, row, number)
+            problem = self.columns(row, number)
+            if problem is None and whole:
+                problem = self.kind.problem(self.config.task, row, number)
             if problem is None:
                 kept.append(dict(row))
             else:

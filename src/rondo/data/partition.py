@@ -8,7 +8,7 @@ import math
 import os
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,8 @@ class Deal:
     """Row numbers by client id, sorted."""
     dropped: int
     """Number of rows that no client got; some partitioners drop rows."""
+    moved: int = 0
+    """Number of rows moved from the largest clients to clients with fewer than ``min_size``."""
 
 
 def deal(
@@ -73,29 +75,53 @@ def deal(
     # Shuffle the rows first: some partitioners deal them in file order.
     order = torch.randperm(count, generator=generator).tolist()
     seed = int(torch.randint(2**31, (1,), generator=generator))
-    import datasets
-
     columns: dict[str, list[Any]] = {"row": order}
     if labels is not None:
         columns["by"] = [labels[i] for i in order]
+    moved = 0
     try:
-        partitioner = _partitioner(config, count, seed, generator)
-        partitioner.dataset = datasets.Dataset.from_dict(columns)
-        # Partitioners warn of dropped rows, which are counted below, and show progress bars even without a terminal.
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            parts = [partitioner.load_partition(i)["row"] for i in range(partitioner.num_partitions)]
+        parts = _parts(config, columns, seed, generator)
     except (ValueError, TypeError) as error:
-        reason = str(error).strip().split("\n")[0]
-        hint = "; lower partition.min_size or partition.clients" if config.kind == "dirichlet" else ""
-        raise ConfigError.at("partition", f"kind {config.kind!r} is not possible here: {reason}{hint}") from None
+        if config.kind != "dirichlet":
+            reason = str(error).strip().split("\n")[0]
+            raise ConfigError.at("partition", f"kind {config.kind!r} is not possible here: {reason}") from None
+        # Many clients, few classes and a small alpha: no draw leaves every client with rows, however many are tried.
+        parts = _parts(config.model_copy(update={"min_size": 0}), columns, seed, generator)
+        moved = _fill(parts, config.min_size, generator)
     smallest = min(map(len, parts))
     if config.kind in ("shards", "classes") and smallest < config.min_size:
         message = f"kind {config.kind!r} gives a client {smallest} rows; lower partition.min_size or partition.clients"
         raise ConfigError.at("partition.min_size", message)
     width = len(str(len(parts) - 1))
     rows = {f"client-{i:0{width}d}": tuple(sorted(part)) for i, part in enumerate(parts)}
-    return Deal(dict(sorted(rows.items())), count - sum(map(len, rows.values())))
+    return Deal(dict(sorted(rows.items())), count - sum(map(len, rows.values())), moved)
+
+
+def _parts(
+    config: PartitionConfig, columns: Mapping[str, Sequence[Any]], seed: int, generator: torch.Generator
+) -> list[list[int]]:
+    """Row numbers of every client. Raises ValueError or TypeError if the partitioner cannot deal these rows."""
+    import datasets
+
+    partitioner = _partitioner(config, len(columns["row"]), seed, generator)
+    partitioner.dataset = datasets.Dataset.from_dict(columns)
+    # Partitioners warn of dropped rows, which are counted, and show progress bars even without a terminal.
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        return [partitioner.load_partition(i)["row"][:] for i in range(partitioner.num_partitions)]
+
+
+def _fill(parts: Sequence[list[int]], least: int, generator: torch.Generator) -> int:
+    """Move rows to parts with fewer than ``least``, from parts with more, drawn in proportion to their sizes. Returns
+    the number of rows moved. There must be ``least`` rows per part, and a part's rows must be in random order."""
+    owners = [part for part in parts for _ in part]
+    donors = (owners[i] for i in torch.randperm(len(owners), generator=generator).tolist())
+    moved = 0
+    for part in parts:
+        while len(part) < least:
+            part.append(next(donor for donor in donors if len(donor) > least).pop())
+            moved += 1
+    return moved
 
 
 def _partitioner(config: PartitionConfig, count: int, seed: int, generator: torch.Generator) -> Any:
@@ -112,8 +138,9 @@ def _partitioner(config: PartitionConfig, count: int, seed: int, generator: torc
                 clients, "by", alpha=config.alpha, min_partition_size=config.min_size, self_balancing=False, seed=seed
             )
         case "shards":
+            # An incomplete shard may take the place of a full one, so keeping it drops more rows, not fewer.
             return kinds.ShardPartitioner(
-                clients, "by", num_shards_per_partition=config.shards_per_client, keep_incomplete_shard=True, seed=seed
+                clients, "by", num_shards_per_partition=config.shards_per_client, keep_incomplete_shard=False, seed=seed
             )
         case "classes":
             return kinds.PathologicalPartitioner(

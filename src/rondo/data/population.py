@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,9 +14,10 @@ from rondo.algorithm import Client, Round
 from rondo.config.schema import RunConfig
 from rondo.data.client_rows import Dealt
 from rondo.data.partition import histogram
-from rondo.data.sources import Rows
 from rondo.data.stored import Stored
+from rondo.data.tables import Rows
 from rondo.errors import ConfigError
+from rondo.tasks.row_checks import value_name
 from rondo.tasks.task import Example, Store, Task
 
 _ROWS_A_CALL = 2000
@@ -132,48 +135,98 @@ def build(
     Raises :class:`ConfigError` if no client, or fewer than the configuration needs, has examples left.
     """
     run = Round(0, config.rounds, config.seed, 0)
-    label = config.task.label
     store = task.store()
-    members, empty_clients, cut = Members(store), [], 0
+    members, empty_clients, used, left_out = Members(store), [], 0, 0
     client_ranks = dict(zip(dealt.rows, ranks, strict=True)) if ranks is not None else {}
     for name, numbers in _encoded(store, task, dealt.rows):
-        cut += len(dealt.rows[name]) - len(numbers)
+        used += len(numbers)
+        left_out += len(dealt.rows[name]) - len(numbers)
         if numbers:
             members.add(name, *_split(name, numbers, config, run), client_ranks.get(name))
         else:
             empty_clients.append(name)
     needed = max(config.clients.min_clients, config.clients.per_round or 1)
     if len(members) < needed:
-        few = f"so {len(members)} clients have examples and {needed} are needed: "
-        if not task.padded:
-            raise ConfigError.at("data", f"the task leaves {cut} rows out, {few}mend the rows")
-        message = f"of {cut} rows nothing to learn is left within {config.task.max_length} tokens, {few}raise it"
-        raise ConfigError.at("task.max_length", message)
+        raise _nothing_left(
+            config, task, left_out, f", so {len(members)} clients have examples and {needed} are needed"
+        )
     test_store = task.store()
     test_examples = [test_store[i] for i in test_store.add(task.encode(dealt.test))]
+    if dealt.test and not test_examples:
+        raise _nothing_left(config, task, len(dealt.test), ", and they are the whole test set")
+    by_label = [config.task.label] if config.task.label is not None else []
+    by_owner = [config.partition.column] if config.partition.kind == "natural" else []
     report = {
         "rows": dealt.loaded,
+        "rows_used": used,
         "rows_bad": dealt.bad,
+        "rows_not_sampled": dealt.unsampled,
         "rows_without_client": dealt.undealt,
-        "rows_cut": cut,
-        "test_rows": len(dealt.test),
+        "rows_without_target": left_out,
+        "rows_moved": dealt.moved,
+        "sampled_by": by_label + (["client"] if config.data.clients_from is not None else by_owner),
+        "text": store.account(),
+        "test_rows": dealt.test_loaded,
+        "test_rows_used": len(test_examples),
         "test_rows_bad": dealt.test_bad,
+        "test_rows_not_sampled": dealt.test_unsampled,
+        "test_rows_without_target": len(dealt.test) - len(test_examples),
+        "test_sampled_by": by_label,
+        "test_text": test_store.account(),
+        "clients_not_sampled": dealt.clients_unsampled,
         "clients_too_small": dict(dealt.too_small),
         "clients_without_examples": empty_clients,
         "examples_sha256": store.sha256(),
+        "clients_sha256": _owners(members),
         "test_examples_sha256": test_store.sha256(),
         "classes": list(classes),
         "clients": {
             n: {
                 "train": len(m.train),
                 "validation": len(m.validation),
-                "labels": histogram([str(r[label]) for r in dealt.rows[n]]) if label is not None else None,
+                "labels": _labels(config, dealt.rows[n]),
                 **({} if m.client.rank is None else {"rank": m.client.rank}),
             }
             for n, m in members.items()
         },
+        "test_labels": _labels(config, dealt.test),
+        "warnings": list(_warnings(config, dealt)),
     }
     return Population(members, tuple(test_examples), report)
+
+
+def _owners(members: Members) -> str:
+    """SHA-256 of the clients' ids and their numbers of examples, in the order of the examples. With the digest of the
+    examples themselves it says whose each one is."""
+    digest = hashlib.sha256()
+    for name, member in members.items():
+        digest.update(json.dumps([name, len(member.train), len(member.validation)]).encode())
+    return digest.hexdigest()
+
+
+def _labels(config: RunConfig, rows: Rows) -> dict[str, int] | None:
+    """Number of rows per label; None if the rows have none."""
+    label = config.task.label
+    return histogram([value_name(row[label]) for row in rows]) if label is not None else None
+
+
+def _warnings(config: RunConfig, dealt: Dealt) -> Iterator[str]:
+    """Yield a sentence for training and test rows that are all of one class."""
+    training = [row for rows in dealt.rows.values() for row in rows]
+    for rows, kind, consequence in (
+        (training, "training", "nothing else can be learned from them"),
+        (dealt.test, "test", "their scores say nothing of the other classes, and predicting it always would be right"),
+    ):
+        labels = list(_labels(config, rows) or ())
+        if len(labels) == 1:
+            yield f"all {len(rows)} {kind} rows are of class {labels[0]!r}: {consequence}"
+
+
+def _nothing_left(config: RunConfig, task: Task, rows: int, consequence: str) -> ConfigError:
+    if not task.padded:
+        return ConfigError.at("data", f"the task leaves {rows} rows out{consequence}: mend the rows")
+    message = f"of {rows} rows nothing to learn is left within {config.task.max_length} tokens{consequence}: raise it"
+    return ConfigError.at("task.max_length", message)
 
 
 def _encoded(store: Store, task: Task, rows: Mapping[str, Rows]) -> Iterator[tuple[str, range]]:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
 
 from rondo.config.checks import missing_files
-from rondo.config.schema import BUILTIN_DATA, DataConfig, RunConfig
+from rondo.config.schema import BUILTIN_DATA, GIVEN, DataConfig, RunConfig
+from rondo.data.tables import Rows, Table, dataset_rows, rows_of
 from rondo.errors import ConfigError
-
-Rows: TypeAlias = list[dict[str, Any]]
 
 _SUFFIXES = {".csv": ",", ".tsv": "\t", ".json": "", ".jsonl": "", ".parquet": ""}
 
@@ -36,26 +32,41 @@ class Source:
     """The column that names each row's client, if the data have one."""
 
 
-def load(config: RunConfig) -> Source:
-    """Load the rows that ``[data]`` names. Raises :class:`ConfigError` with key path, row and reason."""
+def load(config: RunConfig, train: Table | None = None, test: Table | None = None) -> Source:
+    """Load the rows that ``[data]`` names. Raises :class:`ConfigError` with key path, row and reason.
+
+    ``train``, ``test``: rows in place of ``data.source`` and ``data.test_source``.
+    """
     data = config.data
+    if test is not None:
+        data = data.model_copy(update={"test_source": None, "test_split": ""})
+        source = load(config.model_copy(update={"data": data}), train)
+        return replace(source, test=rows_of(test, "test"))
     if problems := list(missing_files(config)):
         raise ConfigError(problems)
-    if data.clients_from is not None:
-        clients = _client_files(data.clients_from)
-        test = read_rows(data.test_source, "data.test_source") if data.test_source else None
-        return Source(data.clients_from, None, clients, _first(test, data.max_test_rows))
+    room = Room(data.max_read_mb)
+    if data.clients_from is not None or train is not None:
+        clients = _client_files(data.clients_from, room) if data.clients_from is not None else None
+        rows = rows_of(train, "train") if train is not None else None
+        test_rows = read_rows(data.test_source, "data.test_source", room) if data.test_source else None
+        return Source(data.clients_from or GIVEN, rows, clients, test_rows)
     if data.source in (None, BUILTIN_DATA):
-        source = _builtin(config)
-    elif Path(str(data.source)).expanduser().exists():
-        source = _local(data)
-    else:
-        source = _hub(data)
-    return source
+        return _builtin(config)
+    return _local(data, room) if Path(str(data.source)).expanduser().exists() else _hub(data, room)
 
 
-def _first(rows: Rows | None, count: int | None) -> Rows | None:
-    return rows if rows is None or count is None else rows[:count]
+class Room:
+    """The memory left for rows, of ``data.max_read_mb`` in all. A file of a few hundred bytes can hold gigabytes."""
+
+    def __init__(self, megabytes: int = DataConfig().max_read_mb) -> None:
+        self.megabytes, self.left = megabytes, megabytes << 20
+
+    def take(self, size: int, name: str) -> None:
+        """Take ``size`` bytes for rows of ``name``. Raises :class:`ConfigError` if so many are not left."""
+        self.left -= size
+        if self.left < 0:
+            message = f"the rows of {name!r} take more memory than the {self.megabytes} MiB of this key: raise it if "
+            raise ConfigError.at("data.max_read_mb", message + "they should be so many, or name another file")
 
 
 def _builtin(config: RunConfig) -> Source:
@@ -65,30 +76,22 @@ def _builtin(config: RunConfig) -> Source:
         demo = homes(config.seed, clients=config.partition.clients or 12)
     except ImportError as error:
         raise ConfigError.at("data.source", str(error)) from None
-    return Source(
-        BUILTIN_DATA,
-        _first(demo.train, config.data.max_train_rows),
-        None,
-        _first(demo.test, config.data.max_test_rows),
-        text="text",
-        label="intent",
-        natural="home",
-    )
+    return Source(BUILTIN_DATA, demo.train, None, demo.test, text="text", label="intent", natural="home")
 
 
-def _local(data: DataConfig) -> Source:
+def _local(data: DataConfig, room: Room) -> Source:
     path = Path(str(data.source)).expanduser()
-    if path.is_file():
-        train = read_rows(path, "data.source")
-        test = read_rows(data.test_source, "data.test_source") if data.test_source else None
+    if not path.is_dir():
+        train = read_rows(path, "data.source", room)
+        test = read_rows(data.test_source, "data.test_source", room) if data.test_source else None
     else:
-        train = read_rows(_split_file(path, data.train_split, "data.train_split"), "data.source")
+        train = read_rows(_split_file(path, data.train_split, "data.train_split"), "data.source", room)
         if data.test_source:
-            test = read_rows(data.test_source, "data.test_source")
+            test = read_rows(data.test_source, "data.test_source", room)
         else:
             chosen = data.test_split
-            test = read_rows(_split_file(path, chosen, "data.test_split"), "data.source") if chosen else None
-    return Source(str(path), _first(train, data.max_train_rows), None, _first(test, data.max_test_rows))
+            test = read_rows(_split_file(path, chosen, "data.test_split"), "data.source", room) if chosen else None
+    return Source(str(path), train, None, test)
 
 
 def _split_file(folder: Path, split: str, key: str) -> Path:
@@ -100,7 +103,7 @@ def _split_file(folder: Path, split: str, key: str) -> Path:
     return files[0]
 
 
-def _client_files(pattern: str) -> dict[str, Rows]:
+def _client_files(pattern: str, room: Room) -> dict[str, Rows]:
     """One file per client. The client's id is the file's name without its ending."""
     path = Path(pattern).expanduser()
     files = sorted(path.iterdir()) if path.is_dir() else sorted(path.parent.glob(path.name))
@@ -111,16 +114,21 @@ def _client_files(pattern: str) -> dict[str, Rows]:
     ids = [f.stem for f in files]
     if duplicates := sorted({i for i in ids if ids.count(i) > 1}):
         raise ConfigError.at("data.clients_from", f"two files would be client {duplicates[0]!r}; rename one")
-    return {f.stem: read_rows(f, "data.clients_from") for f in files}
+    return {f.stem: read_rows(f, "data.clients_from", room) for f in files}
 
 
-def read_rows(path: str | os.PathLike[str], key: str) -> Rows:
-    """All rows of a CSV, TSV, JSON, JSON lines or Parquet file. Raises :class:`ConfigError` under ``key``."""
+def read_rows(path: str | os.PathLike[str], key: str, room: Room | None = None) -> Rows:
+    """All rows of a CSV, TSV, JSON, JSON lines or Parquet file. Raises :class:`ConfigError` under ``key``.
+
+    ``room``: the memory for rows; left out, a room of its own.
+    """
     path = Path(path).expanduser()
     if path.suffix.lower() not in _SUFFIXES:
         raise ConfigError.at(key, f"{str(path)!r}: unknown ending; known: {', '.join(_SUFFIXES)}")
+    if path.exists() and not (path.is_file() or path.is_dir()):  # reading it might never end
+        raise ConfigError.at(key, f"{str(path)!r} is a pipe or a device, not a file; name a file with rows")
     try:
-        rows = _read(path)
+        rows = _read(path, room if room is not None else Room())
     except ConfigError:
         raise
     except OSError as error:
@@ -134,13 +142,12 @@ def read_rows(path: str | os.PathLike[str], key: str) -> Rows:
     return rows
 
 
-def _read(path: Path) -> Rows:
+def _read(path: Path, room: Room) -> Rows:
     suffix = path.suffix.lower()
     if suffix == ".parquet":
-        import pyarrow.parquet
-
-        rows: Rows = pyarrow.parquet.read_table(path).to_pylist()
-        return rows
+        return _parquet(path, room)
+    room.take(path.stat().st_size, str(path))
+    rows: Rows
     if suffix in (".csv", ".tsv"):
         import csv
 
@@ -178,7 +185,31 @@ def _read(path: Path) -> Rows:
     return rows
 
 
-def _hub(data: DataConfig) -> Source:
+_VALUE_BYTES = 128
+"""Memory of a value as a Python object, with its share of the row; the length of a text comes on top."""
+_BATCH = 4096
+"""Rows of Parquet that are read at a time."""
+
+
+def _parquet(path: Path, room: Room) -> Rows:
+    import pyarrow.parquet
+
+    rows: Rows = []
+    with pyarrow.parquet.ParquetFile(path) as file:
+        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+        chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
+        room.take(_VALUE_BYTES * sum(chunk.num_values for chunk in chunks), str(path))
+        # A text is stored once for all rows that have it, so a row may take as much as a whole chunk of texts.
+        largest = max((c.total_uncompressed_size for c in chunks if c.physical_type == "BYTE_ARRAY"), default=1)
+        for batch in file.iter_batches(batch_size=max(1, min(_BATCH, room.left // (4 * max(1, largest))))):
+            columns = [c.dictionary_decode() if isinstance(c, pyarrow.DictionaryArray) else c for c in batch.columns]
+            room.take(sum(column.nbytes for column in columns), str(path))
+            rows += pyarrow.RecordBatch.from_arrays(columns, names=batch.schema.names).to_pylist()
+            del batch, columns  # before the next ones are read
+    return rows
+
+
+def _hub(data: DataConfig, room: Room) -> Source:
     """A data set by its Hugging Face name (from the hub, or the local cache when offline)."""
     import datasets
 
@@ -188,31 +219,12 @@ def _hub(data: DataConfig) -> Source:
         except Exception as error:  # the library raises many kinds; all mean that loading failed
             reason = str(error).split("\n")[0]
             raise ConfigError.at(key, f"{data.source!r} cannot be loaded: {reason}") from None
-        label_columns = {c: f.names for c, f in table.features.items() if isinstance(f, datasets.ClassLabel)}
-        rows: Rows = table.to_list()
-        for column, labels in label_columns.items():
-            for row in rows:
-                value = row[column]
-                row[column] = labels[value] if isinstance(value, int) and 0 <= value < len(labels) else None
-        return rows
+        room.take(_VALUE_BYTES * table.num_rows * table.num_columns + table.data.nbytes, str(data.source))
+        return dataset_rows(table)
 
     train = split(data.train_split, "data.source")
     if data.test_source:
-        test: Rows | None = read_rows(data.test_source, "data.test_source")
+        test: Rows | None = read_rows(data.test_source, "data.test_source", room)
     else:
         test = split(data.test_split, "data.test_split") if data.test_split else None
-    return Source(str(data.source), _first(train, data.max_train_rows), None, _first(test, data.max_test_rows))
-
-
-def label_names(rows: Sequence[dict[str, Any]], column: str) -> tuple[str, ...]:
-    """The labels that occur, as text: first numbers in numeric order, then other labels in alphabetical order."""
-    labels = {str(row[column]) for row in rows if row.get(column) is not None and str(row[column]).strip()}
-
-    def order(name: str) -> tuple[int, float, str]:
-        try:
-            number = float(name)
-        except ValueError:
-            return (1, 0.0, name)
-        return (0, number, name) if math.isfinite(number) else (1, 0.0, name)
-
-    return tuple(sorted(labels, key=order))
+    return Source(str(data.source), train, None, test)

@@ -1,7 +1,10 @@
-"""A transport that rehearses failures: it loses, delays, damages and doubles the answers of another one.
+"""A transport that rehearses failures: it loses, delays, damages and doubles the answers of another one, and lets
+clients fail in their training.
 
-The configuration and the run's seed decide a client's fault in a round before any client trains. A lost client
-therefore need not train, and the others train as if it had not been sampled.
+The configuration and the run's seed decide a client's fault in a round before any client trains. A client that never
+answers therefore need not train. One that is to fail in its training is asked like any other, and fails there, so the
+halving of cohorts and the trainer's own checks are rehearsed too. The other clients' result is that of a round that
+did not sample it.
 """
 
 from __future__ import annotations
@@ -22,12 +25,8 @@ KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 SPOILED: tuple[FaultKind, ...] = ("corrupt_upload", "wrong_round", "late")
 """Faults of an upload that arrives and must not count, in the order in which they arrive."""
 
-_DETAIL = {
-    "crash": "it never answered",
-    "hang": "it never ended",
-    "out_of_memory": "a fault that was rehearsed",
-    "nonfinite_loss": "a fault that was rehearsed",
-}
+_DETAIL = {"crash": "it never answered", "hang": "it never ended"}
+_IN_TRAINING: tuple[FaultKind, ...] = ("out_of_memory", "nonfinite_loss")
 
 
 def are_rehearsed(config: RunConfig) -> bool:
@@ -69,7 +68,9 @@ class Rehearsal:
             else:
                 lost[client.id] = ClientFailed(client.id, "round_closed", f"{wanted} others came first")
         in_order = tuple(client for arrivals in spoiled.values() for client in arrivals)
-        return Turnout(tuple(c for c in chosen.asked if c.id in asked), lost, in_order)
+        to_train = tuple(c for c in chosen.asked if c.id in asked)
+        failing = {c.id: kind for c in to_train if (kind := kinds[c.id]) in _IN_TRAINING}
+        return Turnout(to_train, lost, in_order, failing)
 
     def exchange(self, round: Round, work: Work) -> Iterator[Answer]:
         """See :meth:`rondo.engine.transport.Transport.exchange`. Damaged, late and doubled uploads come after all

@@ -33,7 +33,7 @@ class Simulation:
         def train(cohort: tuple[tuple[Client, ...], tuple[Shared, ...]]) -> list[Answer]:
             clients, shared = cohort
             examples = tuple(tuple(self.population.members[c.id].train) for c in clients)
-            return self.local.train(clients, examples, shared, round)
+            return self.local.train(clients, examples, shared, round, work.turnout.failing)
 
         # Ask for broadcasts cohort by cohort: they may differ from client to client.
         handed_out = ((cohort, tuple(map(work.shared, cohort))) for cohort in cohorts)

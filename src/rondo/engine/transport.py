@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from torch import Tensor
 
 from rondo.algorithm import Client, ClientFailed, Round, Shared, Upload
+from rondo.config.schema import FaultKind
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,9 @@ class Turnout:
     """Clients that are known to be lost without an upload, by id, with the reason."""
     spoiled: tuple[Client, ...] = ()
     """Clients that answer too, but whose answer is certain to be turned away."""
+    failing: Mapping[str, FaultKind] = field(default_factory=dict)
+    """Clients asked whose training is made to fail, by id, with the kind of fault: "out_of_memory" or
+    "nonfinite_loss"."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,9 @@ class Observer:
 
     def phase(self, name: Phase) -> None:
         """The run's work from now on."""
+
+    def prepared(self, partition: Mapping[str, Any]) -> None:
+        """The rows are dealt. ``partition``: the content of ``partition.json``, which is cleared afterwards."""
 
     def resumed(self, rounds: int, passed_over: Sequence[str]) -> None:
         """The run goes on after ``rounds`` rounds. ``passed_over``: newer checkpoints that cannot be used, with the

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence, Set
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -18,9 +19,6 @@ from rondo.algorithm import Upload
 from rondo.params import Params
 
 PROTOCOL = 1
-HEADER_BYTES = 2**20
-"""Size of the largest header (the names and shapes of all tensors) that is read."""
-
 _KEY = "rondo"
 _DIGEST = 32
 
@@ -44,7 +42,7 @@ class Envelope:
     client: str
     """The client's id."""
     model: str
-    """SHA-256 of the base model."""
+    """SHA-256 of the base model's identity: weights, configuration and tokenizer."""
     examples: int
     """Number of training examples."""
     weight: float
@@ -58,27 +56,48 @@ def encode_upload(upload: Upload, envelope: Envelope) -> bytes:
     return hashlib.sha256(content).digest() + content
 
 
-def decode_upload(data: bytes, limit: int) -> tuple[Envelope, Params]:
-    """The envelope and tensors from :func:`encode_upload`, with at most ``limit`` bytes of tensors. Tensors may have
-    any names, shapes, types and values. Raises :class:`Rejected`, and nothing else, whatever the bytes."""
-    if len(data) > limit + HEADER_BYTES + _DIGEST + 8:
-        raise Rejected("too_large", f"{len(data)} bytes, where {limit} bytes of tensors are expected")
+@dataclass(frozen=True)
+class Received:
+    """An upload of which only the header is read, so that it can be turned away at no more cost."""
+
+    envelope: Envelope
+    names: Set[str]
+    """The tensors' names."""
+    content: bytes
+    """The safetensors file."""
+
+    def tensors(self) -> Params:
+        """The tensors, of any shapes, types and values. Raises :class:`Rejected`, and nothing else."""
+        try:
+            return safetensors.torch.load(self.content)
+        except Exception as error:  # the parser's own errors, and torch's for what it cannot hold
+            raise Rejected("unreadable", f"{type(error).__name__}: {short(str(error))}") from None
+
+
+def header_limit(names: Collection[str], client: str) -> int:
+    """Bytes that no honest header reaches, for tensors of these names sent by ``client``. Whatever is longer is not
+    read. An entry has some 150 bytes beside its name, and every character may be escaped, in the envelope twice."""
+    return 2**14 + 12 * len(client) + sum(6 * len(name) + 256 for name in names)
+
+
+def decode_upload(data: bytes, tensors: int, header: int) -> Received:
+    """The upload from :func:`encode_upload`, with at most ``tensors`` bytes of tensors and ``header`` bytes of header.
+    Takes a time in proportion to the number of bytes. Raises :class:`Rejected`, and nothing else, whatever the
+    bytes."""
+    if len(data) > tensors + header + _DIGEST + 8:
+        raise Rejected("too_large", f"{len(data)} bytes, where {tensors} bytes of tensors are expected")
     content = data[_DIGEST:]
     if hashlib.sha256(content).digest() != data[:_DIGEST]:
         raise Rejected("corrupt", f"{len(data)} bytes that do not have the digest they begin with")
-    header = _header(content)
-    if len(content) > limit + 8 + int.from_bytes(content[:8], "little"):
-        raise Rejected("too_large", f"more than {limit} bytes of tensors")
-    envelope = _envelope(header)
-    try:
-        return envelope, safetensors.torch.load(content)
-    except Exception as error:  # the parser's own errors, and torch's for what it cannot hold
-        raise Rejected("unreadable", f"{type(error).__name__}: {short(str(error))}") from None
+    entries = _header(content, header)
+    if len(content) > tensors + 8 + int.from_bytes(content[:8], "little"):
+        raise Rejected("too_large", f"more than {tensors} bytes of tensors")
+    return Received(_envelope(entries), entries.keys() - {"__metadata__"}, content)
 
 
-def _header(data: bytes) -> dict[str, Any]:
+def _header(data: bytes, limit: int) -> dict[str, Any]:
     size = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or size > min(HEADER_BYTES, len(data) - 8):
+    if len(data) < 8 or size > min(limit, len(data) - 8):
         raise Rejected("unreadable", f"{len(data)} bytes with a header of {size}")
     return _object("unreadable", "the header", data[8 : 8 + size])
 
@@ -89,8 +108,9 @@ def _object(reason: str, what: str, text: bytes) -> dict[str, Any]:
     def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
         content = dict(pairs)
         if len(content) < len(pairs):
-            key = next(k for i, (k, _) in enumerate(pairs) if any(k == other for other, _ in pairs[:i]))
-            raise Rejected("duplicate_key", f"{short(key)} is there twice in {what}")
+            counts = Counter(key for key, _ in pairs)
+            key = next(key for key, count in counts.items() if count > 1)
+            raise Rejected("duplicate_key", f"{short(key)} is there {counts[key]} times in {what}")
         return content
 
     def constant(name: str) -> Any:
@@ -146,4 +166,4 @@ class Identity:
     run: str
     """A name that no other run has."""
     model: str
-    """SHA-256 of the base model."""
+    """SHA-256 of the base model's identity: weights, configuration and tokenizer."""

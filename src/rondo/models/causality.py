@@ -28,7 +28,7 @@ def check_logits(module: nn.Module) -> None:
     """Compare the logits of two rows that differ in their last token only. Raises :class:`ConfigError` if the logits
     before it differ by more than rounding."""
     count = int(module.get_input_embeddings().num_embeddings)  # type: ignore[operator]
-    ids = torch.arange(8).repeat(2, 1)
+    ids = torch.arange(8, device=next(module.parameters()).device).repeat(2, 1)
     ids[1, -1] += 1
     logits = module(input_ids=ids % count, attention_mask=torch.ones_like(ids)).logits[:, :-1]
     if (logits[0] - logits[1]).abs().max() > 1e-4 * logits.abs().max():

@@ -27,8 +27,8 @@ class Model(Protocol):
     def name(self) -> str: ...
 
     @property
-    def sha256(self) -> str:
-        """SHA-256 of all its weights."""
+    def identity(self) -> Mapping[str, Any]:
+        """The manifest's keys that tell it from every other model, as JSON."""
 
     @property
     def network(self) -> Network: ...

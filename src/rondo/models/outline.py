@@ -7,24 +7,46 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
-from rondo.config.schema import RunConfig
+from rondo import own_code
+from rondo.config.schema import GIVEN, RunConfig
 from rondo.errors import ConfigError, Problem
 from rondo.models import own_network, peft
 from rondo.models.adapted_layer import Site
+from rondo.models.given import copied, copied_tokenizer
 from rondo.models.model import Outline
-from rondo.models.pretrained import load_config, load_structure, load_tokenizer, loading, locate
+from rondo.models.pretrained import (
+    Pretrained,
+    check_files,
+    load_config,
+    load_structure,
+    load_tokenizer,
+    loading,
+    locate,
+)
 from rondo.models.transformer import Transformer, load_transformer
 from rondo.tasks import table as tasks
 from rondo.tasks.task import Task
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-def look(config: RunConfig, labels: Sequence[str]) -> Outline:
-    """Outline the model that ``config`` names. Raises :class:`ConfigError` if there is none or a package is missing."""
-    if own_network.is_factory(config.model.name):
+
+def look(
+    config: RunConfig,
+    labels: Sequence[str],
+    model: PreTrainedModel | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> Outline:
+    """Outline the model that ``config`` names. Raises :class:`ConfigError` if there is none or a package is missing.
+
+    ``model``, ``tokenizer``: objects in its place, both or neither.
+    """
+    if own_code.is_name(config.model.name):
         return own_network.look(config, labels)
     if config.task.kind not in tasks.TABLE:
         message = "a task of one's own needs a network of its own: name it as package.module:factory"
@@ -32,7 +54,9 @@ def look(config: RunConfig, labels: Sequence[str]) -> Outline:
     missing = list(_missing_packages(config))
     if missing:
         raise ConfigError(missing)
-    return _look(config, labels)
+    if model is not None and tokenizer is not None:
+        return _outline(config, labels, _given(config, labels, model, tokenizer))
+    return _outline(config, labels, _named(config, labels))
 
 
 @dataclass(frozen=True)
@@ -49,45 +73,88 @@ class TransformerOutline:
     tokenizer: Any
     longest: int
     """The most tokens that the model takes."""
+    loaded: Pretrained | None
+    """The model with its weights, if a program gave it."""
 
     def load(self, config: RunConfig, device: torch.device) -> Transformer:
         """See :meth:`rondo.models.model.Outline.load`."""
-        return load_transformer(config, self.name, self.known, self.tokenizer, device)
+        return load_transformer(config, self.name, self.known, self.tokenizer, device, self.loaded)
 
 
-def _look(config: RunConfig, labels: Sequence[str]) -> TransformerOutline:
-    model, problems = config.model, []
+@dataclass(frozen=True)
+class _Found:
+    """A model as it was found. ``module`` may have no weights."""
+
+    name: str
+    known: Any
+    module: nn.Module
+    head: Sequence[str]
+    tokenizer: Any
+    loaded: Pretrained | None = None
+
+
+def _given(
+    config: RunConfig, labels: Sequence[str], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> _Found:
+    used = [key for key in ("revision", "gguf_file", "quantization") if getattr(config.model, key) is not None]
+    if used:
+        raise ConfigError([Problem(f"model.{key}", "a model object does not use it: remove it") for key in used])
+    own = copied_tokenizer(tokenizer)
+    loaded = copied(tasks.TABLE[config.task.kind], model, own.pad_token_id, labels)
+    known = loaded.module.config
+    return _Found(model.name_or_path or GIVEN, known, loaded.module, loaded.head, own, loaded)
+
+
+def _named(config: RunConfig, labels: Sequence[str]) -> _Found:
+    model = config.model
     model_file = model.gguf or "config.json"
     name = locate(model)
     if Path(name).is_dir() and not Path(name, model_file).is_file():
         key = "model.name" if model.gguf_file is None else "model.gguf_file"
         raise ConfigError.at(key, f"no {model_file} in {model.name!r}: name what has the model")
+    check_files(model, name)
     kind = tasks.TABLE[config.task.kind]
     with loading(model.name, "it"):
         known = load_config(kind, name, labels=labels, revision=model.revision, gguf_file=model.gguf)
         empty, head_names = load_structure(kind, known)
     with loading(model.name, "its tokenizer"):
         tokenizer = load_tokenizer(name, revision=model.revision, gguf_file=model.gguf)
-    limit = _longest(empty, tokenizer)
+    return _Found(name, known, empty, head_names, tokenizer)
+
+
+def _outline(config: RunConfig, labels: Sequence[str], found: _Found) -> TransformerOutline:
+    kind, tokenizer, problems = tasks.TABLE[config.task.kind], found.tokenizer, []
+    _set_template(tokenizer, config)
+    limit = _longest(found.module, tokenizer)
     if config.task.max_length > limit:
         message = f"{config.task.max_length}, but this model takes {limit} tokens: lower it to {limit}"
         problems.append(Problem("task.max_length", message))
-    embedded = int(empty.get_input_embeddings().num_embeddings)  # type: ignore[operator]
+    embedded = int(found.module.get_input_embeddings().num_embeddings)  # type: ignore[operator]
     if len(tokenizer) > embedded:
         message = f"its tokenizer has {len(tokenizer)} tokens and its embedding only {embedded}: is it another model's?"
         problems.append(Problem("model.name", message))
-    if kind.head and getattr(known, "summary_type", None) == "last":
+    if kind.head and getattr(found.known, "summary_type", None) == "last":
         message = "it classifies by a row's last token (XLNet), and rows are padded behind it: name another"
         problems.append(Problem("model.name", message))
     sites: tuple[Site, ...] = ()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # loading the model repeats them
-            sites = peft.plan(empty, config.adapter, kind.peft, head_names, config.seed).sites
+            sites = peft.plan(found.module, config.adapter, kind.peft, found.head, config.seed).sites
     except ConfigError as error:
         problems += error.problems
     task = tasks.load(config.task.kind).of(config.task, tokenizer, labels)
-    return TransformerOutline(task, sites, problems, name, known, tokenizer, limit)
+    return TransformerOutline(task, sites, problems, found.name, found.known, tokenizer, limit, found.loaded)
+
+
+def _set_template(tokenizer: Any, config: RunConfig) -> None:
+    """Give the tokenizer the chat template that the configuration names. Raises :class:`ConfigError`."""
+    file = config.task.chat_template
+    if file is not None:
+        try:
+            tokenizer.chat_template = Path(file).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError.at("task.chat_template", f"{file!r} cannot be read: {error}; mend it") from None
 
 
 def _missing_packages(config: RunConfig) -> Iterator[Problem]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +11,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from rondo import own_code
 from rondo.config.schema import AdapterConfig, RunConfig
 from rondo.errors import ConfigError, Problem
 from rondo.models.adapted_layer import Site
@@ -26,18 +25,13 @@ from rondo.tasks.task import Example, Task
 RESULT = "tensors.safetensors"
 
 
-def is_factory(name: str) -> bool:
-    """Whether ``model.name`` names a factory."""
-    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name) is not None and not name.startswith("builtin:")
-
-
 @dataclass(frozen=True)
 class OwnModel:
     """A :class:`rondo.models.model.Model` around the network that a factory made."""
 
     form: ClassVar[Literal["tensors"]] = "tensors"
     name: str
-    sha256: str
+    identity: Mapping[str, Any]
     network: Network
     precision: torch.dtype
 
@@ -75,9 +69,8 @@ class OwnOutline:
 
     def load(self, config: RunConfig, device: torch.device) -> OwnModel:
         """See :meth:`rondo.models.model.Outline.load`."""
-        module, _, attribute = self.name.partition(":")
         try:
-            factory = getattr(importlib.import_module(module), attribute)
+            factory = own_code.load(self.name)
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(config.seed)
                 network = factory(config, self.task)
@@ -96,7 +89,7 @@ class OwnOutline:
             if tensor.is_floating_point() and tensor.dtype is not precision:
                 message = f"{self.name!r} gave {name} in {tensor.dtype}, and the task computes in {precision}"
                 raise ConfigError.at("model.name", message)
-        return OwnModel(self.name, fingerprint(network.module), network, precision)
+        return OwnModel(self.name, {"model_sha256": fingerprint(network.module)}, network, precision)
 
 
 def look(config: RunConfig, labels: Sequence[str]) -> OwnOutline:

@@ -7,6 +7,7 @@ because the import takes seconds and faults in the data are found without it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -16,11 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import pydantic
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from rondo.config.explain import explain
+from rondo.config.explain import merged as per_key
 from rondo.config.peft_keys import NOT_BUILT
 from rondo.config.schema import AdapterConfig
 from rondo.errors import ConfigError, Problem
@@ -35,6 +39,8 @@ if TYPE_CHECKING:
 
 TaskType = Literal["SEQ_CLS", "CAUSAL_LM"]
 _KEY = "base_model.model."
+_LONGEST = 2**24
+"""Characters of an adapter_config.json that are read. PEFT writes some hundred per adapted layer at most."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,9 @@ def _inject(module: nn.Module, lora: peft.LoraConfig, head: Sequence[str], seed:
 
     head_modules = _head_modules(module, head)
     targets, available = lora.target_modules, ", ".join(_adaptable(module, head_modules))
-    with torch.random.fork_rng(devices=[]):
+    # A model without weights takes factors without weights, so that a rank of any size costs nothing to look at.
+    bare = any(p.is_meta for p in module.parameters())
+    with torch.random.fork_rng(devices=[]), torch.device("meta") if bare else contextlib.nullcontext():
         torch.manual_seed(seed)
         try:
             # No modules_to_save: a wrapped head would hide its tensors, and PEFT does not train it here.
@@ -101,7 +109,8 @@ def _inject(module: nn.Module, lora: peft.LoraConfig, head: Sequence[str], seed:
         message = f"{first}{_others(len(layers) - 1)}: {reason}. Names of such layers here: {available}"
         problems.append(Problem(key, message))
     if too_small:
-        problems.append(Problem("adapter.r", _exceeded(too_small)))
+        own = key == "adapter.target_modules"
+        problems.append(Problem("adapter.r" if own else key, _exceeded(too_small, own)))
     if isinstance(targets, (set, list)):
         unmatched = [n for n in sorted(targets) if not any(s.path == n or s.path.endswith("." + n) for s in sites)]
         if unmatched and sites:
@@ -117,17 +126,28 @@ def _inject(module: nn.Module, lora: peft.LoraConfig, head: Sequence[str], seed:
     return Plan(tuple(sites), params, lora)
 
 
-def _exceeded(layers: Mapping[str, tuple[int, tuple[int, int]]]) -> str:
-    """The message about layers that are too small for their rank. ``layers`` gives rank and (out, in) by path."""
+def _exceeded(layers: Mapping[str, tuple[int, tuple[int, int]]], own: bool) -> str:
+    """The message about layers that are too small for their rank. ``layers`` gives rank and (out, in) by path.
+
+    ``own``: the configuration sets the rank, not an adapter that the run starts from.
+    """
     path, (rank, shape) = min(layers.items(), key=lambda item: min(item[1][1]))
     others = _others(len(layers) - 1)
     message = f"rank {rank} exceeds {path}, which is {shape[0]} x {shape[1]},{others}"
-    return f"{message.rstrip(',')}: lower it to {min(shape)}, or give such layers a rank by adapter.rank_pattern"
+    remedy = f"lower it to {min(shape)}, or give such layers a rank by adapter.rank_pattern"
+    return f"{message.rstrip(',')}: {remedy if own else 'name another adapter'}"
 
 
 def _flat(tensor: Tensor) -> Tensor:
     copied = tensor.detach().to(torch.float32).clone()
     return copied if copied.is_meta else copied.cpu()  # a model without weights still shows where adapters go
+
+
+def has_adapters(module: nn.Module) -> bool:
+    """Whether PEFT has put adapters of any kind into ``module``."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    return any(isinstance(layer, BaseTunerLayer) for layer in module.modules())
 
 
 def _head_modules(module: nn.Module, head: Sequence[str]) -> list[str]:
@@ -176,20 +196,12 @@ def _plan_from(module: nn.Module, folder: str, task: TaskType, head: Sequence[st
     """The plan of an adapter that PEFT or an earlier run wrote: its configuration and its factors."""
     import peft
 
-    lora = peft.LoraConfig.from_pretrained(folder)
-    if not isinstance(lora, peft.LoraConfig):
-        raise ConfigError.at("adapter.start_from", f"{folder!r} is not a LoRA adapter: name one that is")
-    if lora.init_lora_weights not in (True, False, "gaussian", "orthogonal"):
-        message = f"{folder!r} was started by {lora.init_lora_weights!r}, which changed the base weights too"
-        raise ConfigError.at("adapter.start_from", message)
-    plain = peft.LoraConfig()
-    if unlike := [key for key in NOT_BUILT if getattr(lora, key, None) != getattr(plain, key, None)]:
-        message = f"{folder!r} has {unlike[0]}: PEFT has it, Rondo does not: {NOT_BUILT[unlike[0]]}"
-        raise ConfigError.at("adapter.start_from", f"{message}; name an adapter without it")
-    lora.inference_mode, lora.task_type = False, task
-    planned = _inject(module, lora, head, 0, "adapter.start_from")
-    if not Path(folder, "adapter_model.safetensors").is_file():  # a pickled adapter is not read
+    options = _read_options(folder)
+    planned = _inject(module, peft.LoraConfig(task_type=task, **options), head, 0, "adapter.start_from")
+    if not Path(folder, "adapter_model.safetensors").is_file():
         message = f"{folder!r} has no adapter_model.safetensors: name a folder that has its tensors too"
+        if Path(folder, "adapter_model.bin").is_file():
+            message += " (adapter_model.bin is a pickle, which can run code: save it with PEFT as safetensors)"
         raise ConfigError.at("adapter.start_from", message)
     try:
         saved = read_tensors(folder)
@@ -206,8 +218,58 @@ def _plan_from(module: nn.Module, folder: str, task: TaskType, head: Sequence[st
         message = f"{missing} missing, {unknown} unknown; {name} is {actual.get(name, 'missing')} in it, "
         message += f"{expected.get(name, 'unknown')} in this model"
         raise ConfigError.at("adapter.start_from", f"{folder!r} does not fit the model: {message}")
+    for name, tensor in saved.items():
+        if not tensor.is_floating_point() or not bool(tensor.float().isfinite().all()):
+            message = f"{folder!r}: {name} has values that are no finite numbers: name another adapter"
+            raise ConfigError.at("adapter.start_from", message)
     params = {**planned.params, **saved}
-    return Plan(planned.sites, params, lora)
+    return Plan(planned.sites, params, planned.lora)
+
+
+_PASSED_ON = (*(set(AdapterConfig.model_fields) - {"start_from"}), "fan_in_fan_out")
+"""Keys of ``adapter_config.json`` that decide where adapters go and how they act."""
+
+_NOT_USED = (
+    "peft_type", "task_type", "peft_version", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode",
+    "modules_to_save",
+)  # fmt: skip
+"""Keys that say what PEFT does with the adapter; the run knows its model, task and head itself."""
+
+
+def _read_options(folder: str) -> dict[str, Any]:
+    """The LoRA options of the adapter in ``folder``, as PEFT would take them. The file may be anybody's, so the keys
+    that make PEFT import modules, read files or replace layers (``megatron_core``, ``corda_config``,
+    ``layer_replication``) never reach PEFT. Raises :class:`ConfigError` for a key or value that Rondo does not have."""
+    import peft
+
+    def refused(message: str) -> ConfigError:
+        return ConfigError.at("adapter.start_from", f"{folder!r} {message}")
+
+    try:
+        with Path(folder, "adapter_config.json").open(encoding="utf-8") as file:
+            written = json.loads(file.read(_LONGEST))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = str(error).split("\n")[0]
+        raise refused(f"has an adapter_config.json that cannot be read: {reason}") from None
+    if not isinstance(written, dict) or written.get("peft_type") != "LORA":
+        raise refused("is not a LoRA adapter: name one that is")
+    defaults = vars(peft.LoraConfig())
+    for key, value in written.items():
+        if key not in (*_PASSED_ON, *_NOT_USED) and value and value != defaults.get(key):
+            reason = f": {NOT_BUILT[key]}" if key in NOT_BUILT else ""
+            raise refused(f"has {key}: PEFT has it, Rondo does not{reason}; name an adapter without it")
+    options = {key: written.get(key, defaults[key]) for key in _PASSED_ON}
+    if options["init_lora_weights"] not in (True, False, "gaussian", "orthogonal"):
+        raise refused(f"was started by {options['init_lora_weights']!r}, which changed the base weights too")
+    options |= {"init_lora_weights": True, "fan_in_fan_out": options["fan_in_fan_out"] is True}
+    for key in ("rank_pattern", "alpha_pattern"):
+        options[key] = options[key] or {}
+    try:
+        AdapterConfig.model_validate({k: v for k, v in options.items() if k != "fan_in_fan_out"})
+    except pydantic.ValidationError as error:
+        fault = per_key(explain(e, options) for e in error.errors(include_url=False))[0]
+        raise refused(f"has an adapter_config.json with {fault}") from None
+    return options
 
 
 def read_tensors(folder: str | Path) -> dict[str, Tensor]:
@@ -220,7 +282,7 @@ def read_tensors(folder: str | Path) -> dict[str, Tensor]:
         name = key.removeprefix(_KEY)
         for ending, factor in ((".lora_A.weight", ".A"), (".lora_B.weight", ".B")):
             if name.endswith(ending):
-                result[name.removesuffix(ending) + factor] = tensor.flatten(1)
+                result[name.removesuffix(ending) + factor] = tensor.flatten(1) if tensor.dim() > 2 else tensor
                 break
         else:
             result[HEAD_PREFIX + name] = tensor
@@ -272,7 +334,7 @@ def write_adapter(
     seen: Params,
     base: Base,
     *,
-    model_name: str,
+    model_name: str | None,
     tokenizer: Any = None,
     labels: Sequence[str] = (),
 ) -> None:

@@ -7,6 +7,7 @@ import copy
 import hashlib
 import importlib.util
 import io
+import json
 import logging
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,39 @@ def fingerprint(module: nn.Module) -> str:
     return digest.hexdigest()
 
 
+def identity(module: Any, tokenizer: Any) -> dict[str, Any]:
+    """The manifest's keys that tell a model from every other: the digest of its weights, everything in its
+    configuration that its output may depend on, and the digest of its tokenizer.
+
+    The configuration is as JSON has it, with numbers that JSON lacks as text. Versions, file names, label names and
+    the dtype are left out: the manifest has them, or Rondo sets them.
+    """
+    content = {k: v for k, v in module.config.to_diff_dict().items() if k not in _NOT_COMPUTED_WITH}
+    return {
+        "model_sha256": fingerprint(module),
+        "model_config": json.loads(json.dumps(content, default=str), parse_constant=str),
+        "tokenizer_sha256": _tokenizer_digest(tokenizer),
+    }
+
+
+_NOT_COMPUTED_WITH = ("transformers_version", "_name_or_path", "architectures", "dtype", "id2label", "label2id")
+
+
+def _tokenizer_digest(tokenizer: Any) -> str:
+    """SHA-256 of a tokenizer's vocabulary, special tokens and chat template, and of the ids of a few texts, which show
+    its rules in the same way whatever version wrote its files."""
+    content = (
+        sorted(tokenizer.get_vocab().items()),
+        tokenizer.special_tokens_map,
+        tokenizer.chat_template,
+        [list(tokenizer(text)["input_ids"]) for text in _TEXTS],
+    )
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
+_TEXTS = ("The Cat's 2 hats, e.g. naïve  Straße\n\tÉtude: 3,141.59 (re-read)!", "你好。世界 😀 ½ ﬁ", " a\u00a0b ")
+
+
 def plain_parts(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
     """The plain tensors, by name, that a tensor of a packed format (quantised) is made of."""
     if not hasattr(tensor, "__tensor_flatten__"):
@@ -53,7 +87,7 @@ def load_config(
     per run: a GGUF file takes seconds each time. Raises OSError or ValueError as transformers does."""
     import transformers
 
-    options: dict[str, Any] = {"revision": revision or "main"}
+    options: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": False}
     if gguf_file is not None:
         options["gguf_file"] = gguf_file
     if kind.head:
@@ -97,14 +131,17 @@ def load_pretrained(
 
     options: dict[str, Any] = {"revision": revision or "main", "dtype": torch.float32, "config": config}
     options["ignore_mismatched_sizes"] = True  # another task's head is replaced; the report names the others
-    if gguf_file is not None:
+    options["trust_remote_code"] = False
+    if gguf_file is None:
+        options["use_safetensors"] = True  # the other format is pickle
+    else:
         options |= {"gguf_file": gguf_file, "quantization_config": transformers.GgufConfig(dequantize=True)}
     if quantization is not None:
         options["quantization_config"] = _int8(kind, config)
     with _quiet(gguf_file), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module, report = auto(kind).from_pretrained(name, output_loading_info=True, **options)
-        head = _head(kind, module, new_tensors(kind, module, report))
+        head = head_names(kind, module, new_tensors(kind, module, report))
         if kind.peft == "CAUSAL_LM":
             causality.check_logits(module)
     if quantization is not None and not any(hasattr(p, "qdata") for p in module.parameters()):
@@ -123,10 +160,10 @@ def load_structure(kind: Kind, config: Any) -> tuple[nn.Module, tuple[str, ...]]
         message = f"transformers has no {kind.auto} of {config.model_type}"
         raise ConfigError.at("model.name", f"{message}: name another model, or set another task.kind")
     with _quiet(None), torch.device("meta"):
-        module = auto(kind).from_config(copy.deepcopy(config))
+        module = auto(kind).from_config(copy.deepcopy(config), trust_remote_code=False)
     if kind.peft == "CAUSAL_LM":
         causality.check_architecture(config, module)
-    return module, _head(kind, module, frozenset())
+    return module, head_names(kind, module, frozenset())
 
 
 def load_tokenizer(name: str, *, revision: str | None = None, gguf_file: str | None = None) -> Any:
@@ -135,9 +172,16 @@ def load_tokenizer(name: str, *, revision: str | None = None, gguf_file: str | N
     if files are missing)."""
     import transformers
 
-    extra = {"gguf_file": gguf_file} if gguf_file is not None else {}
+    options: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": False}
+    if gguf_file is not None:
+        options["gguf_file"] = gguf_file
     with _quiet(gguf_file):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name, revision=revision or "main", **extra)
+        return padded(transformers.AutoTokenizer.from_pretrained(name, **options))
+
+
+def padded(tokenizer: Any) -> Any:
+    """``tokenizer``, whose end token pads if it has no padding token. Raises ValueError as :func:`load_tokenizer`
+    does."""
     if tokenizer.pad_token is None:
         # The attention mask marks padding, not the id, so the end token can double as padding.
         tokenizer.pad_token = tokenizer.eos_token
@@ -155,7 +199,8 @@ def auto(kind: Kind) -> Any:
     return getattr(transformers, kind.auto)
 
 
-def _head(kind: Kind, module: nn.Module, fresh: Collection[str]) -> tuple[str, ...]:
+def head_names(kind: Kind, module: nn.Module, fresh: Collection[str]) -> tuple[str, ...]:
+    """Names of the head's tensors: those outside the base model, and those of ``fresh``."""
     if not kind.head:
         return ()
     prefix = f"{module.base_model_prefix}."
@@ -203,6 +248,25 @@ def locate(model: ModelConfig) -> str:
         return minilm_path()
     name = model.name if not model.name.startswith("~") else str(Path(model.name).expanduser())
     return str(Path(name).parent) if model.is_gguf_path else name
+
+
+def check_files(model: ModelConfig, name: str) -> None:
+    """Raise :class:`ConfigError` for a model whose files make transformers do more than read tensors."""
+    from transformers.utils import find_adapter_config_file
+
+    with _quiet(None), loading(model.name, "it"):
+        adapter = find_adapter_config_file(name, revision=model.revision or "main")
+    if adapter is not None:
+        message = (
+            "has an adapter beside the model (adapter_config.json), which transformers would load too: move it to "
+        )
+        message += "a folder of its own, and name that one as adapter.start_from"
+        raise ConfigError.at("model.name", f"{model.name!r} {message}")
+    pickles = sorted(p.name for p in Path(name).glob("pytorch_model*.bin"))
+    if pickles and model.gguf is None and not any(Path(name).glob("*.safetensors")):
+        message = f"has its weights as a pickle ({pickles[0]}), which can run code: save them as safetensors "
+        message += "(save_pretrained does), or name another model"
+        raise ConfigError.at("model.name", f"{model.name!r} {message}")
 
 
 @contextlib.contextmanager

@@ -12,13 +12,13 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from rondo.config.schema import RunConfig, SimulationConfig
+from rondo.config.schema import GIVEN, RunConfig, SimulationConfig
 from rondo.models import peft
 from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.loading_report import listed
 from rondo.models.network import Base
 from rondo.models.precision import Kernels, apply, choose
-from rondo.models.pretrained import Pretrained, fingerprint, load_pretrained, loading
+from rondo.models.pretrained import Pretrained, identity, load_pretrained, loading
 from rondo.models.shortcuts.choose import Shortened, shorten
 from rondo.models.shortcuts.prefix import Prefix
 from rondo.params import HEAD_PREFIX, Params
@@ -33,7 +33,7 @@ class Transformer:
     form: ClassVar[Literal["adapter"]] = "adapter"
     name: str
     """The absolute path of its folder, or its name on a hub."""
-    sha256: str
+    identity: Mapping[str, Any]
     network: AdaptedNetwork
     known: Any
     """The model's configuration, from transformers."""
@@ -66,22 +66,27 @@ class Transformer:
             self.lora,
             seen,
             base,
-            model_name=self.name,
+            model_name=None if self.name == GIVEN else self.name,
             tokenizer=self.tokenizer,
             labels=labels,
         )
 
 
-def load_transformer(config: RunConfig, name: str, known: Any, tokenizer: Any, device: torch.device) -> Transformer:
-    """Load the model at ``name``, with adapters where PEFT places them. Raises :class:`rondo.errors.ConfigError`."""
-    loaded = load_base(config, name, known, tokenizer, config.seed)
+def load_transformer(
+    config: RunConfig, name: str, known: Any, tokenizer: Any, device: torch.device, loaded: Pretrained | None = None
+) -> Transformer:
+    """Load the model at ``name``, with adapters where PEFT places them. Raises :class:`rondo.errors.ConfigError`.
+
+    ``loaded``: the model itself, where it is loaded already.
+    """
+    loaded = loaded or load_base(config, name, known, tokenizer, config.seed)
     module, head_names = loaded.module, loaded.head
     if loaded.unused:
         message = f"model.name: parts of the checkpoint are not used: {listed(loaded.unused)}"
         warnings.warn(f"{message}; right for another task's head, but not for layers of the body", stacklevel=2)
     planned = peft.plan(module, config.adapter, tasks.TABLE[config.task.kind].peft, head_names, config.seed)
     planned.lora.revision = config.model.revision  # PEFT's AutoPeft classes load the base by it
-    sha256 = fingerprint(module)
+    whose = identity(module, tokenizer)
     kernels = choose(config.train.precision, device, quantized=config.model.quantization is not None)
     factors = {n: t for n, t in planned.params.items() if not n.startswith(HEAD_PREFIX)}
     network = AdaptedNetwork(module.to(device), planned.sites, head_names, factors)
@@ -92,7 +97,7 @@ def load_transformer(config: RunConfig, name: str, known: Any, tokenizer: Any, d
     quantizer = f"torchao {importlib.metadata.version('torchao')}" if config.model.quantization is not None else None
     return Transformer(
         os.path.abspath(name) if os.path.isdir(name) else name,
-        sha256,
+        whose,
         network,
         known,
         tokenizer,

@@ -32,8 +32,7 @@ def try_out(name: str, network: Network, task: Task, examples: Sequence[Any]) ->
     """Run training steps of ``network`` on a few of ``examples``, if there are any, and give it a reason for
     :attr:`rondo.models.network.Network.one_at_a_time` if clients cannot share its calls.
 
-    Nothing else is changed. Raises :class:`ConfigError` if the network does not run, or if it is to be a language model
-    and its output for a token depends on later ones.
+    Nothing else is changed. Raises :class:`ConfigError` if the network does not run.
     """
     if not examples:
         return
@@ -41,17 +40,10 @@ def try_out(name: str, network: Network, task: Task, examples: Sequence[Any]) ->
     params = [_drawn(network, client) for client in range(len(groups))]
     try:
         alone = [_step(network, task, [groups[k]], add_client_axis(p), (k,)) for k, p in enumerate(params)]
-        ahead = isinstance(task, CausalLM) and _sees_ahead(network, task, groups[-1][0], params[0])
     except Exception as error:  # a model may raise anything
         remedy = "name other layers in adapter.target_modules, or another model" if network.sites else "mend it"
         message = f"{name!r} does not train on rows of the data: {type(error).__name__}: {error}; {remedy}"
         raise ConfigError.at("model.name", message) from None
-    if ahead:
-        message = (
-            f"{name!r} is no causal language model: its output for a token depends on later ones. Name another, or "
-            "make it a decoder (is_decoder in its config.json, where it has one)"
-        )
-        raise ConfigError.at("model.name", message)
     if network.one_at_a_time is None:
         network.one_at_a_time = _reason(network, task, groups, params, alone)
 
@@ -137,22 +129,6 @@ def _drawn(network: Network, client: int) -> Params:
         return start + torch.randn(start.shape, generator=g).to(start.dtype) / size
 
     return on_device({n: moved(n, t.cpu()) for n, t in network.initial.items()}, network.device)
-
-
-def _sees_ahead(network: Network, task: Task, text: TextExample, params: Params) -> bool:
-    """Whether a language model's output for a token depends on later tokens. The gradient tells in any precision: it is
-    exactly zero where the output does not."""
-    embedded: list[Tensor] = []
-    layer: Any = network.module.get_input_embeddings()  # type: ignore[operator]
-    hook = layer.register_forward_hook(lambda _, __, output: embedded.append(output.requires_grad_()))
-    try:
-        inputs, _ = task.collate([text])
-        output = network(add_client_axis(params), {}, on_device(inputs, network.device))
-    finally:
-        hook.remove()
-    half = len(text.ids) // 2
-    (grad,) = torch.autograd.grad(output[0, :half].float().square().sum(), embedded[:1])
-    return bool(grad.reshape(len(text.ids), -1)[half:].any())  # tokens are the first axis in XLNet
 
 
 def _precision(network: Network, task: Task) -> float:

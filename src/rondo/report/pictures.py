@@ -1,11 +1,11 @@
-"""Pictures of a run as PNG files."""
+"""Pictures of a run, as the bytes of PNG files."""
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 _MANY_LABELS = 12
@@ -30,15 +30,17 @@ def _axes(width: float, height: float, panels: int = 1) -> Any:
     return figure, axes
 
 
-def _save(figure: Any, path: Path) -> None:
+def _png(figure: Any) -> bytes:
     from matplotlib import pyplot
 
+    content = io.BytesIO()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a glyph that the font lacks is drawn as a box
-            figure.savefig(path, dpi=120)
+            figure.savefig(content, format="png", dpi=120)
     finally:
         pyplot.close(figure)
+    return content.getvalue()
 
 
 def _plain(name: str) -> str:
@@ -47,7 +49,7 @@ def _plain(name: str) -> str:
     return short.replace("$", r"\$")
 
 
-def partition(report: Mapping[str, Any], path: Path) -> None:
+def partition(report: Mapping[str, Any]) -> bytes:
     """Draw every client's rows as a bar, stacked by label if there are labels. For many clients, draw a histogram of
     sizes instead."""
     clients = report["clients"]
@@ -60,7 +62,7 @@ def partition(report: Mapping[str, Any], path: Path) -> None:
         axes.set_ylabel("clients")
     else:
         _bars(axes, clients, sizes)
-    _save(figure, path)
+    return _png(figure)
 
 
 def _bars(axes: Any, clients: Mapping[str, Any], sizes: Sequence[int]) -> None:
@@ -92,7 +94,7 @@ def _bars(axes: Any, clients: Mapping[str, Any], sizes: Sequence[int]) -> None:
         axes.set_xlabel("client")
 
 
-def curve(before: Mapping[str, Any], history: Sequence[Mapping[str, Any]], metric: str, title: str, path: Path) -> None:
+def curve(before: Mapping[str, Any], history: Sequence[Mapping[str, Any]], metric: str, title: str) -> bytes:
     """Draw the metric on the test set over rounds, starting before the first, and the training loss beside it."""
     figure, axes = _axes(7, 4)
     points = [(0, before.get(metric))]
@@ -114,7 +116,7 @@ def curve(before: Mapping[str, Any], history: Sequence[Mapping[str, Any]], metri
         right.set_ylabel("training loss", color="tab:orange")
         right.set_ylim(bottom=0)
     axes.set_title(title.replace("$", r"\$"), loc="left")
-    _save(figure, path)
+    return _png(figure)
 
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -127,7 +129,7 @@ _FAR_APART = 4
 frugal algorithms would be a single upright line."""
 
 
-def comparison(content: Mapping[str, Any], path: Path) -> None:
+def comparison(content: Mapping[str, Any]) -> bytes:
     """Draw the score over rounds and over bytes, one line per algorithm: the mean over seeds, with a band from the
     lowest to the highest seed. ``content``: as in ``comparison.json``."""
     figure, (left, right) = _axes(12, 5, panels=2)
@@ -173,4 +175,4 @@ def comparison(content: Mapping[str, Any], path: Path) -> None:
     # The legend lists lines as they end, from the top.
     ordered = [line for _, line in sorted(lines, key=lambda pair: -pair[0])]
     figure.legend(handles=ordered, loc="outside right upper", frameon=False, handlelength=3)
-    _save(figure, path)
+    return _png(figure)

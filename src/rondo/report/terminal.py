@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
+
+
+def plain_console(**options: Any) -> Console:
+    """A console that prints text as it is, since names in it may look like markup."""
+    return Console(markup=False, emoji=False, highlight=False, **options)
 
 
 def human_bytes(count: float) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import re
 import threading
@@ -11,10 +13,12 @@ from typing import Any
 
 import torch
 
-from rondo import algorithms
+from rondo import algorithms, own_code
 from rondo.algorithm import Algorithm, HeadPolicy, Round
+from rondo.config.checks import own_names
 from rondo.config.schema import RunConfig
-from rondo.data.client_rows import Dealt, deal_rows, find_labels, resolved
+from rondo.data.client_rows import Dealt, deal_rows, resolved
+from rondo.data.labels import find_labels
 from rondo.data.population import Population, build
 from rondo.data.sources import load as load_source
 from rondo.engine.client.cohorts import Cohorts, one_cohort, workers
@@ -36,6 +40,7 @@ from rondo.models.shortcuts.prefix import Prefix
 from rondo.models.trial import try_out
 from rondo.params import Params, adapted_modules, head
 from rondo.runs.collector import collector_paused
+from rondo.runs.given import NOTHING, Given
 from rondo.runs.wrapping import make_algorithm, wrapped
 from rondo.tasks.task import Task
 
@@ -81,6 +86,18 @@ class Assembly:
         clients, start = len(self.population.members), self.config.adapter.init_lora_weights
         return Round(index, self.config.rounds, self.config.seed, clients, init_lora_weights=start)
 
+    def identity(self) -> dict[str, Any]:
+        """The manifest's keys that say whose result this is: the model, the layers that are adapted, the head policy,
+        and the source of a user's own code."""
+        network, names = self.model.network, own_names(self.config)
+        parts = [*map(own_code.load, names.values()), network, *network.module.modules()] if names else []
+        return {
+            **self.model.identity,
+            "adapted_modules": {s.path: {"rank": s.rank, "scale": s.scale} for s in network.sites.values()},
+            "head": self.head,
+            "code_sha256": own_code.sources(*parts),
+        }
+
     def first_state(self) -> Any:
         """The server's state before the first round."""
         clients = len(self.population.members)
@@ -107,7 +124,8 @@ class Assembly:
         scorer = self.scorer(kept)
         cohorts = Cohorts(network, self.task, self.population, config, start.bytes_per_cost, workers(network))
         local = LocalRound(self.algorithm, network, self.task, config, kept, self.prefix, stop)
-        identity = Identity("simulation", self.model.sha256)
+        model = json.dumps(self.model.identity, sort_keys=True).encode()
+        identity = Identity("simulation", hashlib.sha256(model).hexdigest())
         transport: Transport = Simulation(self.population, local, cohorts)
         if are_rehearsed(config):
             transport = Rehearsal(transport, config, identity)
@@ -117,16 +135,23 @@ class Assembly:
 
 
 def assemble(
-    config: RunConfig, device: str, *, labels: Sequence[str] | None = None, with_rows: bool = True
+    config: RunConfig,
+    device: str,
+    *,
+    labels: Sequence[str] | None = None,
+    with_rows: bool = True,
+    given: Given = NOTHING,
 ) -> Assembly:
     """Load everything that ``config`` names and deal its rows.
 
     ``labels``: the labels of a run that is opened again.
     ``with_rows``: False leaves the data alone.
+    ``given``: rows and a model in place of those that ``config`` names.
 
     Raises :class:`ConfigError`. Faults are reported in this order: the algorithm's options, the data, the model's
     structure, its weights.
     """
+    given.check(config, with_rows=with_rows)
     with collector_paused():  # everything loaded here stays, so the collector would scan it in vain
         algorithm = make_algorithm(config)
         target = find_device(device)
@@ -134,13 +159,13 @@ def assemble(
             torch.cuda.set_device(target)  # otherwise pinned memory would take up room on the first device
         dealt = None
         if with_rows:
-            source = load_source(config)
+            source = load_source(config, given.train, given.test)
             config = resolved(config, source)
             labels = find_labels(config, source) if labels is None else labels
             dealt = deal_rows(config, source, labels)
             del source
         labels = tuple(labels or ())
-        outline = look(config, labels)
+        outline = look(config, labels, given.model, given.tokenizer)
         ranks = _ranks(config, algorithm, outline, dealt)
         population = Population({}, (), {})
         if dealt is not None:

@@ -10,7 +10,9 @@ from typing import Any, Self
 
 from rondo import algorithms
 from rondo.config.schema import RunConfig
-from rondo.models.model import Form
+from rondo.models.model import Form, Model
+from rondo.models.network import Base
+from rondo.params import Params
 from rondo.report.terminal import score_rows
 from rondo.runs.assemble import Assembly
 from rondo.runs.storage.directory import to_toml
@@ -18,6 +20,9 @@ from rondo.tasks import table as tasks
 
 CONFIG = "rondo.toml"
 """The configuration of the run, in the folder of each result."""
+
+RECORD = "rondo.json"
+"""The identity of the base model, in the folder of each adapter, as the manifest has it."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,14 @@ class Facts:
         rows, test_rows, clients = report["rows"], report["test_rows"], len(report["clients"])
         primary, model = assembly.task.primary, assembly.model.name
         return cls(config, model, assembly.labels, primary, rows, test_rows, clients, versions)
+
+
+def save(folder: Path, model: Model, seen: Params, base: Base, facts: Facts, text: str) -> None:
+    """Write a result as a run hands it over: the model's own files, the identity of its base, the configuration and the
+    card ``text``. ``seen`` holds the tensors that the network takes, without a client axis."""
+    model.save(folder, seen, base, facts.labels)
+    (folder / RECORD).write_text(json.dumps(model.identity, indent=2) + "\n", encoding="utf-8")
+    describe(folder, facts, text)
 
 
 def describe(folder: Path, facts: Facts, text: str) -> None:

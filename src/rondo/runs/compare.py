@@ -99,7 +99,8 @@ def compare(
     to the personal ones.
 
     Raises :class:`ConfigError` for input that the user must fix, before a model is loaded where possible. A run that
-    stops, for instance because it diverges, is listed in ``stopped``, and the others go on.
+    stops, for instance because it diverges, is listed in ``stopped``, and the others go on. Raises :class:`RunStopped`
+    where the comparison itself cannot be written.
     """
     return carry_out(plan(algorithms, config, sets=sets, seeds=seeds), out, device=device)
 
@@ -196,7 +197,8 @@ def carry_out(
                 if planned.state == "new":
                     runner.run(planned.config, run_dir=planned.run_dir, device=device, observer=observer, stop=stop)
                 elif planned.state == "unfinished":
-                    runner.resume(planned.run_dir, device=device, observer=observer, stop=stop)
+                    # The user has named the code again, in the same configuration.
+                    runner.resume(planned.run_dir, device=device, allow_code=True, observer=observer, stop=stop)
             except errors.RunStopped as error:
                 identity = {"algorithm": planned.config.algorithm.name, "seed": planned.config.seed}
                 stopped.append({**identity, "run_dir": planned.run_dir.name, "reason": str(error)})
@@ -227,7 +229,7 @@ def _check_classes(configs: Sequence[RunConfig]) -> None:
 def _folder(out: str | Path | None) -> Path:
     folder = Path(out) if out is not None else Path("runs", f"compare-{datetime.now():%Y%m%d-%H%M%S}")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        durable.make_folder(folder)
     except OSError as error:
         message = f"{str(folder)!r} cannot be made: {error.strerror}"
         raise ConfigError.at("--out", message, "rondo compare") from None
@@ -330,9 +332,11 @@ def _written(
         stopped=stopped,
     )
     content = {key: value for key, value in vars(comparison).items() if key != "out"}
-    durable.write(folder / "comparison.json", (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+    files = {"comparison.json": (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()}
     if runs:
         from rondo.report import pictures
 
-        pictures.comparison(content, folder / "comparison.png")
+        files["comparison.png"] = pictures.comparison(content)
+    with durable.written(folder):
+        durable.write_all(folder, files)
     return comparison

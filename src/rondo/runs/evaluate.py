@@ -6,53 +6,74 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rondo.data.client_rows import usable_rows
-from rondo.data.sources import read_rows
+from rondo.data.client_rows import DATA, other_rows
+from rondo.data.tables import Table
 from rondo.errors import ConfigError, headed
 from rondo.models.network import Base
 from rondo.params import Params
 from rondo.runs.assemble import Assembly, assemble
-from rondo.runs.reopen import handed_over, is_adapter, reopen
+from rondo.runs.reopen import check_code, handed_over, is_adapter, reopen
 from rondo.tasks.task import Example
 
 
 @headed("rondo evaluate")
 def evaluate(
-    path: str | Path, *, data: str | Path | None = None, client: str | None = None, device: str = "auto"
+    path: str | Path,
+    *,
+    data: str | Path | Table | None = None,
+    client: str | None = None,
+    device: str = "auto",
+    allow_code: bool = False,
+    allow_changed: bool = False,
 ) -> dict[str, Any]:
     """Scores of a run directory, or of a PEFT adapter from one, on the run's test set.
 
     For a run, the newcomer's model is scored. With ``client``, that client's model is, also on its own validation rows.
-    With ``data``, a file with the run's columns takes the place of all its rows, which are then not read.
+
+    ``data``: a file or a table in memory with the run's columns, scored in place of all rows of the run, which are then
+    not read.
+    ``allow_code``: import code of one's own that the run names; a directory may be anybody's.
+    ``allow_changed``: score even if the base model, the rows, the settings or that code are not those of the run.
+
     Raises :class:`ConfigError`.
     """
     path = Path(path)
-    with_rows = data is None
-    seen: Params
-    base: Base
     if is_adapter(path):
         if client is not None:
             raise ConfigError.at("--client", "an adapter folder has one model; name the run directory instead")
-        config, labels = handed_over(path, check_paths=with_rows)
-        assembly = assemble(config, device, labels=labels, with_rows=with_rows)
-        seen, base = assembly.model.network.initial, {}
-    else:
-        opened = reopen(path, device, with_rows=with_rows)
-        assembly = opened.assembly
-        seen, base = opened.model(client)
-    population = assembly.population
-    result = {"test": _scored(assembly, seen, base, population.test if data is None else _examples(assembly, data))}
-    if client is not None and with_rows:
-        result["validation"] = _scored(assembly, seen, base, population.members[client].validation)
+        return _evaluate_adapter(path, data, device, allow_code=allow_code, allow_changed=allow_changed)
+    rows = ["test_examples_sha256", *(() if client is None else ("examples_sha256", "clients_sha256"))]
+    if data is not None:
+        rows = []
+    opened = reopen(path, device, source=_SOURCE, rows=rows, allow_code=allow_code, allow_changed=allow_changed)
+    assembly, (seen, base) = opened.assembly, opened.model(client)
+    result = {"test": _scored(assembly, seen, base, _examples(assembly, data))}
+    if client is not None and data is None:
+        result["validation"] = _scored(assembly, seen, base, assembly.population.members[client].validation)
     return result
 
 
-def _examples(assembly: Assembly, data: str | Path) -> Sequence[Example]:
-    """The examples of the file ``data``. Raises :class:`ConfigError`."""
-    rows = usable_rows(assembly.config, read_rows(data, "--data"), assembly.labels, "--data")
-    examples = assembly.task.encode(rows)
+_SOURCE = "rondo evaluate"
+
+
+def _evaluate_adapter(
+    path: Path, data: str | Path | Table | None, device: str, *, allow_code: bool, allow_changed: bool
+) -> dict[str, Any]:
+    """Scores of the adapter in ``path``. The configuration in it names the data."""
+    adapter = handed_over(path, check_paths=data is None)
+    check_code(adapter.config, allow_code, _SOURCE)
+    assembly = assemble(adapter.config, device, labels=adapter.labels, with_rows=data is None)
+    adapter.check_base(assembly.model.identity, allow_changed=allow_changed, source=_SOURCE)
+    return {"test": _scored(assembly, assembly.model.network.initial, {}, _examples(assembly, data))}
+
+
+def _examples(assembly: Assembly, data: str | Path | Table | None) -> Sequence[Example]:
+    """The examples of ``data``, or of the run's test set. Raises :class:`ConfigError`."""
+    if data is None:
+        return assembly.population.test
+    examples = assembly.task.encode(other_rows(assembly.config, data, assembly.labels))
     if not examples:
-        raise ConfigError.at("--data", f"{str(data)!r} has nothing to score within task.max_length: name another file")
+        raise ConfigError.at(DATA, "nothing to score is left of the rows within task.max_length: name others")
     return examples
 
 

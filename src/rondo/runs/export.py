@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 
-from rondo.errors import ConfigError, headed
+from rondo.errors import ConfigError, RunStopped, headed
 from rondo.models import peft
 from rondo.models.model import Form
 from rondo.models.network import Base
 from rondo.models.pretrained import auto
 from rondo.models.transformer import Transformer, load_base
 from rondo.params import Params, add_client_axis
-from rondo.runs.card import Facts, card, describe
+from rondo.runs.card import Facts, card, describe, save
 from rondo.runs.reopen import Reopened, reopen
 from rondo.runs.storage import durable
 from rondo.runs.storage.directory import RunDirectory
@@ -61,6 +60,8 @@ def export(
     merged: bool = False,
     rank: int | None = None,
     verify: bool = False,
+    allow_code: bool = False,
+    allow_changed: bool = False,
 ) -> Exported:
     """Write a run's result to ``to`` as a PEFT adapter, or ``merged`` into a whole model.
 
@@ -68,24 +69,27 @@ def export(
     ``rank``: truncate to this rank. By default the adapter has the rank that it needs, which is above the run's for
     methods that change the base.
     ``verify``: load the result with stock libraries and compare logits.
+    ``allow_code``: import code of one's own that the run names; a directory may be anybody's.
+    ``allow_changed``: export even if the base model, the settings or that code are not those of the run.
 
     Raises :class:`ConfigError`.
     """
     if rank is not None and rank < 1:
         raise ConfigError.at("--rank", f"must be at least 1, got {rank}")
     to = Path(to)
-    reason = None
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         reason = "is not empty" if to.is_dir() else "is not a folder"
-    elif to.resolve() == Path.cwd():
-        reason = "is the folder you work in, and would be replaced"
-    if reason is not None:
         raise ConfigError.at("--to", f"{str(to)!r} {reason}; name another folder")
+    if to.exists() and (to.is_mount() or to.samefile(".")):
+        # The export takes the folder's place in one step, when it is complete.
+        raise ConfigError.at("--to", f"{str(to)!r} cannot be replaced; name a new folder in it")
     if merged and RunDirectory.open(run_dir).config().model.quantization is not None:
         message = "the base is int8, and merging would round the adapter away with it; export the adapter alone"
         raise ConfigError.at("--merged", message)
     # Stock libraries load the model in float32, so their logits are compared with float32.
-    opened = reopen(run_dir, device="cpu", exact=True)
+    opened = reopen(
+        run_dir, "cpu", source="rondo export", exact=True, allow_code=allow_code, allow_changed=allow_changed
+    )
     model = opened.assembly.model
     if not isinstance(model, Transformer):
         message = (
@@ -101,21 +105,22 @@ def export(
     facts, text = _card(opened, "merged" if merged else "adapter", list(_notes(client, rank, error)))
 
     def fill(folder: Path) -> None:
-        if merged:
-            adapter = folder / "adapter"
-            model.save(adapter, seen, base, opened.assembly.labels)
-            peft.merged(_stock_base(opened, model), adapter).save_pretrained(str(folder))  # type: ignore[operator]
-            model.tokenizer.save_pretrained(str(folder))
-            shutil.rmtree(adapter)
-        else:
-            model.save(folder, seen, base, opened.assembly.labels)
+        if not merged:
+            save(folder, model, seen, base, facts, text)
+            return
+        adapter = folder / "adapter"
+        model.save(adapter, seen, base, facts.labels)
+        peft.merged(_stock_base(opened, model), adapter).save_pretrained(str(folder))  # type: ignore[operator]
+        shutil.rmtree(adapter)
+        model.tokenizer.save_pretrained(str(folder))
         describe(folder, facts, text)
 
     try:
-        durable.write_folder(to.resolve(), fill)
-    except (OSError, SafetensorError) as failure:
-        message = f"{str(to)!r} cannot be written: {getattr(failure, 'strerror', None) or failure}"
-        raise ConfigError.at("--to", f"{message}; name another folder") from None
+        with durable.written(to):
+            durable.make_folder(to.parent)
+            durable.write_folder(to, fill)
+    except RunStopped as stopped:
+        raise ConfigError.at("--to", f"{stopped}; make room, or name a folder on another disk") from None
     ranks = [a.shape[0] for a, _, _ in peft.adapter_factors(sites, seen, base).values()]
     return Exported(max(ranks), error, _verify(opened, model, seen, base, to, merged) if verify else None)
 
@@ -160,7 +165,11 @@ def _verify(opened: Reopened, model: Transformer, seen: Params, base: Base, fold
     batch = dict(model.tokenizer(list(_TEXTS), padding=True, return_tensors="pt"))
     ours = model.network(add_client_axis(seen), base, batch)
     if merged:
-        stock = auto(tasks.TABLE[opened.assembly.config.task.kind]).from_pretrained(str(folder)).eval()
+        stock = (
+            auto(tasks.TABLE[opened.assembly.config.task.kind])
+            .from_pretrained(str(folder), trust_remote_code=False)
+            .eval()
+        )
     else:
         stock = peft.stock_model(_stock_base(opened, model), folder)
     theirs = stock(**batch).logits

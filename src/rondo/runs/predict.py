@@ -10,47 +10,60 @@ from typing import Any
 import torch
 from torch import nn
 
-from rondo.config.schema import RunConfig
-from rondo.data.client_rows import usable_rows
-from rondo.data.sources import Rows, read_rows
+from rondo.data.client_rows import other_rows, refuse
+from rondo.data.tables import Rows, Table
 from rondo.errors import ConfigError, Problem, headed
 from rondo.models import peft
 from rondo.models.outline import TransformerOutline, look
+from rondo.models.pretrained import identity
 from rondo.models.transformer import load_base
 from rondo.params import on_device
 from rondo.runs.assemble import find_device
+from rondo.runs.given import NOTHING
 from rondo.runs.reopen import handed_over, is_adapter
 from rondo.runs.storage.directory import RunDirectory
 from rondo.tasks.causal_lm import CausalLM
 from rondo.tasks.classification import SequenceClassification
+from rondo.tasks.row_checks import RowProblem
 
 
 @headed("rondo predict")
 @torch.no_grad()
 def predict(
-    path: str | Path, data: str | Path, *, device: str = "auto", max_new_tokens: int = 64
+    path: str | Path,
+    data: str | Path | Table,
+    *,
+    device: str = "auto",
+    max_new_tokens: int = 64,
+    allow_changed: bool = False,
 ) -> list[dict[str, Any]]:
-    """One prediction per row of the file ``data``, in the order of its rows.
+    """One prediction per row of ``data``, in the order of its rows.
 
     ``path``: an adapter folder from a run, or a run directory, whose ``adapter/`` is taken.
-    ``data``: a file with the run's text columns, or prompt columns; labels and responses are not read.
+    ``data``: a file or a table in memory with the run's columns of text, prompts or conversations; labels and responses
+    are not read.
     ``max_new_tokens``: most tokens of a response.
+    ``allow_changed``: predict even if the base model is not that of the run.
 
     A classifier gives ``label`` and its ``probability``. A language model gives a ``response``, which continues the
-    prompt, or the text, greedily. The frozen weights are in float32. Raises :class:`ConfigError`.
+    prompt, the conversation or the text greedily. The frozen weights are in float32. No code of one's own is imported.
+    Raises :class:`ConfigError`.
     """
     target = find_device(device)
     if max_new_tokens < 1:
         raise ConfigError.at("--max-new-tokens", f"must be at least 1, got {max_new_tokens}")
-    folder = _adapter(Path(path))
-    config, labels = handed_over(folder, check_paths=False)
-    rows = _rows(config, data)
-    outline = look(config, labels)
+    adapter = handed_over(_adapter(Path(path)), check_paths=False)
+    config = adapter.config
+    NOTHING.check(config, with_rows=False)
+    rows = other_rows(config, data, (), answers=False)
+    outline = look(config, adapter.labels)
     if outline.problems:
         raise ConfigError(outline.problems)
     assert isinstance(outline, TransformerOutline)  # a network of one's own has no adapter that PEFT reads
     base = load_base(config, outline.name, outline.known, outline.tokenizer, config.seed)
-    model = peft.stock_model(base.module, folder).to(target)
+    changed = identity(base.module, outline.tokenizer)
+    adapter.check_base(changed, allow_changed=allow_changed, source="rondo predict")
+    model = peft.stock_model(base.module, adapter.folder).to(target)
     batch_size = config.evaluation.batch_size
     if isinstance(outline.task, SequenceClassification):
         return _labels(model, outline.task, rows, batch_size, target)
@@ -68,12 +81,6 @@ def _adapter(path: Path) -> Path:
         message = "a network of one's own has no PEFT adapter, which predictions are made by: call the network"
         raise ConfigError.at("RUN_DIR", message)
     return directory.adapter
-
-
-def _rows(config: RunConfig, data: str | Path) -> Rows:
-    """The rows of ``data``. Only the columns that a prediction reads are checked."""
-    task = config.task.model_copy(update={"label": None, "response": None})
-    return usable_rows(config.model_copy(update={"task": task}), read_rows(data, "--data"), (), "--data")
 
 
 def _labels(
@@ -100,7 +107,7 @@ def _responses(
 ) -> list[dict[str, Any]]:
     from transformers import GenerationConfig
 
-    prompts = [task.prompt_ids(row) for row in rows]
+    prompts = _prompts(task, rows)
     if problems := list(_too_long(prompts, max_new_tokens, longest)):
         raise ConfigError(problems)
     # In place of the model's own, which may draw at random or penalise repetitions.
@@ -122,6 +129,20 @@ def _responses(
             for i, text in zip(numbers, texts, strict=True):
                 predictions[i] = {"response": text}
     return predictions
+
+
+def _prompts(task: CausalLM, rows: Rows) -> list[list[int]]:
+    """Token ids of every row's prompt. Raises :class:`ConfigError` with rows that are no conversation."""
+    prompts, problems = [], []
+    for number, row in enumerate(rows):
+        try:
+            prompts.append(task.prompt_ids(row))
+        except ConfigError:
+            raise
+        except ValueError as reason:
+            problems.append(RowProblem(number, task.messages or "", str(reason)))
+    refuse(problems)
+    return prompts
 
 
 def _batches(costs: Sequence[int], size: int) -> Iterator[list[int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -13,6 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from rondo.engine.transport import Observer, Phase
+from rondo.errors import visible
+from rondo.report.rows import account
 from rondo.report.terminal import human_bytes
 
 
@@ -41,35 +44,58 @@ def _measured(record: Mapping[str, Any]) -> list[str]:
 
 
 class Quiet(Observer):
-    """Says nothing but that a checkpoint is damaged."""
+    """Warns of rows of a single class and of damaged checkpoints, and says nothing else."""
+
+    def prepared(self, partition: Mapping[str, Any]) -> None:
+        for text in partition["warnings"]:
+            warnings.warn(text, stacklevel=2)
 
     def resumed(self, rounds: int, passed_over: Sequence[str]) -> None:
         if passed_over:
             warnings.warn(f"going on after round {rounds}: {'; '.join(passed_over)}", stacklevel=2)
 
 
-class Lines(Observer):
-    """A line per round on ``stream``."""
+class _Speaker(Observer):
+    """``told``: lines about the rows of other runs that have been said already; more are added."""
 
-    def __init__(self, stream: IO[str], rounds: int) -> None:
-        self.stream, self.rounds = stream, rounds
+    def __init__(self, told: set[str]) -> None:
+        self.told = told
+
+    @abstractmethod
+    def say(self, line: str) -> None:
+        """Show ``line``, in which names from the user's files may look like anything."""
+
+    def prepared(self, partition: Mapping[str, Any]) -> None:
+        for line in account(partition):
+            if line not in self.told:
+                self.say(line)
+        self.told.update(account(partition))
 
     def resumed(self, rounds: int, passed_over: Sequence[str]) -> None:
         for reason in passed_over:
-            self._print(f"damaged, not used: {reason}")
-        self._print(f"going on after {rounds} committed rounds")
+            self.say(f"damaged, not used: {reason}")
+        self.say(f"going on after {rounds} committed rounds")
+
+
+class Lines(_Speaker):
+    """A line per round on ``stream``."""
+
+    def __init__(self, stream: IO[str], rounds: int, told: set[str]) -> None:
+        super().__init__(told)
+        self.stream, self.rounds = stream, rounds
+
+    def say(self, line: str) -> None:
+        print(visible(line), file=self.stream, flush=True)
 
     def round_done(self, record: Mapping[str, Any]) -> None:
-        self._print(round_line(record, self.rounds))
-
-    def _print(self, line: str) -> None:
-        print(line, file=self.stream, flush=True)
+        self.say(round_line(record, self.rounds))
 
 
-class Bars(Observer):
+class Bars(_Speaker):
     """Two bars: rounds, named after the current work, and clients of the current round."""
 
-    def __init__(self, progress: Progress, rounds: int) -> None:
+    def __init__(self, progress: Progress, rounds: int, told: set[str]) -> None:
+        super().__init__(told)
         self.progress, self.bytes = progress, 0
         self.rounds = progress.add_task("", total=rounds, note="")
         self.clients = progress.add_task("clients", total=None, note="")
@@ -77,17 +103,18 @@ class Bars(Observer):
     def phase(self, name: Phase) -> None:
         self.progress.update(self.rounds, description=name)
 
+    def say(self, line: str) -> None:
+        self.progress.console.print(visible(line), markup=False, emoji=False, highlight=False, soft_wrap=True)
+
     def resumed(self, rounds: int, passed_over: Sequence[str]) -> None:
-        for reason in passed_over:
-            self.progress.console.print(f"damaged, not used: {reason}", markup=False)
-        self.progress.console.print(f"going on after {rounds} committed rounds")
+        super().resumed(rounds, passed_over)
         self.progress.update(self.rounds, completed=rounds)
 
     def round_started(self, index: int, clients: int) -> None:
         self.progress.reset(self.clients, total=clients, note="")
 
     def client_done(self, client: str, loss: float | None) -> None:
-        note = f"{client}  " + (f"loss {loss:.3f}" if loss is not None else "failed")
+        note = f"{visible(client)}  " + (f"loss {loss:.3f}" if loss is not None else "failed")
         self.progress.update(self.clients, advance=1, note=note)
 
     def round_done(self, record: Mapping[str, Any]) -> None:
@@ -97,12 +124,16 @@ class Bars(Observer):
 
 
 @contextmanager
-def progress(rounds: int, console: Console | None = None) -> Iterator[Observer]:
+def progress(rounds: int, console: Console | None = None, told: set[str] | None = None) -> Iterator[Observer]:
     """Show the progress of a run of ``rounds`` rounds: bars in a terminal or a notebook that can draw them, else a line
-    per round. ``console`` is stderr if not given."""
-    console = console or Console(stderr=True)
+    per round, and before them the account of its rows.
+
+    ``console``: stderr if not given.
+    ``told``: lines that need not be said again; the lines said are added.
+    """
+    console, told = console or Console(stderr=True), told if told is not None else set()
     if not (console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)):
-        yield Lines(console.file, rounds)
+        yield Lines(console.file, rounds, told)
         return
     with Progress(
         TextColumn("{task.description:10}", markup=False),
@@ -114,7 +145,7 @@ def progress(rounds: int, console: Console | None = None) -> Iterator[Observer]:
         console=console,
         transient=True,
     ) as bars:
-        yield Bars(bars, rounds)
+        yield Bars(bars, rounds, told)
 
 
 def in_notebook() -> bool:

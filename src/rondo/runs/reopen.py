@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from rondo import own_code
 from rondo.algorithm import Client
+from rondo.config.checks import own_names
 from rondo.config.load import load
 from rondo.config.schema import RunConfig
 from rondo.engine.scoring import Scorer
-from rondo.errors import ConfigError
+from rondo.errors import ConfigError, Problem
 from rondo.models.network import Base
 from rondo.params import Params
 from rondo.runs.assemble import Assembly, assemble
-from rondo.runs.card import CONFIG
+from rondo.runs.card import CONFIG, RECORD
 from rondo.runs.storage import checkpoint
 from rondo.runs.storage.checkpoint import Checkpoint
 from rondo.runs.storage.directory import RunDirectory
+from rondo.runs.storage.manifest import OPEN_ANYWAY, must_equal
 from rondo.tasks import table as tasks
 
 
@@ -48,20 +53,54 @@ class Reopened:
             raise ConfigError.at("RUN_DIR", f"what client {client!r} keeps cannot be read: {error}") from None
 
 
-def reopen(run_dir: str | Path, device: str = "auto", *, exact: bool = False, with_rows: bool = False) -> Reopened:
-    """Load a run's model and state from its directory. Raises :class:`ConfigError`.
+def check_code(config: RunConfig, allowed: bool, source: str) -> None:
+    """Raise :class:`ConfigError` if ``config``, found in a directory that may be anybody's, names code to import."""
+    own = [
+        Problem(key, f"{name!r} is no part of Rondo and would be imported from here: {own_code.place(name)}")
+        for key, name in own_names(config).items()
+    ]
+    if own and not allowed:
+        message = "code that a directory names is not run unasked; look at it, then set this (Python: allow_code=True)"
+        raise ConfigError([*own, Problem("--allow-code", message)], source)
 
+
+def reopen(
+    run_dir: str | Path,
+    device: str = "auto",
+    *,
+    source: str,
+    rows: Sequence[str] = (),
+    exact: bool = False,
+    allow_code: bool = False,
+    allow_changed: bool = False,
+) -> Reopened:
+    """Load a run's model and state from its directory.
+
+    ``source``: the command, for messages.
+    ``rows``: keys of ``partition.json`` whose data are needed; without any, the data are left alone.
     ``exact``: compute in float32 even if the run trained otherwise.
-    ``with_rows``: load the data too.
+    ``allow_code``: import code of one's own that the run names.
+    ``allow_changed``: go on where model, data, settings or code are not those of the run.
+
+    Raises :class:`ConfigError`, also with everything that has changed.
     """
     directory = RunDirectory.open(run_dir)
-    config = directory.config()
+    settings = config = directory.config()
+    check_code(config, allow_code, source)
     if exact:
         config = config.model_copy(update={"train": config.train.model_copy(update={"precision": "exact"})})
-    labels = directory.read("manifest.json").get("labels")
+    then = directory.read("manifest.json")
+    labels = then.get("labels") if isinstance(then, dict) else None
     if not isinstance(labels, list):
         raise ConfigError.at("RUN_DIR", "manifest.json has no labels: it is not one that a run has written")
-    assembly = assemble(config, device, labels=tuple(map(str, labels)), with_rows=with_rows)
+    assembly = assemble(config, device, labels=tuple(map(str, labels)), with_rows=bool(rows))
+    before = {**then, "config": _settings(then.get("config")), "partition": {}}
+    after = {**assembly.identity(), "config": _settings(settings.model_dump(mode="json")), "partition": {}}
+    if rows:
+        partition = directory.read("partition.json")
+        before["partition"] = {key: partition.get(key) for key in rows}
+        after["partition"] = {key: assembly.population.report[key] for key in rows}
+    must_equal(before, after, whatever=allow_changed, remedy=OPEN_ANYWAY, source=source)
     try:
         point, _ = checkpoint.load(directory.checkpoint, assembly.first_state())
     except (OSError, ValueError, KeyError) as error:
@@ -69,28 +108,55 @@ def reopen(run_dir: str | Path, device: str = "auto", *, exact: bool = False, wi
     return Reopened(assembly, directory, point, assembly.scorer(point.locals))
 
 
+_PLACES = ("data.source", "data.clients_from", "data.test_source", "model.name", "adapter.start_from")
+"""Keys that say where a run found its data and its model, which may lie elsewhere now: the contents are compared."""
+
+
+def _settings(config: Any) -> Any:
+    """The configuration in a manifest, with :data:`_PLACES` blank."""
+    blank: dict[str, Any] = {}
+    for section, key in (place.split(".") for place in _PLACES):
+        blank.setdefault(section, {})[key] = None
+    return {k: {**v, **blank.get(k, {})} if isinstance(v, dict) else v for k, v in dict(config or {}).items()}
+
+
+@dataclass(frozen=True)
+class HandedOver:
+    """An adapter in a folder of its own. ``config`` starts from it."""
+
+    folder: Path
+    config: RunConfig
+    labels: tuple[str, ...]
+
+    def check_base(self, identity: Mapping[str, Any], *, allow_changed: bool, source: str) -> None:
+        """Raise :class:`ConfigError` if a base model of this identity is not the one that the adapter was made for."""
+        then = RunDirectory(self.folder).read(RECORD)
+        must_equal(then, identity, whatever=allow_changed, remedy=OPEN_ANYWAY, source=source)
+
+
 def is_adapter(folder: Path) -> bool:
     """Whether ``folder`` has an adapter as PEFT writes it."""
     return (folder / "adapter_config.json").is_file()
 
 
-def handed_over(folder: Path, *, check_paths: bool) -> tuple[RunConfig, tuple[str, ...]]:
-    """The configuration and the labels of the adapter in ``folder``. The configuration starts from the adapter.
+def handed_over(folder: Path, *, check_paths: bool) -> HandedOver:
+    """Open the adapter in ``folder``, which a run wrote or an export.
 
     ``check_paths``: False does not check that the data exist.
 
     Raises :class:`ConfigError`.
     """
     if not (folder / CONFIG).is_file():
-        message = (
-            f"{str(folder)!r} does not say which columns to read: it has no {CONFIG}, as every adapter of a run has"
-        )
-        raise ConfigError.at("ADAPTER_DIR", f"{message}; name such a folder")
-    config = load(folder / CONFIG, ["adapter.start_from="], check_paths=check_paths)
+        message = f"{str(folder)!r} does not say which columns to read: it has no {CONFIG}"
+        raise ConfigError.at("ADAPTER_DIR", f"{message}, as every adapter of a run has; name such a folder")
+    # The files that these keys name may be gone. The folder has its own copy of what they held.
+    config = load(folder / CONFIG, ["adapter.start_from=", "task.chat_template="], check_paths=check_paths)
     if config.task.kind not in tasks.TABLE:
-        message = f"{config.task.kind!r} is a task of one's own, and no model of transformers' is made for it"
+        message = f"{config.task.kind!r} is a task of one's own, and no model of transformers is made for it"
         raise ConfigError.at("task.kind", message, str(folder / CONFIG))
-    labels = tuple(RunDirectory(folder).read("labels.json")) if tasks.load(config.task.kind).classes else ()
+    labels = tuple(map(str, RunDirectory(folder).read("labels.json"))) if tasks.load(config.task.kind).classes else ()
     adapter = config.adapter.model_copy(update={"start_from": str(folder)})
     clients = config.clients.model_copy(update={"ranks": None, "bytes_budget": None})  # the adapter's rank is its own
-    return config.model_copy(update={"adapter": adapter, "clients": clients}), labels
+    template = folder / "chat_template.jinja"
+    task = config.task.model_copy(update={"chat_template": str(template) if template.is_file() else None})
+    return HandedOver(folder, config.model_copy(update={"adapter": adapter, "clients": clients, "task": task}), labels)

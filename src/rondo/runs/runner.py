@@ -12,29 +12,35 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 
 from rondo.config.load import load, located
 from rondo.config.schema import RunConfig
+from rondo.data.tables import Table
 from rondo.engine.client.memory import budget, freed_memory_kept
+from rondo.engine.out_of_memory import is_out_of_memory
 from rondo.engine.transport import Observer
-from rondo.errors import ConfigError, RunInterrupted, RunStopped, StopRequested, headed
+from rondo.errors import ConfigError, RunInterrupted, RunStopped, StopRequested, headed, visible
 from rondo.report import pictures
 from rondo.report.summary import best_so_far, totals
 from rondo.runs.assemble import Assembly, Federation, Start, assemble
 from rondo.runs.baseline import local_only
-from rondo.runs.card import Facts, card, describe
+from rondo.runs.card import Facts, card, save
+from rondo.runs.given import Given
 from rondo.runs.progress import Quiet, in_notebook, progress, round_line
+from rondo.runs.reopen import check_code
 from rondo.runs.result import RunResult
 from rondo.runs.storage import checkpoint, durable
 from rondo.runs.storage.checkpoint import Checkpoint
 from rondo.runs.storage.client_store import Kept
 from rondo.runs.storage.directory import RunDirectory
-from rondo.runs.storage.durable import Journal
-from rondo.runs.storage.manifest import environment, must_equal
+from rondo.runs.storage.durable import Journal, written
+from rondo.runs.storage.manifest import environment, must_equal, rows_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SKIPS = 3
 """This many skipped rounds in a row stop a run."""
@@ -48,6 +54,10 @@ def run(
     sets: Sequence[str] = (),
     run_dir: str | Path | None = None,
     device: str = "auto",
+    train: Table | None = None,
+    test: Table | None = None,
+    model: PreTrainedModel | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     observer: Observer | None = None,
     stop: threading.Event | None = None,
 ) -> RunResult:
@@ -56,6 +66,10 @@ def run(
     ``config``: a path, a dict or a :class:`RunConfig`.
     ``sets``: ``key.path=value`` overrides.
     ``device``: "auto", "cpu", "cuda", "cuda:1" or "mps".
+    ``train``, ``test``: rows in place of ``data.source`` and ``data.test_source``: a ``datasets.Dataset``, a
+    ``pandas.DataFrame``, or a list with one dict per row.
+    ``model``, ``tokenizer``: a model of transformers in place of ``model.name``. It is not changed: the run takes a
+    copy that shares its memory, save for weights in other types than float32 or on other devices.
     ``observer``: told of the run's progress. In a notebook, None shows progress bars.
     ``stop``: set it, from a signal handler or another thread, to end the run after its current step.
 
@@ -64,16 +78,18 @@ def run(
     ``SKIPS`` rounds in a row are skipped or the disk cannot be written; :class:`RunInterrupted` after ``stop``.
     """
     began = time.perf_counter()
-    settings = load(config, sets)
+    given = Given(train, test, model, tokenizer)
+    settings = load(config, [*sets, *given.sets])
     with _watching(observer, settings.rounds) as observer:
         observer.phase("loading")
-        assembly = assemble(settings, device)
+        assembly = assemble(settings, device, given=given)
         # From here on paths are absolute, because a stored configuration is read in any working directory.
         assembly = replace(assembly, config=located(assembly.config))
         start = assembly.start()
         directory = RunDirectory.create(run_dir, assembly.config.algorithm.name)
         with _locked(directory):
             begin(directory, assembly)
+            observer.prepared(assembly.population.report)
             runner = Runner(assembly, start, directory, observer, stop, began)
             del start  # the first state is given up once the run has a later one
             return runner.run()
@@ -85,15 +101,22 @@ def resume(
     *,
     device: str = "auto",
     allow_nondeterministic: bool = False,
+    allow_code: bool = False,
+    train: Table | None = None,
+    test: Table | None = None,
+    model: PreTrainedModel | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     observer: Observer | None = None,
     stop: threading.Event | None = None,
 ) -> RunResult:
     """Continue a run after its last committed round. The result equals, bit for bit, that of an uninterrupted run.
 
     ``device``: "auto" is the device it ran on. The resumption is refused, with every difference, if configuration,
-    versions, threads, model or data have changed, since equal bits cannot be promised; ``allow_nondeterministic``
-    permits it. A run that stopped after skipped rounds stops again, and goes on with ``allow_nondeterministic``. A
-    finished run is left as it is. Raises as :func:`run` does.
+    versions, threads, model, data or the source of one's own code have changed, since equal bits cannot be promised;
+    ``allow_nondeterministic`` permits it. A run that names code of one's own is refused without ``allow_code``, since
+    the directory may be anybody's. A run that stopped after skipped rounds stops again, and goes on with
+    ``allow_nondeterministic``. A finished run is left as it is. Rows and a model that :func:`run` was given are given
+    again. Raises as :func:`run` does.
     """
     began = time.perf_counter()
     directory = RunDirectory.open(run_dir)
@@ -103,16 +126,18 @@ def resume(
             return RunResult(history, directory.path, history[-1]["scores"], directory.read("summary.json"))
         then = directory.read("manifest.json")
         settings = directory.config()
+        check_code(settings, allow_code, "rondo resume")
         device = str(then.get("device", device)) if device == "auto" else device
         now = {**environment(), "config": settings.model_dump(mode="json"), "threads": torch.get_num_threads()}
         must_equal(then, now, whatever=allow_nondeterministic)
         with _watching(observer, settings.rounds) as observer:
             observer.phase("loading")
-            assembly = assemble(settings, device)
-            dealt = {key: assembly.population.report[key] for key in _DATA}
-            before = {**then, "partition": directory.read("partition.json")}
-            must_equal(before, {**manifest(assembly), "partition": dealt}, whatever=allow_nondeterministic)
+            assembly = assemble(settings, device, given=Given(train, test, model, tokenizer))
+            before = {**then, "partition": rows_of(directory.read("partition.json"))}
+            after = {**manifest(assembly), "partition": rows_of(assembly.population.report)}
+            must_equal(before, after, whatever=allow_nondeterministic)
             start = assembly.start()
+            observer.prepared(assembly.population.report)
             runner = Runner(assembly, start, directory, observer, stop, began, resumed=True)
             runner.past_skips = allow_nondeterministic
             del start
@@ -129,14 +154,10 @@ def _watching(observer: Observer | None, rounds: int) -> Iterator[Observer]:
         yield observer or Quiet()
 
 
-_DATA = ("rows", "examples_sha256", "test_rows", "test_examples_sha256")
-"""Keys of ``partition.json`` that show whether the data are still the same."""
-
-
 def begin(directory: RunDirectory, assembly: Assembly) -> None:
     """Write the files from which a run is resumed before its first checkpoint. The manifest comes last: a folder with
     one counts as a run."""
-    with _written(directory):
+    with written(directory.path):
         directory.write_config(assembly.config)
         directory.write("partition.json", assembly.population.report)
         directory.write("manifest.json", manifest(assembly))
@@ -159,10 +180,8 @@ def manifest(assembly: Assembly) -> dict[str, Any]:
         "linear": assembly.algorithm.linear and all(c.rank is None for c in assembly.population.clients),
         "personal": assembly.algorithm.personal,
         "model": assembly.model.name,
-        "model_sha256": assembly.model.sha256,
-        "head": assembly.head,
         "labels": list(assembly.labels),
-        "adapted_modules": {s.path: {"rank": s.rank, "scale": s.scale} for s in network.sites.values()},
+        **assembly.identity(),
     }
 
 
@@ -174,18 +193,6 @@ def _locked(directory: RunDirectory) -> Iterator[None]:
             message = f"another process is running in {str(directory.path)!r}; wait for its end, or stop it"
             raise ConfigError.at("RUN_DIR", message)
         yield
-
-
-@contextmanager
-def _written(directory: RunDirectory) -> Iterator[None]:
-    """Turn the error of a full or broken disk into :class:`RunStopped`."""
-    try:
-        yield
-    except OSError as error:
-        where = error.filename if error.filename is not None else directory.path
-        raise RunStopped(f"{where} cannot be written: {error.strerror}") from None
-    except SafetensorError as error:  # safetensors wraps the system's error in its own
-        raise RunStopped(f"{directory.path} cannot be written: {error}") from None
 
 
 class Runner:
@@ -230,8 +237,15 @@ class Runner:
         except RunStopped as stopped:
             if self.done:
                 with suppress(RunStopped):  # the cause may be the disk
-                    self._write_adapter(self.directory.adapter, self.recent[-1]["scores"] if self.recent else {})
+                    self._write_adapter(
+                        self.directory.adapter, self.done, self.recent[-1]["scores"] if self.recent else {}
+                    )
             raise RunStopped(f"{stopped}. Committed rounds are in {self.directory.path}") from None
+        except Exception as error:  # in training it costs a client, elsewhere the run
+            if not is_out_of_memory(error):
+                raise
+            message = f"out of memory: {error}. Lower evaluation.batch_size, or give it more memory"
+            raise RunStopped(f"{message}. Committed rounds are in {self.directory.path}") from error
 
     def _compose(self) -> None:
         """Put the federation together, at its start or at the newest checkpoint."""
@@ -241,7 +255,8 @@ class Runner:
         self.kept = point.locals if point is not None else Kept(self.directory.checkpoint)
         self.federation = self.assembly.federation(start, self.kept, self.stop)
         if point is not None:
-            self._take_up(point, self.federation)
+            with written(self.directory.path):
+                self._take_up(point, self.federation)
 
     def _rounds(self) -> None:
         if self.done == 0 and "before" not in self.scores:
@@ -249,16 +264,15 @@ class Runner:
             self.scores["before"] = self._on_test(0)
             self._commit(0)
         self._stop_after_skips()  # a run that was killed at this point stops at it again
-        while self.done < self.config.rounds and not self._early:
+        while self.done < self.config.rounds and not self._early(self.done):
             self._round(self.done)
             self._stop_after_skips()
 
-    @property
-    def _early(self) -> bool:
-        """Whether ``patience`` ends the run before its last round."""
+    def _early(self, rounds: int) -> bool:
+        """Whether ``patience`` ends the run after ``rounds`` rounds, before its last."""
         best, patience = self.scores.get("best"), self.config.evaluation.patience
         over = patience > 0 and best is not None and best["scores_since"] >= patience
-        return over and self.done < self.config.rounds
+        return over and rounds < self.config.rounds
 
     def _newest_checkpoint(self, first: Any) -> Checkpoint | None:
         """The newest intact checkpoint; None if there is none and no round was recorded. Raises :class:`ConfigError` if
@@ -294,7 +308,7 @@ class Runner:
         point = Checkpoint(
             rounds, server.aggregated, server.state, self.kept, server.ledger, self.journal.position, self.scores
         )
-        with _written(self.directory):
+        with written(self.directory.path):
             checkpoint.save(self.directory.checkpoint, point)
 
     def _round(self, attempt: int) -> None:
@@ -302,36 +316,37 @@ class Runner:
         started = time.perf_counter()
         self.observer.phase("training")
         record = server.run_round(attempt, self.observer)
-        self.done = attempt + 1
-        self._score(record)
+        done = attempt + 1
+        self._score(record, done)
         record["seconds"] = time.perf_counter() - started
-        with _written(self.directory):
+        with written(self.directory.path):
             self.journal.append(json.dumps(record, ensure_ascii=False).encode())
-        self._commit(self.done)
+        self._commit(done)
+        self.done = done
         self.recent.append(record)
         self._log(round_line(record, config.rounds))
         self.observer.round_done(record)
 
-    def _score(self, record: dict[str, Any]) -> None:
-        """Add the scores that are due after a round to its record, and note the best."""
+    def _score(self, record: dict[str, Any], done: int) -> None:
+        """Add the scores that are due after ``done`` rounds to the last one's record, and note the best."""
         config, server, started = self.config.evaluation, self.federation.server, time.perf_counter()
         assert config.every != "auto"  # assembling the run has put a number in its place
-        last = self.done == self.config.rounds
+        last = done == self.config.rounds
         scores: dict[str, Any] = {}
         record["scores"] = scores
-        if last or _due(self.done, config.every):
+        if last or _due(done, config.every):
             self.observer.phase("evaluating")
-            scores |= self._on_test(self.done)
+            scores |= self._on_test(done)
         if self.tested:
-            self._note_best(record)
-        if last or self._early or _due(self.done, config.clients_every):
+            self._note_best(record, done)
+        if last or self._early(done) or _due(done, config.clients_every):
             self.observer.phase("evaluating")
-            scores |= self.federation.scorer.at_clients(server.state, server.round(self.done))
+            scores |= self.federation.scorer.at_clients(server.state, server.round(done))
         if not self.tested:
-            self._note_best(record)
+            self._note_best(record, done)
         record["evaluation_seconds"] = time.perf_counter() - started
 
-    def _note_best(self, record: Mapping[str, Any]) -> None:
+    def _note_best(self, record: Mapping[str, Any], done: int) -> None:
         """Note the best score so far, and write the adapter that has it."""
         metric, higher = self.task.primary, self.task.higher_is_better
         before = self.scores.get("best")
@@ -339,13 +354,13 @@ class Runner:
         if best is not None:
             self.scores["best"] = best
             if best["scores_since"] == 0 and best != before:
-                self._write_adapter(self.directory.best_adapter, record["scores"], _CHOSEN)
+                self._write_adapter(self.directory.best_adapter, done, record["scores"], _CHOSEN)
 
     def _log(self, *lines: str) -> None:
         """Add lines to the run's log. Nothing is read back from it, so it is not flushed."""
         now = datetime.now().isoformat(timespec="seconds")
-        with _written(self.directory), self.directory.log.open("a", encoding="utf-8") as log:
-            log.writelines(f"{now} {line}\n" for line in lines)
+        with written(self.directory.path), self.directory.log.open("a", encoding="utf-8") as log:
+            log.writelines(f"{now} {visible(line)}\n" for line in lines)
 
     def _stop_after_skips(self) -> None:
         """Raise :class:`RunStopped` if the last ``SKIPS`` rounds, or all of a shorter run, were skipped."""
@@ -362,31 +377,29 @@ class Runner:
         server = self.federation.server
         return self.federation.scorer.on_test(server.state, server.round(rounds))
 
-    def _write_adapter(self, folder: Path, scores: Mapping[str, Any], *notes: str) -> None:
-        server, model = self.federation.server, self.assembly.model
-        seen, base = self.federation.scorer.newcomer(server.state, server.round(self.done))
+    def _write_adapter(self, folder: Path, rounds: int, scores: Mapping[str, Any], *notes: str) -> None:
+        server, model, facts = self.federation.server, self.assembly.model, self.facts
+        seen, base = self.federation.scorer.newcomer(server.state, server.round(rounds))
         before = self.scores["before"]
-        text = card(self.facts, model.form, rounds=self.done, before=before, after=scores, notes=notes)
-
-        def fill(folder: Path) -> None:
-            model.save(folder, seen, base, self.assembly.labels)
-            describe(folder, self.facts, text)
-
-        with _written(self.directory):
-            durable.write_folder(folder, fill)
+        text = card(facts, model.form, rounds=rounds, before=before, after=scores, notes=notes)
+        with written(self.directory.path):
+            durable.write_folder(folder, lambda folder: save(folder, model, seen, base, facts, text))
 
     def _finish(self) -> RunResult:
         self.observer.phase("writing")
         history = self.directory.rounds()
         before, after = self.scores["before"], history[-1]["scores"]
-        self._write_adapter(self.directory.adapter, after)
+        self._write_adapter(self.directory.adapter, self.done, after)
         summary = self._summary(history, before, after)
         start: Mapping[str, Any] = next(iter(before.values()), {})
         title = f"{self.config.algorithm.name}, {summary['clients']} clients"
         # Pictures come last: their library takes most of a second to import.
-        pictures.partition(self.directory.read("partition.json"), self.directory.path / "partition.png")
-        pictures.curve(start, history, self.task.primary, title, self.directory.path / "curve.png")
-        with _written(self.directory):
+        drawn = {
+            "partition.png": pictures.partition(self.directory.read("partition.json")),
+            "curve.png": pictures.curve(start, history, self.task.primary, title),
+        }
+        with written(self.directory.path):
+            durable.write_all(self.directory.path, drawn)
             self.directory.write("summary.json", summary)  # last: a run that has it is finished
         return RunResult(history, self.directory.path, after, summary)
 

@@ -1,4 +1,4 @@
-"""Causal language modelling on plain text, or on instructions with the loss on the response only."""
+"""Causal language modelling on plain text, or on instructions or conversations with the loss on the answers only."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from rondo.config.schema import TaskConfig
+from rondo.tasks import conversation
 from rondo.tasks.output_layer import OutputLayer
-from rondo.tasks.row_checks import Row
+from rondo.tasks.row_checks import Row, RowProblem
 from rondo.tasks.task import Batch, Scores
 from rondo.tasks.text import TextTask, pad, wide
 from rondo.tasks.token_store import TextExample
@@ -20,23 +21,33 @@ IGNORED = -100  # torch's index for targets without a loss
 
 
 class CausalLM(TextTask):
-    """Causal language modelling on ``text``, or on ``prompt`` and ``response``.
+    """Causal language modelling on ``text``, on ``prompt`` and ``response``, or on ``messages``.
 
     ``text``: one column of plain text.
-    ``prompt``: columns joined by a blank line, empty ones left out.
+    ``prompt``: columns joined by ``separator``, or by a blank line without one; empty ones are left out.
     ``response``: the response column. Only the response, and the end token after it, have a loss.
+    ``messages``: a column of conversations (:mod:`rondo.tasks.conversation`). Only the answers have a loss.
 
     With a chat template the prompt is the user's turn and the response the assistant's. Without one the prompt ends
-    with a newline.
+    with ``separator``, or with a newline without one.
     """
 
     primary: ClassVar[str] = "loss"
 
     def __init__(
-        self, tokenizer: Any, text: str | None, prompt: Sequence[str], response: str | None, max_length: int
+        self,
+        tokenizer: Any,
+        text: str | None,
+        prompt: Sequence[str],
+        response: str | None,
+        max_length: int,
+        *,
+        messages: str | None = None,
+        separator: str | None = None,
     ) -> None:
         self.tokenizer, self.text, self.max_length = tokenizer, text, max_length
-        self.prompt, self.response = tuple(prompt), response or ""
+        self.prompt, self.response, self.messages = tuple(prompt), response or "", messages
+        self.between, self.before_response = ("\n\n", "\n") if separator is None else (separator, separator)
         self.output: OutputLayer | None = None
         """The model's output layer, if the network leaves it to :meth:`loss` and :meth:`tally`."""
 
@@ -45,34 +56,59 @@ class CausalLM(TextTask):
         """See :meth:`rondo.tasks.task.Task.of`."""
         text = config.text if isinstance(config.text, str) else None
         prompt = [config.prompt] if isinstance(config.prompt, str) else list(config.prompt or ())
-        return cls(tokenizer, text, prompt, config.response, config.max_length)
+        return cls(
+            tokenizer,
+            text,
+            prompt,
+            config.response,
+            config.max_length,
+            messages=config.messages,
+            separator=config.separator,
+        )
+
+    @classmethod
+    def problem(cls, config: TaskConfig, row: Row, number: int) -> RowProblem | None:
+        """See :meth:`rondo.tasks.task.Task.problem`."""
+        if config.messages is not None:
+            try:
+                conversation.turns(row[config.messages])
+            except ValueError as reason:
+                return RowProblem(number, config.messages, str(reason))
+        return None
 
     def encode(self, rows: Sequence[Row]) -> list[TextExample]:
         """See :meth:`rondo.tasks.task.Task.encode`. Rows are cut to ``max_length`` tokens. A row that loses
         its whole response to the cut has no target and is left out."""
         examples = []
         for row in rows:
-            ids, start = self._ids(row)
-            ids = ids[: self.max_length]
-            target = tuple(IGNORED if i < start else token for i, token in enumerate(ids))
+            whole, learned = self._ids(row)
+            ids = whole[: self.max_length]
+            target = tuple(token if has_loss else IGNORED for token, has_loss in zip(ids, learned, strict=False))
             # Targets are shifted by one, so the first token is never predicted.
             if any(t != IGNORED for t in target[1:]):
-                examples.append(TextExample(tuple(ids), target))
+                examples.append(TextExample(tuple(ids), target, lost=len(whole) - len(ids)))
         return examples
 
-    def _ids(self, row: Row) -> tuple[list[int], int]:
-        """A row's token ids and the position where the loss starts."""
+    def _ids(self, row: Row) -> tuple[list[int], list[bool]]:
+        """A row's token ids, and whether each has a loss."""
+        if self.messages is not None:
+            return conversation.encoded(self.tokenizer, conversation.turns(row[self.messages]))
+        ids, start = self._text_ids(row)
+        return ids, [place >= start for place in range(len(ids))]
+
+    def _text_ids(self, row: Row) -> tuple[list[int], int]:
+        """The token ids of a row of texts, and the position where the loss starts."""
         end_ids = [self.tokenizer.eos_token_id] if self.tokenizer.eos_token_id is not None else []
         if self.text is not None:
             ids = self.tokenizer(row[self.text])["input_ids"]
             return ids + [e for e in end_ids if ids[-1:] != end_ids], 0
-        question = "\n\n".join(str(row[c]) for c in self.prompt if row[c] is not None and str(row[c]).strip())
+        question = self.between.join(str(row[c]) for c in self.prompt if row[c] is not None and str(row[c]).strip())
         if self.tokenizer.chat_template:
             turns = [{"role": "user", "content": question}, {"role": "assistant", "content": row[self.response]}]
-            opening = self.tokenizer.apply_chat_template(turns[:1], tokenize=False, add_generation_prompt=True)
-            chat = self.tokenizer.apply_chat_template(turns, tokenize=False)
+            opening = conversation.rendered(self.tokenizer, turns[:1], tokenize=False, add_generation_prompt=True)
+            chat = conversation.rendered(self.tokenizer, turns, tokenize=False)
             # Some templates (reasoning models) open a section in the generation prompt that a finished turn lacks.
-            bare_prompt = self.tokenizer.apply_chat_template(turns[:1], tokenize=False)
+            bare_prompt = conversation.rendered(self.tokenizer, turns[:1], tokenize=False)
             rest = (
                 chat[len(opening) :]
                 if chat.startswith(opening)
@@ -80,16 +116,18 @@ class CausalLM(TextTask):
             )
             prompt_ids = self.tokenizer(opening, add_special_tokens=False)["input_ids"]
             return prompt_ids + self.tokenizer(rest, add_special_tokens=False)["input_ids"], len(prompt_ids)
-        prompt_ids = self.tokenizer(question + "\n")["input_ids"]
+        prompt_ids = self.tokenizer(question + self.before_response)["input_ids"]
         if end_ids and prompt_ids[-1:] == end_ids:  # some tokenizers end every text
             prompt_ids = prompt_ids[:-1]
         response_ids = self.tokenizer(row[self.response], add_special_tokens=False)["input_ids"]
         return prompt_ids + response_ids + end_ids, len(prompt_ids)
 
     def prompt_ids(self, row: Row) -> list[int]:
-        """Token ids of a row's prompt, or of its plain text without the end token, for a model to continue. They are
-        not cut."""
-        ids, start = self._ids({**row, self.response: ""})
+        """Token ids for a model to continue: a row's prompt, its conversation up to the last turn by the user, or its
+        plain text without the end token. They are not cut. Raises :class:`ValueError` if it has no conversation."""
+        if self.messages is not None:
+            return conversation.prompt_ids(self.tokenizer, row[self.messages])
+        ids, start = self._text_ids({**row, self.response: ""})
         if self.text is None:
             return ids[:start]
         return ids[:-1] if ids[-1:] == [self.tokenizer.eos_token_id] else ids

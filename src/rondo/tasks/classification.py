@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rondo.config.schema import TaskConfig
-from rondo.tasks.row_checks import Row
+from rondo.tasks.row_checks import Row, value_name
 from rondo.tasks.task import Batch, Scores
 from rondo.tasks.text import TextTask, pad, wide
 from rondo.tasks.token_store import TextExample
@@ -45,7 +45,7 @@ class SequenceClassification(TextTask):
     def encode(self, rows: Sequence[Row]) -> list[TextExample]:
         """See :meth:`rondo.tasks.task.Task.encode`. Texts longer than ``max_length`` tokens are cut."""
         pairs = zip(self.unlabelled(rows), rows, strict=True)
-        return [replace(example, target=self._index[str(row[self.label])]) for example, row in pairs]
+        return [replace(example, target=self._index[value_name(row[self.label])]) for example, row in pairs]
 
     def unlabelled(self, rows: Sequence[Row]) -> list[TextExample]:
         """Examples of rows whose label is not read; each has the target 0."""
@@ -54,10 +54,21 @@ class SequenceClassification(TextTask):
         texts = [[row[c] for row in rows] for c in self.columns]
         coded = self.tokenizer(*texts, truncation=True, max_length=self.max_length)
         segments = coded.get("token_type_ids") or [None] * len(rows)
+        lost = self._lost(texts, coded["input_ids"])
         return [
-            TextExample(tuple(ids), 0, tuple(seg) if seg is not None else None)
-            for ids, seg in zip(coded["input_ids"], segments, strict=True)
+            TextExample(tuple(ids), 0, tuple(seg) if seg is not None else None, lost_here)
+            for ids, seg, lost_here in zip(coded["input_ids"], segments, lost, strict=True)
         ]
+
+    def _lost(self, texts: Sequence[Sequence[str]], ids: Sequence[Sequence[int]]) -> list[int]:
+        """The number of tokens that each row loses to ``max_length``."""
+        lost = [0] * len(ids)
+        full = [i for i, row_ids in enumerate(ids) if len(row_ids) >= self.max_length]
+        if full:
+            whole = self.tokenizer(*([column[i] for i in full] for column in texts), verbose=False)["input_ids"]
+            for i, whole_ids in zip(full, whole, strict=True):
+                lost[i] = len(whole_ids) - len(ids[i])
+        return lost
 
     def collate(self, examples: Sequence[TextExample]) -> tuple[Batch, Batch]:
         """See :meth:`rondo.tasks.task.Task.collate`; the target is ``labels`` (rows,)."""

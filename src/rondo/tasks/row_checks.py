@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -48,8 +49,8 @@ def row_check(task: TaskConfig, labels: Sequence[str], owner: str | None = None)
         if task.label is not None:
             if (problem := value_problem(row, number, task.label)) is not None:
                 return problem
-            if known_labels and str(row[task.label]) not in known_labels:
-                reason = f"unknown label {row[task.label]!r}; known: {', '.join(labels[:20])}"
+            if known_labels and value_name(row[task.label]) not in known_labels:
+                reason = f"unknown label {row[task.label]!r:.60}; known: {', '.join(labels[:20])}"
                 return RowProblem(number, task.label, reason)
         return value_problem(row, number, owner) if owner is not None else None
 
@@ -57,13 +58,14 @@ def row_check(task: TaskConfig, labels: Sequence[str], owner: str | None = None)
 
 
 def columns(task: TaskConfig) -> list[tuple[str, str, bool]]:
-    """The text columns as (configuration key, column name, whether it must hold text). A prompt's columns after the
-    first may be empty."""
+    """The columns of the input as (configuration key, column name, whether it must hold text). A prompt's columns after
+    the first may be empty; a conversation is a list, which the task checks."""
     text, prompt, response = (_several(value) for value in (task.text, task.prompt, task.response))
     return [
         *(("task.text", name, True) for name in text),
         *(("task.prompt", name, place == 0) for place, name in enumerate(prompt)),
         *(("task.response", name, True) for name in response),
+        *(("task.messages", name, False) for name in _several(task.messages)),
     ]
 
 
@@ -77,7 +79,7 @@ def text_problem(row: Row, number: int, column: str) -> RowProblem | None:
         return _no_column(row, number, column)
     value = row[column]
     if not isinstance(value, str):
-        return RowProblem(number, column, f"expected text, got {value!r}")
+        return RowProblem(number, column, f"expected text, got {value!r:.60}")
     if not value.strip():
         return RowProblem(number, column, "the text is empty")
     try:
@@ -88,13 +90,22 @@ def text_problem(row: Row, number: int, column: str) -> RowProblem | None:
 
 
 def value_problem(row: Row, number: int, column: str) -> RowProblem | None:
-    """The problem with a class or client name in ``column``, or None. It may be missing, empty, or invalid Unicode."""
+    """The problem with a class or client name in ``column``, or None. It may be missing (also as NaN), empty, invalid
+    Unicode, or several values in one."""
     if column not in row:
         return _no_column(row, number, column)
     value = row[column]
-    if value is None or not str(value).strip():
+    if isinstance(value, list | tuple | dict | set | bytes):
+        return RowProblem(number, column, f"expected text or a number, got {value!r:.60}")
+    if value is None or (isinstance(value, float) and math.isnan(value)) or not str(value).strip():
         return RowProblem(number, column, "the value is missing")
     return text_problem({column: str(value)}, number, column)
+
+
+def value_name(value: Any) -> str:
+    """The name of a class or client. A whole float becomes an integer: pandas makes floats of integers in a column
+    with gaps, and 1.0 and 1 are one class."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _no_column(row: Row, number: int, column: str) -> RowProblem:

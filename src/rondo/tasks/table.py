@@ -1,4 +1,4 @@
-"""The table of task kinds by name. Imports no torch, and only the errors from Rondo.
+"""The table of task kinds by name. Imports no torch, and of Rondo only the errors and the import of a user's code.
 
 A user's own task needs no entry: ``task.kind`` names it as ``package.module:Class``.
 """
@@ -6,11 +6,11 @@ A user's own task needs no entry: ``task.kind`` names it as ``package.module:Cla
 from __future__ import annotations
 
 import difflib
-import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from rondo import own_code
 from rondo.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Kind:
 
 
 def _classification(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
-    for key in ("prompt", "response"):
+    for key in ("prompt", "response", "messages", "separator", "chat_template"):
         if task[key] is not None:
             yield Problem(f"task.{key}", "only kind = 'causal-lm' uses it: remove it, or set task.kind")
     if own_data and task["text"] is None:
@@ -46,9 +46,16 @@ def _classification(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem
 
 
 def _causal_lm(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
-    if (task["text"] is None) == (task["prompt"] is None):
-        message = "causal-lm needs either task.text, or task.prompt and task.response: name one or the other"
-        yield Problem("task.text", message)
+    given = [key for key in ("text", "prompt", "messages") if task[key] is not None]
+    if len(given) != 1:
+        message = (
+            "causal-lm needs either task.text, or task.prompt and task.response, or task.messages: name one of them"
+        )
+        yield Problem(f"task.{given[0] if given else 'text'}", message)
+    if task["separator"] is not None and task["prompt"] is None:
+        yield Problem("task.separator", "only task.prompt has columns to separate: remove it")
+    if task["chat_template"] is not None and task["prompt"] is None and task["messages"] is None:
+        yield Problem("task.chat_template", "plain text has no turns: name task.messages or task.prompt, or remove it")
     if isinstance(task["text"], list):
         message = "causal-lm takes one text column: name one, or use task.prompt and task.response"
         yield Problem("task.text", message)
@@ -91,9 +98,8 @@ def load(kind: str) -> type[Task]:
     """The class of a kind. Raises :class:`ConfigError` if it cannot be loaded or is not a task."""
     from rondo.tasks.task import Task
 
-    module, _, attribute = (TABLE[kind].cls if kind in TABLE else kind).partition(":")
     try:
-        cls = getattr(importlib.import_module(module), attribute)
+        cls = own_code.load(TABLE[kind].cls if kind in TABLE else kind)
     except Exception as error:  # importing a user's module may raise anything
         raise ConfigError.at("task.kind", f"cannot load {kind!r}: {type(error).__name__}: {error}") from None
     if not (isinstance(cls, type) and issubclass(cls, Task)):

@@ -18,6 +18,8 @@ class TextExample:
     """A class, or ids."""
     segments: tuple[int, ...] | None = None
     """Segment ids, if the tokenizer gives them."""
+    lost: int = 0
+    """Number of tokens cut away to fit ``task.max_length``. A store only counts them."""
 
     @property
     def cost(self) -> int:
@@ -33,6 +35,7 @@ class TokenStore:
         self._targets, self._target_ends = array("i"), array("q", [0])
         self._segments = array("b")
         self._single = True
+        self._cut_rows = self._lost_tokens = 0
 
     def add(self, examples: Iterable[TextExample]) -> range:
         """See :class:`rondo.tasks.task.Store`."""
@@ -44,6 +47,8 @@ class TokenStore:
             self._targets.extend((example.target,) if isinstance(example.target, int) else example.target)
             self._target_ends.append(len(self._targets))
             self._segments.extend(example.segments or ())
+            self._cut_rows += example.lost > 0
+            self._lost_tokens += example.lost
         return range(first, len(self._ends) - 1)
 
     def __getitem__(self, number: int) -> TextExample:
@@ -55,6 +60,16 @@ class TokenStore:
     def cost(self, number: int) -> int:
         """See :class:`rondo.tasks.task.Store`."""
         return self._ends[number + 1] - self._ends[number]
+
+    def account(self) -> dict[str, int]:
+        """See :class:`rondo.tasks.task.Store`."""
+        rows = len(self._ends) - 1
+        return {
+            "rows": rows,
+            "rows_cut": self._cut_rows,
+            "tokens": len(self._ids) + self._lost_tokens,
+            "tokens_lost": self._lost_tokens,
+        }
 
     def sha256(self) -> str:
         """See :class:`rondo.tasks.task.Store`."""

@@ -108,9 +108,12 @@ def law_weights_count(algorithm: Algorithm[Any], seed: int) -> str:
 
 
 def law_linear(algorithm: Algorithm[Any], seed: int) -> str:
-    """The weighted mean of the raw uploads is all that the server needs. Only for algorithms that are linear."""
+    """The weighted mean of the raw uploads is all that the server needs. Only for algorithms that are linear, and
+    clients without ranks of their own."""
     if not algorithm.linear:
         raise NotApplicable("the algorithm is not linear")
+    if any(c.rank is not None for c in Run(algorithm, seed).clients):
+        raise NotApplicable("clients have ranks of their own")
     worst = 0.0
     for run, index, uploads in _rounds(algorithm, seed):
         mass = math.fsum(u.weight for u in uploads)

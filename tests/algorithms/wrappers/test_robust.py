@@ -6,6 +6,7 @@ import functools
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,15 @@ def test_equal_uploads_give_the_plain_aggregate(name: str, rule: Rule) -> None:
     # Compared as models: a method that stacks single uploads has a smaller stack when fewer are left.
     for a, b in zip(*(_model(algorithms.get(name), s, round).values() for s in (robust, expected)), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize(("name", "rule"), [(n, r) for n, r in PAIRS if n in ("fedit", "flexlora")])
+def test_claimed_weights_count_for_nothing(name: str, rule: Rule) -> None:
+    state, received, round = uploads(name)
+    claimed = [replace(u, weight=10.0**k) for k, u in enumerate(received)]
+    robust = Robust(algorithms.get(name), rule, 2)
+    expected, new = (robust.aggregate(state, sent, round).params for sent in (received, claimed))
+    assert all(t.equal(expected[n]) for n, t in new.items())
 
 
 @pytest.mark.parametrize(("name", "rule"), PAIRS)

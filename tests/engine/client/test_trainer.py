@@ -140,6 +140,13 @@ def test_gradients_are_clipped_by_their_common_norm() -> None:
     assert not free["head:classifier.bias"].equal(fit.params["head:classifier.bias"])
 
 
+def test_gradients_below_the_limit_keep_their_bits() -> None:
+    """A limit bounds gradients; it never scales them up to itself."""
+    free, limited = (Setup(optimizer="sgd", lr=0.5, max_grad_norm=limit) for limit in (0.0, 1e3))
+    expected = free.trainer.fit(free.params).params
+    assert all(t.equal(expected[n]) for n, t in limited.trainer.fit(limited.params).params.items())
+
+
 def test_reported_loss_is_the_mean_over_steps() -> None:
     setup = Setup(optimizer="sgd", lr=1e-9, local_epochs=1)
     fit = setup.trainer.fit(setup.params)
@@ -150,6 +157,29 @@ def test_reported_loss_is_the_mean_over_steps() -> None:
     assert table[:, 0].tolist() == pytest.approx(losses, abs=1e-5)
     assert setup.trainer.mean_loss(0) == pytest.approx(sum(losses) / len(losses), abs=1e-5)
     assert fit.loss.tolist() == pytest.approx([sum(losses) / len(losses)], abs=1e-5)
+
+
+def test_loss_is_the_mean_over_all_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the mean of the rows' means: of two rows, that with more targets counts more."""
+
+    def loss(logits: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
+        return 0.0 * logits.sum(1) + torch.tensor([6.0, 1.0, 1.0, 0.0]), torch.tensor([3, 1, 2, 0])
+
+    setup = Setup(4, lr=1e-9)
+    monkeypatch.setattr(setup.task, "loss", loss)
+    assert setup.trainer.fit(setup.params, train=up).loss.tolist() == [8 / 6]
+
+
+def test_mean_loss_is_over_a_clients_own_steps() -> None:
+    setup = Setup(lr=1e-9)
+    setup.trainer.clients = (Client("ann", 10), Client("bob", 3))
+    setup.trainer.examples = (examples(10), examples(3, seed=1))
+    fit = setup.trainer.fit(add_client_axis(setup.start, 2))
+    (table,) = setup.trainer.losses
+    expected = [float(table[:, 0].mean()), float(table[0, 1])]
+    assert fit.steps.tolist() == [3, 1]
+    assert fit.loss.tolist() == pytest.approx(expected, rel=1e-12)
+    assert [setup.trainer.mean_loss(k) for k in (0, 1)] == pytest.approx(expected, rel=1e-12)
 
 
 def test_training_lowers_the_loss() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rondo.algorithm import Shared
+from rondo.engine.server import ledger
 from rondo.engine.server.ledger import Ledger
 from rondo.lowrank import GrowingSum, LowRank
 
@@ -38,6 +39,15 @@ def test_equal_chunks_are_each_counted() -> None:
     first = GrowingSum.of(chunk)
     ledger.send("ann", Shared({}, {"m": first}))
     assert ledger.send("ann", Shared({}, {"m": first + chunk + chunk})) == (128, 0)
+
+
+def test_versions_of_freed_tensors_are_forgotten() -> None:
+    tensors = [torch.full((3,), float(i)) for i in range(5)]
+    before = len(ledger._versions)
+    assert len(set(map(ledger.version, tensors))) == 5
+    assert len(ledger._versions) == before + 5
+    tensors.clear()
+    assert len(ledger._versions) == before
 
 
 def test_ledger_does_not_grow_with_the_chunks() -> None:

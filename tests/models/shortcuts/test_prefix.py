@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -152,7 +154,9 @@ def test_prefix_keeps_every_clients_upload(cohort: int) -> None:
 
 
 @pytest.mark.parametrize(("memory", "disk"), [(0, 0), (0, LOTS), (LOTS, 0), (1400 * 8, 0), (1400 * 8, 1400 * 8)])
-def test_prefix_budgets_change_no_bit(memory: int, disk: int) -> None:
+def test_prefix_budgets_change_no_bit(memory: int, disk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And leave no file, not even when the process is killed."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     reference, sim = simulation("bert", 2), simulation("bert", 2)
     with_prefix(reference)
     prefix = with_prefix(sim, memory, disk)
@@ -168,9 +172,8 @@ def test_prefix_budgets_change_no_bit(memory: int, disk: int) -> None:
         assert not prefix._kept
     else:
         assert 0 < len(prefix._kept) < len(SIZES) or (memory and disk)
-    assert (prefix._folder is not None) == (disk > 0)
-    if prefix._folder is not None:
-        assert list(Path(prefix._folder.name).iterdir())
+    assert (prefix._spill._mapped is not None) == (disk > 0)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "llama-lm"])
@@ -298,6 +301,28 @@ def test_model_reading_lower_layers_elsewhere_is_refused() -> None:
     assert stack("last", ("layers.2.dense",)).layers == 2
     with pytest.raises(PrefixRefused, match="in other ways"):
         stack("all", ("layers.2.dense",))
+
+
+@pytest.mark.parametrize(("dtype", "allowed"), [(torch.float64, 1e-10), (torch.float32, 1e-4), (torch.bfloat16, 3e-2)])
+def test_check_allows_rounding_and_nothing_beyond(
+    dtype: torch.dtype, allowed: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Relative to the largest logit, or to 1 if that is larger. NaN is no rounding."""
+    prefix = stack("last", ("layers.2.dense",))
+
+    def accepts(largest: float, difference: float) -> bool:
+        outputs = iter(torch.tensor([[largest, 0.0], [largest, difference]], dtype=dtype))
+        monkeypatch.setattr(AdaptedNetwork, "__call__", lambda *_: next(outputs))
+        try:
+            prefix.check({}, {"input_ids": torch.tensor([[5, 6]])})
+        except PrefixRefused:
+            return False
+        return True
+
+    for largest in (0.1, 1.0, 50.0):
+        bound = allowed * max(1.0, largest)
+        assert (accepts(largest, 0.9 * bound), accepts(largest, 1.1 * bound)) == (True, False)
+    assert not accepts(1.0, math.nan)
 
 
 def test_prefix_with_a_second_list_of_layers() -> None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import os
 import random
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rondo.engine import serialization
 from rondo.engine.server.ledger import Ledger
 from rondo.params import Params
-from rondo.runs.storage import checkpoint
+from rondo.runs.storage import checkpoint, client_store, durable
 from rondo.runs.storage.checkpoint import Checkpoint
 from rondo.runs.storage.client_store import Kept
 from rondo.runs.storage.durable import Damaged, Journal, Position
@@ -103,6 +106,59 @@ def test_client_ids_of_any_kind_get_separate_files(ids: Sequence[str], tmp_path:
     assert [float(restored.locals[n]["x.B"][0]) for n in ids] == list(range(len(ids)))
     assert [p.name for p in tmp_path.iterdir()] == ["point"]
     assert len(list((tmp_path / "point" / "clients").iterdir())) == len(ids)
+
+
+def shortened(client: str) -> str:
+    """The part of a file's name that stands for ``client``."""
+    return client_store._stem(client)
+
+
+LONG = "x" * 130
+LOOKALIKES = (LONG, shortened(LONG), shortened(shortened(LONG)), "Ann", shortened("Ann"), shortened(shortened("Ann")))
+
+
+def test_id_like_another_clients_file_name_gets_its_own_file(tmp_path: Path) -> None:
+    """An id that is, letter by letter, the shortened name of another client's file."""
+    kept = Kept(tmp_path)
+    for i, client in enumerate(LOOKALIKES):
+        kept[client] = values(float(i))
+    kept.write(1)
+    again = Kept(tmp_path)
+    assert [float(again[c]["a"][0, 0]) for c in LOOKALIKES] == list(range(len(LOOKALIKES)))
+    assert (set(again), len(again)) == (set(LOOKALIKES), len(LOOKALIKES))
+
+
+any_ids = st.one_of(
+    st.text(max_size=8),
+    st.text("aA%.-~_é病\ud800İſ ", max_size=6),
+    st.text(min_size=100, max_size=300),
+    st.sampled_from(("", "ANN", "ann", "a%2f", "a%2F", "a/", "ß", "ss", "SS", "é", "e\u0301", "con")),
+)
+
+
+@given(ids=st.sets(any_ids, min_size=2, max_size=6))
+def test_file_names_differ_for_any_ids(ids: set[str]) -> None:
+    """On file systems too that are blind to capitals or normalise characters, and for names made of names."""
+    ids |= {shortened(client) for client in ids}
+    stems = {unicodedata.normalize("NFKD", shortened(client)).casefold() for client in ids}
+    assert len(stems) == len(ids)
+    for client in ids:
+        name = client_store._File(shortened(client), 10**6, "0" * 64).name + durable.TEMPORARY
+        assert name.isascii()
+        assert len(name) < 256
+        assert not set(name) & set('/\\:*?"<>|\0')
+
+
+def test_file_of_another_client_is_noticed(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    kept["ann"] = values(1.0)
+    kept.write(1)
+    (file,) = (tmp_path / "clients").iterdir()
+    file.rename(file.with_name(file.name.replace("ann", "bob")))
+    with pytest.raises(Damaged, match=r"clients/bob\..* has the tensors of another client, 'ann'"):
+        Kept(tmp_path)["bob"]
+    with pytest.raises(Damaged, match="another client, 'ann'"):
+        Kept(tmp_path).check()
 
 
 def test_saved_local_tensors_leave_memory(tmp_path: Path) -> None:
@@ -196,6 +252,17 @@ def test_previous_generation_replaces_a_damaged_one(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, point(4, restored.locals, {"done": 4}))
     again, passed_over = checkpoint.load(tmp_path, {}, Journal(tmp_path / "none"))
     assert (again.rounds, last(again.locals), passed_over) == (4, {**BEFORE, "ann": 9.0}, [])
+
+
+@pytest.mark.parametrize("client", ["ann", "dee"])
+def test_missing_client_file_is_damage(client: str, tmp_path: Path) -> None:
+    """Whether the client has an older file, which would be taken for the newest, or none."""
+    commit(tmp_path, 4, CHANGES)
+    (newest,) = (tmp_path / "clients").glob(f"{client}.4.*")
+    newest.unlink()
+    restored, reasons = checkpoint.load(tmp_path, {}, Journal(tmp_path / "none"))
+    assert reasons == ["round-000004: clients/ has other files than were written"]
+    assert (restored.rounds, last(restored.locals)) == (3, BEFORE)
 
 
 def test_unfinished_generation_is_ignored(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rondo.config import ConfigError, load
+from rondo.runs.storage import durable
 from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.storage.manifest import environment, must_equal
 
@@ -29,8 +30,23 @@ def test_unnamed_directories_never_clash(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_directory_with_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}")
-    with pytest.raises(ConfigError, match="already holds a run; name another folder"):
+    with pytest.raises(ConfigError, match=r"already holds a run, .*; name another folder"):
         RunDirectory.create(tmp_path, "fedit")
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "metrics.jsonl", "summary.json"])
+def test_remains_of_a_run_are_refused(name: str, tmp_path: Path) -> None:
+    """A new run would take them for its own."""
+    (tmp_path / name).mkdir()
+    with pytest.raises(ConfigError, match=rf"--run-dir: .*what is left of one \({name}\); name another folder"):
+        RunDirectory.create(tmp_path, "fedit")
+
+
+def test_new_directory_survives_a_power_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[Path] = []
+    monkeypatch.setattr(durable, "sync", flushed.append)
+    RunDirectory.create(tmp_path / "a" / "b" / "c", "fedit")
+    assert flushed == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
 
 
 def test_folder_with_other_files_is_accepted(tmp_path: Path) -> None:
@@ -91,6 +107,15 @@ def test_manifest_has_versions_and_machine() -> None:
     assert "not installed" not in manifest["versions"].values()
     assert all(manifest[key] for key in ("python", "platform", "processor", "started"))
     assert os.sep not in json.dumps(manifest["versions"])
+
+
+def test_resumption_compares_all_but_time_and_system() -> None:
+    """Another processor rounds otherwise."""
+    now = environment()
+    must_equal({**now, "started": "earlier", "platform": "another"}, now, whatever=False)
+    for key in now.keys() - {"started", "platform"}:
+        with pytest.raises(ConfigError, match=f"{key}.*: was "):
+            must_equal({**now, key: {} if key == "versions" else "another"}, now, whatever=False)
 
 
 @pytest.mark.parametrize(("then", "equal"), [("worded otherwise", True), (None, False)])

@@ -39,6 +39,16 @@ def test_file_is_written_and_replaced(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a"]
 
 
+def test_new_names_are_flushed_once_they_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power failure could otherwise lose a file, a folder or a journal whose content is on the disk."""
+    names: list[list[str]] = []
+    monkeypatch.setattr(durable, "sync", lambda folder: names.append(sorted(os.listdir(folder))))
+    durable.write(tmp_path / "file", b"")
+    durable.make_folder(tmp_path / "folder")
+    Journal(tmp_path / "journal").append(b"line")
+    assert names == [["file"], ["file", "folder"], ["file", "folder", "journal"]]
+
+
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EACCES])
 @pytest.mark.parametrize("name", ["open", "write", "fsync", "replace"])
 def test_failed_write_leaves_the_old_file(
@@ -164,6 +174,7 @@ def test_folder_is_replaced_whole(tmp_path: Path) -> None:
 
     def fill(text: str) -> Callable[[Path], None]:
         def work(folder: Path) -> None:
+            folder.mkdir()
             (folder / text).write_text(text)
 
         return work
@@ -187,7 +198,7 @@ def test_files_of_a_folder_have_the_mode_of_new_files(tmp_path: Path, mask: int,
     """Some libraries write files that only their owner can read."""
 
     def fill(folder: Path) -> None:
-        (folder / "inner").mkdir()
+        (folder / "inner").mkdir(parents=True)
         for file in (folder / "a", folder / "inner" / "b"):
             file.write_text("text")
             file.chmod(0o600)
@@ -199,3 +210,26 @@ def test_files_of_a_folder_have_the_mode_of_new_files(tmp_path: Path, mask: int,
         os.umask(before)
     files = [p for p in (tmp_path / "result").rglob("*") if p.is_file()]
     assert [p.stat().st_mode & 0o777 for p in files] == [mode, mode]
+
+
+def test_folder_is_flushed_before_it_takes_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every file and folder in it, and afterwards its new name."""
+    done: list[str] = []
+    sync, replace = durable.sync, os.replace
+    monkeypatch.setattr(durable, "sync", lambda path: (done.append(f"flush {path.name}"), sync(path)))
+    monkeypatch.setattr(os, "replace", lambda *paths: (done.append("replace"), replace(*paths)))
+
+    def fill(folder: Path) -> None:
+        (folder / "inner").mkdir(parents=True)
+        (folder / "a").write_text("a")
+        (folder / "inner" / "b").write_text("b")
+
+    durable.write_folder(tmp_path / "result", fill)
+    assert sorted(done[:4]) == ["flush a", "flush b", "flush inner", "flush result.rondo.tmp"]
+    assert done[4:] == ["replace", f"flush {tmp_path.name}"]
+
+
+def test_users_folder_of_a_like_name_stays(tmp_path: Path) -> None:
+    (tmp_path / "result.tmp").mkdir()
+    durable.write_folder(tmp_path / "result", Path.mkdir)
+    assert {p.name for p in tmp_path.iterdir()} == {"result", "result.tmp"}

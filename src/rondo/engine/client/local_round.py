@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Shared
-from rondo.config.schema import RunConfig
+from rondo.config.schema import FaultKind, RunConfig
 from rondo.engine.client.trainer import CohortTrainer
+from rondo.engine.out_of_memory import is_out_of_memory
 from rondo.engine.transport import Answer
 from rondo.models.network import Network
 from rondo.models.shortcuts.prefix import Prefix, States
@@ -42,22 +43,21 @@ class LocalRound:
         examples: tuple[Sequence[Example], ...],
         shared: tuple[Shared, ...],
         round: Round,
+        failing: Mapping[str, FaultKind],
     ) -> list[Answer]:
-        """The answers of a cohort. ``shared`` has one broadcast per client. A cohort that does not fit into memory is
-        halved."""
+        """The answers of a cohort. ``shared`` has one broadcast per client; ``failing`` names the clients whose
+        training is made to fail. A cohort that does not fit into memory is halved."""
         try:
-            return self._train(clients, examples, shared, round)
-        except ClientFailed as failure:
+            return self._train(clients, examples, shared, round, failing)
+        except Exception as error:
+            if not isinstance(error, ClientFailed) and not is_out_of_memory(error):
+                raise
             if len(clients) == 1:
-                return [Answer(clients[0], failure=failure)]
-        except (MemoryError, torch.OutOfMemoryError) as error:
-            if len(clients) == 1:
-                out_of_memory = ClientFailed(clients[0].id, "out_of_memory", str(error).split("\n")[0])
-                return [Answer(clients[0], failure=out_of_memory)]
+                return [Answer(clients[0], failure=_failure(clients[0], error))]
         half = len(clients) // 2
         return [
-            *self.train(clients[:half], examples[:half], shared[:half], round),
-            *self.train(clients[half:], examples[half:], shared[half:], round),
+            *self.train(clients[:half], examples[:half], shared[:half], round, failing),
+            *self.train(clients[half:], examples[half:], shared[half:], round, failing),
         ]
 
     def _train(
@@ -66,6 +66,7 @@ class LocalRound:
         examples: tuple[Sequence[Example], ...],
         shared: tuple[Shared, ...],
         round: Round,
+        failing: Mapping[str, FaultKind],
     ) -> list[Answer]:
         device, algorithm = self.network.device, self.algorithm
         kept = [self.kept.get(c.id) for c in clients]
@@ -86,6 +87,7 @@ class LocalRound:
             self.prefix,
             states,
             self.stop,
+            failing,
         )
         received = replace(shared[0], params=_stacked([s.params for s in shared], device), base=trainer.base)
         uploads, after = algorithm.client_update(received, _stacked(local, device), trainer)
@@ -101,6 +103,12 @@ class LocalRound:
             upload = replace(upload, params=on_device(upload.params, cpu))
             answers.append(Answer(client, upload, on_device(client_row(after, k), cpu), trainer.mean_loss(k)))
         return answers
+
+
+def _failure(client: Client, error: Exception) -> ClientFailed:
+    if isinstance(error, ClientFailed):
+        return error
+    return ClientFailed(client.id, "out_of_memory", str(error).split("\n")[0])
 
 
 def _stacked(per_client: Sequence[Params], device: torch.device) -> dict[str, Tensor]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from rondo.algorithm import Client, ClientFailed, Fit, Loss, Objective, Round, Upload, Uploads, plain
-from rondo.config.schema import ClientsConfig, TrainConfig
+from rondo.config.schema import ClientsConfig, FaultKind, TrainConfig
 from rondo.errors import StopRequested
 from rondo.models.call import Rows, to_device
 from rondo.models.network import Base, Network
@@ -24,6 +24,7 @@ from rondo.models.shortcuts.prefix import Prefix, States
 from rondo.params import Params, Select, client_row, everything
 from rondo.tasks.task import Batch, Example, Task
 
+REHEARSED = "a fault that was rehearsed"
 _GROUPED_BATCHES = 50
 """Length grouping sorts within this many batches at a time, so batches still differ between epochs."""
 
@@ -67,6 +68,8 @@ class CohortTrainer:
     """States of all examples below the lowest adapted layer, given with the ``prefix`` that they replace."""
     stop: threading.Event | None = None
     """Checked before every step. Once it is set, ``fit`` raises :class:`StopRequested`."""
+    failing: Mapping[str, FaultKind] = field(default_factory=dict)
+    """Clients whose training is made to fail, by id (:class:`rondo.engine.transport.Turnout`)."""
     failed: dict[str, ClientFailed] = field(default_factory=dict)
     """Failures by client id."""
     losses: list[Tensor] = field(default_factory=list)
@@ -104,6 +107,8 @@ class CohortTrainer:
         dropout = [self.round.attempt_generator("dropout", c.id, stream) for c in self.clients]
         device = self.network.device
         alive = torch.ones(len(self.clients), dtype=torch.bool, device=device)
+        kinds = [self.failing.get(c.id) for c in self.clients]
+        spoiled = torch.tensor([kind == "nonfinite_loss" for kind in kinds], device=device)
         losses: list[Tensor] = []
         taken = torch.zeros(len(self.clients), dtype=torch.long)
         seen = torch.zeros(len(self.clients), dtype=torch.long)
@@ -114,6 +119,10 @@ class CohortTrainer:
             inputs, targets, hidden = self._to_device(batch)
             loss = self._loss(inputs, targets, hidden, rows, dropout)
             value = objective({**params, **trained}, loss)
+            if "out_of_memory" in kinds:
+                raise MemoryError(REHEARSED)
+            if "nonfinite_loss" in kinds:
+                value = value.masked_fill(spoiled, math.nan)
             has_rows = torch.tensor([n > 0 for n in counts])
             taken += has_rows
             seen += torch.tensor(counts)

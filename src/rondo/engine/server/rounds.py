@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Upload, Weight
 from rondo.config.schema import RunConfig
 from rondo.engine import serialization
+from rondo.engine.out_of_memory import is_out_of_memory
 from rondo.engine.server.diagnostics import diagnose
 from rondo.engine.server.exchange import Exchange, Setting, noted
 from rondo.engine.server.ledger import Ledger
@@ -75,9 +77,7 @@ class Server:
             exchange = Exchange(setting, turnout)
             held: list[Upload] = []
             uploads = noted(exchange, held) if diagnosed else iter(exchange)
-            # An algorithm needs at least one upload. Whether enough came is known only after the last.
-            first = next(uploads, None)
-            new = self.state if first is None else self.algorithm.aggregate(self.state, _chain(first, uploads), round)
+            new, fault = self._aggregated(uploads, round)
             down, first_contact = down + exchange.down, first_contact + exchange.first_contact
             if not exchange.failed:
                 break
@@ -93,6 +93,8 @@ class Server:
         skipped = None
         if len(exchange.kept) < needed:
             skipped = f"{len(exchange.kept)} uploads, min_clients is {needed}"
+        elif fault is not None:
+            skipped = f"the uploads cannot be aggregated: {fault}"
         elif not all(t.isfinite().all() for t in serialization.tensors(new) if t.is_floating_point()):
             skipped = "what the uploads were aggregated to is not finite"
         record = {
@@ -123,6 +125,25 @@ class Server:
             record["diagnostics"] = diagnose(self.algorithm, self.sites, before, self.state, held, round)
         return record
 
+    def _aggregated(self, uploads: Iterator[Upload], round: Round) -> tuple[Any, str | None]:
+        """The state after ``uploads``, or the error of an algorithm that cannot aggregate them: finite and well-formed
+        numbers can make a system singular. All uploads are asked for in any case."""
+        raised: list[Exception] = []
+        arriving = _passed_on(uploads, raised)
+        # An algorithm needs at least one upload. Whether enough came is known only after the last.
+        first = next(arriving, None)
+        if first is None:
+            return self.state, None
+        try:
+            return self.algorithm.aggregate(self.state, itertools.chain((first,), arriving), round), None
+        except Exception as error:
+            if raised or is_out_of_memory(error):
+                raise
+            fault = f"{type(error).__name__}: {error}".split("\n")[0]
+        for _ in arriving:
+            pass
+        return self.state, fault
+
     def _diagnosed(self, round: Round) -> bool:
         every = self.config.evaluation.diagnostics_every
         return every > 0 and ((round.attempt + 1) % every == 0 or round.attempt + 1 == round.total)
@@ -137,6 +158,10 @@ def first_state(
     return serialization.canonical(algorithm.init(initial, weights, round))
 
 
-def _chain(first: Upload, rest: Iterator[Upload]) -> Iterator[Upload]:
-    yield first
-    yield from rest
+def _passed_on(uploads: Iterator[Upload], raised: list[Exception]) -> Iterator[Upload]:
+    """``uploads``. An error on their way, which passes through the algorithm that asks for them, is noted."""
+    try:
+        yield from uploads
+    except Exception as error:
+        raised.append(error)
+        raise

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import re
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rondo.models.adapted_network import AdaptedNetwork
+from rondo.models.shortcuts.spill import Spill
 from rondo.params import Params, add_client_axis
 from rondo.tasks.task import Batch, Example, Task
 
@@ -66,10 +65,9 @@ class Prefix:
         for number, layer in enumerate(layers[:start]):
             self._bypass(number, layer)
         layers[start].register_forward_pre_hook(self._at_start, with_kwargs=True)
-        self._memory, self._disk = memory, disk
+        self._memory, self._spill = memory, Spill(disk)
         self._lock = threading.Lock()
         self._kept: dict[str, Tensor] = {}
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def _bypass(self, number: int, layer: nn.Module) -> None:
         original = layer.forward
@@ -163,14 +161,8 @@ class Prefix:
             if size <= self._memory:
                 self._memory -= size
                 self._kept[client] = flat
-            elif size <= self._disk:
-                self._disk -= size
-                if self._folder is None:
-                    self._folder = tempfile.TemporaryDirectory(prefix="rondo-prefix-")
-                name = str(Path(self._folder.name, f"{len(self._kept)}"))
-                mapped = torch.from_file(name, shared=True, size=flat.numel(), dtype=flat.dtype).view(flat.shape)
-                mapped.copy_(flat)
-                self._kept[client] = flat = mapped
+            elif (on_disk := self._spill.put(flat)) is not None:
+                self._kept[client] = flat = on_disk
         return flat
 
 

@@ -46,7 +46,7 @@ class Kept(MutableMapping[str, Params]):
 
     Files are read on demand, and tensors that are set stay in memory only until they are written, so memory does not
     grow with the number of clients. Reading raises :class:`~rondo.runs.storage.durable.Damaged` if a file is not as it
-    was written.
+    was written, or another client's.
     """
 
     def __init__(self, folder: Path, rounds: int | None = None) -> None:
@@ -84,6 +84,8 @@ class Kept(MutableMapping[str, Params]):
         if hashlib.sha256(content).hexdigest() != file.sha256:
             raise Damaged(f"clients/{file.name} is not as it was written (SHA-256)")
         record: dict[str, Any] = serialization.unpack(content, {})
+        if _stem(record["id"]) != file.stem:
+            raise Damaged(f"clients/{file.name} has the tensors of another client, {record['id']!r}")
         return record
 
     def __setitem__(self, client: str, params: Params) -> None:
@@ -145,10 +147,15 @@ def _number(file: _File) -> int:
     return int.from_bytes(hashlib.sha256(file.name.encode()).digest())
 
 
+_SHORTENED = re.compile(r".*-[0-9a-f]{32}", re.DOTALL)
+
+
 def _stem(client: str) -> str:
-    """The percent-encoded id. An id that is empty, too long or has capitals is cut and gets a digest, since some file
-    systems do not tell capitals from small letters."""
-    name = quote(client, safe="")
-    if not 0 < len(name) <= 120 or client != client.lower():
-        name = f"{name[:80]}-{hashlib.blake2b(client.encode(), digest_size=16).hexdigest()}"
+    """A name for the client that no other client has: the percent-encoded id. An id that is empty, too long or has
+    capitals is cut and gets a digest, since some file systems do not tell capitals from small letters; so does an id
+    that looks as if it had one."""
+    name = quote(client, safe="", errors="surrogatepass")
+    if not 0 < len(name) <= 120 or client != client.lower() or _SHORTENED.fullmatch(client):
+        digest = hashlib.blake2b(client.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+        name = f"{name[:80]}-{digest}"
     return name

@@ -67,10 +67,13 @@ class RunDirectory:
             while path.exists():
                 path, count = stem.with_name(f"{stem.name}-{count}"), count + 1
         path = Path(path)
-        if (path / "manifest.json").exists():
-            raise ConfigError.at("--run-dir", f"{str(path)!r} already holds a run; name another folder", "rondo")
+        # All but the manifest can be left over from a run that was taken apart, and would be taken for the new run's.
+        for name in ("manifest.json", "checkpoint", "metrics.jsonl", "summary.json"):
+            if (path / name).exists():
+                message = f"{str(path)!r} already holds a run, or what is left of one ({name}); name another folder"
+                raise ConfigError.at("--run-dir", message, "rondo")
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            durable.make_folder(path)
         except OSError as error:
             message = f"{str(path)!r} cannot be made: {error.strerror}"
             raise ConfigError.at("--run-dir", message, "rondo") from None
@@ -84,6 +87,9 @@ class RunDirectory:
             if not (directory.path / name).is_file():
                 message = f"{str(path)!r} is not a run directory: it has no {name}"
                 raise ConfigError.at("RUN_DIR", message)
+        for entry in directory.path.rglob("*"):
+            if entry.exists() and not (entry.is_file() or entry.is_dir()):  # reading it might never end
+                raise ConfigError.at("RUN_DIR", f"{str(entry)!r} is a pipe or a device, not a file: remove it")
         return directory
 
     @property
@@ -101,7 +107,7 @@ class RunDirectory:
         """A JSON file of the directory. Raises :class:`ConfigError` if it is missing or broken."""
         try:
             return json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError.at("RUN_DIR", f"{name} cannot be read: {error}") from None
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:

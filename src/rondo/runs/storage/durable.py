@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from rondo.errors import RunStopped
 
 TEMPORARY = ".tmp"
 """The ending of a file or folder that is being written. If one is found later, a stopped process left it: garbage."""
@@ -44,13 +47,12 @@ def write_all(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
-    """Replace the folder ``path`` by one that ``fill`` fills, given it empty. A process that stops leaves the old
-    folder, the new one, or for a moment none; a half-filled folder always has a name ending in ``TEMPORARY``. Files get
-    the mode that the process gives new files. Raises OSError."""
-    temporary = path.with_name(path.name + TEMPORARY)
-    _remove(temporary)
+    """Replace the folder ``path`` by one that ``fill`` makes and fills. A process that stops leaves the old folder, the
+    new one, or for a moment none. A half-filled folder always has a name ending in ``TEMPORARY``, by which the next
+    call finds and removes it. Raises OSError."""
+    temporary = path.with_name(f"{path.name}.rondo{TEMPORARY}")  # a name that no file of the user's has
     try:
-        temporary.mkdir(parents=True)
+        _remove(temporary)
         fill(temporary)
         mode = temporary.stat().st_mode & 0o666
         for part in (*temporary.rglob("*"), temporary):
@@ -77,8 +79,10 @@ def _remove(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make the folder ``path`` so that it survives a power failure. Its parent must exist."""
+    """Make the folder ``path``, and its parents, so that they survive a power failure. Raises OSError."""
     if not path.is_dir():
+        if not path.parent.exists():
+            make_folder(path.parent)
         path.mkdir(exist_ok=True)
         sync(path.parent)
 
@@ -159,6 +163,24 @@ class Journal:
             os.truncate(self.path, position.bytes)
             self._digest = hashlib.sha256(self.path.read_bytes())
         self._bytes = position.bytes
+
+
+@contextlib.contextmanager
+def written(folder: Path) -> Iterator[None]:
+    """Turn the error of a full or broken disk, on which ``folder`` lies, into :class:`RunStopped`."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename if error.filename is not None else folder
+        raise RunStopped(f"{where} cannot be written: {error.strerror or error}") from None
+    except Exception as error:  # safetensors and tokenizers wrap the system's error in ones of their own
+        if _OF_RUST.search(str(error)) is None:
+            raise
+        raise RunStopped(f"{folder} cannot be written: {error}") from None
+
+
+_OF_RUST = re.compile(r"\(os error \d+\)")
+"""The ending of every error of the system, as Rust words it."""
 
 
 @contextlib.contextmanager

@@ -16,25 +16,48 @@ _NOT_THE_RUN = ("started", "platform")
 """Keys of the manifest that do not affect the run."""
 
 
-def must_equal(then: Mapping[str, Any], now: Mapping[str, Any], *, whatever: bool) -> None:
-    """Compare the manifest of a run at its start with the one at its resumption.
+RESUME_ANYWAY = Problem(
+    "--allow-nondeterministic",
+    "set it to resume anyway; the result will not equal, bit for bit, that of an uninterrupted run",
+)
 
-    Keys that only ``then`` has are not compared. Keys that ``then`` lacks, because another version wrote it, count as
-    null. Raises :class:`ConfigError` with every difference by key path, unless ``whatever``.
+OPEN_ANYWAY = Problem(
+    "--allow-changed", "bring back what the run had, or set this to go on; the result is then not the run's"
+)
+
+
+def must_equal(
+    then: Mapping[str, Any],
+    now: Mapping[str, Any],
+    *,
+    whatever: bool,
+    remedy: Problem = RESUME_ANYWAY,
+    source: str = "rondo resume",
+) -> None:
+    """Compare the manifest of a run at its start with the one at its resumption, or a part of it when the run is opened
+    again.
+
+    Whole keys that only ``then`` has are not compared. Keys that ``then`` lacks, because another version wrote it,
+    count as null. Raises :class:`ConfigError` with every difference by key path, and ``remedy``, unless ``whatever``.
     """
     differences = []
     for key in now.keys() - set(_NOT_THE_RUN):
         before, after = _flat(key, then.get(key)), _flat(key, now[key])
-        for path in after:
-            if path.endswith(".reason") and before.get(path) and after[path]:
+        for path in before.keys() | after.keys():
+            was, is_ = before.get(path), after.get(path)
+            if path.endswith(".reason") and was and is_:
                 continue  # both say no; another version may word it otherwise
-            if before.get(path) != after[path]:
-                was, is_ = (json.dumps(value, ensure_ascii=False) for value in (before.get(path), after[path]))
-                differences.append(Problem(path, f"was {was}, is {is_}"))
+            if was != is_:
+                shown = [json.dumps(value, ensure_ascii=False) for value in (was, is_)]
+                differences.append(Problem(path, f"was {shown[0]}, is {shown[1]}"))
     if differences and not whatever:
-        message = "set it to resume anyway; the result will not equal, bit for bit, that of an uninterrupted run"
-        problems = [*sorted(differences, key=lambda p: p.path), Problem("--allow-nondeterministic", message)]
-        raise ConfigError(problems, "rondo resume")
+        raise ConfigError([*sorted(differences, key=lambda p: p.path), remedy], source)
+
+
+def rows_of(partition: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of ``partition.json`` that show whether the data are still the same and still whose they were."""
+    keys = ("rows", "examples_sha256", "clients_sha256", "test_rows", "test_examples_sha256")
+    return {key: partition.get(key) for key in keys}
 
 
 def _flat(path: str, value: Any) -> dict[str, Any]:

@@ -1,0 +1,96 @@
+"""The classes of a run, from the labels of its rows. A column that holds something else is refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+from rondo.config.schema import RunConfig
+from rondo.data.sources import Source
+from rondo.errors import ConfigError
+from rondo.tasks import table as tasks
+from rondo.tasks.row_checks import Row, value_name, value_problem
+
+_FEW = 12
+"""So many labels are taken for classes, whatever they look like: half points from 0 to 5, or one row of each."""
+_MOST = 1000
+"""Largest number of classes."""
+
+
+def find_labels(config: RunConfig, source: Source) -> tuple[str, ...]:
+    """Label names from all training rows: first numbers in numeric order, then other labels in alphabetical order. A
+    label that only the test set has is reported as a bad row.
+
+    Raises :class:`ConfigError` if no row has the label column, or if the column has no classes: fewer than 2 labels or
+    more than 1000, numbers to predict, or names of rows.
+    """
+    if not tasks.load(config.task.kind).classes:
+        return ()
+    column = config.task.label or ""
+    if not any(column in row for _, row in _placed(source)):
+        existing = next((", ".join(map(str, row)) for _, row in _placed(source)), "none")
+        raise ConfigError.at("task.label", f"no column {column!r}; there are: {existing}")
+    places: dict[str, str] = {}  # of the first row with each label
+    count, unusable = 0, ""
+    for place, row in _placed(source):
+        if (problem := value_problem(row, 0, column)) is None:
+            places.setdefault(value_name(row[column]), place)
+            count += 1
+        else:
+            unusable = unusable or f"; {place}: {problem.reason}"
+    if len(places) < 2:
+        only_label = "".join(f", {name!r}" for name in places)
+        fault = f"{len(places)} distinct labels{only_label}; classification needs two: name another{unusable}"
+    else:
+        fault = _fault(places, count)
+    if fault:
+        raise ConfigError.at("task.label", f"column {column!r} has {fault}")
+    return tuple(sorted(places, key=_order))
+
+
+def _fault(places: Mapping[str, str], count: int) -> str:
+    """The reason why the labels of ``count`` rows are no classes; empty if they may be. ``places``: the place of the
+    first row with each."""
+
+    def example(name: str) -> str:
+        return f"{name!r} in {places[name]}"
+
+    numbers = {name: number for name in places if (number := _number(name)) is not None}
+    finite = {name: number for name, number in numbers.items() if math.isfinite(number)}
+    if len(numbers) == len(places) > len(finite) > 0:
+        stranger = next(name for name in numbers if name not in finite)
+        return f"{example(stranger)} among numbers; leave such cells empty, or give the classes names"
+    fractions = [name for name, number in finite.items() if not number.is_integer()]
+    if len(fractions) > _FEW:
+        return (
+            f"{len(fractions)} numbers with fractions as labels, such as {example(fractions[0])}: to predict numbers "
+            "is regression, which Rondo does not have yet; name a column of classes"
+        )
+    first = next(iter(places))
+    if len(places) > max(_FEW, count / 2):
+        return (
+            f"{len(places)} distinct labels in {count} rows, such as {example(first)}, and a class needs two rows or "
+            "more in the mean; name the column of classes"
+        )
+    if len(places) > _MOST:
+        return f"{len(places)} distinct labels, such as {example(first)}; is it the label? Name another"
+    return ""
+
+
+def _order(name: str) -> tuple[int, float, str]:
+    number = _number(name)
+    return (0, number, name) if number is not None and math.isfinite(number) else (1, 0.0, name)
+
+
+def _number(name: str) -> float | None:
+    try:
+        return float(name)
+    except ValueError:
+        return None
+
+
+def _placed(source: Source) -> Iterator[tuple[str, Row]]:
+    """Every training row with its place: "row 3", or "north, row 3" in the file of a client."""
+    for client, rows in [("", source.train or []), *(source.clients or {}).items()]:
+        where = f"{client}, row" if client else "row"
+        yield from ((f"{where} {number}", row) for number, row in enumerate(rows))

@@ -1,0 +1,73 @@
+"""Rows of tables in memory. Libraries are imported only where a table may be theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from rondo.errors import ConfigError
+
+if TYPE_CHECKING:
+    import datasets
+    import pandas
+
+Rows: TypeAlias = list[dict[str, Any]]
+Table: TypeAlias = "datasets.Dataset | pandas.DataFrame | Sequence[Mapping[str, Any]]"
+"""A split of a Hugging Face data set, a data frame, or a list with one dict per row."""
+
+
+def rows_of(table: Table, argument: str) -> Rows:
+    """All rows of ``table``, copied. Missing cells of a data frame are None.
+
+    Raises :class:`ConfigError` under ``argument`` if ``table`` is something else or has no rows.
+    """
+    rows: Rows
+    if isinstance(table, Sequence) and not isinstance(table, str | bytes):
+        stranger = next((place for place, row in enumerate(table) if not isinstance(row, Mapping)), None)
+        if stranger is not None:
+            message = f"row {stranger} is no dict, but {table[stranger]!r:.60}: give every row as a dict by column"
+            raise ConfigError.at(argument, message)
+        rows = [dict(row) for row in table]
+    else:
+        rows = _converted(table, argument)
+    if not rows:
+        raise ConfigError.at(argument, "it has no rows: give some")
+    return rows
+
+
+def _converted(table: Any, argument: str) -> Rows:
+    import datasets
+    import pandas
+    import pyarrow
+
+    if isinstance(table, datasets.Dataset):
+        return dataset_rows(table)
+    if not isinstance(table, pandas.DataFrame):
+        message = (
+            f"expected one split as a datasets.Dataset, a pandas.DataFrame, or a list of dicts; got a {_kind(table)}"
+        )
+        raise ConfigError.at(argument, message)
+    try:
+        rows: Rows = pyarrow.Table.from_pandas(table, preserve_index=False).to_pylist()
+    except (pyarrow.ArrowException, ValueError, TypeError) as error:
+        reason = str(error).split("\n")[0]
+        raise ConfigError.at(argument, f"the data frame cannot be read: {reason}; mend or drop the column") from None
+    return rows
+
+
+def _kind(table: object) -> str:
+    return type(table).__name__
+
+
+def dataset_rows(table: datasets.Dataset) -> Rows:
+    """All rows of a Hugging Face data set, with the names of classes in place of their numbers."""
+    import datasets
+
+    rows: Rows = table.to_list()
+    for column, feature in table.features.items():
+        if isinstance(feature, datasets.ClassLabel):
+            for row in rows:
+                value = row[column]
+                known = isinstance(value, int) and 0 <= value < len(feature.names)
+                row[column] = feature.names[value] if known else None
+    return rows

@@ -1,0 +1,49 @@
+"""The account of a run's rows in sentences: sampled, left out, moved, cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_NAMED = 10
+"""So many clients are named; the rest is counted."""
+
+
+def account(partition: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence about every way in which not all rows are used whole, then the warnings. ``partition``: as in
+    ``partition.json``."""
+    for split, prefix in (("training", ""), ("test", "test_")):
+        rows, used, unsampled = (partition[prefix + key] for key in ("rows", "rows_used", "rows_not_sampled"))
+        if unsampled:
+            by = partition[f"{prefix}sampled_by"]
+            shares = f", which keeps the shares of {' and '.join(by)}" if by else ""
+            yield f"{rows - unsampled} of {rows} {split} rows are taken, a random sample{shares}"
+        reasons = {
+            "bad": partition[f"{prefix}rows_bad"],
+            "given to no client": partition.get(f"{prefix}rows_without_client", 0),
+            "with nothing to learn within task.max_length": partition[f"{prefix}rows_without_target"],
+        }
+        if lost := sum(reasons.values()):
+            why = ", ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
+            yield f"{lost} of {rows - unsampled} {split} rows are not used: {why}"
+        text = partition[f"{prefix}text"]
+        if text.get("rows_cut"):
+            yield (
+                f"{text['rows_cut']} of {used} {split} rows ({_percent(text['rows_cut'], used)}) are cut to "
+                f"task.max_length, and {_percent(text['tokens_lost'], text['tokens'])} of all tokens are lost"
+            )
+    if moved := partition["rows_moved"]:
+        few = "clients with fewer than partition.min_size"
+        yield f"{moved} of {partition['rows']} training rows are moved to {few}: no draw gave every client enough"
+    if count := partition["clients_not_sampled"]:
+        yield f"{count} clients have no row in the sample"
+    if names := list(partition["clients_too_small"]):
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        yield f"left out for too few examples: {', '.join(names[:_NAMED])}{more}"
+    yield from (f"warning: {text}" for text in partition["warnings"])
+
+
+def _percent(part: int, whole: int) -> str:
+    """ "3.6 %"; a share that rounds to nothing is "below 0.1 %"."""
+    share = 100 * part / whole
+    return f"{share:.1f} %" if share >= 0.05 else "below 0.1 %"

@@ -1,0 +1,64 @@
+"""Objects that a program gives a run in place of what its configuration names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rondo.config.schema import GIVEN, RunConfig
+from rondo.data.tables import Table
+from rondo.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Given:
+    """Rows, and a model with its tokenizer; None where the configuration names them."""
+
+    train: Table | None = None
+    test: Table | None = None
+    model: PreTrainedModel | None = None
+    tokenizer: PreTrainedTokenizerBase | None = None
+
+    @property
+    def sets(self) -> Sequence[str]:
+        """Overrides by which a configuration says what was given."""
+        return [f'{key}="{GIVEN}"' for key, (_, value) in self._places().items() if value is not None]
+
+    def check(self, config: RunConfig, *, with_rows: bool = True) -> None:
+        """Raise :class:`ConfigError` if an object is missing that ``config`` says was given, or if one is given that it
+        does not speak of.
+
+        ``with_rows``: whether rows are needed.
+        """
+        problems = []
+        named = {
+            "data.source": config.data.source,
+            "data.test_source": config.data.test_source,
+            "model.name": config.model.name,
+        }
+        for key, (arguments, value) in self._places().items():
+            if named[key] == GIVEN and value is None and (with_rows or key == "model.name"):
+                message = f"it was {GIVEN}, so only a program can give it again: rondo.resume(RUN_DIR, {arguments})"
+                problems.append(Problem(key, message))
+            if named[key] != GIVEN and value is not None:
+                message = f"the run has {key} = {named[key]!r}: leave this argument out"
+                problems.append(Problem(arguments.partition("=")[0], message))
+        if (self.model is None) != (self.tokenizer is None):
+            problems.append(Problem("tokenizer", "model and tokenizer go together: give both or neither"))
+        if problems:
+            raise ConfigError(problems)
+
+    def _places(self) -> dict[str, tuple[str, object]]:
+        """The key that each object stands for, with the arguments that take it, and the object."""
+        return {
+            "data.source": ("train=...", self.train),
+            "data.test_source": ("test=...", self.test),
+            "model.name": ("model=..., tokenizer=...", self.model),
+        }
+
+
+NOTHING = Given()

@@ -1,0 +1,115 @@
+"""Classes of a run: their order, and columns that hold something else."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from rondo.config import ConfigError, load
+from rondo.data.labels import find_labels
+from rondo.data.sources import Source
+
+CONFIG = load({"task": {"text": "t", "label": "l"}})
+
+
+def found(labels: Sequence[Any]) -> tuple[str, ...]:
+    return find_labels(CONFIG, Source("", [{"t": "x", "l": label} for label in labels], None, None))
+
+
+def names(*labels: Any) -> tuple[str, ...]:
+    """The labels found in two rows of each."""
+    return found(labels * 2)
+
+
+def fault(labels: Sequence[Any] | None, clients: Mapping[str, list[dict[str, Any]]] | None = None) -> str:
+    rows = [{"t": "x", "l": label} for label in labels] if labels is not None else None
+    with pytest.raises(ConfigError) as caught:
+        find_labels(CONFIG, Source("", rows, dict(clients) if clients is not None else None, None))
+    (problem,) = caught.value.problems
+    assert problem.path == "task.label"
+    return problem.message
+
+
+def test_labels_sort_as_numbers_then_as_letters() -> None:
+    assert names("2", "10", "1", 3) == ("1", "2", "3", "10")
+    assert names("b", "a", "B") == ("B", "a", "b")
+    assert names("b", 2, "a", -1, 0.5) == ("-1", "0.5", "2", "a", "b")
+    assert names(True, False) == ("False", "True")
+
+
+def test_whole_floats_are_the_integers() -> None:
+    """pandas makes floats of integers in a column with gaps."""
+    assert names(1.0, 0.0, None, float("nan")) == ("0", "1")
+    assert names(1.0, 1, "1", 0) == ("0", "1")
+
+
+@pytest.mark.parametrize("unusable", [None, " ", float("nan"), ["a"], {"a": 1}, b"a"], ids=repr)
+def test_rows_without_a_class_are_skipped(unusable: Any) -> None:
+    assert names(unusable, "a", "b") == ("a", "b")
+
+
+def test_labels_do_not_depend_on_the_order_of_rows() -> None:
+    for order in itertools.permutations(["2", "10", "a", "b", "nan"]):
+        assert names(*order) == ("2", "10", "a", "b", "nan")
+
+
+def test_labels_of_all_clients_are_found() -> None:
+    clients = {"north": [{"l": "b"}], "south": [{"l": "a"}, {"l": "c"}]}
+    assert find_labels(CONFIG, Source("", None, clients, None)) == ("a", "b", "c")
+
+
+# --- columns without classes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [float, str], ids=["floats", "text"])
+def test_numbers_with_fractions_are_regression(kind: Any) -> None:
+    message = fault([kind(i / 200) for i in range(1, 200)] * 10)
+    assert (
+        "has 199 numbers with fractions as labels, such as '0.005' in row 0: to predict numbers is regression"
+        in message
+    )
+    assert "name a column of classes" in message
+
+
+def test_half_points_are_classes() -> None:
+    assert names(*(i / 2 for i in range(11))) == ("0", "0.5", "1", "1.5", "2", "2.5", "3", "3.5", "4", "4.5", "5")
+
+
+def test_many_integers_are_classes() -> None:
+    assert len(names(*range(200))) == 200
+    assert len(names(*map(float, range(200)))) == 200
+
+
+@pytest.mark.parametrize("first", [0, "id-0"])
+def test_label_of_its_own_for_each_row_is_refused(first: Any) -> None:
+    labels = [first, *(f"id-{i}" for i in range(1, 200))]
+    assert f"200 distinct labels in 200 rows, such as '{first}' in row 0" in fault(labels)
+    assert "101 distinct labels in 200 rows" in fault([*labels[:100], *["other"] * 100])
+    assert len(found([*labels[:99], *["other"] * 101])) == 100
+
+
+def test_few_rows_may_have_a_label_each() -> None:
+    assert len(found(range(12))) == 12
+    assert "13 distinct labels in 13 rows" in fault(list(range(13)))
+
+
+def test_class_that_is_no_number_among_numbers_is_refused() -> None:
+    assert "'nan' in row 2 among numbers; leave such cells empty" in fault(["0", "1", "nan"] * 5)
+
+
+def test_more_classes_than_thousand_are_refused() -> None:
+    assert "1001 distinct labels, such as '0' in row 0; is it the label?" in fault([*range(1001)] * 2)
+
+
+def test_column_of_lists_is_refused_with_a_row() -> None:
+    message = fault([["a"], ["b"]] * 5)
+    assert "0 distinct labels" in message
+    assert "row 0: expected text or a number, got ['a']" in message
+
+
+def test_example_in_a_client_file_names_the_client() -> None:
+    clients = {"north": [{"l": None}, {"l": 0.5}], "south": [{"l": i + 0.25} for i in range(20)]}
+    assert "'0.5' in north, row 1" in fault(None, clients)
