@@ -24,6 +24,7 @@ def test_public_names() -> None:
         "compare",
         "evaluate",
         "export",
+        "predict",
         "resume",
         "run",
     ]

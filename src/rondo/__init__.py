@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rondo.runs.compare import Comparison, compare
     from rondo.runs.evaluate import evaluate
     from rondo.runs.export import Exported, Verification, export
+    from rondo.runs.predict import predict
     from rondo.runs.result import RunResult
     from rondo.runs.runner import resume, run
 
@@ -33,6 +34,7 @@ _HOMES = {
     "Exported": "runs.export",
     "Verification": "runs.export",
     "evaluate": "runs.evaluate",
+    "predict": "runs.predict",
     "RunConfig": "config.schema",
     "Observer": "engine.transport",
     "ConfigError": "errors",
@@ -59,6 +61,7 @@ __all__ = [
     "compare",
     "evaluate",
     "export",
+    "predict",
     "resume",
     "run",
 ]

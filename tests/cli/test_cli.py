@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import importlib
 import json
@@ -85,6 +86,8 @@ def run_dir(tiny: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> P
         (("resume", "nowhere"), "rondo resume: 1 problem\n  RUN_DIR: 'nowhere' is not a run directory"),
         (("evaluate", "data.csv"), "is not a run directory"),
         (("evaluate", "."), "is not a run directory"),
+        (("predict", "nowhere", "--data", "data.csv"), "rondo predict: 1 problem\n  RUN_DIR: 'nowhere' is not a run"),
+        (("predict", "nowhere"), "Missing option '--data'"),
         (("frobnicate",), "No such command"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
@@ -116,6 +119,15 @@ def test_bad_input_exits_with_code_2_and_message(
         (("evaluate", "RUN", "--client", "zzz"), "rondo evaluate: 1 problem\n  --client: no client 'zzz'"),
         (("evaluate", "RUN", "--device", "gpu"), "'gpu' is unknown; use auto, cpu"),
         (("evaluate", "RUN/adapter", "--client", "client-0"), "name the run directory instead"),
+        (
+            ("evaluate", "RUN", "--data", "x.csv"),
+            "rondo evaluate: 1 problem\n  --data: 'x.csv' cannot be read: No such",
+        ),
+        (("evaluate", "RUN", "--data", "full/file"), "--data: 'full/file': unknown ending; known: .csv"),
+        (("predict", "RUN", "--data", "x.csv"), "rondo predict: 1 problem\n  --data: 'x.csv' cannot be read: No such"),
+        (("predict", "RUN", "--data", "x.csv", "--to", "x.txt"), "--to: 'x.txt' ends neither in .csv nor in .jsonl"),
+        (("predict", "RUN", "--data", "x.csv", "--to", "full/a.csv"), "--to: 'full/a.csv' already exists"),
+        (("predict", "RUN", "--data", "x.csv", "--to", "new/a.csv"), "--to: 'new/a.csv' is in no folder; name another"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -124,6 +136,7 @@ def test_bad_input_about_a_run_exits_with_code_2(
 ) -> None:
     Path("full").mkdir()
     Path("full/file").write_text("x")
+    Path("full/a.csv").write_text("x")
     code, output = invoke(*(a.replace("RUN", str(run_dir)) for a in arguments))
     assert code == 2
     assert fragment in output
@@ -203,6 +216,26 @@ def test_run_export_and_evaluate(invoke: Invoke, tiny: dict[str, Any]) -> None:
     code, output = invoke("evaluate", "first", "--client", "client-1", "--device", "cpu")
     assert code == 0
     assert set(json.loads(output)) == {"test", "validation"}
+
+
+def test_predictions_are_printed_or_written(invoke: Invoke, run_dir: Path) -> None:
+    data = str(write_rows(Path("rows.csv"), reviews(4, seed=1)))
+    code, output = invoke("predict", str(run_dir), "--data", data, "--device", "cpu")
+    assert code == 0
+    printed = [json.loads(line) for line in output.splitlines()]
+    assert [set(p) for p in printed] == [{"label", "probability"}] * 4
+    assert invoke("predict", str(run_dir), "--data", data, "--to", "out.jsonl") == (0, "wrote out.jsonl, 4 rows\n")
+    assert Path("out.jsonl").read_text() == output
+    assert invoke("predict", str(run_dir / "adapter"), "--data", data, "--to", "out.csv")[0] == 0
+    with Path("out.csv").open(newline="") as file:
+        assert [{**row, "probability": float(row["probability"])} for row in csv.DictReader(file)] == printed
+
+
+def test_evaluation_on_another_file(invoke: Invoke, run_dir: Path) -> None:
+    data = str(write_rows(Path("rows.csv"), reviews(4, seed=1)))
+    code, output = invoke("evaluate", str(run_dir), "--data", data, "--device", "cpu")
+    assert code == 0
+    assert json.loads(output)["test"]["examples"] == 4
 
 
 def test_unused_rows_are_reported(invoke: Invoke, tiny: dict[str, Any]) -> None:
@@ -305,7 +338,7 @@ def test_shell_completion_completes_commands() -> None:
 
 
 def test_help_of_every_command(invoke: Invoke) -> None:
-    for command in ("run", "compare", "demo", "init", "list", "show", "check", "export", "evaluate"):
+    for command in ("run", "compare", "demo", "init", "list", "show", "check", "export", "evaluate", "predict"):
         code, output = invoke(command, "--help")
         assert code == 0
         assert "Usage:" in output

@@ -201,6 +201,26 @@ def test_export_without_adapter_is_refused(config: dict[str, Any], tmp_path: Pat
     result = rondo.run(config, sets=["rounds=1"], run_dir=tmp_path / "run", device="cpu")
     with pytest.raises(rondo.ConfigError, match="no PEFT adapter"):
         rondo.export(result.run_dir, tmp_path / "out", allow_code=True)
+    with pytest.raises(rondo.ConfigError, match="no PEFT adapter"):
+        rondo.predict(result.run_dir, "rows.csv")
+
+
+def test_card_tells_of_the_tensors(config: dict[str, Any], tmp_path: Path) -> None:
+    result = rondo.run(config, sets=["rounds=1"], run_dir=tmp_path / "run", device="cpu")
+    text = (result.run_dir / "adapter" / "README.md").read_text()
+    assert "tensors that the network `own_task:Line` takes" in text
+    assert "library_name" not in text
+
+
+def test_evaluation_on_other_rows_checks_them(config: dict[str, Any], tmp_path: Path) -> None:
+    result = rondo.run(config, sets=["rounds=1"], run_dir=tmp_path / "run", device="cpu")
+    test, bad = tmp_path / "test.csv", tmp_path / "bad.csv"
+    rows = (tmp_path / "rows.csv").read_text().splitlines()
+    test.write_text("\n".join(rows[:4]) + "\n")
+    bad.write_text("\n".join([*rows[:2], "1,2,3,far"]) + "\n")
+    assert rondo.evaluate(result.run_dir, data=test, device="cpu", allow_code=True)["test"]["loss"] is not None
+    with pytest.raises(rondo.ConfigError, match="--data: row 1, column 'y': not a number: 'far'"):
+        rondo.evaluate(result.run_dir, data=bad, device="cpu", allow_code=True)
 
 
 def test_own_task_is_short() -> None:

@@ -245,6 +245,23 @@ def test_separator_leaves_the_chat_template_its_own() -> None:
 
 
 @pytest.mark.parametrize("kind", ["gpt", "llama"])
+@pytest.mark.parametrize("template", [None, TEMPLATE], ids=["plain", "chat"])
+def test_prompt_is_the_part_of_an_example_without_loss(kind: str, template: str | None) -> None:
+    task = language(kind, template=template)
+    (example,) = task.encode([ROW])
+    assert isinstance(example.target, tuple)
+    without_response = {c: v for c, v in ROW.items() if c != "answer"}
+    assert task.prompt_ids(without_response) == list(example.ids[: example.target.count(-100)])
+
+
+@pytest.mark.parametrize("kind", ["gpt", "llama"])
+def test_prompt_of_plain_text_has_no_end(kind: str) -> None:
+    task = language(kind, text="text")
+    (example,) = task.encode([ROW])
+    assert task.prompt_ids(ROW) == list(example.ids[:-1])
+
+
+@pytest.mark.parametrize("kind", ["gpt", "llama"])
 def test_chat_template_makes_the_turns(kind: str) -> None:
     (example,) = language(kind, template=TEMPLATE).encode([ROW])
     user = [BOS, *ids("w30 w1 w2"), EOS, BOS, *ids("w31")]  # special tokens come from the template alone

@@ -20,6 +20,7 @@ _SHOWN: tuple[tuple[str, Callable[..., None]], ...] = (
     ("check", algorithms.check),
     ("export", results.export),
     ("evaluate", results.evaluate),
+    ("predict", results.predict),
 )
 """The commands, in the order of ``rondo --help``."""
 

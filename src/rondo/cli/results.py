@@ -1,14 +1,17 @@
-"""The commands on finished runs: export and evaluate."""
+"""The commands on finished runs: export, evaluate and predict."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from rondo.cli.app import AllowChanged, AllowCode, ClientId, Device
 from rondo.cli.process import FAILED, quiet_libraries, user_errors
+from rondo.errors import ConfigError
+
+Result = Annotated[str, typer.Argument(metavar="RUN_DIR|ADAPTER_DIR")]
 
 
 def export(
@@ -59,18 +62,81 @@ def exported(
 
 
 def evaluate(
-    path: Annotated[str, typer.Argument(metavar="RUN_DIR|ADAPTER_DIR")],
+    path: Result,
+    data: Annotated[str | None, typer.Option(help="a file with the run's columns, in place of its test set")] = None,
     client: ClientId = None,
     device: Device = "auto",
     allow_code: AllowCode = False,
     allow_changed: AllowChanged = False,
 ) -> None:
-    """Score a run, or an adapter from one, on the run's test set."""
+    """Score a run, or an adapter from one, on the run's test set or on another file."""
     with user_errors():
         import json
 
         quiet_libraries()
         import rondo
 
-        scores = rondo.evaluate(path, client=client, device=device, allow_code=allow_code, allow_changed=allow_changed)
-        print(json.dumps(scores, indent=2))
+        allowed = {"allow_code": allow_code, "allow_changed": allow_changed}
+        print(json.dumps(rondo.evaluate(path, data=data, client=client, device=device, **allowed), indent=2))
+
+
+def predict(
+    path: Result,
+    data: Annotated[str, typer.Option(help="a file with the run's text or prompt columns")],
+    to: Annotated[str | None, typer.Option(help="a new .csv or .jsonl file; default: JSON lines are printed")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="most tokens of a language model's response")] = 64,
+    device: Device = "auto",
+    allow_changed: AllowChanged = False,
+) -> None:
+    """Predict a label, or a language model's response, for every row of a file."""
+    with user_errors():
+        if to is not None:
+            _must_be_new(Path(to))
+        quiet_libraries()
+        import rondo
+
+        predictions = rondo.predict(
+            path, data, device=device, max_new_tokens=max_new_tokens, allow_changed=allow_changed
+        )
+        if to is None:
+            print(_text(predictions, ".jsonl"), end="")
+        else:
+            _write(Path(to), predictions)
+
+
+def _must_be_new(to: Path) -> None:
+    """Raise :class:`ConfigError` if predictions cannot be written to ``to``, before any is made."""
+    reason = None
+    if to.suffix not in (".csv", ".jsonl"):
+        reason = "ends neither in .csv nor in .jsonl"
+    elif to.exists():
+        reason = "already exists"
+    elif not to.absolute().parent.is_dir():
+        reason = "is in no folder"
+    if reason is not None:
+        raise ConfigError.at("--to", f"{str(to)!r} {reason}; name another file", "rondo predict")
+
+
+def _write(to: Path, predictions: list[dict[str, Any]]) -> None:
+    from rondo.runs.storage import durable
+
+    try:
+        durable.write(to, _text(predictions, to.suffix).encode())
+    except OSError as error:
+        raise ConfigError.at("--to", f"{str(to)!r} cannot be written: {error.strerror}", "rondo predict") from None
+    print(f"wrote {to}, {len(predictions)} rows")
+
+
+def _text(predictions: list[dict[str, Any]], suffix: str) -> str:
+    """Predictions as CSV or as JSON lines. There is at least one."""
+    import csv
+    import io
+    import json
+
+    if suffix == ".jsonl":
+        return "".join(json.dumps(prediction, ensure_ascii=False) + "\n" for prediction in predictions)
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(predictions[0]))
+    writer.writeheader()
+    writer.writerows(predictions)
+    return file.getvalue()

@@ -65,6 +65,28 @@ def load(
     return config
 
 
+def located(config: RunConfig) -> RunConfig:
+    """The configuration with an absolute path for each file and folder, so that it holds in any working directory."""
+
+    def absolute(path: str) -> str:
+        return os.path.abspath(os.path.expanduser(path))
+
+    def found(name: str | None) -> str | None:
+        """Names on a hub, and of things that are built in or given in Python, are no paths."""
+        return absolute(name) if name is not None and Path(name).expanduser().exists() else name
+
+    data, pattern = config.data, config.data.clients_from
+    sources = {"source": found(data.source), "test_source": found(data.test_source)}
+    return config.model_copy(
+        update={
+            "data": data.model_copy(update={**sources, "clients_from": None if pattern is None else absolute(pattern)}),
+            "adapter": config.adapter.model_copy(update={"start_from": found(config.adapter.start_from)}),
+            "model": config.model.model_copy(update={"name": found(config.model.name)}),
+            "task": config.task.model_copy(update={"chat_template": found(config.task.chat_template)}),
+        }
+    )
+
+
 def _despite(problems: Sequence[Problem], raw: Mapping[str, Any]) -> list[Problem]:
     """Faults between keys, found despite faulty values. Sections with a faulty value are left out, since a default in
     its place could cause a fault of its own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,8 +11,8 @@ from rondo.config.checks import list_lengths, partition_kind
 from rondo.config.schema import PartitionConfig, RunConfig
 from rondo.data.partition import deal
 from rondo.data.sample import sample
-from rondo.data.sources import Source
-from rondo.data.tables import Rows
+from rondo.data.sources import Room, Source, read_rows
+from rondo.data.tables import Rows, Table, rows_of
 from rondo.errors import ConfigError, Problem
 from rondo.tasks import table as tasks
 from rondo.tasks.row_checks import Row, columns, row_check, value_name
@@ -133,6 +134,45 @@ def _too_few(config: RunConfig, count: int) -> list[Problem]:
     return [*problems, *list_lengths(clients, count)]
 
 
+def other_rows(
+    config: RunConfig, data: str | os.PathLike[str] | Table, labels: Sequence[str], *, answers: bool = True
+) -> Rows:
+    """The rows of the file or table ``data``, in place of those of the run. The task can use all of them.
+
+    ``labels``: the known classes.
+    ``answers``: False looks at the input only, and not at labels, responses and answers.
+
+    Raises :class:`ConfigError` with the first five rows that the task cannot use.
+    """
+    if isinstance(data, str | os.PathLike):
+        rows = read_rows(data, DATA, Room(config.data.max_read_mb))
+    else:
+        rows = rows_of(data, DATA)
+    if not answers:
+        task = config.task.model_copy(update={"label": None, "response": None})
+        config = config.model_copy(update={"task": task})
+    kept, problems = _Checker(config, labels, None).sorted_out(rows, "", whole=answers)
+    refuse(problems)
+    return kept
+
+
+DATA = "--data"
+"""The option that names rows in place of those of the run."""
+
+
+def refuse(problems: Sequence[object]) -> None:
+    """Raise :class:`ConfigError` with the first five problems of :data:`DATA`, if there are any."""
+    if problems:
+        raise ConfigError([*_first_five(problems, DATA), Problem(DATA, "mend the rows, or name another file")])
+
+
+def _first_five(problems: Sequence[object], key: str) -> list[Problem]:
+    shown = [Problem(key, str(problem)) for problem in problems[:5]]
+    if len(problems) > 5:
+        shown.append(Problem(key, f"and {len(problems) - 5} more rows like these"))
+    return shown
+
+
 class _Checker:
     """Sorts out unusable rows. ``owner``: the column that names each row's client, if rows are dealt by it."""
 
@@ -149,19 +189,9 @@ class _Checker:
         usable.
         """
         self.loaded += len(rows)
-        if rows:
-            self._has_columns(rows[0])
-        kept, problems = [], []
-        for number, row in enumerate(rows):
-            problem = self.columns(row, number) or self.kind.problem(self.config.task, row, number)
-            if problem is None:
-                kept.append(dict(row))
-            else:
-                problems.append(f"{where}{problem}")
+        kept, problems = self.sorted_out(rows, where)
         if problems and (self.config.data.bad_rows == "error" or not kept):
-            shown = [Problem("data", text) for text in problems[:5]]
-            if len(problems) > 5:
-                shown.append(Problem("data", f"and {len(problems) - 5} more rows like these"))
+            shown = _first_five(problems, "data")
             if kept:
                 shown.append(Problem("data.bad_rows", "mend the rows, or leave them out with data.bad_rows = 'drop'"))
             else:
@@ -169,6 +199,24 @@ class _Checker:
             raise ConfigError(shown)
         self.dropped += len(problems)
         return kept
+
+    def sorted_out(self, rows: Sequence[Row], where: str, *, whole: bool = True) -> tuple[Rows, list[str]]:
+        """The usable rows, and the problems of the others. Raises :class:`ConfigError` if a column does not exist.
+
+        ``whole``: False checks columns only, and not what the task alone knows of a row.
+        """
+        if rows:
+            self._has_columns(rows[0])
+        kept, problems = [], []
+        for number, row in enumerate(rows):
+            problem = self.columns(row, number)
+            if problem is None and whole:
+                problem = self.kind.problem(self.config.task, row, number)
+            if problem is None:
+                kept.append(dict(row))
+            else:
+                problems.append(f"{where}{problem}")
+        return kept, problems
 
     def _has_columns(self, first: Row) -> None:
         """Raise :class:`ConfigError` if a named column does not exist. It is one fault, not one per row."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -15,6 +15,9 @@ from rondo.models.network import Base, Network
 from rondo.models.shortcuts.prefix import Prefix
 from rondo.params import Params
 from rondo.tasks.task import Example, Task
+
+Form = Literal["adapter", "merged", "tensors"]
+"""The form of a result: a PEFT adapter, a whole model, or the tensors of a network of one's own."""
 
 
 class Model(Protocol):
@@ -29,6 +32,10 @@ class Model(Protocol):
 
     @property
     def network(self) -> Network: ...
+
+    @property
+    def form(self) -> Form:
+        """The form in which :meth:`save` writes a result."""
 
     def shorten(self, task: Task, examples: Sequence[Example]) -> Prefix | None:
         """Skip computation that the output does not need, checked by comparing outputs on ``examples``. Returns the

@@ -71,6 +71,8 @@ class TransformerOutline:
     known: Any
     """The model's configuration, from transformers."""
     tokenizer: Any
+    longest: int
+    """The most tokens that the model takes."""
     loaded: Pretrained | None
     """The model with its weights, if a program gave it."""
 
@@ -142,7 +144,7 @@ def _outline(config: RunConfig, labels: Sequence[str], found: _Found) -> Transfo
     except ConfigError as error:
         problems += error.problems
     task = tasks.load(config.task.kind).of(config.task, tokenizer, labels)
-    return TransformerOutline(task, sites, problems, found.name, found.known, tokenizer, found.loaded)
+    return TransformerOutline(task, sites, problems, found.name, found.known, tokenizer, limit, found.loaded)
 
 
 def _set_template(tokenizer: Any, config: RunConfig) -> None:

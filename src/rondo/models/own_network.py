@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import safetensors.torch
 import torch
@@ -29,6 +29,7 @@ RESULT = "tensors.safetensors"
 class OwnModel:
     """A :class:`rondo.models.model.Model` around the network that a factory made."""
 
+    form: ClassVar[Literal["tensors"]] = "tensors"
     name: str
     identity: Mapping[str, Any]
     network: Network

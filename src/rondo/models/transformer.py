@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -29,7 +30,9 @@ from rondo.tasks.task import Example, Task
 class Transformer:
     """A :class:`rondo.models.model.Model`."""
 
+    form: ClassVar[Literal["adapter"]] = "adapter"
     name: str
+    """The absolute path of its folder, or its name on a hub."""
     identity: Mapping[str, Any]
     network: AdaptedNetwork
     known: Any
@@ -82,6 +85,7 @@ def load_transformer(
         message = f"model.name: parts of the checkpoint are not used: {listed(loaded.unused)}"
         warnings.warn(f"{message}; right for another task's head, but not for layers of the body", stacklevel=2)
     planned = peft.plan(module, config.adapter, tasks.TABLE[config.task.kind].peft, head_names, config.seed)
+    planned.lora.revision = config.model.revision  # PEFT's AutoPeft classes load the base by it
     whose = identity(module, tokenizer)
     kernels = choose(config.train.precision, device, quantized=config.model.quantization is not None)
     factors = {n: t for n, t in planned.params.items() if not n.startswith(HEAD_PREFIX)}
@@ -92,7 +96,7 @@ def load_transformer(
             network.initial_head[tensor] = planned.params[tensor].to(device)
     quantizer = f"torchao {importlib.metadata.version('torchao')}" if config.model.quantization is not None else None
     return Transformer(
-        name,
+        os.path.abspath(name) if os.path.isdir(name) else name,
         whose,
         network,
         known,

@@ -94,7 +94,7 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     table = Table(title=summary_title(summary), title_justify="left")
     for column, justify in (("", "left"), ("before", "right"), ("after", "right")):
         table.add_column(column, justify=justify)  # type: ignore[arg-type]
-    for rows in (_score_rows(summary), _cost_rows(summary)):
+    for rows in (score_rows(summary), _cost_rows(summary)):
         for row in rows:
             table.add_row(*row)
         table.add_section()
@@ -103,10 +103,11 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
 
 def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """The rows of :func:`summary_table`: label, value before, value after."""
-    return [*_score_rows(summary), *_cost_rows(summary)]
+    return [*score_rows(summary), *_cost_rows(summary)]
 
 
-def _score_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+def score_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """The scores: label, value before, value after."""
     before, after, primary = summary["before"], summary["after"], summary["primary"]
     for kind, label in _KINDS.items():
         if kind in ("global", "cold_start"):

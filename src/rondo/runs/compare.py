@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rondo import algorithms as table
-from rondo.config.load import STARTER, load
+from rondo.config.load import STARTER, load, located
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, Problem
 from rondo.report.over_seeds import OWN_KINDS, TEST_KINDS, mean_and_deviation, over_seeds, score_of
@@ -271,6 +271,7 @@ def _holds(path: Path, config: RunConfig, columns: _Columns) -> bool:
         ran = to_toml(RunDirectory.open(path).config())
     except ConfigError:
         return False
+    config = located(config)
     return ran == to_toml(config) or ran == to_toml(resolved(config, columns(config)))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,13 +11,15 @@ import torch
 
 from rondo.errors import ConfigError, RunStopped, headed
 from rondo.models import peft
+from rondo.models.model import Form
 from rondo.models.network import Base
 from rondo.models.pretrained import auto
 from rondo.models.transformer import Transformer, load_base
 from rondo.params import Params, add_client_axis
-from rondo.runs.reopen import RECORD, Reopened, reopen
+from rondo.runs.card import Facts, card, describe, save
+from rondo.runs.reopen import Reopened, reopen
 from rondo.runs.storage import durable
-from rondo.runs.storage.directory import RunDirectory, to_toml
+from rondo.runs.storage.directory import RunDirectory
 from rondo.tasks import table as tasks
 
 
@@ -99,16 +102,18 @@ def export(
     if rank is not None:
         seen, error = peft.truncated(sites, seen, base, rank)
         base = {}
+    facts, text = _card(opened, "merged" if merged else "adapter", list(_notes(client, rank, error)))
 
     def fill(folder: Path) -> None:
-        adapter = folder if not merged else folder / "adapter"
-        model.save(adapter, seen, base, opened.assembly.labels)
-        (adapter / "rondo.toml").write_text(to_toml(opened.directory.config()))
-        (adapter / RECORD).write_text(json.dumps(model.identity, indent=2) + "\n")
-        if merged:
-            peft.merged(_stock_base(opened, model), adapter).save_pretrained(str(folder))  # type: ignore[operator]
-            model.tokenizer.save_pretrained(str(folder))
-            (adapter / "README.md").unlink(missing_ok=True)
+        if not merged:
+            save(folder, model, seen, base, facts, text)
+            return
+        adapter = folder / "adapter"
+        model.save(adapter, seen, base, facts.labels)
+        peft.merged(_stock_base(opened, model), adapter).save_pretrained(str(folder))  # type: ignore[operator]
+        shutil.rmtree(adapter)
+        model.tokenizer.save_pretrained(str(folder))
+        describe(folder, facts, text)
 
     try:
         with durable.written(to):
@@ -118,6 +123,24 @@ def export(
         raise ConfigError.at("--to", f"{stopped}; make room, or name a folder on another disk") from None
     ranks = [a.shape[0] for a, _, _ in peft.adapter_factors(sites, seen, base).values()]
     return Exported(max(ranks), error, _verify(opened, model, seen, base, to, merged) if verify else None)
+
+
+def _card(opened: Reopened, form: Form, notes: Sequence[str]) -> tuple[Facts, str]:
+    """The facts of the run, and the text of the model card."""
+    directory, point = opened.directory, opened.point
+    report, manifest = directory.read("partition.json"), directory.read("manifest.json")
+    facts = Facts.of(directory.config(), opened.assembly, report, manifest["versions"])
+    after = directory.rounds()[point.rounds - 1]["scores"] if point.rounds else {}
+    return facts, card(facts, form, rounds=point.rounds, before=point.scores["before"], after=after, notes=notes)
+
+
+def _notes(client: str | None, rank: int | None, error: float) -> Iterator[str]:
+    """Sentences of the card about everything that makes the exported model another than the scored one."""
+    if client is not None:
+        yield "This is one client's own model, and the scores are of the models named above."
+    if rank is not None:
+        share = f"{error:.2%} of the change (Frobenius norm) is lost"
+        yield f"Truncated to rank {rank}: {share}. The scores are from before the truncation."
 
 
 def _stock_base(opened: Reopened, model: Transformer) -> torch.nn.Module:

@@ -1,9 +1,9 @@
-"""A run opened again: its model, and its state after the last committed round."""
+"""Results opened again: a run at its last committed round, or an adapter from one."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,36 +11,36 @@ from typing import Any
 from rondo import own_code
 from rondo.algorithm import Client
 from rondo.config.checks import own_names
+from rondo.config.load import load
 from rondo.config.schema import RunConfig
 from rondo.engine.scoring import Scorer
 from rondo.errors import ConfigError, Problem
 from rondo.models.network import Base
 from rondo.params import Params
 from rondo.runs.assemble import Assembly, assemble
+from rondo.runs.card import CONFIG, RECORD
 from rondo.runs.storage import checkpoint
+from rondo.runs.storage.checkpoint import Checkpoint
 from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.storage.manifest import OPEN_ANYWAY, must_equal
-
-RECORD = "rondo.json"
-"""The file in an exported adapter that has the identity of its base model, as the manifest has it."""
+from rondo.tasks import table as tasks
 
 
 @dataclass(frozen=True)
 class Reopened:
-    """A run opened again. ``state``: the server's state after ``aggregated`` rounds."""
+    """A run opened again at its newest checkpoint."""
 
     assembly: Assembly
     directory: RunDirectory
-    state: Any
-    aggregated: int
+    point: Checkpoint
     scorer: Scorer
 
     def model(self, client: str | None) -> tuple[Params, Base]:
         """The tensors that the network sees, and the base's change, for a client by id, or for a newcomer. Raises
         :class:`ConfigError`."""
-        round = self.assembly.round(self.aggregated)
+        round = self.assembly.round(self.point.aggregated)
         if client is None:
-            return self.scorer.newcomer(self.state, round)
+            return self.scorer.newcomer(self.point.state, round)
         known = self.directory.read("partition.json")["clients"]
         if client not in known:
             near = difflib.get_close_matches(client, known, n=1)
@@ -48,7 +48,7 @@ class Reopened:
             raise ConfigError.at("--client", f"no client {client!r}; {hint}")
         try:
             entry = known[client]
-            return self.scorer.model(self.state, Client(client, entry["train"], entry.get("rank")), round)
+            return self.scorer.model(self.point.state, Client(client, entry["train"], entry.get("rank")), round)
         except (OSError, ValueError) as error:
             raise ConfigError.at("RUN_DIR", f"what client {client!r} keeps cannot be read: {error}") from None
 
@@ -105,7 +105,7 @@ def reopen(
         point, _ = checkpoint.load(directory.checkpoint, assembly.first_state())
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError.at("RUN_DIR", f"its checkpoint cannot be read: {error}") from None
-    return Reopened(assembly, directory, point.state, point.aggregated, assembly.scorer(point.locals))
+    return Reopened(assembly, directory, point, assembly.scorer(point.locals))
 
 
 _PLACES = ("data.source", "data.clients_from", "data.test_source", "model.name", "adapter.start_from")
@@ -118,3 +118,45 @@ def _settings(config: Any) -> Any:
     for section, key in (place.split(".") for place in _PLACES):
         blank.setdefault(section, {})[key] = None
     return {k: {**v, **blank.get(k, {})} if isinstance(v, dict) else v for k, v in dict(config or {}).items()}
+
+
+@dataclass(frozen=True)
+class HandedOver:
+    """An adapter in a folder of its own. ``config`` starts from it."""
+
+    folder: Path
+    config: RunConfig
+    labels: tuple[str, ...]
+
+    def check_base(self, identity: Mapping[str, Any], *, allow_changed: bool, source: str) -> None:
+        """Raise :class:`ConfigError` if a base model of this identity is not the one that the adapter was made for."""
+        then = RunDirectory(self.folder).read(RECORD)
+        must_equal(then, identity, whatever=allow_changed, remedy=OPEN_ANYWAY, source=source)
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether ``folder`` has an adapter as PEFT writes it."""
+    return (folder / "adapter_config.json").is_file()
+
+
+def handed_over(folder: Path, *, check_paths: bool) -> HandedOver:
+    """Open the adapter in ``folder``, which a run wrote or an export.
+
+    ``check_paths``: False does not check that the data exist.
+
+    Raises :class:`ConfigError`.
+    """
+    if not (folder / CONFIG).is_file():
+        message = f"{str(folder)!r} does not say which columns to read: it has no {CONFIG}"
+        raise ConfigError.at("ADAPTER_DIR", f"{message}, as every adapter of a run has; name such a folder")
+    # The files that these keys name may be gone. The folder has its own copy of what they held.
+    config = load(folder / CONFIG, ["adapter.start_from=", "task.chat_template="], check_paths=check_paths)
+    if config.task.kind not in tasks.TABLE:
+        message = f"{config.task.kind!r} is a task of one's own, and no model of transformers is made for it"
+        raise ConfigError.at("task.kind", message, str(folder / CONFIG))
+    labels = tuple(map(str, RunDirectory(folder).read("labels.json"))) if tasks.load(config.task.kind).classes else ()
+    adapter = config.adapter.model_copy(update={"start_from": str(folder)})
+    clients = config.clients.model_copy(update={"ranks": None, "bytes_budget": None})  # the adapter's rank is its own
+    template = folder / "chat_template.jinja"
+    task = config.task.model_copy(update={"chat_template": str(template) if template.is_file() else None})
+    return HandedOver(folder, config.model_copy(update={"adapter": adapter, "clients": clients, "task": task}), labels)

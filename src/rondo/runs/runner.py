@@ -9,13 +9,14 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rondo.config.load import load
+from rondo.config.load import load, located
 from rondo.config.schema import RunConfig
 from rondo.data.tables import Table
 from rondo.engine.client.memory import budget, freed_memory_kept
@@ -26,6 +27,7 @@ from rondo.report import pictures
 from rondo.report.summary import best_so_far, totals
 from rondo.runs.assemble import Assembly, Federation, Start, assemble
 from rondo.runs.baseline import local_only
+from rondo.runs.card import Facts, card, save
 from rondo.runs.given import Given
 from rondo.runs.progress import Quiet, in_notebook, progress, round_line
 from rondo.runs.reopen import check_code
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 
 SKIPS = 3
 """This many skipped rounds in a row stop a run."""
+
+_CHOSEN = "This round was chosen by its score, so the score is optimistic."
 
 
 def run(
@@ -79,6 +83,8 @@ def run(
     with _watching(observer, settings.rounds) as observer:
         observer.phase("loading")
         assembly = assemble(settings, device, given=given)
+        # From here on paths are absolute, because a stored configuration is read in any working directory.
+        assembly = replace(assembly, config=located(assembly.config))
         start = assembly.start()
         directory = RunDirectory.create(run_dir, assembly.config.algorithm.name)
         with _locked(directory):
@@ -204,7 +210,9 @@ class Runner:
         resumed: bool = False,
     ) -> None:
         self.assembly, self.config, self.task = assembly, assembly.config, assembly.task
-        assembly.population.report.clear()  # one entry per client, and on the disk by now
+        report, versions = assembly.population.report, directory.read("manifest.json")["versions"]
+        self.facts = Facts.of(assembly.config, assembly, report, versions)
+        report.clear()  # one entry per client, and on the disk by now
         self.directory, self.observer, self.stop, self.began = directory, observer, stop, began
         self.start: Start | None = start
         self.tested = bool(assembly.population.test)
@@ -229,7 +237,9 @@ class Runner:
         except RunStopped as stopped:
             if self.done:
                 with suppress(RunStopped):  # the cause may be the disk
-                    self._write_adapter(self.directory.adapter, self.done)
+                    self._write_adapter(
+                        self.directory.adapter, self.done, self.recent[-1]["scores"] if self.recent else {}
+                    )
             raise RunStopped(f"{stopped}. Committed rounds are in {self.directory.path}") from None
         except Exception as error:  # in training it costs a client, elsewhere the run
             if not is_out_of_memory(error):
@@ -344,7 +354,7 @@ class Runner:
         if best is not None:
             self.scores["best"] = best
             if best["scores_since"] == 0 and best != before:
-                self._write_adapter(self.directory.best_adapter, done)
+                self._write_adapter(self.directory.best_adapter, done, record["scores"], _CHOSEN)
 
     def _log(self, *lines: str) -> None:
         """Add lines to the run's log. Nothing is read back from it, so it is not flushed."""
@@ -367,20 +377,19 @@ class Runner:
         server = self.federation.server
         return self.federation.scorer.on_test(server.state, server.round(rounds))
 
-    def _write_adapter(self, folder: Path, rounds: int) -> None:
-        server = self.federation.server
+    def _write_adapter(self, folder: Path, rounds: int, scores: Mapping[str, Any], *notes: str) -> None:
+        server, model, facts = self.federation.server, self.assembly.model, self.facts
         seen, base = self.federation.scorer.newcomer(server.state, server.round(rounds))
+        before = self.scores["before"]
+        text = card(facts, model.form, rounds=rounds, before=before, after=scores, notes=notes)
         with written(self.directory.path):
-            durable.write_folder(
-                folder,
-                lambda folder: self.assembly.model.save(folder, seen, base, self.assembly.labels),
-            )
+            durable.write_folder(folder, lambda folder: save(folder, model, seen, base, facts, text))
 
     def _finish(self) -> RunResult:
         self.observer.phase("writing")
         history = self.directory.rounds()
         before, after = self.scores["before"], history[-1]["scores"]
-        self._write_adapter(self.directory.adapter, self.done)
+        self._write_adapter(self.directory.adapter, self.done, after)
         summary = self._summary(history, before, after)
         start: Mapping[str, Any] = next(iter(before.values()), {})
         title = f"{self.config.algorithm.name}, {summary['clients']} clients"

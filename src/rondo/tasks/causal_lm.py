@@ -122,6 +122,16 @@ class CausalLM(TextTask):
         response_ids = self.tokenizer(row[self.response], add_special_tokens=False)["input_ids"]
         return prompt_ids + response_ids + end_ids, len(prompt_ids)
 
+    def prompt_ids(self, row: Row) -> list[int]:
+        """Token ids for a model to continue: a row's prompt, its conversation up to the last turn by the user, or its
+        plain text without the end token. They are not cut. Raises :class:`ValueError` if it has no conversation."""
+        if self.messages is not None:
+            return conversation.prompt_ids(self.tokenizer, row[self.messages])
+        ids, start = self._text_ids({**row, self.response: ""})
+        if self.text is None:
+            return ids[:start]
+        return ids[:-1] if ids[-1:] == [self.tokenizer.eos_token_id] else ids
+
     def collate(self, examples: Sequence[TextExample]) -> tuple[Batch, Batch]:
         """See :meth:`rondo.tasks.task.Task.collate`.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -43,6 +44,11 @@ class SequenceClassification(TextTask):
 
     def encode(self, rows: Sequence[Row]) -> list[TextExample]:
         """See :meth:`rondo.tasks.task.Task.encode`. Texts longer than ``max_length`` tokens are cut."""
+        pairs = zip(self.unlabelled(rows), rows, strict=True)
+        return [replace(example, target=self._index[value_name(row[self.label])]) for example, row in pairs]
+
+    def unlabelled(self, rows: Sequence[Row]) -> list[TextExample]:
+        """Examples of rows whose label is not read; each has the target 0."""
         if not rows:
             return []
         texts = [[row[c] for row in rows] for c in self.columns]
@@ -50,10 +56,8 @@ class SequenceClassification(TextTask):
         segments = coded.get("token_type_ids") or [None] * len(rows)
         lost = self._lost(texts, coded["input_ids"])
         return [
-            TextExample(
-                tuple(ids), self._index[value_name(row[self.label])], tuple(seg) if seg is not None else None, lost_here
-            )
-            for ids, seg, row, lost_here in zip(coded["input_ids"], segments, rows, lost, strict=True)
+            TextExample(tuple(ids), 0, tuple(seg) if seg is not None else None, lost_here)
+            for ids, seg, lost_here in zip(coded["input_ids"], segments, lost, strict=True)
         ]
 
     def _lost(self, texts: Sequence[Sequence[str]], ids: Sequence[Sequence[int]]) -> list[int]:

@@ -19,11 +19,12 @@ _MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """Begins a part of a template that the assistant says (transformers' own extension of Jinja)."""
 
 
-def turns(value: Any) -> list[Turn]:
+def turns(value: Any, *, answered: bool = True) -> list[Turn]:
     """The turns of a conversation: a list of ``{"role", "content"}``, or of ShareGPT's ``{"from", "value"}``. A system
     prompt may come first; then user and assistant take turns. Other keys of a turn are left out.
 
-    Raises :class:`ValueError` with the reason if ``value`` has another form.
+    Raises :class:`ValueError` with the reason if ``value`` has another form, or has no answer and should be
+    ``answered``.
     """
     if not isinstance(value, list | tuple):
         raise ValueError(f"expected a list of turns, got {value!r:.60}")
@@ -45,7 +46,7 @@ def turns(value: Any) -> list[Turn]:
         if fault is not None and not (role == "system" and content == ""):
             raise ValueError(f"turn {place}: {fault.reason}")
         result.append({"role": role, "content": content})
-    if not any(turn["role"] == "assistant" for turn in result):
+    if answered and not any(turn["role"] == "assistant" for turn in result):
         raise ValueError("no answer: no turn is by the assistant")
     return result
 
@@ -63,6 +64,19 @@ def encoded(tokenizer: Any, conversation: Sequence[Turn]) -> tuple[list[int], li
     if tokenizer.is_fast and _MARKER.search(tokenizer.get_chat_template()):
         return _by_markers(tokenizer, conversation)
     return _by_prefixes(tokenizer, conversation)
+
+
+def prompt_ids(tokenizer: Any, value: Any) -> list[int]:
+    """The token ids of a conversation up to its last turn by the user, and of the generation prompt, which an answer
+    follows. Raises :class:`ValueError` as :func:`turns` does, and if no turn is by the user."""
+    conversation = turns(value, answered=False)
+    while conversation and conversation[-1]["role"] != "user":
+        conversation.pop()
+    if not conversation:
+        raise ValueError("no turn is by the user")
+    text = rendered(tokenizer, conversation, tokenize=False, add_generation_prompt=True)
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
 
 
 def rendered(tokenizer: Any, conversation: Sequence[Turn], **options: bool) -> Any:

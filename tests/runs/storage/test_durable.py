@@ -192,6 +192,26 @@ def test_folder_is_replaced_whole(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["result"]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes")
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)], ids=oct)
+def test_files_of_a_folder_have_the_mode_of_new_files(tmp_path: Path, mask: int, mode: int) -> None:
+    """Some libraries write files that only their owner can read."""
+
+    def fill(folder: Path) -> None:
+        (folder / "inner").mkdir(parents=True)
+        for file in (folder / "a", folder / "inner" / "b"):
+            file.write_text("text")
+            file.chmod(0o600)
+
+    before = os.umask(mask)
+    try:
+        durable.write_folder(tmp_path / "result", fill)
+    finally:
+        os.umask(before)
+    files = [p for p in (tmp_path / "result").rglob("*") if p.is_file()]
+    assert [p.stat().st_mode & 0o777 for p in files] == [mode, mode]
+
+
 def test_folder_is_flushed_before_it_takes_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every file and folder in it, and afterwards its new name."""
     done: list[str] = []

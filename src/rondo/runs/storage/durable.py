@@ -54,7 +54,10 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
     try:
         _remove(temporary)
         fill(temporary)
+        mode = temporary.stat().st_mode & 0o666
         for part in (*temporary.rglob("*"), temporary):
+            if part.is_file():
+                part.chmod(mode)  # safetensors makes files that only their owner can read
             sync(part)
         if path.is_dir():
             shutil.rmtree(path)

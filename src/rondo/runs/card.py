@@ -1,0 +1,203 @@
+"""The model card of a result: README.md with a YAML header, in the form that PEFT writes and model hubs read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from rondo import algorithms
+from rondo.config.schema import RunConfig
+from rondo.models.model import Form, Model
+from rondo.models.network import Base
+from rondo.params import Params
+from rondo.report.terminal import score_rows
+from rondo.runs.assemble import Assembly
+from rondo.runs.storage.directory import to_toml
+from rondo.tasks import table as tasks
+
+CONFIG = "rondo.toml"
+"""The configuration of the run, in the folder of each result."""
+
+RECORD = "rondo.json"
+"""The identity of the base model, in the folder of each adapter, as the manifest has it."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The facts of a run that its card tells. None is about a single client or row.
+
+    ``model``: the base model, its folder or its name on a hub.
+    ``labels``: the label names of a classifier, in the order of the classes.
+    ``primary``: the score that comes first.
+    ``rows``, ``test_rows``, ``clients``: their numbers.
+    ``versions``: of packages, as in the manifest.
+    """
+
+    config: RunConfig
+    model: str
+    labels: Sequence[str]
+    primary: str
+    rows: int
+    test_rows: int
+    clients: int
+    versions: Mapping[str, str]
+
+    @classmethod
+    def of(cls, config: RunConfig, assembly: Assembly, report: Mapping[str, Any], versions: Mapping[str, str]) -> Self:
+        """The facts of a run. ``report``: the content of ``partition.json``."""
+        rows, test_rows, clients = report["rows"], report["test_rows"], len(report["clients"])
+        primary, model = assembly.task.primary, assembly.model.name
+        return cls(config, model, assembly.labels, primary, rows, test_rows, clients, versions)
+
+
+def save(folder: Path, model: Model, seen: Params, base: Base, facts: Facts, text: str) -> None:
+    """Write a result as a run hands it over: the model's own files, the identity of its base, the configuration and the
+    card ``text``. ``seen`` holds the tensors that the network takes, without a client axis."""
+    model.save(folder, seen, base, facts.labels)
+    (folder / RECORD).write_text(json.dumps(model.identity, indent=2) + "\n", encoding="utf-8")
+    describe(folder, facts, text)
+
+
+def describe(folder: Path, facts: Facts, text: str) -> None:
+    """Write the card ``text`` into ``folder``, and beside it the configuration, by which Rondo reads rows for it."""
+    (folder / "README.md").write_text(text, encoding="utf-8")
+    (folder / CONFIG).write_text(to_toml(facts.config), encoding="utf-8")
+
+
+def card(
+    facts: Facts,
+    form: Form,
+    *,
+    rounds: int,
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    notes: Sequence[str] = (),
+) -> str:
+    """The text of the card.
+
+    ``rounds``: the round after which the result stands.
+    ``before``, ``after``: scores by kind, as in ``summary.json``.
+    ``notes``: sentences about this result, placed after the scores.
+    """
+    scores = {"before": before, "after": after, "primary": facts.primary, "best": None}
+    table = [f"| {_line(label)} | {old or '-'} | {new} |" for label, old, new in score_rows(scores)]
+    sections = [
+        _header(facts, form),
+        f"# {_TITLES[form]} of a federated run\n",
+        "Trained with Rondo. The rows stayed at their clients; a server combined the tensors that clients trained.",
+        "\n## Data\n",
+        *_bullets(_data(facts)),
+        "\n## Training procedure\n",
+        *_bullets(_procedure(facts, rounds)),
+        "\n## Scores\n",
+        *(["| | before | after |", "|---|---|---|", *table] if table else ["No round was scored."]),
+        *(f"\n{note}" for note in notes),
+        "\n## How to load it\n",
+        _loading(facts, form),
+        "\n### Framework versions\n",
+        *(f"- {_PACKAGES[name]} {facts.versions[name]}" for name in _PACKAGES if name in facts.versions),
+    ]
+    return "\n".join(sections) + "\n"
+
+
+_TITLES = {"adapter": "LoRA adapter", "merged": "Model", "tensors": "Tensors"}
+_PACKAGES = {"peft": "PEFT", "rondo-fl": "Rondo", "torch": "PyTorch", "transformers": "Transformers"}
+_PIPELINES = {"SEQ_CLS": "text-classification", "CAUSAL_LM": "text-generation"}
+
+
+def _header(facts: Facts, form: Form) -> str:
+    """The YAML header. The license is left out: it follows from the base model's and from the data's."""
+    from huggingface_hub import ModelCardData
+
+    kind = tasks.TABLE.get(facts.config.task.kind)
+    tags = ["federated-learning"]
+    if form == "adapter":
+        tags += ["lora", "transformers", f"base_model:adapter:{facts.model}"]
+    data = ModelCardData(
+        base_model=facts.model if form != "tensors" else None,
+        library_name={"adapter": "peft", "merged": "transformers", "tensors": None}[form],
+        pipeline_tag=_PIPELINES[kind.peft] if kind is not None else None,
+        tags=sorted(tags),
+    )
+    return f"---\n{data.to_yaml()}\n---\n"
+
+
+def _data(facts: Facts) -> Iterator[tuple[str, str]]:
+    data, task = facts.config.data, facts.config.task
+    if data.clients_from is not None:
+        yield "source", "one file per client"
+    else:
+        # The folders above a file may tell more than its name, so they are left out.
+        source = data.source or "builtin:home-intents"
+        yield "source", _code(Path(source).name if Path(source).is_absolute() else source)
+    yield "rows", f"{facts.rows} at the clients, {facts.test_rows} in the test set"
+    partition = facts.config.partition
+    yield "clients", str(facts.clients) + ("" if data.clients_from is not None else f", partition {partition.kind}")
+    for key in ("text", "prompt", "response", "label"):
+        if (columns := getattr(task, key)) is not None:
+            yield f"{key} column", ", ".join(map(_code, [columns] if isinstance(columns, str) else columns))
+    if facts.labels:
+        more = f" and {len(facts.labels) - 20} more" if len(facts.labels) > 20 else ""
+        yield f"{len(facts.labels)} labels", ", ".join(map(_code, facts.labels[:20])) + more
+
+
+def _procedure(facts: Facts, rounds: int) -> Iterator[tuple[str, str]]:
+    config = facts.config
+    entry = algorithms.TABLE.get(config.algorithm.name)
+    yield "base model", _code(facts.model)
+    yield "algorithm", _code(config.algorithm.name) + (f": {entry.summary}" if entry is not None else "")
+    if entry is not None:
+        yield "paper", entry.paper
+    yield "rounds", f"{rounds} of {config.rounds}"
+    yield "seed", str(config.seed)
+    yield "most tokens per row", str(config.task.max_length)
+    if config.model.quantization is not None:
+        yield "frozen layers in training", config.model.quantization
+    yield "command", "`rondo run rondo.toml`, with the configuration beside this card"
+
+
+def _loading(facts: Facts, form: Form) -> str:
+    """The lines that load the result without Rondo."""
+    if form == "tensors":
+        return f"`tensors.safetensors` has the tensors that the network {_code(facts.config.model.name)} takes."
+    kind = tasks.TABLE[facts.config.task.kind]
+    pipeline = _PIPELINES[kind.peft]
+    if form == "merged":
+        code = f'from transformers import pipeline\n\nmodel = pipeline("{pipeline}", "."){_FOLDER}\n'
+        return f"```python\n{code}```"
+    auto = f"AutoPeftModelFor{kind.auto.removeprefix('AutoModelFor')}"
+    options, labels, before = "", "", ""
+    if kind.head:
+        # PEFT loads the base model by the base's own configuration, which does not know these labels.
+        before = "import json\n\n"
+        labels = 'labels = dict(enumerate(json.load(open(f"{folder}/labels.json", encoding="utf-8"))))\n'
+        options = ", id2label=labels, ignore_mismatched_sizes=True"
+    if facts.config.model.gguf is not None:
+        options += f", gguf_file={json.dumps(facts.config.model.gguf)}"
+    return f"""```python
+{before}from peft import {auto}
+from transformers import AutoTokenizer, pipeline
+
+folder = "."{_FOLDER}
+{labels}model = {auto}.from_pretrained(folder{options})
+model = pipeline("{pipeline}", model, tokenizer=AutoTokenizer.from_pretrained(folder))
+```"""
+
+
+_FOLDER = "  # the folder of this card"
+
+
+def _bullets(fields: Iterator[tuple[str, str]]) -> list[str]:
+    return [f"- {name}: {value}" for name, value in fields]
+
+
+def _line(text: str) -> str:
+    """Text from data or paths on one line, without characters that Markdown and HTML would read."""
+    return " ".join(text.translate(str.maketrans("`|<>", "'/()")).split())
+
+
+def _code(text: str) -> str:
+    return f"`{_line(text)}`"
