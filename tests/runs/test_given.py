@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("partition", "curve"):
-        monkeypatch.setattr(runner.pictures, name, lambda *_: None)
+        monkeypatch.setattr(runner.pictures, name, lambda *_: b"")
 
 
 @pytest.fixture
