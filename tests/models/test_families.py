@@ -140,7 +140,7 @@ def assert_stock_peft_agrees(
 ) -> None:
     """A client's trained tensors, written and loaded by stock PEFT, give its logits."""
     model.save(folder, seen, {}, LABELS)
-    base, _ = load_base(config, model.name, model.known, model.tokenizer, config.seed + 1)
+    base = load_base(config, model.name, model.known, model.tokenizer, config.seed + 1).module
     inputs, _ = task.collate(examples)
     ours, theirs = model.network(add_client_axis(seen), {}, inputs), peft.stock_model(base, folder)(**inputs).logits
     if ours.dim() == 3:  # logits at padding mean nothing

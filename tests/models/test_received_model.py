@@ -48,7 +48,7 @@ def identified(folder: Path) -> dict[str, Any]:
     kind = TABLE["sequence-classification"]
     tokenizer = load_tokenizer(str(folder))
     config = load_config(kind, str(folder), labels=("a", "b"))
-    module, _ = load_pretrained(kind, str(folder), config, tokenizer, seed=0)
+    module = load_pretrained(kind, str(folder), config, tokenizer, seed=0).module
     return identity(module, tokenizer)
 
 
