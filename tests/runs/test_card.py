@@ -144,6 +144,24 @@ def test_card_of_a_method_of_ones_own_names_it(tmp_path: Path, monkeypatch: pyte
     assert "- paper" not in text
 
 
+def test_card_of_a_model_given_in_python_says_so(tmp_path: Path) -> None:
+    import transformers
+
+    folder = save_tiny_bert(tmp_path / "bert")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+    model.config._name_or_path = model.name_or_path = ""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    config = settings(folder, rounds=1)
+    del config["model"]
+    given = {"train": reviews(24), "model": model, "tokenizer": tokenizer}
+    result = rondo.run(config, run_dir=tmp_path / "run", device="cpu", **given)
+    card = ModelCard.load(result.run_dir / "adapter" / "README.md")
+    assert "base_model" not in header(card)
+    for line in ("- source: `given in Python`", '- command: `rondo.run("rondo.toml", ...)` in Python, with the'):
+        assert f"\n{line}" in card.text
+    assert "The base model was given in Python" in card.text
+
+
 def test_card_of_a_truncated_client_says_so(classifier: RunResult, tmp_path: Path) -> None:
     result = rondo.export(classifier.run_dir, tmp_path / "out", client="secret 1", rank=1)
     text = (tmp_path / "out" / "README.md").read_text()

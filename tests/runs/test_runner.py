@@ -27,7 +27,7 @@ from rondo.errors import RunStopped
 from rondo.models import precision
 from rondo.models.peft import read_tensors
 from rondo.models.shortcuts.choose import telling
-from rondo.runs import assemble, evaluate, export, runner
+from rondo.runs import assemble, card, evaluate, export, runner
 from rondo.tasks.token_store import TextExample
 from small_runs import Rows, reviews, save_tiny_bert, save_tiny_gpt2, save_tiny_pythia, settings, write_rows
 
@@ -1022,7 +1022,7 @@ def test_export_killed_midway_does_not_block_the_next(
 ) -> None:
     target = tmp_path / "new" / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(export, "to_toml", lambda _: os._exit(9))
+        patch.setattr(card, "to_toml", lambda _: os._exit(9))
         child = os.fork()
         if child == 0:
             export.export(finished.run_dir, target, merged=merged)
@@ -1052,7 +1052,7 @@ def test_export_to_a_full_disk_is_told_and_leaves_nothing(
     def full(_: object) -> str:
         raise error
 
-    monkeypatch.setattr(export, "to_toml", full)
+    monkeypatch.setattr(card, "to_toml", full)
     (message,) = problems(lambda: export.export(finished.run_dir, tmp_path / "out"))["--to"]
     assert f"{tmp_path / 'out'} cannot be written: " in message
     assert FULL in message

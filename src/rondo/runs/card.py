@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rondo import algorithms
-from rondo.config.schema import RunConfig
+from rondo.config.schema import GIVEN, RunConfig
 from rondo.models.model import Form, Model
 from rondo.models.network import Base
 from rondo.params import Params
@@ -48,9 +48,9 @@ class Facts:
     @classmethod
     def of(cls, config: RunConfig, assembly: Assembly, report: Mapping[str, Any], versions: Mapping[str, str]) -> Self:
         """The facts of a run. ``report``: the content of ``partition.json``."""
-        rows, test_rows, clients = report["rows"], report["test_rows"], len(report["clients"])
-        primary, model = assembly.task.primary, assembly.model.name
-        return cls(config, model, assembly.labels, primary, rows, test_rows, clients, versions)
+        clients, primary, model = report["clients"], assembly.task.primary, assembly.model.name
+        rows = sum(client["train"] + client["validation"] for client in clients.values())
+        return cls(config, model, assembly.labels, primary, rows, report["test_rows"], len(clients), versions)
 
 
 def save(folder: Path, model: Model, seen: Params, base: Base, facts: Facts, text: str) -> None:
@@ -113,11 +113,12 @@ def _header(facts: Facts, form: Form) -> str:
     from huggingface_hub import ModelCardData
 
     kind = tasks.TABLE.get(facts.config.task.kind)
+    base = facts.model if form != "tensors" and facts.model != GIVEN else None
     tags = ["federated-learning"]
     if form == "adapter":
-        tags += ["lora", "transformers", f"base_model:adapter:{facts.model}"]
+        tags += ["lora", "transformers", *([f"base_model:adapter:{base}"] if base is not None else [])]
     data = ModelCardData(
-        base_model=facts.model if form != "tensors" else None,
+        base_model=base,
         library_name={"adapter": "peft", "merged": "transformers", "tensors": None}[form],
         pipeline_tag=_PIPELINES[kind.peft] if kind is not None else None,
         tags=sorted(tags),
@@ -136,7 +137,7 @@ def _data(facts: Facts) -> Iterator[tuple[str, str]]:
     yield "rows", f"{facts.rows} at the clients, {facts.test_rows} in the test set"
     partition = facts.config.partition
     yield "clients", str(facts.clients) + ("" if data.clients_from is not None else f", partition {partition.kind}")
-    for key in ("text", "prompt", "response", "label"):
+    for key in ("text", "prompt", "response", "messages", "label"):
         if (columns := getattr(task, key)) is not None:
             yield f"{key} column", ", ".join(map(_code, [columns] if isinstance(columns, str) else columns))
     if facts.labels:
@@ -156,7 +157,9 @@ def _procedure(facts: Facts, rounds: int) -> Iterator[tuple[str, str]]:
     yield "most tokens per row", str(config.task.max_length)
     if config.model.quantization is not None:
         yield "frozen layers in training", config.model.quantization
-    yield "command", "`rondo run rondo.toml`, with the configuration beside this card"
+    given = GIVEN in (config.data.source, config.data.test_source, config.model.name)
+    command = f'rondo.run("{CONFIG}", ...)` in Python' if given else f"rondo run {CONFIG}`"
+    yield "command", f"`{command}, with the configuration beside this card"
 
 
 def _loading(facts: Facts, form: Form) -> str:
@@ -168,6 +171,8 @@ def _loading(facts: Facts, form: Form) -> str:
     if form == "merged":
         code = f'from transformers import pipeline\n\nmodel = pipeline("{pipeline}", "."){_FOLDER}\n'
         return f"```python\n{code}```"
+    if facts.config.model.name == GIVEN:
+        return "The base model was given in Python; `peft.PeftModel.from_pretrained(model, FOLDER)` adds the adapter."
     auto = f"AutoPeftModelFor{kind.auto.removeprefix('AutoModelFor')}"
     options, labels, before = "", "", ""
     if kind.head:
