@@ -59,9 +59,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder: a copy of :func:`finished`, with a second run directory that has a round to go."""
+    """The working folder: a copy of :func:`finished`, with a second run directory that has a round to go. Files name
+    the model and the rows of the copy."""
     shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
+    for file in (Path("run/config.toml"), Path("run/manifest.json"), Path("exported/rondo.toml")):
+        file.write_text(file.read_text().replace(str(finished), str(tmp_path)))
     shutil.copytree("run", "stopped")
     Path("stopped/summary.json").unlink()
     return tmp_path
@@ -155,7 +158,8 @@ def test_unchanged_run_is_opened_from_another_place(folder: Path, invoke: Callab
     for file in (Path("run/config.toml"), Path("exported/rondo.toml")):
         text = file.read_text()
         for name in ("bert", "test.csv", "sites"):
-            text = text.replace(f'"{name}"', f'"./moved/{name}"')
+            assert f'"{folder / name}"' in text
+            text = text.replace(f'"{folder / name}"', f'"./moved/{name}"')
         file.write_text(text)
     assert invoke("export", "run", "--to", "new", "--verify")[0] == 0
     assert rondo.evaluate("run", device="cpu") == rondo.evaluate("exported", device="cpu")
