@@ -77,7 +77,7 @@ class _Step:
     losses: Tensor
     """(rows,)"""
     grads: Mapping[str, Tensor]
-    """Of every trained tensor, (K, ...)."""
+    """Gradients of all trained tensors, (K, ...)."""
 
 
 def _step(
