@@ -23,6 +23,7 @@ import rondo
 import tiny
 from rondo.cli.app import app
 from rondo.config import ConfigError
+from rondo.report import pictures
 from rondo.runs import runner
 from rondo.runs.progress import Quiet
 from small_runs import reviews, save_tiny_bert, save_tiny_gpt2, settings, write_rows
@@ -45,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("partition", "curve"):
-        monkeypatch.setattr(runner.pictures, name, lambda *_: b"")
+        monkeypatch.setattr(pictures, name, lambda *_: b"")
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from rondo import algorithms
 from rondo.cli import main
 from rondo.config import ConfigError, load
 from rondo.errors import RunStopped
+from rondo.report import pictures
 from rondo.runs import runner
 from rondo.runs.assemble import assemble
 from rondo.runs.progress import Quiet
@@ -61,7 +62,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw no pictures: they take most of the time of so small a run, and nothing depends on them."""
     for name in ("partition", "curve"):
-        monkeypatch.setattr(runner.pictures, name, lambda *_: b"a picture")
+        monkeypatch.setattr(pictures, name, lambda *_: b"a picture")
 
 
 class Started:

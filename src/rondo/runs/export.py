@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from rondo.errors import ConfigError, RunStopped, headed
-from rondo.models import peft
+from rondo.models import peft, result_factors
 from rondo.models.model import Form
 from rondo.models.network import Base
 from rondo.models.pretrained import auto
@@ -100,7 +100,7 @@ def export(
     error = 0.0
     sites = tuple(model.network.sites.values())
     if rank is not None:
-        seen, error = peft.truncated(sites, seen, base, rank)
+        seen, error = result_factors.truncated(sites, seen, base, rank)
         base = {}
     facts, text = _card(opened, "merged" if merged else "adapter", list(_notes(client, rank, error)))
 
@@ -121,7 +121,7 @@ def export(
             durable.write_folder(to, fill)
     except RunStopped as stopped:
         raise ConfigError.at("--to", f"{stopped}; make room, or name a folder on another disk") from None
-    ranks = [a.shape[0] for a, _, _ in peft.adapter_factors(sites, seen, base).values()]
+    ranks = [a.shape[0] for a, _, _ in result_factors.adapter_factors(sites, seen, base).values()]
     return Exported(max(ranks), error, _verify(opened, model, seen, base, to, merged) if verify else None)
 
 

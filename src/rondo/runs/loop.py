@@ -1,0 +1,273 @@
+"""The rounds of a run, one after the other, and the files that they write."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rondo.engine.client.memory import freed_memory_kept
+from rondo.engine.out_of_memory import is_out_of_memory
+from rondo.engine.transport import Observer
+from rondo.errors import ConfigError, RunInterrupted, RunStopped, StopRequested, visible
+from rondo.report import pictures
+from rondo.report.summary import best_so_far, totals
+from rondo.runs.assemble import Assembly, Federation, Start
+from rondo.runs.baseline import local_only
+from rondo.runs.card import Facts, card, save
+from rondo.runs.progress import round_line
+from rondo.runs.result import RunResult
+from rondo.runs.storage import checkpoint, durable
+from rondo.runs.storage.checkpoint import Checkpoint
+from rondo.runs.storage.client_store import Kept
+from rondo.runs.storage.directory import RunDirectory
+from rondo.runs.storage.durable import Journal, written
+
+SKIPS = 3
+"""This many skipped rounds in a row stop a run."""
+
+_CHOSEN = "This round was chosen by its score, so the score is optimistic."
+
+
+class Runner:
+    """The rounds of a run, and the files that they write."""
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        start: Start,
+        directory: RunDirectory,
+        observer: Observer,
+        stop: threading.Event | None,
+        began: float,
+        *,
+        resumed: bool = False,
+    ) -> None:
+        self.assembly, self.config, self.task = assembly, assembly.config, assembly.task
+        report, versions = assembly.population.report, directory.read("manifest.json")["versions"]
+        self.facts = Facts.of(assembly.config, assembly, report, versions)
+        report.clear()  # one entry per client, and on the disk by now
+        self.directory, self.observer, self.stop, self.began = directory, observer, stop, began
+        self.start: Start | None = start
+        self.tested = bool(assembly.population.test)
+        self.journal = Journal(directory.metrics)
+        self.done = 0
+        self.recent: deque[dict[str, Any]] = deque(maxlen=SKIPS)
+        """The last records. Earlier ones are only in the journal, so memory does not grow with the rounds."""
+        self.scores: dict[str, Any] = {}
+        self.resumed = resumed
+        self.past_skips = False
+        """Whether a run that stopped after skipped rounds goes on."""
+
+    def run(self) -> RunResult:
+        """Run all remaining rounds and finish."""
+        self._compose()
+        try:
+            with freed_memory_kept():
+                self._rounds()
+            return self._finish()  # outside, since its libraries can take the memory that training gives back
+        except StopRequested:
+            raise RunInterrupted(self.directory.path) from None
+        except RunStopped as stopped:
+            if self.done:
+                with suppress(RunStopped):  # the cause may be the disk
+                    self._write_adapter(
+                        self.directory.adapter, self.done, self.recent[-1]["scores"] if self.recent else {}
+                    )
+            raise RunStopped(f"{stopped}. Committed rounds are in {self.directory.path}") from None
+        except Exception as error:  # in training it costs a client, elsewhere the run
+            if not is_out_of_memory(error):
+                raise
+            message = f"out of memory: {error}. Lower evaluation.batch_size, or give it more memory"
+            raise RunStopped(f"{message}. Committed rounds are in {self.directory.path}") from error
+
+    def _compose(self) -> None:
+        """Put the federation together, at its start or at the newest checkpoint."""
+        start, self.start = self.start, None
+        assert start is not None
+        point = self._newest_checkpoint(start.state) if self.resumed else None
+        self.kept = point.locals if point is not None else Kept(self.directory.checkpoint)
+        self.federation = self.assembly.federation(start, self.kept, self.stop)
+        if point is not None:
+            with written(self.directory.path):
+                self._take_up(point, self.federation)
+
+    def _rounds(self) -> None:
+        if self.done == 0 and "before" not in self.scores:
+            self.observer.phase("evaluating")
+            self.scores["before"] = self._on_test(0)
+            self._commit(0)
+        self._stop_after_skips()  # a run that was killed at this point stops at it again
+        while self.done < self.config.rounds and not self._early(self.done):
+            self._round(self.done)
+            self._stop_after_skips()
+
+    def _early(self, rounds: int) -> bool:
+        """Whether ``patience`` ends the run after ``rounds`` rounds, before its last."""
+        best, patience = self.scores.get("best"), self.config.evaluation.patience
+        over = patience > 0 and best is not None and best["scores_since"] >= patience
+        return over and rounds < self.config.rounds
+
+    def _newest_checkpoint(self, first: Any) -> Checkpoint | None:
+        """The newest intact checkpoint; None if there is none and no round was recorded. Raises :class:`ConfigError` if
+        all are damaged, or if rounds were recorded without one."""
+        try:
+            point, passed_over = checkpoint.load(self.directory.checkpoint, first, self.journal)
+        except FileNotFoundError:
+            if not self.directory.metrics.exists() or not self.directory.metrics.read_bytes():
+                return None
+            message = "metrics.jsonl has rounds, but there is no checkpoint of any: start the run in another folder"
+            raise ConfigError.at("RUN_DIR", message) from None
+        except ValueError as error:
+            message = f"no checkpoint is as it was written, so the run cannot go on: {error}"
+            raise ConfigError.at("RUN_DIR", message) from None
+        self.observer.resumed(point.rounds, passed_over)
+        self._log(f"going on after round {point.rounds}", *passed_over)
+        return point
+
+    def _take_up(self, point: Checkpoint, federation: Federation) -> None:
+        """Continue from ``point``."""
+        lines = self.journal.lines(point.journal)
+        if not self.past_skips:
+            self.recent.extend(map(json.loads, lines[-SKIPS:]))
+        self.done = point.rounds
+        self.journal.go_on(point.journal)
+        checkpoint.clean(self.directory.checkpoint, point)
+        server = federation.server
+        server.state, server.ledger, server.aggregated = point.state, point.ledger, point.aggregated
+        self.scores = dict(point.scores)
+
+    def _commit(self, rounds: int) -> None:
+        server = self.federation.server
+        point = Checkpoint(
+            rounds, server.aggregated, server.state, self.kept, server.ledger, self.journal.position, self.scores
+        )
+        with written(self.directory.path):
+            checkpoint.save(self.directory.checkpoint, point)
+
+    def _round(self, attempt: int) -> None:
+        config, server = self.config, self.federation.server
+        started = time.perf_counter()
+        self.observer.phase("training")
+        record = server.run_round(attempt, self.observer)
+        done = attempt + 1
+        self._score(record, done)
+        record["seconds"] = time.perf_counter() - started
+        with written(self.directory.path):
+            self.journal.append(json.dumps(record, ensure_ascii=False).encode())
+        self._commit(done)
+        self.done = done
+        self.recent.append(record)
+        self._log(round_line(record, config.rounds))
+        self.observer.round_done(record)
+
+    def _score(self, record: dict[str, Any], done: int) -> None:
+        """Add the scores that are due after ``done`` rounds to the last one's record, and note the best."""
+        config, server, started = self.config.evaluation, self.federation.server, time.perf_counter()
+        assert config.every != "auto"  # assembling the run has put a number in its place
+        last = done == self.config.rounds
+        scores: dict[str, Any] = {}
+        record["scores"] = scores
+        if last or _due(done, config.every):
+            self.observer.phase("evaluating")
+            scores |= self._on_test(done)
+        if self.tested:
+            self._note_best(record, done)
+        if last or self._early(done) or _due(done, config.clients_every):
+            self.observer.phase("evaluating")
+            scores |= self.federation.scorer.at_clients(server.state, server.round(done))
+        if not self.tested:
+            self._note_best(record, done)
+        record["evaluation_seconds"] = time.perf_counter() - started
+
+    def _note_best(self, record: Mapping[str, Any], done: int) -> None:
+        """Note the best score so far, and write the adapter that has it."""
+        metric, higher = self.task.primary, self.task.higher_is_better
+        before = self.scores.get("best")
+        best = best_so_far(before, record, metric, higher_is_better=higher, tested=self.tested)
+        if best is not None:
+            self.scores["best"] = best
+            if best["scores_since"] == 0 and best != before:
+                self._write_adapter(self.directory.best_adapter, done, record["scores"], _CHOSEN)
+
+    def _log(self, *lines: str) -> None:
+        """Add lines to the run's log. Nothing is read back from it, so it is not flushed."""
+        now = datetime.now().isoformat(timespec="seconds")
+        with written(self.directory.path), self.directory.log.open("a", encoding="utf-8") as log:
+            log.writelines(f"{now} {visible(line)}\n" for line in lines)
+
+    def _stop_after_skips(self) -> None:
+        """Raise :class:`RunStopped` if the last ``SKIPS`` rounds, or all of a shorter run, were skipped."""
+        if len(self.recent) < min(SKIPS, self.config.rounds) or not all(r["skipped"] for r in self.recent):
+            return
+        last = self.recent[-1]
+        reasons = "; ".join(f"{f['client']}: {f['reason']} ({f['detail']})" for f in last["failed"][:3])
+        raise RunStopped(
+            f"{len(self.recent)} rounds in a row were skipped, the last: {last['skipped']}. {reasons}. "
+            "rondo resume --allow-nondeterministic goes on"
+        )
+
+    def _on_test(self, rounds: int) -> dict[str, Any]:
+        server = self.federation.server
+        return self.federation.scorer.on_test(server.state, server.round(rounds))
+
+    def _write_adapter(self, folder: Path, rounds: int, scores: Mapping[str, Any], *notes: str) -> None:
+        server, model, facts = self.federation.server, self.assembly.model, self.facts
+        seen, base = self.federation.scorer.newcomer(server.state, server.round(rounds))
+        before = self.scores["before"]
+        text = card(facts, model.form, rounds=rounds, before=before, after=scores, notes=notes)
+        with written(self.directory.path):
+            durable.write_folder(folder, lambda folder: save(folder, model, seen, base, facts, text))
+
+    def _finish(self) -> RunResult:
+        self.observer.phase("writing")
+        history = self.directory.rounds()
+        before, after = self.scores["before"], history[-1]["scores"]
+        self._write_adapter(self.directory.adapter, self.done, after)
+        summary = self._summary(history, before, after)
+        start: Mapping[str, Any] = next(iter(before.values()), {})
+        title = f"{self.config.algorithm.name}, {summary['clients']} clients"
+        # Pictures come last: their library takes most of a second to import.
+        drawn = {
+            "partition.png": pictures.partition(self.directory.read("partition.json")),
+            "curve.png": pictures.curve(start, history, self.task.primary, title),
+        }
+        with written(self.directory.path):
+            durable.write_all(self.directory.path, drawn)
+            self.directory.write("summary.json", summary)  # last: a run that has it is finished
+        return RunResult(history, self.directory.path, after, summary)
+
+    def _summary(
+        self, history: Sequence[dict[str, Any]], before: Mapping[str, Any], after: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        best = self.scores.get("best")
+        summary = {
+            "algorithm": self.config.algorithm.name,
+            "rounds": len(history),
+            "stopped_early": len(history) < self.config.rounds,
+            "clients": len(self.assembly.population.members),
+            "primary": self.task.primary,
+            "head": self.assembly.head,
+            "before": dict(before),
+            "after": dict(after),
+            "best": None if best is None else {k: v for k, v in best.items() if k != "scores_since"},
+            **totals(history),
+        }
+        if self.config.evaluation.local_only:
+            summary["local_only"] = local_only(self.assembly, self.stop)
+        summary["seconds"] = {
+            "train": sum(r["train_seconds"] for r in history),
+            "evaluation": sum(r["evaluation_seconds"] for r in history),
+            "all": time.perf_counter() - self.began,
+        }
+        return summary
+
+
+def _due(rounds: int, every: int) -> bool:
+    return every > 0 and rounds % every == 0
