@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import re
 import sys
@@ -102,7 +103,9 @@ def test_automatic_scores_take_a_fifth_of_the_time(test_rows: int, every: int, t
     config["data"] |= {"test_source": test, "validation_fraction": 0.0}
     config["train"] |= {"local_epochs": 2, "local_steps": None}
     result = rondo.run(config, run_dir=tmp_path / "run", device="cpu")
-    assert load(result.run_dir / "config.toml").evaluation.every == every == math.ceil(4 * test_rows / 96)
+    manifest = json.loads((result.run_dir / "manifest.json").read_text())
+    assert manifest["scores_every"] == every == math.ceil(4 * test_rows / 96)
+    assert load(result.run_dir / "config.toml").evaluation.every == "auto"
 
 
 @pytest.mark.parametrize(("evaluation", "test"), [({"every": 0}, True), ({}, False)])

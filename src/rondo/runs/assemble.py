@@ -98,6 +98,12 @@ class Assembly:
             "code_sha256": own_code.sources(*parts),
         }
 
+    @property
+    def scores_every(self) -> int:
+        """Rounds between scores on the test set; 0 scores only after the last round."""
+        every = self.config.evaluation.every
+        return _rounds_between_scores(self.config, self.population) if every == "auto" else every
+
     def first_state(self) -> Any:
         """The server's state before the first round."""
         clients = len(self.population.members)
@@ -179,7 +185,7 @@ def assemble(
             del dealt  # torch.fx keeps the frames beneath its first import alive until the collector runs
         _must_train(config, model.network.initial)
         if with_rows:
-            config = _scored(config, population)
+            _must_score(config, population)
         algorithm, head_policy, initial = wrapped(config, algorithm, model.network.initial)
         if head_policy == "frozen" and isinstance(model, OwnModel):
             message = "a network of one's own trains its head: set it to shared or local"
@@ -219,17 +225,13 @@ def _must_train(config: RunConfig, initial: Params) -> None:
         raise ConfigError.at("model.head", "this network has no task head; remove it")
 
 
-def _scored(config: RunConfig, population: Population) -> RunConfig:
-    """``config`` with a number for ``evaluation.every``. Raises :class:`ConfigError` where ``patience`` waits for a
-    score that no round has."""
+def _must_score(config: RunConfig, population: Population) -> None:
+    """Raises :class:`ConfigError` where ``patience`` waits for a score that no round has."""
     evaluation = config.evaluation
-    if evaluation.every == "auto":
-        evaluation = evaluation.model_copy(update={"every": _rounds_between_scores(config, population)})
     wanted = "every" if population.test else "clients_every"
     if evaluation.patience and getattr(evaluation, wanted) == 0:
         message = f"no round but the last is scored, so the run cannot end early: set evaluation.{wanted}"
         raise ConfigError.at("evaluation.patience", message)
-    return config.model_copy(update={"evaluation": evaluation})
 
 
 def _rounds_between_scores(config: RunConfig, population: Population) -> int:

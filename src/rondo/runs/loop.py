@@ -55,7 +55,7 @@ class Runner:
         report.clear()  # one entry per client, and on the disk by now
         self.directory, self.observer, self.stop, self.began = directory, observer, stop, began
         self.start: Start | None = start
-        self.tested = bool(assembly.population.test)
+        self.tested, self.scores_every = bool(assembly.population.test), assembly.scores_every
         self.journal = Journal(directory.metrics)
         self.done = 0
         self.recent: deque[dict[str, Any]] = deque(maxlen=SKIPS)
@@ -170,11 +170,10 @@ class Runner:
     def _score(self, record: dict[str, Any], done: int) -> None:
         """Add the scores that are due after ``done`` rounds to the last one's record, and note the best."""
         config, server, started = self.config.evaluation, self.federation.server, time.perf_counter()
-        assert config.every != "auto"  # assembling the run has put a number in its place
         last = done == self.config.rounds
         scores: dict[str, Any] = {}
         record["scores"] = scores
-        if last or _due(done, config.every):
+        if last or _due(done, self.scores_every):
             self.observer.phase("evaluating")
             scores |= self._on_test(done)
         if self.tested:

@@ -162,6 +162,7 @@ def manifest(assembly: Assembly) -> dict[str, Any]:
         "precision": config.train.precision,
         **assembly.model.record(),
         "one_at_a_time": network.one_at_a_time,
+        "scores_every": assembly.scores_every,
         "algorithm": config.algorithm.name,
         "linear": assembly.algorithm.linear and all(c.rank is None for c in assembly.population.clients),
         "personal": assembly.algorithm.personal,
