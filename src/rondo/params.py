@@ -19,6 +19,7 @@ from torch import Tensor
 Params: TypeAlias = Mapping[str, Tensor]
 
 HEAD_PREFIX = "head:"
+BUFFER_PREFIX = "buffer:"
 
 
 class Role(enum.Enum):
@@ -37,6 +38,7 @@ class Role(enum.Enum):
     PERSONAL_DOWN = "personal down"  #: ``<module>.pA``
     PERSONAL_UP = "personal up"  #: ``<module>.pB``
     HEAD = "head"  #: ``head:<torch's own name>``
+    BUFFER = "buffer"  #: ``buffer:<torch's own name>``; statistics that a forward pass updates, never a gradient
     BODY = "body"  #: torch's own name
 
 
@@ -63,6 +65,8 @@ def role(name: str) -> Role:
     """The role of the tensor called ``name``."""
     if name.startswith(HEAD_PREFIX):
         return Role.HEAD
+    if name.startswith(BUFFER_PREFIX):
+        return Role.BUFFER
     _, dot, suffix = name.rpartition(".")
     return _SUFFIXES.get(suffix, Role.BODY) if dot else Role.BODY
 
@@ -102,7 +106,11 @@ sparse = Select(frozenset({Role.SPARSE}))
 nested = Select(frozenset({Role.NESTED}))
 personal = Select(frozenset({Role.PERSONAL_DOWN, Role.PERSONAL_UP}))
 head = Select(frozenset({Role.HEAD}))
-body = Select(frozenset({Role.BODY}))
+buffer = Select(frozenset({Role.BUFFER}))
+body = Select(frozenset({Role.BODY, Role.BUFFER}))
+"""Whole tensors below the head, with their statistics."""
+whole = head | body
+"""Tensors that are trained as they are, beside factors."""
 
 
 def pick(params: Params, select: Callable[[str], bool]) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ import torch
 from rondo.algorithm import Algorithm, BaseState, Client, Round, Shared, Trainer, Upload, Uploads, Weight, weighted_mean
 from rondo.algorithms.parts.product_mean import truncated_mean
 from rondo.lowrank import LowRank
-from rondo.params import Params, adapted_modules, down, head, pick, up
+from rondo.params import Params, adapted_modules, down, pick, up, whole
 
 Aggregation = Literal["factors", "product"]
 
@@ -69,7 +69,7 @@ class FeDeRA(Algorithm[BaseState]):
         return Shared(state.params, state.base)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        trained = down | up | head
+        trained = down | up | whole
         fit = trainer.fit(shared.params, train=trained)
         return trainer.upload(pick(fit.params, trained)), local
 

@@ -7,7 +7,7 @@ from typing import ClassVar, final
 from rondo.algorithm import Algorithm, BaseState, Client, Round, Shared, Trainer, Upload, Uploads, Weight, weighted_mean
 from rondo.algorithms.parts.product_mean import pairs, scaled
 from rondo.lowrank import residual
-from rondo.params import Params, adapted_modules, down, head, pick, up
+from rondo.params import Params, adapted_modules, down, pick, up, whole
 
 
 @final
@@ -46,7 +46,7 @@ class FedExLoRA(Algorithm[BaseState]):
         return Shared(state.params, state.base)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        trained = down | up | head
+        trained = down | up | whole
         fit = trainer.fit(shared.params, train=trained)
         return trainer.upload(pick(fit.params, trained)), local
 

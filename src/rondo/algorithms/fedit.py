@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Uploads, Weight
-from rondo.params import Params, cut_rank, down, head, pick, up
+from rondo.params import Params, cut_rank, down, pick, up, whole
 
 
 @final
@@ -41,6 +41,6 @@ class FedIT(Algorithm[ServerState]):
         return Shared(cut_rank(state.params, client.rank))
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        trained = down | up | head
+        trained = down | up | whole
         fit = trainer.fit(shared.params, train=trained)
         return trainer.upload(pick(fit.params, trained)), local

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from rondo.algorithm import Algorithm, Client, HeadPolicy, Round, ServerState, Shared, Trainer, Uploads, Weight
-from rondo.params import Params, down, head, pick, up
+from rondo.params import Params, down, pick, up, whole
 
 
 @final
@@ -40,5 +40,5 @@ class FedSALoRA(Algorithm[ServerState]):
         return pick(shared.params, up)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        fit = trainer.fit({**shared.params, **local}, train=down | up | head)
-        return trainer.upload(pick(fit.params, down | head)), pick(fit.params, up)
+        fit = trainer.fit({**shared.params, **local}, train=down | up | whole)
+        return trainer.upload(pick(fit.params, down | whole)), pick(fit.params, up)

@@ -8,7 +8,7 @@ import torch
 
 from rondo.algorithm import Algorithm, HeadPolicy, Mean, Round, ServerState, Shared, Trainer, Uploads, Weight
 from rondo.lowrank import LowRank
-from rondo.params import Params, adapted_modules, head, pick, up
+from rondo.params import Params, adapted_modules, pick, up, whole
 
 
 @final
@@ -47,8 +47,8 @@ class FedSVD(Algorithm[ServerState]):
         return ServerState(params)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        fit = trainer.fit(shared.params, train=up | head)
-        return trainer.upload(pick(fit.params, up | head)), local
+        fit = trainer.fit(shared.params, train=up | whole)
+        return trainer.upload(pick(fit.params, up | whole)), local
 
     def finish(self, state: ServerState, mean: Mean, round: Round) -> ServerState:
         new = {**state.params, **mean.params}

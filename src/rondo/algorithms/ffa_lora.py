@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from rondo.algorithm import Algorithm, Round, ServerState, Shared, Trainer, Uploads, Weight
-from rondo.params import Params, head, pick, up
+from rondo.params import Params, pick, up, whole
 
 
 @final
@@ -34,6 +34,6 @@ class FFALoRA(Algorithm[ServerState]):
         return ServerState(params)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        trained = up | head
+        trained = up | whole
         fit = trainer.fit(shared.params, train=trained)
         return trainer.upload(pick(fit.params, trained)), local

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from rondo.algorithm import Algorithm, BaseState, Client, Round, Shared, Trainer, Upload, Uploads, Weight
-from rondo.algorithms.parts.product_mean import heads, pairs, scaled
+from rondo.algorithms.parts.product_mean import pairs, scaled, whole_mean
 from rondo.algorithms.parts.scales import ClientScale, check_client_scale, in_runs_scale, sent_to
 from rondo.lowrank import LowRank, mean_product
-from rondo.params import Params, adapted_modules, down, head, pick, stack_clients, up
+from rondo.params import Params, adapted_modules, down, pick, stack_clients, up, whole
 
 
 @final
@@ -58,7 +58,7 @@ class FLoRA(Algorithm[BaseState]):
         return Shared(sent_to(client, state.params, self.client_scale), state.base)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        trained = down | up | head
+        trained = down | up | whole
         fresh = stack_clients(_fresh(shared.params, c, trainer.round) for c in trainer.clients)
         start = {**shared.params, **fresh}
         fit = trainer.fit(start, train=trained, objective=lambda p, loss: loss(in_runs_scale(p)))
@@ -67,7 +67,7 @@ class FLoRA(Algorithm[BaseState]):
     def aggregate(self, state: BaseState, uploads: Iterable[Upload], round: Round) -> BaseState:
         received = list(uploads)
         stacks = ((p, mean_product(*pairs(received, p))) for p in adapted_modules(state.params))
-        new = self.finish(state, heads(received), round)
+        new = self.finish(state, whole_mean(received), round)
         return new.with_chunks(scaled(stacks, state.scale, state.params))
 
     def view(self, shared: Shared, local: Params) -> Params:

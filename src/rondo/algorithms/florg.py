@@ -15,7 +15,7 @@ from rondo.algorithms.parts.gram import (
     gram_start,
     gram_view,
 )
-from rondo.params import Params, gram, head, pick
+from rondo.params import Params, gram, pick, whole
 
 
 @final
@@ -76,12 +76,12 @@ class FLoRG(Algorithm[GramState]):
         return Shared(state.params, state.base)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        fit = trainer.fit(shared.params, train=gram | head, objective=lambda p, loss: loss(gram_view(p)))
+        fit = trainer.fit(shared.params, train=gram | whole, objective=lambda p, loss: loss(gram_view(p)))
         sketches = {n: gram_sketch(shared.params[n], g) for n, g in pick(fit.params, gram).items()}
-        return trainer.upload({**sketches, **pick(fit.params, head)}), local
+        return trainer.upload({**sketches, **pick(fit.params, whole)}), local
 
     def finish(self, state: GramState, mean: Mean, round: Round) -> GramState:
-        new = {n: t.to(state.params[n].dtype) for n, t in pick(mean.params, head).items()}
+        new = {n: t.to(state.params[n].dtype) for n, t in pick(mean.params, whole).items()}
         new |= aligned(state.params, pick(mean.params, gram))
         return replace(state, params={**state.params, **new})
 

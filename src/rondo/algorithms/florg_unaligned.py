@@ -9,7 +9,7 @@ import torch
 
 from rondo.algorithm import Algorithm, Client, Round, Shared, Trainer, Upload, Uploads, Weight, weighted_mean
 from rondo.algorithms.parts.gram import Bases, GramInit, GramState, check_fields, gram_start, gram_top, gram_view
-from rondo.params import Params, gram, head, pick
+from rondo.params import Params, gram, pick, whole
 
 
 @final
@@ -59,12 +59,14 @@ class FLoRGUnaligned(Algorithm[GramState]):
         return Shared(state.params, state.base)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        fit = trainer.fit(shared.params, train=gram | head, objective=lambda p, loss: loss(gram_view(p)))
-        return trainer.upload(pick(fit.params, gram | head)), local
+        fit = trainer.fit(shared.params, train=gram | whole, objective=lambda p, loss: loss(gram_view(p)))
+        return trainer.upload(pick(fit.params, gram | whole)), local
 
     def aggregate(self, state: GramState, uploads: Iterable[Upload], round: Round) -> GramState:
         received = list(uploads)
-        state = super().finish(state, weighted_mean([replace(u, params=pick(u.params, head)) for u in received]), round)
+        state = super().finish(
+            state, weighted_mean([replace(u, params=pick(u.params, whole)) for u in received]), round
+        )
         mass = sum(u.weight for u in received)
         new = {}
         for name, old in pick(state.params, gram).items():

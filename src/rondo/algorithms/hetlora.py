@@ -10,7 +10,7 @@ from torch import Tensor
 from rondo.algorithm import Algorithm, Client, Loss, Round, ServerState, Shared, Trainer, Uploads, Weight
 from rondo.algorithms.parts.scales import module_scales
 from rondo.lowrank import LowRank
-from rondo.params import Params, adapted_modules, cut_rank, down, fixed, head, module_of, pick, up
+from rondo.params import Params, adapted_modules, cut_rank, down, fixed, module_of, pick, up, whole
 
 
 @final
@@ -71,7 +71,7 @@ class HetLoRA(Algorithm[ServerState]):
         return {f"{path}.I": torch.tensor([rank], dtype=torch.int32) for path, rank in ranks.items()}
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        trained = down | up | head
+        trained = down | up | whole
         start, ranks = _first(shared.params, local), local
         fit = trainer.fit(
             start, train=trained, objective=lambda p, loss: self._objective(_first(p, ranks), ranks, loss)

@@ -20,7 +20,7 @@ from rondo.algorithm import (
     Uploads,
     Weight,
 )
-from rondo.params import Params, Role, Select, adapted_modules, down, head, module_of, pick, role, up
+from rondo.params import Params, Role, Select, adapted_modules, down, module_of, pick, role, up, whole
 
 
 @final
@@ -73,17 +73,17 @@ class LoRAA2(Algorithm[ServerState]):
         rank = trainer.clients[0].rank  # the same for all clients of a cohort
         lr = trainer.lr * (self.lr_ratio if active is up else 1.0)
         if rank is None:
-            fit = trainer.fit(start, train=active | head, lr=lr)
-            return trainer.upload(pick(fit.params, active | head)), local
-        probe = trainer.fit(start, train=active | head, epochs=1, lr=lr)
+            fit = trainer.fit(start, train=active | whole, lr=lr)
+            return trainer.upload(pick(fit.params, active | whole)), local
+        probe = trainer.fit(start, train=active | whole, epochs=1, lr=lr)
         kept = _best(start, probe.params, active, rank)
 
         def masked(params: Params) -> dict[str, Tensor]:
             """``params`` with dropped slots at their start values, so no gradient and no decay reaches them."""
             return {n: torch.where(kept[n], t, start[n]) if n in kept else t for n, t in params.items()}
 
-        fit = trainer.fit(start, train=active | head, objective=lambda p, loss: loss(masked(p)), lr=lr)
-        uploads = trainer.upload(pick(masked(fit.params), active | head))
+        fit = trainer.fit(start, train=active | whole, objective=lambda p, loss: loss(masked(p)), lr=lr)
+        uploads = trainer.upload(pick(masked(fit.params), active | whole))
         masks = [{n: m[k].flatten() for n, m in kept.items()} for k in range(len(uploads))]
         return tuple(_packed(u, m) for u, m in zip(uploads, masks, strict=True)), local
 

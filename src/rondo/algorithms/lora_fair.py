@@ -11,7 +11,7 @@ from torch import Tensor
 from rondo.algorithm import Algorithm, Round, ServerState, Shared, Trainer, Upload, Uploads, Weight, weighted_mean
 from rondo.algorithms.parts.product_mean import pairs
 from rondo.lowrank import mean_product
-from rondo.params import Params, adapted_modules, down, head, pick, up
+from rondo.params import Params, adapted_modules, down, pick, up, whole
 
 FairObjective: TypeAlias = Literal["cosine", "frobenius"]
 
@@ -62,7 +62,7 @@ class LoRAFAIR(Algorithm[ServerState]):
         return ServerState(params)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        trained = down | up | head
+        trained = down | up | whole
         fit = trainer.fit(shared.params, train=trained)
         return trainer.upload(pick(fit.params, trained)), local
 

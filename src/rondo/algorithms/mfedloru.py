@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rondo.algorithm import Algorithm, BaseState, Client, Mean, Round, Shared, Trainer, Upload, Uploads, Weight
 from rondo.algorithms.parts.accumulation import Restart, accumulated, check_cycle
-from rondo.params import Params, adapted_modules, down, head, nested, pick, stack_clients, up
+from rondo.params import Params, adapted_modules, down, nested, pick, stack_clients, up, whole
 
 
 @final
@@ -62,16 +62,16 @@ class MFedLoRU(Algorithm[BaseState]):
         start = {n: t for n, t in shared.params.items() if n not in fixed}
         if rank and nesting:
             start |= stack_clients(_fresh(fixed, rank, c, trainer) for c in trainer.clients)
-        trained = down | up | nested | head
+        trained = down | up | nested | whole
         fit = trainer.fit(start, train=trained, objective=lambda p, loss: loss(self._recovered({**fixed, **p})))
         return trainer.upload(pick(fit.params, trained)), local
 
     def expand(self, state: BaseState, upload: Upload) -> Upload:
         if not pick(upload.params, nested):
             return upload
-        both = {**pick(state.params, down | up), **pick(upload.params, ~head)}
+        both = {**pick(state.params, down | up), **pick(upload.params, ~whole)}
         recovered = self._recovered({n: t.double() for n, t in both.items()})
-        return replace(upload, params={**pick(upload.params, head), **recovered})
+        return replace(upload, params={**pick(upload.params, whole), **recovered})
 
     def finish(self, state: BaseState, mean: Mean, round: Round) -> BaseState:
         return accumulated(state, mean, round, self.tau, self.restart)

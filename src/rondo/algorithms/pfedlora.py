@@ -10,7 +10,7 @@ from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Train
 from rondo.algorithms.parts.accumulation import with_personal
 from rondo.algorithms.parts.scales import Units, check_units, module_scales
 from rondo.lowrank import beside
-from rondo.params import Params, adapted_modules, dense, down, fixed, head, module_of, personal, pick, up
+from rondo.params import Params, adapted_modules, dense, down, fixed, module_of, personal, pick, up, whole
 
 Phases = Literal["separate", "together"]
 
@@ -67,10 +67,10 @@ class PFedLoRA(Algorithm[ServerState]):
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         params: Params = {**shared.params, **local}
-        phases = (personal, dense | head) if self.phases == "separate" else (personal | dense | head,)
+        phases = (personal, dense | whole) if self.phases == "separate" else (personal | dense | whole,)
         for trained in phases:
             params = trainer.fit(params, train=trained, objective=lambda p, loss: loss(_seen(p))).params
-        return trainer.upload(pick(params, dense | head)), pick(params, personal)
+        return trainer.upload(pick(params, dense | whole)), pick(params, personal)
 
     def view(self, shared: Shared, local: Params) -> Params:
         return _seen({**shared.params, **local})

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from rondo.algorithm import Algorithm, Round, ServerState, Shared, Trainer, Uploads, Weight
-from rondo.params import Params, Select, down, head, pick, up
+from rondo.params import Params, Select, down, pick, up, whole
 
 
 @final
@@ -50,6 +50,6 @@ class RoLoRA(Algorithm[ServerState]):
         return ServerState(params)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        trained = self.active(trainer.round) | head
+        trained = self.active(trainer.round) | whole
         fit = trainer.fit(shared.params, train=trained)
         return trainer.upload(pick(fit.params, trained)), local

@@ -10,7 +10,7 @@ from torch import Tensor
 from rondo.algorithm import Algorithm, Mean, Round, ServerState, Shared, Trainer, Uploads, Weight
 from rondo.algorithms.parts.scales import Units, check_units, module_scales
 from rondo.lowrank import LowRank, beside, top_factors
-from rondo.params import Params, Role, adapted_modules, down, head, pick, role, sparse, up
+from rondo.params import Params, Role, adapted_modules, down, pick, role, sparse, up, whole
 
 
 @final
@@ -65,7 +65,7 @@ class SLoRA(Algorithm[ServerState]):
         return ServerState({**params, **values})
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        trained = (sparse if trainer.round.index < self.sparse_rounds else down | up) | head
+        trained = (sparse if trainer.round.index < self.sparse_rounds else down | up) | whole
         fit = trainer.fit(shared.params, train=trained, objective=lambda p, loss: loss(_seen(p)))
         return trainer.upload(pick(fit.params, trained)), local
 
@@ -79,7 +79,7 @@ class SLoRA(Algorithm[ServerState]):
             like = LowRank(new.params[f"{path}.B"], new.params[f"{path}.A"])
             best = top_factors(LowRank(seen[f"{path}.B"], seen[f"{path}.A"]), like, balanced=False)
             factors |= {f"{path}.A": best.down, f"{path}.B": best.up}
-        return replace(state, params={**pick(new.params, head), **factors})
+        return replace(state, params={**pick(new.params, whole), **factors})
 
     def view(self, shared: Shared, local: Params) -> Params:
         return _seen({**shared.params, **local})

@@ -54,6 +54,9 @@ class Entry:
     """Hyperparameters: name and type."""
     client_ranks: bool = False
     """Whether clients may have their own ranks."""
+    needs_factors: bool = True
+    """Whether it is about low-rank factors. Other methods train whole tensors too, and nothing else if there are no
+    factors."""
 
     @property
     def flags(self) -> tuple[str, str, str]:

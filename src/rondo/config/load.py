@@ -75,12 +75,13 @@ def located(config: RunConfig) -> RunConfig:
         """Names on a hub, and of things that are built in or given in Python, are no paths."""
         return absolute(name) if name is not None and Path(name).expanduser().exists() else name
 
-    data, pattern = config.data, config.data.clients_from
+    data, adapter, pattern = config.data, config.adapter, config.data.clients_from
     sources = {"source": found(data.source), "test_source": found(data.test_source)}
+    start = {"adapter": adapter.model_copy(update={"start_from": found(adapter.start_from)})}
     return config.model_copy(
         update={
             "data": data.model_copy(update={**sources, "clients_from": None if pattern is None else absolute(pattern)}),
-            "adapter": config.adapter.model_copy(update={"start_from": found(config.adapter.start_from)}),
+            **(start if adapter.start_from is not None else {}),  # a section that is not there stays away
             "model": config.model.model_copy(update={"name": found(config.model.name)}),
             "task": config.task.model_copy(update={"chat_template": found(config.task.chat_template)}),
         }

@@ -98,6 +98,14 @@ class ModelConfig(_Section):
     """GGUF file in the folder or repository ``name``. Its weights are loaded dequantised."""
     quantization: Literal["int8"] | None = None
     """Quantisation of the frozen linear layers, by torchao. Activations stay in float32."""
+    head_layers: Annotated[list[str], Field(min_length=1)] | None = None
+    """Layers of the head, by module path, of a model that is trained whole (``train.what``); left out, the last layer
+    with parameters. What lies below is the body."""
+    norm: Literal["batch", "group"] = "batch"
+    """Normalisation in the built-in residual networks."""
+    buffers: Literal["average", "local", "frozen"] = "average"
+    """Statistics of batch normalisation in a model that is trained whole: sent and averaged, kept by each client, or
+    left as they are."""
 
     @property
     def is_gguf_path(self) -> bool:
@@ -329,6 +337,10 @@ class TrainConfig(_Section):
     multiplies it, and is otherwise the same."""
     length_grouping: bool = True
     """Batch rows of similar length, which saves padding."""
+    what: Literal["all", "head"] | Annotated[list[str], Field(min_length=1)] | None = None
+    """Whole tensors to train: ``"all"``, those of the ``"head"``, or parameters by name (patterns with ``*``, as in
+    ``"layer4.*"``). Low-rank factors are trained beside them where there is a section ``[adapter]``. Left out, factors
+    and the head are trained."""
 
     def rate(self, index: int, rounds: int) -> float:
         """The learning rate of round ``index`` of ``rounds``: a linear warm-up, then constant, or linear or cosine
@@ -398,3 +410,9 @@ class RunConfig(_Section):
     server: ServerConfig = Field(default_factory=ServerConfig)
     simulation: SimulationConfig = Field(default_factory=SimulationConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+
+    @property
+    def has_factors(self) -> bool:
+        """Whether low-rank factors are trained: always, unless ``train.what`` names whole tensors and there is no
+        section ``[adapter]``."""
+        return self.train.what is None or "adapter" in self.model_fields_set

@@ -216,11 +216,13 @@ def _ranks(
 
 
 def _must_train(config: RunConfig, initial: Params) -> None:
-    """Methods of the table train low-rank factors. Raises :class:`ConfigError` where the network takes none, and where
+    """Raises :class:`ConfigError` where the method is about low-rank factors and the network takes none, and where
     ``model.head`` is set for a network without a head."""
-    if config.algorithm.name in algorithms.TABLE and not adapted_modules(initial):
+    entry = algorithms.TABLE.get(config.algorithm.name)
+    if entry is not None and entry.needs_factors and not adapted_modules(initial):
         message = f"{config.algorithm.name} trains low-rank factors, and this network has no adapted layer: "
-        raise ConfigError.at("algorithm.name", message + "name a method of your own, package.module:Class")
+        others = ", ".join(n for n, e in algorithms.TABLE.items() if not e.needs_factors)
+        raise ConfigError.at("algorithm.name", f"{message}add a section [adapter], or take one of {others}")
     if config.model.head is not None and not any(map(head, initial)):
         raise ConfigError.at("model.head", "this network has no task head; remove it")
 

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from rondo.algorithm import Algorithm, Client, Round, Shared, Upload
+from rondo.engine.serialization import canonical
 from rondo.params import Params, add_client_axis, client_row, head, pick, stack_clients
 from rondo.testing.problem import LinearProblem, SgdTrainer
 
@@ -51,7 +52,8 @@ class Run:
         """Attempts skipped so far."""
         self.problem = LinearProblem.make(seed)
         self.clients = self.problem.clients
-        self.state = algorithm.init(self.problem.params, self.problem.weights, self.round(0))
+        # Tensors are laid out as a run keeps them, since the last bit of a product can depend on that.
+        self.state = canonical(algorithm.init(self.problem.params, self.problem.weights, self.round(0)))
         self.locals: dict[str, Params] = {}
 
     def round(self, index: int) -> Round:
@@ -101,8 +103,8 @@ class Run:
 
     def finish(self, outcomes: Sequence[Outcome], index: int) -> None:
         """Aggregate a round, and store what its clients keep."""
-        self.locals |= {o.upload.client.id: o.local for o in outcomes}
-        self.state = self.algorithm.aggregate(self.state, [o.upload for o in outcomes], self.round(index))
+        self.locals |= {o.upload.client.id: canonical(o.local) for o in outcomes}
+        self.state = canonical(self.algorithm.aggregate(self.state, [o.upload for o in outcomes], self.round(index)))
 
     def gap(self, one: Any, other: Any, index: int) -> float:
         """The largest difference between the models of two states, over all clients."""

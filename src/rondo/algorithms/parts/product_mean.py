@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rondo.algorithm import Mean, Upload, weighted_mean
 from rondo.lowrank import LowRank, mean_product, top_factors
-from rondo.params import Params, adapted_modules, head, pick
+from rondo.params import Params, adapted_modules, pick, whole
 
 
 def pairs(uploads: Sequence[Upload], path: str) -> tuple[list[Tensor], list[Tensor], list[float]]:
@@ -18,15 +18,15 @@ def pairs(uploads: Sequence[Upload], path: str) -> tuple[list[Tensor], list[Tens
     return ups, downs, [u.weight for u in uploads]
 
 
-def heads(uploads: Sequence[Upload]) -> Mean:
-    """The weighted mean of the heads alone."""
-    return weighted_mean(replace(u, params=pick(u.params, head)) for u in uploads)
+def whole_mean(uploads: Sequence[Upload]) -> Mean:
+    """The weighted mean of the whole tensors (head, body) alone."""
+    return weighted_mean(replace(u, params=pick(u.params, whole)) for u in uploads)
 
 
 def truncated_mean(params: Params, uploads: Sequence[Upload], *, balanced: bool) -> Mean:
     """The best approximation of the mean of products for every module of ``params``, as factors of the rank they have
-    there (:func:`rondo.lowrank.top_factors`), and the mean of the heads."""
-    mean = heads(uploads)
+    there (:func:`rondo.lowrank.top_factors`), and the mean of the whole tensors."""
+    mean = whole_mean(uploads)
     factors: dict[str, Tensor] = {}
     for path in adapted_modules(params):
         like = LowRank(params[f"{path}.B"], params[f"{path}.A"])

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rondo.algorithm import Client, Mean, Round, Shared, Upload, Weight
 from rondo.algorithms.wrappers.wrapper import Wrapper
-from rondo.params import Params, sub
+from rondo.params import Params, buffer, pick, sub
 
 
 @dataclass(frozen=True)
@@ -144,12 +144,12 @@ class ServerStep(Wrapper[ServerStepState]):
 
     def finish(self, state: ServerStepState, mean: Mean, round: Round) -> ServerStepState:
         before: Params = state.params
-        x = {n: before[n].double() for n in mean.params}
+        x = {n: before[n].double() for n in pick(mean.params, ~buffer)}
         # A tensor without moments, new or after losing them, starts with the optimizer's initial ones.
         fresh, kept = self.optimizer.init(x), state.moments
         moments = OptimState({**fresh.first, **kept.first}, {**fresh.second, **kept.second})
-        step, moments = self.optimizer.update(sub(mean.params, x), moments)
-        stepped = {n: t + step[n] for n, t in x.items()}
+        step, moments = self.optimizer.update(sub(pick(mean.params, ~buffer), x), moments)
+        stepped = {**mean.params, **{n: t + step[n] for n, t in x.items()}}  # statistics are averaged
         inner = self.algorithm.finish(state.inner, replace(mean, params=stepped), round)
         after, expected = inner.params, {**before, **stepped}
         as_expected = {n for n, t in after.items() if n in expected and t.equal(expected[n].to(t.dtype))}

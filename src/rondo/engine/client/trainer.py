@@ -21,7 +21,7 @@ from rondo.errors import StopRequested
 from rondo.models.call import Rows, to_device
 from rondo.models.network import Base, Network
 from rondo.models.shortcuts.prefix import Prefix, States
-from rondo.params import Params, Select, client_row, everything
+from rondo.params import Params, Select, buffer, client_row, everything, pick
 from rondo.tasks.task import Batch, Example, Task
 
 REHEARSED = "a fault that was rehearsed"
@@ -101,8 +101,11 @@ class CohortTrainer:
         for client, examples in zip(self.clients, self.examples, strict=True):
             if not examples:
                 raise ClientFailed(client.id, "no_targets", "the client has nothing to train on")
-        trained = {n: t.detach().clone().requires_grad_() for n, t in params.items() if train(n)}
+        trained = {n: t.detach().clone().requires_grad_() for n, t in pick(params, train & ~buffer).items()}
         leaves = list(trained.values())
+        # A forward pass updates statistics in place: give it copies, which count if they are to be trained.
+        statistics = {n: t.detach().clone() for n, t in pick(params, buffer).items()}
+        used = {**params, **statistics}
         optimizer = self._optimizer(leaves, self.lr if lr is None else lr)
         dropout = [self.round.attempt_generator("dropout", c.id, stream) for c in self.clients]
         device = self.network.device
@@ -118,7 +121,7 @@ class CohortTrainer:
             rows = Rows.of(batch, padded=self.task.padded).to(device)
             inputs, targets, hidden = self._to_device(batch)
             loss = self._loss(inputs, targets, hidden, rows, dropout)
-            value = objective({**params, **trained}, loss)
+            value = objective({**used, **trained}, loss)
             if "out_of_memory" in kinds:
                 raise MemoryError(REHEARSED)
             if "nonfinite_loss" in kinds:
@@ -146,7 +149,8 @@ class CohortTrainer:
             # (docs/log/decisions.md, "Page faults and freed memory").
             optimizer.zero_grad(set_to_none=True)
             del loss, value, inputs, targets, hidden
-        final = {n: trained[n].detach() if n in trained else t for n, t in params.items()}
+        result = {n: t.detach() for n, t in trained.items()} | pick(statistics, train)
+        final = {n: result.get(n, t) for n, t in params.items()}
         table = torch.stack(losses).cpu() if losses else torch.zeros(0, len(self.clients))
         self.losses.append(table)
         self._find_failed(final, table, taken)

@@ -127,5 +127,6 @@ def to_toml(config: RunConfig) -> str:
     def pruned(tree: Mapping[str, Any]) -> dict[str, Any]:
         return {k: pruned(v) if isinstance(v, Mapping) else v for k, v in tree.items() if v is not None}
 
-    text: str = tomli_w.dumps(pruned(config.model_dump()))
+    absent = None if config.has_factors else {"adapter"}  # the section itself says that factors are trained
+    text: str = tomli_w.dumps(pruned(config.model_dump(exclude=absent)))
     return text
