@@ -258,7 +258,9 @@ tensors("float32", "wrong_dtype", with_first(lambda t: t.float()))
 tensors("integers", "wrong_dtype", with_first(lambda t: t.long()))
 tensors("complex numbers", "wrong_dtype", with_first(lambda t: t.to(torch.complex64)))
 tensors("truth values", "wrong_dtype", with_first(lambda t: t > 0))
-tensors("a row less", "wrong_shape", with_first(lambda t: t.flatten()[1:]))
+tensors("a row less", "wrong_shape", with_first(lambda t: t[1:]))
+tensors("a column less", "wrong_shape", with_first(lambda t: t[..., 1:]))
+tensors("flat and a number less", "wrong_shape", with_first(lambda t: t.flatten()[1:]))
 tensors("one more axis", "wrong_shape", with_first(lambda t: t.unsqueeze(0)))
 tensors("flat", "wrong_shape", with_first(lambda t: t.flatten()[:-1]))
 tensors("no numbers", "wrong_shape", with_first(lambda t: t.flatten()[:0]))
@@ -402,6 +404,44 @@ def test_tensor_that_is_not_finite_is_named() -> None:
     with pytest.raises(Rejected) as error:
         setup.gate().check(replace(setup.uploads[0], params=params))
     assert str(error.value) == f"not_finite: {last}"
+
+
+@pytest.mark.parametrize(("most", "allowed"), [(None, "at least 1"), (7, "1 to 7")])
+def test_numbers_of_examples_have_exact_bounds(most: int | None, allowed: str) -> None:
+    setup = server("fedit")
+
+    def claiming(examples: int) -> Upload:
+        client = replace(setup.clients[0], num_examples=examples)
+        return replace(setup.uploads[0], client=client, weight=float(examples))
+
+    for examples in (1, 7):
+        assert setup.gate(max_examples=most).check(claiming(examples)).client.num_examples == examples
+    for examples in (0, -1, 8) if most else (0, -1):
+        with pytest.raises(Rejected) as error:
+            setup.gate(max_examples=most).check(claiming(examples))
+        assert str(error.value) == f"bad_examples: {examples}, allowed are {allowed}"
+
+
+@pytest.mark.parametrize("ranks", [False, True])
+def test_tensors_of_wrong_types_and_shapes_are_named(ranks: bool) -> None:
+    """Where clients choose slots, as many columns or rows may come as there are slots, so axes alone are expected."""
+    setup = server("lora-a2", ranks)
+    upload = setup.uploads[0]
+    name, tensor = next((n, t) for n, t in upload.params.items() if t.dim() == 2)
+    shape = f"{tensor.dim()} axes"
+    changes = {
+        f"wrong_dtype: {name} is torch.float16, expected torch.float64": tensor.half(),
+        f"wrong_shape: {name} is {(1, *tensor.shape)}, expected {shape}": tensor.unsqueeze(0),
+    }
+    for message, changed in changes.items():
+        with pytest.raises(Rejected) as error:
+            setup.gate().check(replace(upload, params={**upload.params, name: changed}))
+        assert str(error.value) == message
+    fixed = server("fedit")
+    name, tensor = next((n, t) for n, t in fixed.uploads[0].params.items() if t.dim() == 2)
+    with pytest.raises(Rejected) as error:
+        fixed.gate().check(replace(fixed.uploads[0], params={**fixed.uploads[0].params, name: tensor[1:]}))
+    assert str(error.value) == f"wrong_shape: {name} is {tuple(tensor[1:].shape)}, expected {tuple(tensor.shape)}"
 
 
 def test_rejection_of_slots_says_why() -> None:
