@@ -50,7 +50,7 @@ def exported(
 
     allowed = {"allow_code": allow_code, "allow_changed": allow_changed}
     result = rondo.export(run_dir, to, client=client, merged=merged, rank=rank, verify=verify, **allowed)
-    print(f"wrote {to}, rank {result.rank}")
+    print(f"wrote {to}" + (f", rank {result.rank}" if result.rank else ""))
     if rank is not None:
         print(f"truncated to rank {rank}: {result.relative_error:.2%} of the change (Frobenius norm) is lost")
     if result.verification is None:
