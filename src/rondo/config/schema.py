@@ -383,6 +383,11 @@ class EvaluationConfig(_Section):
     ``every`` or, without a test set, of ``clients_every``."""
     batch_size: Positive = 64
     """Rows per batch."""
+    fine_tune_epochs: Annotated[int, Field(ge=0)] = 0
+    """Also score each client's model after so many epochs of training on the client's own rows (the "+FT" of papers)
+    wherever clients are scored."""
+    fine_tune: Literal["all", "head"] = "all"
+    """Tensors that this fine-tuning trains."""
     local_only: bool = False
     """Also train each client alone, as a baseline."""
 

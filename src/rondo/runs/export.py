@@ -81,13 +81,7 @@ def export(
     """
     if rank is not None and rank < 1:
         raise ConfigError.at("--rank", f"must be at least 1, got {rank}")
-    to = Path(to)
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        reason = "is not empty" if to.is_dir() else "is not a folder"
-        raise ConfigError.at("--to", f"{str(to)!r} {reason}; name another folder")
-    if to.exists() and (to.is_mount() or to.samefile(".")):
-        # The export takes the folder's place in one step, when it is complete.
-        raise ConfigError.at("--to", f"{str(to)!r} cannot be replaced; name a new folder in it")
+    to = check_target(to)
     if merged and RunDirectory.open(run_dir).config().model.quantization is not None:
         message = "the base is int8, and merging would round the adapter away with it; export the adapter alone"
         raise ConfigError.at("--merged", message)
@@ -105,8 +99,7 @@ def export(
         raise ConfigError.at("--rank", "a model that was trained whole has no adapter to truncate: leave it out")
     seen, base = opened.model(client)
     if model.form != "adapter" or not isinstance(model, Transformer):
-        facts, text = _card(opened, model.form, list(_notes(client, rank, 0.0)))
-        _put(to, lambda folder: save(folder, model, seen, base, facts, text))
+        write(to, opened, seen, base, list(_notes(client, rank, 0.0)))
         return Exported(0, 0.0, _verify_whole(opened, seen, base, to) if verify else None)
     error = 0.0
     sites = tuple(model.network.sites.values())
@@ -129,6 +122,26 @@ def export(
     _put(to, fill)
     ranks = [a.shape[0] for a, _, _ in result_factors.adapter_factors(sites, seen, base).values()]
     return Exported(max(ranks), error, _verify(opened, model, seen, base, to, merged) if verify else None)
+
+
+def check_target(to: str | Path) -> Path:
+    """The folder that a result can be written to. Raises :class:`ConfigError` if it is in use."""
+    to = Path(to)
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        reason = "is not empty" if to.is_dir() else "is not a folder"
+        raise ConfigError.at("--to", f"{str(to)!r} {reason}; name another folder")
+    if to.exists() and (to.is_mount() or to.samefile(".")):
+        # The export takes the folder's place in one step, when it is complete.
+        raise ConfigError.at("--to", f"{str(to)!r} cannot be replaced; name a new folder in it")
+    return to
+
+
+def write(to: Path, opened: Reopened, seen: Params, base: Base, notes: Sequence[str]) -> None:
+    """Write a model of a run to the folder ``to`` in one step, in its own form and with a card that has ``notes``.
+    ``seen`` holds the tensors that the network takes, without a client axis. Raises :class:`ConfigError`."""
+    model = opened.assembly.model
+    facts, text = _card(opened, model.form, notes)
+    _put(to, lambda folder: save(folder, model, seen, base, facts, text))
 
 
 def _put(to: Path, fill: Callable[[Path], None]) -> None:
