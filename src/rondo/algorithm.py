@@ -337,6 +337,8 @@ class Algorithm(ABC, Generic[S]):
     readable: ClassVar[bool] = True
     """An expanded upload, put in place of the broadcast tensors, is its client's model. If False, aggregating that
     upload alone gives the client's model."""
+    scored_after_adapting: ClassVar[bool] = False
+    """Clients score the model that :meth:`adapt` gives them."""
     varying_shapes: ClassVar[bool] = False
     """A client's uploads may differ in shape, e.g. when they hold a choice of slots. :meth:`expand` then checks them
     and raises :class:`UnreadableUpload`."""
@@ -388,6 +390,13 @@ class Algorithm(ABC, Generic[S]):
         """The next state, from individual uploads. Overriding it makes the algorithm non-linear, unless ``linear`` is
         overridden too."""
         return self.finish(state, weighted_mean(self.expand(state, u) for u in uploads), round)
+
+    def adapt(self, shared: Shared, local: Params, trainer: Trainer) -> Params:
+        """A client's own tensors fitted to its rows while everything shared stays (client axis on every tensor).
+        Default: the tensors in ``local`` are trained through :meth:`view`."""
+        if not local:
+            return local
+        return trainer.fit(local, objective=lambda p, loss: loss(self.view(shared, p))).params
 
     def view(self, shared: Shared, local: Params) -> Params:
         """The tensors that the network uses: A, B, head and body. Pure and differentiable."""

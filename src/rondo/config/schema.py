@@ -38,8 +38,13 @@ BUILTIN_NETWORKS = (
 )
 """Networks with random weights (:mod:`rondo.models.classical`)."""
 BUILTIN_DATA = "builtin:home-intents"
+BUILTIN_IMAGES = "builtin:digits"
 GIVEN = "given in Python"
 """Value of ``data.source``, ``data.test_source`` or ``model.name`` where a program gave an object in its place."""
+
+
+Normalization: TypeAlias = Literal["unit", "half", "mnist", "fashion-mnist", "cifar10", "cifar100", "imagenet"]
+Augmentation: TypeAlias = Literal["none", "crop-flip"]
 
 
 class _Section(BaseModel):
@@ -135,8 +140,8 @@ class TaskConfig(_Section):
     """The task."""
 
     kind: str = "sequence-classification"
-    """``"sequence-classification"``, ``"causal-lm"``, or ``package.module:Class`` for a subclass of
-    ``rondo.tasks.task.Task``."""
+    """``"sequence-classification"``, ``"causal-lm"``, ``"image-classification"``, ``"regression"``, or
+    ``package.module:Class`` for a subclass of ``rondo.tasks.task.Task``."""
     text: str | Annotated[list[str], Field(min_length=1, max_length=2)] | None = None
     """Column with the text. A classifier takes two columns too; causal-lm takes one, or ``prompt`` and ``response``, or
     ``messages``."""
@@ -157,9 +162,24 @@ class TaskConfig(_Section):
     """Jinja file with the chat template (causal-lm), in place of the tokenizer's own."""
     max_length: Annotated[int, Field(ge=4)] = 128
     """Most tokens per example."""
+    image: str | None = None
+    """Column with the picture (image-classification); left out, ``image``."""
+    image_size: Positive | None = None
+    """Pixels in height and width that pictures are resized to (image-classification). Left out, they stay as they are,
+    and all must have one size."""
     image_shape: Annotated[list[Positive], Field(min_length=3, max_length=3)] | None = None
     """Height, width and channels of the pictures (image-classification); left out, those of the first. A picture of
     another shape is a bad row, except that greyscale is turned to colour where three channels are named."""
+    normalize: Normalization = "unit"
+    """Range of the pixels (image-classification): ``"unit"`` is 0 to 1, ``"half"`` is -1 to 1, and the others subtract
+    the mean and divide by the deviation that are published for a data set."""
+    augment: Augmentation = "none"
+    """Random changes of the pictures in training (image-classification). ``"crop-flip"`` shifts them by up to 4 pixels
+    and mirrors one in two."""
+    features: Annotated[list[str], Field(min_length=1)] | None = None
+    """Columns with the numbers to predict from (regression)."""
+    target: str | None = None
+    """Column with the number to predict (regression)."""
 
 
 class DataConfig(_Section):
@@ -167,7 +187,8 @@ class DataConfig(_Section):
 
     source: str | None = None
     """A CSV, TSV, JSON, JSON lines or Parquet file, a folder of splits, a Hugging Face name, or
-    ``builtin:home-intents``. Left out, the built-in homes. In Python, ``rondo.run`` takes rows in its place."""
+    ``builtin:home-intents``; for images also an npz or IDX file, a folder with a sub-folder per class, or
+    ``builtin:digits``. Left out, the built-in homes or digits. In Python, ``rondo.run`` takes rows in its place."""
     subset: str | None = None
     """Subset of a Hugging Face data set."""
     clients_from: str | None = None

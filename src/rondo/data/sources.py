@@ -7,8 +7,8 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rondo.config.checks import missing_files
-from rondo.config.schema import BUILTIN_DATA, GIVEN, DataConfig, RunConfig
+from rondo.config.checks import data_source, missing_files
+from rondo.config.schema import BUILTIN_DATA, BUILTIN_IMAGES, GIVEN, DataConfig, RunConfig
 from rondo.data.tables import Rows, Table, dataset_rows, rows_of
 from rondo.errors import ConfigError
 
@@ -25,7 +25,9 @@ class Source:
     clients: dict[str, Rows] | None
     test: Rows | None
     text: str | None = None
-    """The text column if the user names none; only the embedded default knows its own."""
+    """The text column if the user names none; only the built-in sentences know their own."""
+    image: str | None = None
+    """The column with pictures, likewise: sources that are made of pictures know it."""
     label: str | None = None
     """The label column, likewise."""
     natural: str | None = None
@@ -50,8 +52,10 @@ def load(config: RunConfig, train: Table | None = None, test: Table | None = Non
         rows = rows_of(train, "train") if train is not None else None
         test_rows = read_rows(data.test_source, "data.test_source", room) if data.test_source else None
         return Source(data.clients_from or GIVEN, rows, clients, test_rows)
-    if data.source in (None, BUILTIN_DATA):
-        return _builtin(config)
+    if data_source(config) == BUILTIN_IMAGES:
+        return _digits()
+    if data_source(config) == BUILTIN_DATA:
+        return _homes(config)
     return _local(data, room) if Path(str(data.source)).expanduser().exists() else _hub(data, room)
 
 
@@ -69,7 +73,17 @@ class Room:
             raise ConfigError.at("data.max_read_mb", message + "they should be so many, or name another file")
 
 
-def _builtin(config: RunConfig) -> Source:
+def _digits() -> Source:
+    from rondo.data.digits import digits
+
+    try:
+        train, test = digits()
+    except ImportError as error:
+        raise ConfigError.at("data.source", f"{error}: pip install scikit-learn") from None
+    return Source(BUILTIN_IMAGES, train, None, test, image="image", label="label")
+
+
+def _homes(config: RunConfig) -> Source:
     from rondo.data.homes import homes
 
     try:

@@ -103,7 +103,8 @@ class OwnOutline:
 
 
 def look(config: RunConfig, labels: Sequence[str]) -> OwnOutline:
-    """Outline a user's network: only its task is known, without a tokenizer."""
+    """Outline a user's network: only its task is known, without a tokenizer. Raises :class:`ConfigError` for a task on
+    text."""
     kind = config.task.kind
     if kind in tasks.TABLE and tasks.TABLE[kind].inputs == "text":
         message = f"a network of one's own has no tokenizer, which {kind} needs: name a task as package.module:Class"

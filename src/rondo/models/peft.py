@@ -37,7 +37,8 @@ from rondo.params import HEAD_PREFIX, Params
 if TYPE_CHECKING:
     import peft
 
-TaskType = Literal["SEQ_CLS", "CAUSAL_LM"]
+TaskType = Literal["SEQ_CLS", "CAUSAL_LM"] | None
+"""PEFT's name of a task. It has none for pictures, and such adapters carry none."""
 _KEY = "base_model.model."
 _LONGEST = 2**24
 """Characters of an adapter_config.json that are read. PEFT writes some hundred per adapted layer at most."""

@@ -71,7 +71,8 @@ class Transformer:
         if isinstance(self.network, WholeNetwork):
             state = state_of(self.network, seen, base)
             self.network.module.save_pretrained(str(folder), state_dict=state)  # type: ignore[operator]
-            self.tokenizer.save_pretrained(str(folder))
+            if self.tokenizer is not None:
+                self.tokenizer.save_pretrained(str(folder))
             return
         peft.write_adapter(
             folder,

@@ -116,7 +116,8 @@ def export(
         model.save(adapter, seen, base, facts.labels)
         peft.merged(_stock_base(opened, model), adapter).save_pretrained(str(folder))  # type: ignore[operator]
         shutil.rmtree(adapter)
-        model.tokenizer.save_pretrained(str(folder))
+        if model.tokenizer is not None:
+            model.tokenizer.save_pretrained(str(folder))
         describe(folder, facts, text)
 
     _put(to, fill)
@@ -191,7 +192,12 @@ _TEXTS = (
 @torch.no_grad()
 def _verify(opened: Reopened, model: Transformer, seen: Params, base: Base, folder: Path, merged: bool) -> Verification:
     """Compare logits with ``folder`` as transformers and peft alone load it."""
-    batch = dict(model.tokenizer(list(_TEXTS), padding=True, return_tensors="pt"))
+    if model.tokenizer is not None:
+        batch = dict(model.tokenizer(list(_TEXTS), padding=True, return_tensors="pt"))
+    else:
+        height, width, channels = opened.assembly.config.task.image_shape or (0, 0, 0)
+        noise = torch.rand(len(_TEXTS), channels, height, width, generator=torch.Generator().manual_seed(0))
+        batch = {"pixel_values": noise}
     ours = model.network(add_client_axis(seen), base, batch)
     if merged:
         stock = (

@@ -108,6 +108,7 @@ class CohortTrainer:
         used = {**params, **statistics}
         optimizer = self._optimizer(leaves, self.lr if lr is None else lr)
         dropout = [self.round.attempt_generator("dropout", c.id, stream) for c in self.clients]
+        augmenting = [self.round.attempt_generator("augment", c.id, stream) for c in self.clients]
         device = self.network.device
         alive = torch.ones(len(self.clients), dtype=torch.bool, device=device)
         kinds = [self.failing.get(c.id) for c in self.clients]
@@ -119,7 +120,7 @@ class CohortTrainer:
             if self.stop is not None and self.stop.is_set():
                 raise StopRequested
             rows = Rows.of(batch, padded=self.task.padded).to(device)
-            inputs, targets, hidden = self._to_device(batch)
+            inputs, targets, hidden = self._to_device(batch, augmenting)
             loss = self._loss(inputs, targets, hidden, rows, dropout)
             value = objective({**used, **trained}, loss)
             if "out_of_memory" in kinds:
@@ -221,9 +222,12 @@ class CohortTrainer:
 
         return loss
 
-    def _to_device(self, batch: list[list[Example]]) -> tuple[Batch, Batch, Tensor | None]:
+    def _to_device(
+        self, batch: list[list[Example]], augmenting: Sequence[torch.Generator]
+    ) -> tuple[Batch, Batch, Tensor | None]:
         examples = [e for group in batch for e in group]
         inputs, targets = self.task.collate(examples)
+        inputs = self.task.augment(inputs, [len(group) for group in batch], augmenting)
         device = self.network.device
         hidden = self.states.padded(examples) if self.states is not None else None
         inputs, targets = ({n: to_device(t, device) for n, t in part.items()} for part in (inputs, targets))
