@@ -215,7 +215,6 @@ def _verify(opened: Reopened, model: Transformer, seen: Params, base: Base, fold
     return Verification(difference, float(ours.abs()[mask].max()))
 
 
-@torch.no_grad()
 def _verify_whole(opened: Reopened, seen: Params, base: Base, folder: Path) -> Verification:
     """Compare logits with the model in ``folder`` as transformers, or ``load_state_dict``, loads it, on rows of the
     run. Raises :class:`ConfigError` if the rows are gone."""
@@ -228,6 +227,7 @@ def _verify_whole(opened: Reopened, seen: Params, base: Base, folder: Path) -> V
     else:
         kind = tasks.TABLE[config.task.kind]
         stock = auto(kind).from_pretrained(str(folder), trust_remote_code=False)
-    theirs = output_of(stock.to(with_rows.task.precision).eval(), batch)
-    ours = model.network(add_client_axis(seen), base, batch)
+    with torch.no_grad():
+        theirs = output_of(stock.to(with_rows.task.precision).eval(), batch)
+        ours = model.network(add_client_axis(seen), base, batch)
     return Verification(float((ours - theirs).abs().max()), float(ours.abs().max()))
