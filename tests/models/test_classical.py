@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rondo.config.schema import BUILTIN_NETWORKS
-from rondo.models.classical import LSTM, NETWORKS, CNN, Sizes
+from rondo.models.classical import CNN, LSTM, NETWORKS, Sizes
 
 CIFAR, MNIST = (3, 32, 32), (1, 28, 28)
 

@@ -155,3 +155,11 @@ def test_dropout_acts_in_training_alone_by_its_generator() -> None:
     torch.testing.assert_close(still, functional_call(plain, {}, (images(3)["pixel_values"],)))
     many = torch.stack([network(params, {}, images(3), generators(s)) for s in range(2000)])
     torch.testing.assert_close(many.mean(0), still, rtol=0, atol=0.1)  # its mean is the output without dropout
+
+
+def test_single_row_is_normalised_by_the_statistics() -> None:
+    plain = module()
+    network = WholeNetwork(plain, names(plain), head(plain))
+    params = add_client_axis({n: t.clone() for n, t in network.initial.items()})
+    assert network(params, {}, images(1), generators(0)).equal(network(params, {}, images(1)))
+    assert params["buffer:1.running_mean"][0].equal(network.initial["buffer:1.running_mean"])

@@ -12,7 +12,8 @@ from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, Problem
 from rondo.models import peft
 from rondo.models.adapted_layer import Site
-from rondo.models.classical import make
+from rondo.models.classical import WORDS, make
+from rondo.models.hashing_tokenizer import HashingTokenizer
 from rondo.models.whole_model import WholeModel, head_names, trained_names, whole_model
 from rondo.tasks import table as tasks
 from rondo.tasks.task import Task
@@ -53,9 +54,7 @@ def tokenizer_of(config: RunConfig) -> object:
     """The tokenizer of a network for texts, which no checkpoint brings; None for other networks."""
     if tasks.TABLE[config.task.kind].inputs != "text":
         return None
-    from rondo.models.hashing_tokenizer import HashingTokenizer
-
-    return HashingTokenizer()
+    return HashingTokenizer(WORDS)
 
 
 def _made(config: RunConfig, labels: Sequence[str]) -> nn.Module:

@@ -32,9 +32,9 @@ class WholeNetwork(Network):
     name elsewhere, and A and B of every site in ``sites``.
 
     The module is in eval mode, with two exceptions in training. A batch normalisation of which a tensor is trained
-    normalises by the batch and updates its statistics, ``buffer:<name>``, unless ``statistics`` is False. An
-    ``nn.Dropout`` drops, by the client's generator. Dropout inside other layers (attention, LSTM) stays off, because it
-    would draw from a stream that all threads share.
+    normalises by the batch and updates its statistics, ``buffer:<name>``, unless ``statistics`` is False or the batch
+    has a single row, which has no spread. An ``nn.Dropout`` drops, by the client's generator. Dropout inside other
+    layers (attention, LSTM) stays off, because it would draw from a stream that all threads share.
 
     A site's factors are added to its frozen weight before the call: W + scale * B A.
     """
@@ -99,7 +99,7 @@ class WholeNetwork(Network):
             part = batch if clients == 1 else {n: t[start : start + count] for n, t in batch.items()}
             start += count
             if count:
-                _prepare(module, self._moving, None if dropout is None else dropout[k])
+                _prepare(module, self._moving if count > 1 else (), None if dropout is None else dropout[k])
                 # Its count of batches is no statistic: it would be added to by all clients.
                 counters = {f"{p}.num_batches_tracked": torch.zeros((), dtype=torch.long) for p in self._moving}
                 tensors = self.tensors(client_row(params, k), base) | counters
@@ -133,10 +133,10 @@ def _moving(module: nn.Module, trained: Sequence[str]) -> tuple[str, ...]:
 
 def _prepare(module: nn.Module, moving: Sequence[str], generator: torch.Generator | None) -> None:
     """Put the layers that differ in training into that mode, or back. ``generator``: None outside training."""
-    for path in moving:
-        module.get_submodule(path).training = generator is not None
-    for layer in module.modules():
-        if isinstance(layer, _Drop):
+    for path, layer in module.named_modules():
+        if isinstance(layer, _Normalisation):
+            layer.training = generator is not None and path in moving
+        elif isinstance(layer, _Drop):
             layer.generator = generator
 
 
