@@ -12,8 +12,9 @@ from rondo.algorithm import Round
 from rondo.config.checks import list_lengths, partition_kind
 from rondo.config.schema import PartitionConfig, RunConfig
 from rondo.data.partition import deal
+from rondo.data.room import Room
 from rondo.data.sample import sample
-from rondo.data.sources import Room, Source, read_rows
+from rondo.data.sources import Source, read_rows
 from rondo.data.tables import Rows, Table, rows_of
 from rondo.errors import ConfigError, Problem
 from rondo.tasks import table as tasks
@@ -61,7 +62,7 @@ def resolved(config: RunConfig, source: Source) -> RunConfig:
     if cls.classes:
         known: dict[str, Any] = {"label": task.label or source.label, "text": task.text or source.text}
         if issubclass(cls, ImageClassification):
-            known = {"label": known["label"] or "label", "image": task.image or source.image or "image"}
+            known = {"label": task.label or "label", "image": task.image or "image"}
         task = task.model_copy(update=known)
     rows = itertools.chain(source.train or (), *(source.clients or {}).values())
     return config.model_copy(update={"task": cls.settled(task, rows)})

@@ -18,6 +18,8 @@ _FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 """The formats that are decoded. Pillow knows dozens more, and each is code that reads a stranger's file."""
 _MOST = 2**26
 """Most pixels of a picture that is decoded. A file of a few kilobytes can claim billions."""
+_ORIENTATION = 0x0112
+"""The tag by which a camera says how it was held."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ def _pixels(value: Any) -> Pixels:
         reason = str(error).strip().split("\n")[0]
         if "cannot identify image file" in reason:
             reason = f"it is not in one of the formats {', '.join(_FORMATS)}"
+        if isinstance(value, Path):
+            reason = f"{Path(value.parent.name, value.name)}: {reason}"
         raise ValueError(f"the picture cannot be decoded: {reason}") from None
 
 
@@ -80,7 +84,8 @@ def _decoded(image: Any) -> Pixels:
 
     if image.width * image.height > _MOST:
         raise ValueError(f"the picture has {image.width} x {image.height} pixels; scale it down")
-    image = ImageOps.exif_transpose(image)
+    if image.getexif().get(_ORIENTATION, 1) != 1:
+        image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I") or image.mode == "F":
         raise ValueError(f"the picture has more than 8 bits per channel (mode {image.mode}): save it with 8")
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
@@ -90,7 +95,7 @@ def _decoded(image: Any) -> Pixels:
         image = image.convert("RGB")
     if image.mode not in ("L", "RGB"):
         image = image.convert("L" if image.mode == "1" else "RGB")
-    pixels: Pixels = np.array(image)
+    pixels: Pixels = np.asarray(image)
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
 
 
@@ -120,5 +125,5 @@ def _resized(pixels: Pixels, side: int) -> Pixels:
     from PIL import Image
 
     plain = pixels[:, :, 0] if pixels.shape[2] == 1 else pixels
-    resized: Pixels = np.array(Image.fromarray(plain).resize((side, side), Image.Resampling.BILINEAR))
+    resized: Pixels = np.asarray(Image.fromarray(plain).resize((side, side), Image.Resampling.BILINEAR))
     return resized[:, :, None] if resized.ndim == 2 else resized
