@@ -342,6 +342,8 @@ def law_wrapping(algorithm: Algorithm[Any], seed: int) -> str:
         "personal",
         "default_head",
         "client_ranks",
+        "plain_sgd",
+        "server_step",
         "same_coordinates",
         "readable",
         "varying_shapes",

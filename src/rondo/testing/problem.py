@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from rondo.algorithm import Client, Fit, Objective, Round, Upload, Uploads, Weight, plain
+from rondo.algorithm import Client, Fit, Loss, Objective, Round, Upload, Uploads, Weight, plain, split_rows
 from rondo.lowrank import GrowingSum
 from rondo.params import Params, Select, client_row, everything
 
-NetworkLoss = Callable[[str, Params, Mapping[str, GrowingSum]], Tensor]
-"""From (client id, tensors that the network sees, base changes) to a scalar loss; no client axis."""
+
+class NetworkLoss(Protocol):
+    """From (client id, tensors that the network sees, base changes) to a scalar loss; no client axis. ``rows`` are given
+    to methods that split a batch: the numbers of the client's rows to take."""
+
+    def __call__(
+        self,
+        client: str,
+        seen: Params,
+        base: Mapping[str, GrowingSum],
+        rows: Sequence[int] | None = None,
+        /,
+    ) -> Tensor: ...
 
 
 @dataclass
@@ -44,8 +56,9 @@ class SgdTrainer:
         count = steps if steps is not None else epochs if epochs is not None else self.steps
         trained = {n: t.detach().clone().requires_grad_() for n, t in params.items() if train(n)}
         losses = torch.zeros(len(self.clients), dtype=torch.float64)
+        loss = self._loss()
         for _ in range(count):
-            value = objective({**params, **trained}, self._network)
+            value = objective({**params, **trained}, loss)
             grads = torch.autograd.grad(value.sum(), list(trained.values()), allow_unused=True)
             losses = losses + value.detach() / count
             with torch.no_grad():
@@ -57,9 +70,23 @@ class SgdTrainer:
         step_counts = torch.full((len(self.clients),), count)
         return Fit(result, step_counts, step_counts * torch.tensor([c.num_examples for c in self.clients]), losses)
 
-    def _network(self, seen: Params) -> Tensor:
-        rows = [self.loss(c.id, client_row(seen, k), self.base) for k, c in enumerate(self.clients)]
-        return torch.stack(rows)
+    def _loss(self, rows: Sequence[Sequence[int]] | None = None) -> Loss:
+        """The loss on all rows, or on the given ones of each client."""
+
+        def whole(seen: Params) -> Tensor:
+            values = []
+            for k, client in enumerate(self.clients):
+                some = () if rows is None else (rows[k],)
+                values.append(self.loss(client.id, client_row(seen, k), self.base, *some))
+            return torch.stack(values)
+
+        def parts(share: float) -> tuple[Loss, Loss]:
+            every = [range(c.num_examples) for c in self.clients] if rows is None else rows
+            divided = [split_rows(len(own), share) for own in every]
+            first, second = ([[own[i] for i in d[k]] for own, d in zip(every, divided, strict=True)] for k in (0, 1))
+            return self._loss(first), self._loss(second)
+
+        return Loss(whole, parts)
 
     def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:
         """See :meth:`rondo.algorithm.Trainer.upload`."""
@@ -113,9 +140,13 @@ class LinearProblem:
         change = self.weights[path].scale * (seen[f"{path}.B"] @ seen[f"{path}.A"])
         return change + base[path].factors().dense() if path in base else change
 
-    def loss(self, client: str, seen: Params, base: Mapping[str, GrowingSum]) -> Tensor:
-        """Half the squared error of one client, summed over outputs, averaged over examples; a :data:`NetworkLoss`."""
+    def loss(
+        self, client: str, seen: Params, base: Mapping[str, GrowingSum], rows: Sequence[int] | None = None, /
+    ) -> Tensor:
+        """Half the squared error of one client, summed over outputs, averaged over examples; a :class:`NetworkLoss`."""
         x, y = self.data[client]
+        if rows is not None:
+            x, y = x[list(rows)], y[list(rows)]
         for path, weight in self.weights.items():
             x = torch.tanh(x @ (weight.matrix() + self.delta(seen, base, path)).T)
         return 0.5 * (x @ seen["head:out.weight"].T - y).square().sum(-1).mean()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rondo.algorithm import Client, ClientFailed, Fit, Loss, Objective, Round, Upload, Uploads, plain
+from rondo.algorithm import Client, ClientFailed, Fit, Loss, Objective, Round, Upload, Uploads, plain, split_rows
 from rondo.config.schema import ClientsConfig, FaultKind, TrainConfig
 from rondo.errors import StopRequested
 from rondo.models.call import Rows, to_device
@@ -118,9 +118,7 @@ class CohortTrainer:
         for counts, batch in self._steps(stream, steps, 1 if epochs is None else epochs):
             if self.stop is not None and self.stop.is_set():
                 raise StopRequested
-            rows = Rows.of(batch, padded=self.task.padded).to(device)
-            inputs, targets, hidden = self._to_device(batch)
-            loss = self._loss(inputs, targets, hidden, rows, dropout)
+            loss = self._loss(batch, dropout)
             value = objective({**used, **trained}, loss)
             if "out_of_memory" in kinds:
                 raise MemoryError(REHEARSED)
@@ -148,7 +146,7 @@ class CohortTrainer:
             # Free these before the next forward pass: small leftovers would break up the memory that it takes
             # (docs/log/decisions.md, "Page faults and freed memory").
             optimizer.zero_grad(set_to_none=True)
-            del loss, value, inputs, targets, hidden
+            del loss, value
         result = {n: t.detach() for n, t in trained.items()} | pick(statistics, train)
         final = {n: result.get(n, t) for n, t in params.items()}
         table = torch.stack(losses).cpu() if losses else torch.zeros(0, len(self.clients))
@@ -204,24 +202,26 @@ class CohortTrainer:
             return torch.optim.AdamW(tensors, lr=lr, weight_decay=config.weight_decay)
         return torch.optim.SGD(tensors, lr=lr, momentum=config.momentum, weight_decay=config.weight_decay)
 
-    def _loss(
-        self,
-        inputs: Batch,
-        targets: Batch,
-        hidden: Tensor | None,
-        rows: Rows,
-        dropout: Sequence[torch.Generator],
-    ) -> Loss:
-        def loss(seen: Params) -> Tensor:
+    def _loss(self, batch: Sequence[Sequence[Example]], dropout: Sequence[torch.Generator]) -> Loss:
+        """The loss on a batch, one group of examples per client."""
+        rows = Rows.of(batch, padded=self.task.padded).to(self.network.device)
+        inputs, targets, hidden = self._to_device(batch)
+
+        def whole(seen: Params) -> Tensor:
             replaced = self.prefix.replaced(hidden) if self.prefix is not None else contextlib.nullcontext()
             with replaced:
                 output = self.network(seen, self.base, inputs, dropout, rows)
             sums, counts = self.task.loss(output, targets)
             return rows.sum(sums) / rows.sum(counts.to(sums.dtype)).clamp_min(1)
 
-        return loss
+        def parts(share: float) -> tuple[Loss, Loss]:
+            divided = [split_rows(len(group), share) for group in batch]
+            first, second = ([[g[i] for i in d[k]] for g, d in zip(batch, divided, strict=True)] for k in (0, 1))
+            return self._loss(first, dropout), self._loss(second, dropout)
 
-    def _to_device(self, batch: list[list[Example]]) -> tuple[Batch, Batch, Tensor | None]:
+        return Loss(whole, parts)
+
+    def _to_device(self, batch: Sequence[Sequence[Example]]) -> tuple[Batch, Batch, Tensor | None]:
         examples = [e for group in batch for e in group]
         inputs, targets = self.task.collate(examples)
         device = self.network.device
