@@ -85,7 +85,7 @@ def test_methods_with_rank_budgets() -> None:
 
 def test_methods_with_server_optimizers() -> None:
     methods = {name: algorithms.get(name) for name in algorithms.names()}
-    accepted = {name for name, method in methods.items() if method.linear and method.same_coordinates}
+    accepted = {n for n, m in methods.items() if m.linear and m.same_coordinates and not m.server_step}
     assert names_in(section(METHODS, "Server optimizers")) == accepted
 
 

@@ -20,7 +20,7 @@ from rondo.algorithm import Algorithm, Mean, Upload
 from rondo.algorithms.wrappers.wrapper import Wrapper
 from rondo.engine import serialization
 from rondo.engine.server.ledger import Ledger
-from rondo.params import down, head, pick, up
+from rondo.params import AUXILIARY_PREFIX, Params, down, head, pick, up
 from rondo.testing.run import ROUNDS, NotApplicable, Run, largest_gap, require
 
 TOLERANCE = 1e-9
@@ -319,9 +319,9 @@ def law_bytes(algorithm: Algorithm[Any], seed: int, formulas: Formulas | None = 
     client, rank = run.clients[0], run.problem.rank
     for index in range(run.round(0).total):
         shared = run.shared(client, index)
-        received, _ = ledger.send(client.id, replace(shared, params=pick(shared.params, ~head)))
+        received, _ = ledger.send(client.id, replace(shared, params=_headless(shared.params)))
         upload = next(o.upload for o in run.step(index) if o.upload.client == client)
-        sent = ledger.receive(replace(upload, params=pick(upload.params, ~head)))
+        sent = ledger.receive(replace(upload, params=_headless(upload.params)))
         directions = [("up", sent, formulas[0])]
         if index > 0:
             directions.append(("down", received, formulas[1]))
@@ -332,6 +332,11 @@ def law_bytes(algorithm: Algorithm[Any], seed: int, formulas: Formulas | None = 
             )
             require(count == expected, f"round {index}: {count} numbers {way}, the formula says {expected}")
     return ""
+
+
+def _headless(params: Params) -> Params:
+    """``params`` without the head and a method's own numbers about it."""
+    return pick(params, lambda name: not head(name.removeprefix(AUXILIARY_PREFIX)))
 
 
 def law_wrapping(algorithm: Algorithm[Any], seed: int) -> str:

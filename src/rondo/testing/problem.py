@@ -15,8 +15,10 @@ from rondo.params import Params, Select, client_row, everything
 
 
 class NetworkLoss(Protocol):
-    """From (client id, tensors that the network sees, base changes) to a scalar loss; no client axis. ``rows`` are given
-    to methods that split a batch: the numbers of the client's rows to take."""
+    """From (client id, tensors that the network sees, base changes) to a scalar loss; no client axis.
+
+    ``rows``: the numbers of the client's rows to take, for methods that split a batch; left out, all.
+    """
 
     def __call__(
         self,

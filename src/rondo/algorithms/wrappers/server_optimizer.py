@@ -118,7 +118,8 @@ class ServerStepState:
 @final
 @dataclass(frozen=True)
 class ServerStep(Wrapper[ServerStepState]):
-    """``algorithm``, which must be linear, have ``same_coordinates`` and no ``server_step`` of its own, with ``optimizer`` on its server.
+    """``algorithm`` with ``optimizer`` on its server. It must be linear, have ``same_coordinates`` and no
+    ``server_step`` of its own.
 
     The wrapper stays linear: uploads are folded as they arrive. It is never exact, whatever ``algorithm`` is. A tensor
     that no client uploads in a round keeps its moments. A tensor whose next value is not x + step loses them: FedLoRU's
