@@ -73,7 +73,7 @@ def test_full_table_of_methods() -> None:
     rows = re.findall(r"^\| `.*\|$", METHODS.partition("\n## ")[0], re.M)
     expected = []
     for name, entry in algorithms.TABLE.items():
-        row = [f"`{name}`", entry.summary, *entry.flags, entry.up, entry.down, entry.paper]
+        row = [f"`{name}`", entry.summary, *entry.flags, entry.up, entry.down, entry.whole, entry.paper]
         expected.append(f"| {' | '.join(row)} |")
     assert rows == expected
 

@@ -23,7 +23,20 @@ import torch
 from torch import Tensor
 
 from rondo.lowrank import GrowingSum, LowRank
-from rondo.params import FactorStart, Layout, Packed, Params, Select, cast_like, everything, fresh_factors, pad_rank
+from rondo.params import (
+    FactorStart,
+    Layout,
+    Packed,
+    Params,
+    Select,
+    buffer,
+    cast_like,
+    everything,
+    fresh_factors,
+    nothing,
+    pad_rank,
+    pick,
+)
 
 
 @dataclass(frozen=True)
@@ -363,11 +376,19 @@ class Algorithm(ABC, Generic[S]):
     """A federated algorithm. Every subclass is final: a frozen dataclass whose fields are its hyperparameters."""
 
     exact: ClassVar[bool]
-    """The aggregated model's change equals the weighted mean of the clients' changes."""
+    """The aggregated model's change equals the weighted mean of the clients' changes. Without ``needs_factors`` this is
+    said of whole tensors alone, because a mean of factors is not the mean of their products."""
+    needs_factors: ClassVar[bool] = True
+    """It is about low-rank factors. Other methods train whole tensors too, with or without factors beside them."""
     personal: ClassVar[bool] = False
     """Clients keep tensors of their own: each client has its own model, and new clients get a cold-start model."""
+    keeps: ClassVar[Select] = nothing
+    """Those of ``init``'s tensors that stay with their clients by the method's own code: ``local_init`` gives them to a
+    new client. A head that a client then does not hold is trained and sent as any other tensor."""
     default_head: ClassVar[HeadPolicy] = "shared"
     """The policy for a task head when the user does not choose one."""
+    scored_after_adapting: ClassVar[bool] = False
+    """Scores are of a client's model after :meth:`adapt` (Per-FedAvg)."""
     client_ranks: ClassVar[bool] = False
     """Clients may have their own ranks (``Client.rank``), up to the run's."""
     plain_sgd: ClassVar[bool] = False
@@ -394,8 +415,8 @@ class Algorithm(ABC, Generic[S]):
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> S:
         """The server's state before the first round.
 
-        ``params``: A (r, in) and B (out, r) of every adapted module as PEFT initialises them, and the head's tensors
-        unless it is frozen.
+        ``params``: A (r, in) and B (out, r) of every adapted module as PEFT initialises them, whole tensors that are
+        trained, their statistics, and the head's tensors unless it is frozen.
         ``weights``: the frozen matrices by module path.
 
         Where clients have a byte budget, ``init`` is also called before the model is loaded, with matrices of zeros and
@@ -414,6 +435,16 @@ class Algorithm(ABC, Generic[S]):
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         """Local training of the trainer's K clients (client axis on every tensor). Returns the uploads and the tensors
         that the clients keep."""
+
+    def adapt(self, shared: Shared, local: Params, trainer: Trainer) -> Params:
+        """The tensors of the trainer's K new clients, ``local`` (client axis on every tensor), fitted to their rows
+        with everything shared frozen. A client without tensors of its own has nothing to fit."""
+        if not local:
+            return {}
+        # A forward pass in training updates statistics in place: give it copies.
+        statistics = {n: t.clone() for n, t in pick(shared.params, buffer).items()}
+        frozen = replace(shared, params={**shared.params, **statistics})
+        return trainer.fit(local, objective=lambda own, loss: loss(self.view(frozen, own))).params
 
     def expand(self, state: S, upload: Upload) -> Upload:
         """``upload`` in the server's coordinates, where all uploads have the same names and shapes. Default: the

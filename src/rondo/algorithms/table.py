@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
 from rondo.algorithms import formulas
-from rondo.algorithms.formulas import Numbers
+from rondo.algorithms.formulas import Numbers, Whole
 
 Rule: TypeAlias = Literal[
     "clip", "median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "nnm-trimmed-mean"
@@ -57,12 +57,17 @@ class Entry:
     needs_factors: bool = True
     """Whether it is about low-rank factors. Other methods train whole tensors too, and nothing else if there are no
     factors."""
+    whole: Whole = "all"
+    """Whole tensors that travel, up and down, of those that the method is given. A head that is local or frozen by
+    ``model.head`` is not."""
 
     @property
     def flags(self) -> tuple[str, str, str]:
-        """Exact, linear and personal, in words. "one rank": linear where clients have no ranks of their own."""
+        """Exact, linear and personal, in words. "whole": exact where whole tensors are trained alone. "one rank":
+        linear where clients have no ranks of their own."""
+        exact = ("yes" if self.needs_factors else "whole") if self.exact else "no"
         linear = ("one rank" if self.client_ranks else "yes") if self.linear else "no"
-        return "yes" if self.exact else "no", linear, "yes" if self.personal else "no"
+        return exact, linear, "yes" if self.personal else "no"
 
 
 _CYCLE_FIELDS = {"tau": int, "restart": Literal["random", "momentum"]}
@@ -377,6 +382,7 @@ TABLE: dict[str, Entry] = {
         down_numbers=formulas.corrected,
         fields={"option": Literal["I", "II"], "server_lr": float},
         needs_factors=False,
+        whole="twice all",
     ),
     "ditto": Entry(
         cls="rondo.algorithms.ditto:Ditto",

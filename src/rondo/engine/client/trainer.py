@@ -106,7 +106,8 @@ class CohortTrainer:
         # A forward pass updates statistics in place: give it copies, which count if they are to be trained.
         statistics = {n: t.detach().clone() for n, t in pick(params, buffer).items()}
         used = {**params, **statistics}
-        optimizer = self._optimizer(leaves, self.lr if lr is None else lr)
+        # Without leaves a fit is forward passes, which update statistics.
+        optimizer = self._optimizer(leaves, self.lr if lr is None else lr) if leaves else None
         dropout = [self.round.attempt_generator("dropout", c.id, stream) for c in self.clients]
         device = self.network.device
         alive = torch.ones(len(self.clients), dtype=torch.bool, device=device)
@@ -131,21 +132,10 @@ class CohortTrainer:
             alive = alive & (value.detach().isfinite() | ~training)
             stepping = alive & training
             losses.append(torch.where(training, value.detach(), math.nan))
-            torch.where(stepping, value, 0.0).sum().backward()  # type: ignore[no-untyped-call]
-            with torch.no_grad():
-                if config.max_grad_norm > 0:
-                    _clip(leaves, config.max_grad_norm)
-                # Restore clients that do not step: momentum and decay would move them even without a gradient.
-                # On an accelerator always keep a copy, because asking whether all step would wait for the device.
-                all_step = device.type == "cpu" and bool(stepping.all())
-                copies = None if all_step else [t.detach().clone() for t in leaves]
-                optimizer.step()
-                if copies is not None:
-                    for tensor, before in zip(leaves, copies, strict=True):
-                        tensor.copy_(torch.where(_as_wide(stepping, tensor), tensor, before))
-            # Free these before the next forward pass: small leftovers would break up the memory that it takes
-            # (docs/log/decisions.md, "Page faults and freed memory").
-            optimizer.zero_grad(set_to_none=True)
+            if optimizer is not None:
+                self._take_step(optimizer, leaves, value, stepping)
+            # Free these and the gradients before the next forward pass: small leftovers would break up the memory that
+            # it takes (docs/log/decisions.md, "Page faults and freed memory").
             del loss, value
         result = {n: t.detach() for n, t in trained.items()} | pick(statistics, train)
         final = {n: result.get(n, t) for n, t in params.items()}
@@ -154,6 +144,24 @@ class CohortTrainer:
         self._find_failed(final, table, taken)
         mean = table.nan_to_num(0.0).sum(0) / taken.clamp_min(1)
         return Fit(final, taken, seen, mean)
+
+    def _take_step(
+        self, optimizer: torch.optim.Optimizer, leaves: Sequence[Tensor], value: Tensor, stepping: Tensor
+    ) -> None:
+        """One step of the clients that are ``stepping``, shape (K,), down the gradient of ``value``, shape (K,)."""
+        torch.where(stepping, value, 0.0).sum().backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            if self.train.max_grad_norm > 0:
+                _clip(leaves, self.train.max_grad_norm)
+            # Restore clients that do not step: momentum and decay would move them even without a gradient.
+            # On an accelerator always keep a copy, because asking whether all step would wait for the device.
+            all_step = self.network.device.type == "cpu" and bool(stepping.all())
+            copies = None if all_step else [t.detach().clone() for t in leaves]
+            optimizer.step()
+            if copies is not None:
+                for tensor, before in zip(leaves, copies, strict=True):
+                    tensor.copy_(torch.where(_as_wide(stepping, tensor), tensor, before))
+        optimizer.zero_grad(set_to_none=True)
 
     def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:
         """See :meth:`rondo.algorithm.Trainer.upload`. Clients in ``failed`` upload nothing."""
