@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -27,6 +28,14 @@ NAMES = algorithms.names()
 
 
 HEADS = ("shared", "local", "frozen")
+
+
+EVERY_HEAD = [
+    pytest.param(name, policy, marks=() if i % 3 == j else pytest.mark.slow)
+    for i, name in enumerate(NAMES)
+    for j, policy in enumerate(HEADS)
+]
+"""Every algorithm with every head policy. Each algorithm has one policy in the default run, the policies in turn."""
 
 
 RANK = 3
