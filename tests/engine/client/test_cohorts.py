@@ -21,7 +21,7 @@ import tiny
 from composed import Composed
 from rondo import algorithms
 from rondo.algorithm import Algorithm, Client, Round, Upload
-from rondo.algorithms.wrappers.local_head import LocalHead
+from rondo.algorithms.wrappers.local import Local
 from rondo.config import RunConfig, load
 from rondo.data.population import Member, Population
 from rondo.engine.client.cohorts import divided, in_order, in_turn, one_cohort
@@ -99,7 +99,7 @@ def make(
         initial |= network.initial_head
     algorithm: Algorithm[Any] = algorithms.get(name)
     if policy == "local":
-        algorithm = LocalHead(algorithm)
+        algorithm = Local(algorithm)
     return Composed(algorithm, network, Task(), people or population(), run or config(), initial)
 
 
