@@ -1,0 +1,117 @@
+"""Golden files of the methods that train whole tensors: a third independent oracle, in NumPy and float64.
+
+    python tests/golden/generate_whole.py            (re)write one JSON per method into whole/
+    python tests/golden/generate_whole.py --check    exit 1 if the files on disk differ
+
+Five clients of different size, of which some miss rounds, one joins late and one never takes part; batches of four
+consecutive rows, so that clients take different numbers of steps; fields other than the default. Written from the
+original papers' equations as our cards give them and from FedRep's paper, none from the code under test. Conventions
+that a paper leaves open are in each method's docstring. L2GD's coins are an input, so nothing is drawn here.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import whole_personal as personal
+import whole_shared as shared
+from generate import difference, to_text
+from whole_problem import LR, ROWS, SCALES, SEED, Network, check_gradients
+
+FOLDER = Path(__file__).parent / "whole"
+EVERYBODY = ("abcde",) * 6
+COINS = (0, 0, 1, 1, 0, 1, 0)  # of six rounds and the one after
+N, P = len(ROWS), 0.4
+L2GD = {"alpha": LR * N * (1 - P), "lambda": 0.7, "p": P, "n": N, "coins": COINS}
+FULL = {"batch": max(ROWS.values())}  # one batch holds all rows
+LITERAL = FULL | {"epochs": 1}
+
+METHODS = {
+    "fedavg": (shared.FedAvg, "plain", {}, {}),
+    "fedavg-norm": (shared.FedAvg, "norm", FULL, {}),
+    "fedprox": (shared.FedProx, "plain", {}, {"mu": 0.3}),
+    "fedprox-factors": (shared.FedProx, "factors", {}, {"mu": 0.3}),
+    "fedper": (shared.FedPer, "plain", {}, {}),
+    "lg-fedavg": (shared.LGFedAvg, "plain", {}, {}),
+    "fedrep": (shared.FedRepUniform, "plain", {}, {"head_epochs": 3}),
+    "fedrep-norm": (shared.FedRep, "norm", FULL, {"head_epochs": 3}),
+    "fedrep-factors": (shared.FedRep, "factors", {}, {"head_epochs": 3}),
+    "local": (shared.Local, "plain", {}, {}),
+    "per-fedavg": (shared.PerFedAvg, "plain", {}, {"inner_lr": 0.15, "form": "first-order"}),
+    "per-fedavg-free": (shared.PerFedAvg, "plain", {}, {"inner_lr": 0.15, "form": "hessian-free", "delta": 0.01}),
+    "per-fedavg-hessian": (shared.PerFedAvg, "plain", {}, {"inner_lr": 0.15, "form": "hessian"}),
+    "scaffold-1": (shared.Scaffold, "plain", FULL | {"epochs": 3}, {"option": 1, "server_lr": 0.8}),
+    "scaffold-2": (shared.Scaffold, "plain", {}, {"option": 2, "server_lr": 0.8}),
+    "scaffold-norm": (shared.Scaffold, "norm", FULL, {"option": 2, "server_lr": 0.8, "present": shared.PRESENT[:5]}),
+    "scaffold-factors": (shared.Scaffold, "factors", {}, {"option": 2, "server_lr": 0.8}),
+    "ditto": (personal.Ditto, "plain", {}, {"lambda": 0.7}),
+    "ditto-norm": (personal.Ditto, "norm", FULL, {"lambda": 0.7}),
+    "ditto-factors": (personal.Ditto, "factors", {}, {"lambda": 0.7}),
+    "apfl": (personal.APFL, "plain", {}, {"alpha": 0.3}),
+    "apfl-factors": (personal.APFL, "factors", {}, {"alpha": 0.3}),
+    "apfl-blend": (personal.APFLBlend, "plain", {}, {"alpha": 0.3}),
+    "l2gd": (personal.L2GD, "plain", LITERAL, L2GD | {"present": EVERYBODY}),
+    "l2gd-absent": (personal.L2GD, "plain", {}, L2GD | {"present": shared.PRESENT}),
+    "fed-mtl": (personal.FedMTL, "plain", {}, {"lambda": 0.7}),
+}
+
+
+def golden(name):
+    """The problem, the method's inputs and the expected result of each round, as plain lists and numbers."""
+    cls, kind, training, fields = METHODS[name]
+    net = Network(kind, **training)
+    method = cls(net, fields)
+    found = {"fields": {k: v for k, v in fields.items() if k != "present"}, "network": kind, "seed": SEED, "lr": LR}
+    found |= {"epochs": net.epochs, "batch": net.batch, "weighting": method.weighting, "scale": SCALES}
+    found |= {"W0": net.base, "clients": {c: {"x": x, "y": y} for c, (x, y) in net.data.items()}, "init": net.init}
+    found |= {"expected": method.run(), "adapted": method.adapted(shared.NEWCOMER)}
+    return json.loads(json.dumps(found, default=lambda v: v.tolist()))
+
+
+def check_reductions():
+    """Methods agree where their fields say so. Returns the number of comparisons."""
+
+    def of(key, cls, rounds=6, **fields):
+        method = cls(Network("plain"), fields)
+        results = [{c: v for c, v in r[key].items() if "control:" not in c} for r in method.run()[:rounds]]
+        return json.loads(json.dumps(results, default=lambda v: v.tolist()))
+
+    uniform = type("Uniform", (shared.FedAvg,), {"weighting": "uniform"})
+    apart = L2GD | {"coins": (0,) * 7}
+    fedavg = of("state", shared.FedAvg)
+    pairs = [
+        (of("state", shared.FedProx, mu=0.0), fedavg),
+        (of("state", personal.Ditto, **{"lambda": 0.7}), fedavg),
+        (of("state", personal.APFL, alpha=0.3), fedavg),
+        (of("state", shared.PerFedAvg, inner_lr=0.0, form="hessian"), fedavg),
+        (of("state", shared.Scaffold, 1, option=1, server_lr=1.0), of("state", uniform, 1)),
+        (of("state", shared.Scaffold, 1, option=2, server_lr=1.0), of("state", uniform, 1)),
+        (of("local", personal.APFL, alpha=1.0), of("local", personal.Ditto, **{"lambda": 0.0})),
+        (of("local", personal.L2GD, **apart), of("local", shared.Local)),
+        (of("local", personal.FedMTL, 1, **{"lambda": 0.0}), of("local", shared.Local, 1)),
+    ]
+    assert all(difference(one, other) < 1e-12 for one, other in pairs)
+    return len(pairs)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="compare, write nothing")
+    check, failed = parser.parse_args().check, False
+    print(f"gradients agree with finite differences to {check_gradients():.1e}")
+    print(f"{check_reductions()} reductions hold")
+    for name in METHODS:
+        path, found = FOLDER / f"{name}.json", golden(name)
+        if not check:
+            path.write_text(to_text(found), encoding="utf-8", newline="\n")
+            print(f"wrote whole/{path.name}")
+            continue
+        gap = difference(found, json.loads(path.read_text(encoding="utf-8"))) if path.exists() else float("inf")
+        failed |= not gap <= 1e-12  # true for NaN too
+        print(f"{'ok  ' if gap <= 1e-12 else 'FAIL'} whole/{path.name}: difference {gap:.1e}")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""The methods of ``generate_whole.py`` whose clients keep a whole model of their own beside a shared one."""
+
+from whole_problem import LR
+from whole_shared import FedAvg, minus, plus
+
+
+class Ditto(FedAvg):
+    """Li et al. 2021: w by FedAvg; v <- v - eta (grad F_k(v) + lambda (v - w)), w being the received model and constant
+    in the round. v starts at the first model that the client receives."""
+
+    def own(self, client):
+        return self.local.get(client, self.state)
+
+    def model(self, client):
+        return self.own(client)
+
+    def train(self, t, client):
+        received = self.state
+
+        def pull(v):
+            return {n: self.fields["lambda"] * (v[n] - received[n]) for n in self.net.trained}
+
+        self.local[client] = self.net.descend(self.own(client), client, self.net.trained, extra=pull)
+        return super().train(t, client)
+
+
+class APFL(FedAvg):
+    """Deng et al. 2020, Algorithm 1, alpha fixed: in each step, both from the values before it,
+    w <- w - eta grad F(w) and v <- v - eta alpha grad F(mix), mix = alpha v + (1 - alpha) w. The client's model is the
+    mix with the received w. v starts at the first model that the client receives."""
+
+    def own(self, client):
+        return self.local.get(client, self.state)
+
+    def mix(self, v, w):
+        alpha = self.fields["alpha"]
+        return {n: alpha * v[n] + (1 - alpha) * w[n] for n in v}
+
+    def model(self, client):
+        return self.mix(self.own(client), self.state)
+
+    def train(self, t, client):
+        v, w = self.own(client), self.state
+        for rows in self.net.pieces(client):
+            at_mix, at_w = self.net.grads(self.mix(v, w), rows), self.net.grads(w, rows)
+            v, w = plus(v, -LR * self.fields["alpha"], at_mix), plus(w, -LR, at_w)
+        self.local[client] = v
+        return w
+
+
+class APFLBlend(APFL):
+    """PFLlib's reading: v is trained at v, and after the epochs v <- alpha v + (1 - alpha) w_k, w_k being the client's
+    own w of this round. The client's model is v."""
+
+    def model(self, client):
+        return self.own(client)
+
+    def train(self, t, client):
+        v = self.net.descend(self.own(client), client, self.net.trained)
+        w = FedAvg.train(self, t, client)
+        self.local[client] = self.mix(v, w)
+        return w
+
+
+class L2GD(FedAvg):
+    """Hanzely and Richtarik 2020, Algorithm 1: a coin for all clients. 0, with probability 1 - p:
+    x_i -= alpha / (n (1 - p)) grad F_i(x_i). 1: x_i -= alpha lambda / (n p) (x_i - xbar), xbar being the mean of all
+    x_i. A client sends x_i when a round of the second kind follows one of the first; the mean stays as it is in
+    between. Uniform means; n: all clients.
+
+    Where some clients are absent, xbar is the mean over those that sent last, and x_i starts at the first xbar that the
+    client receives."""
+
+    weighting = "uniform"
+
+    def own(self, client):
+        return self.local.get(client, self.state)
+
+    def model(self, client):
+        return self.own(client)
+
+    def train(self, t, client):
+        alpha, lam, p, n = (self.fields[k] for k in ("alpha", "lambda", "p", "n"))
+        x = self.own(client)
+        if self.fields["coins"][t]:
+            x = plus(x, -alpha * lam / (n * p), minus(x, self.state))
+        else:
+            x = self.net.descend(x, client, self.net.trained, lr=alpha / (n * (1 - p)))
+        self.local[client] = x
+        return x if not self.fields["coins"][t] and self.fields["coins"][t + 1] else {}
+
+
+class FedMTL(FedAvg):
+    """Smith et al. 2017 with the fixed relationship of mean-regularised multi-task learning, Omega = I - 11^T / m:
+    sum F_i(w_i) + lambda / 2 sum |w_i - wbar|^2, so w_i <- w_i - eta (grad F_i(w_i) + lambda (w_i - wbar)). wbar is the
+    uniform mean of the models sent last and constant in the round. w_i starts at the first wbar that the client
+    receives."""
+
+    weighting = "uniform"
+
+    def own(self, client):
+        return self.local.get(client, self.state)
+
+    def model(self, client):
+        return self.own(client)
+
+    def train(self, t, client):
+        centre = self.state
+
+        def pull(w):
+            return {n: self.fields["lambda"] * (w[n] - centre[n]) for n in self.net.trained}
+
+        self.local[client] = self.net.descend(self.own(client), client, self.net.trained, extra=pull)
+        return self.local[client]
