@@ -24,6 +24,9 @@ EVERYBODY = ("abcde",) * 6
 COINS = (0, 0, 1, 1, 0, 1, 0)  # of six rounds and the one after
 N, P = len(ROWS), 0.4
 L2GD = {"alpha": LR * N * (1 - P), "lambda": 0.7, "p": P, "n": N, "coins": COINS}
+FEDREP = {"head_epochs": 3, "body_epochs": 1}
+MAML = {"inner_lr": 0.15, "delta": 0.01}
+DITTO = {"lambda": 0.7, "epochs": 3}
 FULL = {"batch": max(ROWS.values())}  # one batch holds all rows
 LITERAL = FULL | {"epochs": 1}
 
@@ -34,22 +37,25 @@ METHODS = {
     "fedprox-factors": (shared.FedProx, "factors", {}, {"mu": 0.3}),
     "fedper": (shared.FedPer, "plain", {}, {}),
     "lg-fedavg": (shared.LGFedAvg, "plain", {}, {}),
-    "fedrep": (shared.FedRepUniform, "plain", {}, {"head_epochs": 3}),
-    "fedrep-norm": (shared.FedRep, "norm", FULL, {"head_epochs": 3}),
-    "fedrep-factors": (shared.FedRep, "factors", {}, {"head_epochs": 3}),
+    "fedrep": (shared.FedRepUniform, "plain", {}, FEDREP | {"unit": "epochs"}),
+    "fedrep-updates": (shared.FedRep, "plain", {}, FEDREP | {"unit": "updates"}),
+    "fedrep-norm": (shared.FedRep, "norm", FULL, FEDREP | {"unit": "epochs"}),
+    "fedrep-factors": (shared.FedRep, "factors", {}, FEDREP | {"unit": "epochs"}),
     "local": (shared.Local, "plain", {}, {}),
-    "per-fedavg": (shared.PerFedAvg, "plain", {}, {"inner_lr": 0.15, "form": "first-order"}),
-    "per-fedavg-free": (shared.PerFedAvg, "plain", {}, {"inner_lr": 0.15, "form": "hessian-free", "delta": 0.01}),
-    "per-fedavg-hessian": (shared.PerFedAvg, "plain", {}, {"inner_lr": 0.15, "form": "hessian"}),
+    "per-fedavg": (shared.PerFedAvg, "plain", {}, MAML | {"form": "first-order", "support": None}),
+    "per-fedavg-split": (shared.PerFedAvg, "plain", {}, MAML | {"form": "first-order", "support": 0.75}),
+    "per-fedavg-free": (shared.PerFedAvg, "plain", {}, MAML | {"form": "hessian-free", "support": None}),
+    "per-fedavg-free-split": (shared.PerFedAvg, "plain", {}, MAML | {"form": "hessian-free", "support": 0.75}),
     "scaffold-1": (shared.Scaffold, "plain", FULL | {"epochs": 3}, {"option": 1, "server_lr": 0.8}),
     "scaffold-2": (shared.Scaffold, "plain", {}, {"option": 2, "server_lr": 0.8}),
     "scaffold-norm": (shared.Scaffold, "norm", FULL, {"option": 2, "server_lr": 0.8, "present": shared.PRESENT[:5]}),
     "scaffold-factors": (shared.Scaffold, "factors", {}, {"option": 2, "server_lr": 0.8}),
-    "ditto": (personal.Ditto, "plain", {}, {"lambda": 0.7}),
-    "ditto-norm": (personal.Ditto, "norm", FULL, {"lambda": 0.7}),
-    "ditto-factors": (personal.Ditto, "factors", {}, {"lambda": 0.7}),
+    "ditto": (personal.Ditto, "plain", {}, DITTO),
+    "ditto-norm": (personal.Ditto, "norm", FULL, DITTO),
+    "ditto-factors": (personal.Ditto, "factors", {}, DITTO),
     "apfl": (personal.APFL, "plain", {}, {"alpha": 0.3}),
     "apfl-factors": (personal.APFL, "factors", {}, {"alpha": 0.3}),
+    "apfl-adaptive": (personal.APFLAdaptive, "plain", {}, {"alpha": 0.3}),
     "apfl-blend": (personal.APFLBlend, "plain", {}, {"alpha": 0.3}),
     "l2gd": (personal.L2GD, "plain", LITERAL, L2GD | {"present": EVERYBODY}),
     "l2gd-absent": (personal.L2GD, "plain", {}, L2GD | {"present": shared.PRESENT}),
@@ -82,12 +88,12 @@ def check_reductions():
     fedavg = of("state", shared.FedAvg)
     pairs = [
         (of("state", shared.FedProx, mu=0.0), fedavg),
-        (of("state", personal.Ditto, **{"lambda": 0.7}), fedavg),
+        (of("state", personal.Ditto, **DITTO), fedavg),
         (of("state", personal.APFL, alpha=0.3), fedavg),
-        (of("state", shared.PerFedAvg, inner_lr=0.0, form="hessian"), fedavg),
+        (of("state", shared.PerFedAvg, inner_lr=0.0, form="hessian", support=None), fedavg),
         (of("state", shared.Scaffold, 1, option=1, server_lr=1.0), of("state", uniform, 1)),
         (of("state", shared.Scaffold, 1, option=2, server_lr=1.0), of("state", uniform, 1)),
-        (of("local", personal.APFL, alpha=1.0), of("local", personal.Ditto, **{"lambda": 0.0})),
+        (of("local", personal.APFL, alpha=1.0), of("local", personal.Ditto, **{"lambda": 0.0, "epochs": 2})),
         (of("local", personal.L2GD, **apart), of("local", shared.Local)),
         (of("local", personal.FedMTL, 1, **{"lambda": 0.0}), of("local", shared.Local, 1)),
     ]

@@ -1,12 +1,14 @@
 """The methods of ``generate_whole.py`` whose clients keep a whole model of their own beside a shared one."""
 
+import numpy as np
 from whole_problem import LR
 from whole_shared import FedAvg, minus, plus
 
 
 class Ditto(FedAvg):
     """Li et al. 2021: w by FedAvg; v <- v - eta (grad F_k(v) + lambda (v - w)), w being the received model and constant
-    in the round. v starts at the first model that the client receives."""
+    in the round. v takes ``epochs``, of which w may take another number. v starts at the first model that the client
+    receives."""
 
     def own(self, client):
         return self.local.get(client, self.state)
@@ -20,7 +22,8 @@ class Ditto(FedAvg):
         def pull(v):
             return {n: self.fields["lambda"] * (v[n] - received[n]) for n in self.net.trained}
 
-        self.local[client] = self.net.descend(self.own(client), client, self.net.trained, extra=pull)
+        v, epochs = self.own(client), self.fields["epochs"]
+        self.local[client] = self.net.descend(v, client, self.net.trained, epochs=epochs, extra=pull)
         return super().train(t, client)
 
 
@@ -32,8 +35,8 @@ class APFL(FedAvg):
     def own(self, client):
         return self.local.get(client, self.state)
 
-    def mix(self, v, w):
-        alpha = self.fields["alpha"]
+    def mix(self, v, w, alpha=None):
+        alpha = self.fields["alpha"] if alpha is None else alpha
         return {n: alpha * v[n] + (1 - alpha) * w[n] for n in v}
 
     def model(self, client):
@@ -45,6 +48,31 @@ class APFL(FedAvg):
             at_mix, at_w = self.net.grads(self.mix(v, w), rows), self.net.grads(w, rows)
             v, w = plus(v, -LR * self.fields["alpha"], at_mix), plus(w, -LR, at_w)
         self.local[client] = v
+        return w
+
+
+class APFLAdaptive(APFL):
+    """Each client has an alpha of its own. In the first step of a round, from the values before it,
+    alpha <- alpha - eta <v - w, grad F(mix)>, kept within 0 and 1; the other steps and the model take the new one."""
+
+    def alpha(self, client):
+        return float(self.local.get(client, {"alpha": self.fields["alpha"]})["alpha"])
+
+    def own(self, client):
+        return {n: v for n, v in self.local.get(client, self.state).items() if n != "alpha"}
+
+    def model(self, client):
+        return self.mix(self.own(client), self.state, self.alpha(client))
+
+    def train(self, t, client):
+        v, w, alpha = self.own(client), self.state, self.alpha(client)
+        for step, rows in enumerate(self.net.pieces(client)):
+            at_mix, at_w = self.net.grads(self.mix(v, w, alpha), rows), self.net.grads(w, rows)
+            slope = sum(np.sum((v[n] - w[n]) * at_mix[n]) for n in at_mix)
+            v, w = plus(v, -LR * alpha, at_mix), plus(w, -LR, at_w)
+            if step == 0:
+                alpha = min(max(alpha - LR * slope, 0.0), 1.0)
+        self.local[client] = v | {"alpha": np.array(alpha)}
         return w
 
 

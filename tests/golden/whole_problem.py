@@ -70,15 +70,12 @@ class Network:
     def buffers(self):
         return tuple(n for n in self.init if n.startswith("buffer:"))
 
-    def pieces(self, client, epochs=None):
+    def pieces(self, client, epochs=None, updates=None):
         """The batches of a training, in order: consecutive rows, each epoch from the first row on."""
         x, y = self.data[client]
-        for _ in range(self.epochs if epochs is None else epochs):
-            for first in range(0, len(x), self.batch):
-                yield x[first : first + self.batch], y[first : first + self.batch]
-
-    def steps(self, client, epochs=None):
-        return len(list(self.pieces(client, epochs)))
+        once = [(x[k : k + self.batch], y[k : k + self.batch]) for k in range(0, len(x), self.batch)]
+        count = len(once) * (self.epochs if epochs is None else epochs) if updates is None else updates
+        return [once[step % len(once)] for step in range(count)]
 
     # --- the network ----------------------------------------------------------------
 
@@ -143,13 +140,13 @@ class Network:
         moved = self.grads({n: t[n] + 1j * h * direction[n] for n in self.trained}, rows)
         return {n: g.imag / h for n, g in moved.items()}
 
-    def descend(self, t, client, names, *, epochs=None, lr=LR, extra=None, statistics=True):
+    def descend(self, t, client, names, *, epochs=None, updates=None, lr=LR, extra=None, statistics=True):
         """Gradient steps on the named tensors, batch after batch.
 
         ``extra``: what is added to the gradient, as a function of t.
         ``statistics``: whether forward passes change the running statistics.
         """
-        for rows in self.pieces(client, epochs):
+        for rows in self.pieces(client, epochs, updates):
             grads = self.grads(t, rows, names)
             more = extra(t) if extra else {}
             seen = self.statistics(t, rows) if statistics else {}

@@ -126,12 +126,14 @@ class LGFedAvg(FedPer):
 
 
 class FedRep(FedPer):
-    """Collins et al. 2021, Algorithm 1 in epochs: the head with the received body, then the body with the new head."""
+    """Collins et al. 2021, Algorithm 1: the head with the received body, then the body with the new head, each for
+    ``head_epochs`` and ``body_epochs``. ``unit``: "updates", as Algorithm 1 counts, or "epochs", as section 5 does."""
 
     def train(self, t, client):
-        epochs = self.fields["head_epochs"]
-        after = self.net.descend(self.model(client), client, self.net.head, epochs=epochs, statistics=False)
-        return self.keep(client, self.net.descend(after, client, self.net.body))
+        unit = self.fields["unit"]
+        first, then = ({unit: self.fields[f"{part}_epochs"]} for part in ("head", "body"))
+        after = self.net.descend(self.model(client), client, self.net.head, statistics=False, **first)
+        return self.keep(client, self.net.descend(after, client, self.net.body, **then))
 
     def adapted(self, client):
         return {}  # the number of epochs is open
@@ -154,28 +156,37 @@ class Local(FedPer):
 
 
 class PerFedAvg(FedAvg):
-    """Fallah et al. 2020, Algorithm 1: in each step w <- w - beta (I - a H(w)) g, g = grad F(w - a grad F(w)), beta the
-    run's rate. One batch serves as the paper's D, D' and D''.
+    """Fallah et al. 2020, Algorithm 1: in each step w <- w - beta (I - a H(w)) g, g = grad F(w - a grad F(w; D); D'),
+    beta the run's rate. H is of D, so the step is along the gradient of F(w - a grad F(w; D); D').
 
     ``form``: "first-order" without H; "hessian-free" H(w) g by (grad F(w + d g) - grad F(w - d g)) / (2 d);
     "hessian" H(w) g itself.
+    ``support``: the share of a batch's rows that are D, the first ones; D' is the others. None: both are the batch.
     """
 
     def train(self, t, client):
         w = self.state
         for rows in self.net.pieces(client):
-            w = plus(w, -LR, self.meta_gradient(w, rows))
+            w = plus(w, -LR, self.meta_gradient(w, *self.divided(rows)))
         return w
 
-    def meta_gradient(self, w, rows):
+    def divided(self, rows):
+        """D and D'. Each has a row at least; one row is both."""
+        share, count = self.fields["support"], len(rows[0])
+        if share is None or count == 1:
+            return rows, rows
+        size = min(max(round(share * count), 1), count - 1)
+        return tuple(part[:size] for part in rows), tuple(part[size:] for part in rows)
+
+    def meta_gradient(self, w, support, target):
         a, form = self.fields["inner_lr"], self.fields["form"]
-        g = self.net.grads(plus(w, -a, self.net.grads(w, rows)), rows)
+        g = self.net.grads(plus(w, -a, self.net.grads(w, support)), target)
         if form == "first-order":
             return g
         if form == "hessian":
-            return plus(g, -a, self.net.hessian_times(w, rows, g))
+            return plus(g, -a, self.net.hessian_times(w, support, g))
         d = self.fields["delta"]
-        above, below = (self.net.grads(plus(w, s * d, g), rows) for s in (1, -1))
+        above, below = (self.net.grads(plus(w, s * d, g), support) for s in (1, -1))
         return plus(g, -a / (2 * d), minus(above, below))
 
     def adapted(self, client):
@@ -209,7 +220,7 @@ class Scaffold(FedAvg):
         if self.fields["option"] == 1:
             new = self.net.grads(x, self.net.data[client])
         else:
-            k = self.net.steps(client)
+            k = len(self.net.pieces(client))
             new = {n: ci[n] - self.c[n] + (x[n] - y[n]) / (k * LR) for n in names}
             self.check_mean(client, x, correction(x), new)
         self.local[client] = control(new)
