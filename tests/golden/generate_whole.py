@@ -20,8 +20,8 @@ from generate import difference, to_text
 from whole_problem import LR, ROWS, SCALES, SEED, Network, check_gradients
 
 FOLDER = Path(__file__).parent / "whole"
-EVERYBODY = ("abcde",) * 6
-COINS = (0, 0, 1, 1, 0, 1, 0)  # of six rounds and the one after
+EVERYBODY = ("abcde",) * 4
+COINS = (0, 0, 1, 1, 0, 1, 0, 1, 1, 1, 0, 0, 0, 1, 0, 0, 1, 1, 0)  # six rounds
 N, P = len(ROWS), 0.4
 L2GD = {"alpha": LR * N * (1 - P), "lambda": 0.7, "p": P, "n": N, "coins": COINS}
 FEDREP = {"head_epochs": 3, "body_epochs": 1}
@@ -55,11 +55,14 @@ METHODS = {
     "ditto-factors": (personal.Ditto, "factors", {}, DITTO),
     "apfl": (personal.APFL, "plain", {}, {"alpha": 0.3}),
     "apfl-factors": (personal.APFL, "factors", {}, {"alpha": 0.3}),
-    "apfl-adaptive": (personal.APFLAdaptive, "plain", {}, {"alpha": 0.3}),
+    "apfl-norm": (personal.APFL, "norm", FULL, {"alpha": 0.3, "present": shared.PRESENT[:5]}),
+    "apfl-adaptive": (personal.APFLAdaptive, "plain", {}, {"alpha": 0.3, "when": "round"}),
+    "apfl-adaptive-steps": (personal.APFLAdaptive, "plain", {}, {"alpha": 0.3, "when": "step"}),
     "apfl-blend": (personal.APFLBlend, "plain", {}, {"alpha": 0.3}),
-    "l2gd": (personal.L2GD, "plain", LITERAL, L2GD | {"present": EVERYBODY}),
-    "l2gd-absent": (personal.L2GD, "plain", {}, L2GD | {"present": shared.PRESENT}),
+    "l2gd": (personal.L2GD, "plain", LITERAL, L2GD | {"coins": COINS[:13], "present": EVERYBODY}),
+    "l2gd-absent": (personal.L2GD, "plain", {}, L2GD),
     "fed-mtl": (personal.FedMTL, "plain", {}, {"lambda": 0.7}),
+    "fed-mtl-norm": (personal.FedMTL, "norm", FULL, {"lambda": 0.7, "present": shared.PRESENT[:5]}),
 }
 
 
@@ -84,7 +87,7 @@ def check_reductions():
         return json.loads(json.dumps(results, default=lambda v: v.tolist()))
 
     uniform = type("Uniform", (shared.FedAvg,), {"weighting": "uniform"})
-    apart = L2GD | {"coins": (0,) * 7}
+    apart = L2GD | {"lambda": 0.0, "coins": (1, 0) * 6}
     fedavg = of("state", shared.FedAvg)
     pairs = [
         (of("state", shared.FedProx, mu=0.0), fedavg),
@@ -94,7 +97,7 @@ def check_reductions():
         (of("state", shared.Scaffold, 1, option=1, server_lr=1.0), of("state", uniform, 1)),
         (of("state", shared.Scaffold, 1, option=2, server_lr=1.0), of("state", uniform, 1)),
         (of("local", personal.APFL, alpha=1.0), of("local", personal.Ditto, **{"lambda": 0.0, "epochs": 2})),
-        (of("local", personal.L2GD, **apart), of("local", shared.Local)),
+        (of("local", personal.L2GD, 1, **apart), of("local", shared.Local, 1)),
         (of("local", personal.FedMTL, 1, **{"lambda": 0.0}), of("local", shared.Local, 1)),
     ]
     assert all(difference(one, other) < 1e-12 for one, other in pairs)

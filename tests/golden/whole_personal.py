@@ -30,14 +30,15 @@ class Ditto(FedAvg):
 class APFL(FedAvg):
     """Deng et al. 2020, Algorithm 1, alpha fixed: in each step, both from the values before it,
     w <- w - eta grad F(w) and v <- v - eta alpha grad F(mix), mix = alpha v + (1 - alpha) w. The client's model is the
-    mix with the received w. v starts at the first model that the client receives."""
+    mix with the received w. v starts at the first model that the client receives. v's statistics are the mix's own:
+    passes at the mix change them, and nothing mixes them."""
 
     def own(self, client):
         return self.local.get(client, self.state)
 
     def mix(self, v, w, alpha=None):
         alpha = self.fields["alpha"] if alpha is None else alpha
-        return {n: alpha * v[n] + (1 - alpha) * w[n] for n in v}
+        return v | {n: alpha * v[n] + (1 - alpha) * w[n] for n in self.net.trained}
 
     def model(self, client):
         return self.mix(self.own(client), self.state)
@@ -45,15 +46,18 @@ class APFL(FedAvg):
     def train(self, t, client):
         v, w = self.own(client), self.state
         for rows in self.net.pieces(client):
-            at_mix, at_w = self.net.grads(self.mix(v, w), rows), self.net.grads(w, rows)
+            mix = self.mix(v, w)
+            at_mix, at_w = self.net.grads(mix, rows), self.net.grads(w, rows)
+            v, w = v | self.net.statistics(mix, rows), w | self.net.statistics(w, rows)
             v, w = plus(v, -LR * self.fields["alpha"], at_mix), plus(w, -LR, at_w)
         self.local[client] = v
         return w
 
 
 class APFLAdaptive(APFL):
-    """Each client has an alpha of its own. In the first step of a round, from the values before it,
-    alpha <- alpha - eta <v - w, grad F(mix)>, kept within 0 and 1; the other steps and the model take the new one."""
+    """Each client has an alpha of its own, alpha <- alpha - eta <v - w, grad F(mix)> from the values before the step,
+    kept within 0 and 1. ``when``: "round", in the first step of each round, as the paper's code, or "step", in every
+    one, as the paper's equation counts. Later steps and the model take the new alpha."""
 
     def alpha(self, client):
         return float(self.local.get(client, {"alpha": self.fields["alpha"]})["alpha"])
@@ -70,7 +74,7 @@ class APFLAdaptive(APFL):
             at_mix, at_w = self.net.grads(self.mix(v, w, alpha), rows), self.net.grads(w, rows)
             slope = sum(np.sum((v[n] - w[n]) * at_mix[n]) for n in at_mix)
             v, w = plus(v, -LR * alpha, at_mix), plus(w, -LR, at_w)
-            if step == 0:
+            if step == 0 or self.fields["when"] == "step":
                 alpha = min(max(alpha - LR * slope, 0.0), 1.0)
         self.local[client] = v | {"alpha": np.array(alpha)}
         return w
@@ -93,13 +97,19 @@ class APFLBlend(APFL):
 class L2GD(FedAvg):
     """Hanzely and Richtarik 2020, Algorithm 1: a coin for all clients. 0, with probability 1 - p:
     x_i -= alpha / (n (1 - p)) grad F_i(x_i). 1: x_i -= alpha lambda / (n p) (x_i - xbar), xbar being the mean of all
-    x_i. A client sends x_i when a round of the second kind follows one of the first; the mean stays as it is in
-    between. Uniform means; n: all clients.
+    x_i, which pulls leave as it is. So clients send x_i only when a 1 follows a 0, and a round is what comes before:
+    ones, then zeros. The first round's ones would change nothing. n: all clients.
 
-    Where some clients are absent, xbar is the mean over those that sent last, and x_i starts at the first xbar that the
-    client receives."""
+    A 0 is E epochs here. Where some clients are absent, xbar is the mean over those that sent last, and x_i starts at
+    the first xbar that the client receives."""
 
     weighting = "uniform"
+
+    def start(self):
+        text = "".join(map(str, self.fields["coins"]))
+        self.blocks = [[int(coin) for coin in block] for block in text.replace("01", "0 1").split()]
+        assert len(self.blocks) == len(self.present)
+        return super().start()
 
     def own(self, client):
         return self.local.get(client, self.state)
@@ -110,12 +120,13 @@ class L2GD(FedAvg):
     def train(self, t, client):
         alpha, lam, p, n = (self.fields[k] for k in ("alpha", "lambda", "p", "n"))
         x = self.own(client)
-        if self.fields["coins"][t]:
-            x = plus(x, -alpha * lam / (n * p), minus(x, self.state))
-        else:
-            x = self.net.descend(x, client, self.net.trained, lr=alpha / (n * (1 - p)))
+        for coin in self.blocks[t]:
+            if coin:
+                x = plus(x, -alpha * lam / (n * p), minus(x, self.state))
+            else:
+                x = self.net.descend(x, client, self.net.trained, lr=alpha / (n * (1 - p)))
         self.local[client] = x
-        return x if not self.fields["coins"][t] and self.fields["coins"][t + 1] else {}
+        return x
 
 
 class FedMTL(FedAvg):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rondo.algorithm import Client, Fit, Objective, Round, Upload, Uploads, plain
+from rondo.algorithm import Client, Fit, Loss, Objective, Round, Upload, Uploads, plain
 from rondo.params import Params, Select, buffer, client_row, everything
 
 H, HB = "head:out.weight", "head:out.bias"
@@ -56,6 +56,15 @@ def pieces(rows: Rows, batch: int, *, epochs: int | None, steps: int | None) -> 
     return [once[s % len(once)] for s in range(count)]
 
 
+def divided(rows: Rows, share: float) -> tuple[Rows, Rows]:
+    """The first ``share`` of the rows, and the others; a single row is both."""
+    count = len(rows[0])
+    if count == 1:
+        return rows, rows
+    size = min(max(round(share * count), 1), count - 1)
+    return (rows[0][:size], rows[1][:size]), (rows[0][size:], rows[1][size:])
+
+
 @dataclass
 class BatchTrainer:
     """A :class:`rondo.algorithm.Trainer` of plain SGD for clients that differ in their number of batches."""
@@ -68,6 +77,7 @@ class BatchTrainer:
     epochs: int
     batch: int
     weights: Mapping[str, float]
+    support: float | None = None
     fits: list[Params] = field(default_factory=list)
 
     def fit(
@@ -90,7 +100,8 @@ class BatchTrainer:
             active = step < counts
             trained = {n: t.clone().requires_grad_() for n, t in result.items() if train(n) and not buffer(n)}
             statistics = {n: t.clone() for n, t in result.items() if buffer(n)}
-            value = objective({**result, **trained, **statistics}, self._network(batches, step))
+            now = [b[min(step, len(b) - 1)] for b in batches]  # of a client that has finished, any
+            value = objective({**result, **trained, **statistics}, self._loss(now))
             grads = torch.autograd.grad(value[active].sum(), list(trained.values()), allow_unused=True)
             losses += torch.where(active, value.detach() / counts.clamp(min=1), 0.0)
             moved = {
@@ -102,15 +113,21 @@ class BatchTrainer:
         self.fits.append(result)
         return Fit(result, counts, torch.tensor([sum(len(x) for x, _ in b) for b in batches]), losses)
 
-    def _network(self, batches: Sequence[list[Rows]], step: int) -> Callable[[Params], Tensor]:
-        def loss(seen: Params) -> Tensor:
-            each = [
-                self.network.loss(client_row(seen, k), b[min(step, len(b) - 1)]) if b else torch.zeros(()).double()
-                for k, b in enumerate(batches)
-            ]
-            return torch.stack(each)
+    def _loss(self, now: Sequence[Rows]) -> Loss:
+        """The loss of each client on its rows. ``support``: whether the first of them are divided from the others;
+        without it, both parts are all."""
 
-        return loss
+        def whole(seen: Params) -> Tensor:
+            return torch.stack([self.network.loss(client_row(seen, k), rows) for k, rows in enumerate(now)])
+
+        def parts(share: float) -> tuple[Loss, Loss]:
+            if self.support is None:
+                return self._loss(now), self._loss(now)
+            assert share == self.support
+            both = [divided(rows, share) for rows in now]
+            return self._loss([one for one, _ in both]), self._loss([other for _, other in both])
+
+        return Loss(whole, parts)
 
     def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:
         """See :meth:`rondo.algorithm.Trainer.upload`."""
