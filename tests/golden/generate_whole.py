@@ -27,6 +27,7 @@ L2GD = {"alpha": LR * N * (1 - P), "lambda": 0.7, "p": P, "n": N, "coins": COINS
 FEDREP = {"head_epochs": 3, "body_epochs": 1}
 MAML = {"inner_lr": 0.15, "delta": 0.01}
 DITTO = {"lambda": 0.7, "epochs": 3}
+SCAFFOLD = {"server_lr": 0.8}
 FULL = {"batch": max(ROWS.values())}  # one batch holds all rows
 LITERAL = FULL | {"epochs": 1}
 
@@ -46,10 +47,11 @@ METHODS = {
     "per-fedavg-split": (shared.PerFedAvg, "plain", {}, MAML | {"form": "first-order", "support": 0.75}),
     "per-fedavg-free": (shared.PerFedAvg, "plain", {}, MAML | {"form": "hessian-free", "support": None}),
     "per-fedavg-free-split": (shared.PerFedAvg, "plain", {}, MAML | {"form": "hessian-free", "support": 0.75}),
-    "scaffold-1": (shared.Scaffold, "plain", FULL | {"epochs": 3}, {"option": 1, "server_lr": 0.8}),
-    "scaffold-2": (shared.Scaffold, "plain", {}, {"option": 2, "server_lr": 0.8}),
-    "scaffold-norm": (shared.Scaffold, "norm", FULL, {"option": 2, "server_lr": 0.8, "present": shared.PRESENT[:5]}),
-    "scaffold-factors": (shared.Scaffold, "factors", {}, {"option": 2, "server_lr": 0.8}),
+    "scaffold-1": (shared.Scaffold, "plain", FULL | {"epochs": 3}, SCAFFOLD | {"option": 1}),
+    "scaffold-1-batches": (shared.Scaffold, "plain", {}, SCAFFOLD | {"option": 1, "present": shared.PRESENT[:3]}),
+    "scaffold-2": (shared.Scaffold, "plain", {}, SCAFFOLD | {"option": 2}),
+    "scaffold-norm": (shared.Scaffold, "norm", FULL, SCAFFOLD | {"option": 2, "present": shared.PRESENT[:5]}),
+    "scaffold-factors": (shared.Scaffold, "factors", {}, SCAFFOLD | {"option": 2}),
     "ditto": (personal.Ditto, "plain", {}, DITTO),
     "ditto-norm": (personal.Ditto, "norm", FULL, DITTO),
     "ditto-factors": (personal.Ditto, "factors", {}, DITTO),

@@ -20,12 +20,11 @@ from whole_trainer import BatchTrainer, WholeNetwork, tensors
 
 from rondo import algorithms
 from rondo.algorithm import Algorithm, Client, Round, Shared, Upload, Weight
+from rondo.algorithms.table import TABLE
 from rondo.params import Params, add_client_axis, client_row, stack_clients
 
 HERE = Path(__file__).parent
 NAMES = sorted(path.stem for path in (HERE / "whole").glob("*.json"))
-OURS = ["fedavg", "fedprox", "fedper", "lg-fedavg", "fedrep", "local", "ditto", "apfl", "l2gd", "per-fedavg"]
-OURS += ["scaffold", "fed-mtl"]
 FIXED: dict[str, dict[str, Any]] = {
     "apfl": {"mixing": "during", "adaptive": False},
     "apfl-factors": {"mixing": "during", "adaptive": False},
@@ -34,6 +33,12 @@ FIXED: dict[str, dict[str, Any]] = {
     "apfl-blend": {"mixing": "after", "adaptive": False},
 }
 """Fields by which a file's method is chosen."""
+OPEN = {
+    "apfl-adaptive": "ours moves alpha in every step, the paper's code in the first of a round",
+    "apfl-adaptive-steps": "ours lets alpha leave [0, 1] within a round and cuts it at the end",
+    "scaffold-1-batches": "ours takes the mean over batches, a short last batch counting as a full one",
+}
+"""Files from which our method differs, and how."""
 FORMS = {"first-order": "fo", "hessian-free": "hf"}
 OPTIONS = {1: "I", 2: "II"}
 
@@ -51,7 +56,7 @@ class Whole:
 
     @property
     def method(self) -> str:
-        return max((name for name in OURS if self.name.startswith(name)), key=len)
+        return max((name for name in TABLE if self.name.startswith(name)), key=len)
 
     @property
     def algorithm(self) -> Algorithm[Any]:
@@ -141,6 +146,10 @@ def feed_coins(whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Round, "generator", lambda self, *_: torch.Generator().manual_seed(seeds[self.index]))
 
 
+def marked(name: str) -> Any:
+    return pytest.param(name, marks=pytest.mark.xfail(reason=OPEN[name], strict=True) if name in OPEN else ())
+
+
 def draws_of(seed: int, like: tuple[list[bool], list[bool]], p: float) -> tuple[list[bool], list[bool]]:
     """Whether each of a generator's first numbers is below p, and then whether each is below 1 - p."""
     generator = torch.Generator().manual_seed(seed)
@@ -150,8 +159,12 @@ def draws_of(seed: int, like: tuple[list[bool], list[bool]], p: float) -> tuple[
     )
 
 
+def test_every_whole_method_has_a_golden_file() -> None:
+    assert {Whole.read(name).method for name in NAMES} == {n for n, entry in TABLE.items() if not entry.needs_factors}
+
+
 @pytest.mark.parametrize("cohort", [False, True], ids=["one by one", "cohort"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [marked(name) for name in NAMES])
 def test_whole_tensors_and_absent_clients(name: str, cohort: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Whole.read(name)
     algorithm = whole.algorithm

@@ -2,7 +2,7 @@
 
 import numpy as np
 from whole_problem import LR
-from whole_shared import FedAvg, minus, plus
+from whole_shared import FedAvg, minus, pick, plus
 
 
 class Ditto(FedAvg):
@@ -100,8 +100,8 @@ class L2GD(FedAvg):
     x_i, which pulls leave as it is. So clients send x_i only when a 1 follows a 0, and a round is what comes before:
     ones, then zeros. The first round's ones would change nothing. n: all clients.
 
-    A 0 is E epochs here. Where some clients are absent, xbar is the mean over those that sent last, and x_i starts at
-    the first xbar that the client receives."""
+    A 0 is E epochs here. Statistics are not pulled. Where some clients are absent, xbar is the mean over those that
+    sent last, and x_i starts at the first xbar that the client receives."""
 
     weighting = "uniform"
 
@@ -122,7 +122,7 @@ class L2GD(FedAvg):
         x = self.own(client)
         for coin in self.blocks[t]:
             if coin:
-                x = plus(x, -alpha * lam / (n * p), minus(x, self.state))
+                x = plus(x, -alpha * lam / (n * p), minus(pick(x, self.net.trained), self.state))
             else:
                 x = self.net.descend(x, client, self.net.trained, lr=alpha / (n * (1 - p)))
         self.local[client] = x

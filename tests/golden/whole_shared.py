@@ -112,7 +112,8 @@ class FedPer(FedAvg):
 
     def adapted(self, client):
         """The start's own part, fitted for a round's epochs, all that is shared being frozen."""
-        return self.net.descend(self.model(client), client, self.kept(), statistics=False)
+        own = [n for n in self.kept() if n in self.net.trained]
+        return self.net.descend(self.model(client), client, own, statistics=set(self.net.buffers) <= set(self.kept()))
 
 
 class LGFedAvg(FedPer):
@@ -195,10 +196,10 @@ class PerFedAvg(FedAvg):
 
 
 class Scaffold(FedAvg):
-    """Karimireddy et al. 2020, Algorithm 1: y <- y - eta (g(y) - c_i + c), K steps from y = x. c_i+ is grad F_i(x)
-    (option I) or c_i - c + (x - y) / (K eta) (option II). The server: x += eta_g mean(y - x), c += sum(c_i+ - c_i) / N,
-    both uniform, N being all clients. All control variates start at zero. Running statistics are averaged alone. The
-    expected uploads hold y; the change of c_i shows in the state."""
+    """Karimireddy et al. 2020, Algorithm 1: y <- y - eta (g(y) - c_i + c), K steps from y = x. Option I: c_i+ is
+    grad F_i(x) over all rows. Option II: c_i+ = c_i - c + (x - y) / (K eta). The server: x += eta_g mean(y - x),
+    c += sum(c_i+ - c_i) / N, both uniform, N being all clients. All control variates start at zero. Running statistics
+    are averaged alone. The expected uploads hold y; the change of c_i shows in the state."""
 
     weighting = "uniform"
 
