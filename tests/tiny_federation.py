@@ -12,13 +12,13 @@ from torch import Tensor
 import tiny
 from composed import Composed
 from rondo import algorithms
-from rondo.algorithm import Algorithm, Client, Round
-from rondo.algorithms.wrappers.local_head import LocalHead
+from rondo.algorithm import Client, HeadPolicy, Round
 from rondo.config import RunConfig, load
 from rondo.data.population import Member, Population
 from rondo.lowrank import GrowingSum
 from rondo.models.adapted_network import AdaptedNetwork
 from rondo.params import Params, head, pick
+from rondo.runs.wrapping import with_policies
 from rondo.tasks.classification import SequenceClassification
 from rondo.tasks.task import Batch
 from rondo.tasks.token_store import TextExample
@@ -26,7 +26,17 @@ from rondo.tasks.token_store import TextExample
 NAMES = algorithms.names()
 
 
-HEADS = ("shared", "local", "frozen")
+HEADS: tuple[HeadPolicy, ...] = ("shared", "local", "frozen")
+
+
+def refused(name: str, policy: HeadPolicy) -> bool:
+    """Whether the method would keep or send nothing, although it divides the model."""
+    keeps = algorithms.load(name).keeps
+    return (keeps == head and policy == "frozen") or (keeps == ~head and policy != "shared")
+
+
+PAIRS = [(name, policy) for name in NAMES for policy in HEADS if not refused(name, policy)]
+"""Every method with every head policy that it goes with."""
 
 
 RANK = 3
@@ -85,7 +95,7 @@ ALONE = config(simulation={"cohort": 1})
 
 def make(
     name: str = "rolora",
-    policy: str = "shared",
+    policy: HeadPolicy = "shared",
     *,
     people: Population | None = None,
     run: RunConfig | None = None,
@@ -101,9 +111,7 @@ def make(
     initial = {n: t if n.endswith(".A") else 0 * t for n, t in tiny.factors(sites, 1, dtype=dtype).items()}
     if policy != "frozen":
         initial |= network.initial_head
-    algorithm: Algorithm[Any] = algorithms.get(name, **fields)
-    if policy == "local":
-        algorithm = LocalHead(algorithm)
+    algorithm = with_policies(algorithms.get(name, **fields), policy)
     return Composed(algorithm, network, Task(), people or population(SIZES), run or config(), initial)
 
 
