@@ -263,6 +263,12 @@ CASES = [
         "a server optimizer that a method does not allow",
         {"algorithm": {"name": "lora-fair"}, "server": {"optimizer": "adam"}},
     ),
+    Case(
+        "config",
+        "a server optimizer for a method with a step of its own",
+        {"algorithm": {"name": "scaffold"}, "server": {"optimizer": "adam"}},
+    ),
+    Case("config", "an optimizer that a method cannot read", {"algorithm": {"name": "scaffold", "option": "II"}}),
     Case("config", "a class that is not there", {"algorithm": {"name": "no_such_module:X"}}),
     Case("config", "a class that is no algorithm", {"algorithm": {"name": "json:JSONDecoder"}}),
     Case("config", "a field's impossible value", {"algorithm": {"name": "rolora", "alternate_for": 7.0}}),
