@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +14,7 @@ from rondo.config.schema import (
     BUILTIN_DATA,
     BUILTIN_IMAGES,
     BUILTIN_MODEL,
+    BUILTIN_NETWORKS,
     ClientsConfig,
     FaultKind,
     ModelConfig,
@@ -124,10 +126,28 @@ def cross_checks(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             "model.name", f"no such file or folder: {config.model.name!r}; mend the path, or give a Hugging Face name"
         )
-    if config.model.name.startswith("builtin:") and config.model.name != BUILTIN_MODEL:
-        yield Problem("model.name", f"unknown built-in; did you mean {BUILTIN_MODEL!r}?")
+    builtin = (BUILTIN_MODEL, *BUILTIN_NETWORKS)
+    if config.model.name.startswith("builtin:") and config.model.name not in builtin:
+        near = difflib.get_close_matches(config.model.name, builtin, n=1) or [BUILTIN_MODEL]
+        yield Problem("model.name", f"unknown built-in; did you mean {near[0]!r}?")
+    yield from _whole_checks(config)
     yield from _source_checks(config)
     yield from _gguf_checks(config.model)
+
+
+def _whole_checks(config: RunConfig) -> Iterator[Problem]:
+    """Keys of models that are trained whole, or have no checkpoint."""
+    model = config.model
+    own = own_code.is_name(model.name) or model.name in BUILTIN_NETWORKS
+    if model.norm != "batch" and not model.name.startswith("builtin:resnet"):
+        yield Problem("model.norm", f"only the built-in residual networks have it, not {model.name!r}: remove it")
+    if model.head_layers is not None and not own:
+        yield Problem("model.head_layers", "the head of a transformers model is known: remove it")
+    if model.buffers != "average" and not own and config.whole_tensors is None:
+        yield Problem("model.buffers", "the frozen layers' statistics stay as they are: remove it, or set train.what")
+    if config.adapter.from_scratch and config.adapter.init_lora_weights is not True:
+        message = "both factors are drawn as A is by default: remove init_lora_weights"
+        yield Problem("adapter.from_scratch", message)
 
 
 def _gguf_checks(model: ModelConfig) -> Iterator[Problem]:

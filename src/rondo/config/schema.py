@@ -28,6 +28,15 @@ def _text_keys(value: Any) -> Any:
 
 
 BUILTIN_MODEL = "builtin:minilm"
+BUILTIN_NETWORKS = (
+    "builtin:cnn",
+    "builtin:mlp",
+    "builtin:resnet10",
+    "builtin:resnet18",
+    "builtin:relu",
+    "builtin:lstm",
+)
+"""Networks with random weights (:mod:`rondo.models.classical`)."""
 BUILTIN_DATA = "builtin:home-intents"
 BUILTIN_IMAGES = "builtin:digits"
 GIVEN = "given in Python"
@@ -86,15 +95,19 @@ class AdapterConfig(_Section):
     """Start of the factors; ``true`` is Kaiming-uniform A and B = 0."""
     start_from: str | None = None
     """Folder of an existing adapter to continue from."""
+    from_scratch: bool = False
+    """Train the adapted layers from nothing: their frozen weights are set to zero and both factors are random, as in
+    the official code of FedLoRU and FedHM. Only for a model without a hub."""
 
 
 class ModelConfig(_Section):
     """The model."""
 
     name: str = BUILTIN_MODEL
-    """A folder, a GGUF file, a Hugging Face name, ``builtin:minilm``, or ``package.module:factory``: a function of the
-    configuration and the task that returns a ``rondo.models.network.Network`` of one's own. In Python,
-    ``rondo.run`` takes a model in its place."""
+    """A folder, a GGUF file, a Hugging Face name, ``builtin:minilm``, a network with random weights (``builtin:cnn``,
+    ``builtin:mlp``, ``builtin:resnet10``, ``builtin:resnet18``, ``builtin:lstm``, ``builtin:relu``), or
+    ``package.module:factory``: a function of the configuration and the task that returns a ``torch.nn.Module`` or a
+    ``rondo.models.network.Network`` of one's own. In Python, ``rondo.run`` takes a model in its place."""
     head: Literal["shared", "local", "frozen"] | None = None
     """Task head: sent and averaged, kept by each client, or not trained. Left out, the algorithm's own choice."""
     revision: str | None = None
@@ -394,6 +407,11 @@ class EvaluationConfig(_Section):
     ``every`` or, without a test set, of ``clients_every``."""
     batch_size: Positive = 64
     """Rows per batch."""
+    fine_tune_epochs: Annotated[int, Field(ge=0)] = 0
+    """Also score each client's model after so many epochs of training on the client's own rows (the "+FT" of papers)
+    wherever clients are scored."""
+    fine_tune: Literal["all", "head"] = "all"
+    """Tensors that this fine-tuning trains."""
     local_only: bool = False
     """Also train each client alone, as a baseline."""
 
@@ -439,7 +457,14 @@ class RunConfig(_Section):
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
 
     @property
+    def whole_tensors(self) -> Literal["all", "head"] | list[str] | None:
+        """Whole tensors to train, as ``train.what`` names them. A built-in network without a section ``[adapter]``
+        trains all, since its weights are random."""
+        scratch = self.model.name in BUILTIN_NETWORKS and "adapter" not in self.model_fields_set
+        return "all" if self.train.what is None and scratch else self.train.what
+
+    @property
     def has_factors(self) -> bool:
-        """Whether low-rank factors are trained: always, unless ``train.what`` names whole tensors and there is no
-        section ``[adapter]``."""
-        return self.train.what is None or "adapter" in self.model_fields_set
+        """Whether low-rank factors are trained: always, unless there are whole tensors to train and no section
+        ``[adapter]``."""
+        return self.whole_tensors is None or "adapter" in self.model_fields_set

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from rondo import own_code
-from rondo.config.schema import GIVEN, RunConfig
+from rondo.config.schema import BUILTIN_NETWORKS, GIVEN, RunConfig
 from rondo.errors import ConfigError, Problem
-from rondo.models import own_network, peft
+from rondo.models import classical_outline, own_network, peft
 from rondo.models.adapted_layer import Site
 from rondo.models.given import copied, copied_tokenizer
 from rondo.models.model import Outline
@@ -29,6 +29,7 @@ from rondo.models.pretrained import (
     locate,
 )
 from rondo.models.transformer import Transformer, load_transformer
+from rondo.models.whole_model import trained_names
 from rondo.tasks import table as tasks
 from rondo.tasks.task import Task
 
@@ -48,6 +49,8 @@ def look(
     """
     if own_code.is_name(config.model.name):
         return own_network.look(config, labels)
+    if config.model.name in BUILTIN_NETWORKS:
+        return classical_outline.look(config, labels)
     if config.task.kind not in tasks.TABLE:
         message = "a task of one's own needs a network of its own: name it as package.module:factory"
         raise ConfigError.at("model.name", message)
@@ -139,11 +142,24 @@ def _outline(config: RunConfig, labels: Sequence[str], found: _Found) -> Transfo
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # loading the model repeats them
-            sites = peft.plan(found.module, config.adapter, kind.peft, found.head, config.seed).sites
+            if config.has_factors:
+                sites = peft.plan(found.module, config.adapter, kind.peft, found.head, config.seed).sites
+        trained_names(config, found.module, found.head, sites)
     except ConfigError as error:
         problems += error.problems
+    problems += _of_whole_training(config)
     task = tasks.load(config.task.kind).of(config.task, tokenizer, labels)
     return TransformerOutline(task, sites, problems, found.name, found.known, tokenizer, limit, found.loaded)
+
+
+def _of_whole_training(config: RunConfig) -> Iterator[Problem]:
+    """Keys that a checkpoint does not go with."""
+    if config.adapter.from_scratch:
+        message = "it would set pre-trained weights to zero: remove it, or take a built-in network"
+        yield Problem("adapter.from_scratch", message)
+    if config.model.quantization is not None and config.whole_tensors is not None:
+        message = "weights that are trained whole cannot be int8: remove it, or remove train.what"
+        yield Problem("model.quantization", message)
 
 
 def _text_problems(config: RunConfig, found: _Found, limit: int) -> Iterator[Problem]:

@@ -104,7 +104,7 @@ def card(
     return "\n".join(sections) + "\n"
 
 
-_TITLES = {"adapter": "LoRA adapter", "merged": "Model", "tensors": "Tensors"}
+_TITLES = {"adapter": "LoRA adapter", "merged": "Model", "weights": "Model", "tensors": "Tensors"}
 _PACKAGES = {"peft": "PEFT", "rondo-fl": "Rondo", "torch": "PyTorch", "transformers": "Transformers"}
 
 
@@ -113,13 +113,13 @@ def _header(facts: Facts, form: Form) -> str:
     from huggingface_hub import ModelCardData
 
     kind = tasks.TABLE.get(facts.config.task.kind)
-    base = facts.model if form != "tensors" and facts.model != GIVEN else None
+    base = facts.model if form in ("adapter", "merged") and facts.model != GIVEN else None
     tags = ["federated-learning"]
     if form == "adapter":
         tags += ["lora", "transformers", *([f"base_model:adapter:{base}"] if base is not None else [])]
     data = ModelCardData(
         base_model=base,
-        library_name={"adapter": "peft", "merged": "transformers", "tensors": None}[form],
+        library_name={"adapter": "peft", "merged": "transformers"}.get(form),
         pipeline_tag=kind.pipeline if kind is not None else None,
         tags=sorted(tags),
     )
@@ -171,6 +171,9 @@ def _loading(facts: Facts, form: Form) -> str:
     """The lines that load the result without Rondo."""
     if form == "tensors":
         return f"`tensors.safetensors` has the tensors that the network {_code(facts.config.model.name)} takes."
+    if form == "weights":
+        name = _code(facts.config.model.name)
+        return f'`model.safetensors` has the state of {name}: `module.load_state_dict(load_file("model.safetensors"))`.'
     kind = tasks.TABLE[facts.config.task.kind]
     if form == "merged" and kind.inputs == "image":
         code = f'from transformers import {kind.auto}\n\nmodel = {kind.auto}.from_pretrained("."){_FOLDER}\n'

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rondo.algorithm import Client, ClientFailed, Fit, Loss, Objective, Round, Upload, Uploads, plain
+from rondo.algorithm import Client, ClientFailed, Fit, Loss, Objective, Round, Upload, Uploads, plain, split_rows
 from rondo.config.schema import ClientsConfig, FaultKind, TrainConfig
 from rondo.errors import StopRequested
 from rondo.models.call import Rows, to_device
@@ -106,7 +106,8 @@ class CohortTrainer:
         # A forward pass updates statistics in place: give it copies, which count if they are to be trained.
         statistics = {n: t.detach().clone() for n, t in pick(params, buffer).items()}
         used = {**params, **statistics}
-        optimizer = self._optimizer(leaves, self.lr if lr is None else lr)
+        # Without leaves a fit is forward passes, which update statistics.
+        optimizer = self._optimizer(leaves, self.lr if lr is None else lr) if leaves else None
         dropout = [self.round.attempt_generator("dropout", c.id, stream) for c in self.clients]
         augmenting = [self.round.attempt_generator("augment", c.id, stream) for c in self.clients]
         device = self.network.device
@@ -119,9 +120,7 @@ class CohortTrainer:
         for counts, batch in self._steps(stream, steps, 1 if epochs is None else epochs):
             if self.stop is not None and self.stop.is_set():
                 raise StopRequested
-            rows = Rows.of(batch, padded=self.task.padded).to(device)
-            inputs, targets, hidden = self._to_device(batch, augmenting)
-            loss = self._loss(inputs, targets, hidden, rows, dropout)
+            loss = self._loss(batch, dropout, augmenting)
             value = objective({**used, **trained}, loss)
             if "out_of_memory" in kinds:
                 raise MemoryError(REHEARSED)
@@ -134,22 +133,11 @@ class CohortTrainer:
             alive = alive & (value.detach().isfinite() | ~training)
             stepping = alive & training
             losses.append(torch.where(training, value.detach(), math.nan))
-            torch.where(stepping, value, 0.0).sum().backward()  # type: ignore[no-untyped-call]
-            with torch.no_grad():
-                if config.max_grad_norm > 0:
-                    _clip(leaves, config.max_grad_norm)
-                # Restore clients that do not step: momentum and decay would move them even without a gradient.
-                # On an accelerator always keep a copy, because asking whether all step would wait for the device.
-                all_step = device.type == "cpu" and bool(stepping.all())
-                copies = None if all_step else [t.detach().clone() for t in leaves]
-                optimizer.step()
-                if copies is not None:
-                    for tensor, before in zip(leaves, copies, strict=True):
-                        tensor.copy_(torch.where(_as_wide(stepping, tensor), tensor, before))
-            # Free these before the next forward pass: small leftovers would break up the memory that it takes
-            # (docs/log/decisions.md, "Page faults and freed memory").
-            optimizer.zero_grad(set_to_none=True)
-            del loss, value, inputs, targets, hidden
+            if optimizer is not None:
+                self._take_step(optimizer, leaves, value, stepping)
+            # Free these and the gradients before the next forward pass: small leftovers would break up the memory that
+            # it takes (docs/log/decisions.md, "Page faults and freed memory").
+            del loss, value
         result = {n: t.detach() for n, t in trained.items()} | pick(statistics, train)
         final = {n: result.get(n, t) for n, t in params.items()}
         table = torch.stack(losses).cpu() if losses else torch.zeros(0, len(self.clients))
@@ -157,6 +145,24 @@ class CohortTrainer:
         self._find_failed(final, table, taken)
         mean = table.nan_to_num(0.0).sum(0) / taken.clamp_min(1)
         return Fit(final, taken, seen, mean)
+
+    def _take_step(
+        self, optimizer: torch.optim.Optimizer, leaves: Sequence[Tensor], value: Tensor, stepping: Tensor
+    ) -> None:
+        """One step of the clients that are ``stepping``, shape (K,), down the gradient of ``value``, shape (K,)."""
+        torch.where(stepping, value, 0.0).sum().backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            if self.train.max_grad_norm > 0:
+                _clip(leaves, self.train.max_grad_norm)
+            # Restore clients that do not step: momentum and decay would move them even without a gradient.
+            # On an accelerator always keep a copy, because asking whether all step would wait for the device.
+            all_step = self.network.device.type == "cpu" and bool(stepping.all())
+            copies = None if all_step else [t.detach().clone() for t in leaves]
+            optimizer.step()
+            if copies is not None:
+                for tensor, before in zip(leaves, copies, strict=True):
+                    tensor.copy_(torch.where(_as_wide(stepping, tensor), tensor, before))
+        optimizer.zero_grad(set_to_none=True)
 
     def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:
         """See :meth:`rondo.algorithm.Trainer.upload`. Clients in ``failed`` upload nothing."""
@@ -207,23 +213,30 @@ class CohortTrainer:
 
     def _loss(
         self,
-        inputs: Batch,
-        targets: Batch,
-        hidden: Tensor | None,
-        rows: Rows,
+        batch: Sequence[Sequence[Example]],
         dropout: Sequence[torch.Generator],
+        augmenting: Sequence[torch.Generator],
     ) -> Loss:
-        def loss(seen: Params) -> Tensor:
+        """The loss on a batch, one group of examples per client."""
+        rows = Rows.of(batch, padded=self.task.padded).to(self.network.device)
+        inputs, targets, hidden = self._to_device(batch, augmenting)
+
+        def whole(seen: Params) -> Tensor:
             replaced = self.prefix.replaced(hidden) if self.prefix is not None else contextlib.nullcontext()
             with replaced:
                 output = self.network(seen, self.base, inputs, dropout, rows)
             sums, counts = self.task.loss(output, targets)
             return rows.sum(sums) / rows.sum(counts.to(sums.dtype)).clamp_min(1)
 
-        return loss
+        def parts(share: float) -> tuple[Loss, Loss]:
+            divided = [split_rows(len(group), share) for group in batch]
+            first, second = ([[g[i] for i in d[k]] for g, d in zip(batch, divided, strict=True)] for k in (0, 1))
+            return self._loss(first, dropout, augmenting), self._loss(second, dropout, augmenting)
+
+        return Loss(whole, parts)
 
     def _to_device(
-        self, batch: list[list[Example]], augmenting: Sequence[torch.Generator]
+        self, batch: Sequence[Sequence[Example]], augmenting: Sequence[torch.Generator]
     ) -> tuple[Batch, Batch, Tensor | None]:
         examples = [e for group in batch for e in group]
         inputs, targets = self.task.collate(examples)
