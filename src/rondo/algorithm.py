@@ -210,6 +210,18 @@ class Trainer(Protocol):
         ``epochs``, ``steps`` and ``lr`` default to the run's. Raises :class:`ClientFailed`.
         """
 
+    def solve(self, params: Params, *, train: Select) -> Fit:
+        """The exact minimiser of each client's loss on all of its rows, over the selected tensors of ``params`` (client
+        axis K). Of several minimisers, it is the smallest.
+
+        The loss must be the squared error of an output that is linear in these tensors taken together (an offset is
+        allowed); anything else is refused with :class:`rondo.errors.ConfigError`. Raises :class:`ClientFailed`.
+        """
+
+    def second_moment(self, params: Params, *, of: Select) -> Tensor:
+        """The mean over each client's rows of g g^T, with g the gradient of one row's loss in the ``n`` numbers of the
+        selected tensors, in their order: shape (K, n, n). Raises :class:`ClientFailed`."""
+
     def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:
         """One :class:`Upload` per client. ``weight``, shape (K,), defaults to the run's weighting."""
 
@@ -337,6 +349,9 @@ class Algorithm(ABC, Generic[S]):
     readable: ClassVar[bool] = True
     """An expanded upload, put in place of the broadcast tensors, is its client's model. If False, aggregating that
     upload alone gives the client's model."""
+    least_squares: ClassVar[bool] = False
+    """Clients minimise exactly (:meth:`Trainer.solve`) or take plain gradient steps on all rows. The task must be one
+    of least squares, and the optimizer sgd without momentum, decay and clipping."""
     varying_shapes: ClassVar[bool] = False
     """A client's uploads may differ in shape, e.g. when they hold a choice of slots. :meth:`expand` then checks them
     and raises :class:`UnreadableUpload`."""

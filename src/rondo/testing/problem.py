@@ -10,10 +10,13 @@ from torch import Tensor
 
 from rondo.algorithm import Client, Fit, Objective, Round, Upload, Uploads, Weight, plain
 from rondo.lowrank import GrowingSum
-from rondo.params import Params, Select, client_row, everything
+from rondo.params import Params, Select, client_row, everything, pick, stack_clients
 
 NetworkLoss = Callable[[str, Params, Mapping[str, GrowingSum]], Tensor]
 """From (client id, tensors that the network sees, base changes) to a scalar loss; no client axis."""
+
+RowLosses = Callable[[str, Params, Mapping[str, GrowingSum]], Tensor]
+"""The same to a loss for each of the client's rows."""
 
 
 @dataclass
@@ -27,6 +30,8 @@ class SgdTrainer:
     steps: int = 3
     lr: float = 0.1
     weights: Mapping[str, float] = field(default_factory=dict)
+    rows: RowLosses | None = None
+    """The losses of single rows, for :meth:`second_moment`."""
     fits: list[Params] = field(default_factory=list)
     """The tensors that each call of ``fit`` returned."""
 
@@ -56,6 +61,45 @@ class SgdTrainer:
         self.fits.append(result)
         step_counts = torch.full((len(self.clients),), count)
         return Fit(result, step_counts, step_counts * torch.tensor([c.num_examples for c in self.clients]), losses)
+
+    def solve(self, params: Params, *, train: Select) -> Fit:
+        """See :meth:`rondo.algorithm.Trainer.solve`; without steps nothing is solved. It is a Newton step from zero,
+        exact for a quadratic loss. Raises ValueError if the loss is no quadratic function of the selected tensors."""
+        selected = pick(params, train)
+        solved = []
+        for k, client in enumerate(self.clients if self.steps else ()):
+            start = client_row(selected, k)
+
+            def loss(flat: Tensor, client: Client = client, k: int = k, like: Params = start) -> Tensor:
+                parts = torch.split(flat, [t.numel() for t in like.values()])
+                seen = {n: part.reshape(t.shape) for (n, t), part in zip(like.items(), parts, strict=True)}
+                return self.loss(client.id, {**client_row(params, k), **seen}, self.base)
+
+            zero = torch.zeros(sum(t.numel() for t in start.values()), dtype=torch.float64)
+            curvature = torch.func.hessian(loss)
+            if not torch.allclose(curvature(zero), curvature(torch.arange(1.0, len(zero) + 1).double().cos())):
+                raise ValueError(f"the loss is not quadratic in {', '.join(selected)}")
+            flat = -torch.linalg.pinv(curvature(zero), hermitian=True) @ torch.func.grad(loss)(zero)
+            parts = torch.split(flat, [t.numel() for t in start.values()])
+            solved.append({n: part.reshape(t.shape) for (n, t), part in zip(start.items(), parts, strict=True)})
+        result = {**params, **stack_clients(solved)}
+        self.fits.append(result)
+        once = torch.ones(len(self.clients), dtype=torch.long)
+        return Fit(result, once, torch.tensor([c.num_examples for c in self.clients]), self._network(result))
+
+    def second_moment(self, params: Params, *, of: Select) -> Tensor:
+        """See :meth:`rondo.algorithm.Trainer.second_moment`. Raises ValueError without :attr:`rows`."""
+        if self.rows is None:
+            raise ValueError("this trainer knows no losses of single rows")
+        moments = []
+        for k, client in enumerate(self.clients):
+            seen = client_row(params, k)
+            leaves = {n: t.clone().requires_grad_() for n, t in pick(seen, of).items()}
+            losses = self.rows(client.id, {**seen, **leaves}, self.base)
+            grads = [torch.autograd.grad(x, list(leaves.values()), retain_graph=True) for x in losses]
+            each = torch.stack([torch.cat([g.flatten() for g in row]) for row in grads])
+            moments.append(each.T @ each / len(each))
+        return torch.stack(moments)
 
     def _network(self, seen: Params) -> Tensor:
         rows = [self.loss(c.id, client_row(seen, k), self.base) for k, c in enumerate(self.clients)]

@@ -116,6 +116,14 @@ class _HeadBeside:
         self.head = pick(fit.params, head)
         return replace(fit, params=pick(fit.params, ~head))
 
+    def solve(self, params: Params, *, train: Select) -> Fit:
+        """Solve with the heads as they are: the output is seldom linear in both."""
+        fit = self._trainer.solve({**params, **self.head}, train=train & ~head)
+        return replace(fit, params=pick(fit.params, ~head))
+
+    def second_moment(self, params: Params, *, of: Select) -> Tensor:
+        return self._trainer.second_moment({**params, **self.head}, of=of & ~head)
+
     def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:
         return self._trainer.upload(params, weight)
 
