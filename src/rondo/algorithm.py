@@ -23,7 +23,18 @@ import torch
 from torch import Tensor
 
 from rondo.lowrank import GrowingSum, LowRank
-from rondo.params import FactorStart, Layout, Packed, Params, Select, cast_like, everything, fresh_factors, pad_rank
+from rondo.params import (
+    FactorStart,
+    Layout,
+    Packed,
+    Params,
+    Select,
+    cast_like,
+    everything,
+    fresh_factors,
+    nothing,
+    pad_rank,
+)
 
 Loss: TypeAlias = Callable[[Params], Tensor]
 """The network's loss on the current batch, given tensors as ``view`` returns them; shape (K,), one per client."""
@@ -338,8 +349,13 @@ class Algorithm(ABC, Generic[S]):
 
     exact: ClassVar[bool]
     """The aggregated model's change equals the weighted mean of the clients' changes."""
+    needs_factors: ClassVar[bool] = True
+    """It is about low-rank factors. Other methods train whole tensors too, with or without factors beside them."""
     personal: ClassVar[bool] = False
     """Clients keep tensors of their own: each client has its own model, and new clients get a cold-start model."""
+    keeps: ClassVar[Select] = nothing
+    """Those of ``init``'s tensors that stay with their clients by the method's own code: ``local_init`` gives them to a
+    new client. A head that a client then does not hold is trained and sent as any other tensor."""
     default_head: ClassVar[HeadPolicy] = "shared"
     """The policy for a task head when the user does not choose one."""
     client_ranks: ClassVar[bool] = False
@@ -350,8 +366,10 @@ class Algorithm(ABC, Generic[S]):
     """An expanded upload, put in place of the broadcast tensors, is its client's model. If False, aggregating that
     upload alone gives the client's model."""
     least_squares: ClassVar[bool] = False
-    """Clients minimise exactly (:meth:`Trainer.solve`) or take plain gradient steps on all rows. The task must be one
-    of least squares, and the optimizer sgd without momentum, decay and clipping."""
+    """Clients minimise exactly (:meth:`Trainer.solve`), so the task must be one of least squares."""
+    plain_sgd: ClassVar[bool] = False
+    """Local training must be SGD, without momentum and without a limit of the gradient's norm, so that a client's
+    movement is the sum of its gradients."""
     varying_shapes: ClassVar[bool] = False
     """A client's uploads may differ in shape, e.g. when they hold a choice of slots. :meth:`expand` then checks them
     and raises :class:`UnreadableUpload`."""

@@ -18,6 +18,10 @@ def both(r: int, i: int, o: int, t: int, k: int) -> int:
     return r * (i + o)
 
 
+def none(r: int, i: int, o: int, t: int, k: int) -> int:
+    return 0
+
+
 def up(r: int, i: int, o: int, t: int, k: int) -> int:
     return r * o
 

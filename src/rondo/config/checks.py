@@ -9,7 +9,7 @@ from typing import get_args
 
 from rondo import own_code
 from rondo.algorithms.table import SERVER_OPTIONS
-from rondo.config.schema import BUILTIN_DATA, BUILTIN_MODEL, ClientsConfig, FaultKind, ModelConfig, RunConfig
+from rondo.config.schema import BUILTIN_DATA, BUILTIN_MODEL, LINEAR, ClientsConfig, FaultKind, ModelConfig, RunConfig
 from rondo.errors import Problem
 from rondo.tasks import table as tasks
 
@@ -22,10 +22,11 @@ def own_names(config: RunConfig) -> dict[str, str]:
 
 
 def partition_kind(config: RunConfig) -> str:
-    """The kind of partition. If the user names none, the built-in homes are clients by nature and other rows go iid."""
+    """The kind of partition. If the user names none, the built-in homes are clients by nature, as are those of a linear
+    problem, and other rows go iid."""
     if config.partition.kind is not None:
         return config.partition.kind
-    builtin = config.data.source in (None, BUILTIN_DATA) and config.data.clients_from is None
+    builtin = config.data.source in (None, BUILTIN_DATA, LINEAR) and config.data.clients_from is None
     return "natural" if builtin and config.partition.clients is None else "iid"
 
 
@@ -48,7 +49,7 @@ _USED_BY = {
 def cross_checks(config: RunConfig) -> Iterator[Problem]:
     """Yield the faults between keys."""
     partition, clients, data = config.partition, config.clients, config.data
-    own_data = data.source not in (None, BUILTIN_DATA) or data.clients_from is not None
+    own_data = data.source not in (None, BUILTIN_DATA, LINEAR) or data.clients_from is not None
     if config.train.local_epochs is not None and config.train.local_steps is not None:
         yield Problem("train.local_steps", "set local_steps or local_epochs, not both")
     if config.train.momentum and config.train.optimizer != "sgd":
@@ -105,11 +106,41 @@ def cross_checks(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             "model.name", f"no such file or folder: {config.model.name!r}; mend the path, or give a Hugging Face name"
         )
-    if config.model.name.startswith("builtin:") and config.model.name != BUILTIN_MODEL:
+    if config.model.name.startswith("builtin:") and config.model.name not in (BUILTIN_MODEL, LINEAR):
         yield Problem("model.name", f"unknown built-in; did you mean {BUILTIN_MODEL!r}?")
-    if (data.source or "").startswith("builtin:") and data.source != BUILTIN_DATA:
+    if (data.source or "").startswith("builtin:") and data.source not in (BUILTIN_DATA, LINEAR):
         yield Problem("data.source", f"unknown built-in; did you mean {BUILTIN_DATA!r}?")
+    yield from linear_checks(config)
     yield from _gguf_checks(config.model)
+
+
+def linear_checks(config: RunConfig) -> Iterator[Problem]:
+    """Yield the faults of a linear problem: of its section, and of data, task and network that do not go together."""
+    problem, data, model = config.problem, config.data.source == LINEAR, config.model.name == LINEAR
+    if data and config.task.kind != "linear" and ":" not in config.task.kind:
+        yield Problem("task.kind", f"data.source = {LINEAR!r} has rows for kind = 'linear': set it")
+    if model and config.task.kind != "linear":
+        yield Problem("model.name", f"{LINEAR!r} is a network for task.kind = 'linear': set it, or name another")
+    if config.task.kind == "linear" and not model and not own_code.is_name(config.model.name):
+        message = f"kind = 'linear' needs {LINEAR!r}, or a network of one's own as package.module:factory: name one"
+        yield Problem("model.name", message)
+    if not (data or model) and "problem" in config.model_fields_set:
+        yield Problem("problem", f"only data.source = {LINEAR!r} uses this section: set it, or remove the section")
+    if problem.kind == "heads":
+        for key in ("outputs", "spread", "start_distance"):
+            if getattr(problem, key):
+                yield Problem(f"problem.{key}", "only kind = 'factors' uses it: remove it")
+    outputs = problem.inputs if problem.outputs is None else problem.outputs
+    largest = problem.inputs if problem.kind == "heads" else min(problem.inputs, outputs)
+    if problem.rank > largest:
+        yield Problem("problem.rank", f"above {largest}, the most that these sizes allow: lower it")
+    if problem.kind == "heads" and problem.clients < problem.rank:
+        yield Problem("problem.clients", f"fewer than rank = {problem.rank}, so the heads cannot differ: raise it")
+    if problem.design == "isotropic" and problem.rows < problem.inputs:
+        message = f"isotropic inputs need as many rows as inputs, {problem.inputs}: raise it, or take gaussian ones"
+        yield Problem("problem.rows", message)
+    if problem.start_distance is not None and (problem.rank > 1 or problem.inputs < 2):
+        yield Problem("problem.start_distance", "an angle is of one direction of several: set rank = 1, or remove it")
 
 
 def _gguf_checks(model: ModelConfig) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rondo.config.checks import missing_files
-from rondo.config.schema import BUILTIN_DATA, GIVEN, DataConfig, RunConfig
+from rondo.config.schema import BUILTIN_DATA, GIVEN, LINEAR, DataConfig, RunConfig
 from rondo.data.tables import Rows, Table, dataset_rows, rows_of
 from rondo.errors import ConfigError
 
@@ -52,6 +52,8 @@ def load(config: RunConfig, train: Table | None = None, test: Table | None = Non
         return Source(data.clients_from or GIVEN, rows, clients, test_rows)
     if data.source in (None, BUILTIN_DATA):
         return _builtin(config)
+    if data.source == LINEAR:
+        return _linear(config)
     return _local(data, room) if Path(str(data.source)).expanduser().exists() else _hub(data, room)
 
 
@@ -77,6 +79,12 @@ def _builtin(config: RunConfig) -> Source:
     except ImportError as error:
         raise ConfigError.at("data.source", str(error)) from None
     return Source(BUILTIN_DATA, demo.train, None, demo.test, text="text", label="intent", natural="home")
+
+
+def _linear(config: RunConfig) -> Source:
+    from rondo.tasks.linear_problem import LinearProblem
+
+    return Source(LINEAR, LinearProblem.draw(config.problem, config.seed).rows(), None, None, natural="client")
 
 
 def _local(data: DataConfig, room: Room) -> Source:

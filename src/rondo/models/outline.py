@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from rondo import own_code
-from rondo.config.schema import GIVEN, RunConfig
+from rondo.config.schema import GIVEN, LINEAR, RunConfig
 from rondo.errors import ConfigError, Problem
-from rondo.models import own_network, peft
+from rondo.models import linear_problem, own_network, peft
 from rondo.models.adapted_layer import Site
 from rondo.models.given import copied, copied_tokenizer
 from rondo.models.model import Outline
@@ -48,6 +48,8 @@ def look(
     """
     if own_code.is_name(config.model.name):
         return own_network.look(config, labels)
+    if config.model.name == LINEAR:
+        return linear_problem.look(config)
     if config.task.kind not in tasks.TABLE:
         message = "a task of one's own needs a network of its own: name it as package.module:factory"
         raise ConfigError.at("model.name", message)
@@ -124,6 +126,7 @@ def _named(config: RunConfig, labels: Sequence[str]) -> _Found:
 
 def _outline(config: RunConfig, labels: Sequence[str], found: _Found) -> TransformerOutline:
     kind, tokenizer, problems = tasks.TABLE[config.task.kind], found.tokenizer, []
+    assert kind.peft is not None, "a task for models of transformers"
     _set_template(tokenizer, config)
     limit = _longest(found.module, tokenizer)
     if config.task.max_length > limit:

@@ -95,7 +95,7 @@ class OwnOutline:
 def look(config: RunConfig, labels: Sequence[str]) -> OwnOutline:
     """Outline a user's network: only its task is known, without a tokenizer."""
     kind = config.task.kind
-    if kind in tasks.TABLE:
+    if kind in tasks.TABLE and tasks.TABLE[kind].auto:
         message = f"a network of one's own has no tokenizer, which {kind} needs: name a task as package.module:Class"
         raise ConfigError.at("task.kind", message)
     cls = tasks.load(kind)
@@ -106,11 +106,11 @@ def look(config: RunConfig, labels: Sequence[str]) -> OwnOutline:
     except Exception as error:  # the user's class may raise anything
         message = f"{kind!r} makes no task: {type(error).__name__}: {error}"
         raise ConfigError.at("task.kind", message) from None
-    return OwnOutline(task, config.model.name, problems=tuple(_unused(config)))
+    return OwnOutline(task, config.model.name, problems=tuple(unused(config)))
 
 
-def _unused(config: RunConfig) -> Iterator[Problem]:
-    """Keys that say how a pre-trained model is loaded and adapted."""
+def unused(config: RunConfig) -> Iterator[Problem]:
+    """Yield a problem for each key that says how a pre-trained model is loaded and adapted."""
     for key in ("revision", "gguf_file", "quantization"):
         if getattr(config.model, key) is not None:
             yield Problem(f"model.{key}", "a network of one's own does not use it: remove it")

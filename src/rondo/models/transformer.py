@@ -84,7 +84,9 @@ def load_transformer(
     if loaded.unused:
         message = f"model.name: parts of the checkpoint are not used: {listed(loaded.unused)}"
         warnings.warn(f"{message}; right for another task's head, but not for layers of the body", stacklevel=2)
-    planned = peft.plan(module, config.adapter, tasks.TABLE[config.task.kind].peft, head_names, config.seed)
+    kind = tasks.TABLE[config.task.kind].peft
+    assert kind is not None, "a task for models of transformers"
+    planned = peft.plan(module, config.adapter, kind, head_names, config.seed)
     planned.lora.revision = config.model.revision  # PEFT's AutoPeft classes load the base by it
     whose = identity(module, tokenizer)
     kernels = choose(config.train.precision, device, quantized=config.model.quantization is not None)

@@ -120,7 +120,7 @@ def _header(facts: Facts, form: Form) -> str:
     data = ModelCardData(
         base_model=base,
         library_name={"adapter": "peft", "merged": "transformers", "tensors": None}[form],
-        pipeline_tag=_PIPELINES[kind.peft] if kind is not None else None,
+        pipeline_tag=_PIPELINES[kind.peft] if kind is not None and kind.peft is not None else None,
         tags=sorted(tags),
     )
     return f"---\n{data.to_yaml()}\n---\n"
@@ -154,7 +154,8 @@ def _procedure(facts: Facts, rounds: int) -> Iterator[tuple[str, str]]:
         yield "paper", entry.paper
     yield "rounds", f"{rounds} of {config.rounds}"
     yield "seed", str(config.seed)
-    yield "most tokens per row", str(config.task.max_length)
+    if config.task.kind != "linear":
+        yield "most tokens per row", str(config.task.max_length)
     if config.model.quantization is not None:
         yield "frozen layers in training", config.model.quantization
     given = GIVEN in (config.data.source, config.data.test_source, config.model.name)
@@ -167,6 +168,7 @@ def _loading(facts: Facts, form: Form) -> str:
     if form == "tensors":
         return f"`tensors.safetensors` has the tensors that the network {_code(facts.config.model.name)} takes."
     kind = tasks.TABLE[facts.config.task.kind]
+    assert kind.peft is not None, "a model of transformers"
     pipeline = _PIPELINES[kind.peft]
     if form == "merged":
         code = f'from transformers import pipeline\n\nmodel = pipeline("{pipeline}", "."){_FOLDER}\n'

@@ -7,11 +7,11 @@ from typing import Any
 
 from rondo import algorithms
 from rondo.algorithm import Algorithm, HeadPolicy
-from rondo.algorithms.table import RULES
+from rondo.algorithms.table import RULES, TABLE
 from rondo.algorithms.wrappers.local_head import LocalHead
 from rondo.algorithms.wrappers.robust import MEANS, Robust
 from rondo.algorithms.wrappers.server_optimizer import OPTIMIZERS, ServerOptimizer, ServerStep
-from rondo.config.schema import RunConfig, ServerConfig
+from rondo.config.schema import LINEAR, RunConfig, ServerConfig
 from rondo.errors import ConfigError, Problem
 from rondo.params import Params, head, pick
 
@@ -41,7 +41,11 @@ def wrapped(
         policy = config.model.head or algorithm.default_head
     if policy == "frozen":
         initial = pick(initial, ~head)
-    if policy == "local":
+    keeps = any(algorithm.keeps(name) for name in pick(initial, head))
+    if keeps and policy != "local":
+        message = f"{config.algorithm.name} leaves heads with their clients: remove it, or take another method"
+        raise ConfigError.at("model.head", message)
+    if policy == "local" and not keeps:
         algorithm = LocalHead(algorithm)
     if config.server.optimizer != "none":
         algorithm = ServerStep(algorithm, _server_optimizer(config.server))
@@ -64,6 +68,8 @@ def _refused(config: RunConfig, algorithm: Algorithm[Any]) -> Iterator[Problem]:
         yield Problem(
             "robust.rule", f"{message}take {', '.join(r for r in RULES if r not in MEANS)}, or a linear method"
         )
+    if algorithm.plain_sgd:
+        yield from _not_plain_sgd(config)
     if config.server.optimizer == "none":
         return
     if not algorithm.linear:
@@ -75,6 +81,20 @@ def _refused(config: RunConfig, algorithm: Algorithm[Any]) -> Iterator[Problem]:
         )
         message += 'direction to step in; set it to "none", or take another linear method (rondo list)'
         yield Problem("server.optimizer", message)
+
+
+def _not_plain_sgd(config: RunConfig) -> Iterator[Problem]:
+    """The keys of ``[train]`` with which a client's movement is not the sum of its gradients."""
+    train, name = config.train, config.algorithm.name
+    why = f"a step of {name} is a step down the gradient"
+    if train.optimizer != "sgd":
+        yield Problem("train.optimizer", f'{why}: set it to "sgd"')
+    for key in ("momentum", "weight_decay", "max_grad_norm"):
+        if getattr(train, key) > 0:
+            yield Problem(f"train.{key}", f"{why} and nothing else: set it to 0")
+    rows = config.problem.rows
+    if config.data.source == LINEAR and config.algorithm.name in TABLE and train.batch_size < rows:
+        yield Problem("train.batch_size", f"{why} on all rows of a client, {rows}: raise it to {rows}")
 
 
 def _server_optimizer(config: ServerConfig) -> ServerOptimizer:

@@ -27,11 +27,11 @@ class Kind:
     cls: str
     """Its class, as ``package.module:Class``."""
     auto: str
-    """Transformers' class for its models."""
-    peft: Literal["SEQ_CLS", "CAUSAL_LM"]
+    """Transformers' class for its models; empty where transformers has none."""
+    peft: Literal["SEQ_CLS", "CAUSAL_LM"] | None
     """PEFT's name for it."""
     head: bool
-    """Whether its models have a task head."""
+    """Whether its models may have a task head."""
     checks: Checks
 
 
@@ -65,6 +65,12 @@ def _causal_lm(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
         yield Problem("task.label", "causal-lm has no label column; remove it")
 
 
+def _linear(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
+    for key in ("text", "label", "prompt", "response", "messages", "separator", "chat_template"):
+        if task[key] is not None:
+            yield Problem(f"task.{key}", "kind = 'linear' has the columns x and y: remove it")
+
+
 TABLE: dict[str, Kind] = {
     "sequence-classification": Kind(
         cls="rondo.tasks.classification:SequenceClassification",
@@ -80,6 +86,7 @@ TABLE: dict[str, Kind] = {
         head=False,
         checks=_causal_lm,
     ),
+    "linear": Kind(cls="rondo.tasks.linear:LinearRegression", auto="", peft=None, head=True, checks=_linear),
 }
 
 

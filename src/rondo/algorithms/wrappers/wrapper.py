@@ -19,7 +19,7 @@ from rondo.algorithm import (
     Uploads,
     Weight,
 )
-from rondo.params import Params
+from rondo.params import Params, Select
 
 W = TypeVar("W", bound=HasParams)
 
@@ -43,6 +43,22 @@ class Wrapper(Algorithm[W]):
     @property
     def exact(self) -> bool:  # type: ignore[override]
         return self.algorithm.exact
+
+    @property
+    def needs_factors(self) -> bool:  # type: ignore[override]
+        return self.algorithm.needs_factors
+
+    @property
+    def keeps(self) -> Select:  # type: ignore[override]
+        return self.algorithm.keeps
+
+    @property
+    def least_squares(self) -> bool:  # type: ignore[override]
+        return self.algorithm.least_squares
+
+    @property
+    def plain_sgd(self) -> bool:  # type: ignore[override]
+        return self.algorithm.plain_sgd
 
     @property
     def personal(self) -> bool:  # type: ignore[override]

@@ -123,8 +123,8 @@ def _probe(like: Tensor) -> Tensor:
 
 
 def _close(actual: Tensor, predicted: Tensor, dtype: torch.dtype) -> bool:
-    """Whether ``predicted`` equals ``actual`` up to the rounding of ``dtype``. Numbers that are not finite are left out:
-    they fail their own client, and say nothing of the network."""
+    """Whether ``predicted`` equals ``actual`` up to the rounding of ``dtype``. Numbers that are not finite are left
+    out: they fail their own client, and say nothing of the network."""
     finite = actual.isfinite() & predicted.isfinite()
     allowed = torch.finfo(dtype).eps ** _CLOSE * predicted[finite].abs().max() if finite.any() else torch.zeros(())
     return bool(((actual - predicted)[finite].abs() <= allowed).all())
