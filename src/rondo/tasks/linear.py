@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from rondo.config.schema import TaskConfig
+from rondo.errors import ConfigError
 from rondo.lowrank import GrowingSum
 from rondo.params import Params
 from rondo.tasks.linear_problem import LinearProblem
+from rondo.tasks.number_store import NumberStore, Point, gathered
 from rondo.tasks.row_checks import Row, RowProblem
 from rondo.tasks.task import Batch, Scores, Task
 
@@ -21,18 +22,6 @@ DOWN, UP = "linear.A", "linear.B"
 """The factors of the built-in network y = B A x."""
 BODY, HEAD = "representation.weight", "head:regressor.weight"
 """The tensors of the built-in network y = w B^T x: B^T and w."""
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A row. ``cost`` is its number of values."""
-
-    x: tuple[float, ...]
-    y: tuple[float, ...]
-
-    @property
-    def cost(self) -> int:
-        return len(self.x) + len(self.y)
 
 
 class LinearRegression(Task):
@@ -68,12 +57,20 @@ class LinearRegression(Task):
         return None
 
     def encode(self, rows: Sequence[Row]) -> list[Point]:
-        """See :meth:`rondo.tasks.task.Task.encode`."""
-        return [Point(tuple(map(float, row["x"])), tuple(map(float, row["y"]))) for row in rows]
+        """See :meth:`rondo.tasks.task.Task.encode`. Raises :class:`ConfigError` where rows differ in size."""
+        if not rows:
+            return []
+        for column in ("x", "y"):
+            sizes = sorted({len(row[column]) for row in rows})
+            if len(sizes) > 1:
+                message = f"rows have {sizes[0]} and {sizes[1]} numbers in column {column!r}: mend them"
+                raise ConfigError.at("data", message)
+        x, y = (torch.tensor([row[column] for row in rows], dtype=self.precision) for column in "xy")
+        return NumberStore(x, y).points()
 
     def collate(self, examples: Sequence[Point]) -> tuple[Batch, Batch]:
         """See :meth:`rondo.tasks.task.Task.collate`: ``x`` (rows, inputs) and ``y`` (rows, outputs)."""
-        x, y = (torch.tensor([getattr(e, n) for e in examples], dtype=self.precision) for n in "xy")
+        x, y = gathered(list(examples))
         return {"x": x}, {"y": y}
 
     def loss(self, output: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
@@ -84,6 +81,10 @@ class LinearRegression(Task):
     def tally(self) -> _Tally:
         """An empty tally of the loss."""
         return _Tally(self)
+
+    def store(self) -> NumberStore:
+        """See :meth:`rondo.tasks.task.Task.store`."""
+        return NumberStore()
 
     def measures(self, seen: Params, base: Mapping[str, GrowingSum], before: Mapping[str, float]) -> dict[str, float]:
         """Distances of the built-in network from the problem's truth; empty where there is no truth to compare with.
