@@ -9,7 +9,16 @@ from typing import get_args
 
 from rondo import own_code
 from rondo.algorithms.table import SERVER_OPTIONS
-from rondo.config.schema import BUILTIN_DATA, BUILTIN_MODEL, LINEAR, ClientsConfig, FaultKind, ModelConfig, RunConfig
+from rondo.config.schema import (
+    BUILTIN_DATA,
+    BUILTIN_MODEL,
+    LINEAR,
+    ClientsConfig,
+    FaultKind,
+    ModelConfig,
+    ProblemConfig,
+    RunConfig,
+)
 from rondo.errors import Problem
 from rondo.tasks import table as tasks
 
@@ -124,7 +133,7 @@ def linear_checks(config: RunConfig) -> Iterator[Problem]:
     if config.task.kind == "linear" and not model and not own_code.is_name(config.model.name):
         message = f"kind = 'linear' needs {LINEAR!r}, or a network of one's own as package.module:factory: name one"
         yield Problem("model.name", message)
-    if not (data or model) and "problem" in config.model_fields_set:
+    if not (data or model) and problem != ProblemConfig():
         yield Problem("problem", f"only data.source = {LINEAR!r} uses this section: set it, or remove the section")
     if problem.kind == "heads":
         for key in ("outputs", "spread", "start_distance"):

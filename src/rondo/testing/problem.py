@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,11 +12,9 @@ from rondo.algorithm import Client, Fit, Objective, Round, Upload, Uploads, Weig
 from rondo.lowrank import GrowingSum
 from rondo.params import Params, Select, client_row, everything, pick, stack_clients
 
-NetworkLoss = Callable[[str, Params, Mapping[str, GrowingSum]], Tensor]
-"""From (client id, tensors that the network sees, base changes) to a scalar loss; no client axis."""
-
-RowLosses = Callable[[str, Params, Mapping[str, GrowingSum]], Tensor]
-"""The same to a loss for each of the client's rows."""
+NetworkLoss = Callable[..., Tensor]
+"""From (client id, tensors that the network sees, base changes) to a scalar loss; no client axis. A fourth argument may
+name some of the client's rows, by number; only :meth:`SgdTrainer.second_moment` gives it."""
 
 
 @dataclass
@@ -30,8 +28,6 @@ class SgdTrainer:
     steps: int = 3
     lr: float = 0.1
     weights: Mapping[str, float] = field(default_factory=dict)
-    rows: RowLosses | None = None
-    """The losses of single rows, for :meth:`second_moment`."""
     fits: list[Params] = field(default_factory=list)
     """The tensors that each call of ``fit`` returned."""
 
@@ -65,40 +61,42 @@ class SgdTrainer:
     def solve(self, params: Params, *, train: Select) -> Fit:
         """See :meth:`rondo.algorithm.Trainer.solve`; without steps nothing is solved. It is a Newton step from zero,
         exact for a quadratic loss. Raises ValueError if the loss is no quadratic function of the selected tensors."""
-        selected = pick(params, train)
-        solved = []
-        for k, client in enumerate(self.clients if self.steps else ()):
-            start = client_row(selected, k)
-
-            def loss(flat: Tensor, client: Client = client, k: int = k, like: Params = start) -> Tensor:
-                parts = torch.split(flat, [t.numel() for t in like.values()])
-                seen = {n: part.reshape(t.shape) for (n, t), part in zip(like.items(), parts, strict=True)}
-                return self.loss(client.id, {**client_row(params, k), **seen}, self.base)
-
-            zero = torch.zeros(sum(t.numel() for t in start.values()), dtype=torch.float64)
-            curvature = torch.func.hessian(loss)
-            if not torch.allclose(curvature(zero), curvature(torch.arange(1.0, len(zero) + 1).double().cos())):
-                raise ValueError(f"the loss is not quadratic in {', '.join(selected)}")
-            flat = -torch.linalg.pinv(curvature(zero), hermitian=True) @ torch.func.grad(loss)(zero)
-            parts = torch.split(flat, [t.numel() for t in start.values()])
-            solved.append({n: part.reshape(t.shape) for (n, t), part in zip(start.items(), parts, strict=True)})
+        solved = [self._minimum(k, params, train) for k in range(len(self.clients if self.steps else ()))]
         result = {**params, **stack_clients(solved)}
         self.fits.append(result)
         once = torch.ones(len(self.clients), dtype=torch.long)
         return Fit(result, once, torch.tensor([c.num_examples for c in self.clients]), self._network(result))
 
+    def _minimum(self, k: int, params: Params, train: Select) -> Params:
+        """The selected tensors of client ``k`` at the minimum of its loss."""
+        seen = client_row(params, k)
+        start = pick(seen, train)
+
+        def slope(flat: Tensor) -> Tensor:
+            leaves = {n: t.requires_grad_() for n, t in _divided(flat, start).items()}
+            loss = self.loss(self.clients[k].id, {**seen, **leaves}, self.base)
+            return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(leaves.values()))])
+
+        zero = torch.zeros(sum(t.numel() for t in start.values()), dtype=torch.float64)
+        at_zero = slope(zero)
+        curvature = torch.stack([slope(unit) - at_zero for unit in torch.eye(len(zero), dtype=torch.float64)], 1)
+        probe = torch.arange(1.0, len(zero) + 1, dtype=torch.float64).cos()
+        if not torch.allclose(slope(probe), at_zero + curvature @ probe):
+            raise ValueError(f"the loss is not quadratic in {', '.join(start)}")
+        return _divided(-torch.linalg.pinv(curvature, hermitian=True) @ at_zero, start)
+
     def second_moment(self, params: Params, *, of: Select) -> Tensor:
-        """See :meth:`rondo.algorithm.Trainer.second_moment`. Raises ValueError without :attr:`rows`."""
-        if self.rows is None:
-            raise ValueError("this trainer knows no losses of single rows")
+        """See :meth:`rondo.algorithm.Trainer.second_moment`."""
         moments = []
         for k, client in enumerate(self.clients):
             seen = client_row(params, k)
             leaves = {n: t.clone().requires_grad_() for n, t in pick(seen, of).items()}
-            losses = self.rows(client.id, {**seen, **leaves}, self.base)
-            grads = [torch.autograd.grad(x, list(leaves.values()), retain_graph=True) for x in losses]
-            each = torch.stack([torch.cat([g.flatten() for g in row]) for row in grads])
-            moments.append(each.T @ each / len(each))
+            each = []
+            for row in range(client.num_examples):
+                loss = self.loss(client.id, {**seen, **leaves}, self.base, [row])
+                each.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(leaves.values()))]))
+            rows = torch.stack(each)
+            moments.append(rows.mT @ rows / len(rows))
         return torch.stack(moments)
 
     def _network(self, seen: Params) -> Tensor:
@@ -114,6 +112,12 @@ class SgdTrainer:
 
     def _weight(self, client: Client) -> float:
         return self.weights.get(client.id, float(client.num_examples))
+
+
+def _divided(flat: Tensor, like: Params) -> dict[str, Tensor]:
+    """Numbers (n,) as tensors of the names and shapes of ``like``; copies."""
+    parts = torch.split(flat, [t.numel() for t in like.values()])
+    return {n: part.reshape(t.shape).clone() for (n, t), part in zip(like.items(), parts, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -157,9 +161,13 @@ class LinearProblem:
         change = self.weights[path].scale * (seen[f"{path}.B"] @ seen[f"{path}.A"])
         return change + base[path].factors().dense() if path in base else change
 
-    def loss(self, client: str, seen: Params, base: Mapping[str, GrowingSum]) -> Tensor:
+    def loss(
+        self, client: str, seen: Params, base: Mapping[str, GrowingSum], rows: Sequence[int] | None = None
+    ) -> Tensor:
         """Half the squared error of one client, summed over outputs, averaged over examples; a :data:`NetworkLoss`."""
         x, y = self.data[client]
+        if rows is not None:
+            x, y = x[rows], y[rows]
         for path, weight in self.weights.items():
             x = torch.tanh(x @ (weight.matrix() + self.delta(seen, base, path)).T)
         return 0.5 * (x @ seen["head:out.weight"].T - y).square().sum(-1).mean()
