@@ -73,7 +73,7 @@ def test_full_table_of_methods() -> None:
     rows = re.findall(r"^\| `.*\|$", METHODS.partition("\n## ")[0], re.M)
     expected = []
     for name, entry in algorithms.TABLE.items():
-        row = [f"`{name}`", entry.summary, *entry.flags, entry.up, entry.down, entry.paper]
+        row = [f"`{name}`", entry.summary, *entry.flags, entry.up, entry.down, entry.whole, entry.paper]
         expected.append(f"| {' | '.join(row)} |")
     assert rows == expected
 
@@ -85,7 +85,7 @@ def test_methods_with_rank_budgets() -> None:
 
 def test_methods_with_server_optimizers() -> None:
     methods = {name: algorithms.get(name) for name in algorithms.names()}
-    accepted = {name for name, method in methods.items() if method.linear and method.same_coordinates}
+    accepted = {n for n, m in methods.items() if m.linear and m.same_coordinates and not m.server_step}
     assert names_in(section(METHODS, "Server optimizers")) == accepted
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
 from rondo.algorithms import formulas
-from rondo.algorithms.formulas import Numbers
+from rondo.algorithms.formulas import Numbers, Whole
 
 Rule: TypeAlias = Literal[
     "clip", "median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "nnm-trimmed-mean"
@@ -59,12 +59,17 @@ class Entry:
     needs_factors: bool = True
     """Whether it is about low-rank factors. Other methods train whole tensors too, and nothing else if there are no
     factors."""
+    whole: Whole = "all"
+    """Whole tensors that travel, up and down, of those that the method is given. A head that is local or frozen by
+    ``model.head`` is not."""
 
     @property
     def flags(self) -> tuple[str, str, str]:
-        """Exact, linear and personal, in words. "one rank": linear where clients have no ranks of their own."""
+        """Exact, linear and personal, in words. "whole": exact where whole tensors are trained alone. "one rank":
+        linear where clients have no ranks of their own."""
+        exact = ("yes" if self.needs_factors else "whole") if self.exact else "no"
         linear = ("one rank" if self.client_ranks else "yes") if self.linear else "no"
-        return "yes" if self.exact else "no", linear, "yes" if self.personal else "no"
+        return exact, linear, "yes" if self.personal else "no"
 
 
 _CYCLE_FIELDS = {"tau": int, "restart": Literal["random", "momentum"]}
@@ -365,6 +370,97 @@ TABLE: dict[str, Entry] = {
         fields={"lr_ratio": float},
         client_ranks=True,
     ),
+    "scaffold": Entry(
+        cls="rondo.algorithms.scaffold:Scaffold",
+        summary="FedAvg whose clients correct their gradients by control variates",
+        paper="Karimireddy et al., ICML 2020",
+        exact=False,
+        linear=True,
+        personal=False,
+        head="shared",
+        up="2*r(in+out)",
+        down="2*r(in+out), but r(in+2*out) in round 1",
+        up_numbers=formulas.twice,
+        down_numbers=formulas.corrected,
+        fields={"option": Literal["I", "II"], "server_lr": float},
+        needs_factors=False,
+        whole="twice all",
+    ),
+    "ditto": Entry(
+        cls="rondo.algorithms.ditto:Ditto",
+        summary="FedAvg, and a personal model held near the global one",
+        paper="Li et al., ICML 2021",
+        exact=False,
+        linear=True,
+        personal=True,
+        head="shared",
+        up="r(in+out)",
+        down="r(in+out)",
+        up_numbers=formulas.both,
+        down_numbers=formulas.both,
+        fields={"lam": float, "personal_epochs": int},
+        needs_factors=False,
+    ),
+    "apfl": Entry(
+        cls="rondo.algorithms.apfl:APFL",
+        summary="FedAvg, mixed at each client with a model of its own",
+        paper="Deng et al. 2020",
+        exact=False,
+        linear=True,
+        personal=True,
+        head="shared",
+        up="r(in+out)",
+        down="r(in+out)",
+        up_numbers=formulas.both,
+        down_numbers=formulas.both,
+        fields={"mixing": Literal["during", "after"], "alpha": float, "adaptive": bool},
+        needs_factors=False,
+    ),
+    "l2gd": Entry(
+        cls="rondo.algorithms.l2gd:L2GD",
+        summary="a model per client; a coin decides between local training and a pull to their mean",
+        paper="Hanzely et al. 2020",
+        exact=False,
+        linear=True,
+        personal=True,
+        head="shared",
+        up="r(in+out)",
+        down="r(in+out)",
+        up_numbers=formulas.both,
+        down_numbers=formulas.both,
+        fields={"lam": float, "p": float},
+        needs_factors=False,
+    ),
+    "fed-mtl": Entry(
+        cls="rondo.algorithms.fed_mtl:FedMTL",
+        summary="a model per client, held near the mean of all",
+        paper="Smith et al., NIPS 2017",
+        exact=False,
+        linear=True,
+        personal=True,
+        head="shared",
+        up="r(in+out)",
+        down="r(in+out)",
+        up_numbers=formulas.both,
+        down_numbers=formulas.both,
+        fields={"lam": float},
+        needs_factors=False,
+    ),
+    "per-fedavg": Entry(
+        cls="rondo.algorithms.per_fedavg:PerFedAvg",
+        summary="FedAvg of a model that is good after one local step (MAML); scores are after that step",
+        paper="Fallah et al., NeurIPS 2020",
+        exact=True,
+        linear=True,
+        personal=False,
+        head="shared",
+        up="r(in+out)",
+        down="r(in+out)",
+        up_numbers=formulas.both,
+        down_numbers=formulas.both,
+        fields={"variant": Literal["fo", "hf"], "inner_lr": float, "support": float, "delta": float},
+        needs_factors=False,
+    ),
     "rolora-linear": Entry(
         cls="rondo.algorithms.rolora_linear:RoLoRALinear",
         summary="RoLoRA for linear regression: exact B in one round, a gradient step on unit A in the next",
@@ -378,6 +474,7 @@ TABLE: dict[str, Entry] = {
         up_numbers=formulas.alternating,
         down_numbers=formulas.alternating_down,
         least_squares=True,
+        whole="none",
     ),
     "ffa-linear": Entry(
         cls="rondo.algorithms.ffa_linear:FFALinear",
@@ -392,6 +489,7 @@ TABLE: dict[str, Entry] = {
         up_numbers=formulas.up,
         down_numbers=formulas.up,
         least_squares=True,
+        whole="none",
     ),
     "fedrep-linear": Entry(
         cls="rondo.algorithms.fedrep_linear:FedRepLinear",
@@ -408,6 +506,7 @@ TABLE: dict[str, Entry] = {
         down_numbers=formulas.none,
         fields={"head_steps": int, "start": Literal["moments", "given"], "start_rounds": int},
         least_squares=True,
+        whole="body",
         needs_factors=False,
     ),
 }

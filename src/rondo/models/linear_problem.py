@@ -8,13 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rondo.config.schema import LINEAR, RunConfig
+from rondo.config.checks import data_source
+from rondo.config.schema import LINEAR, AdapterConfig, RunConfig
 from rondo.errors import Problem
 from rondo.models.adapted_layer import Site
 from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.call import Rows
+from rondo.models.classical_outline import unused
 from rondo.models.network import Base, Network
-from rondo.models.own_network import OwnModel, unused
+from rondo.models.own_network import OwnModel
 from rondo.models.pretrained import fingerprint
 from rondo.params import Params, module_of
 from rondo.tasks.linear import BODY, DOWN, HEAD, UP, LinearRegression
@@ -88,12 +90,14 @@ class LinearOutline:
 def look(config: RunConfig) -> LinearOutline:
     """Outline the network of ``[problem]``. Its truth is known to the task if the rows are the problem's own."""
     drawn = LinearProblem.draw(config.problem, config.seed)
-    task = LinearRegression(drawn if config.data.source == LINEAR else None)
+    task = LinearRegression(drawn if data_source(config) == LINEAR else None)
     sites = tuple(factors(drawn).sites.values()) if config.problem.kind == "factors" else ()
     return LinearOutline(task, drawn, sites, tuple(_problems(config)))
 
 
 def _problems(config: RunConfig) -> Iterator[Problem]:
     yield from unused(config)
+    if config.adapter != AdapterConfig():
+        yield Problem("adapter", f"[problem] has the sizes of {LINEAR!r}, and it does not use this section: remove it")
     if config.train.what not in (None, "all"):
         yield Problem("train.what", f"{LINEAR!r} trains all of its tensors: remove it")

@@ -7,10 +7,11 @@ from typing import Any
 
 from rondo import algorithms
 from rondo.algorithm import Algorithm, HeadPolicy
-from rondo.algorithms.table import RULES, TABLE
+from rondo.algorithms.table import RULES
 from rondo.algorithms.wrappers.local_head import LocalHead
 from rondo.algorithms.wrappers.robust import MEANS, Robust
 from rondo.algorithms.wrappers.server_optimizer import OPTIMIZERS, ServerOptimizer, ServerStep
+from rondo.config.checks import data_source
 from rondo.config.schema import LINEAR, RunConfig, ServerConfig
 from rondo.errors import ConfigError, Problem
 from rondo.params import Params, head, pick
@@ -69,7 +70,7 @@ def _refused(config: RunConfig, algorithm: Algorithm[Any]) -> Iterator[Problem]:
             "robust.rule", f"{message}take {', '.join(r for r in RULES if r not in MEANS)}, or a linear method"
         )
     if algorithm.plain_sgd:
-        yield from _not_plain_sgd(config)
+        yield from (_no_gradient_step if algorithm.least_squares else _not_plain_sgd)(config)
     if config.server.optimizer == "none":
         return
     if not algorithm.linear:
@@ -81,10 +82,26 @@ def _refused(config: RunConfig, algorithm: Algorithm[Any]) -> Iterator[Problem]:
         )
         message += 'direction to step in; set it to "none", or take another linear method (rondo list)'
         yield Problem("server.optimizer", message)
+    elif algorithm.server_step:
+        message = f"{name} defines its server's step itself (rondo show {name}), so no optimizer can take its place; "
+        yield Problem("server.optimizer", message + 'set it to "none", or take another linear method (rondo list)')
 
 
 def _not_plain_sgd(config: RunConfig) -> Iterator[Problem]:
     """The keys of ``[train]`` with which a client's movement is not the sum of its gradients."""
+    train, name = config.train, config.algorithm.name
+    why = f"{name} reads a client's mean gradient off its movement, which is the sum of its gradients only"
+    otherwise = f"or take another variant of {name} (rondo show {name})"
+    if train.optimizer != "sgd":
+        yield Problem("train.optimizer", f'{why} with sgd; set it to "sgd", {otherwise}')
+    elif train.momentum > 0:
+        yield Problem("train.momentum", f"{why} without momentum; set it to 0, {otherwise}")
+    if train.max_grad_norm > 0:
+        yield Problem("train.max_grad_norm", f"{why} where their norm has no limit; set it to 0, {otherwise}")
+
+
+def _no_gradient_step(config: RunConfig) -> Iterator[Problem]:
+    """The keys of ``[train]`` with which a step is not one down the gradient on all rows."""
     train, name = config.train, config.algorithm.name
     why = f"a step of {name} is a step down the gradient"
     if train.optimizer != "sgd":
@@ -93,7 +110,7 @@ def _not_plain_sgd(config: RunConfig) -> Iterator[Problem]:
         if getattr(train, key) > 0:
             yield Problem(f"train.{key}", f"{why} and nothing else: set it to 0")
     rows = config.problem.rows
-    if config.data.source == LINEAR and config.algorithm.name in TABLE and train.batch_size < rows:
+    if data_source(config) == LINEAR and train.batch_size < rows:
         yield Problem("train.batch_size", f"{why} on all rows of a client, {rows}: raise it to {rows}")
 
 

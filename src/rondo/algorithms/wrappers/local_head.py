@@ -106,8 +106,7 @@ class _HeadBeside:
         lr: float | None = None,
     ) -> Fit:
         def with_head(trained: Params, loss: Loss) -> Tensor:
-            heads = pick(trained, head)
-            return objective(pick(trained, ~head), lambda seen: loss({**seen, **heads}))
+            return objective(pick(trained, ~head), loss.beside(pick(trained, head)))
 
         if not _same(params, self._given):
             self._given, self._start = params, self.head
