@@ -10,11 +10,13 @@ from typing import get_args
 
 from rondo import own_code
 from rondo.algorithms.table import SERVER_OPTIONS
+from rondo.config.linear_checks import linear_checks
 from rondo.config.schema import (
     BUILTIN_DATA,
     BUILTIN_IMAGES,
     BUILTIN_MODEL,
     BUILTIN_NETWORKS,
+    LINEAR,
     ClientsConfig,
     FaultKind,
     ModelConfig,
@@ -23,7 +25,7 @@ from rondo.config.schema import (
 from rondo.errors import Problem
 from rondo.tasks import table as tasks
 
-BUILTINS = (BUILTIN_DATA, BUILTIN_IMAGES)
+BUILTINS = (BUILTIN_DATA, BUILTIN_IMAGES, LINEAR)
 
 
 def own_names(config: RunConfig) -> dict[str, str]:
@@ -34,11 +36,12 @@ def own_names(config: RunConfig) -> dict[str, str]:
 
 
 def partition_kind(config: RunConfig) -> str:
-    """The kind of partition. If the user names none, the built-in homes are clients by nature and other rows go iid."""
+    """The kind of partition. If the user names none, the built-in homes are clients by nature, as are those of a linear
+    problem, and other rows go iid."""
     if config.partition.kind is not None:
         return config.partition.kind
-    homes = data_source(config) == BUILTIN_DATA
-    return "natural" if homes and config.partition.clients is None else "iid"
+    by_nature = data_source(config) in (BUILTIN_DATA, LINEAR)
+    return "natural" if by_nature and config.partition.clients is None else "iid"
 
 
 def data_source(config: RunConfig) -> str | None:
@@ -126,11 +129,12 @@ def cross_checks(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             "model.name", f"no such file or folder: {config.model.name!r}; mend the path, or give a Hugging Face name"
         )
-    builtin = (BUILTIN_MODEL, *BUILTIN_NETWORKS)
+    builtin = (BUILTIN_MODEL, *BUILTIN_NETWORKS, LINEAR)
     if config.model.name.startswith("builtin:") and config.model.name not in builtin:
         near = difflib.get_close_matches(config.model.name, builtin, n=1) or [BUILTIN_MODEL]
         yield Problem("model.name", f"unknown built-in; did you mean {near[0]!r}?")
     yield from _whole_checks(config)
+    yield from linear_checks(config, data_source(config))
     yield from _source_checks(config)
     yield from _gguf_checks(config.model)
 
