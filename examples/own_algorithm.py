@@ -7,7 +7,7 @@ from typing import ClassVar, final
 import torch
 
 from rondo.algorithm import Algorithm, Round, ServerState, Shared, Trainer, Uploads, Weight
-from rondo.params import Params, down, head, pick, up
+from rondo.params import Params, down, pick, up, whole
 
 
 @final
@@ -29,7 +29,7 @@ class FairAverage(Algorithm[ServerState]):
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         """One round of a client, or of many at once: every tensor has a leading client axis."""
-        trained = down | up | head
+        trained = down | up | whole
         fit = trainer.fit(shared.params, train=trained)
         examples = torch.tensor([client.num_examples for client in trainer.clients])
         weight = examples * fit.loss.clamp(min=1e-6) ** self.q  # shape (clients,), above zero

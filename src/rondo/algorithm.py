@@ -23,10 +23,61 @@ import torch
 from torch import Tensor
 
 from rondo.lowrank import GrowingSum, LowRank
-from rondo.params import FactorStart, Layout, Packed, Params, Select, cast_like, everything, fresh_factors, pad_rank
+from rondo.params import (
+    FactorStart,
+    Layout,
+    Packed,
+    Params,
+    Select,
+    buffer,
+    cast_like,
+    everything,
+    fresh_factors,
+    nothing,
+    pad_rank,
+    pick,
+)
 
-Loss: TypeAlias = Callable[[Params], Tensor]
-"""The network's loss on the current batch, given tensors as ``view`` returns them; shape (K,), one per client."""
+
+@dataclass(frozen=True)
+class Loss:
+    """The network's loss on the current batch, given tensors as ``view`` returns them; shape (K,), one per client."""
+
+    whole: Callable[[Params], Tensor]
+    """The loss on all rows."""
+    parts: Callable[[float], tuple[Loss, Loss]]
+    """:meth:`split`."""
+
+    def __call__(self, seen: Params) -> Tensor:
+        return self.whole(seen)
+
+    def split(self, share: float = 0.5) -> tuple[Loss, Loss]:
+        """The losses on ``share`` of each client's rows and on the others, divided by :func:`split_rows`."""
+        return self.parts(share)
+
+    def beside(self, others: Params) -> Loss:
+        """This loss, with ``others`` in place of the tensors of their names."""
+
+        def parts(share: float) -> tuple[Loss, Loss]:
+            one, other = self.split(share)
+            return one.beside(others), other.beside(others)
+
+        return Loss(lambda seen: self({**seen, **others}), parts)
+
+
+def split_rows(count: int, share: float) -> tuple[list[int], list[int]]:
+    """The numbers of the rows in both parts of ``count`` rows, the first of which has about ``share`` of them.
+
+    The parts are interleaved, because batches may be ordered by length. Each has a row at least, so a single row is in
+    both.
+    """
+    rows = list(range(count))
+    if count < 2:
+        return rows, rows
+    size = min(max(int((1 - share) * count + 0.5), 1), count - 1)
+    second = [row for row in rows if (row + 1) * size // count > row * size // count]
+    return [row for row in rows if row not in second], second
+
 
 Objective: TypeAlias = Callable[[Params, Loss], Tensor]
 """The loss that clients minimise, shape (K,), given the tensors being trained and the network's loss."""
@@ -210,6 +261,18 @@ class Trainer(Protocol):
         ``epochs``, ``steps`` and ``lr`` default to the run's. Raises :class:`ClientFailed`.
         """
 
+    def solve(self, params: Params, *, train: Select) -> Fit:
+        """The exact minimiser of each client's loss on all of its rows, over the selected tensors of ``params`` (client
+        axis K). Of several minimisers, it is the smallest.
+
+        The loss must be the squared error of an output that is linear in these tensors taken together (an offset is
+        allowed); anything else is refused with :class:`rondo.errors.ConfigError`. Raises :class:`ClientFailed`.
+        """
+
+    def second_moment(self, params: Params, *, of: Select) -> Tensor:
+        """The mean over each client's rows of g g^T, with g the gradient of one row's loss in the ``n`` numbers of the
+        selected tensors, in their order: shape (K, n, n). Raises :class:`ClientFailed`."""
+
     def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:
         """One :class:`Upload` per client. ``weight``, shape (K,), defaults to the run's weighting."""
 
@@ -325,18 +388,33 @@ class Algorithm(ABC, Generic[S]):
     """A federated algorithm. Every subclass is final: a frozen dataclass whose fields are its hyperparameters."""
 
     exact: ClassVar[bool]
-    """The aggregated model's change equals the weighted mean of the clients' changes."""
+    """The aggregated model's change equals the weighted mean of the clients' changes. Without ``needs_factors`` this is
+    said of whole tensors alone, because a mean of factors is not the mean of their products."""
+    needs_factors: ClassVar[bool] = True
+    """It is about low-rank factors. Other methods train whole tensors too, with or without factors beside them."""
     personal: ClassVar[bool] = False
     """Clients keep tensors of their own: each client has its own model, and new clients get a cold-start model."""
+    keeps: ClassVar[Select] = nothing
+    """Those of ``init``'s tensors that stay with their clients by the method's own code: ``local_init`` gives them to a
+    new client. A head that a client then does not hold is trained and sent as any other tensor."""
     default_head: ClassVar[HeadPolicy] = "shared"
     """The policy for a task head when the user does not choose one."""
+    scored_after_adapting: ClassVar[bool] = False
+    """Scores are of a client's model after :meth:`adapt` (Per-FedAvg)."""
     client_ranks: ClassVar[bool] = False
     """Clients may have their own ranks (``Client.rank``), up to the run's."""
+    plain_sgd: ClassVar[bool] = False
+    """A client's movement must be the sum of its gradients: local training is SGD, without momentum and without a limit
+    of the gradient's norm."""
+    server_step: ClassVar[bool] = False
+    """The method defines its server's step itself, so no server optimizer takes its place."""
     same_coordinates: ClassVar[bool] = True
     """Uploads are new values of the broadcast tensors, so the differences may be scaled or go to a server optimizer."""
     readable: ClassVar[bool] = True
     """An expanded upload, put in place of the broadcast tensors, is its client's model. If False, aggregating that
     upload alone gives the client's model."""
+    least_squares: ClassVar[bool] = False
+    """Clients minimise exactly (:meth:`Trainer.solve`), so the task must be one of least squares."""
     varying_shapes: ClassVar[bool] = False
     """A client's uploads may differ in shape, e.g. when they hold a choice of slots. :meth:`expand` then checks them
     and raises :class:`UnreadableUpload`."""
@@ -351,8 +429,8 @@ class Algorithm(ABC, Generic[S]):
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> S:
         """The server's state before the first round.
 
-        ``params``: A (r, in) and B (out, r) of every adapted module as PEFT initialises them, and the head's tensors
-        unless it is frozen.
+        ``params``: A (r, in) and B (out, r) of every adapted module as PEFT initialises them, whole tensors that are
+        trained, their statistics, and the head's tensors unless it is frozen.
         ``weights``: the frozen matrices by module path.
 
         Where clients have a byte budget, ``init`` is also called before the model is loaded, with matrices of zeros and
@@ -371,6 +449,16 @@ class Algorithm(ABC, Generic[S]):
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         """Local training of the trainer's K clients (client axis on every tensor). Returns the uploads and the tensors
         that the clients keep."""
+
+    def adapt(self, shared: Shared, local: Params, trainer: Trainer) -> Params:
+        """The tensors of the trainer's K new clients, ``local`` (client axis on every tensor), fitted to their rows
+        with everything shared frozen. A client without tensors of its own has nothing to fit."""
+        if not local:
+            return {}
+        # A forward pass in training updates statistics in place: give it copies.
+        statistics = {n: t.clone() for n, t in pick(shared.params, buffer).items()}
+        frozen = replace(shared, params={**shared.params, **statistics})
+        return trainer.fit(local, objective=lambda own, loss: loss(self.view(frozen, own))).params
 
     def expand(self, state: S, upload: Upload) -> Upload:
         """``upload`` in the server's coordinates, where all uploads have the same names and shapes. Default: the

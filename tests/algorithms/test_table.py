@@ -25,6 +25,7 @@ def test_entry_agrees_with_its_class(name: str, entry: Entry) -> None:
     assert f"{cls.__module__}:{cls.__qualname__}" == entry.cls
     flags = (instance.exact, instance.linear, instance.personal, instance.default_head, instance.client_ranks)
     assert flags == (entry.exact, entry.linear, entry.personal, entry.head, entry.client_ranks)
+    assert instance.needs_factors == entry.needs_factors
 
 
 @every_entry
@@ -51,11 +52,15 @@ def numbers(text: str, r: int, i: int, o: int, t: int, k: int) -> int:
     ``"r*out, r*in in turn"`` alternates by the round.
     ``", and ... more after every tau rounds"`` adds to the value in rounds 10, 20 ...
     ``" after every period rounds, else ..."``: the first part in every round.
+    ``", but ... in round 1"`` holds in that round.
     ``", then "`` separates the first five rounds from the rest.
     """
     phrase, _, more = text.removesuffix(" more after every tau rounds").partition(", and ")
     if more and t > 0 and t % 10 == 0:
         return numbers(phrase, r, i, o, t, k) + numbers(more, r, i, o, t, k)
+    phrase, _, exception = phrase.removesuffix(" in round 1").partition(", but ")
+    if exception and t == 1:
+        phrase = exception
     phrase = phrase.partition(" after every period rounds")[0]
     if ", then " in phrase:
         phrase = phrase.split(", then ")[0 if t < 5 else 1]
@@ -171,7 +176,9 @@ def test_unknown_field_is_a_type_error() -> None:
 
 
 def test_names_follow_the_table() -> None:
-    assert algorithms.names() == tuple(TABLE)
+    """Methods of least squares are no choice for other tasks."""
+    assert algorithms.names() == tuple(n for n, e in TABLE.items() if not n.endswith("-linear"))
+    assert all(e.least_squares == n.endswith("-linear") == algorithms.load(n).least_squares for n, e in TABLE.items())
 
 
 IMPORT = """

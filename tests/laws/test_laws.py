@@ -17,12 +17,14 @@ from rondo.algorithm import Algorithm, Round
 from rondo.algorithms import formulas as numbers
 from rondo.algorithms.florg import FLoRG
 from rondo.algorithms.florg_unaligned import FLoRGUnaligned
+from rondo.algorithms.formulas import WholeNumbers
 from rondo.algorithms.rolora import RoLoRA
-from rondo.algorithms.wrappers.local_head import LocalHead
-from rondo.params import add_client_axis
+from rondo.algorithms.wrappers.local import Local
+from rondo.params import add_client_axis, pick, whole
 from rondo.testing import LAWS, LinearProblem, SgdTrainer, check_algorithm
 from rondo.testing.laws import Formulas, law_bytes
 from rondo.testing.run import LawBroken
+from rondo.testing.run import problems as problems_of
 
 NAMES = algorithms.names()
 EVERY_LAW = {*LAWS, "bytes"}
@@ -33,19 +35,26 @@ def formulas(name: str) -> Formulas:
     return entry.up_numbers, entry.down_numbers
 
 
-def assert_lawful(algorithm: Algorithm[Any], formulas: Formulas, seeds: tuple[int, ...] = (0,)) -> None:
+def whole_numbers(name: str) -> WholeNumbers:
+    return numbers.WHOLE[algorithms.entry(name).whole]
+
+
+def assert_lawful(
+    algorithm: Algorithm[Any], formulas: Formulas, whole_of: WholeNumbers | None = None, seeds: tuple[int, ...] = (0,)
+) -> None:
     """Every law passes. A law may be inapplicable only where its subject is not claimed or not there."""
-    results = check_algorithm(algorithm, formulas=formulas, seeds=seeds)
+    results = check_algorithm(algorithm, formulas=formulas, whole=whole_of, seeds=seeds)
     assert {r.law for r in results} == EVERY_LAW
     assert [r for r in results if r.outcome == "failed"] == []
     absent = {"exactness": not algorithm.exact, "raw sum": not algorithm.linear}
-    absent["shared head"] = isinstance(algorithm, LocalHead)
+    problems = [p for seed in seeds for p in problems_of(algorithm, seed)]
+    absent["whole tensors"] = all(algorithm.keeps(n) for p in problems for n in pick(p.params, whole))
     assert {r.law for r in results if r.outcome == "not applicable"} == {law for law, is_so in absent.items() if is_so}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_algorithm_obeys_every_law(name: str) -> None:
-    assert_lawful(algorithms.get(name), formulas(name))
+    assert_lawful(algorithms.get(name), formulas(name), whole_numbers(name))
 
 
 WITH_HEAD = ("fedit", "fedsa-lora", "florg", "flora", "hetlora", "pfedloru", "slora", "lora-a2")
@@ -56,9 +65,10 @@ ranks of the clients. The engine's tests train every method with a local head.""
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in WITH_HEAD else pytest.mark.slow) for n in NAMES])
 def test_algorithm_obeys_every_law_with_a_local_head(name: str) -> None:
     inner = algorithms.get(name)
-    wrapped = LocalHead(inner)
+    wrapped = Local(inner)
     assert (wrapped.linear, wrapped.exact, wrapped.personal) == (inner.linear, inner.exact, True)
-    assert_lawful(wrapped, formulas(name))
+    headless = lambda body, statistics, head: whole_numbers(name)(body, statistics, 0)  # noqa: E731
+    assert_lawful(wrapped, formulas(name), headless, seeds=(1,))  # beside whole tensors of the body
 
 
 PERIODS = {
@@ -92,7 +102,7 @@ ANY_METHOD = {"name": st.sampled_from(NAMES), "local_head": st.booleans(), "seed
 @given(**ANY_METHOD)
 def test_laws_hold_for_any_seed(name: str, local_head: bool, seed: int) -> None:
     algorithm = algorithms.get(name)
-    assert_lawful(LocalHead(algorithm) if local_head else algorithm, formulas(name), seeds=(seed,))
+    assert_lawful(Local(algorithm) if local_head else algorithm, formulas(name), seeds=(seed,))
 
 
 @pytest.mark.slow
@@ -100,7 +110,7 @@ def test_laws_hold_for_any_seed(name: str, local_head: bool, seed: int) -> None:
 @given(**ANY_METHOD)
 def test_laws_hold_for_many_seeds(name: str, local_head: bool, seed: int) -> None:
     algorithm = algorithms.get(name)
-    assert_lawful(LocalHead(algorithm) if local_head else algorithm, formulas(name), seeds=(seed,))
+    assert_lawful(Local(algorithm) if local_head else algorithm, formulas(name), seeds=(seed,))
 
 
 @settings(max_examples=3)

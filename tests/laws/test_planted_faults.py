@@ -28,7 +28,7 @@ from rondo.algorithm import (
 )
 from rondo.algorithms.wrappers.wrapper import Wrapper
 from rondo.lowrank import GrowingSum, LowRank, residual
-from rondo.params import Params, Select, adapted_modules, down, head, pick, sub, up
+from rondo.params import Params, Select, adapted_modules, down, head, pick, sub, up, whole
 from rondo.testing import check_algorithm
 from rondo.testing.laws import Formulas
 
@@ -61,8 +61,8 @@ class FedEx(Algorithm[FedExState]):
         return Shared(state.params, state.base)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        fit = trainer.fit(shared.params, train=down | up | head)
-        return trainer.upload(pick(fit.params, down | up | head)), local
+        fit = trainer.fit(shared.params, train=down | up | whole)
+        return trainer.upload(pick(fit.params, down | up | whole)), local
 
     def aggregate(self, state: FedExState, uploads: Iterable[Upload], round: Round) -> FedExState:
         received = list(uploads)
@@ -236,8 +236,8 @@ def test_late_uniform_weights_break_two_laws() -> None:
     assert {"weights count", "exactness"} <= set(failures(UniformFromRoundThree()))
 
 
-def test_head_of_the_heaviest_client_breaks_shared_head() -> None:
-    assert "shared head" in failures(HeaviestHead())
+def test_head_of_the_heaviest_client_breaks_whole_tensors() -> None:
+    assert "whole tensors" in failures(HeaviestHead())
 
 
 def test_expanding_uploads_breaks_raw_sum() -> None:
@@ -403,14 +403,14 @@ class OnlyTheFirst(UpOnly):
 
 
 def test_ignored_weights_break_three_laws() -> None:
-    assert set(failures(UniformMean(), UP_FORMULAS)) == {"weights count", "shared head", "exactness"}
+    assert set(failures(UniformMean(), UP_FORMULAS)) == {"weights count", "whole tensors", "exactness"}
 
 
 def test_ignored_weights_are_seen_without_claiming_exactness() -> None:
     class Modest(UniformMean):
         exact: ClassVar[bool] = False
 
-    assert set(failures(Modest())) == {"weights count", "shared head"}
+    assert set(failures(Modest())) == {"weights count", "whole tensors"}
 
 
 def test_unnormalised_weights_break_scale_and_exactness() -> None:

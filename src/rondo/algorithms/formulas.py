@@ -6,16 +6,45 @@ Parameters after the fifth are fields of the algorithm, with its defaults.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Literal, TypeAlias
 
 Numbers: TypeAlias = Callable[[int, int, int, int, int], int]
-"""Count of numbers sent for one adapted module, from (rank, in, out, round index, uploads per round). A shared head
-comes on top."""
+"""Count of numbers sent for one adapted module, from (rank, in, out, round index, uploads per round). Whole tensors
+come on top."""
+
+Whole: TypeAlias = Literal["all", "body", "head", "none", "twice all"]
+"""The whole tensors that travel in a round, in each direction."""
+
+WholeNumbers: TypeAlias = Callable[[int, int, int], int]
+"""Count of numbers sent for whole tensors, from the numbers in (body without statistics, statistics, head)."""
+
+WHOLE: Mapping[Whole, WholeNumbers] = {
+    "all": lambda body, statistics, head: body + statistics + head,
+    "body": lambda body, statistics, head: body + statistics,
+    "head": lambda body, statistics, head: head,
+    "none": lambda body, statistics, head: 0,
+    "twice all": lambda body, statistics, head: 2 * (body + head) + statistics,
+}
+"""Each :data:`Whole` as a function. Statistics have no second tensor, such as a control variate."""
 
 
 def both(r: int, i: int, o: int, t: int, k: int) -> int:
     return r * (i + o)
+
+
+def twice(r: int, i: int, o: int, t: int, k: int) -> int:
+    return 2 * r * (i + o)
+
+
+def corrected(r: int, i: int, o: int, t: int, k: int, option: str = "I") -> int:
+    """SCAFFOLD's broadcast. With option I the control variates of A are still zero after the first round, because the
+    gradient of A is zero where B is."""
+    return twice(r, i, o, t, k) - (r * i if option == "I" and t == 1 else 0)
+
+
+def none(r: int, i: int, o: int, t: int, k: int) -> int:
+    return 0
 
 
 def up(r: int, i: int, o: int, t: int, k: int) -> int:

@@ -18,15 +18,25 @@ def list_() -> None:
     from rondo import algorithms
 
     table = Table(box=None, pad_edge=False)
-    for column in ("name", "what it does", "exact", "linear", "personal", "up, numbers per module", "paper"):
+    for column in (
+        "name",
+        "what it does",
+        "exact",
+        "linear",
+        "personal",
+        "up, numbers per module",
+        "whole tensors",
+        "paper",
+    ):
         table.add_column(column, overflow="fold")
     for name, entry in algorithms.TABLE.items():
-        table.add_row(name, entry.summary, *entry.flags, entry.up, entry.paper)
+        table.add_row(name, entry.summary, *entry.flags, entry.up, entry.whole, entry.paper)
     # Without a terminal, print one line per algorithm, so that grep finds it.
     console = Console()
     console = console if console.is_terminal else Console(width=250)
     console.print(table)
-    console.print("\nlinear, one rank: linear where clients have no ranks of their own")
+    console.print("\nexact, whole: exact where whole tensors are trained alone, without factors beside them")
+    console.print("linear, one rank: linear where clients have no ranks of their own")
 
 
 def show(
@@ -72,19 +82,21 @@ def check(
     """Check algorithms, ours or your own, against the public laws."""
     with user_errors():
         from rondo import algorithms, errors, testing
+        from rondo.algorithms.formulas import WHOLE
 
         failed = 0
         for name in names or algorithms.names():
             cls = _algorithm_class(name)
             entry = algorithms.TABLE.get(name)
             formulas = (entry.up_numbers, entry.down_numbers) if entry is not None else None
+            whole = WHOLE[entry.whole] if entry is not None else None
             print(name)
             try:
                 algorithm = cls()
             except Exception as error:  # a user's class may have a field without default or an abstract method
                 message = f"{name} cannot be made without arguments: {error}"
                 raise errors.ConfigError.at("NAME", message, "rondo") from None
-            for result in testing.check_algorithm(algorithm, formulas=formulas):
+            for result in testing.check_algorithm(algorithm, formulas=formulas, whole=whole):
                 print(f"  {result.outcome:15} {result.law:20} {result.detail}".rstrip())
                 failed += result.outcome == "failed"
         print(f"\n{failed} failed" if failed else "\nall laws hold")

@@ -8,12 +8,14 @@ from typing import Any
 from rondo import algorithms
 from rondo.algorithm import Algorithm, HeadPolicy
 from rondo.algorithms.table import RULES
-from rondo.algorithms.wrappers.local_head import LocalHead
+from rondo.algorithms.wrappers.local import Local
 from rondo.algorithms.wrappers.robust import MEANS, Robust
 from rondo.algorithms.wrappers.server_optimizer import OPTIMIZERS, ServerOptimizer, ServerStep
-from rondo.config.schema import RunConfig, ServerConfig
+from rondo.algorithms.wrappers.shared_head import SharedHead
+from rondo.config.checks import data_source
+from rondo.config.schema import LINEAR, RunConfig, ServerConfig
 from rondo.errors import ConfigError, Problem
-from rondo.params import Params, head, pick
+from rondo.params import Params, Role, Select, buffer, everything, head, nothing, pick
 
 
 def make_algorithm(config: RunConfig) -> Algorithm[Any]:
@@ -41,13 +43,48 @@ def wrapped(
         policy = config.model.head or algorithm.default_head
     if policy == "frozen":
         initial = pick(initial, ~head)
-    if policy == "local":
-        algorithm = LocalHead(algorithm)
+    if algorithm.least_squares and Role.HEAD in algorithm.keeps.roles and policy != "local":
+        message = f"{config.algorithm.name} leaves heads with their clients: remove it, or take another method"
+        raise ConfigError.at("model.head", message)
+    _must_divide(config, algorithm, policy, initial)
+    local_buffers = config.model.buffers == "local" and any(map(buffer, initial))
+    algorithm = with_policies(algorithm, policy, local_buffers=local_buffers)
     if config.server.optimizer != "none":
         algorithm = ServerStep(algorithm, _server_optimizer(config.server))
     if config.robust.rule != "none":
         algorithm = Robust(algorithm, config.robust.rule, config.robust.byzantine)
     return algorithm, policy, initial
+
+
+def with_policies(
+    algorithm: Algorithm[Any], policy: HeadPolicy | None, *, local_buffers: bool = False
+) -> Algorithm[Any]:
+    """``algorithm`` with the head and the statistics shared or with each client. A method may keep the head by its own
+    code."""
+    keeps_head = Role.HEAD in algorithm.keeps.roles
+    if policy == "shared" and keeps_head:
+        algorithm = SharedHead(algorithm)
+    stays: Select = buffer if local_buffers else nothing
+    if policy == "local" and not keeps_head:
+        stays |= head
+    return Local(algorithm, stays) if stays.roles else algorithm
+
+
+def _must_divide(config: RunConfig, algorithm: Algorithm[Any], policy: HeadPolicy | None, initial: Params) -> None:
+    """Raises :class:`ConfigError` where a method that shares one part of the model and keeps another has only one of
+    the two. ``initial``: the tensors that are trained."""
+    name, keeps = config.algorithm.name, algorithm.keeps
+    if not keeps.roles or keeps == everything:
+        return
+    head_is = {"frozen": "the head is frozen", None: "this network has no task head"}.get(policy, "")
+    if not any(map(keeps, initial)):
+        why = head_is if Role.HEAD in keeps.roles else "nothing but the head is trained"
+        message = f"{name} keeps a part of the model with each client, and {why}, so nothing would be kept: "
+        raise ConfigError.at("algorithm.name", message + "take fedavg, or train that part too")
+    if all(map(with_policies(algorithm, policy).keeps, initial)):
+        why = "nothing else is trained" if Role.HEAD in keeps.roles else head_is or "the head is local"
+        message = f"{name} sends what it does not keep with each client, and {why}, so nothing would be sent: "
+        raise ConfigError.at("algorithm.name", message + "take local, or train and share that part too")
 
 
 def _refused(config: RunConfig, algorithm: Algorithm[Any]) -> Iterator[Problem]:
@@ -59,11 +96,18 @@ def _refused(config: RunConfig, algorithm: Algorithm[Any]) -> Iterator[Problem]:
             message = f"{name} does not define clients of different ranks; remove {key}, or take one of {others}"
             yield Problem(f"clients.{key}", message)
     rule = config.robust.rule
+    if algorithm.keeps == everything:
+        for key, setting in (("robust.rule", rule), ("server.optimizer", config.server.optimizer)):
+            if setting != "none":
+                yield Problem(key, f'{name} sends nothing, so its server has nothing to work on; set it to "none"')
+        return
     if rule in MEANS and not algorithm.linear:
         message = f"{rule} makes a mean of uploads, and {name}'s server works on single ones; "
         yield Problem(
             "robust.rule", f"{message}take {', '.join(r for r in RULES if r not in MEANS)}, or a linear method"
         )
+    if algorithm.plain_sgd:
+        yield from (_no_gradient_step if algorithm.least_squares else _not_plain_sgd)(config)
     if config.server.optimizer == "none":
         return
     if not algorithm.linear:
@@ -75,6 +119,36 @@ def _refused(config: RunConfig, algorithm: Algorithm[Any]) -> Iterator[Problem]:
         )
         message += 'direction to step in; set it to "none", or take another linear method (rondo list)'
         yield Problem("server.optimizer", message)
+    elif algorithm.server_step:
+        message = f"{name} defines its server's step itself (rondo show {name}), so no optimizer can take its place; "
+        yield Problem("server.optimizer", message + 'set it to "none", or take another linear method (rondo list)')
+
+
+def _not_plain_sgd(config: RunConfig) -> Iterator[Problem]:
+    """The keys of ``[train]`` with which a client's movement is not the sum of its gradients."""
+    train, name = config.train, config.algorithm.name
+    why = f"{name} reads a client's mean gradient off its movement, which is the sum of its gradients only"
+    otherwise = f"or take another variant of {name} (rondo show {name})"
+    if train.optimizer != "sgd":
+        yield Problem("train.optimizer", f'{why} with sgd; set it to "sgd", {otherwise}')
+    elif train.momentum > 0:
+        yield Problem("train.momentum", f"{why} without momentum; set it to 0, {otherwise}")
+    if train.max_grad_norm > 0:
+        yield Problem("train.max_grad_norm", f"{why} where their norm has no limit; set it to 0, {otherwise}")
+
+
+def _no_gradient_step(config: RunConfig) -> Iterator[Problem]:
+    """The keys of ``[train]`` with which a step is not one down the gradient on all rows."""
+    train, name = config.train, config.algorithm.name
+    why = f"a step of {name} is a step down the gradient"
+    if train.optimizer != "sgd":
+        yield Problem("train.optimizer", f'{why}: set it to "sgd"')
+    for key in ("momentum", "weight_decay", "max_grad_norm"):
+        if getattr(train, key) > 0:
+            yield Problem(f"train.{key}", f"{why} and nothing else: set it to 0")
+    rows = config.problem.rows
+    if data_source(config) == LINEAR and train.batch_size < rows:
+        yield Problem("train.batch_size", f"{why} on all rows of a client, {rows}: raise it to {rows}")
 
 
 def _server_optimizer(config: ServerConfig) -> ServerOptimizer:

@@ -1,21 +1,23 @@
 """The public laws, which every federated algorithm must obey, ours or a third party's.
 
 :func:`check_algorithm` runs them all and returns one :class:`LawResult` per law; ``rondo check`` prints the results.
-The laws train with :class:`SgdTrainer` on :class:`LinearProblem`.
+The laws train with :class:`SgdTrainer` on :class:`LinearProblem` and, for methods that do not need factors, on
+:class:`WholeProblem`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rondo.algorithm import Algorithm
-from rondo.testing.laws import LAWS, TOLERANCE, Formulas, law_bytes
-from rondo.testing.problem import LinearProblem, SgdTrainer
-from rondo.testing.run import LawBroken, NotApplicable
+from rondo.algorithms.formulas import WholeNumbers
+from rondo.testing.laws import LAWS, TOLERANCE, Formulas, Law, law_bytes
+from rondo.testing.problem import LinearProblem, SgdTrainer, WholeProblem
+from rondo.testing.run import LawBroken, NotApplicable, problems
 
-__all__ = ["LAWS", "TOLERANCE", "LawResult", "LinearProblem", "SgdTrainer", "check_algorithm"]
+__all__ = ["LAWS", "TOLERANCE", "LawResult", "LinearProblem", "SgdTrainer", "WholeProblem", "check_algorithm"]
 
 
 @dataclass(frozen=True)
@@ -32,30 +34,40 @@ class LawResult:
 
 
 def check_algorithm(
-    algorithm: Algorithm[Any], *, formulas: Formulas | None = None, seeds: Sequence[int] = (0, 1, 2)
+    algorithm: Algorithm[Any],
+    *,
+    formulas: Formulas | None = None,
+    whole: WholeNumbers | None = None,
+    seeds: Sequence[int] = (0, 1, 2),
 ) -> list[LawResult]:
-    """Check every law on ``algorithm``, on one problem per seed.
+    """Check every law on ``algorithm``, on the problems of each seed: factors, at odd seeds beside whole tensors, and
+    whole tensors alone unless the method needs factors.
 
-    ``formulas``: the numbers that it should send, up and down, for the law of bytes. A law that raises anything but
-    :class:`NotApplicable` has failed. Raises ValueError without a seed, since nothing would be checked.
+    ``formulas``: the numbers that it should send, up and down, for the law of bytes.
+    ``whole``: the same for whole tensors, whose numbers are not checked without it.
+
+    A law that raises anything but :class:`NotApplicable` has failed. Raises ValueError without a seed, since nothing
+    would be checked.
     """
     if not seeds:
         raise ValueError("no seeds: nothing would be checked")
-    laws = {**LAWS, "bytes": lambda a, seed: law_bytes(a, seed, formulas)}
+    laws = {**LAWS, "bytes": lambda a, seed, problem: law_bytes(a, seed, formulas, problem, whole_numbers=whole)}
     return [_check(name, law, algorithm, seeds) for name, law in laws.items()]
 
 
-def _check(
-    name: str, law: Callable[[Algorithm[Any], int], str], algorithm: Algorithm[Any], seeds: Sequence[int]
-) -> LawResult:
-    detail = ""
+def _check(name: str, law: Law, algorithm: Algorithm[Any], seeds: Sequence[int]) -> LawResult:
+    """The result of ``law`` on all problems of ``seeds``. It is not applicable if it applies to none of them."""
+    outcome, detail, reason = "not applicable", "", ""
     for seed in seeds:
-        try:
-            detail = law(algorithm, seed)
-        except NotApplicable as reason:
-            return LawResult(name, "not applicable", str(reason))
-        except LawBroken as broken:
-            return LawResult(name, "failed", f"{broken} (seed {seed})")
-        except Exception as error:  # an exception in a third party's code is a finding, not a crash of ours
-            return LawResult(name, "failed", f"{type(error).__name__}: {error} (seed {seed})")
-    return LawResult(name, "passed", detail)
+        for problem in problems(algorithm, seed):
+            where = f"({type(problem).__name__}, seed {seed})"
+            try:
+                detail = law(algorithm, seed, problem)
+                outcome = "passed"
+            except NotApplicable as why:
+                reason = str(why)
+            except LawBroken as broken:
+                return LawResult(name, "failed", f"{broken} {where}")
+            except Exception as error:  # an exception in a third party's code is a finding, not a crash of ours
+                return LawResult(name, "failed", f"{type(error).__name__}: {error} {where}")
+    return LawResult(name, outcome, detail if outcome == "passed" else reason)

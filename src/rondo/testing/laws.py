@@ -1,7 +1,7 @@
 """The laws, one function each. A law raises :class:`LawBroken` or :class:`NotApplicable`, or returns its measurement.
 
-Each law runs on :class:`rondo.testing.problem.LinearProblem`: two adapted layers, one of them not square, scales other
-than 1, unequal weights, a shared head.
+A law runs on the problem that it is given, or on :class:`rondo.testing.problem.LinearProblem` from its seed: two
+adapted layers, one of them not square, scales other than 1, unequal weights, a shared head.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import torch
 
 from rondo import algorithms
 from rondo.algorithm import Algorithm, Mean, Upload
+from rondo.algorithms.formulas import WholeNumbers
 from rondo.algorithms.wrappers.wrapper import Wrapper
 from rondo.engine import serialization
 from rondo.engine.server.ledger import Ledger
-from rondo.params import down, head, pick, up
+from rondo.params import AUXILIARY_PREFIX, Params, Select, body, buffer, down, head, nothing, pick, up, whole
+from rondo.testing.problem import Problem
 from rondo.testing.run import ROUNDS, NotApplicable, Run, largest_gap, require
 
 TOLERANCE = 1e-9
@@ -29,10 +31,13 @@ TOLERANCE = 1e-9
 Formulas = tuple[algorithms.Numbers, algorithms.Numbers]
 """Numbers sent up and numbers sent down per module, from (rank, in, out, round index, uploads of a round)."""
 
+Law = Callable[[Algorithm[Any], int, Problem | None], str]
+"""From (algorithm, seed, problem or None for :class:`rondo.testing.problem.LinearProblem`) to the measurement."""
 
-def _rounds(algorithm: Algorithm[Any], seed: int) -> Iterator[tuple[Run, int, list[Upload]]]:
+
+def _rounds(algorithm: Algorithm[Any], seed: int, problem: Problem | None) -> Iterator[tuple[Run, int, list[Upload]]]:
     """A run before it aggregates each of its rounds, the round's index and its uploads."""
-    run = Run(algorithm, seed)
+    run = Run(algorithm, seed, problem)
     for index in range(ROUNDS):
         outcomes = [run.train([c], index)[0] for c in run.clients]
         yield run, index, [o.upload for o in outcomes]
@@ -40,23 +45,28 @@ def _rounds(algorithm: Algorithm[Any], seed: int) -> Iterator[tuple[Run, int, li
 
 
 def _agree(
-    algorithm: Algorithm[Any], seed: int, pair: Callable[[list[Upload]], tuple[list[Upload], list[Upload]]], what: str
+    algorithm: Algorithm[Any],
+    seed: int,
+    problem: Problem | None,
+    pair: Callable[[list[Upload]], tuple[list[Upload], list[Upload]]],
+    what: str,
 ) -> str:
     """Check in every round that both lists of uploads that ``pair`` makes of the round's give the same model."""
     worst = 0.0
-    for run, index, uploads in _rounds(algorithm, seed):
+    for run, index, uploads in _rounds(algorithm, seed, problem):
         one, other = (algorithm.aggregate(run.state, given, run.round(index)) for given in pair(uploads))
         worst = max(worst, run.gap(one, other, index + 1))
         require(worst < TOLERANCE, f"round {index}: {what}: the model differs by {worst:.1e}")
     return f"difference {worst:.0e}"
 
 
-def law_form(algorithm: Algorithm[Any], seed: int) -> str:
-    """A frozen dataclass that declares ``exact``. Its view has finite A (r, in) and B (out, r) for every layer."""
+def law_form(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
+    """A frozen dataclass that declares ``exact``. Its view has finite A (r, in) and B (out, r) for every layer, and all
+    whole tensors in their shapes."""
     require(dataclasses.is_dataclass(algorithm), "it is not a dataclass")
     require(algorithm.__dataclass_params__.frozen, "its dataclass is not frozen")  # type: ignore[attr-defined]
     require(hasattr(algorithm, "exact"), "it does not declare whether it is exact: exact: ClassVar[bool] = ...")
-    run = Run(algorithm, seed)
+    run = Run(algorithm, seed, problem)
     run.step(0)
     shared = run.shared(run.clients[0], 1)
     seen = algorithm.view(shared, run.local(run.clients[0], shared))
@@ -67,35 +77,39 @@ def law_form(algorithm: Algorithm[Any], seed: int) -> str:
             b.shape[0] == weight.shape[0], f"{path}.B is {tuple(b.shape)}, its module has {weight.shape[0]} outputs"
         )
         require(a.shape[0] == b.shape[1], f"{path}: A has rank {a.shape[0]}, B has rank {b.shape[1]}")
+    for name, tensor in pick(run.problem.params, whole).items():
+        shape = tuple(seen[name].shape) if name in seen else "missing"
+        require(shape == tuple(tensor.shape), f"{name} is {shape} in the view, and {tuple(tensor.shape)} at the start")
     require(all(bool(t.isfinite().all()) for t in seen.values()), "the view is not finite")
     return "A (r, in), B (out, r)"
 
 
-def law_first_round_learns(algorithm: Algorithm[Any], seed: int) -> str:
-    """The first round's training moves every layer (with B = 0, training A alone would not)."""
-    run = Run(algorithm, seed)
+def law_first_round_learns(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
+    """The first round's training moves every layer (with B = 0, training A alone would not), and every whole tensor of
+    the body."""
+    run = Run(algorithm, seed, problem)
     for outcome in run.step(0):
-        for path in run.problem.weights:
-            moved = float((outcome.after[path] - outcome.before[path]).abs().max())
-            require(moved > 1e-6, f"{path}: the first round moved the weight by {moved:.1e}")
+        for name, before in pick(outcome.before, body).items():
+            moved = float((outcome.after[name] - before).abs().max())
+            require(moved > 1e-6, f"{name}: the first round moved it by {moved:.1e}")
     return ""
 
 
-def law_permutation(algorithm: Algorithm[Any], seed: int) -> str:
+def law_permutation(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
     """The order in which uploads arrive does not change the model."""
-    return _agree(algorithm, seed, lambda uploads: (uploads, uploads[::-1]), "uploads in reverse order")
+    return _agree(algorithm, seed, problem, lambda uploads: (uploads, uploads[::-1]), "uploads in reverse order")
 
 
-def law_weight_scale(algorithm: Algorithm[Any], seed: int) -> str:
+def law_weight_scale(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
     """Only the ratios of the weights count."""
 
     def scaled(uploads: list[Upload]) -> tuple[list[Upload], list[Upload]]:
         return uploads, [replace(u, weight=17 * u.weight) for u in uploads]
 
-    return _agree(algorithm, seed, scaled, "weights times 17")
+    return _agree(algorithm, seed, problem, scaled, "weights times 17")
 
 
-def law_weights_count(algorithm: Algorithm[Any], seed: int) -> str:
+def law_weights_count(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
     """An upload of weight 2 counts as much as the same upload twice with weight 1."""
 
     def doubled(uploads: list[Upload]) -> tuple[list[Upload], list[Upload]]:
@@ -104,18 +118,18 @@ def law_weights_count(algorithm: Algorithm[Any], seed: int) -> str:
         return [replace(a, weight=2.0), b], [a, twin, b]
 
     what = "one upload of weight 2 against two of weight 1 (are weights ignored?)"
-    return _agree(algorithm, seed, doubled, what)
+    return _agree(algorithm, seed, problem, doubled, what)
 
 
-def law_linear(algorithm: Algorithm[Any], seed: int) -> str:
+def law_linear(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
     """The weighted mean of the raw uploads is all that the server needs. Only for algorithms that are linear, and
     clients without ranks of their own."""
     if not algorithm.linear:
         raise NotApplicable("the algorithm is not linear")
-    if any(c.rank is not None for c in Run(algorithm, seed).clients):
+    if any(c.rank is not None for c in Run(algorithm, seed, problem).clients):
         raise NotApplicable("clients have ranks of their own")
     worst = 0.0
-    for run, index, uploads in _rounds(algorithm, seed):
+    for run, index, uploads in _rounds(algorithm, seed, problem):
         mass = math.fsum(u.weight for u in uploads)
         sums = {n: sum(u.weight / mass * u.params[n].double() for u in uploads) for n in uploads[0].params}
         mean = Mean({n: torch.as_tensor(t) for n, t in sums.items()}, mass, len(uploads))
@@ -126,27 +140,27 @@ def law_linear(algorithm: Algorithm[Any], seed: int) -> str:
     return f"difference {worst:.0e}"
 
 
-def law_shared_head(algorithm: Algorithm[Any], seed: int) -> str:
-    """The new head is the weighted mean of the clients' heads. Only where clients send their heads."""
+def law_whole_tensors(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
+    """A whole tensor that clients send, of the head or of the body, becomes its weighted mean."""
     worst, seen = 0.0, False
-    for run, index, uploads in _rounds(algorithm, seed):
+    for run, index, uploads in _rounds(algorithm, seed, problem):
         mass = math.fsum(u.weight for u in uploads)
         new = algorithm.aggregate(run.state, uploads, run.round(index))
         after = algorithm.broadcast(new, run.clients[0], run.round(index + 1)).params
         expanded = [algorithm.expand(run.state, u).params for u in uploads]
-        for name in pick(expanded[0], head):
+        for name in pick(expanded[0], whole):
             shares = [u.weight / mass * params[name].double() for u, params in zip(uploads, expanded, strict=True)]
             mean = torch.stack(shares).sum(0)
             worst, seen = max(worst, largest_gap({name: mean}, {name: after[name].double()})), True
             require(worst < TOLERANCE, f"round {index}: {name} is {worst:.1e} away from the clients' weighted mean")
     if not seen:
-        raise NotApplicable("no client sends a head")
+        raise NotApplicable("no client sends a whole tensor")
     return f"difference {worst:.0e}"
 
 
-def law_consensus(algorithm: Algorithm[Any], seed: int) -> str:
+def law_consensus(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
     """If all clients end at the same model, the new model is that model."""
-    run, worst = Run(algorithm, seed), 0.0
+    run, worst = Run(algorithm, seed, problem), 0.0
     run.step(0)
     for index in range(1, ROUNDS):
         reached = run.train([run.clients[0]], index)[0]
@@ -158,9 +172,9 @@ def law_consensus(algorithm: Algorithm[Any], seed: int) -> str:
     return f"difference {worst:.0e}"
 
 
-def law_zero_steps(algorithm: Algorithm[Any], seed: int) -> str:
+def law_zero_steps(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
     """A round without training steps leaves every model as it was."""
-    run, worst = Run(algorithm, seed), 0.0
+    run, worst = Run(algorithm, seed, problem), 0.0
     run.step(0)
     run.steps = 0
     for index in range(1, ROUNDS):
@@ -171,28 +185,30 @@ def law_zero_steps(algorithm: Algorithm[Any], seed: int) -> str:
     return f"difference {worst:.0e}"
 
 
-def law_exact(algorithm: Algorithm[Any], seed: int) -> str:
+def law_exact(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
     """The new model's change is the weighted mean of the clients' changes, with unequal weights and partial
-    participation, in every round. Only for algorithms that claim to be exact."""
+    participation, in every round. Only for algorithms that claim to be exact, and on factors only if they need them."""
     if not algorithm.exact:
         raise NotApplicable("the algorithm does not claim to be exact")
-    run, worst = Run(algorithm, seed), 0.0
+    run, worst = Run(algorithm, seed, problem), 0.0
+    if run.problem.weights and not algorithm.needs_factors:
+        raise NotApplicable("the algorithm claims to be exact for whole tensors alone")
     for index in range(ROUNDS):
         outcomes = run.step(index, run.clients if index % 2 == 0 else run.clients[::2])
         mass = sum(o.upload.client.num_examples for o in outcomes)
-        new = run.model(outcomes[0].upload.client, index + 1)
+        new = pick(run.model(outcomes[0].upload.client, index + 1), body & ~buffer)
         mean = {
-            n: sum((o.upload.client.num_examples / mass * o.after[n] for o in outcomes), torch.zeros_like(new[n]))
-            for n in run.problem.weights
+            n: sum((o.upload.client.num_examples / mass * o.after[n] for o in outcomes), torch.zeros_like(t))
+            for n, t in new.items()
         }
-        worst = max(worst, largest_gap(mean, pick(new, lambda n: n in run.problem.weights)))
+        worst = max(worst, largest_gap(mean, new))
         require(worst < TOLERANCE, f"round {index}: the model is {worst:.1e} away from the mean of the clients'")
     return f"difference {worst:.0e}"
 
 
-def law_frozen_stay(algorithm: Algorithm[Any], seed: int) -> str:
+def law_frozen_stay(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
     """A tensor in no upload is bit-identical after the round, except for factors if the server re-expresses them."""
-    run = Run(algorithm, seed)
+    run = Run(algorithm, seed, problem)
     for index in range(ROUNDS):
         before = dict(run.shared(run.clients[0], index).params)
         if not algorithm.same_coordinates:
@@ -207,9 +223,9 @@ def law_frozen_stay(algorithm: Algorithm[Any], seed: int) -> str:
     return ""
 
 
-def law_no_mutation(algorithm: Algorithm[Any], seed: int) -> str:
+def law_no_mutation(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
     """No argument is modified in place."""
-    run = Run(algorithm, seed)
+    run = Run(algorithm, seed, problem)
     original = copy.deepcopy(dict(run.problem.params))
     algorithm.init(run.problem.params, run.problem.weights, run.round(0))
     require(serialization.same(original, dict(run.problem.params)), "init changed the parameters that it was given")
@@ -229,9 +245,9 @@ def law_no_mutation(algorithm: Algorithm[Any], seed: int) -> str:
     return ""
 
 
-def law_state_survives(algorithm: Algorithm[Any], seed: int) -> str:
+def law_state_survives(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
     """The state survives safetensors bit for bit, and a round from the restored state gives the same bits."""
-    run, other = Run(algorithm, seed), Run(algorithm, seed)
+    run, other = Run(algorithm, seed, problem), Run(algorithm, seed, problem)
     for index in range(ROUNDS):
         other.state = serialization.unpack(serialization.pack(run.state), run.state)
         require(serialization.same(run.state, other.state), "the state that was read back differs from the one saved")
@@ -241,9 +257,9 @@ def law_state_survives(algorithm: Algorithm[Any], seed: int) -> str:
     return ""
 
 
-def law_same_seed(algorithm: Algorithm[Any], seed: int) -> str:
+def law_same_seed(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
     """The same seed gives the same bits."""
-    runs = [Run(algorithm, seed), Run(algorithm, seed)]
+    runs = [Run(algorithm, seed, problem), Run(algorithm, seed, problem)]
     for run in runs:
         for index in range(ROUNDS):
             run.step(index)
@@ -251,9 +267,9 @@ def law_same_seed(algorithm: Algorithm[Any], seed: int) -> str:
     return ""
 
 
-def law_skipped_attempts(algorithm: Algorithm[Any], seed: int) -> str:
+def law_skipped_attempts(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
     """A skipped attempt leaves no trace: with attempts skipped in between, a run has the same bits."""
-    plain, interrupted = Run(algorithm, seed), Run(algorithm, seed)
+    plain, interrupted = Run(algorithm, seed, problem), Run(algorithm, seed, problem)
     for index in range(ROUNDS):
         if index % 3 != 2:
             for client in interrupted.clients[: 1 + index % 2]:
@@ -266,9 +282,9 @@ def law_skipped_attempts(algorithm: Algorithm[Any], seed: int) -> str:
     return ""
 
 
-def law_lost_local(algorithm: Algorithm[Any], seed: int) -> str:
+def law_lost_local(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
     """A client that lost its local tensors takes part again as a new one."""
-    run = Run(algorithm, seed)
+    run = Run(algorithm, seed, problem)
     for index in range(ROUNDS):
         run.step(index)
         run.locals.clear()
@@ -277,9 +293,9 @@ def law_lost_local(algorithm: Algorithm[Any], seed: int) -> str:
     return ""
 
 
-def law_no_leak(algorithm: Algorithm[Any], seed: int) -> str:
+def law_no_leak(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
     """A client's result does not depend on the clients trained before it."""
-    run = Run(algorithm, seed)
+    run = Run(algorithm, seed, problem)
     first, last = run.clients[0], run.clients[-1]
     for index in range(ROUNDS):
         results = []
@@ -293,9 +309,9 @@ def law_no_leak(algorithm: Algorithm[Any], seed: int) -> str:
     return ""
 
 
-def law_cohort(algorithm: Algorithm[Any], seed: int) -> str:
+def law_cohort(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
     """Client code is batch-transparent: a client gets the same result in a cohort as alone."""
-    run, worst = Run(algorithm, seed), 0.0
+    run, worst = Run(algorithm, seed, problem), 0.0
     for index in range(ROUNDS):
         together = run.train(run.clients, index)
         for one, other in zip(together, run.step(index), strict=True):
@@ -310,38 +326,59 @@ def law_cohort(algorithm: Algorithm[Any], seed: int) -> str:
     return f"difference {worst:.0e}"
 
 
-def law_bytes(algorithm: Algorithm[Any], seed: int, formulas: Formulas | None = None) -> str:
+def law_bytes(
+    algorithm: Algorithm[Any],
+    seed: int,
+    formulas: Formulas | None = None,
+    problem: Problem | None = None,
+    *,
+    whole_numbers: WholeNumbers | None = None,
+) -> str:
     """The numbers sent equal the card's formulas in each of eight rounds: up, and down to a client that took part in
-    every round."""
+    every round. ``whole_numbers``: the whole tensors' part, which is left out without it."""
     if formulas is None:
         raise NotApplicable("no formula was given")
-    run, ledger = Run(algorithm, seed), Ledger()
+    run, ledger = Run(algorithm, seed, problem), Ledger()
     client, rank = run.clients[0], run.problem.rank
+    uncounted = nothing if whole_numbers is not None else whole
+    sizes = [sum(t.numel() for t in pick(run.problem.params, part).values()) for part in (body & ~buffer, buffer, head)]
+    beside = 0 if whole_numbers is None else whole_numbers(*sizes)
     for index in range(run.round(0).total):
         shared = run.shared(client, index)
-        received, _ = ledger.send(client.id, replace(shared, params=pick(shared.params, ~head)))
+        received, _ = ledger.send(client.id, replace(shared, params=_without(shared.params, uncounted)))
         upload = next(o.upload for o in run.step(index) if o.upload.client == client)
-        sent = ledger.receive(replace(upload, params=pick(upload.params, ~head)))
+        sent = ledger.receive(replace(upload, params=_without(upload.params, uncounted)))
         directions = [("up", sent, formulas[0])]
         if index > 0:
             directions.append(("down", received, formulas[1]))
         for way, size, formula in directions:
             count = size // torch.float64.itemsize
-            expected = sum(
+            expected = beside + sum(
                 formula(rank, w.shape[1], w.shape[0], index, len(run.clients)) for w in run.problem.weights.values()
             )
             require(count == expected, f"round {index}: {count} numbers {way}, the formula says {expected}")
     return ""
 
 
-def law_wrapping(algorithm: Algorithm[Any], seed: int) -> str:
+def _without(params: Params, uncounted: Select) -> Params:
+    """``params`` without some tensors, and without a method's own numbers about them."""
+    return pick(params, lambda name: not uncounted(name.removeprefix(AUXILIARY_PREFIX)))
+
+
+def law_wrapping(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
     """An empty wrapper changes nothing: neither flags, uploads, local tensors, states nor models."""
     wrapped: Algorithm[Any] = Wrapper(algorithm)
     flags = (
         "exact",
+        "needs_factors",
         "personal",
+        "keeps",
         "default_head",
+        "scored_after_adapting",
         "client_ranks",
+        "plain_sgd",
+        "least_squares",
+        "server_step",
         "same_coordinates",
         "readable",
         "varying_shapes",
@@ -350,7 +387,7 @@ def law_wrapping(algorithm: Algorithm[Any], seed: int) -> str:
     for flag in flags:
         alone, inside = getattr(algorithm, flag), getattr(wrapped, flag)
         require(alone == inside, f"{flag} is {alone!r}, and {inside!r} inside a wrapper that changes nothing")
-    runs = [Run(algorithm, seed), Run(wrapped, seed)]
+    runs = [Run(algorithm, seed, problem), Run(wrapped, seed, problem)]
     for index in range(ROUNDS):
         outcomes = [run.step(index) for run in runs]
         for unwrapped, inside in zip(*outcomes, strict=True):
@@ -366,14 +403,14 @@ def law_wrapping(algorithm: Algorithm[Any], seed: int) -> str:
     return ""
 
 
-LAWS: dict[str, Callable[[Algorithm[Any], int], str]] = {
+LAWS: dict[str, Law] = {
     "form": law_form,
     "first round learns": law_first_round_learns,
     "permutation": law_permutation,
     "weight scale": law_weight_scale,
     "weights count": law_weights_count,
     "raw sum": law_linear,
-    "shared head": law_shared_head,
+    "whole tensors": law_whole_tensors,
     "consensus": law_consensus,
     "zero steps": law_zero_steps,
     "exactness": law_exact,

@@ -1,24 +1,40 @@
-"""A small network in float64 and a trainer with full-batch SGD. The laws run on them, and other tests can too."""
+"""Small networks in float64 and a trainer with full-batch SGD. The laws run on them, and other tests can too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from rondo.algorithm import Client, Fit, Objective, Round, Upload, Uploads, Weight, plain
+from rondo.algorithm import Client, Fit, Loss, Objective, Round, Upload, Uploads, Weight, plain, split_rows
 from rondo.lowrank import GrowingSum
-from rondo.params import Params, Select, client_row, everything
+from rondo.params import Params, Select, buffer, client_row, everything, pick, stack_clients, whole
 
-NetworkLoss = Callable[[str, Params, Mapping[str, GrowingSum]], Tensor]
-"""From (client id, tensors that the network sees, base changes) to a scalar loss; no client axis."""
+
+class NetworkLoss(Protocol):
+    """From (client id, tensors that the network sees, base changes) to a scalar loss; no client axis. It is a forward
+    pass in training, so it updates the ``buffer:`` tensors that it is given in place.
+
+    ``rows``: the numbers of the client's rows to take, for methods that split a batch; left out, all.
+    """
+
+    def __call__(
+        self,
+        client: str,
+        seen: Params,
+        base: Mapping[str, GrowingSum],
+        rows: Sequence[int] | None = None,
+        /,
+    ) -> Tensor: ...
 
 
 @dataclass
 class SgdTrainer:
-    """A :class:`rondo.algorithm.Trainer` that takes ``steps`` full-batch gradient steps for each client."""
+    """A :class:`rondo.algorithm.Trainer` that takes ``steps`` full-batch gradient steps for each client, unless ``fit``
+    is told otherwise. With 0, no fit takes a step, whatever it is told."""
 
     clients: tuple[Client, ...]
     round: Round
@@ -41,25 +57,86 @@ class SgdTrainer:
         lr: float | None = None,
     ) -> Fit:
         """See :meth:`rondo.algorithm.Trainer.fit`; an epoch is one step, since the batch is all data."""
-        count = steps if steps is not None else epochs if epochs is not None else self.steps
-        trained = {n: t.detach().clone().requires_grad_() for n, t in params.items() if train(n)}
+        told = steps if steps is not None else epochs if epochs is not None else self.steps
+        count = told if self.steps > 0 else 0
+        trained = {n: t.detach().clone().requires_grad_() for n, t in pick(params, train & ~buffer).items()}
+        statistics = {n: t.detach().clone() for n, t in pick(params, buffer).items()}
         losses = torch.zeros(len(self.clients), dtype=torch.float64)
+        loss = self._loss()
         for _ in range(count):
-            value = objective({**params, **trained}, self._network)
-            grads = torch.autograd.grad(value.sum(), list(trained.values()), allow_unused=True)
+            value = objective({**params, **statistics, **trained}, loss)
             losses = losses + value.detach() / count
+            if not trained:
+                continue
+            grads = torch.autograd.grad(value.sum(), list(trained.values()), allow_unused=True)
             with torch.no_grad():
                 for tensor, grad in zip(trained.values(), grads, strict=True):
                     if grad is not None:
                         tensor.sub_((self.lr if lr is None else lr) * grad)
-        result = {n: trained[n].detach() if n in trained else t for n, t in params.items()}
+        new = {n: t.detach() for n, t in trained.items()} | pick(statistics, train)
+        result = {n: new.get(n, t) for n, t in params.items()}
         self.fits.append(result)
         step_counts = torch.full((len(self.clients),), count)
         return Fit(result, step_counts, step_counts * torch.tensor([c.num_examples for c in self.clients]), losses)
 
-    def _network(self, seen: Params) -> Tensor:
-        rows = [self.loss(c.id, client_row(seen, k), self.base) for k, c in enumerate(self.clients)]
-        return torch.stack(rows)
+    def solve(self, params: Params, *, train: Select) -> Fit:
+        """See :meth:`rondo.algorithm.Trainer.solve`; without steps nothing is solved. It is a Newton step from zero,
+        exact for a quadratic loss. Raises ValueError if the loss is no quadratic function of the selected tensors."""
+        solved = [self._minimum(k, params, train) for k in range(len(self.clients if self.steps else ()))]
+        result = {**params, **stack_clients(solved)}
+        self.fits.append(result)
+        once = torch.ones(len(self.clients), dtype=torch.long)
+        return Fit(result, once, torch.tensor([c.num_examples for c in self.clients]), self._loss()(result))
+
+    def _minimum(self, k: int, params: Params, train: Select) -> Params:
+        """The selected tensors of client ``k`` at the minimum of its loss."""
+        seen = client_row(params, k)
+        start = pick(seen, train)
+
+        def slope(flat: Tensor) -> Tensor:
+            leaves = {n: t.requires_grad_() for n, t in _divided(flat, start).items()}
+            loss = self.loss(self.clients[k].id, {**seen, **leaves}, self.base)
+            return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(leaves.values()))])
+
+        zero = torch.zeros(sum(t.numel() for t in start.values()), dtype=torch.float64)
+        at_zero = slope(zero)
+        curvature = torch.stack([slope(unit) - at_zero for unit in torch.eye(len(zero), dtype=torch.float64)], 1)
+        probe = torch.arange(1.0, len(zero) + 1, dtype=torch.float64).cos()
+        if not torch.allclose(slope(probe), at_zero + curvature @ probe):
+            raise ValueError(f"the loss is not quadratic in {', '.join(start)}")
+        return _divided(-torch.linalg.pinv(curvature, hermitian=True) @ at_zero, start)
+
+    def second_moment(self, params: Params, *, of: Select) -> Tensor:
+        """See :meth:`rondo.algorithm.Trainer.second_moment`."""
+        moments = []
+        for k, client in enumerate(self.clients):
+            seen = client_row(params, k)
+            leaves = {n: t.clone().requires_grad_() for n, t in pick(seen, of).items()}
+            each = []
+            for row in range(client.num_examples):
+                loss = self.loss(client.id, {**seen, **leaves}, self.base, [row])
+                each.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(leaves.values()))]))
+            rows = torch.stack(each)
+            moments.append(rows.mT @ rows / len(rows))
+        return torch.stack(moments)
+
+    def _loss(self, rows: Sequence[Sequence[int]] | None = None) -> Loss:
+        """The loss on all rows, or on the given ones of each client."""
+
+        def whole(seen: Params) -> Tensor:
+            values = []
+            for k, client in enumerate(self.clients):
+                some = () if rows is None else (rows[k],)
+                values.append(self.loss(client.id, client_row(seen, k), self.base, *some))
+            return torch.stack(values)
+
+        def parts(share: float) -> tuple[Loss, Loss]:
+            every = [range(c.num_examples) for c in self.clients] if rows is None else rows
+            divided = [split_rows(len(own), share) for own in every]
+            first, second = ([[own[i] for i in d[k]] for own, d in zip(every, divided, strict=True)] for k in (0, 1))
+            return self._loss(first), self._loss(second)
+
+        return Loss(whole, parts)
 
     def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:
         """See :meth:`rondo.algorithm.Trainer.upload`."""
@@ -72,40 +149,76 @@ class SgdTrainer:
         return self.weights.get(client.id, float(client.num_examples))
 
 
+class Problem(Protocol):
+    """A network, its clients and their data."""
+
+    @property
+    def weights(self) -> Mapping[str, Weight]:
+        """The frozen matrices of the adapted layers by module path."""
+
+    @property
+    def params(self) -> Params:
+        """The tensors that clients train, at their start."""
+
+    @property
+    def clients(self) -> tuple[Client, ...]: ...
+
+    @property
+    def rank(self) -> int: ...
+
+    def changes(self, seen: Params, base: Mapping[str, GrowingSum]) -> dict[str, Tensor]:
+        """Everything that decides the model's output: the change of each adapted layer's weight by module path, and
+        all whole tensors."""
+
+    def loss(
+        self, client: str, seen: Params, base: Mapping[str, GrowingSum], rows: Sequence[int] | None = None, /
+    ) -> Tensor:
+        """A :class:`NetworkLoss`: half the squared error, summed over outputs, averaged over examples."""
+
+
+Data = Mapping[str, tuple[Tensor, Tensor]]
+"""Inputs (rows, 5) and targets (rows, 3) by client id."""
+
+BIAS, MEAN, HEAD = "second.bias", "buffer:first.mean", "head:out.weight"
+
+
+def _divided(flat: Tensor, like: Params) -> dict[str, Tensor]:
+    """Numbers (n,) as tensors of the names and shapes of ``like``; copies."""
+    parts = torch.split(flat, [t.numel() for t in like.values()])
+    return {n: part.reshape(t.shape).clone() for (n, t), part in zip(like.items(), parts, strict=True)}
+
+
 @dataclass(frozen=True)
 class LinearProblem:
     """``y = H tanh(W2 tanh(W1 x))`` with adapters on both layers: W1 (7, 5), W2 (7, 7), head H (3, 7).
 
-    Each client draws its data from its own map, so that averaging is not trivial.
+    Each client draws its data from its own map, so that averaging is not trivial. With whole tensors beside the
+    factors, W2 has a bias (7,), and the first layer's output is centred by its mean over the batch, of which a
+    statistic (7,) is kept.
     """
 
     weights: Mapping[str, Weight]
     params: Params
-    data: Mapping[str, tuple[Tensor, Tensor]]
+    data: Data
     clients: tuple[Client, ...]
     rank: int
 
     @staticmethod
-    def make(seed: int, *, rank: int = 2, clients: int = 3) -> LinearProblem:
-        """A problem from ``seed``. Clients differ in their number of examples."""
+    def make(seed: int, *, rank: int = 2, clients: int = 3, beside: bool = False) -> LinearProblem:
+        """A problem from ``seed``. Clients differ in their number of examples. ``beside``: whether there are whole
+        tensors beside the factors and the head."""
         g = torch.Generator().manual_seed(seed)
-
-        def normal(*shape: int) -> Tensor:
-            return torch.randn(*shape, generator=g, dtype=torch.float64)
-
         shapes = {"first": ((7, 5), 1.75), "second": ((7, 7), 0.5)}
         weights, params = {}, {}
         for path, ((out, inp), scale) in shapes.items():
-            matrix = normal(out, inp) / inp**0.5
+            matrix = _normal(g, out, inp) / inp**0.5
             weights[path] = Weight((out, inp), scale, lambda matrix=matrix: matrix)  # type: ignore[misc]
-            params[f"{path}.A"] = normal(rank, inp) / inp**0.5
+            params[f"{path}.A"] = _normal(g, rank, inp) / inp**0.5
             params[f"{path}.B"] = torch.zeros(out, rank, dtype=torch.float64)
-        params["head:out.weight"] = normal(3, 7) / 7**0.5
-        members = tuple(Client(f"client-{k}", 4 + 3 * k) for k in range(clients))
-        data = {}
-        for c in members:
-            x = normal(c.num_examples, 5)
-            data[c.id] = (x, x @ normal(5, 3))
+        params[HEAD] = _normal(g, 3, 7) / 7**0.5
+        members, data = _clients(g, clients)
+        if beside:
+            params |= {BIAS: _normal(g, 7) / 7**0.5, MEAN: torch.zeros(7, dtype=torch.float64)}
         return LinearProblem(weights, params, data, members, rank)
 
     def delta(self, seen: Params, base: Mapping[str, GrowingSum], path: str) -> Tensor:
@@ -113,9 +226,77 @@ class LinearProblem:
         change = self.weights[path].scale * (seen[f"{path}.B"] @ seen[f"{path}.A"])
         return change + base[path].factors().dense() if path in base else change
 
-    def loss(self, client: str, seen: Params, base: Mapping[str, GrowingSum]) -> Tensor:
-        """Half the squared error of one client, summed over outputs, averaged over examples; a :data:`NetworkLoss`."""
-        x, y = self.data[client]
-        for path, weight in self.weights.items():
-            x = torch.tanh(x @ (weight.matrix() + self.delta(seen, base, path)).T)
-        return 0.5 * (x @ seen["head:out.weight"].T - y).square().sum(-1).mean()
+    def changes(self, seen: Params, base: Mapping[str, GrowingSum]) -> dict[str, Tensor]:
+        """See :meth:`Problem.changes`."""
+        return {**{path: self.delta(seen, base, path) for path in self.weights}, **pick(seen, whole)}
+
+    def loss(
+        self, client: str, seen: Params, base: Mapping[str, GrowingSum], rows: Sequence[int] | None = None, /
+    ) -> Tensor:
+        """See :meth:`Problem.loss`."""
+        matrices = [weight.matrix() + self.delta(seen, base, path) for path, weight in self.weights.items()]
+        return _loss(self.data[client], matrices, seen, rows)
+
+
+@dataclass(frozen=True)
+class WholeProblem:
+    """The network of :class:`LinearProblem` without factors: W1, W2, the bias and the head are trained as they are, and
+    the statistic is kept."""
+
+    params: Params
+    data: Data
+    clients: tuple[Client, ...]
+    weights: Mapping[str, Weight] = field(default_factory=dict)
+    rank: int = 0
+
+    @staticmethod
+    def make(seed: int, *, clients: int = 3) -> WholeProblem:
+        """A problem from ``seed``. Clients differ in their number of examples."""
+        g = torch.Generator().manual_seed(seed)
+        params = {
+            "first.weight": _normal(g, 7, 5) / 5**0.5,
+            MEAN: torch.zeros(7, dtype=torch.float64),
+            "second.weight": _normal(g, 7, 7) / 7**0.5,
+            BIAS: _normal(g, 7) / 7**0.5,
+            HEAD: _normal(g, 3, 7) / 7**0.5,
+        }
+        members, data = _clients(g, clients)
+        return WholeProblem(params, data, members)
+
+    def changes(self, seen: Params, base: Mapping[str, GrowingSum]) -> dict[str, Tensor]:
+        """See :meth:`Problem.changes`."""
+        return pick(seen, whole)
+
+    def loss(
+        self, client: str, seen: Params, base: Mapping[str, GrowingSum], rows: Sequence[int] | None = None, /
+    ) -> Tensor:
+        """See :meth:`Problem.loss`."""
+        return _loss(self.data[client], [seen["first.weight"], seen["second.weight"]], seen, rows)
+
+
+def _normal(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def _clients(generator: torch.Generator, count: int) -> tuple[tuple[Client, ...], Data]:
+    members = tuple(Client(f"client-{k}", 4 + 3 * k) for k in range(count))
+    data = {}
+    for c in members:
+        x = _normal(generator, c.num_examples, 5)
+        data[c.id] = (x, x @ _normal(generator, 5, 3))
+    return members, data
+
+
+def _loss(data: tuple[Tensor, Tensor], matrices: Sequence[Tensor], seen: Params, rows: Sequence[int] | None) -> Tensor:
+    """The loss of the network whose layers have ``matrices``, with the whole tensors in ``seen``, on some or all
+    ``rows``."""
+    x, y = data if rows is None else (data[0][list(rows)], data[1][list(rows)])
+    x = torch.tanh(x @ matrices[0].mT)
+    if MEAN in seen:
+        mean = x.mean(0)
+        with torch.no_grad():
+            seen[MEAN].lerp_(mean, 0.1)
+        x = x - mean
+    x = x @ matrices[1].mT
+    x = torch.tanh(x + seen[BIAS] if BIAS in seen else x)
+    return 0.5 * (x @ seen[HEAD].mT - y).square().sum(-1).mean()

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from rondo.algorithm import Algorithm, Client, Round, Shared, Upload
 from rondo.engine.serialization import canonical
-from rondo.params import Params, add_client_axis, client_row, head, pick, stack_clients
-from rondo.testing.problem import LinearProblem, SgdTrainer
+from rondo.params import Params, add_client_axis, client_row, stack_clients
+from rondo.testing.problem import LinearProblem, Problem, SgdTrainer, WholeProblem
+from rondo.testing.regression import RegressionProblem
 
 ROUNDS = 8
 """Rounds of a run that a law may look at: enough to see alternation, periods and stages."""
@@ -38,19 +39,31 @@ class Outcome:
     upload: Upload
     local: Params
     before: Mapping[str, Tensor]
-    """The change of every layer, and the head, in the model that the client received."""
+    """The change of every layer, and all whole tensors, in the model that the client received."""
     after: Mapping[str, Tensor]
     """The same in the model after training."""
 
 
-class Run:
-    """One algorithm on one problem, one client at a time: the pieces of a round, which laws combine."""
+def problems(algorithm: Algorithm[Any], seed: int) -> tuple[Problem, ...]:
+    """The problems from ``seed`` that ``algorithm`` must master: factors, at odd seeds beside whole tensors, and whole
+    tensors alone unless it needs factors. A method that minimises exactly has one problem of least squares."""
+    if algorithm.least_squares:
+        return (RegressionProblem.make(seed, factors=algorithm.needs_factors),)
+    factors = LinearProblem.make(seed, beside=seed % 2 == 1)
+    return (factors,) if algorithm.needs_factors else (WholeProblem.make(seed), factors)
 
-    def __init__(self, algorithm: Algorithm[Any], seed: int, steps: int = 3) -> None:
+
+class Run:
+    """One algorithm on one problem, one client at a time: the pieces of a round, which laws combine.
+
+    ``problem``: the problem, in place of :class:`LinearProblem` from ``seed``.
+    """
+
+    def __init__(self, algorithm: Algorithm[Any], seed: int, problem: Problem | None = None, *, steps: int = 3) -> None:
         self.algorithm, self.steps = algorithm, steps
         self.skipped = 0
         """Attempts skipped so far."""
-        self.problem = LinearProblem.make(seed)
+        self.problem: Any = LinearProblem.make(seed) if problem is None else problem
         self.clients = self.problem.clients
         # Tensors are laid out as a run keeps them, since the last bit of a product can depend on that.
         self.state = canonical(algorithm.init(self.problem.params, self.problem.weights, self.round(0)))
@@ -67,10 +80,9 @@ class Run:
         return self.algorithm.local_init(shared, client) if kept is None else kept
 
     def changes(self, shared: Shared, local: Params) -> dict[str, Tensor]:
-        """The change of every layer's weight, and the head, as the network applies them."""
-        seen = self.algorithm.view(shared, local)
-        deltas = {path: self.problem.delta(seen, shared.base, path) for path in self.problem.weights}
-        return {**deltas, **pick(seen, head)}
+        """The change of every layer's weight, and all whole tensors, as the network applies them."""
+        changes: dict[str, Tensor] = self.problem.changes(self.algorithm.view(shared, local), shared.base)
+        return changes
 
     def model(self, client: Client, index: int) -> dict[str, Tensor]:
         """:meth:`changes` of the model that ``client`` would use in round ``index``."""

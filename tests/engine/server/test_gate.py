@@ -29,10 +29,10 @@ from rondo.engine import serialization, wire
 from rondo.engine.server.expected_upload import trial_upload
 from rondo.engine.server.gate import Gate
 from rondo.engine.wire import Envelope, Identity, Rejected, decode_upload, encode_upload, header_limit
-from rondo.params import Packed, Params, add_client_axis, num_bytes
+from rondo.params import Packed, Params, add_client_axis, everything, num_bytes
 from rondo.testing.problem import LinearProblem, SgdTrainer
 
-NAMES = algorithms.names()
+NAMES = [n for n in algorithms.names() if algorithms.load(n).keeps != everything]  # the others send no tensor
 IDENTITY = Identity("run 1", "0" * 64)
 
 
@@ -97,6 +97,22 @@ def test_honest_uploads_are_admitted_unchanged(name: str, ranks: bool) -> None:
             assert serialization.same(dict(admitted.params), dict(upload.params))
             one_type = len({t.dtype for t in upload.params.values()}) == 1
             assert isinstance(admitted.params, Packed) is one_type  # so that the server adds it in one call
+
+
+def test_upload_without_tensors_is_admitted_and_no_other() -> None:
+    """A method that sends nothing still answers, and its answer is held to its names and its weight."""
+    setup = server("local")
+    assert [len(u.params) for u in setup.uploads] == [0, 0, 0]
+    gate, direct = setup.gate(max_norm=1.0), setup.gate(max_norm=1.0)
+    for upload, data in zip(setup.uploads, setup.sent, strict=True):
+        assert gate.admit(data) == direct.check(upload) == upload
+    first = setup.uploads[0]
+    surplus = replace(first, params={"head:out.weight": torch.zeros(1)})
+    for bad, reason in ((surplus, "too_large"), (replace(first, weight=17.0), "bad_weight")):
+        with pytest.raises(Rejected, match=reason):
+            setup.gate().admit(encode_upload(bad, envelope(bad)))
+    with pytest.raises(Rejected, match="wrong_names"):
+        setup.gate().check(surplus)
 
 
 # Hand-written payloads
@@ -325,6 +341,8 @@ def test_bad_payloads_are_rejected_with_their_reason(name: str, ranks: bool) -> 
     for title, (reason, make) in CASES.items():
         if title == "more weight than examples" and name == "hetlora":
             continue  # its weight is the norm of the client's update, which only the client knows
+        if title == "overlapping_tensors" and len(setup.uploads[0].params) == 1:
+            continue
         if title == "one more byte" and setup.algorithm.varying_shapes:
             reason = "unreadable"  # its uploads have no single size
         gate = setup.gate(max_examples=10**6)

@@ -19,7 +19,7 @@ from rondo.algorithm import (
     Uploads,
     Weight,
 )
-from rondo.params import Params
+from rondo.params import Params, Select
 
 W = TypeVar("W", bound=HasParams)
 
@@ -45,16 +45,40 @@ class Wrapper(Algorithm[W]):
         return self.algorithm.exact
 
     @property
+    def needs_factors(self) -> bool:  # type: ignore[override]
+        return self.algorithm.needs_factors
+
+    @property
+    def least_squares(self) -> bool:  # type: ignore[override]
+        return self.algorithm.least_squares
+
+    @property
     def personal(self) -> bool:  # type: ignore[override]
         return self.algorithm.personal
+
+    @property
+    def keeps(self) -> Select:  # type: ignore[override]
+        return self.algorithm.keeps
 
     @property
     def default_head(self) -> HeadPolicy:  # type: ignore[override]
         return self.algorithm.default_head
 
     @property
+    def scored_after_adapting(self) -> bool:  # type: ignore[override]
+        return self.algorithm.scored_after_adapting
+
+    @property
     def client_ranks(self) -> bool:  # type: ignore[override]
         return self.algorithm.client_ranks
+
+    @property
+    def plain_sgd(self) -> bool:  # type: ignore[override]
+        return self.algorithm.plain_sgd
+
+    @property
+    def server_step(self) -> bool:  # type: ignore[override]
+        return self.algorithm.server_step
 
     @property
     def same_coordinates(self) -> bool:  # type: ignore[override]
@@ -80,6 +104,9 @@ class Wrapper(Algorithm[W]):
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         return self.algorithm.client_update(shared, local, trainer)
+
+    def adapt(self, shared: Shared, local: Params, trainer: Trainer) -> Params:
+        return self.algorithm.adapt(shared, local, trainer)
 
     def expand(self, state: W, upload: Upload) -> Upload:
         return self.algorithm.expand(state, upload)
