@@ -244,6 +244,7 @@ def test_previous_generation_replaces_a_damaged_one(tmp_path: Path) -> None:
     (tmp_path / "round-000005").mkdir()
     (tmp_path / "round-000005" / "ledger.json").write_bytes(b"{}")
     checkpoint.clean(tmp_path, restored)
+    assert not list(tmp_path.rglob("*.tmp"))
     names = {str(p.relative_to(tmp_path)).split(".")[0] for p in tmp_path.rglob("*")}
     files = {f"round-000003/{n}" for n in ("state", "ledger", "manifest")}
     assert names == {"clients", "clients/ann", "clients/bob", "clients/cid", "round-000003"} | files
@@ -272,7 +273,7 @@ def test_unfinished_generation_is_ignored(tmp_path: Path) -> None:
 
 
 def test_missing_or_damaged_generations_raise(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=f"no checkpoint in {tmp_path}"):
         checkpoint.load(tmp_path, {})
     commit(tmp_path, 4, CHANGES)
     for generation in ("round-000003", "round-000004"):
