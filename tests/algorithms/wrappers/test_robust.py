@@ -239,6 +239,27 @@ def _model(algorithm: Any, state: Any, round: Round) -> dict[str, torch.Tensor]:
     return {**model, **(shared.params if local else {})}
 
 
+@pytest.mark.parametrize(("rule", "count"), [("clip", 7), ("krum", 1), ("multi-krum", 5)])
+def test_server_of_single_uploads_gets_the_chosen_ones(rule: Rule, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with weight 1, in the order in which they came; the rules of Krum leave out the wild ones."""
+    state, received, round = uploads("flexlora")
+    wild = [replace(u, params={n: -1e4 * t for n, t in u.params.items()}) for u in received[:2]]
+    chosen: list[Upload] = []
+    algorithm = algorithms.get("flexlora")
+    monkeypatch.setattr(type(algorithm), "aggregate", lambda _, state, given, round: chosen.extend(given))
+    Robust(algorithm, rule, 2).aggregate(state, [*wild, *received[2:]], round)
+    allowed = [u.client.id for u in (received if rule == "clip" else received[2:])]
+    ids = [u.client.id for u in chosen]
+    assert len(ids) == count
+    assert ids == [name for name in allowed if name in ids]
+    assert {u.weight for u in chosen} == {1.0}
+
+
+def test_rules_for_servers_of_single_uploads_are_named() -> None:
+    with pytest.raises(ValueError, match=r"median makes a mean, .* single uploads; take clip, krum, multi-krum$"):
+        Robust(algorithms.get("flexlora"), "median", 1)
+
+
 def test_too_few_uploads_change_nothing() -> None:
     state, received, round = uploads("fedit")
     robust = Robust(algorithms.get("fedit"), "median", 2)
