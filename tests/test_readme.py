@@ -88,7 +88,11 @@ def test_methods_with_rank_budgets() -> None:
 
 def test_methods_with_server_optimizers() -> None:
     methods = {name: algorithms.get(name) for name in algorithms.names()}
-    accepted = {name for name, m in methods.items() if m.linear and m.same_coordinates and m.keeps != everything}
+    accepted = {
+        name
+        for name, m in methods.items()
+        if m.linear and m.same_coordinates and not m.server_step and m.keeps != everything
+    }
     assert names_in(section(METHODS, "Server optimizers")) == accepted
 
 

@@ -38,8 +38,46 @@ from rondo.params import (
     pick,
 )
 
-Loss: TypeAlias = Callable[[Params], Tensor]
-"""The network's loss on the current batch, given tensors as ``view`` returns them; shape (K,), one per client."""
+
+@dataclass(frozen=True)
+class Loss:
+    """The network's loss on the current batch, given tensors as ``view`` returns them; shape (K,), one per client."""
+
+    whole: Callable[[Params], Tensor]
+    """The loss on all rows."""
+    parts: Callable[[float], tuple[Loss, Loss]]
+    """:meth:`split`."""
+
+    def __call__(self, seen: Params) -> Tensor:
+        return self.whole(seen)
+
+    def split(self, share: float = 0.5) -> tuple[Loss, Loss]:
+        """The losses on ``share`` of each client's rows and on the others, divided by :func:`split_rows`."""
+        return self.parts(share)
+
+    def beside(self, others: Params) -> Loss:
+        """This loss, with ``others`` in place of the tensors of their names."""
+
+        def parts(share: float) -> tuple[Loss, Loss]:
+            one, other = self.split(share)
+            return one.beside(others), other.beside(others)
+
+        return Loss(lambda seen: self({**seen, **others}), parts)
+
+
+def split_rows(count: int, share: float) -> tuple[list[int], list[int]]:
+    """The numbers of the rows in both parts of ``count`` rows, the first of which has about ``share`` of them.
+
+    The parts are interleaved, because batches may be ordered by length. Each has a row at least, so a single row is in
+    both.
+    """
+    rows = list(range(count))
+    if count < 2:
+        return rows, rows
+    size = min(max(int((1 - share) * count + 0.5), 1), count - 1)
+    second = [row for row in rows if (row + 1) * size // count > row * size // count]
+    return [row for row in rows if row not in second], second
+
 
 Objective: TypeAlias = Callable[[Params, Loss], Tensor]
 """The loss that clients minimise, shape (K,), given the tensors being trained and the network's loss."""
@@ -353,6 +391,11 @@ class Algorithm(ABC, Generic[S]):
     """Scores are of a client's model after :meth:`adapt` (Per-FedAvg)."""
     client_ranks: ClassVar[bool] = False
     """Clients may have their own ranks (``Client.rank``), up to the run's."""
+    plain_sgd: ClassVar[bool] = False
+    """Clients read their mean gradient off their movement. Local training must be SGD, without momentum and without a
+    limit of the gradient's norm, so that the movement is the sum of the gradients."""
+    server_step: ClassVar[bool] = False
+    """The method defines its server's step itself, so no server optimizer takes its place."""
     same_coordinates: ClassVar[bool] = True
     """Uploads are new values of the broadcast tensors, so the differences may be scaled or go to a server optimizer."""
     readable: ClassVar[bool] = True

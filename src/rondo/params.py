@@ -20,6 +20,7 @@ Params: TypeAlias = Mapping[str, Tensor]
 
 HEAD_PREFIX = "head:"
 BUFFER_PREFIX = "buffer:"
+AUXILIARY_PREFIX = "aux:"
 
 
 class Role(enum.Enum):
@@ -39,6 +40,7 @@ class Role(enum.Enum):
     PERSONAL_UP = "personal up"  #: ``<module>.pB``
     HEAD = "head"  #: ``head:<torch's own name>``
     BUFFER = "buffer"  #: ``buffer:<torch's own name>``; statistics that a forward pass updates, never a gradient
+    AUXILIARY = "auxiliary"  #: ``aux:<name>``; a method's own numbers beside the model, such as control variates
     BODY = "body"  #: torch's own name
 
 
@@ -67,6 +69,8 @@ def role(name: str) -> Role:
         return Role.HEAD
     if name.startswith(BUFFER_PREFIX):
         return Role.BUFFER
+    if name.startswith(AUXILIARY_PREFIX):
+        return Role.AUXILIARY
     _, dot, suffix = name.rpartition(".")
     return _SUFFIXES.get(suffix, Role.BODY) if dot else Role.BODY
 
@@ -107,6 +111,7 @@ nested = Select(frozenset({Role.NESTED}))
 personal = Select(frozenset({Role.PERSONAL_DOWN, Role.PERSONAL_UP}))
 head = Select(frozenset({Role.HEAD}))
 buffer = Select(frozenset({Role.BUFFER}))
+auxiliary = Select(frozenset({Role.AUXILIARY}))
 body = Select(frozenset({Role.BODY, Role.BUFFER}))
 """Whole tensors below the head, with their statistics."""
 whole = head | body
@@ -130,8 +135,19 @@ def sub(a: Params, b: Params) -> dict[str, Tensor]:
 
 def sq_norm(params: Params) -> Tensor:
     """Sum of squares over every axis but the first, the client axis: shape (K,)."""
-    terms = [tensor.square().unsqueeze(-1).flatten(1).sum(1) for tensor in params.values()]
+    return inner(params, params)
+
+
+def inner(a: Params, b: Params) -> Tensor:
+    """Sum of the products ``a * b`` over the names of ``a`` and every axis but the first, the client axis: shape
+    (K,)."""
+    terms = [(tensor * b[name]).unsqueeze(-1).flatten(1).sum(1) for name, tensor in a.items()]
     return torch.stack(terms).sum(0)
+
+
+def per_client(values: Tensor, like: Tensor) -> Tensor:
+    """``values`` (K,), or () without a client axis, with as many axes as ``like`` (K, ...)."""
+    return values.reshape(values.shape + (1,) * (like.dim() - values.dim()))
 
 
 def add_client_axis(params: Params, size: int = 1) -> dict[str, Tensor]:

@@ -52,11 +52,15 @@ def numbers(text: str, r: int, i: int, o: int, t: int, k: int) -> int:
     ``"r*out, r*in in turn"`` alternates by the round.
     ``", and ... more after every tau rounds"`` adds to the value in rounds 10, 20 ...
     ``" after every period rounds, else ..."``: the first part in every round.
+    ``", but ... in round 1"`` holds in that round.
     ``", then "`` separates the first five rounds from the rest.
     """
     phrase, _, more = text.removesuffix(" more after every tau rounds").partition(", and ")
     if more and t > 0 and t % 10 == 0:
         return numbers(phrase, r, i, o, t, k) + numbers(more, r, i, o, t, k)
+    phrase, _, exception = phrase.removesuffix(" in round 1").partition(", but ")
+    if exception and t == 1:
+        phrase = exception
     phrase = phrase.partition(" after every period rounds")[0]
     if ", then " in phrase:
         phrase = phrase.split(", then ")[0 if t < 5 else 1]

@@ -85,7 +85,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"partition": {"kind": "diriclet"}}, "partition.kind", "did you mean 'dirichlet'?"),
     ({"clients": {"weighting": "uniforms"}}, "clients.weighting", "did you mean 'uniform'?"),
     ({"clients": {"sampling": "random"}}, "clients.sampling", "'uniform', 'poisson', 'full' or 'weighted'"),
-    ({"task": {"kind": "classification"}}, "task.kind", "did you mean 'sequence-classification'?"),
+    ({"task": {"kind": "classification"}}, "task.kind", "mean 'image-classification' or 'sequence-classification'?"),
     ({"data": {"bad_rows": "ignore"}}, "data.bad_rows", "should be 'error' or 'drop', got 'ignore'"),
     ({"adapter": {"init_lora_weights": "guassian"}}, "adapter.init_lora_weights", "did you mean 'gaussian'?"),
     ({"adapter": {"r": 3, "init_lora_weights": "orthogonal"}}, "adapter.init_lora_weights", "rank 3 is odd"),
@@ -141,7 +141,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"task": {"kind": "causal-lm", "text": "t", "prompt": "q", "response": "a"}}, "task.text", "either"),
     ({"task": {"kind": "causal-lm", "prompt": "q"}}, "task.response", "go together"),
     ({"task": {"kind": "causal-lm", "text": ["a", "b"]}}, "task.text", "takes one text column"),
-    ({"task": {"kind": "causal-lm", "text": "t", "label": "l"}}, "task.label", "no label column; remove it"),
+    ({"task": {"kind": "causal-lm", "text": "t", "label": "l"}}, "task.label", "use it: remove it, or set task.kind"),
     ({"task": {"kind": "causal-lm", "text": "t"}, "model": {"head": "local"}}, "model.head", "no task head; remove it"),
     (
         {"model": {"gguf_file": "m.gguf", "quantization": "int8"}},

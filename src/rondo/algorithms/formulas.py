@@ -33,6 +33,16 @@ def both(r: int, i: int, o: int, t: int, k: int) -> int:
     return r * (i + o)
 
 
+def twice(r: int, i: int, o: int, t: int, k: int) -> int:
+    return 2 * r * (i + o)
+
+
+def corrected(r: int, i: int, o: int, t: int, k: int, option: str = "I") -> int:
+    """SCAFFOLD's broadcast. With option I the control variates of A are still zero after the first round, because the
+    gradient of A is zero where B is."""
+    return twice(r, i, o, t, k) - (r * i if option == "I" and t == 1 else 0)
+
+
 def none(r: int, i: int, o: int, t: int, k: int) -> int:
     return 0
 

@@ -102,6 +102,8 @@ def _refused(config: RunConfig, algorithm: Algorithm[Any]) -> Iterator[Problem]:
         yield Problem(
             "robust.rule", f"{message}take {', '.join(r for r in RULES if r not in MEANS)}, or a linear method"
         )
+    if algorithm.plain_sgd:
+        yield from _not_plain_sgd(config)
     if config.server.optimizer == "none":
         return
     if not algorithm.linear:
@@ -113,6 +115,22 @@ def _refused(config: RunConfig, algorithm: Algorithm[Any]) -> Iterator[Problem]:
         )
         message += 'direction to step in; set it to "none", or take another linear method (rondo list)'
         yield Problem("server.optimizer", message)
+    elif algorithm.server_step:
+        message = f"{name} defines its server's step itself (rondo show {name}), so no optimizer can take its place; "
+        yield Problem("server.optimizer", message + 'set it to "none", or take another linear method (rondo list)')
+
+
+def _not_plain_sgd(config: RunConfig) -> Iterator[Problem]:
+    """The keys of ``[train]`` with which a client's movement is not the sum of its gradients."""
+    train, name = config.train, config.algorithm.name
+    why = f"{name} reads a client's mean gradient off its movement, which is the sum of its gradients only"
+    otherwise = f"or take another variant of {name} (rondo show {name})"
+    if train.optimizer != "sgd":
+        yield Problem("train.optimizer", f'{why} with sgd; set it to "sgd", {otherwise}')
+    elif train.momentum > 0:
+        yield Problem("train.momentum", f"{why} without momentum; set it to 0, {otherwise}")
+    if train.max_grad_norm > 0:
+        yield Problem("train.max_grad_norm", f"{why} where their norm has no limit; set it to 0, {otherwise}")
 
 
 def _server_optimizer(config: ServerConfig) -> ServerOptimizer:

@@ -81,6 +81,19 @@ class Task(ABC):
         """
 
     @classmethod
+    def settled(cls, config: TaskConfig, rows: Iterable[Row]) -> TaskConfig:
+        """``config`` with the settings filled in that the user left open and the training rows know. Default: as it is.
+        Raises :class:`rondo.errors.ConfigError` for settings that do not fit the rows."""
+        return config
+
+    @classmethod
+    def opened(cls, config: TaskConfig, row: Row) -> dict[str, Any]:
+        """A copy of ``row`` with its values in the form that :meth:`problem` and :meth:`encode` take, such as pixels in
+        place of a file's bytes. Default: the values as they are. A value that cannot be opened becomes one that
+        :meth:`problem` refuses."""
+        return dict(row)
+
+    @classmethod
     def problem(cls, config: TaskConfig, row: Row, number: int) -> RowProblem | None:
         """The problem of row ``number``, or None. The columns that ``config`` names are checked before this call."""
         return None
@@ -92,6 +105,15 @@ class Task(ABC):
     @abstractmethod
     def collate(self, examples: Sequence[Any]) -> tuple[Batch, Batch]:
         """Network inputs and targets. The first axis of every tensor counts the examples."""
+
+    def augment(self, inputs: Batch, rows_per_client: Sequence[int], generators: Sequence[torch.Generator]) -> Batch:
+        """``inputs`` of a training step, changed at random. Default: as they are.
+
+        ``rows_per_client``: the number of rows of each client, in the order of the rows.
+        ``generators``: one per client. A client's rows are changed by draws from its own generator only, so that they
+        do not depend on its cohort.
+        """
+        return inputs
 
     @abstractmethod
     def loss(self, output: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ from rondo.algorithms.formulas import WholeNumbers
 from rondo.algorithms.wrappers.wrapper import Wrapper
 from rondo.engine import serialization
 from rondo.engine.server.ledger import Ledger
-from rondo.params import body, buffer, down, everything, head, pick, up, whole
+from rondo.params import AUXILIARY_PREFIX, Params, Select, body, buffer, down, head, nothing, pick, up, whole
 from rondo.testing.problem import Problem
 from rondo.testing.run import ROUNDS, NotApplicable, Run, largest_gap, require
 
@@ -340,14 +340,14 @@ def law_bytes(
         raise NotApplicable("no formula was given")
     run, ledger = Run(algorithm, seed, problem), Ledger()
     client, rank = run.clients[0], run.problem.rank
-    counted = ~whole if whole_numbers is None else everything
+    uncounted = nothing if whole_numbers is not None else whole
     sizes = [sum(t.numel() for t in pick(run.problem.params, part).values()) for part in (body & ~buffer, buffer, head)]
     beside = 0 if whole_numbers is None else whole_numbers(*sizes)
     for index in range(run.round(0).total):
         shared = run.shared(client, index)
-        received, _ = ledger.send(client.id, replace(shared, params=pick(shared.params, counted)))
+        received, _ = ledger.send(client.id, replace(shared, params=_without(shared.params, uncounted)))
         upload = next(o.upload for o in run.step(index) if o.upload.client == client)
-        sent = ledger.receive(replace(upload, params=pick(upload.params, counted)))
+        sent = ledger.receive(replace(upload, params=_without(upload.params, uncounted)))
         directions = [("up", sent, formulas[0])]
         if index > 0:
             directions.append(("down", received, formulas[1]))
@@ -358,6 +358,11 @@ def law_bytes(
             )
             require(count == expected, f"round {index}: {count} numbers {way}, the formula says {expected}")
     return ""
+
+
+def _without(params: Params, uncounted: Select) -> Params:
+    """``params`` without some tensors, and without a method's own numbers about them."""
+    return pick(params, lambda name: not uncounted(name.removeprefix(AUXILIARY_PREFIX)))
 
 
 def law_wrapping(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
@@ -371,6 +376,8 @@ def law_wrapping(algorithm: Algorithm[Any], seed: int, problem: Problem | None =
         "default_head",
         "scored_after_adapting",
         "client_ranks",
+        "plain_sgd",
+        "server_step",
         "same_coordinates",
         "readable",
         "varying_shapes",

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from rondo.algorithm import Client, Fit, Objective, Round, Upload, Uploads, Weight, plain
+from rondo.algorithm import Client, Fit, Loss, Objective, Round, Upload, Uploads, Weight, plain, split_rows
 from rondo.lowrank import GrowingSum
 from rondo.params import Params, Select, buffer, client_row, everything, pick, whole
 
-NetworkLoss = Callable[[str, Params, Mapping[str, GrowingSum]], Tensor]
-"""From (client id, tensors that the network sees, base changes) to a scalar loss; no client axis. It is a forward pass
-in training, so it updates the ``buffer:`` tensors that it is given in place."""
+
+class NetworkLoss(Protocol):
+    """From (client id, tensors that the network sees, base changes) to a scalar loss; no client axis. It is a forward
+    pass in training, so it updates the ``buffer:`` tensors that it is given in place.
+
+    ``rows``: the numbers of the client's rows to take, for methods that split a batch; left out, all.
+    """
+
+    def __call__(
+        self,
+        client: str,
+        seen: Params,
+        base: Mapping[str, GrowingSum],
+        rows: Sequence[int] | None = None,
+        /,
+    ) -> Tensor: ...
 
 
 @dataclass
@@ -49,8 +62,9 @@ class SgdTrainer:
         trained = {n: t.detach().clone().requires_grad_() for n, t in pick(params, train & ~buffer).items()}
         statistics = {n: t.detach().clone() for n, t in pick(params, buffer).items()}
         losses = torch.zeros(len(self.clients), dtype=torch.float64)
+        loss = self._loss()
         for _ in range(count):
-            value = objective({**params, **statistics, **trained}, self._network)
+            value = objective({**params, **statistics, **trained}, loss)
             losses = losses + value.detach() / count
             if not trained:
                 continue
@@ -65,9 +79,23 @@ class SgdTrainer:
         step_counts = torch.full((len(self.clients),), count)
         return Fit(result, step_counts, step_counts * torch.tensor([c.num_examples for c in self.clients]), losses)
 
-    def _network(self, seen: Params) -> Tensor:
-        rows = [self.loss(c.id, client_row(seen, k), self.base) for k, c in enumerate(self.clients)]
-        return torch.stack(rows)
+    def _loss(self, rows: Sequence[Sequence[int]] | None = None) -> Loss:
+        """The loss on all rows, or on the given ones of each client."""
+
+        def whole(seen: Params) -> Tensor:
+            values = []
+            for k, client in enumerate(self.clients):
+                some = () if rows is None else (rows[k],)
+                values.append(self.loss(client.id, client_row(seen, k), self.base, *some))
+            return torch.stack(values)
+
+        def parts(share: float) -> tuple[Loss, Loss]:
+            every = [range(c.num_examples) for c in self.clients] if rows is None else rows
+            divided = [split_rows(len(own), share) for own in every]
+            first, second = ([[own[i] for i in d[k]] for own, d in zip(every, divided, strict=True)] for k in (0, 1))
+            return self._loss(first), self._loss(second)
+
+        return Loss(whole, parts)
 
     def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:
         """See :meth:`rondo.algorithm.Trainer.upload`."""
@@ -101,8 +129,10 @@ class Problem(Protocol):
         """Everything that decides the model's output: the change of each adapted layer's weight by module path, and
         all whole tensors."""
 
-    def loss(self, client: str, seen: Params, base: Mapping[str, GrowingSum]) -> Tensor:
-        """A :data:`NetworkLoss`: half the squared error, summed over outputs, averaged over examples."""
+    def loss(
+        self, client: str, seen: Params, base: Mapping[str, GrowingSum], rows: Sequence[int] | None = None, /
+    ) -> Tensor:
+        """A :class:`NetworkLoss`: half the squared error, summed over outputs, averaged over examples."""
 
 
 Data = Mapping[str, tuple[Tensor, Tensor]]
@@ -153,10 +183,12 @@ class LinearProblem:
         """See :meth:`Problem.changes`."""
         return {**{path: self.delta(seen, base, path) for path in self.weights}, **pick(seen, whole)}
 
-    def loss(self, client: str, seen: Params, base: Mapping[str, GrowingSum]) -> Tensor:
+    def loss(
+        self, client: str, seen: Params, base: Mapping[str, GrowingSum], rows: Sequence[int] | None = None, /
+    ) -> Tensor:
         """See :meth:`Problem.loss`."""
         matrices = [weight.matrix() + self.delta(seen, base, path) for path, weight in self.weights.items()]
-        return _loss(self.data[client], matrices, seen)
+        return _loss(self.data[client], matrices, seen, rows)
 
 
 @dataclass(frozen=True)
@@ -188,9 +220,11 @@ class WholeProblem:
         """See :meth:`Problem.changes`."""
         return pick(seen, whole)
 
-    def loss(self, client: str, seen: Params, base: Mapping[str, GrowingSum]) -> Tensor:
+    def loss(
+        self, client: str, seen: Params, base: Mapping[str, GrowingSum], rows: Sequence[int] | None = None, /
+    ) -> Tensor:
         """See :meth:`Problem.loss`."""
-        return _loss(self.data[client], [seen["first.weight"], seen["second.weight"]], seen)
+        return _loss(self.data[client], [seen["first.weight"], seen["second.weight"]], seen, rows)
 
 
 def _normal(generator: torch.Generator, *shape: int) -> Tensor:
@@ -206,9 +240,10 @@ def _clients(generator: torch.Generator, count: int) -> tuple[tuple[Client, ...]
     return members, data
 
 
-def _loss(data: tuple[Tensor, Tensor], matrices: Sequence[Tensor], seen: Params) -> Tensor:
-    """The loss of the network whose layers have ``matrices``, with the whole tensors in ``seen``."""
-    x, y = data
+def _loss(data: tuple[Tensor, Tensor], matrices: Sequence[Tensor], seen: Params, rows: Sequence[int] | None) -> Tensor:
+    """The loss of the network whose layers have ``matrices``, with the whole tensors in ``seen``, on some or all
+    ``rows``."""
+    x, y = data if rows is None else (data[0][list(rows)], data[1][list(rows)])
     x = torch.tanh(x @ matrices[0].mT)
     if MEAN in seen:
         mean = x.mean(0)

@@ -19,7 +19,7 @@ from rondo.testing.laws import LAWS
 from rondo.testing.run import Run
 
 MADE = {n: algorithms.get(n) for n in algorithms.names()}
-ALLOWED = {n: a for n, a in MADE.items() if a.linear and a.same_coordinates}
+ALLOWED = {n: a for n, a in MADE.items() if a.linear and a.same_coordinates and not a.server_step}
 REFUSED = {n: a for n, a in MADE.items() if n not in ALLOWED}
 
 MOVES_BY_ITSELF = ("consensus", "zero steps", "exactness", "whole tensors")

@@ -130,8 +130,7 @@ class _Beside:
         stays = self._stays
 
         def with_kept(trained: Params, loss: Loss) -> Tensor:
-            kept = pick(trained, stays)
-            return objective(pick(trained, ~stays), lambda seen: loss({**seen, **kept}))
+            return objective(pick(trained, ~stays), loss.beside(pick(trained, stays)))
 
         if not _same(params, self._given):
             self._given, self._start = params, self.kept

@@ -118,7 +118,8 @@ class ServerStepState:
 @final
 @dataclass(frozen=True)
 class ServerStep(Wrapper[ServerStepState]):
-    """``algorithm``, which must be linear and have ``same_coordinates``, with ``optimizer`` on its server.
+    """``algorithm`` with ``optimizer`` on its server. It must be linear, have ``same_coordinates`` and no
+    ``server_step`` of its own.
 
     The wrapper stays linear: uploads are folded as they arrive. It is never exact, whatever ``algorithm`` is. A tensor
     that no client uploads in a round keeps its moments. A tensor whose next value is not x + step loses them: FedLoRU's
@@ -130,8 +131,11 @@ class ServerStep(Wrapper[ServerStepState]):
     exact: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not (self.algorithm.linear and self.algorithm.same_coordinates):
-            raise ValueError("a server optimizer needs a linear algorithm with same_coordinates")
+        algorithm = self.algorithm
+        if not (algorithm.linear and algorithm.same_coordinates) or algorithm.server_step:
+            raise ValueError(
+                "a server optimizer needs a linear algorithm with same_coordinates and without server_step"
+            )
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerStepState:
         return ServerStepState(self.algorithm.init(params, weights, round), OptimState())

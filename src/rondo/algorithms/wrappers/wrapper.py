@@ -69,6 +69,14 @@ class Wrapper(Algorithm[W]):
         return self.algorithm.client_ranks
 
     @property
+    def plain_sgd(self) -> bool:  # type: ignore[override]
+        return self.algorithm.plain_sgd
+
+    @property
+    def server_step(self) -> bool:  # type: ignore[override]
+        return self.algorithm.server_step
+
+    @property
     def same_coordinates(self) -> bool:  # type: ignore[override]
         return self.algorithm.same_coordinates
 

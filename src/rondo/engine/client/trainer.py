@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rondo.algorithm import Client, ClientFailed, Fit, Loss, Objective, Round, Upload, Uploads, plain
+from rondo.algorithm import Client, ClientFailed, Fit, Loss, Objective, Round, Upload, Uploads, plain, split_rows
 from rondo.config.schema import ClientsConfig, FaultKind, TrainConfig
 from rondo.errors import StopRequested
 from rondo.models.call import Rows, to_device
@@ -109,6 +109,7 @@ class CohortTrainer:
         # Without leaves a fit is forward passes, which update statistics.
         optimizer = self._optimizer(leaves, self.lr if lr is None else lr) if leaves else None
         dropout = [self.round.attempt_generator("dropout", c.id, stream) for c in self.clients]
+        augmenting = [self.round.attempt_generator("augment", c.id, stream) for c in self.clients]
         device = self.network.device
         alive = torch.ones(len(self.clients), dtype=torch.bool, device=device)
         kinds = [self.failing.get(c.id) for c in self.clients]
@@ -119,9 +120,7 @@ class CohortTrainer:
         for counts, batch in self._steps(stream, steps, 1 if epochs is None else epochs):
             if self.stop is not None and self.stop.is_set():
                 raise StopRequested
-            rows = Rows.of(batch, padded=self.task.padded).to(device)
-            inputs, targets, hidden = self._to_device(batch)
-            loss = self._loss(inputs, targets, hidden, rows, dropout)
+            loss = self._loss(batch, dropout, augmenting)
             value = objective({**used, **trained}, loss)
             if "out_of_memory" in kinds:
                 raise MemoryError(REHEARSED)
@@ -138,7 +137,7 @@ class CohortTrainer:
                 self._take_step(optimizer, leaves, value, stepping)
             # Free these and the gradients before the next forward pass: small leftovers would break up the memory that
             # it takes (docs/log/decisions.md, "Page faults and freed memory").
-            del loss, value, inputs, targets, hidden
+            del loss, value
         result = {n: t.detach() for n, t in trained.items()} | pick(statistics, train)
         final = {n: result.get(n, t) for n, t in params.items()}
         table = torch.stack(losses).cpu() if losses else torch.zeros(0, len(self.clients))
@@ -214,24 +213,34 @@ class CohortTrainer:
 
     def _loss(
         self,
-        inputs: Batch,
-        targets: Batch,
-        hidden: Tensor | None,
-        rows: Rows,
+        batch: Sequence[Sequence[Example]],
         dropout: Sequence[torch.Generator],
+        augmenting: Sequence[torch.Generator],
     ) -> Loss:
-        def loss(seen: Params) -> Tensor:
+        """The loss on a batch, one group of examples per client."""
+        rows = Rows.of(batch, padded=self.task.padded).to(self.network.device)
+        inputs, targets, hidden = self._to_device(batch, augmenting)
+
+        def whole(seen: Params) -> Tensor:
             replaced = self.prefix.replaced(hidden) if self.prefix is not None else contextlib.nullcontext()
             with replaced:
                 output = self.network(seen, self.base, inputs, dropout, rows)
             sums, counts = self.task.loss(output, targets)
             return rows.sum(sums) / rows.sum(counts.to(sums.dtype)).clamp_min(1)
 
-        return loss
+        def parts(share: float) -> tuple[Loss, Loss]:
+            divided = [split_rows(len(group), share) for group in batch]
+            first, second = ([[g[i] for i in d[k]] for g, d in zip(batch, divided, strict=True)] for k in (0, 1))
+            return self._loss(first, dropout, augmenting), self._loss(second, dropout, augmenting)
 
-    def _to_device(self, batch: list[list[Example]]) -> tuple[Batch, Batch, Tensor | None]:
+        return Loss(whole, parts)
+
+    def _to_device(
+        self, batch: Sequence[Sequence[Example]], augmenting: Sequence[torch.Generator]
+    ) -> tuple[Batch, Batch, Tensor | None]:
         examples = [e for group in batch for e in group]
         inputs, targets = self.task.collate(examples)
+        inputs = self.task.augment(inputs, [len(group) for group in batch], augmenting)
         device = self.network.device
         hidden = self.states.padded(examples) if self.states is not None else None
         inputs, targets = ({n: to_device(t, device) for n, t in part.items()} for part in (inputs, targets))
