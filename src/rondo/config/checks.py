@@ -10,11 +10,13 @@ from typing import get_args
 
 from rondo import own_code
 from rondo.algorithms.table import SERVER_OPTIONS
+from rondo.config.linear_checks import linear_checks
 from rondo.config.schema import (
     BUILTIN_DATA,
     BUILTIN_IMAGES,
     BUILTIN_MODEL,
     BUILTIN_NETWORKS,
+    LINEAR,
     ClientsConfig,
     FaultKind,
     ModelConfig,
@@ -23,7 +25,7 @@ from rondo.config.schema import (
 from rondo.errors import Problem
 from rondo.tasks import table as tasks
 
-BUILTINS = (BUILTIN_DATA, BUILTIN_IMAGES)
+BUILTINS = (BUILTIN_DATA, BUILTIN_IMAGES, LINEAR)
 
 
 def own_names(config: RunConfig) -> dict[str, str]:
@@ -34,11 +36,12 @@ def own_names(config: RunConfig) -> dict[str, str]:
 
 
 def partition_kind(config: RunConfig) -> str:
-    """The kind of partition. If the user names none, the built-in homes are clients by nature and other rows go iid."""
+    """The kind of partition. If the user names none, the built-in homes are clients by nature, as are those of a linear
+    problem, and other rows go iid."""
     if config.partition.kind is not None:
         return config.partition.kind
-    homes = data_source(config) == BUILTIN_DATA
-    return "natural" if homes and config.partition.clients is None else "iid"
+    by_nature = data_source(config) in (BUILTIN_DATA, LINEAR)
+    return "natural" if by_nature and config.partition.clients is None else "iid"
 
 
 def data_source(config: RunConfig) -> str | None:
@@ -58,12 +61,13 @@ _NEEDS = {
 }
 
 _USED_BY = {
-    "alpha": "dirichlet",
-    "shards_per_client": "shards",
-    "classes_per_client": "classes",
-    "sigma": "lognormal",
+    "alpha": ("dirichlet",),
+    "shards_per_client": ("shards",),
+    "classes_per_client": ("classes",),
+    "sigma": ("lognormal", "classes"),
+    "equal_sizes": ("classes", "dirichlet"),
 }
-"""Keys of ``[partition]`` that only one kind uses, with that kind."""
+"""Keys of ``[partition]`` that only some kinds use, with these kinds."""
 
 
 def cross_checks(config: RunConfig) -> Iterator[Problem]:
@@ -84,16 +88,15 @@ def cross_checks(config: RunConfig) -> Iterator[Problem]:
         needed, hint = _NEEDS.get(kind, (None, ""))
         if needed and getattr(partition, needed) is None and (own_data or kind != "natural"):
             yield Problem(f"partition.{needed}", f"partition.kind = {kind!r} needs it: set it, {hint}")
-        for key, user in _USED_BY.items():
-            if kind != user and getattr(partition, key) is not None:
-                yield Problem(f"partition.{key}", f"only kind = {user!r} uses it, not {kind!r}: remove it or set kind")
+        for key, users in _USED_BY.items():
+            if kind not in users and getattr(partition, key) not in (None, False):
+                message = f"only kind = {' or '.join(map(repr, users))} uses it, not {kind!r}: remove it or set kind"
+                yield Problem(f"partition.{key}", message)
+        if partition.equal_sizes and partition.sigma is not None:
+            yield Problem("partition.sigma", "sizes are either equal or spread: remove it, or equal_sizes")
         if kind != "natural" and partition.clients is None:
             message = f"partition.kind = {kind!r} needs the number of clients: set it, for instance clients = 10"
             yield Problem("partition.clients", message)
-    if partition.kind == "natural" and partition.clients is not None:
-        yield Problem(
-            "partition.clients", "with kind = 'natural' there is one client per value of the column; remove it"
-        )
     if clients.sampling == "full" and clients.per_round is not None:
         yield Problem("clients.per_round", "sampling = 'full' takes every client; remove per_round")
     if clients.sampling in ("poisson", "weighted") and clients.per_round is None:
@@ -126,11 +129,12 @@ def cross_checks(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             "model.name", f"no such file or folder: {config.model.name!r}; mend the path, or give a Hugging Face name"
         )
-    builtin = (BUILTIN_MODEL, *BUILTIN_NETWORKS)
+    builtin = (BUILTIN_MODEL, *BUILTIN_NETWORKS, LINEAR)
     if config.model.name.startswith("builtin:") and config.model.name not in builtin:
         near = difflib.get_close_matches(config.model.name, builtin, n=1) or [BUILTIN_MODEL]
         yield Problem("model.name", f"unknown built-in; did you mean {near[0]!r}?")
     yield from _whole_checks(config)
+    yield from linear_checks(config, data_source(config))
     yield from _source_checks(config)
     yield from _gguf_checks(config.model)
 

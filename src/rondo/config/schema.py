@@ -39,6 +39,8 @@ BUILTIN_NETWORKS = (
 """Networks with random weights (:mod:`rondo.models.classical`)."""
 BUILTIN_DATA = "builtin:home-intents"
 BUILTIN_IMAGES = "builtin:digits"
+LINEAR = "builtin:linear"
+"""Data and networks of the linear problems."""
 GIVEN = "given in Python"
 """Value of ``data.source``, ``data.test_source`` or ``model.name`` where a program gave an object in its place."""
 
@@ -105,8 +107,9 @@ class ModelConfig(_Section):
 
     name: str = BUILTIN_MODEL
     """A folder, a GGUF file, a Hugging Face name, ``builtin:minilm``, a network with random weights (``builtin:cnn``,
-    ``builtin:mlp``, ``builtin:resnet10``, ``builtin:resnet18``, ``builtin:lstm``, ``builtin:relu``), or
-    ``package.module:factory``: a function of the configuration and the task that returns a ``torch.nn.Module`` or a
+    ``builtin:mlp``, ``builtin:resnet10``, ``builtin:resnet18``, ``builtin:lstm``, ``builtin:relu``), ``builtin:linear``
+    (the network of ``[problem]``), or ``package.module:factory``: a function of the configuration and the task that
+    returns a ``torch.nn.Module`` or a
     ``rondo.models.network.Network`` of one's own. In Python, ``rondo.run`` takes a model in its place."""
     head: Literal["shared", "local", "frozen"] | None = None
     """Task head: sent and averaged, kept by each client, or not trained. Left out, the algorithm's own choice."""
@@ -140,8 +143,8 @@ class TaskConfig(_Section):
     """The task."""
 
     kind: str = "sequence-classification"
-    """``"sequence-classification"``, ``"causal-lm"``, ``"image-classification"``, ``"regression"``, or
-    ``package.module:Class`` for a subclass of ``rondo.tasks.task.Task``."""
+    """``"sequence-classification"``, ``"causal-lm"``, ``"image-classification"``, ``"regression"``, ``"linear"`` (least
+    squares in float64), or ``package.module:Class`` for a subclass of ``rondo.tasks.task.Task``."""
     text: str | Annotated[list[str], Field(min_length=1, max_length=2)] | None = None
     """Column with the text. A classifier takes two columns too; causal-lm takes one, or ``prompt`` and ``response``, or
     ``messages``."""
@@ -188,7 +191,8 @@ class DataConfig(_Section):
     source: str | None = None
     """A CSV, TSV, JSON, JSON lines or Parquet file, a folder of splits, a Hugging Face name, or
     ``builtin:home-intents``; for images also an npz or IDX file, a folder with a sub-folder per class, or
-    ``builtin:digits``. Left out, the built-in homes or digits. In Python, ``rondo.run`` takes rows in its place."""
+    ``builtin:digits``; ``builtin:linear`` with a section ``[problem]``. Left out, the task's own built-in. In Python,
+    ``rondo.run`` takes rows in its place."""
     subset: str | None = None
     """Subset of a Hugging Face data set."""
     clients_from: str | None = None
@@ -216,12 +220,13 @@ class DataConfig(_Section):
 
 
 class PartitionConfig(_Section):
-    """The way rows are dealt to clients (flwr-datasets' partitioners)."""
+    """The way rows are dealt to clients."""
 
     kind: Literal["iid", "dirichlet", "shards", "classes", "natural", "lognormal"] | None = None
     """Left out, it is iid, or the homes of the built-in data."""
     clients: Annotated[int, Field(ge=1)] | None = None
-    """Number of clients, for all kinds but natural."""
+    """Number of clients. For natural it may be left out, which takes all; else so many are drawn from those with
+    ``data.min_examples`` rows."""
     alpha: Annotated[float, Field(gt=0)] | None = None
     """Parameter of dirichlet; smaller values make the clients' labels differ more."""
     classes_per_client: Positive | None = None
@@ -229,11 +234,43 @@ class PartitionConfig(_Section):
     shards_per_client: Positive | None = None
     """Number of shards that each client gets, for shards."""
     sigma: Annotated[float, Field(gt=0)] | None = None
-    """Spread of the clients' sizes, for lognormal; left out, 1."""
+    """Spread of the clients' sizes, for lognormal (left out, 1) and for classes (left out, 0)."""
+    equal_sizes: bool = False
+    """Give all clients the same number of rows, for classes and dirichlet. Rows that are left are dropped."""
     column: str | None = None
     """Column that names each row's client, for natural."""
     min_size: Annotated[int, Field(ge=0)] = 1
     """Smallest number of rows that a client may get, for all kinds but natural."""
+
+
+class ProblemConfig(_Section):
+    """The linear problem of ``data.source = "builtin:linear"``, drawn from ``seed``: inputs x ~ N(0, I), and a truth
+    that the clients' outputs y follow."""
+
+    kind: Literal["factors", "heads"] = "factors"
+    """``"factors"``: y = B A x, for a network of the two factors (RoLoRA, section 4.1, where A is a^T and B is b).
+    ``"heads"``: y = w_i B^T x, for a representation B^T in common below a head w_i of each client (FedRep, section
+    4)."""
+    clients: Positive = 10
+    """Number of clients."""
+    rows: Positive = 50
+    """Rows of each client."""
+    inputs: Positive = 10
+    """Numbers in x."""
+    outputs: Positive | None = None
+    """Numbers in y, for factors; left out, as many as in x. A head has one."""
+    rank: Positive = 1
+    """Rows of A, or of the representation."""
+    spread: Annotated[float, Field(ge=0)] = 0.0
+    """For factors: distance of each client's own B from their mean, over the norm of the mean, as a root mean square; 0
+    gives all clients the same."""
+    noise: Annotated[float, Field(ge=0)] = 0.0
+    """Standard deviation of the noise in y."""
+    design: Literal["gaussian", "isotropic"] = "gaussian"
+    """``"isotropic"`` gives the inputs of every client the second moment I exactly, so its loss is its population's. It
+    needs as many rows as inputs."""
+    start_distance: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """For factors of rank 1: angle distance between the start of A and the truth; left out, A starts at random."""
 
 
 Ranks: TypeAlias = (
@@ -443,6 +480,7 @@ class RunConfig(_Section):
     model: ModelConfig = Field(default_factory=ModelConfig)
     task: TaskConfig = Field(default_factory=TaskConfig)
     data: DataConfig = Field(default_factory=DataConfig)
+    problem: ProblemConfig = Field(default_factory=ProblemConfig)
     partition: PartitionConfig = Field(default_factory=PartitionConfig)
     clients: ClientsConfig = Field(default_factory=ClientsConfig)
     admission: AdmissionConfig = Field(default_factory=AdmissionConfig)

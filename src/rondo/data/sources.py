@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rondo.config.checks import data_source, missing_files
-from rondo.config.schema import BUILTIN_DATA, BUILTIN_IMAGES, GIVEN, DataConfig, RunConfig
+from rondo.config.schema import BUILTIN_DATA, BUILTIN_IMAGES, GIVEN, LINEAR, DataConfig, RunConfig
 from rondo.data.image_files import Splits, image_splits, split
 from rondo.data.room import Room
 from rondo.data.tables import Rows, Table, dataset_rows, named_classes, rows_of
@@ -58,6 +58,8 @@ def load(config: RunConfig, train: Table | None = None, test: Table | None = Non
         return _digits()
     if data_source(config) == BUILTIN_DATA:
         return _homes(config)
+    if data_source(config) == LINEAR:
+        return _linear(config)
     return _local(data, room) if Path(str(data.source)).expanduser().exists() else _hub(data, room)
 
 
@@ -79,6 +81,12 @@ def _homes(config: RunConfig) -> Source:
     except ImportError as error:
         raise ConfigError.at("data.source", str(error)) from None
     return Source(BUILTIN_DATA, demo.train, None, demo.test, text="text", label="intent", natural="home")
+
+
+def _linear(config: RunConfig) -> Source:
+    from rondo.tasks.linear_problem import LinearProblem
+
+    return Source(LINEAR, LinearProblem.draw(config.problem, config.seed).rows(), None, None, natural="client")
 
 
 def _local(data: DataConfig, room: Room) -> Source:

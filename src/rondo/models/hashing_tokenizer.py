@@ -34,17 +34,25 @@ class HashingTokenizer:
         verbose: bool = True,
     ) -> dict[str, list[list[int]]]:
         """The numbers of the words of every text, or of a text and its pair, under ``input_ids``. ``truncation`` cuts
-        rows to ``max_length``. A text without a word is a single separator."""
+        rows to ``max_length``, of a pair the longer text first. A text without a word is a single separator."""
+        limit = max_length if truncation else None
         rows = []
         for i, text in enumerate(texts):
             ids = self._numbers(text)
             if pairs is not None:
-                ids = [*ids, _SEPARATOR, *self._numbers(pairs[i])]
-            rows.append((ids or [_SEPARATOR])[: max_length if truncation else None])
+                ids = _joined(ids, self._numbers(pairs[i]), limit)
+            rows.append((ids or [_SEPARATOR])[:limit])
         return {"input_ids": rows}
 
     def _numbers(self, text: str) -> list[int]:
         return [_number(word, self.size) for word in _WORD.findall(text.lower())]
+
+
+def _joined(first: list[int], second: list[int], limit: int | None) -> list[int]:
+    room = len(first) + len(second) if limit is None else max(0, limit - 1)
+    shorter = min(len(first), len(second), room // 2)
+    kept = room - shorter if len(first) >= len(second) else shorter
+    return [*first[:kept], _SEPARATOR, *second[: room - min(kept, len(first))]]
 
 
 @functools.lru_cache(maxsize=2**16)

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from rondo import own_code
-from rondo.config.schema import BUILTIN_NETWORKS, GIVEN, RunConfig
+from rondo.config.schema import BUILTIN_NETWORKS, GIVEN, LINEAR, RunConfig
 from rondo.errors import ConfigError, Problem
-from rondo.models import classical_outline, own_network, peft
+from rondo.models import classical_outline, linear_problem, own_network, peft
 from rondo.models.adapted_layer import Site
 from rondo.models.given import copied, copied_tokenizer
 from rondo.models.model import Outline
@@ -51,6 +51,8 @@ def look(
         return own_network.look(config, labels)
     if config.model.name in BUILTIN_NETWORKS:
         return classical_outline.look(config, labels)
+    if config.model.name == LINEAR:
+        return linear_problem.look(config)
     if config.task.kind not in tasks.TABLE:
         message = "a task of one's own needs a network of its own: name it as package.module:factory"
         raise ConfigError.at("model.name", message)

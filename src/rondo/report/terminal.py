@@ -129,6 +129,9 @@ def score_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         elif kind in after:
             yield f"{label}: mean {primary}", "", _number(after[kind][primary]["mean"])
             yield f"{label}: worst tenth", "", _number(after[kind][primary]["worst_tenth"])
+    measures = summary.get("measures", {"before": {}, "after": {}})
+    for name, value in measures["after"].items():
+        yield name, f"{measures['before'][name]:.3g}" if name in measures["before"] else "-", f"{value:.3g}"
     best = summary["best"]
     if best is not None and best["rounds"] != summary["rounds"]:
         yield f"best, after round {best['rounds']}: {primary}", "", _number(best[primary])

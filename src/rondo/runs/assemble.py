@@ -174,6 +174,9 @@ def assemble(
             del source
         labels = tuple(labels or ())
         outline = look(config, labels, given.model, given.tokenizer)
+        if algorithm.least_squares and outline.task.least_squares is None:
+            message = f"it minimises a squared error exactly, and {config.task.kind} has another loss: "
+            raise ConfigError.at("algorithm.name", message + "take a general method, or task.kind = 'linear'")
         ranks = _ranks(config, algorithm, outline, dealt)
         population = Population({}, (), {})
         if dealt is not None:

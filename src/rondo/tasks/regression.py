@@ -33,6 +33,7 @@ class Regression(Task):
 
     primary: ClassVar[str] = "r2"
     higher_is_better: ClassVar[bool] = True
+    least_squares: ClassVar[str | None] = "y"
 
     def __init__(self, features: Sequence[str], target: str) -> None:
         self.features, self.target = tuple(features), target

@@ -109,6 +109,11 @@ def _regression(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
         yield Problem("task.target", f"{task['target']!r} is also one of task.features: remove it there")
 
 
+def _linear(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
+    """None: the columns are x and y."""
+    yield from ()
+
+
 TABLE: dict[str, Kind] = {
     "sequence-classification": Kind(
         cls="rondo.tasks.classification:SequenceClassification",
@@ -149,6 +154,16 @@ TABLE: dict[str, Kind] = {
         head=True,
         builtin=None,
         checks=_regression,
+    ),
+    "linear": Kind(
+        cls="rondo.tasks.linear:LinearRegression",
+        inputs="numbers",
+        auto=None,
+        peft=None,
+        pipeline=None,
+        head=True,
+        builtin="builtin:linear",
+        checks=_linear,
     ),
 }
 

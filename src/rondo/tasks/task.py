@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self, TypeAlias
 
 import torch
 from torch import Tensor
 
 from rondo.config.schema import TaskConfig
+from rondo.lowrank import GrowingSum
+from rondo.params import Params
 from rondo.tasks.example_store import ExampleStore
 from rondo.tasks.row_checks import Row, RowProblem
 
@@ -55,6 +58,15 @@ class Tally(Protocol):
         """The metrics so far; undefined ones are None."""
 
 
+@dataclass(frozen=True)
+class Picture:
+    """A picture for a report."""
+
+    pixels: Any
+    """An array (height, width, channels) of uint8."""
+    caption: str
+
+
 class Task(ABC):
     """A kind of task; an instance serves one run. Users name their own as ``package.module:Class`` in ``task.kind``."""
 
@@ -65,6 +77,9 @@ class Task(ABC):
     """Whether every row has one of several labels, in the column ``task.label``."""
     precision: ClassVar[torch.dtype] = torch.float32
     """The dtype that ``train.precision = "exact"`` computes in."""
+    least_squares: ClassVar[str | None] = None
+    """The name among the targets of the values that the output should have, where a row's loss is a constant times its
+    squared error, summed over outputs, and every row counts as one target. None for any other loss."""
     padded: ClassVar[bool] = False
     """Whether batches are padded along their second axis to the costliest row; an example's cost is then its length."""
     cohort_cost: ClassVar[int | None] = None
@@ -123,6 +138,19 @@ class Task(ABC):
     @abstractmethod
     def tally(self) -> Tally:
         """An empty tally."""
+
+    def measures(self, seen: Params, base: Mapping[str, GrowingSum], before: Mapping[str, float]) -> dict[str, float]:
+        """Numbers about the model itself that need no rows, for every line of ``metrics.jsonl``. Default: none.
+
+        ``seen``: the tensors that the network sees, without a client axis.
+        ``base``: the change of the frozen base.
+        ``before``: the numbers before the round; empty before the first.
+        """
+        return {}
+
+    def picture(self, example: Any) -> Picture | None:
+        """``example`` as a picture with its caption, for the report of a run. Default: None, it is none."""
+        return None
 
     def store(self) -> Store:
         """An empty store for this task's examples."""
