@@ -22,6 +22,7 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/python tests/golden/generate.py --check
 	$(BIN)/python tests/golden/generate_wide.py --check
+	$(BIN)/python tests/golden/generate_whole.py --check
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/rounds.py

@@ -6,19 +6,20 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 import tiny
 from composed import Composed
 from rondo import algorithms
-from rondo.algorithm import Algorithm, Client, Round
-from rondo.algorithms.wrappers.local_head import LocalHead
+from rondo.algorithm import Client, HeadPolicy, Round
 from rondo.config import RunConfig, load
 from rondo.data.population import Member, Population
 from rondo.lowrank import GrowingSum
 from rondo.models.adapted_network import AdaptedNetwork
 from rondo.params import Params, head, pick
+from rondo.runs.wrapping import divided
 from rondo.tasks.classification import SequenceClassification
 from rondo.tasks.task import Batch
 from rondo.tasks.token_store import TextExample
@@ -27,6 +28,14 @@ NAMES = algorithms.names()
 
 
 HEADS = ("shared", "local", "frozen")
+
+
+EVERY_HEAD = [
+    pytest.param(name, policy, marks=() if i % 3 == j else pytest.mark.slow)
+    for i, name in enumerate(NAMES)
+    for j, policy in enumerate(HEADS)
+]
+"""Every algorithm with every head policy. Each algorithm has one policy in the default run, the policies in turn."""
 
 
 RANK = 3
@@ -85,7 +94,7 @@ ALONE = config(simulation={"cohort": 1})
 
 def make(
     name: str = "rolora",
-    policy: str = "shared",
+    policy: HeadPolicy = "shared",
     *,
     people: Population | None = None,
     run: RunConfig | None = None,
@@ -101,9 +110,7 @@ def make(
     initial = {n: t if n.endswith(".A") else 0 * t for n, t in tiny.factors(sites, 1, dtype=dtype).items()}
     if policy != "frozen":
         initial |= network.initial_head
-    algorithm: Algorithm[Any] = algorithms.get(name, **fields)
-    if policy == "local":
-        algorithm = LocalHead(algorithm)
+    algorithm = divided(algorithms.get(name, **fields), policy)
     return Composed(algorithm, network, Task(), people or population(SIZES), run or config(), initial)
 
 

@@ -25,6 +25,7 @@ def test_entry_agrees_with_its_class(name: str, entry: Entry) -> None:
     assert f"{cls.__module__}:{cls.__qualname__}" == entry.cls
     flags = (instance.exact, instance.linear, instance.personal, instance.default_head, instance.client_ranks)
     assert flags == (entry.exact, entry.linear, entry.personal, entry.head, entry.client_ranks)
+    assert instance.needs_factors == entry.needs_factors
 
 
 @every_entry

@@ -126,7 +126,6 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"clients": {"sampling": "full", "per_round": 2}}, "clients.per_round", "remove per_round"),
     ({"clients": {"sampling": "poisson"}}, "clients.per_round", "sampling = 'poisson' needs it"),
     ({"clients": {"sampling": "weighted"}}, "clients.per_round", "sampling = 'weighted' needs it"),
-    ({"partition": {"kind": "natural", "clients": 3}}, "partition.clients", "remove it"),
     ({**OWN, "data": {"source": "hub"}}, "partition.clients", "needs the number of clients"),
     (own({"source": "hub"}, partition={"kind": "dirichlet", "clients": 3}), "partition.alpha", "needs it"),
     (own({"source": "hub"}, partition={"kind": "shards", "clients": 3}), "partition.shards_per_client", "needs it"),

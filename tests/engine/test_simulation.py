@@ -26,7 +26,21 @@ from rondo.lowrank import GrowingSum, LowRank, total
 from rondo.params import HEAD_PREFIX, adapted_modules, num_bytes
 from rondo.tasks.task import Batch
 from rondo.tasks.token_store import TextExample
-from tiny_federation import ALONE, HEADS, NAMES, POISON, RANK, SIZES, change, config, examples, make, population, run
+from tiny_federation import (
+    ALONE,
+    EVERY_HEAD,
+    HEADS,
+    NAMES,
+    POISON,
+    RANK,
+    SIZES,
+    change,
+    config,
+    examples,
+    make,
+    population,
+    run,
+)
 
 
 def fixed_choice(monkeypatch: pytest.MonkeyPatch, choose: Callable[[int], Sequence[str]]) -> None:
@@ -37,8 +51,7 @@ def fixed_choice(monkeypatch: pytest.MonkeyPatch, choose: Callable[[int], Sequen
 # Every algorithm with every head policy
 
 
-@pytest.mark.parametrize("policy", HEADS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "policy"), EVERY_HEAD)
 def test_two_rounds_run_learn_and_are_scored(name: str, policy: str) -> None:
     sim = make(name, policy)
     before = change(sim, *sim.newcomer(0))
@@ -72,8 +85,7 @@ def test_two_rounds_run_learn_and_are_scored(name: str, policy: str) -> None:
     assert {c for part in client_scores.values() for c in part["per_client"]} == set(SIZES)
 
 
-@pytest.mark.parametrize("policy", HEADS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "policy"), EVERY_HEAD)
 def test_seed_fixes_all_bits_in_any_order_of_clients(name: str, policy: str) -> None:
     one = make(name, policy)
     people = population(dict(reversed(SIZES.items())))
@@ -146,9 +158,10 @@ def test_mean_of_factors_is_not_the_mean_of_models() -> None:
 # Failures
 
 
-@pytest.mark.parametrize("settings", [ALONE, config()], ids=["alone", "in cohorts"])
-@pytest.mark.parametrize("policy", HEADS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "settings", [pytest.param(ALONE, marks=pytest.mark.slow), config()], ids=["alone", "in cohorts"]
+)
+@pytest.mark.parametrize(("name", "policy"), EVERY_HEAD)
 def test_failed_client_leaves_no_trace(
     name: str, policy: str, settings: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,8 +363,7 @@ def num_of(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-@pytest.mark.parametrize("policy", HEADS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "policy"), EVERY_HEAD)
 def test_traffic_equals_the_tables_formulas(name: str, policy: str) -> None:
     sim, entry = make(name, policy), algorithms.entry(name)
     shared_head = num_bytes(sim.network.initial_head) if policy == "shared" else 0

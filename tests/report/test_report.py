@@ -17,6 +17,8 @@ from rondo.report.rows import account
 from rondo.report.terminal import human_bytes, summary_table
 from small_runs import WHOLE
 
+pytestmark = pytest.mark.usefixtures("drawn_pictures")
+
 
 @pytest.mark.parametrize(
     ("count", "text"),

@@ -61,12 +61,13 @@ _NEEDS = {
 }
 
 _USED_BY = {
-    "alpha": "dirichlet",
-    "shards_per_client": "shards",
-    "classes_per_client": "classes",
-    "sigma": "lognormal",
+    "alpha": ("dirichlet",),
+    "shards_per_client": ("shards",),
+    "classes_per_client": ("classes",),
+    "sigma": ("lognormal", "classes"),
+    "equal_sizes": ("classes", "dirichlet"),
 }
-"""Keys of ``[partition]`` that only one kind uses, with that kind."""
+"""Keys of ``[partition]`` that only some kinds use, with these kinds."""
 
 
 def cross_checks(config: RunConfig) -> Iterator[Problem]:
@@ -87,16 +88,15 @@ def cross_checks(config: RunConfig) -> Iterator[Problem]:
         needed, hint = _NEEDS.get(kind, (None, ""))
         if needed and getattr(partition, needed) is None and (own_data or kind != "natural"):
             yield Problem(f"partition.{needed}", f"partition.kind = {kind!r} needs it: set it, {hint}")
-        for key, user in _USED_BY.items():
-            if kind != user and getattr(partition, key) is not None:
-                yield Problem(f"partition.{key}", f"only kind = {user!r} uses it, not {kind!r}: remove it or set kind")
+        for key, users in _USED_BY.items():
+            if kind not in users and getattr(partition, key) not in (None, False):
+                message = f"only kind = {' or '.join(map(repr, users))} uses it, not {kind!r}: remove it or set kind"
+                yield Problem(f"partition.{key}", message)
+        if partition.equal_sizes and partition.sigma is not None:
+            yield Problem("partition.sigma", "sizes are either equal or spread: remove it, or equal_sizes")
         if kind != "natural" and partition.clients is None:
             message = f"partition.kind = {kind!r} needs the number of clients: set it, for instance clients = 10"
             yield Problem("partition.clients", message)
-    if partition.kind == "natural" and partition.clients is not None:
-        yield Problem(
-            "partition.clients", "with kind = 'natural' there is one client per value of the column; remove it"
-        )
     if clients.sampling == "full" and clients.per_round is not None:
         yield Problem("clients.per_round", "sampling = 'full' takes every client; remove per_round")
     if clients.sampling in ("poisson", "weighted") and clients.per_round is None:

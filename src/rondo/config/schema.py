@@ -220,12 +220,13 @@ class DataConfig(_Section):
 
 
 class PartitionConfig(_Section):
-    """The way rows are dealt to clients (flwr-datasets' partitioners)."""
+    """The way rows are dealt to clients."""
 
     kind: Literal["iid", "dirichlet", "shards", "classes", "natural", "lognormal"] | None = None
     """Left out, it is iid, or the homes of the built-in data."""
     clients: Annotated[int, Field(ge=1)] | None = None
-    """Number of clients, for all kinds but natural."""
+    """Number of clients. For natural it may be left out, which takes all; else so many are drawn from those with
+    ``data.min_examples`` rows."""
     alpha: Annotated[float, Field(gt=0)] | None = None
     """Parameter of dirichlet; smaller values make the clients' labels differ more."""
     classes_per_client: Positive | None = None
@@ -233,7 +234,9 @@ class PartitionConfig(_Section):
     shards_per_client: Positive | None = None
     """Number of shards that each client gets, for shards."""
     sigma: Annotated[float, Field(gt=0)] | None = None
-    """Spread of the clients' sizes, for lognormal; left out, 1."""
+    """Spread of the clients' sizes, for lognormal (left out, 1) and for classes (left out, 0)."""
+    equal_sizes: bool = False
+    """Give all clients the same number of rows, for classes and dirichlet. Rows that are left are dropped."""
     column: str | None = None
     """Column that names each row's client, for natural."""
     min_size: Annotated[int, Field(ge=0)] = 1

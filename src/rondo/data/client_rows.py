@@ -43,7 +43,8 @@ class Dealt:
     too_small: Mapping[str, int]
     """Number of rows of each client that has too few."""
     clients_unsampled: int
-    """Number of clients by nature whose rows are all beyond ``data.max_train_rows``."""
+    """Number of clients by nature that ``partition.clients`` did not draw, or whose rows are all beyond
+    ``data.max_train_rows``."""
     test_loaded: int
     """Number of test rows loaded."""
     test_bad: int
@@ -98,6 +99,13 @@ def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt
     chosen_test = sample(limits.max_test_rows, len(test), _names(test, label), None, run.generator("rows", "test"))
     too_small = {c: len(r) for c, r in kept.items() if len(r) < config.data.min_examples}
     large_enough = {c: kept[c] for c in sorted(kept.keys() - too_small.keys())}
+    clients_unsampled, undealt = len(set(owners or ())) - len(set(sampled_owners or ())), dealt.dropped
+    wanted = partition.clients if partition.kind == "natural" else None
+    if wanted is not None and large_enough:
+        drawn = _drawn(list(large_enough), wanted, config, run)
+        clients_unsampled += len(large_enough) - len(drawn)
+        undealt += sum(len(rows) for client, rows in large_enough.items() if client not in set(drawn))
+        large_enough = {client: large_enough[client] for client in drawn}
     if not large_enough:
         message = (
             f"no client has data.min_examples = {config.data.min_examples} usable rows; lower it, or deal the rows "
@@ -111,14 +119,25 @@ def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt
         loaded=checker.loaded,
         bad=checker.dropped,
         unsampled=len(rows) - len(chosen),
-        undealt=dealt.dropped,
+        undealt=undealt,
         moved=dealt.moved,
         too_small=too_small,
-        clients_unsampled=len(set(owners or ())) - len(set(sampled_owners or ())),
+        clients_unsampled=clients_unsampled,
         test_loaded=test_checker.loaded,
         test_bad=test_checker.dropped,
         test_unsampled=len(test) - len(chosen_test),
     )
+
+
+def _drawn(clients: Sequence[str], count: int, config: RunConfig, run: Round) -> list[str]:
+    """``count`` of ``clients``, drawn from the seed, in their order. Raises :class:`ConfigError` if there are fewer."""
+    if count > len(clients):
+        message = f"{count}, but only {len(clients)} clients have data.min_examples = {config.data.min_examples} rows: "
+        raise ConfigError.at("partition.clients", message + "lower it")
+    import torch
+
+    order = torch.randperm(len(clients), generator=run.generator("partition", "clients")).tolist()
+    return [clients[i] for i in sorted(order[:count])]
 
 
 def _names(rows: Rows, column: str | None) -> list[str] | None:

@@ -49,7 +49,9 @@ class Runner:
         began: float,
         *,
         resumed: bool = False,
+        past_skips: bool = False,
     ) -> None:
+        """``past_skips``: whether a run that stopped after skipped rounds goes on."""
         self.assembly, self.config, self.task = assembly, assembly.config, assembly.task
         report, versions = assembly.population.report, directory.read("manifest.json")["versions"]
         self.facts = Facts.of(assembly.config, assembly, report, versions)
@@ -62,9 +64,7 @@ class Runner:
         self.recent: deque[dict[str, Any]] = deque(maxlen=SKIPS)
         """The last records. Earlier ones are only in the journal, so memory does not grow with the rounds."""
         self.scores: dict[str, Any] = {"measures": {"before": {}, "after": {}}}
-        self.resumed = resumed
-        self.past_skips = False
-        """Whether a run that stopped after skipped rounds goes on."""
+        self.resumed, self.past_skips = resumed, past_skips
 
     def run(self) -> RunResult:
         """Run all remaining rounds and finish."""

@@ -8,13 +8,14 @@ from typing import Any
 from rondo import algorithms
 from rondo.algorithm import Algorithm, HeadPolicy
 from rondo.algorithms.table import RULES
-from rondo.algorithms.wrappers.local_head import LocalHead
+from rondo.algorithms.wrappers.local import Local
 from rondo.algorithms.wrappers.robust import MEANS, Robust
 from rondo.algorithms.wrappers.server_optimizer import OPTIMIZERS, ServerOptimizer, ServerStep
+from rondo.algorithms.wrappers.shared_head import SharedHead
 from rondo.config.checks import data_source
 from rondo.config.schema import LINEAR, RunConfig, ServerConfig
 from rondo.errors import ConfigError, Problem
-from rondo.params import Params, head, pick
+from rondo.params import Params, Role, Select, buffer, everything, head, nothing, pick
 
 
 def make_algorithm(config: RunConfig) -> Algorithm[Any]:
@@ -42,17 +43,43 @@ def wrapped(
         policy = config.model.head or algorithm.default_head
     if policy == "frozen":
         initial = pick(initial, ~head)
-    keeps = any(algorithm.keeps(name) for name in pick(initial, head))
-    if keeps and policy != "local":
-        message = f"{config.algorithm.name} leaves heads with their clients: remove it, or take another method"
-        raise ConfigError.at("model.head", message)
-    if policy == "local" and not keeps:
-        algorithm = LocalHead(algorithm)
+    _must_divide(config, algorithm, policy, initial)
+    local_buffers = config.model.buffers == "local" and any(map(buffer, initial))
+    algorithm = divided(algorithm, policy, local_buffers=local_buffers)
     if config.server.optimizer != "none":
         algorithm = ServerStep(algorithm, _server_optimizer(config.server))
     if config.robust.rule != "none":
         algorithm = Robust(algorithm, config.robust.rule, config.robust.byzantine)
     return algorithm, policy, initial
+
+
+def divided(algorithm: Algorithm[Any], policy: HeadPolicy | None, *, local_buffers: bool = False) -> Algorithm[Any]:
+    """``algorithm`` with the head and the statistics shared or with each client. A method may keep the head by its own
+    code."""
+    keeps_head = Role.HEAD in algorithm.keeps.roles
+    if policy == "shared" and keeps_head:
+        algorithm = SharedHead(algorithm)
+    stays: Select = buffer if local_buffers else nothing
+    if policy == "local" and not keeps_head:
+        stays |= head
+    return Local(algorithm, stays) if stays.roles else algorithm
+
+
+def _must_divide(config: RunConfig, algorithm: Algorithm[Any], policy: HeadPolicy | None, initial: Params) -> None:
+    """Raises :class:`ConfigError` where a method that shares one part of the model and keeps another has only one of
+    the two. ``initial``: the tensors that are trained."""
+    name, keeps = config.algorithm.name, algorithm.keeps
+    if not keeps.roles or keeps == everything:
+        return
+    head_is = {"frozen": "the head is frozen", None: "this network has no task head"}.get(policy, "")
+    if not any(map(keeps, initial)):
+        why = head_is if Role.HEAD in keeps.roles else "nothing but the head is trained"
+        message = f"{name} keeps a part of the model with each client, and {why}, so nothing would be kept: "
+        raise ConfigError.at("algorithm.name", message + "take fedavg, or train that part too")
+    if all(map(divided(algorithm, policy).keeps, initial)):
+        why = "nothing else is trained" if Role.HEAD in keeps.roles else head_is or "the head is local"
+        message = f"{name} sends what it does not keep with each client, and {why}, so nothing would be sent: "
+        raise ConfigError.at("algorithm.name", message + "take local, or train and share that part too")
 
 
 def _refused(config: RunConfig, algorithm: Algorithm[Any]) -> Iterator[Problem]:
@@ -64,6 +91,11 @@ def _refused(config: RunConfig, algorithm: Algorithm[Any]) -> Iterator[Problem]:
             message = f"{name} does not define clients of different ranks; remove {key}, or take one of {others}"
             yield Problem(f"clients.{key}", message)
     rule = config.robust.rule
+    if algorithm.keeps == everything:
+        for key, setting in (("robust.rule", rule), ("server.optimizer", config.server.optimizer)):
+            if setting != "none":
+                yield Problem(key, f'{name} sends nothing, so its server has nothing to work on; set it to "none"')
+        return
     if rule in MEANS and not algorithm.linear:
         message = f"{rule} makes a mean of uploads, and {name}'s server works on single ones; "
         yield Problem(

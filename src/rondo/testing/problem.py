@@ -33,7 +33,8 @@ class NetworkLoss(Protocol):
 
 @dataclass
 class SgdTrainer:
-    """A :class:`rondo.algorithm.Trainer` that takes ``steps`` full-batch gradient steps for each client."""
+    """A :class:`rondo.algorithm.Trainer` that takes ``steps`` full-batch gradient steps for each client, unless ``fit``
+    is told otherwise. With 0, no fit takes a step, whatever it is told."""
 
     clients: tuple[Client, ...]
     round: Round
@@ -56,7 +57,8 @@ class SgdTrainer:
         lr: float | None = None,
     ) -> Fit:
         """See :meth:`rondo.algorithm.Trainer.fit`; an epoch is one step, since the batch is all data."""
-        count = steps if steps is not None else epochs if epochs is not None else self.steps
+        told = steps if steps is not None else epochs if epochs is not None else self.steps
+        count = told if self.steps > 0 else 0
         trained = {n: t.detach().clone().requires_grad_() for n, t in pick(params, train & ~buffer).items()}
         statistics = {n: t.detach().clone() for n, t in pick(params, buffer).items()}
         losses = torch.zeros(len(self.clients), dtype=torch.float64)

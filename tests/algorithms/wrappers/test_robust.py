@@ -20,16 +20,17 @@ from numpy.typing import NDArray
 from rondo import algorithms
 from rondo.algorithm import Client, Round, Upload
 from rondo.algorithms.table import RULES, Rule
-from rondo.algorithms.wrappers.local_head import LocalHead
+from rondo.algorithms.wrappers.local import Local
 from rondo.algorithms.wrappers.robust import MEANS, Robust, _inner, combined, squared_distances
 from rondo.algorithms.wrappers.server_optimizer import OPTIMIZERS, ServerStep
 from rondo.config import ConfigError, load
 from rondo.lowrank import LowRank
+from rondo.params import everything
 from rondo.runs.wrapping import make_algorithm
 from rondo.testing.problem import LinearProblem
 
 Vectors = NDArray[np.float64]
-NAMES = algorithms.names()
+NAMES = [n for n in algorithms.names() if algorithms.load(n).keeps != everything]  # the others send nothing
 
 # The rules in plain Python, from their definitions; they share no line with the code under test.
 
@@ -246,7 +247,7 @@ def test_too_few_uploads_change_nothing() -> None:
 
 
 def test_robust_wraps_local_head_and_server_optimizer() -> None:
-    inner = ServerStep(LocalHead(algorithms.get("fedit")), OPTIMIZERS["momentum"]())
+    inner = ServerStep(Local(algorithms.get("fedit")), OPTIMIZERS["momentum"]())
     robust = Robust(inner, "trimmed-mean", 1)
     assert (robust.linear, robust.exact, robust.personal, robust.same_coordinates) == (False, False, True, True)
     linear, round = problem(), Round(0, 4, 0, 7)

@@ -11,7 +11,7 @@ from rondo import algorithms
 from rondo.algorithm import Algorithm, weighted_mean
 from rondo.algorithms.fedloru import FedLoRU
 from rondo.algorithms.rolora import RoLoRA
-from rondo.algorithms.wrappers.local_head import LocalHead
+from rondo.algorithms.wrappers.local import Local
 from rondo.algorithms.wrappers.server_optimizer import OPTIMIZERS, OptimState, ServerStep, adam, momentum, sgd
 from rondo.engine import serialization
 from rondo.params import Params
@@ -27,7 +27,7 @@ MOVES_BY_ITSELF = ("consensus", "zero steps", "exactness", "whole tensors")
 
 
 @pytest.mark.parametrize("law", [n for n in LAWS if n not in MOVES_BY_ITSELF])
-@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+@pytest.mark.parametrize("optimizer", [pytest.param("momentum", marks=pytest.mark.slow), "adam"])
 @pytest.mark.parametrize("name", ALLOWED)
 def test_laws_hold(name: str, optimizer: str, law: str) -> None:
     LAWS[law](ServerStep(ALLOWED[name], OPTIMIZERS[optimizer]()), 0)
@@ -59,7 +59,7 @@ def test_other_algorithms_are_refused(name: str) -> None:
 
 def test_wrapper_has_the_algorithms_flags_except_exact() -> None:
     for name, inner in ALLOWED.items():
-        step = ServerStep(LocalHead(inner), sgd())
+        step = ServerStep(Local(inner), sgd())
         assert (step.linear, step.personal, step.exact) == (True, True, False)
         assert step.client_ranks == inner.client_ranks
         assert ServerStep(inner, sgd()).personal == algorithms.entry(name).personal
@@ -126,7 +126,7 @@ def test_base_gains_the_factors_that_the_server_stepped_to() -> None:
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_state_survives_serialization(kind: str) -> None:
     """The run continues with the same bits."""
-    algorithm = ServerStep(LocalHead(RoLoRA()), OPTIMIZERS[kind]())
+    algorithm = ServerStep(Local(RoLoRA()), OPTIMIZERS[kind]())
     run, again = Run(algorithm, 0), Run(algorithm, 0)
     for index in range(3):
         run.step(index)

@@ -18,7 +18,7 @@ import tiny
 from composed import Composed
 from rondo import algorithms
 from rondo.algorithm import Algorithm, Client, Round, Shared, Upload
-from rondo.algorithms.wrappers.local_head import LocalHead
+from rondo.algorithms.wrappers.local import Local
 from rondo.algorithms.wrappers.server_optimizer import ServerStep, momentum
 from rondo.config import RunConfig, load
 from rondo.data.population import Member, Population
@@ -188,7 +188,7 @@ def test_diagnostics_equal_textbook(name: str, fields: dict[str, Any], partial: 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_diagnostics_with_local_head(name: str) -> None:
-    for played in play(LocalHead(algorithms.get(name)), rounds=2):
+    for played in play(Local(algorithms.get(name)), rounds=2):
         assert_textbook(played, OPAQUE.get(name))
 
 

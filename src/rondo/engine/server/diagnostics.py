@@ -48,7 +48,7 @@ from torch import Tensor
 from rondo.algorithm import Algorithm, Client, Round, Shared, Upload
 from rondo.lowrank import LowRank, total
 from rondo.models.adapted_layer import Site
-from rondo.params import Params, add_client_axis, auxiliary, down, gram, head, pick, up
+from rondo.params import Params, add_client_axis, auxiliary, down, gram, pick, up, whole
 
 HELD_BYTES = 256 * 2**20
 """Uploads of a round beyond this size are not held for its diagnostics, so no cohort is too large for the server."""
@@ -153,10 +153,10 @@ def _clients(
 
 def _unknown(algorithm: Algorithm[Any], shared: Shared, expanded: Iterable[Upload]) -> str | None:
     """The reason why the server cannot know its clients' models; None if it can."""
-    kept = _kinds(pick(algorithm.local_init(shared, _NEWCOMER), ~(head | auxiliary)))
+    kept = _kinds(pick(algorithm.local_init(shared, _NEWCOMER), ~(whole | auxiliary)))
     if kept:
         return f"clients keep {kept} of their own, so the server does not know their models"
-    others = _kinds(n for u in expanded for n in u.params if not (_factors | head | auxiliary)(n))
+    others = _kinds(n for u in expanded for n in u.params if not (_factors | whole | auxiliary)(n))
     return f"clients send {others}, which are not low-rank factors" if others else None
 
 

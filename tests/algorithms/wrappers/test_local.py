@@ -10,7 +10,7 @@ import torch
 
 from rondo import algorithms
 from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Uploads, Weight
-from rondo.algorithms.wrappers.local_head import LocalHead
+from rondo.algorithms.wrappers.local import Local
 from rondo.params import Params, add_client_axis, client_row, down, head, pick, up
 from rondo.testing import LinearProblem, SgdTrainer
 
@@ -41,7 +41,7 @@ class Federation:
 
 @every_algorithm
 def test_every_client_trains_its_head_and_uploads_none(name: str) -> None:
-    run = Federation(LocalHead(algorithms.get(name)))
+    run = Federation(Local(algorithms.get(name)))
     start = run.problem.params[HEAD]
     run.step(0)
     heads = [kept[HEAD] for kept in run.locals.values()]
@@ -65,7 +65,7 @@ class BodyOnly(Algorithm[ServerState]):
 
 
 def test_head_is_trained_when_the_algorithm_names_none() -> None:
-    run = Federation(LocalHead(BodyOnly()))
+    run = Federation(Local(BodyOnly()))
     run.step(0)
     assert all(not torch.equal(kept[HEAD], run.problem.params[HEAD]) for kept in run.locals.values())
 
@@ -79,7 +79,7 @@ def test_lora_a2_probing_epoch_leaves_the_head(index: int) -> None:
     outcomes = []
     for wrapped in (False, True):
         inner = algorithms.get("lora-a2")
-        algorithm: Algorithm[Any] = LocalHead(inner) if wrapped else inner
+        algorithm: Algorithm[Any] = Local(inner) if wrapped else inner
         round = Round(index, 4, 0, 3)
         given = {n: torch.ones_like(t) if n.endswith(".B") else t for n, t in problem.params.items()}
         shared = algorithm.broadcast(algorithm.init(given, problem.weights, round), client, round)
@@ -97,7 +97,7 @@ def test_lora_a2_probing_epoch_leaves_the_head(index: int) -> None:
 
 @every_algorithm
 def test_head_continues_where_its_client_left_it(name: str) -> None:
-    run = Federation(LocalHead(algorithms.get(name)))
+    run = Federation(Local(algorithms.get(name)))
     run.step(0)
     before = {c: kept[HEAD] for c, kept in run.locals.items()}
     run.step(1, lambda c: c.id == "client-1")
@@ -109,7 +109,7 @@ def test_head_continues_where_its_client_left_it(name: str) -> None:
 
 @every_algorithm
 def test_new_client_starts_from_the_common_head(name: str) -> None:
-    run = Federation(LocalHead(algorithms.get(name)))
+    run = Federation(Local(algorithms.get(name)))
     run.step(0)
     newcomer = Client("new", 5)
     shared = run.algorithm.broadcast(run.state, newcomer, Round(1, 4, 0, 4))
@@ -120,18 +120,25 @@ def test_new_client_starts_from_the_common_head(name: str) -> None:
 
 @every_algorithm
 def test_network_sees_the_clients_own_head(name: str) -> None:
-    run = Federation(LocalHead(algorithms.get(name)))
+    run = Federation(Local(algorithms.get(name)))
     run.step(0)
     for client in run.problem.clients:
         shared = run.algorithm.broadcast(run.state, client, Round(1, 4, 0, 3))
         assert torch.equal(run.algorithm.view(shared, run.locals[client.id])[HEAD], run.locals[client.id][HEAD])
 
 
-# pFedLoRU and pFedLoRA train twice per round, and a shared head only the second time.
-@pytest.mark.parametrize("name", [n for n in algorithms.names() if n not in ("pfedloru", "pfedlora")])
+# pFedLoRU and pFedLoRA train twice per round, and a shared head only the second time. FedProx holds a shared head back.
+@pytest.mark.parametrize(
+    "name",
+    [
+        n
+        for n in algorithms.names()
+        if n not in ("pfedloru", "pfedlora", "fedprox") and not algorithms.load(n).keeps("head:")
+    ],
+)
 def test_first_round_equals_that_of_a_shared_head(name: str) -> None:
     """The policies differ only once heads are averaged, so the first uploads of the adapters are equal."""
-    local, shared = Federation(LocalHead(algorithms.get(name))), Federation(algorithms.get(name))
+    local, shared = Federation(Local(algorithms.get(name))), Federation(algorithms.get(name))
     local.step(0)
     shared.step(0)
     for one, other in zip(local.sent, shared.sent, strict=True):
@@ -143,7 +150,7 @@ def test_first_round_equals_that_of_a_shared_head(name: str) -> None:
 
 @every_algorithm
 def test_wrapped_algorithm_never_has_the_head(name: str) -> None:
-    run = Federation(LocalHead(algorithms.get(name)))
+    run = Federation(Local(algorithms.get(name)))
     run.step(0)
     assert not pick(run.state.inner.params, head)
     assert torch.equal(run.state.params[HEAD], run.problem.params[HEAD])

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from rondo.algorithm import Algorithm, Client, HeadPolicy, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.params import Params, Select, head, pick
+
+
+@final
+@dataclass(frozen=True)
+class FedPer(Algorithm[ServerState]):
+    """Body and head are trained together; the body is averaged, the head stays with its client for the whole run.
+
+    Update, with p_k the participants' weights, summing to 1::
+
+        client k:  (W_B,k, W_P,k) <- local training of both from (W_B, W_P,k)
+        server:    W_B <- sum_k p_k W_B,k
+
+    Symbols: W_B, the paper's base layers, are everything below the head, statistics and factors included; W_P,k, its
+    personalisation layers, are the head.
+    Uploads: W_B; A and B, r (in + out) numbers per module. Down: the same (the common first head once, at a client's
+    first contact).
+    Exact: not applicable, because there is no global model.
+    Linear: yes.
+    Personal: yes. A new client (the cold-start model) has W_B and the initial head. With ``model.head = "shared"``
+    nothing is personal, and the method is FedAvg.
+    Head in the source: trained and local; here local by default.
+    Deviations: none. The paper weights clients by sample count; the run's ``weighting`` does so here.
+    Reference: Arivazhagan et al., Federated Learning with Personalization Layers, 2019.
+    """
+
+    exact: ClassVar[bool] = False
+    needs_factors: ClassVar[bool] = False
+    personal: ClassVar[bool] = True
+    keeps: ClassVar[Select] = head
+    default_head: ClassVar[HeadPolicy] = "local"
+
+    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
+        return ServerState(params)
+
+    def local_init(self, shared: Shared, client: Client) -> Params:
+        return pick(shared.params, head)
+
+    def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
+        fit = trainer.fit({**shared.params, **local})
+        return trainer.upload(pick(fit.params, lambda n: n not in local)), pick(fit.params, local.__contains__)
