@@ -249,12 +249,19 @@ class Runner:
         # Pictures come last: their library takes most of a second to import.
         drawn = {
             "partition.png": pictures.partition(self.directory.read("partition.json")),
-            "curve.png": pictures.curve(start, history, self.task.primary, title),
+            "curve.png": self._curve(start, history, title),
         }
         with written(self.directory.path):
             durable.write_all(self.directory.path, drawn)
             self.directory.write("summary.json", summary)  # last: a run that has it is finished
         return RunResult(history, self.directory.path, after, summary)
+
+    def _curve(self, start: Mapping[str, Any], history: Sequence[dict[str, Any]], title: str) -> bytes:
+        """The picture of the scores, or of a measure where no common test set is scored."""
+        measures = self.scores["measures"]["before"]
+        if measures and not self.tested:
+            return pictures.measure(measures, history, title)
+        return pictures.curve(start, history, self.task.primary, title)
 
     def _summary(
         self, history: Sequence[dict[str, Any]], before: Mapping[str, Any], after: Mapping[str, Any]
