@@ -6,6 +6,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
 
 from rondo import algorithms
 from rondo.algorithm import Client, Round, Shared
@@ -52,6 +53,20 @@ def test_shared_head_stays_with_no_client(name: str, kept: set[str], left: set[s
     locals_ = [a.local_init(shared, Client("ann", 6)) for a in (algorithm, SharedHead(algorithm))]
     assert [set(held) for held in locals_] == [kept, left]
     assert (algorithm.personal, SharedHead(algorithm).personal) == (True, bool(left))
+
+
+@pytest.mark.parametrize("given", [None, torch.ones(1)], ids=["default", "own"])
+def test_local_tensors_leave_the_uploads_weight(given: Any) -> None:
+    """HetLoRA's clients weigh their uploads themselves."""
+    problem = RegressionProblem.make(0, factors=False)
+
+    def client_update(shared: Shared, local: Any, trainer: Any) -> Any:
+        return trainer.upload({BODY: problem.params[BODY]}, given), {}
+
+    inner, trainer = Mock(client_update=client_update), Mock()
+    uploads, _ = Local(inner).client_update(Shared(problem.params), {HEAD: problem.params[HEAD]}, trainer)
+    assert uploads is trainer.upload.return_value
+    trainer.upload.assert_called_once_with({BODY: problem.params[BODY]}, given)
 
 
 def test_local_tensors_leave_the_broadcast_its_round() -> None:

@@ -603,3 +603,25 @@ def test_client_without_rows_is_told() -> None:
     failure = error.value
     expected = ("bob", "no_targets", "the client has nothing to train on")
     assert (failure.client, failure.reason, failure.detail) == expected
+
+
+def test_gradients_are_clipped_per_client() -> None:
+    """To the norm of the client's own gradient; the other's, a thousand times as long, counts for nothing."""
+    setup = Setup(6, max_grad_norm=1e-3, optimizer="sgd", momentum=0.0, weight_decay=0.0, lr=1.0)
+    params = of_two(setup)
+
+    def objective(seen: Params, loss: Loss) -> Tensor:
+        return loss(seen) * torch.tensor([1.0, 1000.0])
+
+    fit = setup.trainer.fit(params, objective=objective, steps=1)
+    steps = torch.stack([(t - params[n]).flatten(1).norm(dim=1) for n, t in fit.params.items()]).norm(dim=0)
+    torch.testing.assert_close(steps, torch.full((2,), 1e-3, dtype=torch.float64), rtol=1e-3, atol=0)
+
+
+def test_client_of_one_row_trains() -> None:
+    setup = Setup(6)
+    params = of_two(setup)
+    setup.trainer.examples = (examples(6), examples(1))
+    fit = setup.trainer.fit(params)
+    assert (fit.steps.tolist(), fit.examples.tolist()) == ([2, 1], [6, 1])
+    assert all(not t[1].equal(params[n][1]) for n, t in fit.params.items() if n.endswith(".A"))

@@ -265,6 +265,22 @@ def test_missing_client_file_is_damage(client: str, tmp_path: Path) -> None:
     assert (restored.rounds, last(restored.locals)) == (3, BEFORE)
 
 
+def test_changed_manifest_is_noticed(tmp_path: Path) -> None:
+    commit(tmp_path, 4, CHANGES)
+    path = tmp_path / "round-000004" / "manifest.json"
+    path.write_text(path.read_text().replace('"rounds": 4', '"rounds": 5'))
+    restored, reasons = checkpoint.load(tmp_path, {}, Journal(tmp_path / "none"))
+    assert (restored.rounds, reasons) == (3, ["round-000004: manifest.json is not as it was written (SHA-256)"])
+
+
+def test_store_without_files_is_empty_and_clean(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    kept.clean(0)
+    with pytest.raises(KeyError, match="'ann'"):
+        kept["ann"]
+    assert not list(tmp_path.iterdir())
+
+
 def test_unfinished_generation_is_ignored(tmp_path: Path) -> None:
     commit(tmp_path, 4, CHANGES)
     (tmp_path / "round-000004" / "manifest.json").unlink()

@@ -150,6 +150,13 @@ def test_difference_has_both_values_and_a_remedy() -> None:
     assert lines[3].startswith("  --allow-nondeterministic: set it to resume anyway")
 
 
+def test_reasons_hide_no_other_difference() -> None:
+    before, now = ({"cases": {str(i): {"on": i + d, "reason": f"{d}"} for i in range(8)}} for d in (0, 1))
+    with pytest.raises(ConfigError) as error:
+        must_equal(before, now, whatever=False)
+    assert [p.path for p in error.value.problems[:-1]] == [f"cases.{i}.on" for i in range(8)]
+
+
 @pytest.mark.parametrize(("then", "equal"), [("worded otherwise", True), (None, False)])
 def test_reasons_may_be_worded_otherwise(then: str | None, equal: bool) -> None:
     before, now = ({"targets_only": {"on": False, "reason": reason}} for reason in (then, "one row per example"))
