@@ -13,9 +13,9 @@ from rondo.params import add_client_axis, head, up
 from rondo.testing import LAWS, LinearProblem, SgdTrainer, check_algorithm
 from rondo.testing.regression import RegressionProblem
 
-QR = {"consensus", "zero steps", "whole tensors"}
+QR = {"consensus", "whole tensors"}
 """Laws that a normalisation breaks: where all clients reach one model, the new model is another, and the mean of whole
-tensors is not what the server keeps. A round takes its step, whatever the run's number of steps is."""
+tensors is not what the server keeps."""
 START = {"first round learns", "frozen stay frozen"}
 """Laws that moments break: the first round sends no model and decides the representation."""
 
