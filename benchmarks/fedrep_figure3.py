@@ -30,7 +30,7 @@ METHODS = {
 CLIENTS, ROWS = (20, 50, 100, 500), (3, 5, 10, 20)
 SETTINGS = (*((n, 5) for n in CLIENTS), *((100, m) for m in ROWS if m != 5))
 EVERY = 5
-"""Rounds between the rows of the CSV file."""
+"""Rounds between the points of a curve."""
 
 
 def angles(method: str, clients: int, rows: int, seed: int) -> Iterator[float]:
@@ -58,8 +58,9 @@ def draw(curves: dict[tuple[str, int, int], list[list[float]]], file: Path) -> N
         for method, colour in zip(METHODS, ("#0072B2", "#009E73", "#D55E00", "#000000"), strict=True):
             rounds = list(zip(*curves[method, clients, rows], strict=True))
             low, middle, high = zip(*(statistics.quantiles(values, n=4) for values in rounds), strict=True)
-            axes.fill_between(range(len(rounds)), low, high, color=colour, alpha=0.15, lw=0)
-            axes.plot(middle, color=colour, label=method, lw=1.4)
+            x = range(0, EVERY * len(rounds), EVERY)
+            axes.fill_between(x, low, high, color=colour, alpha=0.15, lw=0)
+            axes.plot(x, middle, color=colour, label=method, lw=1.4)
         axes.set_yscale("log")
         axes.set_title(f"n = {clients} clients, m = {rows} rows", fontsize=10)
         axes.grid(alpha=0.25, lw=0.5)
@@ -68,7 +69,7 @@ def draw(curves: dict[tuple[str, int, int], list[list[float]]], file: Path) -> N
     for axes in panels[1]:
         axes.set_xlabel("rounds, the first ten for moments")
     figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
-    figure.savefig(file, dpi=110)
+    figure.savefig(file, dpi=90)
 
 
 def main() -> None:
@@ -84,10 +85,10 @@ def main() -> None:
         for clients, rows in SETTINGS:
             for method in METHODS:
                 for seed in range(args.seeds):
-                    curve = list(angles(method, clients, rows, seed))
+                    curve = list(angles(method, clients, rows, seed))[::EVERY]
                     curves[method, clients, rows].append(curve)
                     table.writerows(
-                        (method, clients, rows, seed, t, f"{curve[t]:.4g}") for t in range(0, len(curve), EVERY)
+                        (method, clients, rows, seed, EVERY * i, f"{angle:.4g}") for i, angle in enumerate(curve)
                     )
                 ends = [curve[-1] for curve in curves[method, clients, rows]]
                 print(f"n = {clients}, m = {rows}, {method}: {statistics.median(ends):.3g} at the end", flush=True)

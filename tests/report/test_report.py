@@ -248,3 +248,8 @@ def test_pictures_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AttributeError):
         pictures.partition(clients(["a"], None))
     assert pyplot.get_fignums() == before
+
+
+def test_measure_is_drawn_where_it_is_zero_too() -> None:
+    history = [{"round": 0, "measures": {"angle": 0.1, "factor": 0.2}}, {"round": 1, "measures": {"angle": 0.0}}]
+    assert_png(pictures.measure({"angle": 0.5}, history, "rolora-linear, 3 clients"))

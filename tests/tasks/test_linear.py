@@ -168,7 +168,7 @@ def test_contradiction_is_told(sections: dict[str, Any], path: str, words: str) 
         ({"train": {"optimizer": "adamw"}}, "train.optimizer", "a step down the gradient"),
         ({"train": {"max_grad_norm": 1.0}}, "train.max_grad_norm", "nothing else"),
         ({"train": {"batch_size": 7}}, "train.batch_size", "raise it to 8"),
-        ({"algorithm": {"name": "fedrep-linear"}}, "algorithm.name", "one matrix"),
+        ({"algorithm": {"name": "fedrep-linear"}}, "algorithm.name", "this network has no task head"),
         ({"problem": {"kind": "heads"}}, "algorithm.name", "low-rank factors"),
         ({"adapter": {"r": 4}}, "adapter", "does not use this section"),
         ({"train": {"what": "head"}}, "train.what", "trains all of its tensors"),

@@ -143,6 +143,19 @@ def curve(before: Mapping[str, Any], history: Sequence[Mapping[str, Any]], metri
     return _png(figure)
 
 
+def measure(before: Mapping[str, float], history: Sequence[Mapping[str, Any]], title: str) -> bytes:
+    """Draw the first of the task's measures over rounds, starting before the first, on a logarithmic axis."""
+    figure, axes = _axes(7, 4)
+    ((name, start), *_) = before.items()
+    points = [(0, start), *((r["round"] + 1, r["measures"][name]) for r in history)]
+    axes.plot([x for x, _ in points], [y for _, y in points], marker="o", ms=3, color="tab:blue")
+    axes.set_yscale("log", nonpositive="mask")
+    axes.set_xlabel("rounds")
+    axes.set_ylabel(name.replace("_", " "))
+    axes.set_title(title.replace("$", r"\$"), loc="left")
+    return _png(figure)
+
+
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's palette, which colour-blind readers can tell apart. Its yellow is left out: too pale for a line."""
 _DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)))

@@ -253,7 +253,7 @@ class Runner:
         # Pictures come last: their library takes most of a second to import.
         drawn = {
             "partition.png": pictures.partition(self.directory.read("partition.json")),
-            "curve.png": pictures.curve(start, history, self.task.primary, title),
+            "curve.png": self._curve(start, history, title),
         }
         if sheet := self._sheet():
             drawn["partition-samples.png"] = pictures.contact_sheet(sheet)
@@ -272,6 +272,13 @@ class Runner:
             if found:
                 sheet[name] = [(picture.pixels, picture.caption) for picture in found]
         return sheet
+
+    def _curve(self, start: Mapping[str, Any], history: Sequence[dict[str, Any]], title: str) -> bytes:
+        """The picture of the scores, or of a measure where no common test set is scored."""
+        measures = self.scores["measures"]["before"]
+        if measures and not self.tested:
+            return pictures.measure(measures, history, title)
+        return pictures.curve(start, history, self.task.primary, title)
 
     def _summary(
         self, history: Sequence[dict[str, Any]], before: Mapping[str, Any], after: Mapping[str, Any]
