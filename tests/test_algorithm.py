@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rondo import algorithm
-from rondo.algorithm import Client, Upload, weighted_mean
+from rondo.algorithm import Client, Upload, split_rows, weighted_mean
 
 few = settings(max_examples=60)
 SEED = st.integers(0, 2**31)
@@ -85,3 +85,21 @@ def test_vectors_of_any_type_and_layout(other: Callable[[Tensor], Tensor]) -> No
     vectors, weights = drawn(3, 1001, 9)
     vectors[4] = other(vectors[4])
     assert mean_of(vectors, weights).numpy().tobytes() == by_hand(vectors, weights).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("count", "share", "first", "second"),
+    [
+        (4, 0.5, [0, 2], [1, 3]),
+        (5, 0.8, [0, 1, 2, 3], [4]),
+        (10, 0.8, [0, 1, 2, 3, 5, 6, 7, 8], [4, 9]),
+        (3, 0.5, [0], [1, 2]),
+        (2, 0.99, [0], [1]),
+        (1, 0.5, [0], [0]),
+        (0, 0.5, [], []),
+    ],
+)
+def test_rows_are_split_evenly_and_both_parts_have_some(
+    count: int, share: float, first: list[int], second: list[int]
+) -> None:
+    assert split_rows(count, share) == (first, second)

@@ -40,6 +40,8 @@ EXAMPLES = {
     "q.A.weight": Role.BODY,
     "qA": Role.BODY,
     "heads:q.B": Role.UP,
+    "aux:q.A": Role.AUXILIARY,
+    "aux:head:out.weight": Role.AUXILIARY,
     "Head:x": Role.BODY,
 }
 NAMED = {
@@ -53,6 +55,7 @@ NAMED = {
     "personal": {Role.PERSONAL_DOWN, Role.PERSONAL_UP},
     "head": {Role.HEAD},
     "buffer": {Role.BUFFER},
+    "auxiliary": {Role.AUXILIARY},
     "body": {Role.BODY, Role.BUFFER},
     "whole": {Role.HEAD, Role.BODY, Role.BUFFER},
     "everything": set(Role),

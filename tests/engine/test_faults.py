@@ -19,7 +19,7 @@ from rondo.engine.server.sampling import sample
 from rondo.engine.transport import Answer, Turnout, Work
 from rondo.tasks.task import Batch
 from rondo.tasks.token_store import TextExample
-from tiny_federation import ALONE, HEADS, NAMES, POISON, SIZES, config, make, population
+from tiny_federation import ALLOWED, ALONE, NAMES, POISON, SIZES, config, make, population
 
 FOUR = {**SIZES, "dee": 5}
 
@@ -50,7 +50,9 @@ def faulty(kind: str, who: Sequence[str], **clients: Any) -> RunConfig:
     # Every kind with every algorithm, and every algorithm with every head policy. In the default run every kind comes
     # with a quarter of the algorithms, and every algorithm with a quarter of the kinds.
     [
-        pytest.param(kind, name, HEADS[(i + j) % 3], marks=() if (i + j) % 4 == 0 else pytest.mark.slow)
+        pytest.param(
+            kind, name, ALLOWED[name][(i + j) % len(ALLOWED[name])], marks=() if (i + j) % 4 == 0 else pytest.mark.slow
+        )
         for i, kind in enumerate(EXPECTED)
         for j, name in enumerate(NAMES)
     ],

@@ -125,7 +125,7 @@ def test_run_without_scores_has_a_table() -> None:
             [
                 "50 of 200 training rows are taken, a random sample, which keeps the shares of label and who",
                 "100 of 200 test rows are taken, a random sample, which keeps the shares of label",
-                "2 clients have no row in the sample",
+                "2 clients are not in the sample",
             ],
         ),
         ({"rows_not_sampled": 1, "sampled_by": []}, ["199 of 200 training rows are taken, a random sample"]),

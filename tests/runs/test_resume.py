@@ -37,7 +37,8 @@ CALLS = (*WRITES, "mkdir", "unlink", "rmdir")
 
 def run_settings(model: Path, rows: Path, name: str = "rolora", **changes: Any) -> dict[str, Any]:
     """Three rounds with state on the server and at the clients; two of three clients per round."""
-    linear = algorithms.entry(name).linear and algorithms.get(name).same_coordinates
+    method = algorithms.get(name)
+    steps = method.linear and method.same_coordinates and not method.server_step
     sections = {
         "rounds": 3,
         "algorithm": {"name": name},
@@ -45,7 +46,7 @@ def run_settings(model: Path, rows: Path, name: str = "rolora", **changes: Any) 
         "data": {"source": str(rows), "test_split": "", "validation_fraction": 0.25},
         "clients": {"per_round": 2},
         "train": {"local_epochs": 1, "batch_size": 4},
-        "server": {"optimizer": "adam" if linear else "none"},
+        "server": {"optimizer": "adam" if steps else "none"},
         "evaluation": {"diagnostics_every": 2},
     }
     return settings(model, **{**sections, **changes})

@@ -28,6 +28,7 @@ from rondo.models import precision
 from rondo.models.peft import read_tensors
 from rondo.models.shortcuts.choose import telling
 from rondo.runs import assemble, card, evaluate, export, runner
+from rondo.runs.wrapping import make_algorithm
 from rondo.tasks.token_store import TextExample
 from small_runs import Rows, reviews, save_tiny_bert, save_tiny_gpt2, save_tiny_pythia, settings, write_rows
 
@@ -747,6 +748,7 @@ def test_server_optimizer_steps_and_keeps_its_moments(run: Run, data: Path, tmp_
         ("lora-fair", {"server": {"optimizer": "adam"}}, "server.optimizer", "lora-fair is not linear"),
         ("florg", {"server": {"optimizer": "adam"}}, "server.optimizer", "other coordinates than what it sent"),
         ("fedsvd", {"server": {"optimizer": "yogi"}}, "server.optimizer", "other coordinates than what it sent"),
+        ("scaffold", {"server": {"optimizer": "adam"}}, "server.optimizer", "defines its server's step itself"),
     ],
 )
 def test_option_undefined_for_a_method_is_refused(
@@ -756,6 +758,23 @@ def test_option_undefined_for_a_method_is_refused(
         monkeypatch.setattr(assemble, "look", lambda *_: pytest.fail("a model was loaded"))
     messages = problems(lambda: run(data={"source": str(data)}, algorithm={"name": name}, **changes))
     assert fragment in messages[path][0]
+
+
+@pytest.mark.parametrize(
+    ("train", "paths"),
+    [
+        ({}, {"train.optimizer", "train.max_grad_norm"}),
+        ({"optimizer": "sgd"}, {"train.max_grad_norm"}),
+        ({"optimizer": "sgd", "momentum": 0.5, "max_grad_norm": 0.0}, {"train.momentum"}),
+        ({"optimizer": "sgd", "max_grad_norm": 0.0}, set()),
+    ],
+    ids=str,
+)
+def test_method_for_plain_sgd_refuses_other_training(train: Any, paths: set[str]) -> None:
+    raw = {"algorithm": {"name": "scaffold", "option": "II"}, "train": train}
+    if paths:
+        assert problems(lambda: make_algorithm(load(raw))).keys() == paths
+    assert make_algorithm(load({**raw, "algorithm": {"name": "scaffold", "option": "I"}})).linear
 
 
 # --- refused and stopped runs --------------------------------------------------------------------------------------

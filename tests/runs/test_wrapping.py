@@ -14,7 +14,7 @@ from rondo.algorithms.wrappers.shared_head import SharedHead
 from rondo.config import load
 from rondo.errors import ConfigError
 from rondo.params import Select, buffer, head
-from rondo.runs.wrapping import divided, make_algorithm, wrapped
+from rondo.runs.wrapping import make_algorithm, with_policies, wrapped
 
 HEAD, BODY, BUFFER = "head:out.weight", "first.weight", "buffer:first.mean"
 
@@ -30,7 +30,7 @@ def wrap(name: str, *tensors: str, **model: Any) -> tuple[Any, HeadPolicy | None
 def test_method_that_keeps_the_head_needs_no_wrapper(name: str) -> None:
     algorithm, policy, _ = wrap(name, HEAD, BODY)
     assert (algorithm, policy) == (algorithms.get(name), "local")
-    assert divided(algorithm, "shared") == SharedHead(algorithm)
+    assert with_policies(algorithm, "shared") == SharedHead(algorithm)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedit"])

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,9 @@ from rondo.tasks.task import Task
 
 SKIPS = 3
 """This many skipped rounds in a row stop a run."""
+
+_SHEET_CLIENTS, _SHEET_PICTURES = 8, 10
+"""Rows and columns of the sheet of pictures."""
 
 _CHOSEN = "This round was chosen by its score, so the score is optimistic."
 
@@ -251,6 +255,8 @@ class Runner:
             "partition.png": pictures.partition(self.directory.read("partition.json")),
             "curve.png": self._curve(start, history, title),
         }
+        if sheet := self._sheet():
+            drawn["partition-samples.png"] = pictures.contact_sheet(sheet)
         with written(self.directory.path):
             durable.write_all(self.directory.path, drawn)
             self.directory.write("summary.json", summary)  # last: a run that has it is finished
@@ -262,6 +268,17 @@ class Runner:
         if measures and not self.tested:
             return pictures.measure(measures, history, title)
         return pictures.curve(start, history, self.task.primary, title)
+
+    def _sheet(self) -> dict[str, list[tuple[Any, str]]]:
+        """Training pictures of the first clients, spread over each client's own; empty if rows are no pictures."""
+        sheet: dict[str, list[tuple[Any, str]]] = {}
+        for name, member in islice(self.assembly.population.members.items(), _SHEET_CLIENTS):
+            step = max(1, len(member.train) // _SHEET_PICTURES)
+            examples = list(member.train[::step])[:_SHEET_PICTURES]
+            found = [picture for e in examples if (picture := self.task.picture(e)) is not None]
+            if found:
+                sheet[name] = [(picture.pixels, picture.caption) for picture in found]
+        return sheet
 
     def _summary(
         self, history: Sequence[dict[str, Any]], before: Mapping[str, Any], after: Mapping[str, Any]

@@ -43,9 +43,12 @@ def wrapped(
         policy = config.model.head or algorithm.default_head
     if policy == "frozen":
         initial = pick(initial, ~head)
+    if algorithm.least_squares and Role.HEAD in algorithm.keeps.roles and policy not in ("local", None):
+        message = f"{config.algorithm.name} leaves heads with their clients: remove it, or take another method"
+        raise ConfigError.at("model.head", message)
     _must_divide(config, algorithm, policy, initial)
     local_buffers = config.model.buffers == "local" and any(map(buffer, initial))
-    algorithm = divided(algorithm, policy, local_buffers=local_buffers)
+    algorithm = with_policies(algorithm, policy, local_buffers=local_buffers)
     if config.server.optimizer != "none":
         algorithm = ServerStep(algorithm, _server_optimizer(config.server))
     if config.robust.rule != "none":
@@ -53,7 +56,9 @@ def wrapped(
     return algorithm, policy, initial
 
 
-def divided(algorithm: Algorithm[Any], policy: HeadPolicy | None, *, local_buffers: bool = False) -> Algorithm[Any]:
+def with_policies(
+    algorithm: Algorithm[Any], policy: HeadPolicy | None, *, local_buffers: bool = False
+) -> Algorithm[Any]:
     """``algorithm`` with the head and the statistics shared or with each client. A method may keep the head by its own
     code."""
     keeps_head = Role.HEAD in algorithm.keeps.roles
@@ -76,7 +81,7 @@ def _must_divide(config: RunConfig, algorithm: Algorithm[Any], policy: HeadPolic
         why = head_is if Role.HEAD in keeps.roles else "nothing but the head is trained"
         message = f"{name} keeps a part of the model with each client, and {why}, so nothing would be kept: "
         raise ConfigError.at("algorithm.name", message + "take fedavg, or train that part too")
-    if all(map(divided(algorithm, policy).keeps, initial)):
+    if all(map(with_policies(algorithm, policy).keeps, initial)):
         why = "nothing else is trained" if Role.HEAD in keeps.roles else head_is or "the head is local"
         message = f"{name} sends what it does not keep with each client, and {why}, so nothing would be sent: "
         raise ConfigError.at("algorithm.name", message + "take local, or train and share that part too")

@@ -15,7 +15,7 @@ from rondo.tasks.image_batches import channels, cropped_and_flipped, normalized
 from rondo.tasks.image_store import ImageExample, ImageStore
 from rondo.tasks.images import Pixels, Unreadable, opened
 from rondo.tasks.row_checks import Row, RowProblem, value_name
-from rondo.tasks.task import Batch, Task
+from rondo.tasks.task import Batch, Picture, Task
 
 
 class ImageClassification(Task):
@@ -118,6 +118,10 @@ class ImageClassification(Task):
     def tally(self) -> ClassTally:
         """See :meth:`rondo.tasks.task.Task.tally`."""
         return ClassTally(len(self.labels))
+
+    def picture(self, example: ImageExample) -> Picture:
+        """See :meth:`rondo.tasks.task.Task.picture`: the caption is the label."""
+        return Picture(example.pixels, self.labels[example.target])
 
     def store(self) -> ImageStore:
         """See :meth:`rondo.tasks.task.Task.store`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self, TypeAlias
 
 import torch
@@ -55,6 +56,15 @@ class Tally(Protocol):
 
     def scores(self) -> Scores:
         """The metrics so far; undefined ones are None."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture for a report."""
+
+    pixels: Any
+    """An array (height, width, channels) of uint8."""
+    caption: str
 
 
 class Task(ABC):
@@ -137,6 +147,10 @@ class Task(ABC):
         ``before``: the numbers before the round; empty before the first.
         """
         return {}
+
+    def picture(self, example: Any) -> Picture | None:
+        """``example`` as a picture with its caption, for the report of a run. Default: None, it is none."""
+        return None
 
     def store(self) -> Store:
         """An empty store for this task's examples."""

@@ -20,8 +20,7 @@ from torch import Tensor
 import tiny
 from composed import Composed
 from rondo import algorithms
-from rondo.algorithm import Algorithm, Client, Round, Upload
-from rondo.algorithms.wrappers.local import Local
+from rondo.algorithm import Client, HeadPolicy, Round, Upload
 from rondo.config import RunConfig, load
 from rondo.data.population import Member, Population
 from rondo.engine.client.cohorts import divided, in_order, in_turn, one_cohort
@@ -31,6 +30,7 @@ from rondo.engine.transport import Answer
 from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.shortcuts import target_logits
 from rondo.params import Packed, Params
+from rondo.runs.wrapping import with_policies
 from rondo.tasks import output_layer
 from rondo.tasks.causal_lm import CausalLM
 from rondo.tasks.text import TextTask
@@ -83,7 +83,7 @@ SGD = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.01, "lr": 0.05}
 
 def make(
     name: str,
-    policy: str = "shared",
+    policy: HeadPolicy = "shared",
     *,
     run: RunConfig | None = None,
     people: Population | None = None,
@@ -97,9 +97,7 @@ def make(
     initial = tiny.factors(sites, 1, dtype=dtype)
     if policy != "frozen":
         initial |= network.initial_head
-    algorithm: Algorithm[Any] = algorithms.get(name)
-    if policy == "local":
-        algorithm = Local(algorithm)
+    algorithm = with_policies(algorithms.get(name), policy)
     return Composed(algorithm, network, Task(), people or population(), run or config(), initial)
 
 

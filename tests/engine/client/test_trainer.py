@@ -375,6 +375,42 @@ def test_objective_maps_trained_tensors_to_the_networks() -> None:
         torch.testing.assert_close(fit.params[name] / (2 if up(name) else 1), tensor, rtol=0, atol=1e-8)
 
 
+@pytest.mark.parametrize(("share", "sizes"), [(0.5, (2, 2)), (0.75, (3, 1))])
+def test_parts_of_a_batch_have_losses_of_their_own(share: float, sizes: tuple[int, int]) -> None:
+    setup = Setup(local_steps=1, optimizer="sgd")
+
+    def objective(params: Params, loss: Loss) -> Tensor:
+        (batch,) = setup.task.seen
+        first, second = loss.split(share)
+        parts = setup.task.seen[1:]
+        assert tuple(map(len, parts)) == sizes
+        assert sorted((*parts[0], *parts[1]), key=batch.index) == batch
+        for part, rows in zip((first, second), parts, strict=True):
+            torch.testing.assert_close(part(params)[0], setup.loss(setup.start, rows), rtol=0, atol=1e-7)
+        return first(params) + 2 * second(params)
+
+    fit = setup.trainer.fit(setup.params, objective=objective)
+    by_hand = {n: t.detach().clone().requires_grad_() for n, t in setup.start.items()}
+    value = setup.loss(by_hand, setup.task.seen[1]) + 2 * setup.loss(by_hand, setup.task.seen[2])
+    grads = torch.autograd.grad(value, list(by_hand.values()))
+    assert_close(fit, {n: t - setup.trainer.lr * g for (n, t), g in zip(by_hand.items(), grads, strict=True)})
+
+
+def test_parts_of_a_cohorts_batch_keep_clients_apart() -> None:
+    """Clients with 4, 1 and no rows left: each part's loss is the client's own."""
+    setup = Setup(optimizer="sgd")
+    trainer, rows = setup.trainer, examples(5)
+    trainer.clients = (Client("ann", 4), Client("bob", 1), Client("cid", 1))
+    dropout = [Round(0, 1, 0, 3).generator(c.id) for c in trainer.clients]
+    params = add_client_axis(setup.start, 3)
+    first, second = trainer._loss([list(rows[:4]), [rows[4]], []], dropout).split()
+    for part, expected in ((first, [rows[0], rows[2]]), (second, [rows[1], rows[3]])):
+        losses = part(params)
+        torch.testing.assert_close(losses[0], setup.loss(setup.start, expected), rtol=0, atol=1e-7)
+        torch.testing.assert_close(losses[1], setup.loss(setup.start, [rows[4]]), rtol=0, atol=1e-7)
+        assert losses[2] == 0
+
+
 # Failures
 
 

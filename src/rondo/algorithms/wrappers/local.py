@@ -130,8 +130,7 @@ class _Beside:
         stays = self._stays
 
         def with_kept(trained: Params, loss: Loss) -> Tensor:
-            kept = pick(trained, stays)
-            return objective(pick(trained, ~stays), loss.beside(kept))
+            return objective(pick(trained, ~stays), loss.beside(pick(trained, stays)))
 
         if not _same(params, self._given):
             self._given, self._start = params, self.kept
@@ -142,7 +141,7 @@ class _Beside:
         return replace(fit, params=pick(fit.params, ~stays))
 
     def solve(self, params: Params, *, train: Select) -> Fit:
-        """Solve with the tensors that stay as they are: the output is seldom linear in both."""
+        """Solve with the kept tensors as they are: the output is seldom linear in both."""
         fit = self._trainer.solve({**params, **self.kept}, train=train & ~self._stays)
         return replace(fit, params=pick(fit.params, ~self._stays))
 

@@ -1,0 +1,142 @@
+"""SCAFFOLD against hand-written rounds, and its identities."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from rondo.algorithm import Client, Mean, Round
+from rondo.algorithms.fedit import FedIT
+from rondo.algorithms.scaffold import Scaffold
+from rondo.params import AUXILIARY_PREFIX, Params, auxiliary, buffer, pick, sub
+from rondo.testing import LinearProblem, WholeProblem
+from rondo.testing.run import Run, largest_gap
+
+PROBLEMS = {"whole": WholeProblem.make(0), "factors": LinearProblem.make(0), "both": LinearProblem.make(1, beside=True)}
+every_problem = pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
+every_option = pytest.mark.parametrize("option", ["I", "II"])
+LR = 0.1
+
+
+def controls(params: Params) -> dict[str, torch.Tensor]:
+    return {n.removeprefix(AUXILIARY_PREFIX): t for n, t in pick(params, auxiliary).items()}
+
+
+def gradient(run: Run, client: Client, at: Params) -> dict[str, torch.Tensor]:
+    """The client's gradient, by autograd on the problem itself."""
+    leaves = {n: t.clone().requires_grad_() for n, t in pick(at, ~buffer).items()}
+    statistics = {n: t.clone() for n, t in pick(at, buffer).items()}
+    value = run.problem.loss(client.id, {**leaves, **statistics}, {})
+    return dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True))
+
+
+@every_problem
+@every_option
+def test_first_round_is_that_of_fedavg(option: Any, problem: Any) -> None:
+    """All control variates are zero, and each client counts the same."""
+    run, plain = Run(Scaffold(option), 0, problem), Run(FedIT(), 0, problem)
+    run.step(0)
+    outcomes = [plain.train([c], 0)[0] for c in plain.clients]
+    plain.finish([replace(o, upload=replace(o.upload, weight=1.0)) for o in outcomes], 0)
+    model = pick(run.state.params, ~auxiliary)
+    assert largest_gap(model, plain.state.params) == 0
+
+
+@every_problem
+@every_option
+def test_round_equals_a_hand_written_one(option: Any, problem: Any) -> None:
+    """The third round, with server_lr other than 1."""
+    run = Run(Scaffold(option, server_lr=0.7), 0, problem)
+    run.step(0)
+    run.step(1, run.clients[:2])
+    x, c = pick(run.state.params, ~auxiliary), controls(run.state.params)
+    moves: list[Params] = []
+    new: dict[str, Params] = {}
+    for client in run.clients[:2]:
+        own, y = controls(run.locals[client.id]), pick(x, ~buffer)
+        for _ in range(run.steps):
+            g = gradient(run, client, {**x, **y})
+            y = {n: t - LR * (g[n] - own[n] + c[n]) for n, t in y.items()}
+        moves.append(sub(y, x))
+        if option == "I":
+            new[client.id] = gradient(run, client, x)
+        else:
+            new[client.id] = {n: own[n] - c[n] + (x[n] - y[n]) / (run.steps * LR) for n in y}
+    changes = [sub(new[k], controls(run.locals[k])) for k in new]
+    run.step(2, run.clients[:2])
+    for name in moves[0]:
+        expected = x[name] + 0.7 * (moves[0][name] + moves[1][name]) / 2
+        torch.testing.assert_close(run.state.params[name], expected, rtol=0, atol=1e-12)
+        expected = c[name] + (changes[0][name] + changes[1][name]) / 3
+        torch.testing.assert_close(controls(run.state.params)[name], expected, rtol=0, atol=1e-12)
+    for client_id, expected in new.items():
+        assert largest_gap(controls(run.locals[client_id]), expected) < 1e-12
+
+
+@every_problem
+@every_option
+def test_server_control_is_the_mean_of_the_clients(option: Any, problem: Any) -> None:
+    """sum of c_k = N c from zero, whoever takes part."""
+    run = Run(Scaffold(option), 0, problem)
+    for index, members in enumerate([(0, 1, 2), (1,), (0, 2), (2,), (0, 1)]):
+        run.step(index, [run.clients[k] for k in members])
+        c = controls(run.state.params)
+        for name, tensor in c.items():
+            total = sum(controls(kept)[name] for kept in run.locals.values())
+            torch.testing.assert_close(total, 3 * tensor, rtol=0, atol=1e-12)
+    assert any(float(t.abs().max()) > 1e-3 for t in c.values())
+
+
+@every_problem
+@every_option
+def test_single_client_is_never_corrected(option: Any, problem: Any) -> None:
+    """c_1 = c, so the model is that of training alone."""
+    alone = replace(problem, clients=problem.clients[:1])
+    run, plain = Run(Scaffold(option), 0, alone), Run(FedIT(), 0, alone)
+    for index in range(4):
+        run.step(index)
+        plain.step(index)
+        assert largest_gap(controls(run.state.params), controls(run.locals[alone.clients[0].id])) < 1e-12
+    assert largest_gap(pick(run.state.params, ~auxiliary), plain.state.params) < 1e-12
+
+
+@every_option
+def test_statistics_have_no_control_and_no_server_step(option: Any) -> None:
+    run = Run(Scaffold(option, server_lr=0.5), 0, PROBLEMS["whole"])
+    outcomes = run.step(0)
+    assert not any(map(buffer, controls(run.state.params)))
+    for name in pick(run.state.params, buffer):
+        mean = sum(o.upload.params[name] for o in outcomes) / 3
+        torch.testing.assert_close(run.state.params[name], mean, rtol=0, atol=1e-12)
+
+
+def test_client_without_a_step_keeps_its_control() -> None:
+    run = Run(Scaffold("II"), 0, PROBLEMS["whole"])
+    run.step(0)
+    before, run.steps = run.locals, 0
+    run.step(1)
+    assert all(largest_gap(before[k], run.locals[k]) == 0 for k in before)
+
+
+def test_option_two_needs_plain_sgd() -> None:
+    assert Scaffold("II").plain_sgd
+    assert not Scaffold("I").plain_sgd
+
+
+def test_server_counts_all_clients() -> None:
+    """One upload of a population of 4 moves c by a quarter of its change."""
+    algorithm, params = Scaffold(), {"w": torch.zeros(2)}
+    state = algorithm.init(params, {}, Round(0, 1, 0, 4))
+    mean = Mean({"w": torch.ones(2).double(), "aux:w": torch.ones(2).double()}, 1.0, 1)
+    after = algorithm.finish(state, mean, Round(0, 1, 0, 4))
+    assert after.params["aux:w"].tolist() == [0.25, 0.25]
+    assert after.params["w"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("fields", [{"option": "III"}, {"server_lr": 0.0}, {"server_lr": float("nan")}], ids=str)
+def test_scaffold_names_a_field_out_of_range(fields: Any) -> None:
+    with pytest.raises(ValueError, match=next(iter(fields))):
+        Scaffold(**fields)
