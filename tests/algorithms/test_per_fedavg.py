@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rondo.algorithm import Client, split_rows
-from rondo.algorithms.fedit import FedIT
+from rondo.algorithms.fedavg import FedAvg
 from rondo.algorithms.per_fedavg import PerFedAvg
 from rondo.params import Params, add_client_axis, buffer, client_row, pick
 from rondo.testing import LinearProblem, SgdTrainer, WholeProblem
@@ -73,7 +73,7 @@ def test_without_an_inner_step_it_is_fedavg_on_the_other_rows(variant: Any, prob
             value: Tensor = problem.loss(client, seen, base, split_rows(count, 0.5)[1])
             return value
 
-    run, plain = Run(PerFedAvg(variant, inner_lr=0.0), 0, problem), Run(FedIT(), 0, Others())  # type: ignore[arg-type]
+    run, plain = Run(PerFedAvg(variant, inner_lr=0.0), 0, problem), Run(FedAvg(), 0, Others())  # type: ignore[arg-type]
     for index in range(3):
         run.step(index)
         plain.step(index)

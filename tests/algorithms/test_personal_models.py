@@ -12,7 +12,7 @@ from rondo.algorithm import Algorithm, Client, Round
 from rondo.algorithms.apfl import APFL
 from rondo.algorithms.ditto import Ditto
 from rondo.algorithms.fed_mtl import FedMTL
-from rondo.algorithms.fedit import FedIT
+from rondo.algorithms.fedavg import FedAvg
 from rondo.algorithms.l2gd import L2GD
 from rondo.params import Params, add_client_axis, auxiliary, buffer, client_row, pick
 from rondo.testing import LinearProblem, SgdTrainer, WholeProblem
@@ -55,7 +55,7 @@ def gradient(problem: Any, client: Client, at: Params) -> dict[str, Tensor]:
 @every_problem
 @pytest.mark.parametrize("algorithm", [Ditto(0.3), APFL(alpha=0.4), APFL("after", 0.4), APFL(adaptive=True)], ids=str)
 def test_global_model_is_that_of_fedavg(algorithm: Algorithm[Any], problem: Any) -> None:
-    run, plain = after_rounds(algorithm, problem), after_rounds(FedIT(), problem)
+    run, plain = after_rounds(algorithm, problem), after_rounds(FedAvg(), problem)
     assert largest_gap(run.state.params, plain.state.params) == 0
 
 
@@ -94,7 +94,7 @@ def tosses(algorithm: L2GD, index: int) -> tuple[int, int]:
 @every_problem
 @pytest.mark.parametrize("algorithm", [APFL(alpha=0.0), APFL("after", 0.0)], ids=str)
 def test_apfl_without_own_share_is_fedavg(algorithm: APFL, problem: Any) -> None:
-    run, plain = Run(algorithm, 0, problem), Run(FedIT(), 0, problem)
+    run, plain = Run(algorithm, 0, problem), Run(FedAvg(), 0, problem)
     for index in range(3):
         own, common = run.step(index), plain.step(index)
     for one, other in zip(own, common, strict=True):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rondo.algorithm import Client, Mean, Round
-from rondo.algorithms.fedit import FedIT
+from rondo.algorithms.fedavg import FedAvg
 from rondo.algorithms.scaffold import Scaffold
 from rondo.params import AUXILIARY_PREFIX, Params, auxiliary, buffer, pick, sub
 from rondo.testing import LinearProblem, WholeProblem
@@ -37,7 +37,7 @@ def gradient(run: Run, client: Client, at: Params) -> dict[str, torch.Tensor]:
 @every_option
 def test_first_round_is_that_of_fedavg(option: Any, problem: Any) -> None:
     """All control variates are zero, and each client counts the same."""
-    run, plain = Run(Scaffold(option), 0, problem), Run(FedIT(), 0, problem)
+    run, plain = Run(Scaffold(option), 0, problem), Run(FedAvg(), 0, problem)
     run.step(0)
     outcomes = [plain.train([c], 0)[0] for c in plain.clients]
     plain.finish([replace(o, upload=replace(o.upload, weight=1.0)) for o in outcomes], 0)
@@ -95,7 +95,7 @@ def test_server_control_is_the_mean_of_the_clients(option: Any, problem: Any) ->
 def test_single_client_is_never_corrected(option: Any, problem: Any) -> None:
     """c_1 = c, so the model is that of training alone."""
     alone = replace(problem, clients=problem.clients[:1])
-    run, plain = Run(Scaffold(option), 0, alone), Run(FedIT(), 0, alone)
+    run, plain = Run(Scaffold(option), 0, alone), Run(FedAvg(), 0, alone)
     for index in range(4):
         run.step(index)
         plain.step(index)

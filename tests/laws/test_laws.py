@@ -95,6 +95,27 @@ def test_momentum_restart_is_exempt_from_two_laws() -> None:
     assert {r.law for r in results if r.outcome == "failed"} == {"consensus", "zero steps"}
 
 
+FIELDS = [
+    ("scaffold", {"option": "II"}),
+    ("ditto", {"personal_epochs": 2}),
+    ("apfl", {"mixing": "after"}),
+    ("apfl", {"adaptive": True}),
+    ("l2gd", {"p": 0.4}),
+    ("per-fedavg", {"variant": "fo"}),
+]
+
+
+@pytest.mark.parametrize(("name", "fields"), FIELDS, ids=str)
+def test_laws_hold_for_every_variant(name: str, fields: dict[str, Any]) -> None:
+    ways = (numbers.twice, numbers.twice) if name == "scaffold" else formulas(name)
+    assert_lawful(algorithms.get(name, **fields), ways, whole_numbers(name))
+
+
+def test_scaffold_with_a_larger_server_step_is_exempt_from_two_laws() -> None:
+    results = check_algorithm(algorithms.get("scaffold", server_lr=1.5), seeds=(0,))
+    assert {r.law for r in results if r.outcome == "failed"} == {"consensus", "whole tensors"}
+
+
 ANY_METHOD = {"name": st.sampled_from(NAMES), "local_head": st.booleans(), "seed": st.integers(0, 2**31)}
 
 

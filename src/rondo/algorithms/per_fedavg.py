@@ -90,7 +90,7 @@ class PerFedAvg(Algorithm[ServerState]):
         after = self._stepped(w, grad)  # its derivative in w is the identity, because ``grad`` is a constant
         if self.variant == "fo":
             return second({**params, **after})
-        value, v = gradient(second, params, after)
+        value, v = gradient(second, params, after, attached=True)
         _, ahead = gradient(first, params, {n: t + self.delta * v[n] for n, t in w.items()})
         _, behind = gradient(first, params, {n: t - self.delta * v[n] for n, t in w.items()})
         meta = {n: v[n] - self.inner_lr * (ahead[n] - behind[n]) / (2 * self.delta) for n in v}

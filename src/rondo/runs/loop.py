@@ -262,13 +262,6 @@ class Runner:
             self.directory.write("summary.json", summary)  # last: a run that has it is finished
         return RunResult(history, self.directory.path, after, summary)
 
-    def _curve(self, start: Mapping[str, Any], history: Sequence[dict[str, Any]], title: str) -> bytes:
-        """The picture of the scores, or of a measure where no common test set is scored."""
-        measures = self.scores["measures"]["before"]
-        if measures and not self.tested:
-            return pictures.measure(measures, history, title)
-        return pictures.curve(start, history, self.task.primary, title)
-
     def _sheet(self) -> dict[str, list[tuple[Any, str]]]:
         """Training pictures of the first clients, spread over each client's own; empty if rows are no pictures."""
         sheet: dict[str, list[tuple[Any, str]]] = {}
@@ -279,6 +272,13 @@ class Runner:
             if found:
                 sheet[name] = [(picture.pixels, picture.caption) for picture in found]
         return sheet
+
+    def _curve(self, start: Mapping[str, Any], history: Sequence[dict[str, Any]], title: str) -> bytes:
+        """The picture of the scores, or of a measure where no common test set is scored."""
+        measures = self.scores["measures"]["before"]
+        if measures and not self.tested:
+            return pictures.measure(measures, history, title)
+        return pictures.curve(start, history, self.task.primary, title)
 
     def _summary(
         self, history: Sequence[dict[str, Any]], before: Mapping[str, Any], after: Mapping[str, Any]

@@ -462,6 +462,45 @@ def test_tensors_of_wrong_types_and_shapes_are_named(ranks: bool) -> None:
     assert str(error.value) == f"wrong_shape: {name} is {tuple(tensor[1:].shape)}, expected {tuple(tensor.shape)}"
 
 
+def test_missing_and_surplus_tensors_are_named() -> None:
+    setup = server("fedit")
+    params = dict(setup.uploads[0].params)
+    name = min(params)
+    fewer = {n: t for n, t in params.items() if n != name}
+    for changed, difference in (
+        (fewer, f"missing {name!r}; 1 differ"),
+        ({**params, "y": torch.zeros(0)}, "unexpected 'y'; 1 differ"),
+        ({**fewer, "y": torch.zeros(0)}, f"missing {name!r}, unexpected 'y'; 2 differ"),
+    ):
+        with pytest.raises(Rejected) as error:
+            setup.gate().check(replace(setup.uploads[0], params=changed))
+        assert str(error.value) == f"wrong_names: {difference}"
+
+
+def test_weight_of_its_own_kind_must_be_finite() -> None:
+    """HetLoRA's clients weigh by a norm that only they know."""
+    setup = server("hetlora")
+    for weight in (math.inf, math.nan, 0.0, -1.0):
+        with pytest.raises(Rejected) as error:
+            setup.gate().check(replace(setup.uploads[0], weight=weight))
+        assert str(error.value) == f"bad_weight: {weight}, must be positive and finite"
+
+
+def test_uniform_weights_are_one() -> None:
+    setup = server("fedit")
+    examples = setup.clients[0].num_examples
+
+    def gate() -> Gate:
+        uniform = AdmissionConfig(), IDENTITY, "uniform"
+        return Gate(setup.algorithm, setup.state, setup.round, setup.clients, *uniform)  # type: ignore[arg-type]
+
+    assert gate().check(replace(setup.uploads[0], weight=1.0)).weight == 1.0
+    for weight in (float(examples), 2.0):
+        with pytest.raises(Rejected) as error:
+            gate().check(replace(setup.uploads[0], weight=weight))
+        assert str(error.value) == f"bad_weight: {weight}, for {examples} examples it is 1"
+
+
 def test_rejection_of_slots_says_why() -> None:
     setup = server("lora-a2", True)
     params = dict(setup.uploads[0].params)

@@ -141,7 +141,7 @@ class _Beside:
         return replace(fit, params=pick(fit.params, ~stays))
 
     def solve(self, params: Params, *, train: Select) -> Fit:
-        """Solve with the kept tensors as they are: the output is seldom linear in both."""
+        """Solve with the tensors that stay as they are: the output is seldom linear in both."""
         fit = self._trainer.solve({**params, **self.kept}, train=train & ~self._stays)
         return replace(fit, params=pick(fit.params, ~self._stays))
 
