@@ -394,6 +394,8 @@ class Algorithm(ABC, Generic[S]):
     plain_sgd: ClassVar[bool] = False
     """Clients read their mean gradient off their movement. Local training must be SGD, without momentum and without a
     limit of the gradient's norm, so that the movement is the sum of the gradients."""
+    equal_weights: ClassVar[bool] = False
+    """Every upload has weight 1, whatever the run's weighting, and the server accepts no other."""
     server_step: ClassVar[bool] = False
     """The method defines its server's step itself, so no server optimizer takes its place."""
     same_coordinates: ClassVar[bool] = True
