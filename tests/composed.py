@@ -10,6 +10,7 @@ from rondo.algorithm import Algorithm, Client, Round, Shared, Upload
 from rondo.config import RunConfig
 from rondo.data.population import Population
 from rondo.engine.client.cohorts import Cohorts, one_cohort, workers
+from rondo.engine.client.fitting import Fitting
 from rondo.engine.client.local_round import LocalRound
 from rondo.engine.client.memory import activation_bytes
 from rondo.engine.faults import Rehearsal, are_rehearsed
@@ -100,8 +101,9 @@ class Composed:
 
     @property
     def scorer(self) -> Scorer:
-        batch_size = self.config.evaluation.batch_size
-        return Scorer(self.algorithm, self.network, self.task, self.population, self.locals, batch_size)
+        config = self.config
+        fitting = Fitting(self.algorithm, self.network, self.task, config.train, config.clients)
+        return Scorer(self.algorithm, self.network, self.task, self.population, self.locals, config.evaluation, fitting)
 
     def run_round(self, index: int, observer: Observer | None = None) -> dict[str, Any]:
         server = self.server

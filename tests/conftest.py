@@ -63,6 +63,34 @@ def no_network() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def draw_picture() -> Iterator[Callable[[Any], bytes]]:
+    """Runs compose every picture, but the first drawing stands for all: drawing takes a third of a small run's time."""
+    from rondo.report import pictures
+
+    draw, drawings = pictures._png, []
+
+    def first_drawing(figure: Any) -> bytes:
+        from matplotlib import pyplot
+
+        if not drawings:
+            drawings.append(draw(figure))
+        pyplot.close(figure)
+        return drawings[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pictures, "_png", first_drawing)
+        yield draw
+
+
+@pytest.fixture
+def drawn_pictures(draw_picture: Callable[[Any], bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw every picture."""
+    from rondo.report import pictures
+
+    monkeypatch.setattr(pictures, "_png", draw_picture)
+
+
 @pytest.fixture
 def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
     """Run a command in an empty working directory; return its exit code and output, which has no traceback."""

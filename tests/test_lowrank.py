@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rondo.algorithm import Client, Upload, weighted_mean
 from rondo.algorithms.parts.gram import gram_align, gram_sketch, gram_top
-from rondo.lowrank import GrowingSum, LowRank, mean_product, polar, residual, row_basis, total
+from rondo.lowrank import GrowingSum, LowRank, mean_product, polar, residual, row_basis, top_factors, total
 from rondo.params import Packed, Params
 
 few = settings(max_examples=60)
@@ -246,6 +246,76 @@ def test_squares_are_used_only_where_they_lose_nothing() -> None:
     assert steep._leading_rows(30) is None
     tie = LowRank(torch.eye(60, dtype=torch.float64)[:, :9], torch.eye(50, dtype=torch.float64)[:9])
     assert tie._leading_rows(4) is None
+
+
+def with_values(values: Sequence[float], out: int = 30, inp: int = 20) -> LowRank:
+    """Orthonormal factors around ``values``, which so are the singular values; in descending order."""
+    count = len(values)
+    up = orthonormal_rows(0, count, out).mT * torch.tensor(values, dtype=torch.float64)
+    return LowRank(up, orthonormal_rows(1, count, inp))
+
+
+@pytest.mark.parametrize("size", [1.0, 100.0])
+@pytest.mark.parametrize(("gap", "used"), [(2.3e-4, True), (2.1e-4, False)])
+def test_squares_are_used_from_a_known_gap_on(gap: float, used: bool, size: float) -> None:
+    """Rounding of the squares, 2.2e-16 of the largest, over the gap is at most 1e-12: a gap of 2.2e-4."""
+    values = [size * s for s in (1.0, 1.0, 0.9, 0.8, 0.8 - gap, 0.3, 0.2, 0.1)]
+    rows = with_values(values)._leading_rows(4)
+    assert (rows is not None) == used
+    if rows is not None:
+        assert rows.shape == (20, 4)
+        near(rows.mT @ rows, torch.eye(4))
+
+
+@pytest.mark.parametrize(("count", "rank", "tried"), [(6, 5, True), (6, 6, False), (6, 7, False), (20, 5, False)])
+def test_squares_are_tried_only_for_fewer_of_few_factors(
+    count: int, rank: int, tried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer triplets than factors, and fewer factors than the shorter side, which is 20."""
+    asked: list[int] = []
+    monkeypatch.setattr(LowRank, "_leading_rows", lambda _, rank: asked.append(rank))
+    check_leading(with_values([0.9**k for k in range(count)]), rank)
+    assert asked == [rank] * tried
+
+
+# --- the factors of the leading triplets --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_top_factors_are_the_best_ones_with_positive_peaks(balanced: bool, dtype: torch.dtype) -> None:
+    """Of each row of ``down`` the largest entry is positive, so a matrix and its negative have the same ``down``."""
+    matrix, like = with_values([1.0, 0.5, 0.25, 0.125]), draw(0, 30, 20, 3).to(dtype)
+    u, s, vh = torch.linalg.svd(matrix.dense(), full_matrices=False)
+    best = (u[:, :3] * s[:3]) @ vh[:3]
+    for sign in (1, -1):
+        factors = top_factors(sign * matrix, like, balanced=balanced)
+        assert (factors.up.dtype, factors.down.dtype) == (dtype, dtype)
+        exact = factors.to(torch.float64)
+        near(exact.dense(), sign * best, 1e-12 if dtype is torch.float64 else 1e-6)
+        peaks = exact.down.gather(1, exact.down.abs().argmax(1, keepdim=True))
+        assert bool((peaks > 0).all())
+        norms = (s[:3].sqrt(), s[:3].sqrt()) if balanced else (s[:3], torch.ones(3))
+        for factor, norm in zip((exact.up.norm(dim=0), exact.down.norm(dim=1)), norms, strict=True):
+            near(factor, norm, 1e-6)
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_top_factors_of_zero_values_can_learn(balanced: bool) -> None:
+    """A zero column of ``up`` is beside a unit row of ``down``, or ``like``'s where no singular vector is left."""
+    like = draw(0, 30, 20, 5)
+    for values, nonzero in (([1.0, 1e-10, 1e-17], 2), ([1e-200, 1e-217, 0.0], 1), ([0.0] * 3, 0)):
+        factors = top_factors(with_values(values), like, balanced=balanced)
+        assert factors.up.any(0).tolist() == [True] * nonzero + [False] * (5 - nonzero)
+        near(factors.down[nonzero:3].norm(dim=1), 1.0)
+        assert factors.down[3:].equal(like.down[3:])
+
+
+def test_zero_of_top_factors_goes_by_the_longer_side() -> None:
+    """Rounding in a product of 3 x 3000 is that of 3000 terms."""
+    for value, kept in ((8e-13, True), (5e-13, False)):  # 3000 times 2.2e-16 is 6.7e-13
+        factors = top_factors(with_values([1.0, value], 3, 3000), draw(0, 3, 3000, 2), balanced=False)
+        assert bool(factors.up[:, 1].any()) == kept
 
 
 @few

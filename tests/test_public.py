@@ -9,6 +9,7 @@ import rondo
 
 def test_public_names() -> None:
     assert rondo.__all__ == [
+        "Adapted",
         "Comparison",
         "ConfigError",
         "Exported",
@@ -18,9 +19,11 @@ def test_public_names() -> None:
         "RunInterrupted",
         "RunResult",
         "RunStopped",
+        "Shot",
         "UnknownAlgorithm",
         "Verification",
         "__version__",
+        "adapt",
         "compare",
         "evaluate",
         "export",

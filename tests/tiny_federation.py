@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -35,8 +36,17 @@ def refused(name: str, policy: HeadPolicy) -> bool:
     return (keeps == head and policy == "frozen") or (keeps == ~head and policy != "shared")
 
 
-PAIRS = [(name, policy) for name in NAMES for policy in HEADS if not refused(name, policy)]
-"""Every method with every head policy that it goes with."""
+ALLOWED = {name: [policy for policy in HEADS if not refused(name, policy)] for name in NAMES}
+"""The head policies that every method goes with."""
+
+
+EVERY_HEAD = [
+    pytest.param(name, policy, marks=() if j == i % len(ALLOWED[name]) else pytest.mark.slow)
+    for i, name in enumerate(NAMES)
+    for j, policy in enumerate(ALLOWED[name])
+]
+"""Every method with every head policy that it goes with. Each has one policy in the default run, the policies in
+turn."""
 
 
 RANK = 3

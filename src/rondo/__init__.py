@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         RunStopped,
         UnknownAlgorithm,
     )
+    from rondo.runs.adapt import Adapted, Shot, adapt
     from rondo.runs.compare import Comparison, compare
     from rondo.runs.evaluate import evaluate
     from rondo.runs.export import Exported, Verification, export
@@ -35,6 +36,9 @@ _HOMES = {
     "Verification": "runs.export",
     "evaluate": "runs.evaluate",
     "predict": "runs.predict",
+    "adapt": "runs.adapt",
+    "Adapted": "runs.adapt",
+    "Shot": "runs.adapt",
     "RunConfig": "config.schema",
     "Observer": "engine.transport",
     "ConfigError": "errors",
@@ -46,6 +50,7 @@ _HOMES = {
 _MODULES = ("algorithm", "algorithms", "config", "lowrank", "params", "testing")
 
 __all__ = [
+    "Adapted",
     "Comparison",
     "ConfigError",
     "Exported",
@@ -55,9 +60,11 @@ __all__ = [
     "RunInterrupted",
     "RunResult",
     "RunStopped",
+    "Shot",
     "UnknownAlgorithm",
     "Verification",
     "__version__",
+    "adapt",
     "compare",
     "evaluate",
     "export",

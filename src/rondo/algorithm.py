@@ -261,6 +261,18 @@ class Trainer(Protocol):
         ``epochs``, ``steps`` and ``lr`` default to the run's. Raises :class:`ClientFailed`.
         """
 
+    def solve(self, params: Params, *, train: Select) -> Fit:
+        """The exact minimiser of each client's loss on all of its rows, over the selected tensors of ``params`` (client
+        axis K). Of several minimisers, it is the smallest.
+
+        The loss must be the squared error of an output that is linear in these tensors taken together (an offset is
+        allowed); anything else is refused with :class:`rondo.errors.ConfigError`. Raises :class:`ClientFailed`.
+        """
+
+    def second_moment(self, params: Params, *, of: Select) -> Tensor:
+        """The mean over each client's rows of g g^T, with g the gradient of one row's loss in the ``n`` numbers of the
+        selected tensors, in their order: shape (K, n, n). Raises :class:`ClientFailed`."""
+
     def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:
         """One :class:`Upload` per client. ``weight``, shape (K,), defaults to the run's weighting."""
 
@@ -392,8 +404,8 @@ class Algorithm(ABC, Generic[S]):
     client_ranks: ClassVar[bool] = False
     """Clients may have their own ranks (``Client.rank``), up to the run's."""
     plain_sgd: ClassVar[bool] = False
-    """Clients read their mean gradient off their movement. Local training must be SGD, without momentum and without a
-    limit of the gradient's norm, so that the movement is the sum of the gradients."""
+    """A client's movement must be the sum of its gradients: local training is SGD, without momentum and without a limit
+    of the gradient's norm."""
     equal_weights: ClassVar[bool] = False
     """Every upload has weight 1, whatever the run's weighting, and the server accepts no other."""
     server_step: ClassVar[bool] = False
@@ -403,6 +415,8 @@ class Algorithm(ABC, Generic[S]):
     readable: ClassVar[bool] = True
     """An expanded upload, put in place of the broadcast tensors, is its client's model. If False, aggregating that
     upload alone gives the client's model."""
+    least_squares: ClassVar[bool] = False
+    """Clients minimise exactly (:meth:`Trainer.solve`), so the task must be one of least squares."""
     varying_shapes: ClassVar[bool] = False
     """A client's uploads may differ in shape, e.g. when they hold a choice of slots. :meth:`expand` then checks them
     and raises :class:`UnreadableUpload`."""

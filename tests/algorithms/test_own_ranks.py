@@ -32,6 +32,11 @@ def rank(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
     return request.param  # type: ignore[no-any-return]
 
 
+RANK_2 = pytest.mark.parametrize("rank", [pytest.param(1, marks=pytest.mark.slow), 2], indirect=True)
+"""Rank 1 in the slow tests only."""
+
+
+@RANK_2
 @pytest.mark.parametrize("name", ["lora-a2", "mfedloru", "fedhm", "flexlora", "fedit"])
 @pytest.mark.parametrize("law", [n for n in LAWS if n not in ("consensus", "zero steps", "exactness", "raw sum")])
 def test_laws_hold_for_clients_with_a_rank(name: str, law: str, rank: int) -> None:
@@ -311,6 +316,7 @@ def test_own_scale_changes_the_training_alone(name: str) -> None:
         torch.testing.assert_close(change, models[1][path], rtol=0, atol=1e-12)
 
 
+@RANK_2
 @pytest.mark.parametrize("law", [n for n in LAWS if n not in ("consensus", "zero steps", "raw sum")])
 @pytest.mark.parametrize("name", ["flexlora", "flora"])
 def test_laws_hold_at_a_clients_own_scale(name: str, law: str, rank: int) -> None:

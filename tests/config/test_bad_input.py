@@ -121,6 +121,8 @@ CHATS = [
     [{"role": "user", "content": "w1"}, {"role": "assistant", "content": ""}],
 ]
 TALK = [{"chat": [{"role": "user", "content": "w1"}, {"role": "assistant", "content": f"w{i}"}]} for i in range(6)]
+PICTURES: dict[str, Any] = {"task": {"kind": "image-classification", "text": None, "label": None}}
+BOTH = {"equal_sizes": True, "sigma": 1.0}
 JSONL = {"data": {"source": "rows.jsonl"}}
 OWNERS: dict[str, Any] = {"partition": {"kind": "natural", "column": "who", "clients": None}}
 SITES = {"data": {"source": None, "clients_from": "./sites"}}
@@ -269,6 +271,13 @@ CASES = [
         {"algorithm": {"name": "scaffold"}, "server": {"optimizer": "adam"}},
     ),
     Case("config", "an optimizer that a method cannot read", {"algorithm": {"name": "scaffold", "option": "II"}}),
+    Case("config", "regression without columns", {"task": {"kind": "regression", "text": None, "label": None}}),
+    Case("config", "a key of pictures for text", {"task": {"image_size": 32, "augment": "crop-flip"}}),
+    Case("config", "four channels", {**PICTURES, "task": {**PICTURES["task"], "image_shape": [8, 8, 4]}}),
+    Case("config", "two sizes of pictures", {"task": {**PICTURES["task"], "image_size": 4, "image_shape": [8, 8, 1]}}),
+    Case("config", "sentences for a task of pictures", {**PICTURES, "data": {"source": "builtin:home-intents"}}),
+    Case("config", "equal and spread sizes", {"partition": {"kind": "classes", "classes_per_client": 2, **BOTH}}),
+    Case("config", "equal sizes of parts at random", {"partition": {"equal_sizes": True}}),
     Case("config", "a class that is not there", {"algorithm": {"name": "no_such_module:X"}}),
     Case("config", "a class that is no algorithm", {"algorithm": {"name": "json:JSONDecoder"}}),
     Case("config", "a field's impossible value", {"algorithm": {"name": "rolora", "alternate_for": 7.0}}),
@@ -351,6 +360,12 @@ CASES = [
     Case("data", "more shards than rows", {"partition": {"kind": "shards", "shards_per_client": 5}}),
     Case("data", "more classes a client than there are", {"partition": {"kind": "classes", "classes_per_client": 3}}),
     Case("data", "labels dealt where there are none", {**CAUSAL, "partition": {"kind": "dirichlet", "alpha": 0.5}}),
+    Case("data", "no pictures in an archive", {**PICTURES, "data": {"source": "a.npz"}}, files={"a.npz": b"no zip"}),
+    Case(
+        "data", "a picture that is text", {**PICTURES, "data": {"source": "rows.csv"}}, rows="image,label\na,x\nb,y\n"
+    ),
+    Case("data", "pictures without a class", {**PICTURES, "data": {"source": "rows.csv"}}),
+    Case("data", "more users than have rows", {**OWNERS, "partition": {**OWNERS["partition"], "clients": 5}}),
     Case("data", "ranks for other owners", {**OWNERS, "clients": {"ranks": [1, 2]}}),
     # the model: its files, its layers, its sizes
     Case("structure", "no model", {"model": {"name": "./empty"}}, files={"empty/x": ""}),

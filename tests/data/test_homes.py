@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -26,11 +27,16 @@ print(hashlib.sha256(json.dumps([made.train, made.test, made.intents]).encode())
 """
 
 
+@functools.cache
+def drawn(seed: int) -> Homes:
+    return homes(seed)
+
+
 @pytest.fixture(scope="module")
 def made() -> Homes:
     pytest.importorskip("hassil")
     pytest.importorskip("home_assistant_intents")
-    return homes(0)
+    return drawn(0)
 
 
 def test_same_seed_gives_same_rows_for_any_hash_seed(made: Homes) -> None:
@@ -50,7 +56,7 @@ def test_same_seed_gives_same_rows_for_any_hash_seed(made: Homes) -> None:
 
 
 def test_another_seed_gives_other_rows(made: Homes) -> None:
-    assert homes(1).train != made.train
+    assert drawn(1).train != made.train
 
 
 def test_templates_are_split_before_sentences_are_drawn(made: Homes) -> None:
@@ -66,15 +72,13 @@ def test_templates_are_split_before_sentences_are_drawn(made: Homes) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_every_sentence_occurs_once_with_one_intent(made: Homes, seed: int) -> None:
-    drawn = homes(seed)
-    said = Counter(row["text"].casefold() for row in drawn.train + drawn.test)
+    said = Counter(row["text"].casefold() for row in drawn(seed).train + drawn(seed).test)
     assert max(said.values()) == 1
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_sentences_are_plain_text(made: Homes, seed: int) -> None:
-    drawn = homes(seed)
-    for row in drawn.train + drawn.test:
+    for row in drawn(seed).train + drawn(seed).test:
         text = row["text"]
         assert text
         assert text == " ".join(text.split())
@@ -84,13 +88,13 @@ def test_sentences_are_plain_text(made: Homes, seed: int) -> None:
 
 @pytest.mark.parametrize("clients", [1, 5, 12, 40])
 def test_every_home_and_every_intent_has_rows(made: Homes, clients: int) -> None:
-    drawn = homes(3, clients=clients)
+    dealt = homes(3, clients=clients)
     names = [f"home-{number:02d}" for number in range(1, clients + 1)]
-    assert list(dict.fromkeys(row["home"] for row in drawn.train)) == names
-    assert {row["intent"] for row in drawn.train} == set(drawn.intents)
-    assert {row["intent"] for row in drawn.test} == set(drawn.intents)
-    assert all(set(row) == {"text", "intent", "home"} for row in drawn.train)
-    assert all(set(row) == {"text", "intent"} for row in drawn.test)
+    assert list(dict.fromkeys(row["home"] for row in dealt.train)) == names
+    assert {row["intent"] for row in dealt.train} == set(dealt.intents)
+    assert {row["intent"] for row in dealt.test} == set(dealt.intents)
+    assert all(set(row) == {"text", "intent", "home"} for row in dealt.train)
+    assert all(set(row) == {"text", "intent"} for row in dealt.test)
 
 
 def test_homes_differ_in_intents_and_words(made: Homes) -> None:

@@ -148,6 +148,92 @@ def test_rows_of_an_unassigned_class_are_counted() -> None:
     assert partition.dropped == COUNT - 20 * len(assigned) > 0
 
 
+def owners_of(partition: Deal) -> dict[str, list[str]]:
+    """The clients of every class."""
+    result: dict[str, list[str]] = {}
+    for client, rows in partition.rows.items():
+        for label in sorted({LABELS[i] for i in rows}):
+            result.setdefault(label, []).append(client)
+    return result
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("clients", "classes"), [(3, 2), (6, 1), (7, 2), (9, 4)])
+def test_every_class_goes_to_as_many_clients(clients: int, classes: int, seed: int) -> None:
+    """RoLoRA's splits of MNIST: 5 clients with two labels each, 10 with one each, and no class with two owners."""
+    partition = dealt("classes", seed, clients=clients, classes_per_client=classes)
+    counts = [len(owners) for owners in owners_of(partition).values()]
+    assert len(counts) == 6
+    assert max(counts) - min(counts) <= 1
+    assert partition.dropped == 0
+
+
+def test_sizes_of_clients_with_classes_spread_with_sigma() -> None:
+    even = sizes(dealt("classes", clients=6, classes_per_client=2))
+    spread = sizes(dealt("classes", clients=6, classes_per_client=2, sigma=2.0))
+    assert even == [20] * 6
+    assert sum(spread) == COUNT
+    assert max(spread) > 2 * min(spread)
+
+
+@given(
+    counts=st.lists(st.integers(1, 60), min_size=1, max_size=8), clients=st.integers(1, 12),
+    classes=st.integers(1, 8), seed=st.integers(0, 99),
+)  # fmt: skip
+@settings(max_examples=50)
+def test_equal_sizes_are_equal_and_as_large_as_can_be(counts: list[int], clients: int, classes: int, seed: int) -> None:
+    classes = min(classes, len(counts))
+    labels = [str(i) for i, count in enumerate(counts) for _ in range(count)]
+    config = PartitionConfig(kind="classes", clients=clients, classes_per_client=classes, equal_sizes=True)
+
+    def enough(size: int) -> bool:
+        return sum(min(clients, count // size) for count in counts) >= clients * classes
+
+    generator = torch.Generator().manual_seed(seed)
+    if len(labels) < clients or not enough(1):
+        with pytest.raises(ConfigError):
+            deal(config, labels, None, len(labels), generator)
+        return
+    partition = deal(config, labels, None, len(labels), generator)
+    size = sizes(partition)[0] // classes
+    assert sizes(partition) == [size * classes] * clients
+    assert enough(size)
+    assert not enough(size + 1)
+    for rows in partition.rows.values():
+        assert list(histogram([labels[i] for i in rows]).values()) == [size] * classes
+    assert partition.dropped == len(labels) - size * classes * clients
+
+
+def test_fedreps_split_of_cifar_has_250_pictures_a_shard() -> None:
+    labels = [str(i % 10) for i in range(50000)]
+    config = PartitionConfig(kind="classes", clients=100, classes_per_client=2, equal_sizes=True)
+    partition = deal(config, labels, None, len(labels), torch.Generator().manual_seed(0))
+    assert sizes(partition) == [500] * 100
+    assert partition.dropped == 0
+    pairs = {tuple(histogram([labels[i] for i in rows])) for rows in partition.rows.values()}
+    assert len(pairs) > 25  # of 45
+
+
+@pytest.mark.parametrize("alpha", [1e-3, 0.5, 100.0])
+def test_dirichlet_of_equal_sizes_skews_by_alpha(alpha: float) -> None:
+    """FedLoRU's split: the sizes are equal, whatever the mix."""
+    labels = [str(i % 10) for i in range(5000)]
+    config = PartitionConfig(kind="dirichlet", clients=20, alpha=alpha, equal_sizes=True)
+    partition = deal(config, labels, None, 5000, torch.Generator().manual_seed(0))
+    assert sizes(partition) == [250] * 20
+    assert partition.dropped == 0
+    shares = [max(histogram([labels[i] for i in rows]).values()) / 250 for rows in partition.rows.values()]
+    low, high = {1e-3: (0.9, 1.1), 0.5: (0.3, 0.6), 100.0: (0.1, 0.2)}[alpha]
+    assert low < sum(shares) / 20 < high
+
+
+def test_class_with_fewer_rows_than_clients_is_an_error() -> None:
+    labels = ["a"] * 2 + ["b"] * 50
+    config = PartitionConfig(kind="classes", clients=5, classes_per_client=2)
+    with pytest.raises(ConfigError, match="class 'a' has 2 rows for 5 clients"):
+        deal(config, labels, None, 52, torch.Generator())
+
+
 def test_natural_clients_keep_their_ids_and_all_rows() -> None:
     partition = dealt("natural")
     assert list(partition.rows) == [f"site {i}" for i in range(5)]

@@ -13,7 +13,7 @@ from torch import Tensor
 import tiny
 from composed import Composed
 from rondo import algorithms
-from rondo.algorithm import Client, HeadPolicy, Round, Shared, weighted_mean
+from rondo.algorithm import Client, Round, Shared, weighted_mean
 from rondo.config import ClientsConfig, RunConfig
 from rondo.data.population import Population
 from rondo.engine import scoring, serialization
@@ -28,9 +28,9 @@ from rondo.tasks.task import Batch
 from rondo.tasks.token_store import TextExample
 from tiny_federation import (
     ALONE,
+    EVERY_HEAD,
     HEADS,
     NAMES,
-    PAIRS,
     POISON,
     RANK,
     SIZES,
@@ -60,8 +60,8 @@ OWN_MODELS = ("ditto", "apfl", "l2gd", "fed-mtl")
 """Methods whose clients have whole models of their own, a shared head included."""
 
 
-@pytest.mark.parametrize(("name", "policy"), PAIRS)
-def test_two_rounds_run_learn_and_are_scored(name: str, policy: HeadPolicy) -> None:
+@pytest.mark.parametrize(("name", "policy"), EVERY_HEAD)
+def test_two_rounds_run_learn_and_are_scored(name: str, policy: str) -> None:
     sim = make(name, policy)
     before = change(sim, *sim.newcomer(0))
     records = run(sim)
@@ -97,8 +97,8 @@ def test_two_rounds_run_learn_and_are_scored(name: str, policy: HeadPolicy) -> N
     assert {c for part in client_scores.values() for c in part["per_client"]} == set(SIZES)
 
 
-@pytest.mark.parametrize(("name", "policy"), PAIRS)
-def test_seed_fixes_all_bits_in_any_order_of_clients(name: str, policy: HeadPolicy) -> None:
+@pytest.mark.parametrize(("name", "policy"), EVERY_HEAD)
+def test_seed_fixes_all_bits_in_any_order_of_clients(name: str, policy: str) -> None:
     one = make(name, policy)
     people = population(dict(reversed(SIZES.items())))
     two = make(name, policy, people=people)
@@ -170,9 +170,10 @@ def test_mean_of_factors_is_not_the_mean_of_models() -> None:
 # Failures
 
 
-@pytest.mark.parametrize("settings", [ALONE, config()], ids=["alone", "in cohorts"])
-@pytest.mark.parametrize("policy", HEADS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "settings", [pytest.param(ALONE, marks=pytest.mark.slow), config()], ids=["alone", "in cohorts"]
+)
+@pytest.mark.parametrize(("name", "policy"), EVERY_HEAD)
 def test_failed_client_leaves_no_trace(
     name: str, policy: str, settings: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -374,8 +375,7 @@ def num_of(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-@pytest.mark.parametrize("policy", HEADS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "policy"), EVERY_HEAD)
 def test_traffic_equals_the_tables_formulas(name: str, policy: str) -> None:
     sim, entry = make(name, policy), algorithms.entry(name)
     shared_head = num_bytes(sim.network.initial_head) if policy == "shared" else 0

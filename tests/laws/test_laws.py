@@ -57,7 +57,12 @@ def test_algorithm_obeys_every_law(name: str) -> None:
     assert_lawful(algorithms.get(name), formulas(name), whole_numbers(name))
 
 
-@pytest.mark.parametrize("name", NAMES)
+WITH_HEAD = ("fedit", "fedsa-lora", "florg", "flora", "hetlora", "pfedloru", "slora", "lora-a2")
+"""One method of each kind: averages, personal factors, Gram matrices, a growing base, norms as weights, both, stages,
+ranks of the clients. The engine's tests train every method with a local head."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in WITH_HEAD else pytest.mark.slow) for n in NAMES])
 def test_algorithm_obeys_every_law_with_a_local_head(name: str) -> None:
     inner = algorithms.get(name)
     wrapped = Local(inner)
@@ -111,14 +116,25 @@ def test_scaffold_with_a_larger_server_step_is_exempt_from_two_laws() -> None:
     assert {r.law for r in results if r.outcome == "failed"} == {"consensus", "whole tensors"}
 
 
-@settings(max_examples=12)
-@given(name=st.sampled_from(NAMES), local_head=st.booleans(), seed=st.integers(0, 2**31))
+ANY_METHOD = {"name": st.sampled_from(NAMES), "local_head": st.booleans(), "seed": st.integers(0, 2**31)}
+
+
+@settings(max_examples=6)
+@given(**ANY_METHOD)
 def test_laws_hold_for_any_seed(name: str, local_head: bool, seed: int) -> None:
     algorithm = algorithms.get(name)
     assert_lawful(Local(algorithm) if local_head else algorithm, formulas(name), seeds=(seed,))
 
 
-@settings(max_examples=6)
+@pytest.mark.slow
+@settings(max_examples=60)
+@given(**ANY_METHOD)
+def test_laws_hold_for_many_seeds(name: str, local_head: bool, seed: int) -> None:
+    algorithm = algorithms.get(name)
+    assert_lawful(Local(algorithm) if local_head else algorithm, formulas(name), seeds=(seed,))
+
+
+@settings(max_examples=3)
 @given(alternate_for=st.floats(0, 1), seed=st.integers(0, 2**31))
 def test_rolora_obeys_the_laws_for_any_alternating_share(alternate_for: float, seed: int) -> None:
     assert_lawful(RoLoRA(alternate_for), rolora_formulas(alternate_for), seeds=(seed,))
@@ -166,12 +182,19 @@ FLORG_FIELDS = [
 ]
 
 
-@pytest.mark.parametrize("fields", FLORG_FIELDS, ids=lambda f: "-".join(map(str, f.values())))
+FLORG_STARTS = [
+    pytest.param(fields, marks=() if i in (1, 8, 16) else pytest.mark.slow, id="-".join(map(str, fields.values())))
+    for i, fields in enumerate(FLORG_FIELDS)
+]
+"""In the default run every value of every field occurs."""
+
+
+@pytest.mark.parametrize("fields", FLORG_STARTS)
 def test_florg_obeys_the_laws_with_every_start(fields: dict[str, Any]) -> None:
     assert_lawful(FLoRG(**fields), formulas("florg"))
 
 
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(fields=st.sampled_from(FLORG_FIELDS), gram_std=st.floats(0.01, 0.5), seed=st.integers(0, 2**31))
 def test_unaligned_florg_obeys_the_laws_with_any_start(fields: dict[str, Any], gram_std: float, seed: int) -> None:
     assert_lawful(FLoRGUnaligned(gram_std=gram_std, **fields), formulas("florg-unaligned"), seeds=(seed,))

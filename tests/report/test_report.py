@@ -17,6 +17,8 @@ from rondo.report.rows import account
 from rondo.report.terminal import human_bytes, summary_table
 from small_runs import WHOLE
 
+pytestmark = pytest.mark.usefixtures("drawn_pictures")
+
 
 @pytest.mark.parametrize(
     ("count", "text"),
@@ -123,7 +125,7 @@ def test_run_without_scores_has_a_table() -> None:
             [
                 "50 of 200 training rows are taken, a random sample, which keeps the shares of label and who",
                 "100 of 200 test rows are taken, a random sample, which keeps the shares of label",
-                "2 clients have no row in the sample",
+                "2 clients are not in the sample",
             ],
         ),
         ({"rows_not_sampled": 1, "sampled_by": []}, ["199 of 200 training rows are taken, a random sample"]),
@@ -246,3 +248,8 @@ def test_pictures_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AttributeError):
         pictures.partition(clients(["a"], None))
     assert pyplot.get_fignums() == before
+
+
+def test_measure_is_drawn_where_it_is_zero_too() -> None:
+    history = [{"round": 0, "measures": {"angle": 0.1, "factor": 0.2}}, {"round": 1, "measures": {"angle": 0.0}}]
+    assert_png(pictures.measure({"angle": 0.5}, history, "rolora-linear, 3 clients"))

@@ -18,6 +18,7 @@ from rich.console import Console
 import rondo
 from rondo.config import ConfigError, load
 from rondo.errors import RunStopped
+from rondo.report import pictures
 from rondo.report.terminal import comparison_table
 from rondo.runs import compare
 from rondo.runs.storage import durable
@@ -109,8 +110,9 @@ def test_comparison_file_equals_the_result(compared: compare.Comparison) -> None
     assert str(compared.out) not in json.dumps(content)
 
 
+@pytest.mark.usefixtures("drawn_pictures")
 def test_comparison_picture(compared: compare.Comparison) -> None:
-    content = (compared.out / "comparison.png").read_bytes()
+    content = pictures.comparison(read(compared.out / "comparison.json"))
     assert content.startswith(b"\x89PNG")
     assert len(content) > 10_000
 
@@ -168,6 +170,18 @@ def test_run_of_another_configuration_is_not_reused(copy: Path, tiny: dict[str, 
     assert comparison.runs[0]["run_dir"] == "fedit-seed-0-1"
     assert {k: v for k, v in made(copy).items() if k in before} == before
     assert rondo.compare(["fedit"], tiny, sets=["rounds=1"], out=copy, device="cpu").runs == comparison.runs
+
+
+def test_automatic_scoring_knows_its_finished_runs(copy: Path, tiny: dict[str, Any]) -> None:
+    """The stored configuration keeps the word; the number that the data gave it is in the manifest."""
+    config = {**tiny, "rounds": 1, "evaluation": {"every": "auto"}}
+    first = rondo.compare(["fedit"], config, out=copy, device="cpu")
+    (run,) = first.runs
+    folder, before = copy / run["run_dir"], made(copy)
+    assert load(folder / "config.toml").evaluation.every == "auto"
+    assert read(folder / "manifest.json")["scores_every"] >= 1
+    assert rondo.compare(["fedit"], config, out=copy, device="cpu").runs == first.runs
+    assert made(copy) == before
 
 
 def test_changed_data_under_the_same_name_is_refused(copy: Path, tiny: dict[str, Any]) -> None:

@@ -162,7 +162,7 @@ class Failing(own_task.Line):
         ({"task": {"kind": "causal-lm", "text": "a"}}, "task.kind", "has no tokenizer, which causal-lm needs"),
         ({"task": {"kind": "own_task:Task"}}, "task.kind", "makes no task: TypeError"),
         ({"model": {"name": "own_task:headed", "head": "frozen"}}, "model.head", "trains its head"),
-        ({"model": {"gguf_file": "x.gguf"}}, "model.gguf_file", "does not use it: remove it"),
+        ({"model": {"gguf_file": "x.gguf"}}, "model.gguf_file", "only a checkpoint has it"),
         ({"adapter": {"r": 4}}, "adapter", "does not use this section"),
         ({"model": {"head": "shared"}}, "model.head", "this network has no task head"),
         ({"algorithm": {"name": "rolora"}}, "algorithm.name", "this network has no adapted layer"),

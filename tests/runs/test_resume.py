@@ -181,8 +181,8 @@ def kill_everywhere(config: dict[str, Any], tmp_path: Path, names: tuple[str, ..
 
 @pytest.mark.usefixtures("no_pictures")
 def test_run_killed_at_a_write_resumes_to_same_bytes(sources: tuple[Path, Path], tmp_path: Path) -> None:
-    """Killed at every third write, flush or rename; the slow tests kill at every call."""
-    kill_everywhere(run_settings(*sources, "rolora"), tmp_path, WRITES, every=3)
+    """Killed at every seventh write, flush or rename; the slow tests kill at every call."""
+    kill_everywhere(run_settings(*sources, "rolora"), tmp_path, WRITES, every=7)
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -222,7 +222,7 @@ def killed_at_random(times: int, sources: tuple[Path, Path], tmp_path: Path) -> 
 
 @pytest.mark.usefixtures("no_pictures")
 def test_runs_killed_at_random_resume_to_same_bytes(sources: tuple[Path, Path], tmp_path: Path) -> None:
-    killed_at_random(25, sources, tmp_path)
+    killed_at_random(10, sources, tmp_path)
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -232,11 +232,15 @@ def test_hundred_random_kills_resume_to_same_bytes(sources: tuple[Path, Path], t
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_full_or_broken_disk_stops_run_and_loses_nothing(sources: tuple[Path, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 3])
+def test_full_or_broken_disk_stops_run_and_loses_nothing(
+    every: int, sources: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Full or broken at every third write; the slow test at each."""
     started = Started(run_settings(*sources, "rolora"))
     count = calls_of(started, tmp_path / "whole", ("write",))
     expected = outcome(tmp_path / "whole")
-    for at in range(count):
+    for at in range(0, count, every):
         folder, code = tmp_path / f"full-{at}", (errno.ENOSPC, errno.EIO)[at % 2]
 
         def full(at: int = at, folder: Path = folder, code: int = code) -> None:

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 
 def names() -> tuple[str, ...]:
-    """The names in the table, in its order."""
-    return tuple(TABLE)
+    """The names of the methods for any task, in the table's order. Methods for tasks of least squares only are left
+    out."""
+    return tuple(name for name, entry in TABLE.items() if not entry.least_squares)
 
 
 def entry(name: str) -> Entry:

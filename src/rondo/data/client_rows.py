@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rondo.algorithm import Round
 from rondo.config.checks import list_lengths, partition_kind
 from rondo.config.schema import PartitionConfig, RunConfig
 from rondo.data.partition import deal
+from rondo.data.room import Room
 from rondo.data.sample import sample
-from rondo.data.sources import Room, Source, read_rows
+from rondo.data.sources import Source, read_rows
 from rondo.data.tables import Rows, Table, rows_of
 from rondo.errors import ConfigError, Problem
 from rondo.tasks import table as tasks
+from rondo.tasks.image_classification import ImageClassification
 from rondo.tasks.row_checks import Row, columns, row_check, value_name
 
 
@@ -39,7 +43,8 @@ class Dealt:
     too_small: Mapping[str, int]
     """Number of rows of each client that has too few."""
     clients_unsampled: int
-    """Number of clients by nature whose rows are all beyond ``data.max_train_rows``."""
+    """Number of clients by nature that ``partition.clients`` did not draw, or whose rows are all beyond
+    ``data.max_train_rows``."""
     test_loaded: int
     """Number of test rows loaded."""
     test_bad: int
@@ -54,10 +59,14 @@ def resolved(config: RunConfig, source: Source) -> RunConfig:
     owner = config.partition.column or (source.natural if kind == "natural" else None)
     partition = config.partition.model_copy(update={"kind": kind, "column": owner})
     config = config.model_copy(update={"partition": partition})
-    if not tasks.load(config.task.kind).classes:
-        return config
-    known = {"text": config.task.text or source.text, "label": config.task.label or source.label}
-    return config.model_copy(update={"task": config.task.model_copy(update=known)})
+    task, cls = config.task, tasks.load(config.task.kind)
+    if cls.classes:
+        known: dict[str, Any] = {"label": task.label or source.label, "text": task.text or source.text}
+        if issubclass(cls, ImageClassification):
+            known = {"label": task.label or "label", "image": task.image or "image"}
+        task = task.model_copy(update=known)
+    rows = itertools.chain(source.train or (), *(source.clients or {}).values())
+    return config.model_copy(update={"task": cls.settled(task, rows)})
 
 
 def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt:
@@ -90,6 +99,13 @@ def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt
     chosen_test = sample(limits.max_test_rows, len(test), _names(test, label), None, run.generator("rows", "test"))
     too_small = {c: len(r) for c, r in kept.items() if len(r) < config.data.min_examples}
     large_enough = {c: kept[c] for c in sorted(kept.keys() - too_small.keys())}
+    clients_unsampled, undealt = len(set(owners or ())) - len(set(sampled_owners or ())), dealt.dropped
+    wanted = partition.clients if partition.kind == "natural" else None
+    if wanted is not None and large_enough:
+        drawn = _drawn(list(large_enough), wanted, config, run)
+        clients_unsampled += len(large_enough) - len(drawn)
+        undealt += sum(len(rows) for client, rows in large_enough.items() if client not in set(drawn))
+        large_enough = {client: large_enough[client] for client in drawn}
     if not large_enough:
         message = (
             f"no client has data.min_examples = {config.data.min_examples} usable rows; lower it, or deal the rows "
@@ -103,14 +119,25 @@ def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt
         loaded=checker.loaded,
         bad=checker.dropped,
         unsampled=len(rows) - len(chosen),
-        undealt=dealt.dropped,
+        undealt=undealt,
         moved=dealt.moved,
         too_small=too_small,
-        clients_unsampled=len(set(owners or ())) - len(set(sampled_owners or ())),
+        clients_unsampled=clients_unsampled,
         test_loaded=test_checker.loaded,
         test_bad=test_checker.dropped,
         test_unsampled=len(test) - len(chosen_test),
     )
+
+
+def _drawn(clients: Sequence[str], count: int, config: RunConfig, run: Round) -> list[str]:
+    """``count`` of ``clients``, drawn from the seed, in their order. Raises :class:`ConfigError` if there are fewer."""
+    if count > len(clients):
+        message = f"{count}, but only {len(clients)} clients have data.min_examples = {config.data.min_examples} rows: "
+        raise ConfigError.at("partition.clients", message + "lower it")
+    import torch
+
+    order = torch.randperm(len(clients), generator=run.generator("partition", "clients")).tolist()
+    return [clients[i] for i in sorted(order[:count])]
 
 
 def _names(rows: Rows, column: str | None) -> list[str] | None:
@@ -149,9 +176,11 @@ def other_rows(
     else:
         rows = rows_of(data, DATA)
     if not answers:
-        task = config.task.model_copy(update={"label": None, "response": None})
+        task = config.task.model_copy(update={"label": None, "response": None, "target": None})
         config = config.model_copy(update={"task": task})
-    kept, problems = _Checker(config, labels, None).sorted_out(rows, "", whole=answers)
+    kind = tasks.TABLE.get(config.task.kind)
+    whole = answers or (kind is not None and kind.inputs != "text")
+    kept, problems = _Checker(config, labels, None).sorted_out(rows, "", whole=whole)
     refuse(problems)
     return kept
 
@@ -180,6 +209,7 @@ class _Checker:
         self.config, self.owner = config, owner
         self.columns = row_check(config.task, labels, owner)
         self.kind = tasks.load(config.task.kind)
+        self.room = Room(config.data.max_read_mb)
         self.loaded = self.dropped = 0
 
     def usable(self, rows: Sequence[Row], where: str) -> Rows:
@@ -208,15 +238,23 @@ class _Checker:
         if rows:
             self._has_columns(rows[0])
         kept, problems = [], []
-        for number, row in enumerate(rows):
+        for number, given in enumerate(rows):
+            row = self.kind.opened(self.config.task, given)
+            self._take_room(given, row)
             problem = self.columns(row, number)
             if problem is None and whole:
                 problem = self.kind.problem(self.config.task, row, number)
             if problem is None:
-                kept.append(dict(row))
+                kept.append(row)
             else:
                 problems.append(f"{where}{problem}")
         return kept, problems
+
+    def _take_room(self, given: Row, row: Row) -> None:
+        """Count the memory of values that opening a row made. A file of a few kilobytes can hold a large picture."""
+        for column, value in row.items():
+            if value is not given.get(column):
+                self.room.take(getattr(value, "nbytes", 0), f"column {column}")
 
     def _has_columns(self, first: Row) -> None:
         """Raise :class:`ConfigError` if a named column does not exist. It is one fault, not one per row."""

@@ -1,10 +1,10 @@
-"""Deals rows to clients with flwr-datasets' partitioners on local data. Nothing is downloaded or reported."""
+"""Deals rows to clients, with flwr-datasets' partitioners where these do what is wanted. They run on local data, and
+nothing is downloaded or reported."""
 
 from __future__ import annotations
 
 import contextlib
 import io
-import math
 import os
 import warnings
 from collections import Counter
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from rondo.config.schema import PartitionConfig
+from rondo.data.label_skew import by_classes, equal_dirichlet, proportional
 from rondo.errors import ConfigError
 
 
@@ -82,7 +83,7 @@ def deal(
     try:
         parts = _parts(config, columns, seed, generator)
     except (ValueError, TypeError) as error:
-        if config.kind != "dirichlet":
+        if config.kind != "dirichlet" or config.equal_sizes:
             reason = str(error).strip().split("\n")[0]
             raise ConfigError.at("partition", f"kind {config.kind!r} is not possible here: {reason}") from None
         # Many clients, few classes and a small alpha: no draw leaves every client with rows, however many are tried.
@@ -101,6 +102,20 @@ def _parts(
     config: PartitionConfig, columns: Mapping[str, Sequence[Any]], seed: int, generator: torch.Generator
 ) -> list[list[int]]:
     """Row numbers of every client. Raises ValueError or TypeError if the partitioner cannot deal these rows."""
+    if config.kind == "classes" or config.equal_sizes:
+        assert config.clients is not None
+        if config.kind == "classes":
+            parts = by_classes(
+                columns["by"],
+                config.clients,
+                config.classes_per_client or 1,
+                sigma=config.sigma,
+                equal_sizes=config.equal_sizes,
+                generator=generator,
+            )
+        else:
+            parts = equal_dirichlet(columns["by"], config.clients, config.alpha or 1.0, generator)
+        return [[columns["row"][i] for i in part] for part in parts]
     import datasets
 
     partitioner = _partitioner(config, len(columns["row"]), seed, generator)
@@ -142,10 +157,6 @@ def _partitioner(config: PartitionConfig, count: int, seed: int, generator: torc
             return kinds.ShardPartitioner(
                 clients, "by", num_shards_per_partition=config.shards_per_client, keep_incomplete_shard=False, seed=seed
             )
-        case "classes":
-            return kinds.PathologicalPartitioner(
-                clients, "by", num_classes_per_partition=config.classes_per_client, seed=seed
-            )
         case "lognormal":
             assert clients is not None
             return kinds.SizePartitioner(_lognormal_sizes(count, clients, config, generator))
@@ -156,12 +167,7 @@ def _lognormal_sizes(count: int, clients: int, config: PartitionConfig, generato
     exp(sigma z), z standard normal."""
     normal = torch.randn(clients, generator=generator, dtype=torch.float64)
     shares = torch.softmax((config.sigma or 1.0) * normal, 0).tolist()
-    floor = max(1, config.min_size)
-    exact = [floor + s * (count - floor * clients) for s in shares]
-    sizes = [math.floor(x) for x in exact]
-    for i in sorted(range(clients), key=lambda i: sizes[i] - exact[i])[: count - sum(sizes)]:
-        sizes[i] += 1
-    return sizes
+    return proportional(range(count), shares, max(1, config.min_size))
 
 
 def histogram(labels: Sequence[str]) -> dict[str, int]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rondo.config.checks import missing_files
-from rondo.config.schema import BUILTIN_DATA, GIVEN, DataConfig, RunConfig
-from rondo.data.tables import Rows, Table, dataset_rows, rows_of
+from rondo.config.checks import data_source, missing_files
+from rondo.config.schema import BUILTIN_DATA, BUILTIN_IMAGES, GIVEN, LINEAR, DataConfig, RunConfig
+from rondo.data.image_files import Splits, image_splits, split
+from rondo.data.room import Room
+from rondo.data.tables import Rows, Table, dataset_rows, named_classes, rows_of
 from rondo.errors import ConfigError
 
 _SUFFIXES = {".csv": ",", ".tsv": "\t", ".json": "", ".jsonl": "", ".parquet": ""}
@@ -25,7 +29,7 @@ class Source:
     clients: dict[str, Rows] | None
     test: Rows | None
     text: str | None = None
-    """The text column if the user names none; only the embedded default knows its own."""
+    """The text column if the user names none; only the built-in sentences know their own."""
     label: str | None = None
     """The label column, likewise."""
     natural: str | None = None
@@ -50,26 +54,26 @@ def load(config: RunConfig, train: Table | None = None, test: Table | None = Non
         rows = rows_of(train, "train") if train is not None else None
         test_rows = read_rows(data.test_source, "data.test_source", room) if data.test_source else None
         return Source(data.clients_from or GIVEN, rows, clients, test_rows)
-    if data.source in (None, BUILTIN_DATA):
-        return _builtin(config)
+    if data_source(config) == BUILTIN_IMAGES:
+        return _digits()
+    if data_source(config) == BUILTIN_DATA:
+        return _homes(config)
+    if data_source(config) == LINEAR:
+        return _linear(config)
     return _local(data, room) if Path(str(data.source)).expanduser().exists() else _hub(data, room)
 
 
-class Room:
-    """The memory left for rows, of ``data.max_read_mb`` in all. A file of a few hundred bytes can hold gigabytes."""
+def _digits() -> Source:
+    from rondo.data.digits import digits
 
-    def __init__(self, megabytes: int = DataConfig().max_read_mb) -> None:
-        self.megabytes, self.left = megabytes, megabytes << 20
-
-    def take(self, size: int, name: str) -> None:
-        """Take ``size`` bytes for rows of ``name``. Raises :class:`ConfigError` if so many are not left."""
-        self.left -= size
-        if self.left < 0:
-            message = f"the rows of {name!r} take more memory than the {self.megabytes} MiB of this key: raise it if "
-            raise ConfigError.at("data.max_read_mb", message + "they should be so many, or name another file")
+    try:
+        train, test = digits()
+    except ImportError as error:
+        raise ConfigError.at("data.source", f"{error}: pip install scikit-learn") from None
+    return Source(BUILTIN_IMAGES, train, None, test)
 
 
-def _builtin(config: RunConfig) -> Source:
+def _homes(config: RunConfig) -> Source:
     from rondo.data.homes import homes
 
     try:
@@ -79,8 +83,18 @@ def _builtin(config: RunConfig) -> Source:
     return Source(BUILTIN_DATA, demo.train, None, demo.test, text="text", label="intent", natural="home")
 
 
+def _linear(config: RunConfig) -> Source:
+    from rondo.tasks.linear_problem import LinearProblem
+
+    return Source(LINEAR, LinearProblem.draw(config.problem, config.seed).rows(), None, None, natural="client")
+
+
 def _local(data: DataConfig, room: Room) -> Source:
     path = Path(str(data.source)).expanduser()
+    with _reading(path, "data.source"):
+        pictures = None if path.is_dir() and _data_files(path) else image_splits(path)
+    if pictures is not None:
+        return _of_pictures(path, pictures, data, room)
     if not path.is_dir():
         train = read_rows(path, "data.source", room)
         test = read_rows(data.test_source, "data.test_source", room) if data.test_source else None
@@ -94,12 +108,35 @@ def _local(data: DataConfig, room: Room) -> Source:
     return Source(str(path), train, None, test)
 
 
+def _of_pictures(path: Path, splits: Splits, data: DataConfig, room: Room) -> Source:
+    """The training rows and, where there are several splits, the test rows of a source that is made of pictures."""
+
+    def rows(name: str, key: str) -> Rows:
+        read = splits.get("") if splits.keys() == {""} else split(splits, name)
+        if read is None:
+            there = ", ".join(n or "one without a name" for n in splits)
+            raise ConfigError.at(key, f"no {name!r} pictures in {str(path)!r}; there are: {there}")
+        with _reading(path, "data.source"):
+            return _some(read(room), path, "data.source")
+
+    test = None
+    if data.test_source:
+        test = read_rows(data.test_source, "data.test_source", room)
+    elif data.test_split and len(splits) > 1:
+        test = rows(data.test_split, "data.test_split")
+    return Source(str(path), rows(data.train_split, "data.train_split"), None, test)
+
+
+def _data_files(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir() if p.suffix in _SUFFIXES)
+
+
 def _split_file(folder: Path, split: str, key: str) -> Path:
     """The file of a split in a folder: ``train.parquet``, ``train.csv``, ..."""
     files = [folder / (split + suffix) for suffix in _SUFFIXES if (folder / (split + suffix)).is_file()]
     if not files:
-        names = sorted(p.name for p in folder.iterdir() if p.suffix in _SUFFIXES)
-        raise ConfigError.at(key, f"no {split!r} file in {str(folder)!r}; there are: {', '.join(names) or 'none'}")
+        names = ", ".join(_data_files(folder)) or "none"
+        raise ConfigError.at(key, f"no {split!r} file in {str(folder)!r}; there are: {names}")
     return files[0]
 
 
@@ -107,9 +144,9 @@ def _client_files(pattern: str, room: Room) -> dict[str, Rows]:
     """One file per client. The client's id is the file's name without its ending."""
     path = Path(pattern).expanduser()
     files = sorted(path.iterdir()) if path.is_dir() else sorted(path.parent.glob(path.name))
-    files = [f for f in files if f.suffix.lower() in _SUFFIXES]
+    files = [f for f in files if f.suffix.lower() in (*_SUFFIXES, ".npz")]
     if not files:
-        endings = ", ".join(_SUFFIXES)
+        endings = ", ".join([*_SUFFIXES, ".npz"])
         raise ConfigError.at("data.clients_from", f"no data files ({endings}) match {pattern!r}; name others")
     ids = [f.stem for f in files]
     if duplicates := sorted({i for i in ids if ids.count(i) > 1}):
@@ -122,13 +159,39 @@ def read_rows(path: str | os.PathLike[str], key: str, room: Room | None = None) 
 
     ``room``: the memory for rows; left out, a room of its own.
     """
-    path = Path(path).expanduser()
-    if path.suffix.lower() not in _SUFFIXES:
-        raise ConfigError.at(key, f"{str(path)!r}: unknown ending; known: {', '.join(_SUFFIXES)}")
+    path, room = Path(path).expanduser(), room if room is not None else Room()
     if path.exists() and not (path.is_file() or path.is_dir()):  # reading it might never end
         raise ConfigError.at(key, f"{str(path)!r} is a pipe or a device, not a file; name a file with rows")
+    if path.suffix.lower() not in _SUFFIXES:
+        return _picture_rows(path, key, room)
+    with _reading(path, key):
+        rows = _read(path, room)
+    return _some(rows, path, key)
+
+
+def _picture_rows(path: Path, key: str, room: Room) -> Rows:
+    """All rows of a file or folder that is made of pictures and has no splits."""
+    with _reading(path, key):
+        splits = image_splits(path) if path.exists() else None
+        if splits is None:
+            known = ", ".join([*_SUFFIXES, ".npz"])
+            raise ConfigError.at(key, f"{str(path)!r}: unknown ending; known: {known}, and IDX files")
+        if len(splits) > 1:
+            raise ConfigError.at(key, f"{str(path)!r} has the splits {', '.join(splits)}: name a file with one")
+        return _some(next(iter(splits.values()))(room), path, key)
+
+
+def _some(rows: Rows, path: Path, key: str) -> Rows:
+    if not rows:
+        raise ConfigError.at(key, f"{str(path)!r} has no rows; name a file that has some")
+    return rows
+
+
+@contextmanager
+def _reading(path: Path, key: str) -> Iterator[None]:
+    """Turn the errors of reading ``path`` into :class:`ConfigError` under ``key``."""
     try:
-        rows = _read(path, room if room is not None else Room())
+        yield
     except ConfigError:
         raise
     except OSError as error:
@@ -136,10 +199,8 @@ def read_rows(path: str | os.PathLike[str], key: str, room: Room | None = None) 
     except UnicodeDecodeError:
         raise ConfigError.at(key, f"{str(path)!r} is not UTF-8 text; save it as UTF-8") from None
     except Exception as error:  # report a parser's complaint in its own words
-        raise ConfigError.at(key, f"{str(path)!r} is not a valid {path.suffix[1:]} file: {error}; mend it") from None
-    if not rows:
-        raise ConfigError.at(key, f"{str(path)!r} has no rows; name a file that has some")
-    return rows
+        what = "folder of pictures" if path.is_dir() else f"{path.suffix[1:]} file"
+        raise ConfigError.at(key, f"{str(path)!r} is not a valid {what}: {error}; mend it") from None
 
 
 def _read(path: Path, room: Room) -> Rows:
@@ -192,6 +253,7 @@ _BATCH = 4096
 
 
 def _parquet(path: Path, room: Room) -> Rows:
+    import pyarrow
     import pyarrow.parquet
 
     rows: Rows = []
@@ -206,6 +268,8 @@ def _parquet(path: Path, room: Room) -> Rows:
             room.take(sum(column.nbytes for column in columns), str(path))
             rows += pyarrow.RecordBatch.from_arrays(columns, names=batch.schema.names).to_pylist()
             del batch, columns  # before the next ones are read
+        named_classes(rows, file.schema_arrow)
+    pyarrow.default_memory_pool().release_unused()  # of 18 MB of pictures it kept 50 MB
     return rows
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -10,6 +11,7 @@ from rondo.errors import ConfigError
 if TYPE_CHECKING:
     import datasets
     import pandas
+    import pyarrow
 
 Rows: TypeAlias = list[dict[str, Any]]
 Table: TypeAlias = "datasets.Dataset | pandas.DataFrame | Sequence[Mapping[str, Any]]"
@@ -66,8 +68,24 @@ def dataset_rows(table: datasets.Dataset) -> Rows:
     rows: Rows = table.to_list()
     for column, feature in table.features.items():
         if isinstance(feature, datasets.ClassLabel):
-            for row in rows:
-                value = row[column]
-                known = isinstance(value, int) and 0 <= value < len(feature.names)
-                row[column] = feature.names[value] if known else None
+            _name_classes(rows, column, feature.names)
     return rows
+
+
+def named_classes(rows: Rows, schema: pyarrow.Schema) -> None:
+    """Put the names of classes in place of their numbers, in rows of a Parquet file that Hugging Face's library wrote.
+    Its ``schema`` then says which columns hold classes."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        classes = {c: f["names"] for c, f in features.items() if f.get("_type") == "ClassLabel"}
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return  # another program wrote the file
+    for column, names in classes.items():
+        if column in schema.names and isinstance(names, list):
+            _name_classes(rows, column, [str(name) for name in names])
+
+
+def _name_classes(rows: Rows, column: str, names: Sequence[str]) -> None:
+    for row in rows:
+        value = row[column]
+        row[column] = names[value] if isinstance(value, int) and 0 <= value < len(names) else None

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 
 from rondo.algorithm import Algorithm, Client, Round
-from rondo.data.population import Population
+from rondo.config.schema import EvaluationConfig
+from rondo.data.population import Member, Population
+from rondo.engine.client.fitting import Fitting
 from rondo.models.network import Base, Network
-from rondo.params import Params, add_client_axis, on_device
+from rondo.params import Params, add_client_axis, everything, head, on_device
 from rondo.tasks.task import Example, Task
 
 NEWCOMER = Client("cold start", 0)
@@ -29,7 +31,9 @@ class Scorer:
     population: Population
     kept: Mapping[str, Params]
     """Tensors that clients kept, by client id."""
-    batch_size: int
+    config: EvaluationConfig
+    fitting: Fitting
+    """Trains models of clients where scores ask for it."""
 
     def model(self, state: Any, client: Client, round: Round) -> tuple[Params, Base]:
         """The tensors that ``client``'s network sees before ``round``, without a client axis, and the base's change."""
@@ -53,22 +57,45 @@ class Scorer:
 
     def at_clients(self, state: Any, round: Round) -> dict[str, Any]:
         """Scores of each client's model on its own validation rows, with their mean and the mean of the worst tenth.
-        The key is "personal" where models are personal, else "clients" (the global model at each client)."""
-        per_client = {}
+        The key is "personal" where models are personal, else "clients" (the global model at each client). With
+        ``fine_tune_epochs`` there are scores after fine-tuning too, under "fine_tuned"."""
+        kind = "personal" if self.algorithm.personal else "clients"
+        per_client: dict[str, dict[str, Any]] = {}
         for name, member in self.population.members.items():
             if member.validation:
-                seen, base = self.model(state, member.client, round)
-                per_client[name] = self.scores(seen, base, member.validation)
-        if not per_client:
-            return {}
-        summary = spread(per_client, self.task.primary, higher_is_better=self.task.higher_is_better)
-        kind = "personal" if self.algorithm.personal else "clients"
-        return {kind: {self.task.primary: summary, "per_client": per_client}}
+                seen, base = self._at_client(state, member, round)
+                per_client.setdefault(kind, {})[name] = self.scores(seen, base, member.validation)
+                if self.config.fine_tune_epochs:
+                    tuned = self._fine_tuned(seen, base, member, round)
+                    per_client.setdefault("fine_tuned", {})[name] = self.scores(tuned, base, member.validation)
+        metric, higher = self.task.primary, self.task.higher_is_better
+        return {
+            kind: {metric: spread(scores, metric, higher_is_better=higher), "per_client": scores}
+            for kind, scores in per_client.items()
+        }
+
+    def _at_client(self, state: Any, member: Member, round: Round) -> tuple[Params, Base]:
+        """The model that ``member`` uses. Some methods adapt it to the client's rows first."""
+        if not self.algorithm.scored_after_adapting:
+            return self.model(state, member.client, round)
+        shared = self.algorithm.broadcast(state, member.client, round)
+        local = self.kept.get(member.client.id)
+        if local is None:
+            local = self.algorithm.local_init(shared, member.client)
+        local = self.fitting.adapted(shared, local, member.client, member.train, round)
+        return self.algorithm.view(shared, local), shared.base
+
+    def _fine_tuned(self, seen: Params, base: Base, member: Member, round: Round) -> Params:
+        epochs, only_head = self.config.fine_tune_epochs, self.config.fine_tune == "head"
+        train = head if only_head and any(map(head, seen)) else everything
+        return self.fitting.tuned(seen, base, member.client, member.train, round, train=train, epochs=epochs)
 
     def scores(self, seen: Params, base: Base, examples: Sequence[Example]) -> dict[str, float | None]:
         """The task's metrics of the model ``seen`` (no client axis)."""
         seen = on_device(seen, self.network.device)
-        return scores(self.network, self.task, seen, self.network.on_device(base), examples, batch_size=self.batch_size)
+        return scores(
+            self.network, self.task, seen, self.network.on_device(base), examples, batch_size=self.config.batch_size
+        )
 
 
 @torch.no_grad()

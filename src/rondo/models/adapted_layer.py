@@ -6,6 +6,7 @@ autograd alone would choose the slow order for three of the six products (docs/l
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -15,6 +16,7 @@ from torch.nn import functional
 
 from rondo.lowrank import GrowingSum
 from rondo.models.call import Call, Rows, to_device
+from rondo.params import Params
 
 
 def add_low_rank(y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> Tensor:
@@ -97,6 +99,36 @@ def layer_kind(module: nn.Module) -> tuple[LayerKind, tuple[int, int]]:
         assert isinstance(weight, Tensor)
         return "conv1d", (weight.shape[1], weight.shape[0])  # stored transposed: in x out
     raise UnsupportedLayer(f"a {type(module).__name__} cannot be adapted; Linear, Conv1D and Conv2d can")
+
+
+@torch.no_grad()
+def frozen_matrix(module: nn.Module, site: Site) -> Tensor:
+    """W (out, in) of an adapted layer in float32. A weight in an unknown packed format is read by applying its layer to
+    the identity."""
+    out, inp = site.shape
+    weight = module.weight
+    if hasattr(weight, "qdata"):  # torchao
+        weight = weight.dequantize()  # type: ignore[operator]
+    if isinstance(weight, Tensor) and weight.is_floating_point() and weight.numel() == out * inp:
+        plain = weight.detach().float()
+        return plain.T if site.kind == "conv1d" else plain.reshape(out, inp)
+    eye = torch.eye(inp, device=next(module.parameters()).device)
+    columns: Tensor = module.forward(eye)
+    bias = module.bias
+    return (columns - bias if isinstance(bias, Tensor) else columns).T.float()
+
+
+def merged_weight(module: nn.Module, site: Site, seen: Params, base: Mapping[str, GrowingSum]) -> Tensor:
+    """The layer's weight, in its own shape, with all that a client's model adds to it: W + base + scale * B A. ``seen``
+    has no client axis; gradients flow to its factors."""
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    change = site.scale * (seen[f"{site.path}.B"] @ seen[f"{site.path}.A"])
+    if site.path in base:
+        change = change + base[site.path].factors().dense().to(change.dtype)
+    if site.kind == "conv1d":
+        change = change.mT
+    return weight + change.to(weight).reshape(weight.shape)
 
 
 class AdaptedLayer:

@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from rondo.algorithm import Weight
 from rondo.models import attention
-from rondo.models.adapted_layer import AdaptedLayer, Site
-from rondo.models.call import Call, Rows
+from rondo.models.adapted_layer import AdaptedLayer, Site, frozen_matrix
+from rondo.models.call import Call, Rows, output_of
 from rondo.models.network import Base, Network
 from rondo.params import HEAD_PREFIX, Params
 from rondo.tasks.task import Batch
@@ -101,7 +101,7 @@ class AdaptedNetwork(Network):
     def weights(self) -> dict[str, Weight]:
         """The frozen matrix of every adapted layer, read lazily."""
         return {
-            p: Weight(s.shape, s.scale, lambda layer=self._layers[p]: _matrix(layer))  # type: ignore[misc]
+            p: Weight(s.shape, s.scale, lambda layer=self._layers[p]: frozen_matrix(layer.module, layer.site))  # type: ignore[misc]
             for p, s in self.sites.items()
         }
 
@@ -131,25 +131,7 @@ class AdaptedNetwork(Network):
         output = None
         try:
             with attention.padding(rows.padded):
-                result = self.module(**batch)
-            output = getattr(result, "logits", result)
+                output = output_of(self.module, batch)
         finally:
             self._call.end(output)
-        assert isinstance(output, Tensor)
         return output
-
-
-@torch.no_grad()
-def _matrix(layer: AdaptedLayer) -> Tensor:
-    """W (out, in) in float32. A weight in an unknown packed format is read by applying its layer to the identity."""
-    module, (out, inp) = layer.module, layer.site.shape
-    weight = module.weight
-    if hasattr(weight, "qdata"):  # torchao
-        weight = weight.dequantize()  # type: ignore[operator]
-    if isinstance(weight, Tensor) and weight.is_floating_point() and weight.numel() == out * inp:
-        plain = weight.detach().float()
-        return plain.T if layer.site.kind == "conv1d" else plain.reshape(out, inp)
-    eye = torch.eye(inp, device=next(module.parameters()).device)
-    columns: Tensor = module.forward(eye)
-    bias = module.bias
-    return (columns - bias if isinstance(bias, Tensor) else columns).T.float()

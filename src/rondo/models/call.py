@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from rondo.lowrank import GrowingSum
 from rondo.params import Params
-from rondo.tasks.task import Example
+from rondo.tasks.task import Batch, Example
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -132,3 +135,21 @@ class Call(threading.local):
             self.again = True
             if sum(ref() is not None for ref in self.open) > 1:
                 raise RuntimeError("activation checkpointing allows one network call before each backward")
+
+
+def output_of(module: nn.Module, batch: Batch, tensors: Params | None = None) -> Tensor:
+    """The logits of ``module`` for ``batch``, with ``tensors`` in place of its own of these names. ``forward`` takes
+    the batch's tensors by name where it has these names, else in their order."""
+    named = _takes(type(module).forward, tuple(batch))
+    args, kwargs = ((), dict(batch)) if named else (tuple(batch.values()), {})
+    result = module(*args, **kwargs) if tensors is None else functional_call(module, dict(tensors), args, kwargs)
+    output = getattr(result, "logits", result)
+    assert isinstance(output, Tensor)
+    return output
+
+
+@functools.cache
+def _takes(forward: Callable[..., object], names: tuple[str, ...]) -> bool:
+    """Whether ``forward`` has arguments of all these names."""
+    known = inspect.signature(forward).parameters
+    return all(n in known for n in names) or any(p.kind is p.VAR_KEYWORD for p in known.values())

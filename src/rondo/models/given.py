@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-def copied(kind: Kind, model: PreTrainedModel, pad_token_id: int, labels: Sequence[str]) -> Pretrained:
+def copied(kind: Kind, model: PreTrainedModel, pad_token_id: int | None, labels: Sequence[str]) -> Pretrained:
     """A copy of ``model`` in float32 that a run may change. Weights that are in float32 already are shared with
     ``model``, which costs no memory: a run replaces tensors and never writes into them.
 
@@ -32,7 +32,7 @@ def copied(kind: Kind, model: PreTrainedModel, pad_token_id: int, labels: Sequen
     if kind.peft == "CAUSAL_LM":
         causality.check_architecture(module.config, module)
         causality.check_logits(module)
-    if module.config.pad_token_id is None:
+    if pad_token_id is not None and module.config.pad_token_id is None:
         module.config.pad_token_id = pad_token_id
     return Pretrained(module, head_names(kind, module, ()), [])
 

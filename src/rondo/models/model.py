@@ -16,8 +16,9 @@ from rondo.models.shortcuts.prefix import Prefix
 from rondo.params import Params
 from rondo.tasks.task import Example, Task
 
-Form = Literal["adapter", "merged", "tensors"]
-"""The form of a result: a PEFT adapter, a whole model, or the tensors of a network of one's own."""
+Form = Literal["adapter", "merged", "weights", "tensors"]
+"""The form of a result: a PEFT adapter, a whole model of transformers, the state of a module, or the tensors of a
+network of one's own."""
 
 
 class Model(Protocol):

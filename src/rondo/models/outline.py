@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from rondo import own_code
-from rondo.config.schema import GIVEN, RunConfig
+from rondo.config.schema import BUILTIN_NETWORKS, GIVEN, LINEAR, RunConfig
 from rondo.errors import ConfigError, Problem
-from rondo.models import own_network, peft
+from rondo.models import classical_outline, linear_problem, own_network, peft
 from rondo.models.adapted_layer import Site
 from rondo.models.given import copied, copied_tokenizer
 from rondo.models.model import Outline
@@ -29,6 +29,7 @@ from rondo.models.pretrained import (
     locate,
 )
 from rondo.models.transformer import Transformer, load_transformer
+from rondo.models.whole_model import trained_names
 from rondo.tasks import table as tasks
 from rondo.tasks.task import Task
 
@@ -44,17 +45,24 @@ def look(
 ) -> Outline:
     """Outline the model that ``config`` names. Raises :class:`ConfigError` if there is none or a package is missing.
 
-    ``model``, ``tokenizer``: objects in its place, both or neither.
+    ``model``, ``tokenizer``: objects in its place; the tokenizer for text only.
     """
     if own_code.is_name(config.model.name):
         return own_network.look(config, labels)
+    if config.model.name in BUILTIN_NETWORKS:
+        return classical_outline.look(config, labels)
+    if config.model.name == LINEAR:
+        return linear_problem.look(config)
     if config.task.kind not in tasks.TABLE:
         message = "a task of one's own needs a network of its own: name it as package.module:factory"
+        raise ConfigError.at("model.name", message)
+    if tasks.TABLE[config.task.kind].auto is None:
+        message = f"transformers has no models for {config.task.kind}: name a network, package.module:factory"
         raise ConfigError.at("model.name", message)
     missing = list(_missing_packages(config))
     if missing:
         raise ConfigError(missing)
-    if model is not None and tokenizer is not None:
+    if model is not None:
         return _outline(config, labels, _given(config, labels, model, tokenizer))
     return _outline(config, labels, _named(config, labels))
 
@@ -72,7 +80,7 @@ class TransformerOutline:
     """The model's configuration, from transformers."""
     tokenizer: Any
     longest: int
-    """The most tokens that the model takes."""
+    """The most tokens that the model takes; 0 for pictures."""
     loaded: Pretrained | None
     """The model with its weights, if a program gave it."""
 
@@ -94,13 +102,13 @@ class _Found:
 
 
 def _given(
-    config: RunConfig, labels: Sequence[str], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    config: RunConfig, labels: Sequence[str], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
 ) -> _Found:
     used = [key for key in ("revision", "gguf_file", "quantization") if getattr(config.model, key) is not None]
     if used:
         raise ConfigError([Problem(f"model.{key}", "a model object does not use it: remove it") for key in used])
-    own = copied_tokenizer(tokenizer)
-    loaded = copied(tasks.TABLE[config.task.kind], model, own.pad_token_id, labels)
+    own = None if tokenizer is None else copied_tokenizer(tokenizer)
+    loaded = copied(tasks.TABLE[config.task.kind], model, None if own is None else own.pad_token_id, labels)
     known = loaded.module.config
     return _Found(model.name_or_path or GIVEN, known, loaded.module, loaded.head, own, loaded)
 
@@ -117,34 +125,69 @@ def _named(config: RunConfig, labels: Sequence[str]) -> _Found:
     with loading(model.name, "it"):
         known = load_config(kind, name, labels=labels, revision=model.revision, gguf_file=model.gguf)
         empty, head_names = load_structure(kind, known)
-    with loading(model.name, "its tokenizer"):
-        tokenizer = load_tokenizer(name, revision=model.revision, gguf_file=model.gguf)
+    tokenizer = None
+    if kind.inputs == "text":
+        with loading(model.name, "its tokenizer"):
+            tokenizer = load_tokenizer(name, revision=model.revision, gguf_file=model.gguf)
     return _Found(name, known, empty, head_names, tokenizer)
 
 
 def _outline(config: RunConfig, labels: Sequence[str], found: _Found) -> TransformerOutline:
-    kind, tokenizer, problems = tasks.TABLE[config.task.kind], found.tokenizer, []
-    _set_template(tokenizer, config)
-    limit = _longest(found.module, tokenizer)
-    if config.task.max_length > limit:
-        message = f"{config.task.max_length}, but this model takes {limit} tokens: lower it to {limit}"
-        problems.append(Problem("task.max_length", message))
-    embedded = int(found.module.get_input_embeddings().num_embeddings)  # type: ignore[operator]
-    if len(tokenizer) > embedded:
-        message = f"its tokenizer has {len(tokenizer)} tokens and its embedding only {embedded}: is it another model's?"
-        problems.append(Problem("model.name", message))
-    if kind.head and getattr(found.known, "summary_type", None) == "last":
-        message = "it classifies by a row's last token (XLNet), and rows are padded behind it: name another"
-        problems.append(Problem("model.name", message))
+    kind, tokenizer = tasks.TABLE[config.task.kind], found.tokenizer
+    if tokenizer is None:
+        limit, problems = 0, list(_picture_problems(config, found.known))
+    else:
+        _set_template(tokenizer, config)
+        limit = _longest(found.module, tokenizer)
+        problems = list(_text_problems(config, found, limit))
     sites: tuple[Site, ...] = ()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # loading the model repeats them
-            sites = peft.plan(found.module, config.adapter, kind.peft, found.head, config.seed).sites
+            if config.has_factors:
+                sites = peft.plan(found.module, config.adapter, kind.peft, found.head, config.seed).sites
+        trained_names(config, found.module, found.head, sites)
     except ConfigError as error:
         problems += error.problems
+    problems += _of_whole_training(config)
     task = tasks.load(config.task.kind).of(config.task, tokenizer, labels)
     return TransformerOutline(task, sites, problems, found.name, found.known, tokenizer, limit, found.loaded)
+
+
+def _of_whole_training(config: RunConfig) -> Iterator[Problem]:
+    """Keys that a checkpoint does not go with."""
+    if config.adapter.from_scratch:
+        message = "it would set pre-trained weights to zero: remove it, or take a built-in network"
+        yield Problem("adapter.from_scratch", message)
+    if config.model.quantization is not None and config.whole_tensors is not None:
+        message = "weights that are trained whole cannot be int8: remove it, or remove train.what"
+        yield Problem("model.quantization", message)
+
+
+def _text_problems(config: RunConfig, found: _Found, limit: int) -> Iterator[Problem]:
+    """Everything that a model does not allow of texts."""
+    if config.task.max_length > limit:
+        message = f"{config.task.max_length}, but this model takes {limit} tokens: lower it to {limit}"
+        yield Problem("task.max_length", message)
+    embedded, tokens = int(found.module.get_input_embeddings().num_embeddings), len(found.tokenizer)  # type: ignore[operator]
+    if tokens > embedded:
+        message = f"its tokenizer has {tokens} tokens and its embedding only {embedded}: is it another model's?"
+        yield Problem("model.name", message)
+    if tasks.TABLE[config.task.kind].head and getattr(found.known, "summary_type", None) == "last":
+        message = "it classifies by a row's last token (XLNet), and rows are padded behind it: name another"
+        yield Problem("model.name", message)
+
+
+def _picture_problems(config: RunConfig, known: Any) -> Iterator[Problem]:
+    """Everything that a model does not allow of pictures. ``known``: its configuration."""
+    shape, side, channels = config.task.image_shape, known.image_size, known.num_channels
+    sides = list(side) if isinstance(side, list | tuple) else [side, side]
+    if shape is not None and shape[:2] != sides:
+        message = f"this model takes pictures of {sides[0]} x {sides[1]} pixels, and these are {shape[0]} x {shape[1]}"
+        yield Problem("task.image_size", f"{message}: set it to {sides[0]}")
+    if shape is not None and shape[2] != channels:
+        message = f"this model takes {channels} channels, and the pictures have {shape[2]}: set it to "
+        yield Problem("task.image_shape", f"{message}{[*sides, channels]}")
 
 
 def _set_template(tokenizer: Any, config: RunConfig) -> None:

@@ -9,15 +9,17 @@ from typing import Any, ClassVar, Literal
 
 import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rondo import own_code
 from rondo.config.schema import AdapterConfig, RunConfig
 from rondo.errors import ConfigError, Problem
 from rondo.models.adapted_layer import Site
+from rondo.models.classical_outline import unused
 from rondo.models.network import Base, Network
 from rondo.models.pretrained import fingerprint
 from rondo.models.shortcuts.prefix import Prefix
+from rondo.models.whole_model import WholeModel, whole_model
 from rondo.params import Params
 from rondo.tasks import table as tasks
 from rondo.tasks.task import Example, Task
@@ -67,19 +69,16 @@ class OwnOutline:
     sites: Sequence[Site] = ()
     problems: Sequence[Problem] = ()
 
-    def load(self, config: RunConfig, device: torch.device) -> OwnModel:
-        """See :meth:`rondo.models.model.Outline.load`."""
-        try:
-            factory = own_code.load(self.name)
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(config.seed)
-                network = factory(config, self.task)
-        except Exception as error:  # the user's module may raise anything
-            message = f"{self.name!r} makes no network: {type(error).__name__}: {error}"
-            raise ConfigError.at("model.name", message) from None
+    def load(self, config: RunConfig, device: torch.device) -> OwnModel | WholeModel:
+        """See :meth:`rondo.models.model.Outline.load`. A ``torch.nn.Module`` is trained as the configuration says."""
+        network = self._made(config)
+        if isinstance(network, nn.Module):
+            return whole_model(config, lambda: self._made(config), self.task, device)
         if not isinstance(network, Network):
-            message = f"{self.name!r} gave a {type(network).__name__}, not a rondo.models.network.Network"
-            raise ConfigError.at("model.name", message)
+            message = f"{self.name!r} gave a {type(network).__name__}, not a torch.nn.Module or a "
+            raise ConfigError.at("model.name", message + "rondo.models.network.Network")
+        if problems := list(_unused_by_network(config)):
+            raise ConfigError(problems)
         network.move(device)
         precision = self.task.precision
         for name, tensor in network.initial.items():
@@ -91,11 +90,23 @@ class OwnOutline:
                 raise ConfigError.at("model.name", message)
         return OwnModel(self.name, {"model_sha256": fingerprint(network.module)}, network, precision)
 
+    def _made(self, config: RunConfig) -> Any:
+        """What the factory makes, drawn from the run's seed. Raises :class:`ConfigError`."""
+        try:
+            factory = own_code.load(self.name)
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(config.seed)
+                return factory(config, self.task)
+        except Exception as error:  # the user's module may raise anything
+            message = f"{self.name!r} makes no network: {type(error).__name__}: {error}"
+            raise ConfigError.at("model.name", message) from None
+
 
 def look(config: RunConfig, labels: Sequence[str]) -> OwnOutline:
-    """Outline a user's network: only its task is known, without a tokenizer."""
+    """Outline a user's network: only its task is known, without a tokenizer. Raises :class:`ConfigError` for a task on
+    text."""
     kind = config.task.kind
-    if kind in tasks.TABLE:
+    if kind in tasks.TABLE and tasks.TABLE[kind].inputs == "text":
         message = f"a network of one's own has no tokenizer, which {kind} needs: name a task as package.module:Class"
         raise ConfigError.at("task.kind", message)
     cls = tasks.load(kind)
@@ -106,13 +117,15 @@ def look(config: RunConfig, labels: Sequence[str]) -> OwnOutline:
     except Exception as error:  # the user's class may raise anything
         message = f"{kind!r} makes no task: {type(error).__name__}: {error}"
         raise ConfigError.at("task.kind", message) from None
-    return OwnOutline(task, config.model.name, problems=tuple(_unused(config)))
+    return OwnOutline(task, config.model.name, problems=tuple(unused(config)))
 
 
-def _unused(config: RunConfig) -> Iterator[Problem]:
-    """Keys that say how a pre-trained model is loaded and adapted."""
-    for key in ("revision", "gguf_file", "quantization"):
-        if getattr(config.model, key) is not None:
-            yield Problem(f"model.{key}", "a network of one's own does not use it: remove it")
+def _unused_by_network(config: RunConfig) -> Iterator[Problem]:
+    """Keys that say what of a module is trained."""
+    own = "a network of one's own says itself what it takes from clients: remove it"
     if config.adapter != AdapterConfig():
         yield Problem("adapter", "a network of one's own does not use this section: remove it")
+    if config.train.what is not None:
+        yield Problem("train.what", own)
+    if config.model.head_layers is not None:
+        yield Problem("model.head_layers", own)

@@ -37,7 +37,8 @@ from rondo.params import HEAD_PREFIX, Params
 if TYPE_CHECKING:
     import peft
 
-TaskType = Literal["SEQ_CLS", "CAUSAL_LM"]
+TaskType = Literal["SEQ_CLS", "CAUSAL_LM"] | None
+"""PEFT's name of a task. It has none for pictures, and such adapters carry none."""
 _KEY = "base_model.model."
 _LONGEST = 2**24
 """Characters of an adapter_config.json that are read. PEFT writes some hundred per adapted layer at most."""
@@ -54,7 +55,7 @@ class Plan:
     """PEFT's configuration of the adapters."""
 
 
-def plan(module: nn.Module, config: AdapterConfig, task: TaskType, head: Sequence[str], seed: int) -> Plan:
+def plan(module: nn.Module, config: AdapterConfig, task: TaskType | None, head: Sequence[str], seed: int) -> Plan:
     """Ask PEFT which layers of ``module`` the configuration adapts, with which rank, scale and initial factors.
 
     ``module`` is left as it was. ``head`` names the head's tensors, whose modules are never adapted. Raises
@@ -65,7 +66,12 @@ def plan(module: nn.Module, config: AdapterConfig, task: TaskType, head: Sequenc
 
     if config.start_from is not None:
         return _plan_from(module, config.start_from, task, head)
-    options = config.model_dump(exclude={"start_from"})
+    options = config.model_dump(exclude={"start_from", "from_scratch"})
+    if config.target_modules == "all-linear" and not hasattr(module, "config"):  # PEFT knows it for transformers alone
+        heads = _head_modules(module, head)
+        options["target_modules"] = [
+            p for p, m in module.named_modules() if isinstance(m, nn.Linear) and p not in heads
+        ]
     lora = peft.LoraConfig(task_type=task, modules_to_save=_head_modules(module, head) or None, **options)
     return _inject(module, lora, head, seed, "adapter.target_modules")
 
@@ -192,7 +198,7 @@ def _shown(targets: object) -> str:
     return repr(sorted(targets) if isinstance(targets, (set, list)) else targets)
 
 
-def _plan_from(module: nn.Module, folder: str, task: TaskType, head: Sequence[str]) -> Plan:
+def _plan_from(module: nn.Module, folder: str, task: TaskType | None, head: Sequence[str]) -> Plan:
     """The plan of an adapter that PEFT or an earlier run wrote: its configuration and its factors."""
     import peft
 
@@ -226,7 +232,7 @@ def _plan_from(module: nn.Module, folder: str, task: TaskType, head: Sequence[st
     return Plan(planned.sites, params, planned.lora)
 
 
-_PASSED_ON = (*(set(AdapterConfig.model_fields) - {"start_from"}), "fan_in_fan_out")
+_PASSED_ON = (*(set(AdapterConfig.model_fields) - {"start_from", "from_scratch"}), "fan_in_fan_out")
 """Keys of ``adapter_config.json`` that decide where adapters go and how they act."""
 
 _NOT_USED = (

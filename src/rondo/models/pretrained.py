@@ -36,7 +36,7 @@ def fingerprint(module: nn.Module) -> str:
 
 def identity(module: Any, tokenizer: Any) -> dict[str, Any]:
     """The manifest's keys that tell a model from every other: the digest of its weights, everything in its
-    configuration that its output may depend on, and the digest of its tokenizer.
+    configuration that its output may depend on, and the digest of its tokenizer, if it has one.
 
     The configuration is as JSON has it, with numbers that JSON lacks as text. Versions, file names, label names and
     the dtype are left out: the manifest has them, or Rondo sets them.
@@ -45,7 +45,7 @@ def identity(module: Any, tokenizer: Any) -> dict[str, Any]:
     return {
         "model_sha256": fingerprint(module),
         "model_config": json.loads(json.dumps(content, default=str), parse_constant=str),
-        "tokenizer_sha256": _tokenizer_digest(tokenizer),
+        "tokenizer_sha256": None if tokenizer is None else _tokenizer_digest(tokenizer),
     }
 
 
@@ -147,7 +147,7 @@ def load_pretrained(
     if quantization is not None and not any(hasattr(p, "qdata") for p in module.parameters()):
         message = f"{module.config.model_type} has no layer that int8 is made for (nn.Linear): remove it"
         raise ConfigError.at("model.quantization", message)
-    if module.config.pad_token_id is None:
+    if tokenizer is not None and module.config.pad_token_id is None:
         module.config.pad_token_id = tokenizer.pad_token_id
     return Pretrained(module, head, parts_of(report["unexpected_keys"], module.state_dict().keys()))
 
@@ -196,6 +196,7 @@ def auto(kind: Kind) -> Any:
     """transformers' model class for a kind of task."""
     import transformers
 
+    assert kind.auto is not None, "checked when the model is looked for"
     return getattr(transformers, kind.auto)
 
 

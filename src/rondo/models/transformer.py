@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 
@@ -21,6 +21,8 @@ from rondo.models.precision import Kernels, apply, choose
 from rondo.models.pretrained import Pretrained, identity, load_pretrained, loading
 from rondo.models.shortcuts.choose import Shortened, shorten
 from rondo.models.shortcuts.prefix import Prefix
+from rondo.models.whole_model import make_network, state_of
+from rondo.models.whole_network import WholeNetwork
 from rondo.params import HEAD_PREFIX, Params
 from rondo.tasks import table as tasks
 from rondo.tasks.task import Example, Task
@@ -30,16 +32,15 @@ from rondo.tasks.task import Example, Task
 class Transformer:
     """A :class:`rondo.models.model.Model`."""
 
-    form: ClassVar[Literal["adapter"]] = "adapter"
     name: str
     """The absolute path of its folder, or its name on a hub."""
     identity: Mapping[str, Any]
-    network: AdaptedNetwork
+    network: AdaptedNetwork | WholeNetwork
     known: Any
     """The model's configuration, from transformers."""
     tokenizer: Any
     lora: Any
-    """The adapters' configuration, from PEFT."""
+    """The adapters' configuration, from PEFT; None without adapters."""
     kernels: Kernels
     simulation: SimulationConfig
     unused: list[str]
@@ -48,8 +49,15 @@ class Transformer:
     """Package and version that rounded the weights."""
     shortened: Shortened = field(default_factory=Shortened)
 
+    @property
+    def form(self) -> Literal["adapter", "merged"]:
+        """See :attr:`rondo.models.model.Model.form`."""
+        return "merged" if isinstance(self.network, WholeNetwork) else "adapter"
+
     def shorten(self, task: Task, examples: Sequence[Example]) -> Prefix | None:
-        """See :meth:`rondo.models.model.Model.shorten`."""
+        """See :meth:`rondo.models.model.Model.shorten`. None is taken where whole tensors are trained."""
+        if isinstance(self.network, WholeNetwork):
+            return None
         self.shortened = shorten(self.network, task, examples, self.simulation)
         return self.shortened.prefix
 
@@ -59,7 +67,13 @@ class Transformer:
         return {**loading, "kernels": self.kernels.record(), **self.shortened.record()}
 
     def save(self, folder: Path, seen: Params, base: Base, labels: Sequence[str]) -> None:
-        """Write a PEFT adapter, with the tokenizer and the label names beside it."""
+        """Write a PEFT adapter, or a whole model, with the tokenizer and the label names beside it."""
+        if isinstance(self.network, WholeNetwork):
+            state = state_of(self.network, seen, base)
+            self.network.module.save_pretrained(str(folder), state_dict=state)  # type: ignore[operator]
+            if self.tokenizer is not None:
+                self.tokenizer.save_pretrained(str(folder))
+            return
         peft.write_adapter(
             folder,
             self.network,
@@ -84,16 +98,25 @@ def load_transformer(
     if loaded.unused:
         message = f"model.name: parts of the checkpoint are not used: {listed(loaded.unused)}"
         warnings.warn(f"{message}; right for another task's head, but not for layers of the body", stacklevel=2)
-    planned = peft.plan(module, config.adapter, tasks.TABLE[config.task.kind].peft, head_names, config.seed)
-    planned.lora.revision = config.model.revision  # PEFT's AutoPeft classes load the base by it
     whose = identity(module, tokenizer)
-    kernels = choose(config.train.precision, device, quantized=config.model.quantization is not None)
-    factors = {n: t for n, t in planned.params.items() if not n.startswith(HEAD_PREFIX)}
-    network = AdaptedNetwork(module.to(device), planned.sites, head_names, factors)
-    apply(module, kernels)
-    for tensor in network.initial_head:
-        if tensor in planned.params:
-            network.initial_head[tensor] = planned.params[tensor].to(device)
+    task = tasks.TABLE[config.task.kind].peft
+    network: AdaptedNetwork | WholeNetwork
+    if config.whole_tensors is not None:
+        kernels = Kernels(torch.float32, "torch", "torch", "weights are trained in it")
+        lora = None
+        network = make_network(config, module, head_names, task)
+        network.move(device)
+    else:
+        planned = peft.plan(module, config.adapter, task, head_names, config.seed)
+        lora = planned.lora
+        lora.revision = config.model.revision  # PEFT's AutoPeft classes load the base by it
+        kernels = choose(config.train.precision, device, quantized=config.model.quantization is not None)
+        factors = {n: t for n, t in planned.params.items() if not n.startswith(HEAD_PREFIX)}
+        network = AdaptedNetwork(module.to(device), planned.sites, head_names, factors)
+        apply(module, kernels)
+        for tensor in network.initial_head:
+            if tensor in planned.params:
+                network.initial_head[tensor] = planned.params[tensor].to(device)
     quantizer = f"torchao {importlib.metadata.version('torchao')}" if config.model.quantization is not None else None
     return Transformer(
         os.path.abspath(name) if os.path.isdir(name) else name,
@@ -101,7 +124,7 @@ def load_transformer(
         network,
         known,
         tokenizer,
-        planned.lora,
+        lora,
         kernels,
         config.simulation,
         loaded.unused,

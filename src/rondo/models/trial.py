@@ -19,7 +19,7 @@ from torch import Tensor
 from rondo.errors import ConfigError
 from rondo.models.call import Rows, RowsUnknown
 from rondo.models.network import Network
-from rondo.params import Params, add_client_axis, module_of, on_device, stack_clients, up
+from rondo.params import Params, add_client_axis, buffer, module_of, on_device, stack_clients, up
 from rondo.tasks.causal_lm import CausalLM
 from rondo.tasks.task import Example, Task
 from rondo.tasks.token_store import TextExample
@@ -86,7 +86,7 @@ def _step(
     """A training step of clients with one group of rows each. Their masks of adapter dropout come from ``seeds``."""
     inputs, targets = (on_device(part, network.device) for part in task.collate([e for g in groups for e in g]))
     rows = Rows.of(groups, padded=task.padded).to(network.device)
-    leaves = {n: t.detach().clone().requires_grad_(t.is_floating_point()) for n, t in params.items()}
+    leaves = {n: t.detach().clone().requires_grad_(t.is_floating_point() and not buffer(n)) for n, t in params.items()}
     trained = {n: t for n, t in leaves.items() if t.requires_grad}
     dropout = [torch.Generator().manual_seed(seed) for seed in seeds]
     with torch.random.fork_rng(devices=[network.device] if network.device.type == "cuda" else []):
@@ -121,7 +121,7 @@ def _drawn(network: Network, client: int) -> Params:
     g = torch.Generator().manual_seed(client)
 
     def moved(name: str, start: Tensor) -> Tensor:
-        if not start.is_floating_point():
+        if not start.is_floating_point() or buffer(name):
             return start
         path = module_of(name)
         scale = network.sites[path].scale if up(name) and path in network.sites else 1.0

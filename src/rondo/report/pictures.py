@@ -94,6 +94,30 @@ def _bars(axes: Any, clients: Mapping[str, Any], sizes: Sequence[int]) -> None:
         axes.set_xlabel("client")
 
 
+def contact_sheet(clients: Mapping[str, Sequence[tuple[Any, str]]]) -> bytes:
+    """Draw some pictures that clients hold, a row per client: arrays (height, width, channels) of uint8, each with its
+    caption."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    columns = max(map(len, clients.values()))
+    figure, axes = pyplot.subplots(
+        len(clients), columns, figsize=(1.6 + 0.8 * columns, 0.3 + len(clients)), layout="constrained", squeeze=False
+    )
+    for row, (name, pictures) in zip(axes, clients.items(), strict=True):
+        for panel in row:
+            panel.axis("off")
+        row[0].text(-0.15, 0.5, _plain(name), transform=row[0].transAxes, ha="right", va="center", fontsize=8)
+        for panel, (pixels, caption) in zip(row, pictures, strict=False):
+            grey = pixels.shape[2] == 1
+            shown = pixels[:, :, 0] if grey else pixels
+            panel.imshow(shown, cmap="gray" if grey else None, vmin=0, vmax=255, interpolation="nearest")
+            panel.set_title(_plain(caption), fontsize=7, pad=2)
+    return _png(figure)
+
+
 def curve(before: Mapping[str, Any], history: Sequence[Mapping[str, Any]], metric: str, title: str) -> bytes:
     """Draw the metric on the test set over rounds, starting before the first, and the training loss beside it."""
     figure, axes = _axes(7, 4)
@@ -115,6 +139,19 @@ def curve(before: Mapping[str, Any], history: Sequence[Mapping[str, Any]], metri
         right.plot([x for x, _ in losses], [y for _, y in losses], color="tab:orange", ls="--", lw=1)
         right.set_ylabel("training loss", color="tab:orange")
         right.set_ylim(bottom=0)
+    axes.set_title(title.replace("$", r"\$"), loc="left")
+    return _png(figure)
+
+
+def measure(before: Mapping[str, float], history: Sequence[Mapping[str, Any]], title: str) -> bytes:
+    """Draw the first of the task's measures over rounds, starting before the first, on a logarithmic axis."""
+    figure, axes = _axes(7, 4)
+    ((name, start), *_) = before.items()
+    points = [(0, start), *((r["round"] + 1, r["measures"][name]) for r in history)]
+    axes.plot([x for x, _ in points], [y for _, y in points], marker="o", ms=3, color="tab:blue")
+    axes.set_yscale("log", nonpositive="mask")
+    axes.set_xlabel("rounds")
+    axes.set_ylabel(name.replace("_", " "))
     axes.set_title(title.replace("$", r"\$"), loc="left")
     return _png(figure)
 

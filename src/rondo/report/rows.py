@@ -36,7 +36,7 @@ def account(partition: Mapping[str, Any]) -> Iterator[str]:
         few = "clients with fewer than partition.min_size"
         yield f"{moved} of {partition['rows']} training rows are moved to {few}: no draw gave every client enough"
     if count := partition["clients_not_sampled"]:
-        yield f"{count} clients have no row in the sample"
+        yield f"{count} clients are not in the sample"
     if names := list(partition["clients_too_small"]):
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         yield f"left out for too few examples: {', '.join(names[:_NAMED])}{more}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -28,6 +28,7 @@ _KINDS = {
     "cold_start": "cold-start model, test set",
     "clients": "global model at the clients",
     "personal": "personal models at their clients",
+    "fine_tuned": "fine-tuned models at their clients",
 }
 
 
@@ -106,6 +107,17 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     return [*score_rows(summary), *_cost_rows(summary)]
 
 
+def adapted_table(title: str, shots: Mapping[int, Sequence[Any]]) -> Table:
+    """The table of ``rondo adapt``. ``shots`` gives the scores of three models by the number of rows that they were
+    fitted to: cold start, personal tensors fitted, trained alone."""
+    table = Table(title=title, title_justify="left")
+    for column in ("rows", "cold start", "personal part fitted", "trained alone"):
+        table.add_column(column, justify="right")
+    for rows, scores in shots.items():
+        table.add_row(str(rows), *map(_number, scores))
+    return table
+
+
 def score_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """The scores: label, value before, value after."""
     before, after, primary = summary["before"], summary["after"], summary["primary"]
@@ -117,6 +129,9 @@ def score_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         elif kind in after:
             yield f"{label}: mean {primary}", "", _number(after[kind][primary]["mean"])
             yield f"{label}: worst tenth", "", _number(after[kind][primary]["worst_tenth"])
+    measures = summary.get("measures", {"before": {}, "after": {}})
+    for name, value in measures["after"].items():
+        yield name, f"{measures['before'][name]:.3g}" if name in measures["before"] else "-", f"{value:.3g}"
     best = summary["best"]
     if best is not None and best["rounds"] != summary["rounds"]:
         yield f"best, after round {best['rounds']}: {primary}", "", _number(best[primary])

@@ -22,6 +22,7 @@ from rondo.data.labels import find_labels
 from rondo.data.population import Population, build
 from rondo.data.sources import load as load_source
 from rondo.engine.client.cohorts import Cohorts, one_cohort, workers
+from rondo.engine.client.fitting import Fitting
 from rondo.engine.client.local_round import LocalRound
 from rondo.engine.client.memory import activation_bytes
 from rondo.engine.faults import Rehearsal, are_rehearsed
@@ -111,8 +112,9 @@ class Assembly:
 
     def scorer(self, kept: MutableMapping[str, Params]) -> Scorer:
         """The scorer of the run's models. ``kept``: tensors that clients keep."""
-        batch_size = self.config.evaluation.batch_size
-        return Scorer(self.algorithm, self.model.network, self.task, self.population, kept, batch_size)
+        config, network = self.config, self.model.network
+        fitting = Fitting(self.algorithm, network, self.task, config.train, config.clients)
+        return Scorer(self.algorithm, network, self.task, self.population, kept, config.evaluation, fitting)
 
     def start(self) -> Start:
         """Make the first state and measure a training step. A resumed run measures from its first state too, so that
@@ -172,6 +174,9 @@ def assemble(
             del source
         labels = tuple(labels or ())
         outline = look(config, labels, given.model, given.tokenizer)
+        if algorithm.least_squares and outline.task.least_squares is None:
+            message = f"it minimises a squared error exactly, and {config.task.kind} has another loss: "
+            raise ConfigError.at("algorithm.name", message + "take a general method, or task.kind = 'linear'")
         ranks = _ranks(config, algorithm, outline, dealt)
         population = Population({}, (), {})
         if dealt is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rondo import algorithms
+from rondo.config.checks import data_source
 from rondo.config.schema import GIVEN, RunConfig
 from rondo.models.model import Form, Model
 from rondo.models.network import Base
@@ -103,9 +104,8 @@ def card(
     return "\n".join(sections) + "\n"
 
 
-_TITLES = {"adapter": "LoRA adapter", "merged": "Model", "tensors": "Tensors"}
+_TITLES = {"adapter": "LoRA adapter", "merged": "Model", "weights": "Model", "tensors": "Tensors"}
 _PACKAGES = {"peft": "PEFT", "rondo-fl": "Rondo", "torch": "PyTorch", "transformers": "Transformers"}
-_PIPELINES = {"SEQ_CLS": "text-classification", "CAUSAL_LM": "text-generation"}
 
 
 def _header(facts: Facts, form: Form) -> str:
@@ -113,14 +113,14 @@ def _header(facts: Facts, form: Form) -> str:
     from huggingface_hub import ModelCardData
 
     kind = tasks.TABLE.get(facts.config.task.kind)
-    base = facts.model if form != "tensors" and facts.model != GIVEN else None
+    base = facts.model if form in ("adapter", "merged") and facts.model != GIVEN else None
     tags = ["federated-learning"]
     if form == "adapter":
         tags += ["lora", "transformers", *([f"base_model:adapter:{base}"] if base is not None else [])]
     data = ModelCardData(
         base_model=base,
-        library_name={"adapter": "peft", "merged": "transformers", "tensors": None}[form],
-        pipeline_tag=_PIPELINES[kind.peft] if kind is not None else None,
+        library_name={"adapter": "peft", "merged": "transformers"}.get(form),
+        pipeline_tag=kind.pipeline if kind is not None else None,
         tags=sorted(tags),
     )
     return f"---\n{data.to_yaml()}\n---\n"
@@ -132,12 +132,12 @@ def _data(facts: Facts) -> Iterator[tuple[str, str]]:
         yield "source", "one file per client"
     else:
         # The folders above a file may tell more than its name, so they are left out.
-        source = data.source or "builtin:home-intents"
+        source = data_source(facts.config) or ""
         yield "source", _code(Path(source).name if Path(source).is_absolute() else source)
     yield "rows", f"{facts.rows} at the clients, {facts.test_rows} in the test set"
     partition = facts.config.partition
     yield "clients", str(facts.clients) + ("" if data.clients_from is not None else f", partition {partition.kind}")
-    for key in ("text", "prompt", "response", "messages", "label"):
+    for key in ("text", "prompt", "response", "messages", "image", "features", "target", "label"):
         if (columns := getattr(task, key)) is not None:
             yield f"{key} column", ", ".join(map(_code, [columns] if isinstance(columns, str) else columns))
     if facts.labels:
@@ -154,7 +154,12 @@ def _procedure(facts: Facts, rounds: int) -> Iterator[tuple[str, str]]:
         yield "paper", entry.paper
     yield "rounds", f"{rounds} of {config.rounds}"
     yield "seed", str(config.seed)
-    yield "most tokens per row", str(config.task.max_length)
+    kind = tasks.TABLE.get(config.task.kind)
+    if kind is None or kind.inputs == "text":
+        yield "most tokens per row", str(config.task.max_length)
+    elif kind.inputs == "image":
+        shape = " x ".join(map(str, config.task.image_shape or ()))
+        yield "pictures", f"{shape}, normalised as {_code(config.task.normalize)}, augmented by {config.task.augment}"
     if config.model.quantization is not None:
         yield "frozen layers in training", config.model.quantization
     given = GIVEN in (config.data.source, config.data.test_source, config.model.name)
@@ -166,14 +171,32 @@ def _loading(facts: Facts, form: Form) -> str:
     """The lines that load the result without Rondo."""
     if form == "tensors":
         return f"`tensors.safetensors` has the tensors that the network {_code(facts.config.model.name)} takes."
+    if form == "weights":
+        name = _code(facts.config.model.name)
+        return f'`model.safetensors` has the state of {name}: `module.load_state_dict(load_file("model.safetensors"))`.'
     kind = tasks.TABLE[facts.config.task.kind]
-    pipeline = _PIPELINES[kind.peft]
+    if form == "merged" and kind.inputs == "image":
+        code = f'from transformers import {kind.auto}\n\nmodel = {kind.auto}.from_pretrained("."){_FOLDER}\n'
+        return f"```python\n{code}```"
     if form == "merged":
-        code = f'from transformers import pipeline\n\nmodel = pipeline("{pipeline}", "."){_FOLDER}\n'
+        code = f'from transformers import pipeline\n\nmodel = pipeline("{kind.pipeline}", "."){_FOLDER}\n'
         return f"```python\n{code}```"
     if facts.config.model.name == GIVEN:
         return "The base model was given in Python; `peft.PeftModel.from_pretrained(model, FOLDER)` adds the adapter."
-    auto = f"AutoPeftModelFor{kind.auto.removeprefix('AutoModelFor')}"
+    if kind.inputs == "image":  # PEFT has no class of its own for them
+        base = json.dumps(facts.model)
+        return f"""```python
+import json
+
+from peft import PeftModel
+from transformers import {kind.auto}
+
+folder = "."{_FOLDER}
+labels = dict(enumerate(json.load(open(f"{{folder}}/labels.json", encoding="utf-8"))))
+model = {kind.auto}.from_pretrained({base}, id2label=labels, ignore_mismatched_sizes=True)
+model = PeftModel.from_pretrained(model, folder)
+```"""
+    auto = f"AutoPeftModelFor{(kind.auto or '').removeprefix('AutoModelFor')}"
     options, labels, before = "", "", ""
     if kind.head:
         # PEFT loads the base model by the base's own configuration, which does not know these labels.
@@ -188,7 +211,7 @@ from transformers import AutoTokenizer, pipeline
 
 folder = "."{_FOLDER}
 {labels}model = {auto}.from_pretrained(folder{options})
-model = pipeline("{pipeline}", model, tokenizer=AutoTokenizer.from_pretrained(folder))
+model = pipeline("{kind.pipeline}", model, tokenizer=AutoTokenizer.from_pretrained(folder))
 ```"""
 
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import safetensors.torch
 import torch
 
 from rondo.errors import ConfigError, RunStopped, headed
 from rondo.models import peft, result_factors
+from rondo.models.call import output_of
 from rondo.models.model import Form
 from rondo.models.network import Base
 from rondo.models.pretrained import auto
 from rondo.models.transformer import Transformer, load_base
+from rondo.models.whole_model import WEIGHTS, WholeModel
 from rondo.params import Params, add_client_axis
+from rondo.runs.assemble import assemble
 from rondo.runs.card import Facts, card, describe, save
 from rondo.runs.reopen import Reopened, reopen
 from rondo.runs.storage import durable
@@ -41,7 +45,7 @@ class Verification:
 class Exported:
     """The result of an export.
 
-    ``rank``: the largest rank of its layers.
+    ``rank``: the largest rank of its layers; 0 for a whole model.
     ``relative_error``: the share of the change's Frobenius norm lost by truncation, 0 without.
     ``verification``: None if it was not verified.
     """
@@ -63,7 +67,8 @@ def export(
     allow_code: bool = False,
     allow_changed: bool = False,
 ) -> Exported:
-    """Write a run's result to ``to`` as a PEFT adapter, or ``merged`` into a whole model.
+    """Write a run's result to ``to`` as a PEFT adapter, or ``merged`` into a whole model. A model that was trained
+    whole is written whole.
 
     ``client``: export this client's model (for personal methods); by default the global or cold-start one.
     ``rank``: truncate to this rank. By default the adapter has the rank that it needs, which is above the run's for
@@ -76,13 +81,7 @@ def export(
     """
     if rank is not None and rank < 1:
         raise ConfigError.at("--rank", f"must be at least 1, got {rank}")
-    to = Path(to)
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        reason = "is not empty" if to.is_dir() else "is not a folder"
-        raise ConfigError.at("--to", f"{str(to)!r} {reason}; name another folder")
-    if to.exists() and (to.is_mount() or to.samefile(".")):
-        # The export takes the folder's place in one step, when it is complete.
-        raise ConfigError.at("--to", f"{str(to)!r} cannot be replaced; name a new folder in it")
+    to = check_target(to)
     if merged and RunDirectory.open(run_dir).config().model.quantization is not None:
         message = "the base is int8, and merging would round the adapter away with it; export the adapter alone"
         raise ConfigError.at("--merged", message)
@@ -91,12 +90,17 @@ def export(
         run_dir, "cpu", source="rondo export", exact=True, allow_code=allow_code, allow_changed=allow_changed
     )
     model = opened.assembly.model
-    if not isinstance(model, Transformer):
+    if model.form == "tensors":
         message = (
             "a network of one's own has no PEFT adapter; the tensors of its result are in the run's adapter folder"
         )
         raise ConfigError.at("RUN_DIR", message)
+    if model.form != "adapter" and rank is not None:
+        raise ConfigError.at("--rank", "a model that was trained whole has no adapter to truncate: leave it out")
     seen, base = opened.model(client)
+    if model.form != "adapter" or not isinstance(model, Transformer):
+        write(to, opened, seen, base, list(_notes(client, rank, 0.0)))
+        return Exported(0, 0.0, _verify_whole(opened, seen, base, to) if verify else None)
     error = 0.0
     sites = tuple(model.network.sites.values())
     if rank is not None:
@@ -112,17 +116,43 @@ def export(
         model.save(adapter, seen, base, facts.labels)
         peft.merged(_stock_base(opened, model), adapter).save_pretrained(str(folder))  # type: ignore[operator]
         shutil.rmtree(adapter)
-        model.tokenizer.save_pretrained(str(folder))
+        if model.tokenizer is not None:
+            model.tokenizer.save_pretrained(str(folder))
         describe(folder, facts, text)
 
+    _put(to, fill)
+    ranks = [a.shape[0] for a, _, _ in result_factors.adapter_factors(sites, seen, base).values()]
+    return Exported(max(ranks), error, _verify(opened, model, seen, base, to, merged) if verify else None)
+
+
+def check_target(to: str | Path) -> Path:
+    """The folder that a result can be written to. Raises :class:`ConfigError` if it is in use."""
+    to = Path(to)
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        reason = "is not empty" if to.is_dir() else "is not a folder"
+        raise ConfigError.at("--to", f"{str(to)!r} {reason}; name another folder")
+    if to.exists() and (to.is_mount() or to.samefile(".")):
+        # The export takes the folder's place in one step, when it is complete.
+        raise ConfigError.at("--to", f"{str(to)!r} cannot be replaced; name a new folder in it")
+    return to
+
+
+def write(to: Path, opened: Reopened, seen: Params, base: Base, notes: Sequence[str]) -> None:
+    """Write a model of a run to the folder ``to`` in one step, in its own form and with a card that has ``notes``.
+    ``seen`` holds the tensors that the network takes, without a client axis. Raises :class:`ConfigError`."""
+    model = opened.assembly.model
+    facts, text = _card(opened, model.form, notes)
+    _put(to, lambda folder: save(folder, model, seen, base, facts, text))
+
+
+def _put(to: Path, fill: Callable[[Path], None]) -> None:
+    """Write the folder ``to`` in one step. Raises :class:`ConfigError` where the disk does not take it."""
     try:
         with durable.written(to):
             durable.make_folder(to.parent)
             durable.write_folder(to, fill)
     except RunStopped as stopped:
         raise ConfigError.at("--to", f"{stopped}; make room, or name a folder on another disk") from None
-    ranks = [a.shape[0] for a, _, _ in result_factors.adapter_factors(sites, seen, base).values()]
-    return Exported(max(ranks), error, _verify(opened, model, seen, base, to, merged) if verify else None)
 
 
 def _card(opened: Reopened, form: Form, notes: Sequence[str]) -> tuple[Facts, str]:
@@ -162,7 +192,12 @@ _TEXTS = (
 @torch.no_grad()
 def _verify(opened: Reopened, model: Transformer, seen: Params, base: Base, folder: Path, merged: bool) -> Verification:
     """Compare logits with ``folder`` as transformers and peft alone load it."""
-    batch = dict(model.tokenizer(list(_TEXTS), padding=True, return_tensors="pt"))
+    if model.tokenizer is not None:
+        batch = dict(model.tokenizer(list(_TEXTS), padding=True, return_tensors="pt"))
+    else:
+        height, width, channels = opened.assembly.config.task.image_shape or (0, 0, 0)
+        noise = torch.rand(len(_TEXTS), channels, height, width, generator=torch.Generator().manual_seed(0))
+        batch = {"pixel_values": noise}
     ours = model.network(add_client_axis(seen), base, batch)
     if merged:
         stock = (
@@ -178,3 +213,21 @@ def _verify(opened: Reopened, model: Transformer, seen: Params, base: Base, fold
         mask = batch["attention_mask"].bool()[:, :, None].expand_as(ours)
     difference = float((ours - theirs).abs()[mask].max())
     return Verification(difference, float(ours.abs()[mask].max()))
+
+
+def _verify_whole(opened: Reopened, seen: Params, base: Base, folder: Path) -> Verification:
+    """Compare logits with the model in ``folder`` as transformers, or ``load_state_dict``, loads it, on rows of the
+    run. Raises :class:`ConfigError` if the rows are gone."""
+    config, model = opened.assembly.config, opened.assembly.model
+    with_rows = assemble(config, "cpu", labels=opened.assembly.labels)
+    batch, _ = with_rows.task.collate(with_rows.population.sample(6))
+    if isinstance(model, WholeModel):
+        stock = model.fresh()
+        stock.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS), strict=True)
+    else:
+        kind = tasks.TABLE[config.task.kind]
+        stock = auto(kind).from_pretrained(str(folder), trust_remote_code=False)
+    with torch.no_grad():
+        theirs = output_of(stock.to(with_rows.task.precision).eval(), batch)
+        ours = model.network(add_client_axis(seen), base, batch)
+    return Verification(float((ours - theirs).abs().max()), float(ours.abs().max()))

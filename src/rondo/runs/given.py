@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rondo.config.schema import GIVEN, RunConfig
 from rondo.data.tables import Table
 from rondo.errors import ConfigError, Problem
+from rondo.tasks import table as tasks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -47,7 +48,11 @@ class Given:
             if named[key] != GIVEN and value is not None:
                 message = f"the run has {key} = {named[key]!r}: leave this argument out"
                 problems.append(Problem(arguments.partition("=")[0], message))
-        if (self.model is None) != (self.tokenizer is None):
+        kind = tasks.TABLE.get(config.task.kind)
+        if kind is not None and kind.inputs != "text":
+            if self.tokenizer is not None:
+                problems.append(Problem("tokenizer", f"a {config.task.kind} task has no text: leave it out"))
+        elif (self.model is None) != (self.tokenizer is None):
             problems.append(Problem("tokenizer", "model and tokenizer go together: give both or neither"))
         if problems:
             raise ConfigError(problems)

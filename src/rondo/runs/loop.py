@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,13 @@ from rondo.runs.storage.checkpoint import Checkpoint
 from rondo.runs.storage.client_store import Kept
 from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.storage.durable import Journal, written
+from rondo.tasks.task import Task
 
 SKIPS = 3
 """This many skipped rounds in a row stop a run."""
+
+_SHEET_CLIENTS, _SHEET_PICTURES = 8, 10
+"""Rows and columns of the sheet of pictures."""
 
 _CHOSEN = "This round was chosen by its score, so the score is optimistic."
 
@@ -48,7 +53,9 @@ class Runner:
         began: float,
         *,
         resumed: bool = False,
+        past_skips: bool = False,
     ) -> None:
+        """``past_skips``: whether a run that stopped after skipped rounds goes on."""
         self.assembly, self.config, self.task = assembly, assembly.config, assembly.task
         report, versions = assembly.population.report, directory.read("manifest.json")["versions"]
         self.facts = Facts.of(assembly.config, assembly, report, versions)
@@ -60,10 +67,8 @@ class Runner:
         self.done = 0
         self.recent: deque[dict[str, Any]] = deque(maxlen=SKIPS)
         """The last records. Earlier ones are only in the journal, so memory does not grow with the rounds."""
-        self.scores: dict[str, Any] = {}
-        self.resumed = resumed
-        self.past_skips = False
-        """Whether a run that stopped after skipped rounds goes on."""
+        self.scores: dict[str, Any] = {"measures": {"before": {}, "after": {}}}
+        self.resumed, self.past_skips = resumed, past_skips
 
     def run(self) -> RunResult:
         """Run all remaining rounds and finish."""
@@ -102,6 +107,8 @@ class Runner:
         if self.done == 0 and "before" not in self.scores:
             self.observer.phase("evaluating")
             self.scores["before"] = self._on_test(0)
+            first = self._measures(0, {})
+            self.scores["measures"] = {"before": first, "after": first}
             self._commit(0)
         self._stop_after_skips()  # a run that was killed at this point stops at it again
         while self.done < self.config.rounds and not self._early(self.done):
@@ -141,7 +148,7 @@ class Runner:
         checkpoint.clean(self.directory.checkpoint, point)
         server = federation.server
         server.state, server.ledger, server.aggregated = point.state, point.ledger, point.aggregated
-        self.scores = dict(point.scores)
+        self.scores |= point.scores
 
     def _commit(self, rounds: int) -> None:
         server = self.federation.server
@@ -157,6 +164,9 @@ class Runner:
         self.observer.phase("training")
         record = server.run_round(attempt, self.observer)
         done = attempt + 1
+        measures = self.scores["measures"]
+        record["measures"] = self._measures(done, measures["after"])
+        self.scores["measures"] = {**measures, "after": record["measures"]}
         self._score(record, done)
         record["seconds"] = time.perf_counter() - started
         with written(self.directory.path):
@@ -216,6 +226,14 @@ class Runner:
         server = self.federation.server
         return self.federation.scorer.on_test(server.state, server.round(rounds))
 
+    def _measures(self, rounds: int, before: Mapping[str, float]) -> dict[str, float]:
+        """The task's numbers about the server's model after ``rounds`` rounds. ``before``: those before the last."""
+        if type(self.task).measures is Task.measures:  # a method may take long to make its model
+            return {}
+        server = self.federation.server
+        seen, base = self.federation.scorer.newcomer(server.state, server.round(rounds))
+        return self.task.measures(seen, base, before)
+
     def _write_adapter(self, folder: Path, rounds: int, scores: Mapping[str, Any], *notes: str) -> None:
         server, model, facts = self.federation.server, self.assembly.model, self.facts
         seen, base = self.federation.scorer.newcomer(server.state, server.round(rounds))
@@ -235,12 +253,32 @@ class Runner:
         # Pictures come last: their library takes most of a second to import.
         drawn = {
             "partition.png": pictures.partition(self.directory.read("partition.json")),
-            "curve.png": pictures.curve(start, history, self.task.primary, title),
+            "curve.png": self._curve(start, history, title),
         }
+        if sheet := self._sheet():
+            drawn["partition-samples.png"] = pictures.contact_sheet(sheet)
         with written(self.directory.path):
             durable.write_all(self.directory.path, drawn)
             self.directory.write("summary.json", summary)  # last: a run that has it is finished
         return RunResult(history, self.directory.path, after, summary)
+
+    def _sheet(self) -> dict[str, list[tuple[Any, str]]]:
+        """Training pictures of the first clients, spread over each client's own; empty if rows are no pictures."""
+        sheet: dict[str, list[tuple[Any, str]]] = {}
+        for name, member in islice(self.assembly.population.members.items(), _SHEET_CLIENTS):
+            step = max(1, len(member.train) // _SHEET_PICTURES)
+            examples = list(member.train[::step])[:_SHEET_PICTURES]
+            found = [picture for e in examples if (picture := self.task.picture(e)) is not None]
+            if found:
+                sheet[name] = [(picture.pixels, picture.caption) for picture in found]
+        return sheet
+
+    def _curve(self, start: Mapping[str, Any], history: Sequence[dict[str, Any]], title: str) -> bytes:
+        """The picture of the scores, or of a measure where no common test set is scored."""
+        measures = self.scores["measures"]["before"]
+        if measures and not self.tested:
+            return pictures.measure(measures, history, title)
+        return pictures.curve(start, history, self.task.primary, title)
 
     def _summary(
         self, history: Sequence[dict[str, Any]], before: Mapping[str, Any], after: Mapping[str, Any]
@@ -255,6 +293,7 @@ class Runner:
             "head": self.assembly.head,
             "before": dict(before),
             "after": dict(after),
+            "measures": self.scores["measures"],
             "best": None if best is None else {k: v for k, v in best.items() if k != "scores_since"},
             **totals(history),
         }

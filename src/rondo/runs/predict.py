@@ -24,6 +24,7 @@ from rondo.runs.reopen import handed_over, is_adapter
 from rondo.runs.storage.directory import RunDirectory
 from rondo.tasks.causal_lm import CausalLM
 from rondo.tasks.classification import SequenceClassification
+from rondo.tasks.image_classification import ImageClassification
 from rondo.tasks.row_checks import RowProblem
 
 
@@ -40,8 +41,8 @@ def predict(
     """One prediction per row of ``data``, in the order of its rows.
 
     ``path``: an adapter folder from a run, or a run directory, whose ``adapter/`` is taken.
-    ``data``: a file or a table in memory with the run's columns of text, prompts or conversations; labels and responses
-    are not read.
+    ``data``: a file or a table in memory with the run's columns of text, prompts, conversations or pictures; labels and
+    responses are not read.
     ``max_new_tokens``: most tokens of a response.
     ``allow_changed``: predict even if the base model is not that of the run.
 
@@ -65,7 +66,7 @@ def predict(
     adapter.check_base(changed, allow_changed=allow_changed, source="rondo predict")
     model = peft.stock_model(base.module, adapter.folder).to(target)
     batch_size = config.evaluation.batch_size
-    if isinstance(outline.task, SequenceClassification):
+    if isinstance(outline.task, SequenceClassification | ImageClassification):
         return _labels(model, outline.task, rows, batch_size, target)
     assert isinstance(outline.task, CausalLM)
     return _responses(model, outline.task, rows, batch_size, target, max_new_tokens, outline.longest)
@@ -84,9 +85,13 @@ def _adapter(path: Path) -> Path:
 
 
 def _labels(
-    model: nn.Module, task: SequenceClassification, rows: Rows, batch_size: int, device: torch.device
+    model: nn.Module,
+    task: SequenceClassification | ImageClassification,
+    rows: Rows,
+    batch_size: int,
+    device: torch.device,
 ) -> list[dict[str, Any]]:
-    examples = task.unlabelled(rows)
+    examples: Sequence[Any] = task.unlabelled(rows)
     predictions: list[dict[str, Any]] = [{}] * len(rows)
     for batch in _batches([e.cost for e in examples], batch_size):
         inputs, _ = task.collate([examples[i] for i in batch])

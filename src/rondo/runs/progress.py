@@ -33,14 +33,14 @@ def round_line(record: Mapping[str, Any], rounds: int) -> str:
 
 
 def _measured(record: Mapping[str, Any]) -> list[str]:
-    """The training loss and the primary score of a round, where it has them."""
+    """The training loss, the primary score and the measures of a round, where it has them."""
     parts = [f"loss {record['loss']:.3f}"] if record["loss"] is not None else []
     for kind in ("global", "cold_start"):
         # A task's first score is its primary one.
         metric, value = next(iter(record["scores"].get(kind, {}).items()), ("", None))
         if value is not None:
             parts.append(f"{metric} {value:.3f}")
-    return parts
+    return parts + [f"{name} {value:.3g}" for name, value in record.get("measures", {}).items()]
 
 
 class Quiet(Observer):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rondo import own_code
-from rondo.algorithm import Client
+from rondo.algorithm import Client, Round
 from rondo.config.checks import own_names
 from rondo.config.load import load
 from rondo.config.schema import RunConfig
@@ -35,12 +35,16 @@ class Reopened:
     point: Checkpoint
     scorer: Scorer
 
+    @property
+    def round(self) -> Round:
+        """The round that would come next."""
+        return self.assembly.round(self.point.aggregated)
+
     def model(self, client: str | None) -> tuple[Params, Base]:
         """The tensors that the network sees, and the base's change, for a client by id, or for a newcomer. Raises
         :class:`ConfigError`."""
-        round = self.assembly.round(self.point.aggregated)
         if client is None:
-            return self.scorer.newcomer(self.point.state, round)
+            return self.scorer.newcomer(self.point.state, self.round)
         known = self.directory.read("partition.json")["clients"]
         if client not in known:
             near = difflib.get_close_matches(client, known, n=1)
@@ -48,7 +52,7 @@ class Reopened:
             raise ConfigError.at("--client", f"no client {client!r}; {hint}")
         try:
             entry = known[client]
-            return self.scorer.model(self.point.state, Client(client, entry["train"], entry.get("rank")), round)
+            return self.scorer.model(self.point.state, Client(client, entry["train"], entry.get("rank")), self.round)
         except (OSError, ValueError) as error:
             raise ConfigError.at("RUN_DIR", f"what client {client!r} keeps cannot be read: {error}") from None
 

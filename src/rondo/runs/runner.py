@@ -124,8 +124,9 @@ def resume(
             must_equal(before, after, whatever=allow_nondeterministic)
             start = assembly.start()
             observer.prepared(assembly.population.report)
-            runner = Runner(assembly, start, directory, observer, stop, began, resumed=True)
-            runner.past_skips = allow_nondeterministic
+            runner = Runner(
+                assembly, start, directory, observer, stop, began, resumed=True, past_skips=allow_nondeterministic
+            )
             del start
             return runner.run()
 

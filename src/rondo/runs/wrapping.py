@@ -12,7 +12,8 @@ from rondo.algorithms.wrappers.local import Local
 from rondo.algorithms.wrappers.robust import MEANS, Robust
 from rondo.algorithms.wrappers.server_optimizer import OPTIMIZERS, ServerOptimizer, ServerStep
 from rondo.algorithms.wrappers.shared_head import SharedHead
-from rondo.config.schema import RunConfig, ServerConfig
+from rondo.config.checks import data_source
+from rondo.config.schema import LINEAR, RunConfig, ServerConfig
 from rondo.errors import ConfigError, Problem
 from rondo.params import Params, Role, Select, buffer, everything, head, nothing, pick
 
@@ -42,6 +43,9 @@ def wrapped(
         policy = config.model.head or algorithm.default_head
     if policy == "frozen":
         initial = pick(initial, ~head)
+    if algorithm.least_squares and Role.HEAD in algorithm.keeps.roles and policy != "local":
+        message = f"{config.algorithm.name} leaves heads with their clients: remove it, or take another method"
+        raise ConfigError.at("model.head", message)
     _must_divide(config, algorithm, policy, initial)
     local_buffers = config.model.buffers == "local" and any(map(buffer, initial))
     algorithm = with_policies(algorithm, policy, local_buffers=local_buffers)
@@ -103,7 +107,7 @@ def _refused(config: RunConfig, algorithm: Algorithm[Any]) -> Iterator[Problem]:
             "robust.rule", f"{message}take {', '.join(r for r in RULES if r not in MEANS)}, or a linear method"
         )
     if algorithm.plain_sgd:
-        yield from _not_plain_sgd(config)
+        yield from (_no_gradient_step if algorithm.least_squares else _not_plain_sgd)(config)
     if config.server.optimizer == "none":
         return
     if not algorithm.linear:
@@ -131,6 +135,20 @@ def _not_plain_sgd(config: RunConfig) -> Iterator[Problem]:
         yield Problem("train.momentum", f"{why} without momentum; set it to 0, {otherwise}")
     if train.max_grad_norm > 0:
         yield Problem("train.max_grad_norm", f"{why} where their norm has no limit; set it to 0, {otherwise}")
+
+
+def _no_gradient_step(config: RunConfig) -> Iterator[Problem]:
+    """The keys of ``[train]`` with which a step is not one down the gradient on all rows."""
+    train, name = config.train, config.algorithm.name
+    why = f"a step of {name} is a step down the gradient"
+    if train.optimizer != "sgd":
+        yield Problem("train.optimizer", f'{why}: set it to "sgd"')
+    for key in ("momentum", "weight_decay", "max_grad_norm"):
+        if getattr(train, key) > 0:
+            yield Problem(f"train.{key}", f"{why} and nothing else: set it to 0")
+    rows = config.problem.rows
+    if data_source(config) == LINEAR and train.batch_size < rows:
+        yield Problem("train.batch_size", f"{why} on all rows of a client, {rows}: raise it to {rows}")
 
 
 def _server_optimizer(config: ServerConfig) -> ServerOptimizer:

@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from rondo.config.schema import TaskConfig
+from rondo.tasks.class_scores import ClassTally, class_losses
 from rondo.tasks.row_checks import Row, value_name
-from rondo.tasks.task import Batch, Scores
-from rondo.tasks.text import TextTask, pad, wide
+from rondo.tasks.task import Batch
+from rondo.tasks.text import TextTask, pad
 from rondo.tasks.token_store import TextExample
 
 
@@ -82,55 +82,8 @@ class SequenceClassification(TextTask):
 
     def loss(self, logits: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
         """See :meth:`rondo.tasks.task.Task.loss`: cross-entropy, one target per row; logits (rows, classes)."""
-        losses = functional.cross_entropy(wide(logits), targets["labels"], reduction="none")
-        return losses, torch.ones_like(targets["labels"])
+        return class_losses(logits, targets)
 
-    def tally(self) -> _Tally:
-        """An empty tally of accuracy, F1 (binary, or macro over the classes seen), Matthews correlation and loss."""
-        return _Tally(len(self.labels))
-
-
-class _Tally:
-    def __init__(self, classes: int) -> None:
-        self.classes = classes
-        self.true: list[int] = []
-        self.predicted: list[int] = []
-        self.loss = 0.0
-
-    def add(self, logits: Tensor, batch: Batch) -> None:
-        labels = batch["labels"]
-        self.loss += float(functional.cross_entropy(logits.float(), labels, reduction="sum"))
-        self.true += labels.tolist()
-        self.predicted += logits.argmax(-1).tolist()
-
-    def scores(self) -> Scores:
-        count = len(self.true)
-        if count == 0:
-            return {"accuracy": None, "f1": None, "matthews": None, "loss": None, "examples": 0}
-        # counts[t, p]: examples of class t predicted as class p.
-        pairs = torch.tensor(self.true) * self.classes + torch.tensor(self.predicted)
-        counts = torch.bincount(pairs, minlength=self.classes**2).view(self.classes, -1).double()
-        # F1 and correlation mean nothing if only one class occurs.
-        varied = len(set(self.true)) > 1
-        return {
-            "accuracy": float(counts.trace()) / count,
-            "f1": _f1(counts) if varied else None,
-            "matthews": _matthews(counts) if varied else None,
-            "loss": self.loss / count,
-            "examples": count,
-        }
-
-
-def _f1(counts: Tensor) -> float:
-    """F1 of the second of two classes; with more classes, the mean over all that occur or were predicted."""
-    occurrences = counts.sum(0) + counts.sum(1)
-    f1 = 2 * counts.diag()[occurrences > 0] / occurrences[occurrences > 0]
-    return float(f1[-1] if len(counts) == 2 else f1.mean())
-
-
-def _matthews(counts: Tensor) -> float:
-    """Matthews correlation for any number of classes (Gorodkin, 2004); 0 if all predictions are one class."""
-    total, true, predicted = counts.sum(), counts.sum(1), counts.sum(0)
-    shared = counts.trace() * total - true @ predicted
-    spread = (total**2 - true @ true) * (total**2 - predicted @ predicted)
-    return float(shared / spread.sqrt()) if spread > 0 else 0.0
+    def tally(self) -> ClassTally:
+        """See :meth:`rondo.tasks.task.Task.tally`."""
+        return ClassTally(len(self.labels))

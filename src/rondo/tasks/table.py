@@ -26,19 +26,45 @@ class Kind:
 
     cls: str
     """Its class, as ``package.module:Class``."""
-    auto: str
-    """Transformers' class for its models."""
-    peft: Literal["SEQ_CLS", "CAUSAL_LM"]
-    """PEFT's name for it."""
+    inputs: Literal["text", "image", "numbers"]
+    """What a row is made of. Text needs the model's tokenizer."""
+    auto: str | None
+    """Transformers' class for its models; None if it has none."""
+    peft: Literal["SEQ_CLS", "CAUSAL_LM"] | None
+    """PEFT's name for it; None if it has none."""
+    pipeline: str | None
+    """The hub's name for it; None if it has none."""
     head: bool
     """Whether its models have a task head."""
+    builtin: str | None
+    """The data if the user names none; None if the user must."""
     checks: Checks
 
 
+_KEYS = {
+    "text": ("sequence-classification", "causal-lm"),
+    "label": ("sequence-classification", "image-classification"),
+    **dict.fromkeys(("prompt", "response", "messages", "separator", "chat_template"), ("causal-lm",)),
+    **dict.fromkeys(("image", "image_size", "image_shape"), ("image-classification",)),
+    **dict.fromkeys(("features", "target"), ("regression",)),
+}
+"""Keys of ``[task]`` that are None unless set, with the kinds that use them."""
+_CHOICES = {"normalize": "unit", "augment": "none"}
+"""Keys that only image-classification uses, with their defaults."""
+
+
+def _unused(task: Mapping[str, Any]) -> Iterator[Problem]:
+    """Keys that the task's kind does not use."""
+    given = [(key, users) for key, users in _KEYS.items() if task[key] is not None]
+    given += [(key, ("image-classification",)) for key, default in _CHOICES.items() if task[key] != default]
+    for key, users in given:
+        if task["kind"] not in users:
+            kinds = " and ".join(map(repr, users))
+            verb = "uses" if len(users) == 1 else "use"
+            yield Problem(f"task.{key}", f"only kind = {kinds} {verb} it: remove it, or set task.kind")
+
+
 def _classification(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
-    for key in ("prompt", "response", "messages", "separator", "chat_template"):
-        if task[key] is not None:
-            yield Problem(f"task.{key}", "only kind = 'causal-lm' uses it: remove it, or set task.kind")
     if own_data and task["text"] is None:
         yield Problem("task.text", "name the column, or the two columns, with the text")
     if own_data and task["label"] is None:
@@ -61,24 +87,83 @@ def _causal_lm(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
         yield Problem("task.text", message)
     if (task["prompt"] is None) != (task["response"] is None):
         yield Problem("task.response", "task.prompt and task.response go together: name both")
-    if task["label"] is not None:
-        yield Problem("task.label", "causal-lm has no label column; remove it")
+
+
+def _images(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
+    size, shape = task["image_size"], task["image_shape"]
+    if shape is not None and shape[2] not in (1, 3):
+        yield Problem("task.image_shape", f"{shape[2]} channels: give height, width, and 1 (greyscale) or 3 (colour)")
+    if shape is not None and size is not None and shape[:2] != [size, size]:
+        message = f"{shape[0]} x {shape[1]}, but task.image_size resizes to {size} x {size}: mend one of the two"
+        yield Problem("task.image_shape", message)
+
+
+def _regression(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
+    if task["features"] is None:
+        yield Problem("task.features", "name the columns with the numbers to predict from")
+    elif twice := sorted({name for name in task["features"] if task["features"].count(name) > 1}):
+        yield Problem("task.features", f"{twice[0]!r} is named twice: name it once")
+    if task["target"] is None:
+        yield Problem("task.target", "name the column with the number to predict")
+    elif task["target"] in (task["features"] or ()):
+        yield Problem("task.target", f"{task['target']!r} is also one of task.features: remove it there")
+
+
+def _linear(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
+    """None: the columns are x and y."""
+    yield from ()
 
 
 TABLE: dict[str, Kind] = {
     "sequence-classification": Kind(
         cls="rondo.tasks.classification:SequenceClassification",
+        inputs="text",
         auto="AutoModelForSequenceClassification",
         peft="SEQ_CLS",
+        pipeline="text-classification",
         head=True,
+        builtin="builtin:home-intents",
         checks=_classification,
     ),
     "causal-lm": Kind(
         cls="rondo.tasks.causal_lm:CausalLM",
+        inputs="text",
         auto="AutoModelForCausalLM",
         peft="CAUSAL_LM",
+        pipeline="text-generation",
         head=False,
+        builtin="builtin:home-intents",
         checks=_causal_lm,
+    ),
+    "image-classification": Kind(
+        cls="rondo.tasks.image_classification:ImageClassification",
+        inputs="image",
+        auto="AutoModelForImageClassification",
+        peft=None,
+        pipeline="image-classification",
+        head=True,
+        builtin="builtin:digits",
+        checks=_images,
+    ),
+    "regression": Kind(
+        cls="rondo.tasks.regression:Regression",
+        inputs="numbers",
+        auto=None,
+        peft=None,
+        pipeline=None,
+        head=True,
+        builtin=None,
+        checks=_regression,
+    ),
+    "linear": Kind(
+        cls="rondo.tasks.linear:LinearRegression",
+        inputs="numbers",
+        auto=None,
+        peft=None,
+        pipeline=None,
+        head=True,
+        builtin="builtin:linear",
+        checks=_linear,
     ),
 }
 
@@ -87,11 +172,13 @@ def check(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
     """Yield the faults of the section ``[task]``. A user's own class checks its rows itself and nothing else."""
     kind = task["kind"]
     if kind in TABLE:
+        yield from _unused(task)
         yield from TABLE[kind].checks(task, own_data)
     elif ":" not in kind:
-        near = difflib.get_close_matches(kind, TABLE, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else " (one of your own is given as package.module:Class)"
-        yield Problem("task.kind", f"should be {' or '.join(map(repr, TABLE))}, got {kind!r}{hint}")
+        near = difflib.get_close_matches(kind, TABLE, n=2)
+        own = " (one of your own is given as package.module:Class)"
+        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else own
+        yield Problem("task.kind", f"should be one of {', '.join(map(repr, TABLE))}, got {kind!r}{hint}")
 
 
 def load(kind: str) -> type[Task]:

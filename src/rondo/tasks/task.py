@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self, TypeAlias
 
 import torch
 from torch import Tensor
 
 from rondo.config.schema import TaskConfig
+from rondo.lowrank import GrowingSum
+from rondo.params import Params
 from rondo.tasks.example_store import ExampleStore
 from rondo.tasks.row_checks import Row, RowProblem
 
@@ -55,6 +58,15 @@ class Tally(Protocol):
         """The metrics so far; undefined ones are None."""
 
 
+@dataclass(frozen=True)
+class Picture:
+    """A picture for a report."""
+
+    pixels: Any
+    """An array (height, width, channels) of uint8."""
+    caption: str
+
+
 class Task(ABC):
     """A kind of task; an instance serves one run. Users name their own as ``package.module:Class`` in ``task.kind``."""
 
@@ -65,6 +77,9 @@ class Task(ABC):
     """Whether every row has one of several labels, in the column ``task.label``."""
     precision: ClassVar[torch.dtype] = torch.float32
     """The dtype that ``train.precision = "exact"`` computes in."""
+    least_squares: ClassVar[str | None] = None
+    """The name among the targets of the values that the output should have, where a row's loss is a constant times its
+    squared error, summed over outputs, and every row counts as one target. None for any other loss."""
     padded: ClassVar[bool] = False
     """Whether batches are padded along their second axis to the costliest row; an example's cost is then its length."""
     cohort_cost: ClassVar[int | None] = None
@@ -81,6 +96,19 @@ class Task(ABC):
         """
 
     @classmethod
+    def settled(cls, config: TaskConfig, rows: Iterable[Row]) -> TaskConfig:
+        """``config`` with the settings filled in that the user left open and the training rows know. Default: as it is.
+        Raises :class:`rondo.errors.ConfigError` for settings that do not fit the rows."""
+        return config
+
+    @classmethod
+    def opened(cls, config: TaskConfig, row: Row) -> dict[str, Any]:
+        """A copy of ``row`` with its values in the form that :meth:`problem` and :meth:`encode` take, such as pixels in
+        place of a file's bytes. Default: the values as they are. A value that cannot be opened becomes one that
+        :meth:`problem` refuses."""
+        return dict(row)
+
+    @classmethod
     def problem(cls, config: TaskConfig, row: Row, number: int) -> RowProblem | None:
         """The problem of row ``number``, or None. The columns that ``config`` names are checked before this call."""
         return None
@@ -93,6 +121,15 @@ class Task(ABC):
     def collate(self, examples: Sequence[Any]) -> tuple[Batch, Batch]:
         """Network inputs and targets. The first axis of every tensor counts the examples."""
 
+    def augment(self, inputs: Batch, rows_per_client: Sequence[int], generators: Sequence[torch.Generator]) -> Batch:
+        """``inputs`` of a training step, changed at random. Default: as they are.
+
+        ``rows_per_client``: the number of rows of each client, in the order of the rows.
+        ``generators``: one per client. A client's rows are changed by draws from its own generator only, so that they
+        do not depend on its cohort.
+        """
+        return inputs
+
     @abstractmethod
     def loss(self, output: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
         """Per row, the sum of its targets' losses and the number of its targets, both of shape (rows,). A client's
@@ -101,6 +138,19 @@ class Task(ABC):
     @abstractmethod
     def tally(self) -> Tally:
         """An empty tally."""
+
+    def measures(self, seen: Params, base: Mapping[str, GrowingSum], before: Mapping[str, float]) -> dict[str, float]:
+        """Numbers about the model itself that need no rows, for every line of ``metrics.jsonl``. Default: none.
+
+        ``seen``: the tensors that the network sees, without a client axis.
+        ``base``: the change of the frozen base.
+        ``before``: the numbers before the round; empty before the first.
+        """
+        return {}
+
+    def picture(self, example: Any) -> Picture | None:
+        """``example`` as a picture with its caption, for the report of a run. Default: None, it is none."""
+        return None
 
     def store(self) -> Store:
         """An empty store for this task's examples."""

@@ -378,6 +378,7 @@ def law_wrapping(algorithm: Algorithm[Any], seed: int, problem: Problem | None =
         "client_ranks",
         "plain_sgd",
         "equal_weights",
+        "least_squares",
         "server_step",
         "same_coordinates",
         "readable",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rondo.algorithm import Client, Fit, Loss, Objective, Round, Upload, Uploads, Weight, plain, split_rows
 from rondo.lowrank import GrowingSum
-from rondo.params import Params, Select, buffer, client_row, everything, pick, whole
+from rondo.params import Params, Select, buffer, client_row, everything, pick, stack_clients, whole
 
 
 class NetworkLoss(Protocol):
@@ -79,6 +79,47 @@ class SgdTrainer:
         step_counts = torch.full((len(self.clients),), count)
         return Fit(result, step_counts, step_counts * torch.tensor([c.num_examples for c in self.clients]), losses)
 
+    def solve(self, params: Params, *, train: Select) -> Fit:
+        """See :meth:`rondo.algorithm.Trainer.solve`; without steps nothing is solved. It is a Newton step from zero,
+        exact for a quadratic loss. Raises ValueError if the loss is no quadratic function of the selected tensors."""
+        solved = [self._minimum(k, params, train) for k in range(len(self.clients if self.steps else ()))]
+        result = {**params, **stack_clients(solved)}
+        self.fits.append(result)
+        once = torch.ones(len(self.clients), dtype=torch.long)
+        return Fit(result, once, torch.tensor([c.num_examples for c in self.clients]), self._loss()(result))
+
+    def _minimum(self, k: int, params: Params, train: Select) -> Params:
+        """The selected tensors of client ``k`` at the minimum of its loss."""
+        seen = client_row(params, k)
+        start = pick(seen, train)
+
+        def slope(flat: Tensor) -> Tensor:
+            leaves = {n: t.requires_grad_() for n, t in _divided(flat, start).items()}
+            loss = self.loss(self.clients[k].id, {**seen, **leaves}, self.base)
+            return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(leaves.values()))])
+
+        zero = torch.zeros(sum(t.numel() for t in start.values()), dtype=torch.float64)
+        at_zero = slope(zero)
+        curvature = torch.stack([slope(unit) - at_zero for unit in torch.eye(len(zero), dtype=torch.float64)], 1)
+        probe = torch.arange(1.0, len(zero) + 1, dtype=torch.float64).cos()
+        if not torch.allclose(slope(probe), at_zero + curvature @ probe):
+            raise ValueError(f"the loss is not quadratic in {', '.join(start)}")
+        return _divided(-torch.linalg.pinv(curvature, hermitian=True) @ at_zero, start)
+
+    def second_moment(self, params: Params, *, of: Select) -> Tensor:
+        """See :meth:`rondo.algorithm.Trainer.second_moment`."""
+        moments = []
+        for k, client in enumerate(self.clients):
+            seen = client_row(params, k)
+            leaves = {n: t.clone().requires_grad_() for n, t in pick(seen, of).items()}
+            each = []
+            for row in range(client.num_examples):
+                loss = self.loss(client.id, {**seen, **leaves}, self.base, [row])
+                each.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(leaves.values()))]))
+            rows = torch.stack(each)
+            moments.append(rows.mT @ rows / len(rows))
+        return torch.stack(moments)
+
     def _loss(self, rows: Sequence[Sequence[int]] | None = None) -> Loss:
         """The loss on all rows, or on the given ones of each client."""
 
@@ -139,6 +180,12 @@ Data = Mapping[str, tuple[Tensor, Tensor]]
 """Inputs (rows, 5) and targets (rows, 3) by client id."""
 
 BIAS, MEAN, HEAD = "second.bias", "buffer:first.mean", "head:out.weight"
+
+
+def _divided(flat: Tensor, like: Params) -> dict[str, Tensor]:
+    """Numbers (n,) as tensors of the names and shapes of ``like``; copies."""
+    parts = torch.split(flat, [t.numel() for t in like.values()])
+    return {n: part.reshape(t.shape).clone() for (n, t), part in zip(like.items(), parts, strict=True)}
 
 
 @dataclass(frozen=True)

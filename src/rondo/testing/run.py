@@ -13,6 +13,7 @@ from rondo.algorithm import Algorithm, Client, Round, Shared, Upload
 from rondo.engine.serialization import canonical
 from rondo.params import Params, add_client_axis, client_row, stack_clients
 from rondo.testing.problem import LinearProblem, Problem, SgdTrainer, WholeProblem
+from rondo.testing.regression import RegressionProblem
 
 ROUNDS = 8
 """Rounds of a run that a law may look at: enough to see alternation, periods and stages."""
@@ -45,7 +46,9 @@ class Outcome:
 
 def problems(algorithm: Algorithm[Any], seed: int) -> tuple[Problem, ...]:
     """The problems from ``seed`` that ``algorithm`` must master: factors, at odd seeds beside whole tensors, and whole
-    tensors alone unless it needs factors."""
+    tensors alone unless it needs factors. A method that minimises exactly has one problem of least squares."""
+    if algorithm.least_squares:
+        return (RegressionProblem.make(seed, factors=algorithm.needs_factors),)
     factors = LinearProblem.make(seed, beside=seed % 2 == 1)
     return (factors,) if algorithm.needs_factors else (WholeProblem.make(seed), factors)
 

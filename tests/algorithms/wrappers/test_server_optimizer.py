@@ -27,7 +27,7 @@ MOVES_BY_ITSELF = ("consensus", "zero steps", "exactness", "whole tensors")
 
 
 @pytest.mark.parametrize("law", [n for n in LAWS if n not in MOVES_BY_ITSELF])
-@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+@pytest.mark.parametrize("optimizer", [pytest.param("momentum", marks=pytest.mark.slow), "adam"])
 @pytest.mark.parametrize("name", ALLOWED)
 def test_laws_hold(name: str, optimizer: str, law: str) -> None:
     LAWS[law](ServerStep(ALLOWED[name], OPTIMIZERS[optimizer]()), 0)

@@ -35,10 +35,12 @@ from rondo.tasks import output_layer
 from rondo.tasks.causal_lm import CausalLM
 from rondo.tasks.text import TextTask
 from rondo.tasks.token_store import TextExample
-from tiny_federation import HEADS, POISON, Task
+from tiny_federation import EVERY_HEAD, HEADS, POISON, Task
 
 SIZES = {"ann": 3, "bob": 9, "cid": 6, "dee": 1}
 """With batches of 4: one, three, two and one steps per epoch; the last batches have 3, 1, 2 and 1 rows."""
+
+slow = pytest.mark.slow
 
 EXACT = 1e-12
 """float64: the same sums in another order."""
@@ -149,8 +151,8 @@ def assert_law(together: Sequence[Answer], alone: Sequence[Answer], allowed: flo
 # The law
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.4], ids=["plain", "dropout"])
-@pytest.mark.parametrize("train", [ADAMW, SGD], ids=["adamw", "sgd"])
+@pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=slow), 0.4], ids=["plain", "dropout"])
+@pytest.mark.parametrize("train", [ADAMW, pytest.param(SGD, marks=slow)], ids=["adamw", "sgd"])
 @pytest.mark.parametrize("policy", HEADS)
 @pytest.mark.parametrize("name", algorithms.names())
 def test_cohort_equals_clients_alone(name: str, policy: str, train: Any, dropout: float) -> None:
@@ -186,8 +188,7 @@ def test_dropout_changes_every_clients_loss() -> None:
         assert one.loss != pytest.approx(other.loss, abs=1e-6)
 
 
-@pytest.mark.parametrize("policy", HEADS)
-@pytest.mark.parametrize("name", algorithms.names())
+@pytest.mark.parametrize(("name", "policy"), EVERY_HEAD)
 def test_cohort_equals_clients_alone_in_float32(name: str, policy: str) -> None:
     run = config(optimizer="sgd", momentum=0.9, weight_decay=0.01, lr=1e-3)
     sim = make(name, policy, run=run, dtype=torch.float32)
@@ -269,7 +270,7 @@ def test_processor_takes_no_larger_steps_than_useful(
     assert max(map(len, sim.cohorts.plan(clients))) == together
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=slow), 2])
 @pytest.mark.parametrize("name", algorithms.names())
 def test_rounds_agree_for_any_cohort_size_and_threads(name: str, count: int) -> None:
     states = []

@@ -274,7 +274,9 @@ tensors("float32", "wrong_dtype", with_first(lambda t: t.float()))
 tensors("integers", "wrong_dtype", with_first(lambda t: t.long()))
 tensors("complex numbers", "wrong_dtype", with_first(lambda t: t.to(torch.complex64)))
 tensors("truth values", "wrong_dtype", with_first(lambda t: t > 0))
-tensors("a row less", "wrong_shape", with_first(lambda t: t.flatten()[1:]))
+tensors("a row less", "wrong_shape", with_first(lambda t: t[1:]))
+tensors("a column less", "wrong_shape", with_first(lambda t: t[..., 1:]))
+tensors("flat and a number less", "wrong_shape", with_first(lambda t: t.flatten()[1:]))
 tensors("one more axis", "wrong_shape", with_first(lambda t: t.unsqueeze(0)))
 tensors("flat", "wrong_shape", with_first(lambda t: t.flatten()[:-1]))
 tensors("no numbers", "wrong_shape", with_first(lambda t: t.flatten()[:0]))
@@ -382,6 +384,150 @@ def test_gate_rejects_second_upload(name: str, ranks: bool) -> None:
         gate.check(setup.uploads[1])
 
 
+def with_name(upload: Upload, client: str) -> Upload:
+    return replace(upload, client=replace(upload.client, id=client))
+
+
+def test_rejections_name_reason_and_difference() -> None:
+    """Of uploads as bytes and as tensors, word for word."""
+    setup, other = server("fedit"), "1" * 64
+    whole = setup.uploads[0]
+    closed, once = setup.gate(), setup.gate()
+    closed.close()
+    once.check(whole)
+    sent = {
+        f"wrong_run: 'run 2', this is '{IDENTITY.run}'": envelope(whole, run="run 2"),
+        f"wrong_model: '{other}', this is '{IDENTITY.model}'": envelope(whole, model=other),
+        "wrong_round: 0, this is 1": envelope(whole, round=0),
+        "unknown_client: 'mallory' has no part in round 1": envelope(whole, client="mallory"),
+    }
+    rejections = [(setup.gate(), with_name(whole, "mallory"), "unknown_client: 'mallory' has no part in round 1")]
+    rejections += [(closed, whole, "round_closed: round 1 is over")]
+    rejections += [(once, whole, "duplicate: the same upload of 'client-0' came before")]
+    for gate, upload, message in rejections:
+        with pytest.raises(Rejected) as error:
+            gate.check(upload)
+        assert str(error.value) == message
+    for message, signed in sent.items():
+        with pytest.raises(Rejected) as error:
+            setup.gate().admit(encode_upload(whole, signed))
+        assert str(error.value) == message
+
+
+def test_tensor_that_is_not_finite_is_named() -> None:
+    setup = server("fedit")
+    params = dict(setup.uploads[0].params)
+    last = list(params)[-1]
+    params[last] = with_number(math.nan)(params[last])
+    with pytest.raises(Rejected) as error:
+        setup.gate().check(replace(setup.uploads[0], params=params))
+    assert str(error.value) == f"not_finite: {last}"
+
+
+@pytest.mark.parametrize(("most", "allowed"), [(None, "at least 1"), (7, "1 to 7")])
+def test_numbers_of_examples_have_exact_bounds(most: int | None, allowed: str) -> None:
+    setup = server("fedit")
+
+    def claiming(examples: int) -> Upload:
+        client = replace(setup.clients[0], num_examples=examples)
+        return replace(setup.uploads[0], client=client, weight=float(examples))
+
+    for examples in (1, 7):
+        assert setup.gate(max_examples=most).check(claiming(examples)).client.num_examples == examples
+    for examples in (0, -1, 8) if most else (0, -1):
+        with pytest.raises(Rejected) as error:
+            setup.gate(max_examples=most).check(claiming(examples))
+        assert str(error.value) == f"bad_examples: {examples}, allowed are {allowed}"
+
+
+@pytest.mark.parametrize("ranks", [False, True])
+def test_tensors_of_wrong_types_and_shapes_are_named(ranks: bool) -> None:
+    """Where clients choose slots, as many columns or rows may come as there are slots, so axes alone are expected."""
+    setup = server("lora-a2", ranks)
+    upload = setup.uploads[0]
+    name, tensor = next((n, t) for n, t in upload.params.items() if t.dim() == 2)
+    shape = f"{tensor.dim()} axes"
+    changes = {
+        f"wrong_dtype: {name} is torch.float16, expected torch.float64": tensor.half(),
+        f"wrong_shape: {name} is {(1, *tensor.shape)}, expected {shape}": tensor.unsqueeze(0),
+    }
+    for message, changed in changes.items():
+        with pytest.raises(Rejected) as error:
+            setup.gate().check(replace(upload, params={**upload.params, name: changed}))
+        assert str(error.value) == message
+    fixed = server("fedit")
+    name, tensor = next((n, t) for n, t in fixed.uploads[0].params.items() if t.dim() == 2)
+    with pytest.raises(Rejected) as error:
+        fixed.gate().check(replace(fixed.uploads[0], params={**fixed.uploads[0].params, name: tensor[1:]}))
+    assert str(error.value) == f"wrong_shape: {name} is {tuple(tensor[1:].shape)}, expected {tuple(tensor.shape)}"
+
+
+def test_missing_and_surplus_tensors_are_named() -> None:
+    setup = server("fedit")
+    params = dict(setup.uploads[0].params)
+    name = min(params)
+    fewer = {n: t for n, t in params.items() if n != name}
+    for changed, difference in (
+        (fewer, f"missing {name!r}; 1 differ"),
+        ({**params, "y": torch.zeros(0)}, "unexpected 'y'; 1 differ"),
+        ({**fewer, "y": torch.zeros(0)}, f"missing {name!r}, unexpected 'y'; 2 differ"),
+    ):
+        with pytest.raises(Rejected) as error:
+            setup.gate().check(replace(setup.uploads[0], params=changed))
+        assert str(error.value) == f"wrong_names: {difference}"
+
+
+def test_weight_of_its_own_kind_must_be_finite() -> None:
+    """HetLoRA's clients weigh by a norm that only they know."""
+    setup = server("hetlora")
+    for weight in (math.inf, math.nan, 0.0, -1.0):
+        with pytest.raises(Rejected) as error:
+            setup.gate().check(replace(setup.uploads[0], weight=weight))
+        assert str(error.value) == f"bad_weight: {weight}, must be positive and finite"
+
+
+def test_uniform_weights_are_one() -> None:
+    setup = server("fedit")
+    examples = setup.clients[0].num_examples
+
+    def gate() -> Gate:
+        uniform = AdmissionConfig(), IDENTITY, "uniform"
+        return Gate(setup.algorithm, setup.state, setup.round, setup.clients, *uniform)  # type: ignore[arg-type]
+
+    assert gate().check(replace(setup.uploads[0], weight=1.0)).weight == 1.0
+    for weight in (float(examples), 2.0):
+        with pytest.raises(Rejected) as error:
+            gate().check(replace(setup.uploads[0], weight=weight))
+        assert str(error.value) == f"bad_weight: {weight}, for {examples} examples it is 1"
+
+
+def test_rejection_of_slots_says_why() -> None:
+    setup = server("lora-a2", True)
+    params = dict(setup.uploads[0].params)
+    slots = next(n for n in params if n.endswith(".I"))
+    factor = next(n for n in params if n in (f"{slots[:-1]}A", f"{slots[:-1]}B"))
+    bad = {
+        "bad_slots": {slots: torch.full_like(params[slots], 9)},
+        "wrong_shape": {factor: torch.cat([params[factor]] * 2, int(factor.endswith("B")))},
+    }
+    for reason, changed in bad.items():
+        with pytest.raises(Rejected, match=rf"^{reason}: {factor}") as error:
+            setup.gate().check(replace(setup.uploads[0], params={**params, **changed}))
+        assert error.value.reason == reason
+
+
+@pytest.mark.parametrize("ranks", [False, True])
+def test_uploads_of_no_single_size_have_a_limit(ranks: bool) -> None:
+    """Twice the numbers that the upload can expand to."""
+    setup = server("lora-a2", ranks)
+    limit = 2 * max(num_bytes(setup.algorithm.expand(setup.state, u).params) for u in setup.uploads)
+    header, _ = parts(setup.sent[0])
+    with pytest.raises(Rejected, match=f"too_large: more than {limit} bytes of tensors"):
+        setup.gate().admit(built(header, bytes(limit + 1)))
+    with pytest.raises(Rejected, match="unreadable"):
+        setup.gate().admit(built(header, bytes(limit)))
+
+
 def test_gate_rejects_retry_after_rejection() -> None:
     setup = server("fedit")
     gate = setup.gate()
@@ -467,6 +613,28 @@ def test_bound_holds_for_uploads_in_other_coordinates(name: str) -> None:
     for n, t in params.items():
         torch.testing.assert_close(clipped[n], t / 4, rtol=1e-9, atol=1e-12)
     setup.gate(max_norm=size * 1.001).check(setup.uploads[1])
+
+
+def test_bound_itself_is_allowed() -> None:
+    setup = server("flora")  # its bound holds for the upload itself
+    upload = setup.uploads[0]
+    params = {n: torch.zeros_like(t) for n, t in upload.params.items()}
+    params[first(params)].view(-1)[0] = 3.0
+    upload = replace(upload, params=params)
+    assert setup.gate(max_norm=3.0).check(upload).client == upload.client
+    with pytest.raises(Rejected) as error:
+        setup.gate(max_norm=2.75).check(upload)
+    assert str(error.value) == "norm_exceeded: 3, allowed is 2.75"
+
+
+def test_clipped_upload_keeps_its_types() -> None:
+    setup = server("fedit")
+    state = replace(setup.state, params={n: t.float() for n, t in setup.state.params.items()})
+    upload = replace(setup.uploads[0], params={n: t.float() for n, t in setup.uploads[0].params.items()})
+    limits = AdmissionConfig(max_norm=1e-3, clip=True)
+    clipped = Gate(setup.algorithm, state, setup.round, setup.clients, limits, IDENTITY).check(upload).params
+    assert {t.dtype for t in clipped.values()} == {torch.float32}
+    assert norm(change(replace(setup, state=state), replace(upload, params=clipped))) == pytest.approx(1e-3, rel=1e-3)
 
 
 # Arbitrary bytes

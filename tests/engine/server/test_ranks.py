@@ -107,7 +107,9 @@ def test_budgeted_bytes_equal_uploaded_bytes(name: str, policy: str) -> None:
         assert upload_bytes(sim.algorithm, sites, 4, rank) == max(uploaded)
 
 
-@pytest.mark.parametrize("policy", ["shared", "local", "frozen"])
+@pytest.mark.parametrize(
+    "policy", ["shared", pytest.param("local", marks=pytest.mark.slow), pytest.param("frozen", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", RANKED)
 def test_uploads_keep_client_order_across_cohorts(name: str, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks interleave, so the cohorts do too; the sum must not depend on them."""

@@ -80,7 +80,7 @@ def raising(error: BaseException) -> Callable[[], object]:
     return fail
 
 
-@pytest.mark.parametrize("after", [0, 1, 3])
+@pytest.mark.parametrize("after", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", NAMES)
 def test_failed_aggregation_skips_the_round(name: str, after: int) -> None:
     """With the error's type and message as the reason. Every client is asked, the state stays, the run goes on."""

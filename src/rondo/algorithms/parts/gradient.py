@@ -9,13 +9,16 @@ from rondo.algorithm import Loss, Trainer
 from rondo.params import Params, Select, buffer, inner, per_client, pick
 
 
-def gradient(loss: Loss, params: Params, wanted: Params) -> tuple[Tensor, dict[str, Tensor]]:
+def gradient(loss: Loss, params: Params, wanted: Params, *, attached: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
     """Each client's ``loss`` on the current batch, shape (K,), and its gradient in the tensors of ``wanted``, at
-    ``params`` with these in place of their names. Neither takes part in a graph."""
+    ``params`` with these in place of their names. The gradient takes part in no graph, nor does the loss unless it is
+    ``attached``: then it can be differentiated in all tensors but ``wanted``, such as a local head."""
     at = {n: t.detach().requires_grad_() for n, t in wanted.items()}
     value = loss({**params, **at})
-    grads = torch.autograd.grad(value.sum(), list(at.values()), allow_unused=True, materialize_grads=True)
-    return value.detach(), dict(zip(at, grads, strict=True))
+    grads = torch.autograd.grad(
+        value.sum(), list(at.values()), retain_graph=attached, allow_unused=True, materialize_grads=True
+    )
+    return value if attached else value.detach(), dict(zip(at, grads, strict=True))
 
 
 def mean_gradient(params: Params, select: Select, trainer: Trainer) -> dict[str, Tensor]:

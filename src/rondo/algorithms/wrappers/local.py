@@ -140,6 +140,14 @@ class _Beside:
         self.kept = pick(fit.params, stays)
         return replace(fit, params=pick(fit.params, ~stays))
 
+    def solve(self, params: Params, *, train: Select) -> Fit:
+        """Solve with the tensors that stay as they are: the output is seldom linear in both."""
+        fit = self._trainer.solve({**params, **self.kept}, train=train & ~self._stays)
+        return replace(fit, params=pick(fit.params, ~self._stays))
+
+    def second_moment(self, params: Params, *, of: Select) -> Tensor:
+        return self._trainer.second_moment({**params, **self.kept}, of=of & ~self._stays)
+
     def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:
         return self._trainer.upload(params, weight)
 

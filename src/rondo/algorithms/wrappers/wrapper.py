@@ -49,6 +49,10 @@ class Wrapper(Algorithm[W]):
         return self.algorithm.needs_factors
 
     @property
+    def least_squares(self) -> bool:  # type: ignore[override]
+        return self.algorithm.least_squares
+
+    @property
     def personal(self) -> bool:  # type: ignore[override]
         return self.algorithm.personal
 

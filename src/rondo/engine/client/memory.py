@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rondo.models.network import Network
 from rondo.models.pretrained import plain_parts
-from rondo.params import Params, add_client_axis, on_device
+from rondo.params import Params, add_client_axis, buffer, on_device
 from rondo.tasks.task import Example, Task
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # from glibc's malloc.h
@@ -111,8 +111,8 @@ def activation_bytes(network: Network, task: Task, seen: Params, examples: Seque
 
     inputs, targets = (on_device(part, network.device) for part in task.collate(examples))
     leaves = {n: t.detach().to(network.device, copy=True) for n, t in add_client_axis(seen).items()}
-    for tensor in leaves.values():
-        tensor.requires_grad_(tensor.is_floating_point())
+    for name, tensor in leaves.items():
+        tensor.requires_grad_(tensor.is_floating_point() and not buffer(name))
     with torch.autograd.graph.saved_tensors_hooks(note, never):
         sums, _ = task.loss(network(leaves, {}, inputs), targets)
         sums.sum()

@@ -11,12 +11,14 @@ import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from rondo.algorithm import Client, ClientFailed, Fit, Loss, Objective, Round, Upload, Uploads, plain, split_rows
 from rondo.config.schema import ClientsConfig, FaultKind, TrainConfig
+from rondo.engine.client.least_squares import minimiser
 from rondo.errors import StopRequested
 from rondo.models.call import Rows, to_device
 from rondo.models.network import Base, Network
@@ -98,9 +100,7 @@ class CohortTrainer:
         self._fits += 1
         if steps is None and epochs is None:
             steps, epochs = config.local_steps, config.local_epochs
-        for client, examples in zip(self.clients, self.examples, strict=True):
-            if not examples:
-                raise ClientFailed(client.id, "no_targets", "the client has nothing to train on")
+        self._must_have_rows()
         trained = {n: t.detach().clone().requires_grad_() for n, t in pick(params, train & ~buffer).items()}
         leaves = list(trained.values())
         # A forward pass updates statistics in place: give it copies, which count if they are to be trained.
@@ -109,6 +109,7 @@ class CohortTrainer:
         # Without leaves a fit is forward passes, which update statistics.
         optimizer = self._optimizer(leaves, self.lr if lr is None else lr) if leaves else None
         dropout = [self.round.attempt_generator("dropout", c.id, stream) for c in self.clients]
+        augmenting = [self.round.attempt_generator("augment", c.id, stream) for c in self.clients]
         device = self.network.device
         alive = torch.ones(len(self.clients), dtype=torch.bool, device=device)
         kinds = [self.failing.get(c.id) for c in self.clients]
@@ -119,7 +120,7 @@ class CohortTrainer:
         for counts, batch in self._steps(stream, steps, 1 if epochs is None else epochs):
             if self.stop is not None and self.stop.is_set():
                 raise StopRequested
-            loss = self._loss(batch, dropout)
+            loss = self._loss(batch, dropout, augmenting)
             value = objective({**used, **trained}, loss)
             if "out_of_memory" in kinds:
                 raise MemoryError(REHEARSED)
@@ -162,6 +163,40 @@ class CohortTrainer:
                 for tensor, before in zip(leaves, copies, strict=True):
                     tensor.copy_(torch.where(_as_wide(stepping, tensor), tensor, before))
         optimizer.zero_grad(set_to_none=True)
+
+    def solve(self, params: Params, *, train: Select) -> Fit:
+        """See :meth:`rondo.algorithm.Trainer.solve`. All rows of the cohort are in one call; adapter dropout is off."""
+        self._must_have_rows()
+        batch = [list(examples) for examples in self.examples]
+        rows = Rows.of(batch, padded=self.task.padded).to(self.network.device)
+        inputs, targets, hidden = self._to_device(batch, None)
+        kinds = [self.failing.get(c.id) for c in self.clients]
+        if "out_of_memory" in kinds:
+            raise MemoryError(REHEARSED)
+        with torch.no_grad():
+            output = partial(self._output, inputs=inputs, hidden=hidden, rows=rows)
+            final = {**params, **minimiser(self.task, output, params, tuple(pick(params, train)), targets, rows)}
+            loss = self._mean(output(final), targets, rows)
+        loss = loss.masked_fill(torch.tensor([k == "nonfinite_loss" for k in kinds], device=loss.device), math.nan)
+        once = torch.ones(len(self.clients), dtype=torch.long)
+        self.losses.append(loss[None].cpu())
+        self._find_failed(final, self.losses[-1], once)
+        return Fit(final, once, torch.tensor(rows.counts), loss.cpu())
+
+    def second_moment(self, params: Params, *, of: Select) -> Tensor:
+        """See :meth:`rondo.algorithm.Trainer.second_moment`. Every row is a client of its own in one call."""
+        self._must_have_rows()
+        batch = [[e] for examples in self.examples for e in examples]
+        rows = Rows.of(batch, padded=self.task.padded).to(self.network.device)
+        inputs, targets, hidden = self._to_device(batch, None)
+        owner = torch.arange(len(self.clients)).repeat_interleave(torch.tensor([len(e) for e in self.examples]))
+        each = {n: t[owner.to(t.device)] for n, t in params.items()}
+        leaves = {n: t.clone().requires_grad_() for n, t in pick(each, of & ~buffer).items()}
+        sums, _ = self.task.loss(self._output({**each, **leaves}, inputs, hidden, rows), targets)
+        grads = torch.autograd.grad(sums.sum(), list(leaves.values()), materialize_grads=True)
+        flat = torch.cat([g.flatten(1) for g in grads], 1)
+        parts = torch.split(flat, [len(e) for e in self.examples])
+        return torch.stack([g.mT @ g / len(g) for g in parts])
 
     def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:
         """See :meth:`rondo.algorithm.Trainer.upload`. Clients in ``failed`` upload nothing."""
@@ -210,28 +245,57 @@ class CohortTrainer:
             return torch.optim.AdamW(tensors, lr=lr, weight_decay=config.weight_decay)
         return torch.optim.SGD(tensors, lr=lr, momentum=config.momentum, weight_decay=config.weight_decay)
 
-    def _loss(self, batch: Sequence[Sequence[Example]], dropout: Sequence[torch.Generator]) -> Loss:
+    def _loss(
+        self,
+        batch: Sequence[Sequence[Example]],
+        dropout: Sequence[torch.Generator],
+        augmenting: Sequence[torch.Generator],
+    ) -> Loss:
         """The loss on a batch, one group of examples per client."""
         rows = Rows.of(batch, padded=self.task.padded).to(self.network.device)
-        inputs, targets, hidden = self._to_device(batch)
+        inputs, targets, hidden = self._to_device(batch, augmenting)
 
         def whole(seen: Params) -> Tensor:
-            replaced = self.prefix.replaced(hidden) if self.prefix is not None else contextlib.nullcontext()
-            with replaced:
-                output = self.network(seen, self.base, inputs, dropout, rows)
-            sums, counts = self.task.loss(output, targets)
-            return rows.sum(sums) / rows.sum(counts.to(sums.dtype)).clamp_min(1)
+            return self._mean(self._output(seen, inputs, hidden, rows, dropout), targets, rows)
 
         def parts(share: float) -> tuple[Loss, Loss]:
             divided = [split_rows(len(group), share) for group in batch]
             first, second = ([[g[i] for i in d[k]] for g, d in zip(batch, divided, strict=True)] for k in (0, 1))
-            return self._loss(first, dropout), self._loss(second, dropout)
+            return self._loss(first, dropout, augmenting), self._loss(second, dropout, augmenting)
 
         return Loss(whole, parts)
 
-    def _to_device(self, batch: Sequence[Sequence[Example]]) -> tuple[Batch, Batch, Tensor | None]:
+    def _output(
+        self,
+        seen: Params,
+        inputs: Batch,
+        hidden: Tensor | None,
+        rows: Rows,
+        dropout: Sequence[torch.Generator] | None = None,
+    ) -> Tensor:
+        replaced = self.prefix.replaced(hidden) if self.prefix is not None else contextlib.nullcontext()
+        with replaced:
+            return self.network(seen, self.base, inputs, dropout, rows)
+
+    def _mean(self, output: Tensor, targets: Batch, rows: Rows) -> Tensor:
+        """Each client's mean loss, shape (K,)."""
+        sums, counts = self.task.loss(output, targets)
+        return rows.sum(sums) / rows.sum(counts.to(sums.dtype)).clamp_min(1)
+
+    def _must_have_rows(self) -> None:
+        for client, examples in zip(self.clients, self.examples, strict=True):
+            if not examples:
+                raise ClientFailed(client.id, "no_targets", "the client has nothing to train on")
+
+    def _to_device(
+        self, batch: Sequence[Sequence[Example]], augmenting: Sequence[torch.Generator] | None
+    ) -> tuple[Batch, Batch, Tensor | None]:
+        """Inputs, targets and hidden states of a batch; ``augmenting`` has a generator per client, None augments
+        nothing."""
         examples = [e for group in batch for e in group]
         inputs, targets = self.task.collate(examples)
+        if augmenting is not None:
+            inputs = self.task.augment(inputs, [len(group) for group in batch], augmenting)
         device = self.network.device
         hidden = self.states.padded(examples) if self.states is not None else None
         inputs, targets = ({n: to_device(t, device) for n, t in part.items()} for part in (inputs, targets))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rondo.algorithm import Algorithm, Client, Fit, Objective, Round, Upload, Uploads, plain
-from rondo.params import Params, Select, add_client_axis, client_row, everything
+from rondo.params import Params, Select, add_client_axis, client_row, everything, pick
 
 
 def trial_upload(algorithm: Algorithm[Any], state: Any, client: Client, round: Round) -> Upload:
@@ -43,6 +43,15 @@ class _Idle:
     ) -> Fit:
         zeros = torch.zeros(len(self.clients))
         return Fit(params, zeros, zeros, zeros)
+
+    def solve(self, params: Params, *, train: Select) -> Fit:
+        return self.fit(params)
+
+    def second_moment(self, params: Params, *, of: Select) -> Tensor:
+        selected = pick(params, of).values()
+        size = sum(t[0].numel() for t in selected)
+        like = next(iter(selected), torch.zeros(0))
+        return like.new_zeros(len(self.clients), size, size)
 
     def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:
         weights = [math.nan] * len(self.clients) if weight is None else weight.tolist()

@@ -21,6 +21,7 @@ _TRIED_TOKENS = 64
 """Their largest length if every token has logits: longer rows would take more memory than the rest of the run. A
 classifier's rows stay whole, because it may read their ends."""
 _NOTHING = "there is nothing to train on"
+_ONLY_TEXT = "it is made for rows of tokens"
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ def shorten(network: AdaptedNetwork, task: Task, examples: Sequence[Any], config
     """Skip computation that the output does not need: tokens after the first at the end of a model that reads only the
     first, layers below the lowest adapted one, logits of tokens without a target. ``examples`` are some of the
     task's."""
+    if not task.padded:
+        return Shortened(None, _ONLY_TEXT, _ONLY_TEXT, _ONLY_TEXT)
     trial = telling(examples, cut=isinstance(task, CausalLM))
     if not trial:
         return Shortened()

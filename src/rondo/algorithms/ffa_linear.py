@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from rondo.algorithm import Algorithm, HeadPolicy, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.params import Params, pick, up
+
+
+@final
+@dataclass(frozen=True)
+class FFALinear(Algorithm[ServerState]):
+    """FFA-LoRA for linear regression: A stays at its start, B is minimised exactly.
+
+    Update (RoLoRA, section 4.1, "freezing-A scheme"), with p_k the participants' weights, summing to 1, and l_k client
+    k's mean squared error on all of its rows::
+
+        client k:  B_k <- argmin_B l_k(A, B)
+        server:    B <- sum_k p_k B_k
+
+    The first round reaches the end: later ones repeat it.
+    Symbols: the paper's a0 is A transposed (rank 1), its b^FFA is B.
+    Needs: a task of least squares.
+    Uploads: B, r out numbers per module. Down: the same (A once, at a client's first contact).
+    Exact: yes, for any weights and any subset of clients.
+    Linear: yes.
+    Personal: no.
+    Head in the paper: none; here frozen by default.
+    Deviations: none.
+    Reference: Chen et al., Robust Federated Finetuning of LLMs via Alternating Optimization of LoRA, 2025, proposition
+    4.6; the method is Sun et al., ICLR 2024.
+    """
+
+    exact: ClassVar[bool] = True
+    least_squares: ClassVar[bool] = True
+    default_head: ClassVar[HeadPolicy] = "frozen"
+
+    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
+        return ServerState(params)
+
+    def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
+        return trainer.upload(pick(trainer.solve(shared.params, train=up).params, up)), local

@@ -1,0 +1,172 @@
+"""A model without a hub: a built-in network, or a ``torch.nn.Module`` of the user's own."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from rondo.config.schema import RunConfig
+from rondo.errors import ConfigError
+from rondo.models import peft
+from rondo.models.adapted_layer import Site, merged_weight
+from rondo.models.adapted_network import AdaptedNetwork
+from rondo.models.network import Base, Network
+from rondo.models.pretrained import fingerprint
+from rondo.models.shortcuts.prefix import Prefix
+from rondo.models.whole_network import WholeNetwork
+from rondo.params import BUFFER_PREFIX, HEAD_PREFIX, Params, Role, kaiming, role
+from rondo.tasks.task import Example, Task
+
+WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class WholeModel:
+    """A :class:`rondo.models.model.Model` around a module."""
+
+    form: ClassVar[Literal["weights"]] = "weights"
+    name: str
+    identity: Mapping[str, Any]
+    network: AdaptedNetwork | WholeNetwork
+    precision: torch.dtype
+    fresh: Callable[[], nn.Module]
+    """Makes the module anew."""
+
+    def shorten(self, task: Task, examples: Sequence[Example]) -> Prefix | None:
+        """See :meth:`rondo.models.model.Model.shorten`. No shortcut is taken."""
+        return None
+
+    def record(self) -> Mapping[str, Any]:
+        """See :meth:`rondo.models.model.Model.record`."""
+        kernels = {"dtype": str(self.precision).removeprefix("torch."), "reason": "weights are trained in it"}
+        return {"kernels": kernels}
+
+    def save(self, folder: Path, seen: Params, base: Base, labels: Sequence[str]) -> None:
+        """Write the module's state, as ``load_state_dict`` takes it, to one safetensors file."""
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {n: t.contiguous().clone() for n, t in state_of(self.network, seen, base).items()}
+        safetensors.torch.save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def state_of(network: Network, seen: Params, base: Base) -> dict[str, Tensor]:
+    """The state of the network's module, by its own names, with the tensors ``seen`` in their places and all factors
+    added to their weights. Tied weights occur once."""
+    state: dict[str, Tensor] = {n: t.detach().cpu() for n, t in network.module.state_dict().items()}
+    for name, tensor in seen.items():
+        if role(name) in (Role.HEAD, Role.BUFFER, Role.BODY):
+            state[name.removeprefix(HEAD_PREFIX).removeprefix(BUFFER_PREFIX)] = tensor.detach().cpu()
+    for path, site in network.sites.items():
+        layer = network.module.get_submodule(path)
+        state[f"{path}.weight"] = merged_weight(layer, site, seen, base).detach().cpu()
+    return state
+
+
+def head_names(config: RunConfig, module: nn.Module) -> tuple[str, ...]:
+    """Names of the parameters in the layers ``model.head_layers``, or in the last layer that has any. Raises
+    :class:`ConfigError` for a layer that does not exist or has none."""
+    layers = config.model.head_layers
+    if layers is None:
+        last = next((p for p, m in reversed(list(module.named_modules())) if p and [*m.parameters(recurse=False)]), "")
+        layers = [last]
+    names: list[str] = []
+    for layer in layers:
+        found = [n for n, _ in module.named_parameters() if n.startswith(f"{layer}.")]
+        if not found:
+            known = ", ".join(p for p, m in module.named_modules() if p and [*m.parameters(recurse=False)])
+            message = f"no layer {layer!r} with parameters; layers here: {known}"
+            raise ConfigError.at("model.head_layers", message)
+        names += found
+    return tuple(dict.fromkeys(names))
+
+
+def trained_names(config: RunConfig, module: nn.Module, head: Sequence[str], sites: Sequence[Site]) -> tuple[str, ...]:
+    """Names of the parameters that ``train.what`` names, the head's included. The weights of adapted layers stay
+    frozen: their factors are trained. Raises :class:`ConfigError` for a pattern without a parameter, and for names that
+    mean something else here."""
+    what = config.whole_tensors
+    frozen = {f"{s.path}.weight" for s in sites}
+    names = [n for n, _ in module.named_parameters() if n not in frozen]
+    if isinstance(what, list):
+        for pattern in what:
+            if not fnmatch.filter(names, pattern):
+                shown = ", ".join(names[:20]) + (" ..." if len(names) > 20 else "")
+                raise ConfigError.at(
+                    "train.what", f"{pattern!r} is no parameter that can be trained; there are: {shown}"
+                )
+        names = [n for n in names if any(fnmatch.fnmatchcase(n, p) for p in what)]
+    elif what != "all":
+        names = [n for n in names if n in head]
+    for name in names:
+        if name not in head and role(name) is not Role.BODY:
+            message = f"the parameter {name!r} ends like a factor's name, so it cannot be trained whole: name others"
+            raise ConfigError.at("train.what", message)
+    return tuple(names)
+
+
+def make_network(
+    config: RunConfig, module: nn.Module, head: Sequence[str], peft_task: peft.TaskType | None
+) -> AdaptedNetwork | WholeNetwork:
+    """The network of a run around ``module``: one that trains whole tensors of its body in :class:`WholeNetwork`, with
+    factors alone in :class:`AdaptedNetwork`, whose clients share calls. Raises :class:`ConfigError`."""
+    sites: tuple[Site, ...] = ()
+    factors: dict[str, Tensor] = {}
+    if config.has_factors:
+        plan = peft.plan(module, config.adapter, peft_task, head, config.seed)
+        sites, factors = plan.sites, dict(plan.params)
+        if config.adapter.from_scratch:
+            factors |= from_scratch(module, sites, factors, config.seed)
+    names = trained_names(config, module, head, sites)
+    if config.has_factors and set(names) <= set(head):
+        return AdaptedNetwork(module, sites, head, factors)
+    if config.has_factors and config.adapter.lora_dropout:
+        message = "factors are added to the weights of a network that is trained whole, where nothing can drop: set 0"
+        raise ConfigError.at("adapter.lora_dropout", message)
+    return WholeNetwork(module, names, head, statistics=config.model.buffers != "frozen", sites=sites, factors=factors)
+
+
+def from_scratch(module: nn.Module, sites: Sequence[Site], factors: Params, seed: int) -> dict[str, Tensor]:
+    """Set the weights of all sites to zero, and draw B as A is drawn, so that their product is the layer.
+
+    Source: FedLoRU's official code, which trains from scratch; its paper starts from W0 and B = 0.
+    """
+    start: dict[str, Tensor] = {}
+    generator = torch.Generator().manual_seed(seed)
+    for site in sites:
+        weight = module.get_submodule(site.path).weight
+        assert isinstance(weight, Tensor)
+        with torch.no_grad():
+            weight.zero_()
+        start[f"{site.path}.B"] = kaiming(site.shape[0], site.rank, generator).to(factors[f"{site.path}.B"])
+    return start
+
+
+def whole_model(
+    config: RunConfig,
+    fresh: Callable[[], nn.Module],
+    task: Task,
+    device: torch.device,
+    peft_task: peft.TaskType | None = None,
+) -> WholeModel:
+    """The model of a run around the module that ``fresh`` makes, in the task's precision. Raises
+    :class:`ConfigError`."""
+    module = fresh()
+    for path, layer in module.named_modules():
+        if getattr(layer, "momentum", 0.1) is None:
+            message = f"{path} averages over all batches, and a client's count of them would be lost: set momentum"
+            raise ConfigError.at("model.name", message)
+    module = module.to(task.precision)
+    head = head_names(config, module)
+    network = make_network(config, module, head, peft_task)
+    identity = {
+        "model_sha256": fingerprint(module),
+        "model_config": {"name": config.model.name, "trained": sorted(network.initial), "text": str(module)},
+    }
+    network.move(device)
+    return WholeModel(config.model.name, identity, network, task.precision, fresh)

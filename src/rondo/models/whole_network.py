@@ -1,0 +1,158 @@
+"""A module whose tensors are trained as they are, with low-rank factors beside them on some layers.
+
+Clients enter a call one after the other. On a CPU a whole network trains faster with one client per thread than with
+several clients in one call (docs/adr/0013-whole-tensors-beside-factors.md).
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rondo.algorithm import Weight
+from rondo.models.adapted_layer import Site, frozen_matrix, merged_weight
+from rondo.models.call import Rows, output_of
+from rondo.models.network import Base, Network
+from rondo.params import BUFFER_PREFIX, HEAD_PREFIX, Params, client_row
+from rondo.tasks.task import Batch
+
+ONE_PER_THREAD = "a network that is trained whole is faster with one client per thread"
+_STATISTICS = ("running_mean", "running_var")
+_Normalisation = nn.modules.batchnorm._BatchNorm
+_Dropout = nn.modules.dropout._DropoutNd
+
+
+class WholeNetwork(Network):
+    """A module that takes the tensors ``trained`` from clients, as ``head:<name>`` in the ``head`` and by their own
+    name elsewhere, and A and B of every site in ``sites``.
+
+    The module is in eval mode, with two exceptions in training. A batch normalisation of which a tensor is trained
+    normalises by the batch and updates its statistics, ``buffer:<name>``, unless ``statistics`` is False or the batch
+    has a single row, which has no spread. An ``nn.Dropout`` drops, by the client's generator. Dropout inside other
+    layers (attention, LSTM) stays off, because it would draw from a stream that all threads share.
+
+    A site's factors are added to its frozen weight before the call: W + scale * B A.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        trained: Sequence[str],
+        head: Sequence[str] = (),
+        *,
+        statistics: bool = True,
+        sites: Sequence[Site] = (),
+        factors: Params | None = None,
+    ) -> None:
+        self.module = module.eval().requires_grad_(False)
+        self.sites = {s.path: s for s in sites}
+        self.one_at_a_time = ONE_PER_THREAD
+        parameters = dict(module.named_parameters())
+        self._names = {(HEAD_PREFIX if n in head else "") + n: n for n in trained}
+        self._moving = _moving(module, trained) if statistics else ()
+        for path in self._moving:
+            self._names |= {f"{BUFFER_PREFIX}{path}.{s}": f"{path}.{s}" for s in _STATISTICS}
+        tensors = {**parameters, **dict(module.named_buffers())}
+        self._start = {n: tensors[own].detach().cpu().clone() for n, own in self._names.items()}
+        self._factors = dict(factors or {})
+        self._copies = threading.local()
+
+    @property
+    def initial(self) -> Params:  # type: ignore[override]
+        """See :class:`rondo.models.network.Network`."""
+        return {**self._factors, **self._start}
+
+    def weights(self) -> dict[str, Weight]:
+        """The frozen matrix of every adapted layer, read lazily."""
+        return {
+            p: Weight(s.shape, s.scale, lambda s=s: frozen_matrix(self.module.get_submodule(s.path), s))  # type: ignore[misc]
+            for p, s in self.sites.items()
+        }
+
+    def tensors(self, seen: Params, base: Base) -> dict[str, Tensor]:
+        """The module's own names and the tensors that a client's model has there. ``seen`` has no client axis."""
+        result = {own: seen[name] for name, own in self._names.items() if name in seen}
+        for path, site in self.sites.items():
+            result[f"{path}.weight"] = merged_weight(self.module.get_submodule(path), site, seen, base)
+        return result
+
+    def __call__(
+        self,
+        params: Params,
+        base: Base,
+        batch: Batch,
+        dropout: Sequence[torch.Generator] | None = None,
+        rows: Rows | None = None,
+    ) -> Tensor:
+        """See :meth:`rondo.models.network.Network.__call__`. Several clients' outputs are computed one after the
+        other. Statistics in ``params`` are updated in place in training."""
+        clients = next(iter(params.values())).shape[0]
+        counts = rows.counts if rows is not None else (next(iter(batch.values())).shape[0] // clients,) * clients
+        module = self._mine()
+        outputs, start = [], 0
+        for k, count in enumerate(counts):
+            part = batch if clients == 1 else {n: t[start : start + count] for n, t in batch.items()}
+            start += count
+            if count:
+                _prepare(module, self._moving if count > 1 else (), None if dropout is None else dropout[k])
+                # Its count of batches is no statistic: it would be added to by all clients.
+                counters = {f"{p}.num_batches_tracked": torch.zeros((), dtype=torch.long) for p in self._moving}
+                tensors = self.tensors(client_row(params, k), base) | counters
+                outputs.append(output_of(module, part, tensors))
+        return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
+
+    def _mine(self) -> nn.Module:
+        """This thread's copy of the module, which shares all tensors with it: a call swaps tensors in place."""
+        mine: nn.Module | None = getattr(self._copies, "module", None)
+        if mine is None or self._copies.device != self.device:
+            shared: dict[int, Any] = {id(t): t for t in (*self.module.parameters(), *self.module.buffers())}
+            mine = copy.deepcopy(self.module, shared)
+            for path, layer in list(mine.named_modules()):
+                if isinstance(layer, _Dropout):
+                    mine.set_submodule(path, _Drop(layer))
+            self._copies.module, self._copies.device = mine, self.device
+        return mine
+
+
+def _moving(module: nn.Module, trained: Sequence[str]) -> tuple[str, ...]:
+    """Paths of the batch normalisations whose statistics move: those with a trained tensor, or without any tensor in a
+    network of which something is trained."""
+    paths = []
+    for path, layer in module.named_modules():
+        if isinstance(layer, _Normalisation) and layer.track_running_stats:
+            own = {f"{path}.{n}" for n, _ in layer.named_parameters()}
+            if own & set(trained) or (not own and trained):
+                paths.append(path)
+    return tuple(paths)
+
+
+def _prepare(module: nn.Module, moving: Sequence[str], generator: torch.Generator | None) -> None:
+    """Put the layers that differ in training into that mode, or back. ``generator``: None outside training."""
+    for path, layer in module.named_modules():
+        if isinstance(layer, _Normalisation):
+            layer.training = generator is not None and path in moving
+        elif isinstance(layer, _Drop):
+            layer.generator = generator
+
+
+class _Drop(nn.Module):
+    """Dropout that draws from a generator of its own, and does nothing without one."""
+
+    def __init__(self, like: _Dropout) -> None:
+        super().__init__()
+        self.keep = 1 - like.p
+        self.channels = not isinstance(like, nn.Dropout)
+        self.generator: torch.Generator | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.generator is None or self.keep == 1:
+            return x
+        # nn.Dropout2d and its kin drop whole channels, the second axis.
+        shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if self.channels else x.shape
+        mask = torch.empty(shape).bernoulli_(self.keep, generator=self.generator)
+        return x * (mask / self.keep if self.keep else mask).to(x)

@@ -1,0 +1,67 @@
+"""Scores of a classifier, shared by all tasks with classes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rondo.tasks.task import Batch, Scores
+from rondo.tasks.text import wide
+
+
+def class_losses(logits: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of logits (rows, classes), one target per row, as :meth:`rondo.tasks.task.Task.loss` gives it."""
+    losses = functional.cross_entropy(wide(logits), targets["labels"], reduction="none")
+    return losses, torch.ones_like(targets["labels"])
+
+
+class ClassTally:
+    """A :class:`rondo.tasks.task.Tally` of accuracy, F1 (binary, or macro over the classes seen), Matthews correlation
+    and loss. Logits are (rows, ``classes``) and the target is ``labels`` (rows,)."""
+
+    def __init__(self, classes: int) -> None:
+        self.classes = classes
+        self.true: list[int] = []
+        self.predicted: list[int] = []
+        self.loss = 0.0
+
+    def add(self, logits: Tensor, batch: Batch) -> None:
+        """See :class:`rondo.tasks.task.Tally`."""
+        labels = batch["labels"]
+        self.loss += float(functional.cross_entropy(logits.float(), labels, reduction="sum"))
+        self.true += labels.tolist()
+        self.predicted += logits.argmax(-1).tolist()
+
+    def scores(self) -> Scores:
+        """See :class:`rondo.tasks.task.Tally`."""
+        count = len(self.true)
+        if count == 0:
+            return {"accuracy": None, "f1": None, "matthews": None, "loss": None, "examples": 0}
+        # counts[t, p]: examples of class t predicted as class p.
+        pairs = torch.tensor(self.true) * self.classes + torch.tensor(self.predicted)
+        counts = torch.bincount(pairs, minlength=self.classes**2).view(self.classes, -1).double()
+        # F1 and correlation mean nothing if only one class occurs.
+        varied = len(set(self.true)) > 1
+        return {
+            "accuracy": float(counts.trace()) / count,
+            "f1": _f1(counts) if varied else None,
+            "matthews": _matthews(counts) if varied else None,
+            "loss": self.loss / count,
+            "examples": count,
+        }
+
+
+def _f1(counts: Tensor) -> float:
+    """F1 of the second of two classes; with more classes, the mean over all that occur or were predicted."""
+    occurrences = counts.sum(0) + counts.sum(1)
+    f1 = 2 * counts.diag()[occurrences > 0] / occurrences[occurrences > 0]
+    return float(f1[-1] if len(counts) == 2 else f1.mean())
+
+
+def _matthews(counts: Tensor) -> float:
+    """Matthews correlation for any number of classes (Gorodkin, 2004); 0 if all predictions are one class."""
+    total, true, predicted = counts.sum(), counts.sum(1), counts.sum(0)
+    shared = counts.trace() * total - true @ predicted
+    spread = (total**2 - true @ true) * (total**2 - predicted @ predicted)
+    return float(shared / spread.sqrt()) if spread > 0 else 0.0

@@ -1,0 +1,129 @@
+"""Linear regression in float64: rows of numbers ``x`` and ``y``, scored by the squared error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from rondo.config.schema import TaskConfig
+from rondo.errors import ConfigError
+from rondo.lowrank import GrowingSum
+from rondo.params import Params
+from rondo.tasks.linear_problem import LinearProblem
+from rondo.tasks.number_store import NumberStore, Point, gathered
+from rondo.tasks.row_checks import Row, RowProblem
+from rondo.tasks.task import Batch, Scores, Task
+
+DOWN, UP = "linear.A", "linear.B"
+"""The factors of the built-in network y = B A x."""
+BODY, HEAD = "representation.weight", "head:regressor.weight"
+"""The tensors of the built-in network y = w B^T x: B^T and w."""
+
+
+class LinearRegression(Task):
+    """Least squares. A row has lists of numbers in its columns ``x`` and ``y``.
+
+    ``problem``: the problem that the rows are drawn from, if its truth is known; measures compare the model with it. A
+    row's loss is its squared error, summed over outputs, and half of it for a problem of heads, as the papers write it.
+    """
+
+    primary: ClassVar[str] = "loss"
+    precision: ClassVar[torch.dtype] = torch.float64
+    least_squares: ClassVar[str | None] = "y"
+
+    def __init__(self, problem: LinearProblem | None = None) -> None:
+        self.problem_drawn = problem
+        self.factor = 0.5 if problem is not None and problem.config.kind == "heads" else 1.0
+
+    @classmethod
+    def of(cls, config: TaskConfig, tokenizer: Any, labels: Sequence[str]) -> Self:
+        """See :meth:`rondo.tasks.task.Task.of`. The truth is not known."""
+        return cls()
+
+    @classmethod
+    def problem(cls, config: TaskConfig, row: Row, number: int) -> RowProblem | None:
+        """See :meth:`rondo.tasks.task.Task.problem`."""
+        for column in ("x", "y"):
+            values = row.get(column)
+            if not isinstance(values, list | tuple) or not values:
+                return RowProblem(number, column, f"expected a list of numbers, got {values!r:.60}")
+            bad = next((v for v in values if not isinstance(v, int | float) or not math.isfinite(v)), None)
+            if bad is not None:
+                return RowProblem(number, column, f"not a finite number: {bad!r:.60}")
+        return None
+
+    def encode(self, rows: Sequence[Row]) -> list[Point]:
+        """See :meth:`rondo.tasks.task.Task.encode`. Raises :class:`ConfigError` where rows differ in size."""
+        if not rows:
+            return []
+        for column in ("x", "y"):
+            sizes = sorted({len(row[column]) for row in rows})
+            if len(sizes) > 1:
+                message = f"rows have {sizes[0]} and {sizes[1]} numbers in column {column!r}: mend them"
+                raise ConfigError.at("data", message)
+        x, y = (torch.tensor([row[column] for row in rows], dtype=self.precision) for column in "xy")
+        return NumberStore(x, y).points()
+
+    def collate(self, examples: Sequence[Point]) -> tuple[Batch, Batch]:
+        """See :meth:`rondo.tasks.task.Task.collate`: ``x`` (rows, inputs) and ``y`` (rows, outputs)."""
+        x, y = gathered(list(examples))
+        return {"x": x}, {"y": y}
+
+    def loss(self, output: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
+        """See :meth:`rondo.tasks.task.Task.loss`; output (rows, outputs)."""
+        sums = self.factor * (output - targets["y"]).square().sum(-1)
+        return sums, torch.ones_like(sums)
+
+    def tally(self) -> _Tally:
+        """An empty tally of the loss."""
+        return _Tally(self)
+
+    def store(self) -> NumberStore:
+        """See :meth:`rondo.tasks.task.Task.store`."""
+        return NumberStore()
+
+    def measures(self, seen: Params, base: Mapping[str, GrowingSum], before: Mapping[str, float]) -> dict[str, float]:
+        """Distances of the built-in network from the problem's truth; empty where there is no truth to compare with.
+
+        - ``angle_distance`` (factors of rank 1) or ``principal_angle``: the sine of the largest angle between the rows
+          of A, or of the representation, and the true ones: \\|(I - a a^T) a*\\| (RoLoRA, definition 4.2; FedRep,
+          definition 1).
+        - ``factor``: this distance over its value before the round; 0 where it was 0. In RoLoRA, rounds of B leave it
+          at 1, and an iteration of the paper is a round of B and one of A.
+        - ``global_loss``: the mean over clients of the loss on all of their rows. For heads it is with the best head of
+          each client for this representation, whoever keeps the heads.
+        """
+        problem = self.problem_drawn
+        if problem is None or base or not (DOWN in seen or BODY in seen):
+            return {}
+        down = seen[DOWN if DOWN in seen else BODY]
+        name = "angle_distance" if DOWN in seen and problem.config.rank == 1 else "principal_angle"
+        distance = largest_sine(down, problem.down)
+        measures = {name: distance}
+        if name in before:
+            measures["factor"] = distance / before[name] if before[name] > 0 else 0.0
+        slopes = (seen[UP] @ down).mT if DOWN in seen else problem.with_best_heads(down)
+        measures["global_loss"] = self.factor * float(problem.losses(slopes).mean())
+        return measures
+
+
+def largest_sine(rows: Tensor, others: Tensor) -> float:
+    """The sine of the largest principal angle between the spans of the rows of two (k, d) matrices."""
+    ours, theirs = (torch.linalg.qr(m.double().mT).Q for m in (rows, others))
+    return float(torch.linalg.matrix_norm(theirs - ours @ (ours.mT @ theirs), 2))
+
+
+class _Tally:
+    def __init__(self, task: LinearRegression) -> None:
+        self.task, self.sum, self.count = task, 0.0, 0
+
+    def add(self, output: Tensor, targets: Batch) -> None:
+        self.sum += float(self.task.loss(output, targets)[0].sum())
+        self.count += len(output)
+
+    def scores(self) -> Scores:
+        return {"loss": self.sum / self.count if self.count else None, "examples": self.count}
