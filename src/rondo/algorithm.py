@@ -406,6 +406,8 @@ class Algorithm(ABC, Generic[S]):
     plain_sgd: ClassVar[bool] = False
     """A client's movement must be the sum of its gradients: local training is SGD, without momentum and without a limit
     of the gradient's norm."""
+    equal_weights: ClassVar[bool] = False
+    """Every upload has weight 1, whatever the run's weighting, and the server accepts no other."""
     server_step: ClassVar[bool] = False
     """The method defines its server's step itself, so no server optimizer takes its place."""
     same_coordinates: ClassVar[bool] = True

@@ -66,6 +66,7 @@ class Scaffold(Algorithm[ServerState]):
 
     exact: ClassVar[bool] = False
     needs_factors: ClassVar[bool] = False
+    equal_weights: ClassVar[bool] = True
     server_step: ClassVar[bool] = True
     option: Option = "I"
     server_lr: float = 1.0
