@@ -96,12 +96,12 @@ def test_momentum_restart_is_exempt_from_two_laws() -> None:
 
 
 FIELDS = [
-    ("scaffold", {"option": "II"}),
-    ("ditto", {"personal_epochs": 2}),
+    pytest.param("scaffold", {"option": "II"}, marks=pytest.mark.slow),
+    pytest.param("ditto", {"personal_epochs": 2}, marks=pytest.mark.slow),
     ("apfl", {"mixing": "after"}),
-    ("apfl", {"adaptive": True}),
+    pytest.param("apfl", {"adaptive": True}, marks=pytest.mark.slow),
     ("l2gd", {"p": 0.4}),
-    ("per-fedavg", {"variant": "fo"}),
+    pytest.param("per-fedavg", {"variant": "fo"}, marks=pytest.mark.slow),
 ]
 
 

@@ -26,9 +26,13 @@ MOVES_BY_ITSELF = ("consensus", "zero steps", "exactness", "whole tensors")
 """Laws of plain averaging, which a step of another size or with memory breaks on purpose."""
 
 
+DIFFERENT = ("fedit", "rolora", "fedsa-lora", "hetlora", "fedloru", "pfedlora", "fedavg", "lg-fedavg", "apfl")
+"""Averages, turns, personal factors, norms as weights, merges, both; whole models, their parts, and personal ones."""
+
+
 @pytest.mark.parametrize("law", [n for n in LAWS if n not in MOVES_BY_ITSELF])
 @pytest.mark.parametrize("optimizer", [pytest.param("momentum", marks=pytest.mark.slow), "adam"])
-@pytest.mark.parametrize("name", ALLOWED)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in DIFFERENT else pytest.mark.slow) for n in ALLOWED])
 def test_laws_hold(name: str, optimizer: str, law: str) -> None:
     LAWS[law](ServerStep(ALLOWED[name], OPTIMIZERS[optimizer]()), 0)
 
