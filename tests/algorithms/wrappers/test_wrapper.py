@@ -13,6 +13,8 @@ from rondo.algorithm import Client, Round, Shared
 from rondo.algorithms.wrappers.local import Local, LocalState
 from rondo.algorithms.wrappers.shared_head import SharedHead
 from rondo.algorithms.wrappers.wrapper import Wrapper
+from rondo.params import Select, add_client_axis, everything, head, pick
+from rondo.testing import SgdTrainer
 from rondo.testing.regression import BODY, HEAD, RegressionProblem
 
 ARGUMENTS = {
@@ -67,6 +69,22 @@ def test_local_tensors_leave_the_uploads_weight(given: Any) -> None:
     uploads, _ = Local(inner).client_update(Shared(problem.params), {HEAD: problem.params[HEAD]}, trainer)
     assert uploads is trainer.upload.return_value
     trainer.upload.assert_called_once_with({BODY: problem.params[BODY]}, given)
+
+
+@pytest.mark.parametrize(("name", "fitted"), [("fedavg", head), ("lg-fedavg", everything)])
+def test_new_client_fits_its_local_tensors(name: str, fitted: Select) -> None:
+    """Beside those that the wrapped method fits, or alone where it has none to fit."""
+    problem = RegressionProblem.make(0, factors=False)
+    client, round = problem.clients[0], Round(8, 8, 0, 3)
+    params = add_client_axis(problem.params)
+    algorithm = Local(algorithms.get(name))
+    local = pick(params, fitted)
+    adapted = algorithm.adapt(Shared(params), local, SgdTrainer((client,), round, problem.loss))
+    by_hand = SgdTrainer((client,), round, problem.loss).fit(params, train=fitted).params
+    assert adapted.keys() == local.keys()
+    for n in local:
+        torch.testing.assert_close(adapted[n], by_hand[n], rtol=0, atol=1e-14)
+        assert not adapted[n].equal(params[n])
 
 
 def test_local_tensors_leave_the_broadcast_its_round() -> None:
