@@ -47,6 +47,8 @@ class Loss:
     """The loss on all rows."""
     parts: Callable[[float], tuple[Loss, Loss]]
     """:meth:`split`."""
+    rows: Tensor
+    """The number of rows of each client in the batch, shape (K,)."""
 
     def __call__(self, seen: Params) -> Tensor:
         return self.whole(seen)
@@ -62,7 +64,7 @@ class Loss:
             one, other = self.split(share)
             return one.beside(others), other.beside(others)
 
-        return Loss(lambda seen: self({**seen, **others}), parts)
+        return Loss(lambda seen: self({**seen, **others}), parts, self.rows)
 
 
 def split_rows(count: int, share: float) -> tuple[list[int], list[int]]:

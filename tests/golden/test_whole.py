@@ -36,7 +36,6 @@ FIXED: dict[str, dict[str, Any]] = {
 OPEN = {
     "apfl-adaptive": "ours moves alpha in every step, the paper's code in the first of a round",
     "apfl-adaptive-steps": "ours lets alpha leave [0, 1] within a round and cuts it at the end",
-    "scaffold-1-batches": "ours takes the mean over batches, a short last batch counting as a full one",
 }
 """Files from which our method differs, and how."""
 FORMS = {"first-order": "fo", "hessian-free": "hf"}
