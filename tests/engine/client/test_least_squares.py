@@ -112,6 +112,21 @@ def test_solve_finds_the_minimum(train: Select) -> None:
     assert fit.examples.tolist() == [9, 6]
 
 
+def test_rehearsed_faults_reach_exact_steps() -> None:
+    one, params = trainer(9, 6), start(2)
+    one.failing = {"c0": "nonfinite_loss"}
+    one.solve(params, train=head)
+    assert {name: failure.reason for name, failure in one.failed.items()} == {"c0": "nonfinite_loss"}
+    one.failing = {"c0": "out_of_memory"}
+    with pytest.raises(MemoryError, match="a fault that was rehearsed"):
+        one.solve(params, train=head)
+
+
+def test_exact_step_counts_as_one() -> None:
+    steps = trainer(9, 6).solve(start(2), train=head).steps
+    assert (steps.tolist(), steps.dtype) == ([1, 1], torch.long)
+
+
 def test_solved_head_is_numpys() -> None:
     one, params = trainer(9, 6), start(2)
     fit = one.solve(params, train=head)
