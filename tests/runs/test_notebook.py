@@ -7,12 +7,14 @@ import subprocess
 import sys
 import time
 import types
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import rondo
+from rondo.models.quiet import quiet
 from rondo.runs.notebook import NotebookBars, notebook_progress
 from small_runs import WHOLE, reviews, save_tiny_bert, settings, write_rows
 
@@ -158,3 +160,16 @@ def test_kernel_without_widgets_gets_no_warning() -> None:
     """tqdm warns when it is first imported, so the import is in a process of its own."""
     done = subprocess.run([sys.executable, "-c", _IMPORT], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_quiet_hides_announcements_of_libraries() -> None:
+    def announce() -> None:
+        warnings.warn_explicit("renamed", FutureWarning, "modeling_utils.py", 1, module="transformers.modeling_utils")
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with quiet():
+            announce()
+        assert not caught
+        announce()
+        assert len(caught) == 1
