@@ -768,6 +768,13 @@ def test_float32_sum_is_as_exact_as_its_stack(rank: int) -> None:
     assert errors[0] < 1e-6
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dense_sum_has_the_chunks_type(dtype: torch.dtype) -> None:
+    total = GrowingSum.of(draw(0, 4, 5, 3).to(dtype)) + draw(1, 4, 5, 1).to(dtype)
+    assert total.dense is not None
+    assert (total.dense.dtype, total.factors().up.dtype, total.factors().down.dtype) == (dtype,) * 3
+
+
 def test_dense_sum_goes_to_a_device_without_its_chunks() -> None:
     """They would take its memory once more."""
     stacked = GrowingSum.of(draw(0, 6, 4, 2))

@@ -47,6 +47,8 @@ class Loss:
     """The loss on all rows."""
     parts: Callable[[float], tuple[Loss, Loss]]
     """:meth:`split`."""
+    rows: Tensor
+    """The number of rows of each client in the batch, shape (K,)."""
 
     def __call__(self, seen: Params) -> Tensor:
         return self.whole(seen)
@@ -62,7 +64,7 @@ class Loss:
             one, other = self.split(share)
             return one.beside(others), other.beside(others)
 
-        return Loss(lambda seen: self({**seen, **others}), parts)
+        return Loss(lambda seen: self({**seen, **others}), parts, self.rows)
 
 
 def split_rows(count: int, share: float) -> tuple[list[int], list[int]]:
@@ -406,6 +408,8 @@ class Algorithm(ABC, Generic[S]):
     plain_sgd: ClassVar[bool] = False
     """A client's movement must be the sum of its gradients: local training is SGD, without momentum and without a limit
     of the gradient's norm."""
+    equal_weights: ClassVar[bool] = False
+    """Every upload has weight 1, whatever the run's weighting, and the server accepts no other."""
     server_step: ClassVar[bool] = False
     """The method defines its server's step itself, so no server optimizer takes its place."""
     same_coordinates: ClassVar[bool] = True

@@ -373,7 +373,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rondo.algorithm import Algorithm, Mean, ServerState
-from rondo.params import down, head, pick, up
+from rondo.params import down, pick, up, whole
 
 
 @dataclass(frozen=True)
@@ -386,8 +386,8 @@ class Good(Algorithm[ServerState]):
         return ServerState(params)
 
     def client_update(self, shared, local, trainer):
-        fit = trainer.fit(shared.params, train=down | up | head)
-        return trainer.upload(pick(fit.params, down | up | head)), local
+        fit = trainer.fit(shared.params, train=down | up | whole)
+        return trainer.upload(pick(fit.params, down | up | whole)), local
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ class BatchTrainer:
             trained = {n: t.clone().requires_grad_() for n, t in result.items() if train(n) and not buffer(n)}
             statistics = {n: t.clone() for n, t in result.items() if buffer(n)}
             now = [b[min(step, len(b) - 1)] for b in batches]  # of a client that has finished, any
-            value = objective({**result, **trained, **statistics}, self._loss(now))
+            value = objective({**result, **trained, **statistics}, self._loss(now, active))
             grads = torch.autograd.grad(value[active].sum(), list(trained.values()), allow_unused=True)
             losses += torch.where(active, value.detach() / counts.clamp(min=1), 0.0)
             moved = {
@@ -113,21 +113,22 @@ class BatchTrainer:
         self.fits.append(result)
         return Fit(result, counts, torch.tensor([sum(len(x) for x, _ in b) for b in batches]), losses)
 
-    def _loss(self, now: Sequence[Rows]) -> Loss:
-        """The loss of each client on its rows. ``support``: whether the first of them are divided from the others;
-        without it, both parts are all."""
+    def _loss(self, now: Sequence[Rows], active: Tensor) -> Loss:
+        """The loss of each ``active`` client on its rows. ``support``: whether the first of them are divided from the
+        others; without it, both parts are all."""
 
         def whole(seen: Params) -> Tensor:
             return torch.stack([self.network.loss(client_row(seen, k), rows) for k, rows in enumerate(now)])
 
         def parts(share: float) -> tuple[Loss, Loss]:
             if self.support is None:
-                return self._loss(now), self._loss(now)
+                return self._loss(now, active), self._loss(now, active)
             assert share == self.support
             both = [divided(rows, share) for rows in now]
-            return self._loss([one for one, _ in both]), self._loss([other for _, other in both])
+            return self._loss([one for one, _ in both], active), self._loss([other for _, other in both], active)
 
-        return Loss(whole, parts)
+        counts = torch.tensor([len(rows[0]) for rows in now])
+        return Loss(whole, parts, torch.where(active, counts, 0))
 
     def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:
         """See :meth:`rondo.algorithm.Trainer.upload`."""

@@ -763,12 +763,11 @@ def test_option_undefined_for_a_method_is_refused(
 @pytest.mark.parametrize(
     ("train", "paths"),
     [
-        ({}, {"train.optimizer", "train.max_grad_norm"}),
-        ({"optimizer": "sgd"}, {"train.max_grad_norm"}),
-        ({"optimizer": "sgd", "momentum": 0.5, "max_grad_norm": 0.0}, {"train.momentum"}),
-        ({"optimizer": "sgd", "max_grad_norm": 0.0}, set()),
+        pytest.param({}, {"train.optimizer", "train.max_grad_norm"}, id="adamw"),
+        pytest.param({"optimizer": "sgd"}, {"train.max_grad_norm"}, id="clipping"),
+        pytest.param({"optimizer": "sgd", "momentum": 0.5, "max_grad_norm": 0.0}, {"train.momentum"}, id="momentum"),
+        pytest.param({"optimizer": "sgd", "max_grad_norm": 0.0}, set(), id="plain"),
     ],
-    ids=str,
 )
 def test_method_for_plain_sgd_refuses_other_training(train: Any, paths: set[str]) -> None:
     raw = {"algorithm": {"name": "scaffold", "option": "II"}, "train": train}

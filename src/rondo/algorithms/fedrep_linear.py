@@ -10,7 +10,7 @@ from torch import Tensor
 from rondo.algorithm import Algorithm, Client, HeadPolicy, Mean, Round, Shared, Trainer, Uploads, Weight
 from rondo.algorithms.parts.orthonormal import leading_rows, orthonormal_rows
 from rondo.errors import ConfigError
-from rondo.params import Params, Select, body, cast_like, head, pick
+from rondo.params import Params, Select, body, head, pick
 
 MOMENT = "aux:moment"
 """The name of a moment matrix, (d, d)."""
@@ -45,7 +45,7 @@ class FedRepLinear(Algorithm[RepresentationState]):
     Uploads: B, k d numbers, and in the rounds of the start Z, d d numbers. Down: B.
     Exact: no. The mean is exact, QR changes the basis that heads were made for.
     Linear: yes.
-    Personal: yes. Heads stay with their clients; with ``model.head = "shared"`` they are sent and averaged too.
+    Personal: yes. Heads stay with their clients.
     Head in the paper: local; here local by default.
     Deviations: all clients send Z in the paper, here the participants of the first ``start_rounds`` rounds. Z is the
     second moment of the rows' gradients where B is zero and w a unit vector, so it needs no access to rows. Batches are
@@ -97,13 +97,12 @@ class FedRepLinear(Algorithm[RepresentationState]):
         else:
             params = trainer.solve(params, train=head).params
         fit = trainer.fit(params, train=body, steps=1)
-        return trainer.upload(pick(fit.params, lambda n: n not in local)), pick(fit.params, local.__contains__)
+        return trainer.upload(pick(fit.params, body)), pick(fit.params, head)
 
     def finish(self, state: RepresentationState, mean: Mean, round: Round) -> RepresentationState:
         ((name, matrix),) = pick(state.params, body).items()
         if not self._starting(round):
-            new = {**state.params, **cast_like(mean.params, state.params)}
-            return replace(state, params={**new, name: orthonormal_rows(new[name])})
+            return replace(state, params={**state.params, name: orthonormal_rows(mean.params[name].to(matrix.dtype))})
         moment = state.moment + mean.params[MOMENT].to(matrix.dtype) / self.start_rounds
         if round.index + 1 < self.start_rounds:
             return replace(state, moment=moment)

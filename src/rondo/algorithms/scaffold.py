@@ -59,13 +59,14 @@ class Scaffold(Algorithm[ServerState]):
     Head in the source: a part of the model, averaged; here shared by default. A local head has no control variates.
     Deviations: statistics (batch normalisation) have no control variates and are averaged without a step. Uploads are
     new values of what the client received, instead of differences: the same numbers, and limits of admission and robust
-    rules then work on the differences. In option I the last, smaller batch counts as much as any other.
+    rules then work on the differences.
     Reference: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020,
     algorithm 1.
     """
 
     exact: ClassVar[bool] = False
     needs_factors: ClassVar[bool] = False
+    equal_weights: ClassVar[bool] = True
     server_step: ClassVar[bool] = True
     option: Option = "I"
     server_lr: float = 1.0

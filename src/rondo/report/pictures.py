@@ -144,10 +144,13 @@ def curve(before: Mapping[str, Any], history: Sequence[Mapping[str, Any]], metri
 
 
 def measure(before: Mapping[str, float], history: Sequence[Mapping[str, Any]], title: str) -> bytes:
-    """Draw the first of the task's measures over rounds, starting before the first, on a logarithmic axis."""
+    """Draw the first of the task's measures over rounds, starting before the first, on a logarithmic axis. It is the
+    first that the last round has too."""
     figure, axes = _axes(7, 4)
-    ((name, start), *_) = before.items()
-    points = [(0, start), *((r["round"] + 1, r["measures"][name]) for r in history)]
+    last = history[-1]["measures"] if history else before
+    name = next((n for n in before if n in last), next(iter(before)))
+    each = [(0, before), *((r["round"] + 1, r["measures"]) for r in history)]
+    points = [(x, values[name]) for x, values in each if name in values]
     axes.plot([x for x, _ in points], [y for _, y in points], marker="o", ms=3, color="tab:blue")
     axes.set_yscale("log", nonpositive="mask")
     axes.set_xlabel("rounds")

@@ -43,7 +43,7 @@ def wrapped(
         policy = config.model.head or algorithm.default_head
     if policy == "frozen":
         initial = pick(initial, ~head)
-    if algorithm.least_squares and Role.HEAD in algorithm.keeps.roles and policy != "local":
+    if algorithm.least_squares and Role.HEAD in algorithm.keeps.roles and policy not in ("local", None):
         message = f"{config.algorithm.name} leaves heads with their clients: remove it, or take another method"
         raise ConfigError.at("model.head", message)
     _must_divide(config, algorithm, policy, initial)

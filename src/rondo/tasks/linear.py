@@ -90,23 +90,26 @@ class LinearRegression(Task):
         """Distances of the built-in network from the problem's truth; empty where there is no truth to compare with.
 
         - ``angle_distance`` (factors of rank 1) or ``principal_angle``: the sine of the largest angle between the rows
-          of A, or of the representation, and the true ones: \\|(I - a a^T) a*\\| (RoLoRA, definition 4.2; FedRep,
-          definition 1).
+          of A, or of the representation, and the true ones: |(I - a a^T) a*| (RoLoRA, definition 4.2; FedRep,
+          definition 1). Left out where a method changes the base.
         - ``factor``: this distance over its value before the round; 0 where it was 0. In RoLoRA, rounds of B leave it
           at 1, and an iteration of the paper is a round of B and one of A.
         - ``global_loss``: the mean over clients of the loss on all of their rows. For heads it is with the best head of
           each client for this representation, whoever keeps the heads.
         """
         problem = self.problem_drawn
-        if problem is None or base or not (DOWN in seen or BODY in seen):
+        if problem is None or not (DOWN in seen or BODY in seen):
             return {}
         down = seen[DOWN if DOWN in seen else BODY]
-        name = "angle_distance" if DOWN in seen and problem.config.rank == 1 else "principal_angle"
-        distance = largest_sine(down, problem.down)
-        measures = {name: distance}
-        if name in before:
-            measures["factor"] = distance / before[name] if before[name] > 0 else 0.0
         slopes = (seen[UP] @ down).mT if DOWN in seen else problem.with_best_heads(down)
+        measures = {}
+        if base:  # A is then no more than the latest part of the model
+            slopes = slopes + sum(change.factors().dense().mT for change in base.values())
+        else:
+            name = "angle_distance" if DOWN in seen and problem.config.rank == 1 else "principal_angle"
+            measures[name] = largest_sine(down, problem.down)
+            if name in before:
+                measures["factor"] = measures[name] / before[name] if before[name] > 0 else 0.0
         measures["global_loss"] = self.factor * float(problem.losses(slopes).mean())
         return measures
 

@@ -377,6 +377,7 @@ def law_wrapping(algorithm: Algorithm[Any], seed: int, problem: Problem | None =
         "scored_after_adapting",
         "client_ranks",
         "plain_sgd",
+        "equal_weights",
         "least_squares",
         "server_step",
         "same_coordinates",

@@ -136,7 +136,8 @@ class SgdTrainer:
             first, second = ([[own[i] for i in d[k]] for own, d in zip(every, divided, strict=True)] for k in (0, 1))
             return self._loss(first), self._loss(second)
 
-        return Loss(whole, parts)
+        counts = [c.num_examples for c in self.clients] if rows is None else [len(own) for own in rows]
+        return Loss(whole, parts, torch.tensor(counts))
 
     def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:
         """See :meth:`rondo.algorithm.Trainer.upload`."""

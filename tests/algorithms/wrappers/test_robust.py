@@ -21,7 +21,7 @@ from rondo import algorithms
 from rondo.algorithm import Client, Round, Upload
 from rondo.algorithms.table import RULES, Rule
 from rondo.algorithms.wrappers.local import Local
-from rondo.algorithms.wrappers.robust import MEANS, Robust, _inner, combined, squared_distances
+from rondo.algorithms.wrappers.robust import MEANS, Robust, _changes, _distances, _inner, combined, squared_distances
 from rondo.algorithms.wrappers.server_optimizer import OPTIMIZERS, ServerStep
 from rondo.config import ConfigError, load
 from rondo.lowrank import LowRank
@@ -184,6 +184,20 @@ def test_equal_products_have_no_distance() -> None:
         torch.testing.assert_close(after, before, rtol=1e-9, atol=1e-9)
 
 
+def test_distances_are_of_products_and_of_other_tensors() -> None:
+    _, received, _ = uploads("flexlora")
+    changes = _changes(received, {})
+    flat = torch.stack([torch.cat([t.flatten() for t in c.values()]) for c in changes])
+    paths = list(problem().weights)
+    dense = [{p: u.params[f"{p}.B"] @ u.params[f"{p}.A"] for p in paths} for u in received]
+    for change, products in zip(changes, dense, strict=True):
+        products |= {n: t for n, t in change.items() if n.startswith("head:")}
+        assert len(products) == 3
+    expected = [[sum(float((p[n] - q[n]).square().sum()) for n in p) for q in dense] for p in dense]
+    found = _distances(changes, received, flat)
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-9)
+
+
 # Around algorithms
 
 
@@ -237,6 +251,33 @@ def _model(algorithm: Any, state: Any, round: Round) -> dict[str, torch.Tensor]:
     seen = algorithm.view(shared, local)
     model = {path: problem().delta(seen, shared.base, path) for path in problem().weights}
     return {**model, **(shared.params if local else {})}
+
+
+@pytest.mark.parametrize(("rule", "count"), [("clip", 7), ("krum", 1), ("multi-krum", 5)])
+def test_server_of_single_uploads_gets_the_chosen_ones(rule: Rule, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with weight 1, in the order in which they came; the rules of Krum leave out the wild ones."""
+    state, received, round = uploads("flexlora")
+    wild = [replace(u, params={n: -1e4 * t for n, t in u.params.items()}) for u in received[:2]]
+    chosen: list[Upload] = []
+    algorithm = algorithms.get("flexlora")
+    monkeypatch.setattr(type(algorithm), "aggregate", lambda _, state, given, round: chosen.extend(given))
+    Robust(algorithm, rule, 2).aggregate(state, [*wild, *received[2:]], round)
+    allowed = [u.client.id for u in (received if rule == "clip" else received[2:])]
+    ids = [u.client.id for u in chosen]
+    assert len(ids) == count
+    assert ids == [name for name in allowed if name in ids]
+    assert {u.weight for u in chosen} == {1.0}
+    if rule == "clip":
+        sizes = [math.sqrt(sum(float(t.square().sum()) for t in u.params.values())) for u in [*wild, *received[2:]]]
+        middle = sorted(sizes)[3]
+        for upload, size, sent in zip(chosen, sizes, [*wild, *received[2:]], strict=True):
+            for name, tensor in sent.params.items():
+                torch.testing.assert_close(upload.params[name], min(1.0, middle / size) * tensor, rtol=1e-9, atol=1e-9)
+
+
+def test_rules_for_servers_of_single_uploads_are_named() -> None:
+    with pytest.raises(ValueError, match=r"median makes a mean, .* single uploads; take clip, krum, multi-krum$"):
+        Robust(algorithms.get("flexlora"), "median", 1)
 
 
 def test_too_few_uploads_change_nothing() -> None:

@@ -401,9 +401,9 @@ def test_parts_of_a_cohorts_batch_keep_clients_apart() -> None:
     setup = Setup(optimizer="sgd")
     trainer, rows = setup.trainer, examples(5)
     trainer.clients = (Client("ann", 4), Client("bob", 1), Client("cid", 1))
-    dropout = [Round(0, 1, 0, 3).generator(c.id) for c in trainer.clients]
+    dropout, augmenting = ([Round(0, 1, 0, 3).generator(c.id) for c in trainer.clients] for _ in range(2))
     params = add_client_axis(setup.start, 3)
-    first, second = trainer._loss([list(rows[:4]), [rows[4]], []], dropout).split()
+    first, second = trainer._loss([list(rows[:4]), [rows[4]], []], dropout, augmenting).split()
     for part, expected in ((first, [rows[0], rows[2]]), (second, [rows[1], rows[3]])):
         losses = part(params)
         torch.testing.assert_close(losses[0], setup.loss(setup.start, expected), rtol=0, atol=1e-7)
@@ -532,3 +532,96 @@ def test_uploads_carry_the_configured_or_given_weight(weighting: Any, expected: 
     assert all(t.equal(setup.start[n]) for n, t in upload.params.items())
     (upload,) = setup.trainer.upload(setup.params, torch.tensor([2.5]))
     assert upload.weight == 2.5
+
+
+def of_two(setup: Setup) -> Params:
+    """Let ann, who has six rows, and bob, who has three, train together; their tensors."""
+    setup.trainer.clients = (Client("ann", 6), Client("bob", 3))
+    setup.trainer.examples = (examples(6), examples(3))
+    return {n: torch.cat([t, t]) for n, t in setup.params.items()}
+
+
+def test_clients_and_fits_have_streams_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For dropout and augmentation. A client that is done has no rows, and its generators stay in their places."""
+    setup, augmented, dropped = Setup(6, length_grouping=False), [], []
+    params = of_two(setup)
+    call = AdaptedNetwork.__call__
+
+    def augment(inputs: Batch, rows_per_client: Sequence[int], generators: Sequence[torch.Generator]) -> Batch:
+        augmented.append((list(rows_per_client), [g.initial_seed() for g in generators]))
+        return inputs
+
+    def forward(self: Any, seen: Any, base: Any, inputs: Any, dropout: Any, rows: Any) -> Any:
+        dropped.append([g.initial_seed() for g in dropout])
+        return call(self, seen, base, inputs, dropout, rows)
+
+    monkeypatch.setattr(setup.task, "augment", augment)
+    monkeypatch.setattr(AdaptedNetwork, "__call__", forward)
+    for fit in range(2):
+        setup.trainer.fit(params)
+        seeds = {
+            kind: [setup.round.attempt_generator(kind, name, fit).initial_seed() for name in ("ann", "bob")]
+            for kind in ("augment", "dropout")
+        }
+        assert augmented[2 * fit :] == [([4, 3], seeds["augment"]), ([2, 0], seeds["augment"])]
+        assert dropped[2 * fit :] == [seeds["dropout"]] * 2
+    assert len({*dropped[0], *dropped[2], *augmented[0][1], *augmented[2][1]}) == 8
+
+
+def test_client_stops_at_its_first_loss_that_is_not_finite() -> None:
+    """Later losses, finite again, do not move it; the other client goes on."""
+    setup, factors = Setup(6), iter([1.0, math.nan, 1.0, 1.0])
+    params = of_two(setup)
+    after: list[Params] = []
+
+    def objective(seen: Params, loss: Loss) -> Tensor:
+        after.append({n: t.detach().clone() for n, t in seen.items()})
+        return loss(seen) * torch.tensor([next(factors), 1.0])
+
+    fit = setup.trainer.fit(params, objective=objective, steps=4)
+    assert {n: f.reason for n, f in setup.trainer.failed.items()} == {"ann": "nonfinite_loss"}
+    assert moved(fit, after[1])
+    for name, tensor in fit.params.items():
+        assert tensor[0].equal(after[1][name][0])  # as the first step left it
+
+
+def test_rehearsed_loss_that_is_not_finite_costs_its_client() -> None:
+    setup = Setup(6)
+    params = of_two(setup)
+    setup.trainer.failing = {"bob": "nonfinite_loss"}
+    setup.trainer.fit(params)
+    assert {n: f.reason for n, f in setup.trainer.failed.items()} == {"bob": "nonfinite_loss"}
+    assert [u.client.id for u in setup.trainer.upload(params)] == ["ann"]
+
+
+def test_client_without_rows_is_told() -> None:
+    setup = Setup(6)
+    params = of_two(setup)
+    setup.trainer.examples = (examples(6), ())
+    with pytest.raises(ClientFailed) as error:
+        setup.trainer.fit(params)
+    failure = error.value
+    expected = ("bob", "no_targets", "the client has nothing to train on")
+    assert (failure.client, failure.reason, failure.detail) == expected
+
+
+def test_gradients_are_clipped_per_client() -> None:
+    """To the norm of the client's own gradient; the other's, a thousand times as long, counts for nothing."""
+    setup = Setup(6, max_grad_norm=1e-3, optimizer="sgd", momentum=0.0, weight_decay=0.0, lr=1.0)
+    params = of_two(setup)
+
+    def objective(seen: Params, loss: Loss) -> Tensor:
+        return loss(seen) * torch.tensor([1.0, 1000.0])
+
+    fit = setup.trainer.fit(params, objective=objective, steps=1)
+    steps = torch.stack([(t - params[n]).flatten(1).norm(dim=1) for n, t in fit.params.items()]).norm(dim=0)
+    torch.testing.assert_close(steps, torch.full((2,), 1e-3, dtype=torch.float64), rtol=1e-3, atol=0)
+
+
+def test_client_of_one_row_trains() -> None:
+    setup = Setup(6)
+    params = of_two(setup)
+    setup.trainer.examples = (examples(6), examples(1))
+    fit = setup.trainer.fit(params)
+    assert (fit.steps.tolist(), fit.examples.tolist()) == ([2, 1], [6, 1])
+    assert all(not t[1].equal(params[n][1]) for n, t in fit.params.items() if n.endswith(".A"))

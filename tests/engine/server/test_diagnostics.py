@@ -39,6 +39,10 @@ OPAQUE = {
     "pfedlora": "clients keep pA, pB of their own, so the server does not know their models",
     "lg-fedavg": "clients keep A, B of their own, so the server does not know their models",
     "local": "clients keep A, B of their own, so the server does not know their models",
+    "ditto": "clients keep A, B of their own, so the server does not know their models",
+    "apfl": "clients keep A, B of their own, so the server does not know their models",
+    "l2gd": "clients keep A, B of their own, so the server does not know their models",
+    "fed-mtl": "clients keep A, B of their own, so the server does not know their models",
     "slora": "clients send S, which are not low-rank factors",
 }
 FROM_UPLOADS = ("interference", "truncation_error", "alignment_mean", "alignment_min")

@@ -244,6 +244,7 @@ def test_previous_generation_replaces_a_damaged_one(tmp_path: Path) -> None:
     (tmp_path / "round-000005").mkdir()
     (tmp_path / "round-000005" / "ledger.json").write_bytes(b"{}")
     checkpoint.clean(tmp_path, restored)
+    assert not list(tmp_path.rglob("*.tmp"))
     names = {str(p.relative_to(tmp_path)).split(".")[0] for p in tmp_path.rglob("*")}
     files = {f"round-000003/{n}" for n in ("state", "ledger", "manifest")}
     assert names == {"clients", "clients/ann", "clients/bob", "clients/cid", "round-000003"} | files
@@ -264,6 +265,22 @@ def test_missing_client_file_is_damage(client: str, tmp_path: Path) -> None:
     assert (restored.rounds, last(restored.locals)) == (3, BEFORE)
 
 
+def test_changed_manifest_is_noticed(tmp_path: Path) -> None:
+    commit(tmp_path, 4, CHANGES)
+    path = tmp_path / "round-000004" / "manifest.json"
+    path.write_text(path.read_text().replace('"rounds": 4', '"rounds": 5'))
+    restored, reasons = checkpoint.load(tmp_path, {}, Journal(tmp_path / "none"))
+    assert (restored.rounds, reasons) == (3, ["round-000004: manifest.json is not as it was written (SHA-256)"])
+
+
+def test_store_without_files_is_empty_and_clean(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    kept.clean(0)
+    with pytest.raises(KeyError, match="'ann'"):
+        kept["ann"]
+    assert not list(tmp_path.iterdir())
+
+
 def test_unfinished_generation_is_ignored(tmp_path: Path) -> None:
     commit(tmp_path, 4, CHANGES)
     (tmp_path / "round-000004" / "manifest.json").unlink()
@@ -272,7 +289,7 @@ def test_unfinished_generation_is_ignored(tmp_path: Path) -> None:
 
 
 def test_missing_or_damaged_generations_raise(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=f"no checkpoint in {tmp_path}"):
         checkpoint.load(tmp_path, {})
     commit(tmp_path, 4, CHANGES)
     for generation in ("round-000003", "round-000004"):

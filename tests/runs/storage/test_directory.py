@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,9 +25,11 @@ def test_new_directory_is_made_with_its_parents(tmp_path: Path) -> None:
 def test_unnamed_directories_never_clash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their names start with the algorithm's."""
     monkeypatch.chdir(tmp_path)
-    paths = [RunDirectory.create(None, "package.module:Own").path for _ in range(3)]
-    assert len(set(paths)) == 3
-    assert all(p.parent == Path("runs") and p.name.startswith("Own-") for p in paths)
+    moment = datetime(2026, 1, 2, 3, 4, 5)
+    monkeypatch.setattr("rondo.runs.storage.directory.datetime", SimpleNamespace(now=lambda: moment))
+    paths = [RunDirectory.create(None, "package.module:Own").path for _ in range(4)]
+    stem = "Own-20260102-030405"
+    assert paths == [Path("runs", name) for name in (stem, f"{stem}-1", f"{stem}-2", f"{stem}-3")]
 
 
 def test_directory_with_a_run_is_refused(tmp_path: Path) -> None:
@@ -66,6 +70,26 @@ def test_folder_without_a_run_is_not_opened(tmp_path: Path, present: tuple[str, 
         RunDirectory.open(tmp_path)
     with pytest.raises(ConfigError, match="is not a run directory"):
         RunDirectory.open(tmp_path / "nowhere")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
+def test_pipe_in_a_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "adapter").mkdir()
+    for name in ("config.toml", "manifest.json"):
+        (tmp_path / name).write_text("")
+    os.mkfifo(tmp_path / "adapter" / "pipe")
+    with pytest.raises(ConfigError) as error:
+        RunDirectory.open(tmp_path)
+    message = f"{str(tmp_path / 'adapter' / 'pipe')!r} is a pipe or a device, not a file: remove it"
+    assert [(p.path, p.message) for p in error.value.problems] == [("RUN_DIR", message)]
+
+
+@pytest.mark.parametrize("content", [None, b"{", b"\xff"])
+def test_broken_metrics_are_named(content: bytes | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "metrics.jsonl").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"  RUN_DIR: metrics\.jsonl cannot be read: .+"):
+        RunDirectory(tmp_path).rounds()
 
 
 def test_configuration_is_read_back(tmp_path: Path) -> None:
@@ -116,6 +140,21 @@ def test_resumption_compares_all_but_time_and_system() -> None:
     for key in now.keys() - {"started", "platform"}:
         with pytest.raises(ConfigError, match=f"{key}.*: was "):
             must_equal({**now, key: {} if key == "versions" else "another"}, now, whatever=False)
+
+
+def test_difference_has_both_values_and_a_remedy() -> None:
+    with pytest.raises(ConfigError) as error:
+        must_equal({"seed": 1, "config": {"rounds": 2}}, {"seed": None, "config": {"rounds": "é"}}, whatever=False)
+    lines = str(error.value).splitlines()
+    assert lines[:3] == ["rondo resume: 3 problems", '  config.rounds: was 2, is "é"', "  seed: was 1, is null"]
+    assert lines[3].startswith("  --allow-nondeterministic: set it to resume anyway")
+
+
+def test_reasons_hide_no_other_difference() -> None:
+    before, now = ({"cases": {str(i): {"on": i + d, "reason": f"{d}"} for i in range(8)}} for d in (0, 1))
+    with pytest.raises(ConfigError) as error:
+        must_equal(before, now, whatever=False)
+    assert [p.path for p in error.value.problems[:-1]] == [f"cases.{i}.on" for i in range(8)]
 
 
 @pytest.mark.parametrize(("then", "equal"), [("worded otherwise", True), (None, False)])

@@ -184,8 +184,9 @@ def test_folder_is_replaced_whole(tmp_path: Path) -> None:
         raise OSError(errno.ENOSPC, "full")
 
     durable.write_folder(target, fill("one"))
-    with pytest.raises(OSError, match="full"):
+    with pytest.raises(OSError, match="full") as error:
         durable.write_folder(target, fails)
+    assert error.value.filename == str(target)  # not the temporary one, which is gone
     assert [p.name for p in target.iterdir()] == ["one"]
     durable.write_folder(target, fill("two"))
     assert [p.name for p in target.iterdir()] == ["two"]

@@ -22,8 +22,8 @@ def gradient(loss: Loss, params: Params, wanted: Params, *, attached: bool = Fal
 
 
 def mean_gradient(params: Params, select: Select, trainer: Trainer) -> dict[str, Tensor]:
-    """The gradient of each client's loss at ``params`` (client axis K) in the selected tensors: the mean over the
-    batches of one epoch, all of which count the same. Statistics have none, and nothing is trained."""
+    """The gradient of each client's loss at ``params`` (client axis K) in the selected tensors: the mean over the rows
+    of one epoch. Statistics have none, and nothing is trained."""
     select = select & ~buffer
     total = {n: torch.zeros_like(t, memory_format=torch.contiguous_format) for n, t in pick(params, select).items()}
 
@@ -31,9 +31,9 @@ def mean_gradient(params: Params, select: Select, trainer: Trainer) -> dict[str,
         wanted = pick(trained, select)
         value, grads = gradient(loss, trained, wanted)
         for name, grad in grads.items():
-            total[name] += grad
+            total[name] += per_client(loss.rows.to(grad), grad) * grad
         # The trainer differentiates the value. Its gradient is zero, and so is the step.
         return value + inner(wanted, {n: torch.zeros_like(t) for n, t in wanted.items()})
 
     fit = trainer.fit(params, train=select, objective=noted, epochs=1, lr=0.0)
-    return {n: t / per_client(fit.steps.to(t).clamp_min(1), t) for n, t in total.items()}
+    return {n: t / per_client(fit.examples.to(t).clamp_min(1), t) for n, t in total.items()}

@@ -77,6 +77,10 @@ class Wrapper(Algorithm[W]):
         return self.algorithm.plain_sgd
 
     @property
+    def equal_weights(self) -> bool:  # type: ignore[override]
+        return self.algorithm.equal_weights
+
+    @property
     def server_step(self) -> bool:  # type: ignore[override]
         return self.algorithm.server_step
 

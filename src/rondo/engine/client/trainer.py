@@ -263,7 +263,7 @@ class CohortTrainer:
             first, second = ([[g[i] for i in d[k]] for g, d in zip(batch, divided, strict=True)] for k in (0, 1))
             return self._loss(first, dropout, augmenting), self._loss(second, dropout, augmenting)
 
-        return Loss(whole, parts)
+        return Loss(whole, parts, to_device(torch.tensor([len(group) for group in batch]), self.network.device))
 
     def _output(
         self,

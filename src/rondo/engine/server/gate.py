@@ -157,8 +157,9 @@ class Gate:
             raise Rejected("bad_examples", f"{examples}, allowed are {allowed}")
         if not 0 < upload.weight < math.inf:
             raise Rejected("bad_weight", f"{upload.weight}, must be positive and finite")
-        run_weight = float(examples) if self.weighting == "examples" else 1.0
-        if math.isnan(trial.weight) and upload.weight != run_weight:
+        equal = self.algorithm.equal_weights
+        run_weight = float(examples) if self.weighting == "examples" and not equal else 1.0
+        if (equal or math.isnan(trial.weight)) and upload.weight != run_weight:
             raise Rejected("bad_weight", f"{upload.weight}, for {examples} examples it is {run_weight:g}")
         return self._bounded(upload)
 

@@ -1,0 +1,203 @@
+"""Networks that are trained whole, end to end: runs, resumes, exports, new clients."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+import rondo
+from rondo.errors import ConfigError
+
+
+class Small(nn.Module):
+    """A convolution with batch normalisation and dropout, and two dense layers."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3, bias=False)
+        self.norm = nn.BatchNorm2d(4)
+        self.drop = nn.Dropout(0.2)
+        self.hidden = nn.Linear(4 * 9, 8)
+        self.out = nn.Linear(8, outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.norm(self.conv(x)))
+        return self.out(torch.relu(self.hidden(self.drop(x).flatten(1))))  # type: ignore[no-any-return]
+
+
+def small(config: Any, task: Any) -> nn.Module:
+    return Small(len(task.labels))
+
+
+def rows(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Pictures of 5 x 5 pixels, brighter in the row of their label."""
+    g = np.random.default_rng(seed)
+    made = []
+    for i in range(count):
+        pixels = g.integers(0, 120, (5, 5, 1), dtype=np.uint8)
+        pixels[1 + i % 3] += 120
+        made.append({"image": pixels, "label": str(i % 3)})
+    return made
+
+
+def config(name: str = "fedavg", **sections: dict[str, Any]) -> dict[str, Any]:
+    base: dict[str, Any] = {
+        "rounds": 3,
+        "algorithm": {"name": name},
+        "task": {"kind": "image-classification", "image": "image", "label": "label"},
+        "model": {"name": "test_whole_training:small"},
+        "partition": {"kind": "iid", "clients": 4},
+        "clients": {"per_round": 3},
+        "train": {"what": "all", "optimizer": "sgd", "lr": 0.2, "batch_size": 8, "max_grad_norm": 0.0},
+        "evaluation": {"clients_every": 1},
+    }
+    for section, keys in sections.items():
+        base[section] = {**base.get(section, {}), **keys}
+    return base
+
+
+def run(folder: Path, name: str = "fedavg", **sections: dict[str, Any]) -> rondo.RunResult:
+    return rondo.run(config(name, **sections), train=rows(96), test=rows(30, 1), run_dir=folder, device="cpu")
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedrep", "scaffold", "apfl", "per-fedavg"])
+def test_module_of_ones_own_learns(name: str, tmp_path: Path) -> None:
+    result = run(tmp_path / "run", name, train={"local_epochs": 3})
+    kind = "personal" if "personal" in result.metrics else "clients"
+    assert result.metrics[kind]["accuracy"]["mean"] > 0.5
+
+
+def test_result_is_the_modules_state(tmp_path: Path) -> None:
+    run(tmp_path / "run")
+    module = Small(3)
+    module.load_state_dict({**tensors(tmp_path / "run" / "adapter")}, strict=True)
+    assert not module.norm.running_mean.equal(torch.zeros(4))
+
+
+@pytest.mark.parametrize(("buffers", "sent"), [("average", True), ("local", False), ("frozen", False)])
+def test_statistics_are_averaged_local_or_frozen(buffers: str, sent: bool, tmp_path: Path) -> None:
+    result = run(tmp_path / "run", model={"buffers": buffers})
+    parameters = sum(p.numel() for p in Small(3).parameters())
+    assert result.history[0]["bytes_up"] == 3 * 4 * (parameters + (8 if sent else 0))
+    start = tensors(tmp_path / "run" / "adapter")["norm.running_var"].equal(torch.ones(4))
+    assert start == (not sent)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ditto"])
+def test_resumed_run_equals_an_uninterrupted_one(name: str, tmp_path: Path) -> None:
+    class Stop(rondo.Observer):
+        def round_done(self, record: Any) -> None:
+            if record["round"] == 1:
+                raise KeyboardInterrupt
+
+    given: dict[str, Any] = {"train": rows(96), "test": rows(30, 1)}
+    with pytest.raises(KeyboardInterrupt):
+        rondo.run(config(name), **given, run_dir=tmp_path / "cut", device="cpu", observer=Stop())
+    rondo.resume(tmp_path / "cut", **given, allow_code=True)
+    run(tmp_path / "whole", name)
+    paths = [tmp_path / n / "adapter" for n in ("cut", "whole")]
+    assert all(t.equal(tensors(paths[1])[n]) for n, t in tensors(paths[0]).items())
+
+
+def test_factors_and_whole_tensors_train_together(tmp_path: Path) -> None:
+    adapter = {"r": 2, "target_modules": ["hidden"], "from_scratch": True}
+    result = run(tmp_path / "run", "fedit", adapter=adapter, train={"what": "all"})
+    trained = json.loads((tmp_path / "run" / "manifest.json").read_text())["model_config"]["trained"]
+    assert {"hidden.A", "hidden.B", "hidden.bias", "conv.weight", "head:out.weight"} <= set(trained)
+    assert "hidden.weight" not in trained
+    assert result.history[-1]["loss"] < result.history[0]["loss"]
+    assert torch.linalg.matrix_rank(tensors(tmp_path / "run" / "adapter")["hidden.weight"]) == 2
+
+
+@pytest.mark.parametrize("what", ["head", ["conv.*", "norm.bias"]])
+def test_only_the_named_tensors_are_trained(what: Any, tmp_path: Path) -> None:
+    run(tmp_path / "run", train={"what": what})
+    start = small_start()
+    after = tensors(tmp_path / "run" / "adapter")
+    moved = {n for n, t in after.items() if not t.equal(start[n]) and "running" not in n}
+    assert moved == ({"out.weight", "out.bias"} if what == "head" else {"conv.weight", "norm.bias"})
+
+
+def small_start() -> dict[str, torch.Tensor]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Small(3).state_dict()
+
+
+def test_fine_tuned_models_are_scored_beside(tmp_path: Path) -> None:
+    evaluation = {"fine_tune_epochs": 5, "fine_tune": "head"}
+    result = run(tmp_path / "run", evaluation=evaluation)
+    assert result.metrics["fine_tuned"]["accuracy"]["mean"] is not None
+    assert "fine_tuned" in result.metrics
+    assert set(result.metrics["fine_tuned"]["per_client"]) == set(result.metrics["clients"]["per_client"])
+
+
+# New clients
+
+
+@pytest.fixture(scope="module")
+def fedrep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("adapt") / "run"
+    run(folder, "fedrep", train={"local_epochs": 2})
+    return folder
+
+
+def adapted(run_dir: Path, **options: Any) -> rondo.Adapted:
+    return rondo.adapt(run_dir, rows(40, 2), allow_code=True, device="cpu", **options)
+
+
+def test_newcomers_head_is_fitted_and_the_body_stays(fedrep: Path, tmp_path: Path) -> None:
+    result = adapted(fedrep, shots=[4, 30], to=tmp_path / "new")
+    assert result.scored_rows == 8
+    assert [shot.rows for shot in result.shots] == [4, 30]
+    scores = [s["accuracy"] for s in (result.cold_start, result.shots[-1].adapted)]
+    assert scores[1] > scores[0]
+    before, after = tensors(fedrep / "adapter"), tensors(tmp_path / "new")
+    assert {n for n, t in after.items() if not t.equal(before[n])} == {"out.weight", "out.bias"}
+    assert "took no part in the run" in (tmp_path / "new" / "README.md").read_text()
+
+
+def test_adapting_again_gives_the_same_scores(fedrep: Path) -> None:
+    assert adapted(fedrep, shots=[10]) == adapted(fedrep, shots=[10])
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "message"),
+    [
+        ({"shots": [33]}, "--shots", "33 of 32 rows"),
+        ({"shots": [0]}, "--shots", "at least 1"),
+        ({"epochs": 0}, "--epochs", "at least 1"),
+        ({"to": "."}, "--to", "is not empty"),
+    ],
+)
+def test_impossible_shots_are_refused(options: dict[str, Any], key: str, message: str, fedrep: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        adapted(fedrep, **options)
+    assert error.value.problems[0].path == key
+    assert message in str(error.value)
+
+
+def test_method_without_personal_tensors_has_nothing_to_fit(tmp_path: Path) -> None:
+    run(tmp_path / "run")
+    with pytest.raises(ConfigError, match="fedavg keeps nothing at its clients"):
+        adapted(tmp_path / "run")
+
+
+def test_exported_model_is_verified(fedrep: Path, tmp_path: Path) -> None:
+    # Rows were given in Python, so there are none to compare on.
+    result = rondo.export(fedrep, tmp_path / "out", allow_code=True)
+    assert result.rank == 0
+    assert tensors(tmp_path / "out").keys() == Small(3).state_dict().keys()
+    with pytest.raises(ConfigError, match="no adapter to truncate"):
+        rondo.export(fedrep, tmp_path / "other", rank=2, allow_code=True)
