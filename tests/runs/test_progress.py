@@ -56,6 +56,17 @@ def test_terminal_shows_bars_with_the_phase() -> None:
         assert part in text
 
 
+def test_clients_have_no_bar_before_their_number_is_known() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    with progress(2, console) as observer:
+        observer.phase("loading")
+        observer.progress.refresh()  # type: ignore[attr-defined]
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "loading" in text
+    assert "None" not in text
+    assert "clients" not in text
+
+
 @pytest.mark.parametrize("client", ["[/site]", "[site]", "[red]x[/red]"])
 def test_client_may_have_any_name(client: str) -> None:
     """Client ids come from the user's files and columns; no id is markup."""
@@ -146,8 +157,9 @@ def test_result_becomes_a_frame_and_a_table(tmp_path: Path) -> None:
     assert list(frame["loss"]) == [r["loss"] for r in result.history]
     assert list(frame["global.accuracy"]) == [r["scores"]["global"]["accuracy"] for r in result.history]
     assert not [column for column in frame if "per_client" in column]
+    assert list(frame)[:2] == ["loss", "global.accuracy"]
     html = result._repr_html_()
-    assert "<td>global model, test set: accuracy</td>" in html
+    assert '<td style="text-align:left">global model, test set: accuracy</td>' in html
     hostile = RunResult(result.history, Path("<script>"), result.metrics, result.summary)
     assert "<script>" not in hostile._repr_html_()
 

@@ -31,6 +31,7 @@ from rondo.errors import ConfigError, Problem
 from rondo.models.adapted_layer import Site, UnsupportedLayer, layer_kind
 from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.network import Base
+from rondo.models.quiet import quiet
 from rondo.models.result_factors import adapter_factors
 from rondo.params import HEAD_PREFIX, Params
 
@@ -365,7 +366,8 @@ def stock_model(module: nn.Module, folder: str | Path) -> nn.Module:
     """A base model with the adapter in ``folder``, loaded by PEFT alone."""
     import peft
 
-    loaded: nn.Module = peft.PeftModel.from_pretrained(module, str(folder)).eval()
+    with quiet():
+        loaded: nn.Module = peft.PeftModel.from_pretrained(module, str(folder)).eval()
     return loaded
 
 

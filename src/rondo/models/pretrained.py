@@ -6,9 +6,7 @@ import contextlib
 import copy
 import hashlib
 import importlib.util
-import io
 import json
-import logging
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +19,7 @@ from rondo.config.schema import BUILTIN_MODEL, ModelConfig
 from rondo.errors import ConfigError
 from rondo.models import causality
 from rondo.models.loading_report import new_tensors, parts_of
+from rondo.models.quiet import quiet
 from rondo.tasks.table import Kind
 
 
@@ -93,7 +92,7 @@ def load_config(
     if kind.head:
         names = dict(enumerate(labels))
         options |= {"num_labels": len(labels), "id2label": names, "label2id": {n: i for i, n in names.items()}}
-    with _quiet(gguf_file):
+    with quiet(stderr=gguf_file is not None):
         return transformers.AutoConfig.from_pretrained(name, **options)
 
 
@@ -138,7 +137,8 @@ def load_pretrained(
         options |= {"gguf_file": gguf_file, "quantization_config": transformers.GgufConfig(dequantize=True)}
     if quantization is not None:
         options["quantization_config"] = _int8(kind, config)
-    with _quiet(gguf_file), torch.random.fork_rng(devices=[]):
+    # GGUF files are read under a progress bar of their own, which no setting turns off.
+    with quiet(stderr=gguf_file is not None), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module, report = auto(kind).from_pretrained(name, output_loading_info=True, **options)
         head = head_names(kind, module, new_tensors(kind, module, report))
@@ -159,7 +159,7 @@ def load_structure(kind: Kind, config: Any) -> tuple[nn.Module, tuple[str, ...]]
     if type(config) not in auto(kind)._model_mapping:
         message = f"transformers has no {kind.auto} of {config.model_type}"
         raise ConfigError.at("model.name", f"{message}: name another model, or set another task.kind")
-    with _quiet(None), torch.device("meta"):
+    with quiet(), torch.device("meta"):
         module = auto(kind).from_config(copy.deepcopy(config), trust_remote_code=False)
     if kind.peft == "CAUSAL_LM":
         causality.check_architecture(config, module)
@@ -175,7 +175,7 @@ def load_tokenizer(name: str, *, revision: str | None = None, gguf_file: str | N
     options: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": False}
     if gguf_file is not None:
         options["gguf_file"] = gguf_file
-    with _quiet(gguf_file):
+    with quiet(stderr=gguf_file is not None):
         return padded(transformers.AutoTokenizer.from_pretrained(name, **options))
 
 
@@ -208,29 +208,6 @@ def head_names(kind: Kind, module: nn.Module, fresh: Collection[str]) -> tuple[s
     return tuple(n for n, _ in module.named_parameters() if not n.startswith(prefix) or n in fresh)
 
 
-@contextlib.contextmanager
-def _quiet(gguf_file: str | None) -> Iterator[None]:
-    """Silence progress bars and advice: Rondo reports problems in its own words. With torchao installed, transformers
-    imports it with every model, and the import warns of kernels for other processors."""
-    import transformers
-
-    loggers = [logging.getLogger(name) for name in ("transformers", "torchao", "torch.utils._pytree")]
-    levels = [logger.level for logger in loggers]
-    bar = transformers.logging.is_progress_bar_enabled()
-    transformers.logging.disable_progress_bar()
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        # GGUF files are read under another progress bar, which no setting turns off.
-        with contextlib.redirect_stderr(io.StringIO()) if gguf_file is not None else contextlib.nullcontext():
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-        if bar:
-            transformers.logging.enable_progress_bar()
-
-
 def _int8(kind: Kind, config: Any) -> Any:
     """Weight-only int8 by torchao, without the head (transformers would quantise a classifier too)."""
     import transformers
@@ -255,7 +232,7 @@ def check_files(model: ModelConfig, name: str) -> None:
     """Raise :class:`ConfigError` for a model whose files make transformers do more than read tensors."""
     from transformers.utils import find_adapter_config_file
 
-    with _quiet(None), loading(model.name, "it"):
+    with quiet(), loading(model.name, "it"):
         adapter = find_adapter_config_file(name, revision=model.revision or "main")
     if adapter is not None:
         message = (

@@ -19,6 +19,7 @@ from rondo.models.loading_report import listed
 from rondo.models.network import Base
 from rondo.models.precision import Kernels, apply, choose
 from rondo.models.pretrained import Pretrained, identity, load_pretrained, loading
+from rondo.models.quiet import quiet
 from rondo.models.shortcuts.choose import Shortened, shorten
 from rondo.models.shortcuts.prefix import Prefix
 from rondo.models.whole_model import make_network, state_of
@@ -70,7 +71,8 @@ class Transformer:
         """Write a PEFT adapter, or a whole model, with the tokenizer and the label names beside it."""
         if isinstance(self.network, WholeNetwork):
             state = state_of(self.network, seen, base)
-            self.network.module.save_pretrained(str(folder), state_dict=state)  # type: ignore[operator]
+            with quiet():
+                self.network.module.save_pretrained(str(folder), state_dict=state)  # type: ignore[operator]
             if self.tokenizer is not None:
                 self.tokenizer.save_pretrained(str(folder))
             return

@@ -16,6 +16,7 @@ from rondo.models.call import output_of
 from rondo.models.model import Form
 from rondo.models.network import Base
 from rondo.models.pretrained import auto
+from rondo.models.quiet import quiet
 from rondo.models.transformer import Transformer, load_base
 from rondo.models.whole_model import WEIGHTS, WholeModel
 from rondo.params import Params, add_client_axis
@@ -114,7 +115,9 @@ def export(
             return
         adapter = folder / "adapter"
         model.save(adapter, seen, base, facts.labels)
-        peft.merged(_stock_base(opened, model), adapter).save_pretrained(str(folder))  # type: ignore[operator]
+        merged_model = peft.merged(_stock_base(opened, model), adapter)
+        with quiet():
+            merged_model.save_pretrained(str(folder))  # type: ignore[operator]
         shutil.rmtree(adapter)
         if model.tokenizer is not None:
             model.tokenizer.save_pretrained(str(folder))
@@ -179,6 +182,15 @@ def _stock_base(opened: Reopened, model: Transformer) -> torch.nn.Module:
     return load_base(config, model.name, model.known, model.tokenizer, config.seed + 1).module
 
 
+def _stock_whole(opened: Reopened, folder: Path) -> torch.nn.Module:
+    """The whole model in ``folder``, loaded by transformers alone."""
+    with quiet():
+        loaded: torch.nn.Module = auto(tasks.TABLE[opened.assembly.config.task.kind]).from_pretrained(
+            str(folder), trust_remote_code=False
+        )
+    return loaded
+
+
 _TEXTS = (
     "Turn on the lights in the kitchen.",
     "The film is a charming and often affecting journey.",
@@ -199,14 +211,7 @@ def _verify(opened: Reopened, model: Transformer, seen: Params, base: Base, fold
         noise = torch.rand(len(_TEXTS), channels, height, width, generator=torch.Generator().manual_seed(0))
         batch = {"pixel_values": noise}
     ours = model.network(add_client_axis(seen), base, batch)
-    if merged:
-        stock = (
-            auto(tasks.TABLE[opened.assembly.config.task.kind])
-            .from_pretrained(str(folder), trust_remote_code=False)
-            .eval()
-        )
-    else:
-        stock = peft.stock_model(_stock_base(opened, model), folder)
+    stock = _stock_whole(opened, folder).eval() if merged else peft.stock_model(_stock_base(opened, model), folder)
     theirs = stock(**batch).logits
     mask = torch.ones_like(ours, dtype=torch.bool)
     if ours.dim() == 3:  # logits at padding mean nothing
@@ -225,8 +230,7 @@ def _verify_whole(opened: Reopened, seen: Params, base: Base, folder: Path) -> V
         stock = model.fresh()
         stock.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS), strict=True)
     else:
-        kind = tasks.TABLE[config.task.kind]
-        stock = auto(kind).from_pretrained(str(folder), trust_remote_code=False)
+        stock = _stock_whole(opened, folder)
     with torch.no_grad():
         theirs = output_of(stock.to(with_rows.task.precision).eval(), batch)
         ours = model.network(add_client_axis(seen), base, batch)

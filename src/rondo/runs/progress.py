@@ -1,13 +1,11 @@
-"""Progress of a run for people: bars in a terminal or a notebook, else a line per round."""
+"""Progress of a run for people: bars in a terminal, else a line per round."""
 
 from __future__ import annotations
 
-import sys
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import IO, Any
 
 from rich.console import Console
@@ -26,13 +24,13 @@ def round_line(record: Mapping[str, Any], rounds: int) -> str:
         parts.append(f"{len(record['failed'])} failed")
     if record["skipped"]:
         parts.append(f"skipped: {record['skipped']}")
-    parts += _measured(record)
+    parts += measured(record)
     parts.append(f"{human_bytes(record['bytes_up'])} up, {human_bytes(record['bytes_down'])} down")
     parts.append(f"{record['seconds']:.1f} s")
     return f"round {record['round'] + 1} of {rounds}: {', '.join(parts)}"
 
 
-def _measured(record: Mapping[str, Any]) -> list[str]:
+def measured(record: Mapping[str, Any]) -> list[str]:
     """The training loss, the primary score and the measures of a round, where it has them."""
     parts = [f"loss {record['loss']:.3f}"] if record["loss"] is not None else []
     for kind in ("global", "cold_start"):
@@ -55,8 +53,9 @@ class Quiet(Observer):
             warnings.warn(f"going on after round {rounds}: {'; '.join(passed_over)}", stacklevel=2)
 
 
-class _Speaker(Observer):
-    """``told``: lines about the rows of other runs that have been said already; more are added."""
+class Speaker(Observer):
+    """Says the account of a run's rows. ``told``: lines about the rows of other runs that have been said already; more
+    are added."""
 
     def __init__(self, told: set[str]) -> None:
         self.told = told
@@ -77,7 +76,7 @@ class _Speaker(Observer):
         self.say(f"going on after {rounds} committed rounds")
 
 
-class Lines(_Speaker):
+class Lines(Speaker):
     """A line per round on ``stream``."""
 
     def __init__(self, stream: IO[str], rounds: int, told: set[str]) -> None:
@@ -91,14 +90,14 @@ class Lines(_Speaker):
         self.say(round_line(record, self.rounds))
 
 
-class Bars(_Speaker):
+class Bars(Speaker):
     """Two bars: rounds, named after the current work, and clients of the current round."""
 
     def __init__(self, progress: Progress, rounds: int, told: set[str]) -> None:
         super().__init__(told)
         self.progress, self.bytes = progress, 0
         self.rounds = progress.add_task("", total=rounds, note="")
-        self.clients = progress.add_task("clients", total=None, note="")
+        self.clients = progress.add_task("clients", total=None, note="", visible=False)
 
     def phase(self, name: Phase) -> None:
         self.progress.update(self.rounds, description=name)
@@ -111,7 +110,7 @@ class Bars(_Speaker):
         self.progress.update(self.rounds, completed=rounds)
 
     def round_started(self, index: int, clients: int) -> None:
-        self.progress.reset(self.clients, total=clients, note="")
+        self.progress.reset(self.clients, total=clients, note="", visible=True)
 
     def client_done(self, client: str, loss: float | None) -> None:
         note = f"{visible(client)}  " + (f"loss {loss:.3f}" if loss is not None else "failed")
@@ -119,20 +118,20 @@ class Bars(_Speaker):
 
     def round_done(self, record: Mapping[str, Any]) -> None:
         self.bytes += record["bytes_up"] + record["bytes_down"]
-        note = "  ".join([*_measured(record), human_bytes(self.bytes)])
+        note = "  ".join([*measured(record), human_bytes(self.bytes)])
         self.progress.update(self.rounds, advance=1, note=note)
 
 
 @contextmanager
 def progress(rounds: int, console: Console | None = None, told: set[str] | None = None) -> Iterator[Observer]:
-    """Show the progress of a run of ``rounds`` rounds: bars in a terminal or a notebook that can draw them, else a line
-    per round, and before them the account of its rows.
+    """Show the progress of a run of ``rounds`` rounds: bars in a terminal, else a line per round, and before them the
+    account of its rows.
 
     ``console``: stderr if not given.
     ``told``: lines that need not be said again; the lines said are added.
     """
     console, told = console or Console(stderr=True), told if told is not None else set()
-    if not (console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)):
+    if not console.is_terminal:
         yield Lines(console.file, rounds, told)
         return
     with Progress(
@@ -146,8 +145,3 @@ def progress(rounds: int, console: Console | None = None, told: set[str] | None 
         transient=True,
     ) as bars:
         yield Bars(bars, rounds, told)
-
-
-def in_notebook() -> bool:
-    """Whether this process is a notebook's kernel."""
-    return "ipykernel" in sys.modules and Console().is_jupyter

@@ -32,15 +32,23 @@ class RunResult:
         """One row per round. Scores are columns such as ``global.accuracy``; scores per client are left out."""
         import pandas
 
-        rows = [{**_numbers("", record), **_numbers("", record["scores"])} for record in self.history]
-        return pandas.DataFrame(rows).set_index("round")
+        # Scores come next to the loss, since a notebook leaves out the columns in the middle.
+        scores = [_numbers("", record["scores"]) for record in self.history]
+        rows = [_numbers("", record) | own for record, own in zip(self.history, scores, strict=True)]
+        first = ["round", "loss", *(name for own in scores for name in own)]
+        columns = dict.fromkeys([*first, *(name for row in rows for name in row)])
+        return pandas.DataFrame(rows, columns=list(columns)).set_index("round")
 
     def _repr_html_(self) -> str:
+        # A notebook's own style sets numbers and words alike to the right.
+        left = ' style="text-align:left"'
         head = "".join(f"<th>{column}</th>" for column in ("", "before", "after"))
         rows = "".join(
-            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in summary_rows(self.summary)
+            f"<tr><td{left}>{escape(label)}</td><td>{escape(before)}</td><td>{escape(after)}</td></tr>"
+            for label, before, after in summary_rows(self.summary)
         )
-        caption = f"<caption>{escape(summary_title(self.summary))}<br>{escape(str(self.run_dir))}</caption>"
+        title = f"{escape(summary_title(self.summary))}<br>{escape(str(self.run_dir))}"
+        caption = f"<caption{left}>{title}</caption>"
         return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
 

@@ -22,7 +22,8 @@ from rondo.errors import ConfigError, headed
 from rondo.runs.assemble import Assembly, assemble
 from rondo.runs.given import Given
 from rondo.runs.loop import Runner
-from rondo.runs.progress import Quiet, in_notebook, progress
+from rondo.runs.notebook import in_notebook, notebook_progress
+from rondo.runs.progress import Quiet
 from rondo.runs.reopen import check_code
 from rondo.runs.result import RunResult
 from rondo.runs.storage import durable
@@ -66,7 +67,7 @@ def run(
     began = time.perf_counter()
     given = Given(train, test, model, tokenizer)
     settings = load(config, [*sets, *given.sets])
-    with _watching(observer, settings.rounds) as observer:
+    with _watching(observer, settings) as observer:
         observer.phase("loading")
         assembly = assemble(settings, device, given=given)
         # From here on paths are absolute, because a stored configuration is read in any working directory.
@@ -116,7 +117,7 @@ def resume(
         device = str(then.get("device", device)) if device == "auto" else device
         now = {**environment(), "config": settings.model_dump(mode="json"), "threads": torch.get_num_threads()}
         must_equal(then, now, whatever=allow_nondeterministic)
-        with _watching(observer, settings.rounds) as observer:
+        with _watching(observer, settings) as observer:
             observer.phase("loading")
             assembly = assemble(settings, device, given=Given(train, test, model, tokenizer))
             before = {**then, "partition": rows_of(directory.read("partition.json"))}
@@ -132,10 +133,10 @@ def resume(
 
 
 @contextmanager
-def _watching(observer: Observer | None, rounds: int) -> Iterator[Observer]:
+def _watching(observer: Observer | None, config: RunConfig) -> Iterator[Observer]:
     """``observer``, or without one progress bars in a notebook."""
     if observer is None and in_notebook():
-        with progress(rounds) as shown:
+        with notebook_progress(f"{config.algorithm.name}, seed {config.seed}", config.rounds) as shown:
             yield shown
     else:
         yield observer or Quiet()
