@@ -55,7 +55,7 @@ def test_readme_length() -> None:
 
 
 def test_fedprox_passes_the_laws(prox: ModuleType) -> None:
-    assert [r for r in check_algorithm(prox.FedProx()) if r.outcome == "failed"] == []
+    assert [r for r in check_algorithm(prox.FedProx(), seeds=(0,)) if r.outcome == "failed"] == []
 
 
 def test_readme_configuration_lacks_only_its_files() -> None:

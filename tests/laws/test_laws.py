@@ -119,7 +119,7 @@ def test_scaffold_with_a_larger_server_step_is_exempt_from_two_laws() -> None:
 ANY_METHOD = {"name": st.sampled_from(NAMES), "local_head": st.booleans(), "seed": st.integers(0, 2**31)}
 
 
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(**ANY_METHOD)
 def test_laws_hold_for_any_seed(name: str, local_head: bool, seed: int) -> None:
     algorithm = algorithms.get(name)

@@ -271,7 +271,9 @@ def test_processor_takes_no_larger_steps_than_useful(
 
 
 @pytest.mark.parametrize("count", [pytest.param(1, marks=slow), 2])
-@pytest.mark.parametrize("name", algorithms.names())
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if i % 2 == 0 else slow) for i, n in enumerate(algorithms.names())]
+)
 def test_rounds_agree_for_any_cohort_size_and_threads(name: str, count: int) -> None:
     states = []
     for cohort in (1, 2, "auto"):
@@ -290,9 +292,10 @@ def test_rounds_agree_for_any_cohort_size_and_threads(name: str, count: int) -> 
             assert (record["bytes_up"], record["bytes_down"]) == (other["bytes_up"], other["bytes_down"])
 
 
-@pytest.mark.parametrize(
-    "name", [n for n, entry in algorithms.TABLE.items() if entry.linear and not entry.least_squares]
-)
+LINEAR = [n for n, entry in algorithms.TABLE.items() if entry.linear and not entry.least_squares]
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if i % 4 == 0 else slow) for i, n in enumerate(LINEAR)])
 def test_linear_algorithms_hold_few_uploads_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many clients take part."""
     held: list[weakref.ref[Tensor]] = []
