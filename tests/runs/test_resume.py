@@ -22,12 +22,14 @@ from rondo import algorithms
 from rondo.cli import main
 from rondo.config import ConfigError, load
 from rondo.errors import RunStopped
+from rondo.params import everything
 from rondo.report import pictures
 from rondo.runs import runner
 from rondo.runs.assemble import assemble
 from rondo.runs.progress import Quiet
 from rondo.runs.storage.directory import RunDirectory
 from small_runs import reviews, save_tiny_bert, settings, write_rows
+from tiny_federation import ALLOWED
 
 KILLED = 137
 WRITES = ("write", "fsync", "replace")
@@ -38,11 +40,12 @@ CALLS = (*WRITES, "mkdir", "unlink", "rmdir")
 def run_settings(model: Path, rows: Path, name: str = "rolora", **changes: Any) -> dict[str, Any]:
     """Three rounds with state on the server and at the clients; two of three clients per round."""
     method = algorithms.get(name)
-    steps = method.linear and method.same_coordinates and not method.server_step
+    sends = method.keeps != everything
+    steps = sends and method.linear and method.same_coordinates and not method.server_step
     sections = {
         "rounds": 3,
         "algorithm": {"name": name},
-        "model": {"head": "local"},
+        "model": {"head": "local" if "local" in ALLOWED[name] else "shared"},
         "data": {"source": str(rows), "test_split": "", "validation_fraction": 0.25},
         "clients": {"per_round": 2},
         "train": {"local_epochs": 1, "batch_size": 4},
