@@ -91,7 +91,7 @@ class OwnOutline:
         return OwnModel(self.name, {"model_sha256": fingerprint(network.module)}, network, precision)
 
     def _made(self, config: RunConfig) -> Any:
-        """What the factory makes, drawn from the run's seed. Raises :class:`ConfigError`."""
+        """Call the factory, with torch seeded from the run's seed. Raises :class:`ConfigError`."""
         try:
             factory = own_code.load(self.name)
             with torch.random.fork_rng(devices=[]):

@@ -34,9 +34,9 @@ class Shot:
 
     rows: int
     adapted: Scores
-    """Of the model whose personal tensors were fitted; everything shared stayed."""
+    """Scores of the model whose personal tensors were fitted; everything shared stayed."""
     alone: Scores
-    """Of a model trained from the run's start on the same rows, without the federation."""
+    """Scores of a model trained from the run's start on the same rows, without the federation."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Adapted:
     """The metric to show."""
     scored_rows: int
     cold_start: Scores
-    """Of the model that a client has before its first row."""
+    """Scores of the model that a client has before its first row."""
     shots: tuple[Shot, ...]
 
 

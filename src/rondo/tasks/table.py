@@ -27,7 +27,7 @@ class Kind:
     cls: str
     """Its class, as ``package.module:Class``."""
     inputs: Literal["text", "image", "numbers"]
-    """What a row is made of. Text needs the model's tokenizer."""
+    """Content of a row. Text needs the model's tokenizer."""
     auto: str | None
     """Transformers' class for its models; None if it has none."""
     peft: Literal["SEQ_CLS", "CAUSAL_LM"] | None
