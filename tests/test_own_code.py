@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rondo import own_code
-from rondo.algorithms.fedit import FedIT
+from rondo.algorithms.factors.fedit import FedIT
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def test_working_folder_is_last_on_the_path(folder: Path) -> None:
     (folder / "own_last.py").write_text("import sys\nPATH = list(sys.path)\ndef later(): import own_later\n")
     (folder / "own_later.py").write_text("")
     before = list(sys.path)
-    assert own_code.load("rondo.algorithms.fedit:FedIT") is FedIT
+    assert own_code.load("rondo.algorithms.factors.fedit:FedIT") is FedIT
     assert sys.path == before
     assert own_code.load("own_last:PATH") == [*before, str(folder)]
     own_code.load("own_last:later")()

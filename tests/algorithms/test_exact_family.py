@@ -13,10 +13,10 @@ from torch import Tensor
 
 from rondo import algorithms
 from rondo.algorithm import Algorithm, Client, Fit, Round, Upload
-from rondo.algorithms.fedloru import FedLoRU
-from rondo.algorithms.fedsvd import FedSVD
-from rondo.algorithms.flexlora import FlexLoRA
-from rondo.algorithms.hetlora import HetLoRA
+from rondo.algorithms.factors.fedloru import FedLoRU
+from rondo.algorithms.factors.fedsvd import FedSVD
+from rondo.algorithms.factors.flexlora import FlexLoRA
+from rondo.algorithms.factors.hetlora import HetLoRA
 from rondo.lowrank import mean_product
 from rondo.params import Params, add_client_axis, cut_rank, pad_rank
 from rondo.testing import LinearProblem, SgdTrainer

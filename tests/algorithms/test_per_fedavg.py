@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from rondo.algorithm import Client, split_rows
-from rondo.algorithms.fedavg import FedAvg
-from rondo.algorithms.per_fedavg import PerFedAvg
+from rondo.algorithms.whole.fedavg import FedAvg
+from rondo.algorithms.whole.per_fedavg import PerFedAvg
 from rondo.params import Params, add_client_axis, buffer, client_row, pick
 from rondo.testing import LinearProblem, SgdTrainer, WholeProblem
 from rondo.testing.run import Run, largest_gap

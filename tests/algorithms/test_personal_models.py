@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from rondo.algorithm import Algorithm, Client, Round
-from rondo.algorithms.apfl import APFL
-from rondo.algorithms.ditto import Ditto
-from rondo.algorithms.fed_mtl import FedMTL
-from rondo.algorithms.fedavg import FedAvg
-from rondo.algorithms.l2gd import L2GD
+from rondo.algorithms.whole.apfl import APFL
+from rondo.algorithms.whole.ditto import Ditto
+from rondo.algorithms.whole.fed_mtl import FedMTL
+from rondo.algorithms.whole.fedavg import FedAvg
+from rondo.algorithms.whole.l2gd import L2GD
 from rondo.params import Params, add_client_axis, auxiliary, buffer, client_row, pick
 from rondo.testing import LinearProblem, SgdTrainer, WholeProblem
 from rondo.testing.run import Run, largest_gap

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from rondo.algorithm import Client, Mean, Round
-from rondo.algorithms.fedavg import FedAvg
-from rondo.algorithms.scaffold import Scaffold
+from rondo.algorithms.whole.fedavg import FedAvg
+from rondo.algorithms.whole.scaffold import Scaffold
 from rondo.params import AUXILIARY_PREFIX, Params, auxiliary, buffer, pick, sub
 from rondo.testing import LinearProblem, WholeProblem
 from rondo.testing.run import Run, largest_gap

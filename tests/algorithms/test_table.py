@@ -165,7 +165,7 @@ def test_class_that_is_no_algorithm_is_an_error(name: str) -> None:
 
 
 def test_custom_class_is_given_by_its_path() -> None:
-    assert algorithms.get("rondo.algorithms.rolora:RoLoRA", alternate_for=0.5) == algorithms.get(
+    assert algorithms.get("rondo.algorithms.factors.rolora:RoLoRA", alternate_for=0.5) == algorithms.get(
         "rolora", alternate_for=0.5
     )
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from rondo.algorithm import Algorithm
-from rondo.algorithms.fedavg import FedAvg
-from rondo.algorithms.fedit import FedIT
-from rondo.algorithms.fedper import FedPer
-from rondo.algorithms.fedprox import FedProx
-from rondo.algorithms.fedrep import FedRep
-from rondo.algorithms.lg_fedavg import LGFedAvg
-from rondo.algorithms.local import LocalTraining
+from rondo.algorithms.factors.fedit import FedIT
+from rondo.algorithms.whole.fedavg import FedAvg
+from rondo.algorithms.whole.fedper import FedPer
+from rondo.algorithms.whole.fedprox import FedProx
+from rondo.algorithms.whole.fedrep import FedRep
+from rondo.algorithms.whole.lg_fedavg import LGFedAvg
+from rondo.algorithms.whole.local import LocalTraining
 from rondo.algorithms.wrappers.local import Local
 from rondo.algorithms.wrappers.shared_head import SharedHead
 from rondo.engine import serialization

@@ -157,7 +157,7 @@ def test_every_round_equals_the_oracles(name: str, cohort: bool, monkeypatch: py
     monkeypatch.setattr("rondo.algorithm.fresh_factors", lambda shape, rank, *_: (next(draws), zeros(shape[0], rank)))
     if "mask" in golden.data:
         mask = torch.tensor(golden.data["mask"], dtype=torch.int32)
-        monkeypatch.setattr("rondo.algorithms.slora.positions", lambda count, size, generator: mask[:count])
+        monkeypatch.setattr("rondo.algorithms.factors.slora.positions", lambda count, size, generator: mask[:count])
     state = golden.start(algorithm)
     if "start" in golden.data:
         start = golden.data["start"]

@@ -80,7 +80,9 @@ class Wide:
         init, first = tensors(self.data["init"]), self.data["start"]["state"]
         if "first.G" not in init:
             masks = iter([torch.tensor(v, dtype=torch.int32) for n, v in first.items() if n.endswith(".I")])
-            monkeypatch.setattr("rondo.algorithms.slora.positions", lambda count, *_: checked(next(masks), (count,)))
+            monkeypatch.setattr(
+                "rondo.algorithms.factors.slora.positions", lambda count, *_: checked(next(masks), (count,))
+            )
             return algorithm.init(init, self.weights(), self.at(0))
         bases, roots = (iter(self.data["W0"]) for _ in range(2))
         monkeypatch.setattr("rondo.algorithms.parts.gram._bases", lambda *_: pair(init, next(bases)))

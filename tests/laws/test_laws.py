@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from rondo import algorithms
 from rondo.algorithm import Algorithm, Round
 from rondo.algorithms import formulas as numbers
-from rondo.algorithms.florg import FLoRG
-from rondo.algorithms.florg_unaligned import FLoRGUnaligned
+from rondo.algorithms.factors.florg import FLoRG
+from rondo.algorithms.factors.florg_unaligned import FLoRGUnaligned
+from rondo.algorithms.factors.rolora import RoLoRA
 from rondo.algorithms.formulas import WholeNumbers
-from rondo.algorithms.rolora import RoLoRA
 from rondo.algorithms.wrappers.local import Local
 from rondo.params import add_client_axis, pick, whole
 from rondo.testing import LAWS, LinearProblem, SgdTrainer, check_algorithm

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import tiny
 from rondo.algorithm import Round
-from rondo.algorithms.florg import FLoRG
+from rondo.algorithms.factors.florg import FLoRG
 from rondo.config import AdapterConfig, ConfigError, load
 from rondo.config.peft_keys import NOT_TAKEN, not_taken
 from rondo.lowrank import GrowingSum, LowRank

@@ -133,7 +133,7 @@ def test_card_of_the_best_round_has_its_scores(classifier: RunResult) -> None:
 
 def test_card_of_a_method_of_ones_own_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text(
-        "from rondo.algorithms.fedit import FedIT\nfrom dataclasses import dataclass\n"
+        "from rondo.algorithms.factors.fedit import FedIT\nfrom dataclasses import dataclass\n"
         "@dataclass(frozen=True)\nclass Mine(FedIT):\n    pass\n"
     )
     monkeypatch.syspath_prepend(tmp_path)

@@ -23,7 +23,7 @@ OWN = '''
 from dataclasses import dataclass
 from pathlib import Path
 
-from rondo.algorithms.fedit import FedIT
+from rondo.algorithms.factors.fedit import FedIT
 
 Path("imported").write_text("x")
 

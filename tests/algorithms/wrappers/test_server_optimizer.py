@@ -9,8 +9,8 @@ import torch
 
 from rondo import algorithms
 from rondo.algorithm import Algorithm, weighted_mean
-from rondo.algorithms.fedloru import FedLoRU
-from rondo.algorithms.rolora import RoLoRA
+from rondo.algorithms.factors.fedloru import FedLoRU
+from rondo.algorithms.factors.rolora import RoLoRA
 from rondo.algorithms.wrappers.local import Local
 from rondo.algorithms.wrappers.server_optimizer import OPTIMIZERS, OptimState, ServerStep, adam, momentum, sgd
 from rondo.engine import serialization

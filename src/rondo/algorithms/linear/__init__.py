@@ -1,0 +1,1 @@
+"""Methods for linear problems, with exact steps."""

@@ -1,0 +1,1 @@
+"""Methods for whole tensors, with or without factors beside them."""
