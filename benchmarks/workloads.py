@@ -71,7 +71,7 @@ def model_folder(workload: Workload) -> str:
     """The folder of the model. SmolLM2 comes as a GGUF file and is dequantised to float32 once for all contestants,
     since reading GGUF is not compared. Raises SystemExit where a package is missing."""
     if workload.kind == "sequence-classification":
-        from rondo.models.pretrained import minilm_path
+        from rondo.models.loading.pretrained import minilm_path
 
         return minilm_path()
     try:

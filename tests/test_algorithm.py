@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rondo import algorithm
+from rondo import messages
 from rondo.algorithm import Client, Upload, split_rows, weighted_mean
 
 few = settings(max_examples=60)
@@ -47,7 +47,7 @@ def mean_of(vectors: list[Tensor], weights: list[float]) -> Tensor:
 def test_mean_has_the_bits_of_sequential_operations(seed: int, length: int, count: int, together: int) -> None:
     vectors, weights = drawn(seed, length, count)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(algorithm, "_TOGETHER", together)
+        patch.setattr(messages, "_TOGETHER", together)
         mean = mean_of(vectors, weights)
     assert mean.numpy().tobytes() == by_hand(vectors, weights).tobytes()
 

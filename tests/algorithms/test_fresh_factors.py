@@ -43,7 +43,7 @@ def test_every_draw_has_the_configured_start(name: str, start: Any, monkeypatch:
         drawn.extend(fresh_factors(shape, rank, kind, generator))
         return drawn[-2], drawn[-1]
 
-    monkeypatch.setattr("rondo.algorithm.fresh_factors", recorded)
+    monkeypatch.setattr("rondo.messages.fresh_factors", recorded)
     run = Run(algorithms.get(name, **DRAWING[name]), 0, steps=0)
     outcomes = run.step(0)
     assert set(starts) == {start}

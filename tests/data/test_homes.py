@@ -17,7 +17,7 @@ import pytest
 import rondo.data.homes
 from rondo.data.homes import Homes, homes, template_split
 from rondo.errors import ConfigError
-from rondo.models.pretrained import minilm_path
+from rondo.models.loading.pretrained import minilm_path
 
 DIGEST = """
 import hashlib, json

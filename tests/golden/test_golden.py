@@ -154,7 +154,7 @@ def test_every_method_for_factors_has_a_golden_file() -> None:
 def test_every_round_equals_the_oracles(name: str, cohort: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     golden, algorithm = Golden.read(name), algorithm_of(name)
     draws, signs_open = iter(golden.draws()), name in SIGNS_OPEN
-    monkeypatch.setattr("rondo.algorithm.fresh_factors", lambda shape, rank, *_: (next(draws), zeros(shape[0], rank)))
+    monkeypatch.setattr("rondo.messages.fresh_factors", lambda shape, rank, *_: (next(draws), zeros(shape[0], rank)))
     if "mask" in golden.data:
         mask = torch.tensor(golden.data["mask"], dtype=torch.int32)
         monkeypatch.setattr("rondo.algorithms.factors.slora.positions", lambda count, size, generator: mask[:count])

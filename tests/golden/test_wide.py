@@ -141,7 +141,7 @@ def test_two_layers_and_absent_clients(name: str, monkeypatch: pytest.MonkeyPatc
     def drawn(shape: tuple[int, int], rank: int, *_: Any) -> tuple[Tensor, Tensor]:
         return checked(next(draws), (rank, shape[1])), torch.zeros(shape[0], rank, dtype=torch.float64)
 
-    monkeypatch.setattr("rondo.algorithm.fresh_factors", drawn)
+    monkeypatch.setattr("rondo.messages.fresh_factors", drawn)
     state, locals_ = wide.start(algorithm, monkeypatch), dict[str, Params]()
     first = wide.data["start"]["state"]
     wide.assert_same({n: state.params[n] for n in first}, first, f"{name}, start")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rondo.config.schema import BUILTIN_NETWORKS
-from rondo.models.classical import CNN, LSTM, NETWORKS, Sizes
+from rondo.config.inputs import BUILTIN_NETWORKS
+from rondo.models.whole.classical import CNN, LSTM, NETWORKS, Sizes
 
 CIFAR, MNIST = (3, 32, 32), (1, 28, 28)
 

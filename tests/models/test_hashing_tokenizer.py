@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rondo.config.schema import TaskConfig
-from rondo.models.hashing_tokenizer import HashingTokenizer
+from rondo.config.inputs import TaskConfig
+from rondo.models.whole.hashing_tokenizer import HashingTokenizer
 from rondo.tasks.classification import SequenceClassification
 
 TOKENIZER = HashingTokenizer(8192)

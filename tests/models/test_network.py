@@ -16,7 +16,7 @@ import tiny
 from rondo.models.adapted_layer import UnsupportedLayer, layer_kind
 from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.call import Rows
-from rondo.models.pretrained import fingerprint, load_config, load_pretrained, load_structure, load_tokenizer
+from rondo.models.loading.pretrained import fingerprint, load_config, load_pretrained, load_structure, load_tokenizer
 from rondo.params import add_client_axis, client_row
 from rondo.tasks.table import TABLE
 

@@ -25,8 +25,8 @@ from rondo.config.peft_keys import NOT_TAKEN, not_taken
 from rondo.lowrank import GrowingSum, LowRank
 from rondo.models.adapted_layer import Site
 from rondo.models.adapted_network import AdaptedNetwork
+from rondo.models.loading.pretrained import fingerprint
 from rondo.models.peft import Plan, merged, plan, read_tensors, stock_model, write_adapter
-from rondo.models.pretrained import fingerprint
 from rondo.params import add_client_axis, fresh_factors, pick
 
 

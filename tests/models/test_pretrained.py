@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import rondo
 import tiny
 from rondo.errors import ConfigError
-from rondo.models.pretrained import (
+from rondo.models.loading.pretrained import (
     Pretrained,
     load_config,
     load_pretrained,
@@ -242,7 +242,7 @@ def test_form_that_transformers_lacks_is_named(kind: Kind, config: Any, named: s
 
 FIRST_LOAD = """
 import sys
-from rondo.models.pretrained import load_config, load_structure
+from rondo.models.loading.pretrained import load_config, load_structure
 from rondo.tasks.table import TABLE
 kind = TABLE["sequence-classification"]
 load_structure(kind, load_config(kind, sys.argv[1], labels=("no", "yes")))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rondo.errors import ConfigError
-from rondo.models.pretrained import identity, load_config, load_pretrained, load_tokenizer
+from rondo.models.loading.pretrained import identity, load_config, load_pretrained, load_tokenizer
 from rondo.runs import runner
 from rondo.tasks.table import TABLE
 from small_runs import reviews, save_tiny_bert, settings, write_rows

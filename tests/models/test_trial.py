@@ -14,7 +14,7 @@ import tiny
 from rondo.errors import ConfigError
 from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.call import Rows, RowsUnknown
-from rondo.models.pretrained import fingerprint
+from rondo.models.loading.pretrained import fingerprint
 from rondo.models.trial import try_out
 from rondo.params import add_client_axis, client_row
 from rondo.tasks.causal_lm import CausalLM

@@ -14,7 +14,7 @@ from rondo.lowrank import GrowingSum, LowRank
 from rondo.models.adapted_layer import Site
 from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.call import Rows
-from rondo.models.whole_network import WholeNetwork
+from rondo.models.whole.network import WholeNetwork
 from rondo.params import add_client_axis, stack_clients
 
 

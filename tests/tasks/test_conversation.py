@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import tiny
-from rondo.config.schema import TaskConfig
+from rondo.config.inputs import TaskConfig
 from rondo.errors import ConfigError
 from rondo.tasks.causal_lm import CausalLM
 from rondo.tasks.conversation import turns

@@ -12,7 +12,8 @@ import torch
 
 import rondo
 from rondo.algorithm import Client, Round
-from rondo.config.schema import ClientsConfig, TaskConfig, TrainConfig
+from rondo.config.inputs import TaskConfig
+from rondo.config.schema import ClientsConfig, TrainConfig
 from rondo.data.digits import digits
 from rondo.engine.client.trainer import CohortTrainer
 from rondo.errors import ConfigError

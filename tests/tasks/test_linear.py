@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import rondo
 from rondo.config import load
-from rondo.config.schema import ProblemConfig
+from rondo.config.inputs import ProblemConfig
 from rondo.tasks.linear import LinearRegression, largest_sine
 from rondo.tasks.linear_problem import LinearProblem
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import rondo
-from rondo.config.schema import TaskConfig
+from rondo.config.inputs import TaskConfig
 from rondo.errors import ConfigError
 from rondo.tasks.regression import Regression
 

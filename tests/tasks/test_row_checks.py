@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rondo.config.schema import TaskConfig
+from rondo.config.inputs import TaskConfig
 from rondo.tasks.row_checks import RowCheck, RowProblem, row_check
 
 

@@ -3,21 +3,9 @@
 from __future__ import annotations
 
 from rondo.config.checks import missing_files, partition_kind
+from rondo.config.inputs import BUILTIN_DATA, BUILTIN_IMAGES, BUILTIN_MODEL, AdapterConfig, DataConfig, PartitionConfig
 from rondo.config.load import load
-from rondo.config.schema import (
-    BUILTIN_DATA,
-    BUILTIN_IMAGES,
-    BUILTIN_MODEL,
-    AdapterConfig,
-    AdmissionConfig,
-    ClientsConfig,
-    DataConfig,
-    FaultsConfig,
-    PartitionConfig,
-    RunConfig,
-    ServerConfig,
-    TrainConfig,
-)
+from rondo.config.schema import AdmissionConfig, ClientsConfig, FaultsConfig, RunConfig, ServerConfig, TrainConfig
 from rondo.errors import ConfigError, Problem
 
 __all__ = [

@@ -10,18 +10,9 @@ from typing import get_args
 
 from rondo import own_code
 from rondo.algorithms.table import SERVER_OPTIONS
+from rondo.config.inputs import BUILTIN_DATA, BUILTIN_IMAGES, BUILTIN_MODEL, BUILTIN_NETWORKS, LINEAR, ModelConfig
 from rondo.config.linear_checks import linear_checks
-from rondo.config.schema import (
-    BUILTIN_DATA,
-    BUILTIN_IMAGES,
-    BUILTIN_MODEL,
-    BUILTIN_NETWORKS,
-    LINEAR,
-    ClientsConfig,
-    FaultKind,
-    ModelConfig,
-    RunConfig,
-)
+from rondo.config.schema import ClientsConfig, FaultKind, RunConfig
 from rondo.errors import Problem
 from rondo.tasks import table as tasks
 

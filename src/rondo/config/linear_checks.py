@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rondo import own_code
-from rondo.config.schema import LINEAR, ProblemConfig, RunConfig
+from rondo.config.inputs import LINEAR, ProblemConfig
+from rondo.config.schema import RunConfig
 from rondo.errors import Problem
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from rondo.algorithm import Round
 from rondo.config.checks import list_lengths, partition_kind
-from rondo.config.schema import PartitionConfig, RunConfig
+from rondo.config.inputs import PartitionConfig
+from rondo.config.schema import RunConfig
 from rondo.data.partition import deal
 from rondo.data.room import Room
 from rondo.data.sample import sample

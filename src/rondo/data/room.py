@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rondo.config.schema import DataConfig
+from rondo.config.inputs import DataConfig
 from rondo.errors import ConfigError
 
 

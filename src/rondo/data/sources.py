@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rondo.config.checks import data_source, missing_files
-from rondo.config.schema import BUILTIN_DATA, BUILTIN_IMAGES, GIVEN, LINEAR, DataConfig, RunConfig
+from rondo.config.inputs import BUILTIN_DATA, BUILTIN_IMAGES, GIVEN, LINEAR, DataConfig
+from rondo.config.schema import RunConfig
 from rondo.data.image_files import Splits, image_splits, split
 from rondo.data.room import Room
 from rondo.data.tables import Rows, Table, dataset_rows, named_classes, rows_of

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from rondo import own_code
-from rondo.config.schema import BUILTIN_NETWORKS, GIVEN, LINEAR, RunConfig
+from rondo.config.inputs import BUILTIN_NETWORKS, GIVEN, LINEAR
+from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, Problem
-from rondo.models import classical_outline, linear_problem, own_network, peft
+from rondo.models import own_network, peft
 from rondo.models.adapted_layer import Site
-from rondo.models.given import copied, copied_tokenizer
-from rondo.models.model import Outline
-from rondo.models.pretrained import (
+from rondo.models.loading.given import copied, copied_tokenizer
+from rondo.models.loading.pretrained import (
     Pretrained,
     check_files,
     load_config,
@@ -28,8 +28,11 @@ from rondo.models.pretrained import (
     loading,
     locate,
 )
+from rondo.models.model import Outline
 from rondo.models.transformer import Transformer, load_transformer
-from rondo.models.whole_model import trained_names
+from rondo.models.whole import linear_problem
+from rondo.models.whole import outline as builtin_outline
+from rondo.models.whole.model import trained_names
 from rondo.tasks import table as tasks
 from rondo.tasks.task import Task
 
@@ -50,7 +53,7 @@ def look(
     if own_code.is_name(config.model.name):
         return own_network.look(config, labels)
     if config.model.name in BUILTIN_NETWORKS:
-        return classical_outline.look(config, labels)
+        return builtin_outline.look(config, labels)
     if config.model.name == LINEAR:
         return linear_problem.look(config)
     if config.task.kind not in tasks.TABLE:

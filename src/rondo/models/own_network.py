@@ -12,14 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from rondo import own_code
-from rondo.config.schema import AdapterConfig, RunConfig
+from rondo.config.inputs import AdapterConfig
+from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, Problem
 from rondo.models.adapted_layer import Site
-from rondo.models.classical_outline import unused
+from rondo.models.loading.pretrained import fingerprint
 from rondo.models.network import Base, Network
-from rondo.models.pretrained import fingerprint
 from rondo.models.shortcuts.prefix import Prefix
-from rondo.models.whole_model import WholeModel, whole_model
+from rondo.models.whole.model import WholeModel, whole_model
+from rondo.models.whole.outline import unused
 from rondo.params import Params
 from rondo.tasks import table as tasks
 from rondo.tasks.task import Example, Task

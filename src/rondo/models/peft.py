@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from rondo.config.explain import explain
 from rondo.config.explain import merged as per_key
+from rondo.config.inputs import AdapterConfig
 from rondo.config.peft_keys import NOT_BUILT
-from rondo.config.schema import AdapterConfig
 from rondo.errors import ConfigError, Problem
 from rondo.models.adapted_layer import Site, UnsupportedLayer, layer_kind
 from rondo.models.adapted_network import AdaptedNetwork

@@ -12,18 +12,19 @@ from typing import Any, Literal
 
 import torch
 
-from rondo.config.schema import GIVEN, RunConfig, SimulationConfig
+from rondo.config.inputs import GIVEN
+from rondo.config.schema import RunConfig, SimulationConfig
 from rondo.models import peft
 from rondo.models.adapted_network import AdaptedNetwork
-from rondo.models.loading_report import listed
+from rondo.models.loading.pretrained import Pretrained, identity, load_pretrained, loading
+from rondo.models.loading.report import listed
 from rondo.models.network import Base
 from rondo.models.precision import Kernels, apply, choose
-from rondo.models.pretrained import Pretrained, identity, load_pretrained, loading
 from rondo.models.quiet import quiet
 from rondo.models.shortcuts.choose import Shortened, shorten
 from rondo.models.shortcuts.prefix import Prefix
-from rondo.models.whole_model import make_network, state_of
-from rondo.models.whole_network import WholeNetwork
+from rondo.models.whole.model import make_network, state_of
+from rondo.models.whole.network import WholeNetwork
 from rondo.params import HEAD_PREFIX, Params
 from rondo.tasks import table as tasks
 from rondo.tasks.task import Example, Task

@@ -10,7 +10,8 @@ from typing import Any, Self
 
 from rondo import algorithms
 from rondo.config.checks import data_source
-from rondo.config.schema import GIVEN, RunConfig
+from rondo.config.inputs import GIVEN
+from rondo.config.schema import RunConfig
 from rondo.models.model import Form, Model
 from rondo.models.network import Base
 from rondo.params import Params

@@ -13,12 +13,12 @@ import torch
 from rondo.errors import ConfigError, RunStopped, headed
 from rondo.models import peft, result_factors
 from rondo.models.call import output_of
+from rondo.models.loading.pretrained import auto
 from rondo.models.model import Form
 from rondo.models.network import Base
-from rondo.models.pretrained import auto
 from rondo.models.quiet import quiet
 from rondo.models.transformer import Transformer, load_base
-from rondo.models.whole_model import WEIGHTS, WholeModel
+from rondo.models.whole.model import WEIGHTS, WholeModel
 from rondo.params import Params, add_client_axis
 from rondo.runs.assemble import assemble
 from rondo.runs.card import Facts, card, describe, save

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rondo.config.schema import GIVEN, RunConfig
+from rondo.config.inputs import GIVEN
+from rondo.config.schema import RunConfig
 from rondo.data.tables import Table
 from rondo.errors import ConfigError, Problem
 from rondo.tasks import table as tasks

@@ -14,8 +14,8 @@ from rondo.data.client_rows import other_rows, refuse
 from rondo.data.tables import Rows, Table
 from rondo.errors import ConfigError, Problem, headed
 from rondo.models import peft
+from rondo.models.loading.pretrained import identity
 from rondo.models.outline import TransformerOutline, look
-from rondo.models.pretrained import identity
 from rondo.models.transformer import load_base
 from rondo.params import on_device
 from rondo.runs.assemble import find_device

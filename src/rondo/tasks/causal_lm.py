@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 from torch.nn import functional
 
-from rondo.config.schema import TaskConfig
+from rondo.config.inputs import TaskConfig
 from rondo.tasks import conversation
 from rondo.tasks.output_layer import OutputLayer
 from rondo.tasks.row_checks import Row, RowProblem

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from rondo.config.schema import TaskConfig
+from rondo.config.inputs import TaskConfig
 from rondo.tasks.class_scores import ClassTally, class_losses
 from rondo.tasks.row_checks import Row, value_name
 from rondo.tasks.task import Batch

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rondo.config.schema import Normalization
+from rondo.config.inputs import Normalization
 from rondo.tasks.images import Pixels
 
 _MEAN_AND_SPREAD: dict[Normalization, tuple[tuple[float, ...], tuple[float, ...]]] = {

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from rondo.config.schema import Augmentation, Normalization, TaskConfig
+from rondo.config.inputs import Augmentation, Normalization, TaskConfig
 from rondo.errors import ConfigError
 from rondo.tasks.class_scores import ClassTally, class_losses
 from rondo.tasks.image_batches import channels, cropped_and_flipped, normalized

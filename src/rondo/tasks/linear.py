@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from rondo.config.schema import TaskConfig
+from rondo.config.inputs import TaskConfig
 from rondo.errors import ConfigError
 from rondo.lowrank import GrowingSum
 from rondo.params import Params

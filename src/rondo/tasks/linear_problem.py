@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rondo.algorithm import Round
-from rondo.config.schema import ProblemConfig
+from rondo.config.inputs import ProblemConfig
 
 
 @dataclass(frozen=True)

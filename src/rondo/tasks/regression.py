@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from rondo.config.schema import TaskConfig
+from rondo.config.inputs import TaskConfig
 from rondo.tasks.row_checks import Row, RowProblem
 from rondo.tasks.task import Batch, Scores, Task
 

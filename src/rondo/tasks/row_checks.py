@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from rondo.config.schema import TaskConfig
+from rondo.config.inputs import TaskConfig
 
 Row: TypeAlias = Mapping[str, Any]
 

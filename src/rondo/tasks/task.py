@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol, Self, TypeAlias
 import torch
 from torch import Tensor
 
-from rondo.config.schema import TaskConfig
+from rondo.config.inputs import TaskConfig
 from rondo.lowrank import GrowingSum
 from rondo.params import Params
 from rondo.tasks.example_store import ExampleStore

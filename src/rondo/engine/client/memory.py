@@ -18,8 +18,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from rondo.models.loading.pretrained import plain_parts
 from rondo.models.network import Network
-from rondo.models.pretrained import plain_parts
 from rondo.params import Params, add_client_axis, buffer, on_device
 from rondo.tasks.task import Example, Task
 

@@ -12,9 +12,9 @@ from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, Problem
 from rondo.models import peft
 from rondo.models.adapted_layer import Site
-from rondo.models.classical import WORDS, make
-from rondo.models.hashing_tokenizer import HashingTokenizer
-from rondo.models.whole_model import WholeModel, head_names, trained_names, whole_model
+from rondo.models.whole.classical import WORDS, make
+from rondo.models.whole.hashing_tokenizer import HashingTokenizer
+from rondo.models.whole.model import WholeModel, head_names, trained_names, whole_model
 from rondo.tasks import table as tasks
 from rondo.tasks.task import Task
 

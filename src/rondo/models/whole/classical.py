@@ -168,7 +168,7 @@ NETWORKS: Mapping[str, Callable[[Sizes], nn.Module]] = {
     "builtin:relu": ReLUNetwork,
     "builtin:lstm": LSTM,
 }
-"""The models by their names in the configuration (:data:`rondo.config.schema.BUILTIN_NETWORKS`)."""
+"""The models by their names in the configuration (:data:`rondo.config.inputs.BUILTIN_NETWORKS`)."""
 
 
 def make(config: RunConfig, outputs: int) -> nn.Module:

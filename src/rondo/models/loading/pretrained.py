@@ -15,10 +15,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from rondo.config.schema import BUILTIN_MODEL, ModelConfig
+from rondo.config.inputs import BUILTIN_MODEL, ModelConfig
 from rondo.errors import ConfigError
-from rondo.models import causality
-from rondo.models.loading_report import new_tensors, parts_of
+from rondo.models.loading import causality
+from rondo.models.loading.report import new_tensors, parts_of
 from rondo.models.quiet import quiet
 from rondo.tasks.table import Kind
 

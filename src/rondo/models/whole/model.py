@@ -17,10 +17,10 @@ from rondo.errors import ConfigError
 from rondo.models import peft
 from rondo.models.adapted_layer import Site, merged_weight
 from rondo.models.adapted_network import AdaptedNetwork
+from rondo.models.loading.pretrained import fingerprint
 from rondo.models.network import Base, Network
-from rondo.models.pretrained import fingerprint
 from rondo.models.shortcuts.prefix import Prefix
-from rondo.models.whole_network import WholeNetwork
+from rondo.models.whole.network import WholeNetwork
 from rondo.params import BUFFER_PREFIX, HEAD_PREFIX, Params, Role, kaiming, role
 from rondo.tasks.task import Example, Task
 

@@ -9,15 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from rondo.config.checks import data_source
-from rondo.config.schema import LINEAR, AdapterConfig, RunConfig
+from rondo.config.inputs import LINEAR, AdapterConfig
+from rondo.config.schema import RunConfig
 from rondo.errors import Problem
 from rondo.models.adapted_layer import Site
 from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.call import Rows
-from rondo.models.classical_outline import unused
+from rondo.models.loading.pretrained import fingerprint
 from rondo.models.network import Base, Network
 from rondo.models.own_network import OwnModel
-from rondo.models.pretrained import fingerprint
+from rondo.models.whole.outline import unused
 from rondo.params import Params, module_of
 from rondo.tasks.linear import BODY, DOWN, HEAD, UP, LinearRegression
 from rondo.tasks.linear_problem import LinearProblem

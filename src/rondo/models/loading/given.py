@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from rondo.errors import ConfigError
-from rondo.models import causality, peft
-from rondo.models.pretrained import Pretrained, auto, head_names, padded
+from rondo.models import peft
+from rondo.models.loading import causality
+from rondo.models.loading.pretrained import Pretrained, auto, head_names, padded
 from rondo.tasks.table import Kind
 
 if TYPE_CHECKING:

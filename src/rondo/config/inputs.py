@@ -1,0 +1,240 @@
+"""Keys about what is trained: the adapter, the model, the task, the data. Imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Field
+
+from rondo.config.section import Fraction, Positive, Section
+
+
+def _empty_if_none(value: Any) -> Any:
+    return "" if value is None else value
+
+
+BUILTIN_MODEL = "builtin:minilm"
+BUILTIN_NETWORKS = (
+    "builtin:cnn",
+    "builtin:mlp",
+    "builtin:resnet10",
+    "builtin:resnet18",
+    "builtin:relu",
+    "builtin:lstm",
+)
+"""Networks with random weights (:mod:`rondo.models.whole.classical`)."""
+BUILTIN_DATA = "builtin:home-intents"
+BUILTIN_IMAGES = "builtin:digits"
+LINEAR = "builtin:linear"
+"""Data and networks of the linear problems."""
+GIVEN = "given in Python"
+"""Value of ``data.source``, ``data.test_source`` or ``model.name`` where a program gave an object in its place."""
+
+
+Normalization: TypeAlias = Literal["unit", "half", "mnist", "fashion-mnist", "cifar10", "cifar100", "imagenet"]
+Augmentation: TypeAlias = Literal["none", "crop-flip"]
+
+
+class AdapterConfig(Section):
+    """PEFT's ``LoraConfig``: same keys, same meaning. A key or a start that PEFT has and Rondo does not is refused with
+    the reason."""
+
+    r: Positive = 8
+    """Rank."""
+    lora_alpha: Annotated[float, Field(gt=0)] = 16.0
+    """Numerator of the scale ``lora_alpha / r``."""
+    target_modules: str | list[str] = "all-linear"
+    """Layers to adapt: their names, a regular expression, or ``"all-linear"``."""
+    exclude_modules: str | list[str] | None = None
+    """Layers to leave out: their names or a regular expression."""
+    layers_to_transform: int | list[int] | None = None
+    """Numbers of the layers to adapt; left out, all."""
+    layers_pattern: str | list[str] | None = None
+    """Name of the list of layers that ``layers_to_transform`` counts in."""
+    rank_pattern: dict[str, Positive] = Field(default_factory=dict)
+    """Rank per layer name, in place of ``r``."""
+    alpha_pattern: dict[str, float] = Field(default_factory=dict)
+    """Alpha per layer name, in place of ``lora_alpha``."""
+    use_rslora: bool = False
+    """Scale by ``lora_alpha / sqrt(r)``."""
+    lora_dropout: Fraction = 0.0
+    """Probability of dropout before A."""
+    init_lora_weights: Literal[True, "gaussian", "orthogonal"] = True
+    """Start of the factors; ``true`` is Kaiming-uniform A and B = 0."""
+    start_from: str | None = None
+    """Folder of an existing adapter to continue from."""
+    from_scratch: bool = False
+    """Train the adapted layers from nothing: their frozen weights are set to zero and both factors are random, as in
+    the official code of FedLoRU and FedHM. Only for a model without a hub."""
+
+
+class ModelConfig(Section):
+    """The model."""
+
+    name: str = BUILTIN_MODEL
+    """A folder, a GGUF file, a Hugging Face name, ``builtin:minilm``, a network with random weights (``builtin:cnn``,
+    ``builtin:mlp``, ``builtin:resnet10``, ``builtin:resnet18``, ``builtin:lstm``, ``builtin:relu``), ``builtin:linear``
+    (the network of ``[problem]``), or ``package.module:factory``: a function of the configuration and the task that
+    returns a ``torch.nn.Module`` or a
+    ``rondo.models.network.Network`` of one's own. In Python, ``rondo.run`` takes a model in its place."""
+    head: Literal["shared", "local", "frozen"] | None = None
+    """Task head: sent and averaged, kept by each client, or not trained. Left out, the algorithm's own choice."""
+    revision: str | None = None
+    """Revision on the Hugging Face hub."""
+    gguf_file: str | None = None
+    """GGUF file in the folder or repository ``name``. Its weights are loaded dequantised."""
+    quantization: Literal["int8"] | None = None
+    """Quantisation of the frozen linear layers, by torchao. Activations stay in float32."""
+    head_layers: Annotated[list[str], Field(min_length=1)] | None = None
+    """Layers of the head, by module path, of a model that is trained whole (``train.what``); left out, the last layer
+    with parameters. What lies below is the body."""
+    norm: Literal["batch", "group"] = "batch"
+    """Normalisation in the built-in residual networks."""
+    buffers: Literal["average", "local", "frozen"] = "average"
+    """Statistics of batch normalisation in a model that is trained whole: sent and averaged, kept by each client, or
+    left as they are."""
+
+    @property
+    def is_gguf_path(self) -> bool:
+        """Whether ``name`` is a GGUF file itself."""
+        return self.gguf_file is None and self.name.endswith(".gguf")
+
+    @property
+    def gguf(self) -> str | None:
+        """The GGUF file within the model's folder or repository."""
+        return Path(self.name).name if self.is_gguf_path else self.gguf_file
+
+
+class TaskConfig(Section):
+    """The task."""
+
+    kind: str = "sequence-classification"
+    """``"sequence-classification"``, ``"causal-lm"``, ``"image-classification"``, ``"regression"``, ``"linear"`` (least
+    squares in float64), or ``package.module:Class`` for a subclass of ``rondo.tasks.task.Task``."""
+    text: str | Annotated[list[str], Field(min_length=1, max_length=2)] | None = None
+    """Column with the text. A classifier takes two columns too; causal-lm takes one, or ``prompt`` and ``response``, or
+    ``messages``."""
+    label: str | None = None
+    """Column with the label (classification)."""
+    prompt: str | Annotated[list[str], Field(min_length=1)] | None = None
+    """Column or columns with the instruction (causal-lm)."""
+    response: str | None = None
+    """Column with the response (causal-lm). The loss is on the response only."""
+    separator: str | None = None
+    """Text between the columns of the prompt, and between prompt and response where no chat template says. Left out, a
+    blank line between columns and a newline before the response."""
+    messages: str | None = None
+    """Column with a conversation (causal-lm): a list of ``{"role", "content"}``, or of ShareGPT's ``{"from",
+    "value"}``, in JSON lines, Parquet, or a Hugging Face data set. A system prompt may come first, then user and
+    assistant take turns. The chat template renders it, and the loss is on the assistant's turns only."""
+    chat_template: str | None = None
+    """Jinja file with the chat template (causal-lm), in place of the tokenizer's own."""
+    max_length: Annotated[int, Field(ge=4)] = 128
+    """Most tokens per example."""
+    image: str | None = None
+    """Column with the picture (image-classification); left out, ``image``."""
+    image_size: Positive | None = None
+    """Pixels in height and width that pictures are resized to (image-classification). Left out, they stay as they are,
+    and all must have one size."""
+    image_shape: Annotated[list[Positive], Field(min_length=3, max_length=3)] | None = None
+    """Height, width and channels of the pictures (image-classification); left out, those of the first. A picture of
+    another shape is a bad row, except that greyscale is turned to colour where three channels are named."""
+    normalize: Normalization = "unit"
+    """Range of the pixels (image-classification): ``"unit"`` is 0 to 1, ``"half"`` is -1 to 1, and the others subtract
+    the mean and divide by the deviation that are published for a data set."""
+    augment: Augmentation = "none"
+    """Random changes of the pictures in training (image-classification). ``"crop-flip"`` shifts them by up to 4 pixels
+    and mirrors one in two."""
+    features: Annotated[list[str], Field(min_length=1)] | None = None
+    """Columns with the numbers to predict from (regression)."""
+    target: str | None = None
+    """Column with the number to predict (regression)."""
+
+
+class DataConfig(Section):
+    """The data."""
+
+    source: str | None = None
+    """A CSV, TSV, JSON, JSON lines or Parquet file, a folder of splits, a Hugging Face name, or
+    ``builtin:home-intents``; for images also an npz or IDX file, a folder with a sub-folder per class, or
+    ``builtin:digits``; ``builtin:linear`` with a section ``[problem]``. Left out, the task's own built-in. In Python,
+    ``rondo.run`` takes rows in its place."""
+    subset: str | None = None
+    """Subset of a Hugging Face data set."""
+    clients_from: str | None = None
+    """Folder or glob pattern with one file per client, in place of ``source``; ``[partition]`` is then not used."""
+    train_split: str = "train"
+    """Split of a folder or a Hugging Face data set for training."""
+    test_split: Annotated[str, BeforeValidator(_empty_if_none)] = "validation"
+    """Split for the test set; ``""`` means no test set."""
+    test_source: str | None = None
+    """File with the test set. Rows that come from single files have no other."""
+    validation_fraction: Fraction = 0.1
+    """Share of each client's rows that is never trained on."""
+    max_train_rows: Positive | None = None
+    """Use a random sample of so many training rows, drawn from ``seed``. Labels, and clients by nature, keep their
+    shares."""
+    max_test_rows: Positive | None = None
+    """Use a random sample of so many test rows, drawn from ``seed``. Labels keep their shares."""
+    max_read_mb: Positive = 2048
+    """The most memory for rows, in MiB. Text files count as they are, Parquet and Hugging Face data sets with 128 bytes
+    per value and their texts uncompressed."""
+    bad_rows: Literal["error", "drop"] = "error"
+    """Bad rows end the run before it starts, or are left out and counted."""
+    min_examples: Positive = 1
+    """Leave out clients with fewer rows."""
+
+
+class PartitionConfig(Section):
+    """The way rows are dealt to clients."""
+
+    kind: Literal["iid", "dirichlet", "shards", "classes", "natural", "lognormal"] | None = None
+    """Left out, it is iid, or the homes of the built-in data."""
+    clients: Annotated[int, Field(ge=1)] | None = None
+    """Number of clients. For natural it may be left out, which takes all; else so many are drawn from those with
+    ``data.min_examples`` rows."""
+    alpha: Annotated[float, Field(gt=0)] | None = None
+    """Parameter of dirichlet; smaller values make the clients' labels differ more."""
+    classes_per_client: Positive | None = None
+    """Number of classes that each client has, for classes."""
+    shards_per_client: Positive | None = None
+    """Number of shards that each client gets, for shards."""
+    sigma: Annotated[float, Field(gt=0)] | None = None
+    """Spread of the clients' sizes, for lognormal (left out, 1) and for classes (left out, 0)."""
+    equal_sizes: bool = False
+    """Give all clients the same number of rows, for classes and dirichlet. Rows that are left are dropped."""
+    column: str | None = None
+    """Column that names each row's client, for natural."""
+    min_size: Annotated[int, Field(ge=0)] = 1
+    """Smallest number of rows that a client may get, for all kinds but natural."""
+
+
+class ProblemConfig(Section):
+    """The linear problem of ``data.source = "builtin:linear"``, drawn from ``seed``: inputs x ~ N(0, I), and a truth
+    that the clients' outputs y follow."""
+
+    kind: Literal["factors", "heads"] = "factors"
+    """``"factors"``: y = B A x, for a network of the two factors (RoLoRA, section 4.1, where A is a^T and B is b).
+    ``"heads"``: y = w_i B^T x, for a representation B^T in common below a head w_i of each client (FedRep, section
+    4)."""
+    clients: Positive = 10
+    """Number of clients."""
+    rows: Positive = 50
+    """Rows of each client."""
+    inputs: Positive = 10
+    """Numbers in x."""
+    outputs: Positive | None = None
+    """Numbers in y, for factors; left out, as many as in x. A head has one."""
+    rank: Positive = 1
+    """Rows of A, or of the representation."""
+    spread: Annotated[float, Field(ge=0)] = 0.0
+    """For factors: distance of each client's own B from their mean, over the norm of the mean, as a root mean square; 0
+    gives all clients the same."""
+    noise: Annotated[float, Field(ge=0)] = 0.0
+    """Standard deviation of the noise in y."""
+    design: Literal["gaussian", "isotropic"] = "gaussian"
+    """``"isotropic"`` gives the inputs of every client the second moment I exactly, so its loss is its population's. It
+    needs as many rows as inputs."""
+    start_distance: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """For factors of rank 1: angle distance between the start of A and the truth; left out, A starts at random."""

@@ -1,0 +1,1 @@
+"""Networks without a hub, and networks whose tensors are trained whole."""
