@@ -44,6 +44,7 @@ __all__ = [
     "Loss",
     "Mean",
     "Objective",
+    "Projection",
     "Round",
     "ServerState",
     "Shared",
@@ -54,6 +55,7 @@ __all__ = [
     "Weight",
     "plain",
     "split_rows",
+    "unbounded",
     "weighted_mean",
 ]
 
@@ -103,12 +105,20 @@ def split_rows(count: int, share: float) -> tuple[list[int], list[int]]:
 Objective: TypeAlias = Callable[[Params, Loss], Tensor]
 """The loss that clients minimise, shape (K,), given the tensors being trained and the network's loss."""
 
+Projection: TypeAlias = Callable[[Params], Params]
+"""From all trained tensors to those that a constraint moves, moved. Tensors that obey it already stay as they are."""
+
 HeadPolicy: TypeAlias = Literal["shared", "local", "frozen"]
 
 
 def plain(params: Params, loss: Loss) -> Tensor:
     """The default objective: the network's loss at the trained tensors themselves."""
     return loss(params)
+
+
+def unbounded(params: Params) -> Params:
+    """The default projection: no trained tensor is constrained."""
+    return {}
 
 
 class ClientFailed(Exception):
@@ -160,11 +170,13 @@ class Trainer(Protocol):
         epochs: int | None = None,
         steps: int | None = None,
         lr: float | None = None,
+        project: Projection = unbounded,
     ) -> Fit:
         """Train the selected tensors of ``params`` (client axis K) with a fresh optimizer on the clients' next data
         stream.
 
-        ``epochs``, ``steps`` and ``lr`` default to the run's. Raises :class:`ClientFailed`.
+        ``epochs``, ``steps`` and ``lr`` default to the run's. ``project`` is applied after every step. Raises
+        :class:`ClientFailed`.
         """
 
     def solve(self, params: Params, *, train: Select) -> Fit:

@@ -29,15 +29,9 @@ FIXED: dict[str, dict[str, Any]] = {
     "apfl": {"mixing": "during", "adaptive": False},
     "apfl-factors": {"mixing": "during", "adaptive": False},
     "apfl-adaptive": {"mixing": "during", "adaptive": True},
-    "apfl-adaptive-steps": {"mixing": "during", "adaptive": True},
     "apfl-blend": {"mixing": "after", "adaptive": False},
 }
 """Fields by which a file's method is chosen."""
-OPEN = {
-    "apfl-adaptive": "ours moves alpha in every step, the paper's code in the first of a round",
-    "apfl-adaptive-steps": "ours lets alpha leave [0, 1] within a round and cuts it at the end",
-}
-"""Files from which our method differs, and how."""
 FORMS = {"first-order": "fo", "hessian-free": "hf"}
 OPTIONS = {1: "I", 2: "II"}
 
@@ -145,10 +139,6 @@ def feed_coins(whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Round, "generator", lambda self, *_: torch.Generator().manual_seed(seeds[self.index]))
 
 
-def marked(name: str) -> Any:
-    return pytest.param(name, marks=pytest.mark.xfail(reason=OPEN[name], strict=True) if name in OPEN else ())
-
-
 def draws_of(seed: int, like: tuple[list[bool], list[bool]], p: float) -> tuple[list[bool], list[bool]]:
     """Whether each of a generator's first numbers is below p, and then whether each is below 1 - p."""
     generator = torch.Generator().manual_seed(seed)
@@ -165,7 +155,7 @@ def test_every_whole_method_has_a_golden_file() -> None:
 
 
 @pytest.mark.parametrize("cohort", [False, True], ids=["one by one", "cohort"])
-@pytest.mark.parametrize("name", [marked(name) for name in NAMES])
+@pytest.mark.parametrize("name", NAMES)
 def test_whole_tensors_and_absent_clients(name: str, cohort: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Whole.read(name)
     algorithm = whole.algorithm

@@ -56,8 +56,8 @@ class APFL(FedAvg):
 
 class APFLAdaptive(APFL):
     """Each client has an alpha of its own, alpha <- alpha - eta <v - w, grad F(mix)> from the values before the step,
-    kept within 0 and 1. ``when``: "round", in the first step of each round, as the paper's code, or "step", in every
-    one, as the paper's equation counts. Later steps and the model take the new alpha."""
+    kept within 0 and 1, in every step, as the paper's equation counts (its code: in the first of a round). Later steps
+    and the model take the new alpha."""
 
     def alpha(self, client):
         return float(self.local.get(client, {"alpha": self.fields["alpha"]})["alpha"])
@@ -70,12 +70,11 @@ class APFLAdaptive(APFL):
 
     def train(self, t, client):
         v, w, alpha = self.own(client), self.state, self.alpha(client)
-        for step, rows in enumerate(self.net.pieces(client)):
+        for rows in self.net.pieces(client):
             at_mix, at_w = self.net.grads(self.mix(v, w, alpha), rows), self.net.grads(w, rows)
             slope = sum(np.sum((v[n] - w[n]) * at_mix[n]) for n in at_mix)
             v, w = plus(v, -LR * alpha, at_mix), plus(w, -LR, at_w)
-            if step == 0 or self.fields["when"] == "step":
-                alpha = min(max(alpha - LR * slope, 0.0), 1.0)
+            alpha = min(max(alpha - LR * slope, 0.0), 1.0)
         self.local[client] = v | {"alpha": np.array(alpha)}
         return w
 

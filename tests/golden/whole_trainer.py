@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rondo.algorithm import Client, Fit, Loss, Objective, Round, Upload, Uploads, plain
+from rondo.algorithm import Client, Fit, Loss, Objective, Projection, Round, Upload, Uploads, plain, unbounded
 from rondo.params import Params, Select, buffer, client_row, everything
 
 H, HB = "head:out.weight", "head:out.bias"
@@ -89,6 +89,7 @@ class BatchTrainer:
         epochs: int | None = None,
         steps: int | None = None,
         lr: float | None = None,
+        project: Projection = unbounded,
     ) -> Fit:
         """See :meth:`rondo.algorithm.Trainer.fit`. A client whose batches have run out stays as it is."""
         epochs, rate = self.epochs if epochs is None else epochs, self.lr if lr is None else lr
@@ -110,6 +111,7 @@ class BatchTrainer:
             moved |= {n: t for n, t in statistics.items() if train(n)}
             for n, t in moved.items():
                 result[n] = torch.where(active.view(-1, *[1] * (t.dim() - 1)), t, result[n])
+            result |= project({n: result[n] for n in trained})
         self.fits.append(result)
         return Fit(result, counts, torch.tensor([sum(len(x) for x, _ in b) for b in batches]), losses)
 

@@ -9,7 +9,20 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rondo.algorithm import Client, Fit, Loss, Objective, Round, Upload, Uploads, Weight, plain, split_rows
+from rondo.algorithm import (
+    Client,
+    Fit,
+    Loss,
+    Objective,
+    Projection,
+    Round,
+    Upload,
+    Uploads,
+    Weight,
+    plain,
+    split_rows,
+    unbounded,
+)
 from rondo.lowrank import GrowingSum
 from rondo.params import Params, Select, buffer, client_row, everything, pick, stack_clients, whole
 
@@ -55,6 +68,7 @@ class SgdTrainer:
         epochs: int | None = None,
         steps: int | None = None,
         lr: float | None = None,
+        project: Projection = unbounded,
     ) -> Fit:
         """See :meth:`rondo.algorithm.Trainer.fit`; an epoch is one step, since the batch is all data."""
         told = steps if steps is not None else epochs if epochs is not None else self.steps
@@ -73,6 +87,8 @@ class SgdTrainer:
                 for tensor, grad in zip(trained.values(), grads, strict=True):
                     if grad is not None:
                         tensor.sub_((self.lr if lr is None else lr) * grad)
+                for name, projected in project(trained).items():
+                    trained[name].copy_(projected)
         new = {n: t.detach() for n, t in trained.items()} | pick(statistics, train)
         result = {n: new.get(n, t) for n, t in params.items()}
         self.fits.append(result)

@@ -345,6 +345,24 @@ def test_fit_minimises_the_objective() -> None:
     assert_close(fit, setup.by_hand(everything, lambda ts: torch.optim.SGD(ts, lr=0.05)))
 
 
+def test_constraint_holds_after_every_step() -> None:
+    setup, heads = Setup(10, optimizer="sgd", lr=0.5), list[Tensor]()
+
+    def watched(trained: Params, loss: Loss) -> Tensor:
+        heads.append(trained["head:classifier.bias"].detach().clone())
+        return loss(trained)
+
+    def within(trained: Params) -> Params:
+        return {n: t.clamp(-0.01, 0.01) for n, t in trained.items() if head(n)}
+
+    fit = setup.trainer.fit(setup.params, objective=watched, project=within)
+    assert len(heads) == 3
+    later = [*heads[1:], fit.params["head:classifier.bias"]]
+    assert all(float(t.abs().max()) == pytest.approx(0.01) for t in later), "the bound was never reached"
+    free = moved(fit, setup.params) - {n for n in setup.params if head(n)}
+    assert free == {n for n in setup.params if not head(n)}
+
+
 def test_step_is_freed_before_the_next_one() -> None:
     """So that two steps never take memory at once."""
     setup, values = Setup(local_steps=3), []

@@ -49,8 +49,7 @@ class APFL(Algorithm[ServerState]):
     - ``mixing``: "during" is the paper's algorithm 1; "after" is the widespread code of PFLlib.
     - ``alpha``: 0 is FedAvg, 1 is local training.
     - ``adaptive``: a is each client's own. It starts at ``alpha`` and is trained beside v_k: its gradient is
-      <v_k - w_k, grad f_k at the mix>. A value beyond 0 or 1 counts as 0 or 1 and is set to it after the round. Only
-      with "during", which has that gradient.
+      <v_k - w_k, grad f_k at the mix>, and every step ends within 0 and 1. Only with "during", which has that gradient.
     Uploads: w_k, as FedAvg; r (in + out) numbers per module for factors. Down: w, the same.
     Exact: no, the model is the personal one.
     Linear: yes.
@@ -58,8 +57,9 @@ class APFL(Algorithm[ServerState]):
     Head in the source: a part of both models; here shared by default. A local head serves both models.
     Deviations: the global model is FedAvg's, with two exceptions in "during", where one optimizer steps w_k and v_k:
     ``train.max_grad_norm`` limits the gradient of both together, and adapter dropout draws for both. The optimizer is
-    the run's, for a too. The mean loss of a round is the mix's. Statistics (batch normalisation) are never mixed: v_k
-    has its own.
+    the run's, for a too. The official code moves a in the first step of a round only, and adds 0.02 a to its gradient,
+    which the paper does not have. The mean loss of a round is the mix's. Statistics (batch normalisation) are never
+    mixed: v_k has its own.
     Reference: Deng et al., Adaptive Personalized Federated Learning, 2020, algorithm 1 and section 4.2.
     """
 
@@ -94,17 +94,19 @@ class APFL(Algorithm[ServerState]):
             own = trainer.fit(local, train=_TRAINED).params
             return trainer.upload(pick(fit.params, _TRAINED)), self._mixed(own, fit.params)
         both = {**shared.params, **{_own(n): t for n, t in local.items()}}
-        fit = trainer.fit(both, train=_TRAINED | auxiliary, objective=self._both)
+        fit = trainer.fit(both, train=_TRAINED | auxiliary, objective=self._both, project=_within)
         w, v = _parted(fit.params)
-        within = {n: t.clamp(0, 1) for n, t in pick(v, auxiliary).items()}
-        return trainer.upload(pick(w, _TRAINED)), {**v, **within}
+        return trainer.upload(pick(w, _TRAINED)), v
 
     def adapt(self, shared: Shared, local: Params, trainer: Trainer) -> Params:
         """The clients' own tensors, fitted with the shared model as it is."""
         if self.mixing == "after":
             return self._mixed(trainer.fit(local, train=_TRAINED).params, shared.params)
         return trainer.fit(
-            local, train=_TRAINED | auxiliary, objective=lambda v, loss: loss(self._mixed(v, shared.params))
+            local,
+            train=_TRAINED | auxiliary,
+            objective=lambda v, loss: loss(self._mixed(v, shared.params)),
+            project=_within,
         ).params
 
     def view(self, shared: Shared, local: Params) -> Params:
@@ -124,11 +126,14 @@ class APFL(Algorithm[ServerState]):
         for name, tensor in pick(v, ~auxiliary).items():
             a: Tensor | float = self.alpha
             if _ALPHA in v:
-                raw = v[_ALPHA].squeeze(-1)
-                # Within 0 and 1, but with the gradient of the raw value, which can so come back from beyond.
-                a = per_client(raw + (raw.clamp(0, 1) - raw).detach(), tensor)
+                a = per_client(v[_ALPHA].squeeze(-1), tensor)
             mixed[name] = tensor if buffer(name) else a * tensor + (1 - a) * w[name]
         return mixed
+
+
+def _within(trained: Params) -> Params:
+    """Each client's share, between 0 and 1."""
+    return {n: t.clamp(0, 1) for n, t in pick(trained, auxiliary).items()}
 
 
 _MARK = "own:"

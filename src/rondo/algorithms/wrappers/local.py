@@ -14,7 +14,22 @@ from typing import Any, ClassVar, final
 
 from torch import Tensor
 
-from rondo.algorithm import Client, Fit, Loss, Mean, Objective, Round, Shared, Trainer, Upload, Uploads, Weight, plain
+from rondo.algorithm import (
+    Client,
+    Fit,
+    Loss,
+    Mean,
+    Objective,
+    Projection,
+    Round,
+    Shared,
+    Trainer,
+    Upload,
+    Uploads,
+    Weight,
+    plain,
+    unbounded,
+)
 from rondo.algorithms.wrappers.wrapper import Wrapper
 from rondo.params import Params, Select, everything, head, pick
 
@@ -126,6 +141,7 @@ class _Beside:
         epochs: int | None = None,
         steps: int | None = None,
         lr: float | None = None,
+        project: Projection = unbounded,
     ) -> Fit:
         stays = self._stays
 
@@ -136,7 +152,15 @@ class _Beside:
             self._given, self._start = params, self.kept
         self.fits += 1
         both = {**params, **self._start}
-        fit = self._trainer.fit(both, train=train | stays, objective=with_kept, epochs=epochs, steps=steps, lr=lr)
+        fit = self._trainer.fit(
+            both,
+            train=train | stays,
+            objective=with_kept,
+            epochs=epochs,
+            steps=steps,
+            lr=lr,
+            project=lambda trained: project(pick(trained, ~stays)),
+        )
         self.kept = pick(fit.params, stays)
         return replace(fit, params=pick(fit.params, ~stays))
 

@@ -16,7 +16,20 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rondo.algorithm import Client, ClientFailed, Fit, Loss, Objective, Round, Upload, Uploads, plain, split_rows
+from rondo.algorithm import (
+    Client,
+    ClientFailed,
+    Fit,
+    Loss,
+    Objective,
+    Projection,
+    Round,
+    Upload,
+    Uploads,
+    plain,
+    split_rows,
+    unbounded,
+)
 from rondo.config.schema import ClientsConfig, FaultKind, TrainConfig
 from rondo.engine.client.least_squares import minimiser
 from rondo.errors import StopRequested
@@ -92,6 +105,7 @@ class CohortTrainer:
         epochs: int | None = None,
         steps: int | None = None,
         lr: float | None = None,
+        project: Projection = unbounded,
     ) -> Fit:
         """See :meth:`rondo.algorithm.Trainer.fit`. Only the selected tensors get gradients, and no gradient is computed
         below the lowest of them. Raises :class:`ClientFailed` where a client has no examples or every client of the
@@ -135,6 +149,9 @@ class CohortTrainer:
             losses.append(torch.where(training, value.detach(), math.nan))
             if optimizer is not None:
                 self._take_step(optimizer, leaves, value, stepping)
+                with torch.no_grad():
+                    for name, tensor in project(trained).items():
+                        trained[name].copy_(tensor)
             # Free these and the gradients before the next forward pass: small leftovers would break up the memory that
             # it takes (docs/log/decisions.md, "Page faults and freed memory").
             del loss, value

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rondo.algorithm import Algorithm, Client, Fit, Objective, Round, Upload, Uploads, plain
+from rondo.algorithm import Algorithm, Client, Fit, Objective, Projection, Round, Upload, Uploads, plain, unbounded
 from rondo.params import Params, Select, add_client_axis, client_row, everything, pick
 
 
@@ -40,6 +40,7 @@ class _Idle:
         epochs: int | None = None,
         steps: int | None = None,
         lr: float | None = None,
+        project: Projection = unbounded,
     ) -> Fit:
         zeros = torch.zeros(len(self.clients))
         return Fit(params, zeros, zeros, zeros)
