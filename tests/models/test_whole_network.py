@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from rondo.lowrank import GrowingSum, LowRank
 from rondo.models.adapted_layer import Site
 from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.call import Rows
+from rondo.models.precision import products
 from rondo.models.whole.network import WholeNetwork
 from rondo.params import add_client_axis, stack_clients
 
@@ -163,3 +165,43 @@ def test_single_row_is_normalised_by_the_statistics() -> None:
     params = add_client_axis({n: t.clone() for n, t in network.initial.items()})
     assert network(params, {}, images(1), generators(0)).equal(network(params, {}, images(1)))
     assert params["buffer:1.running_mean"][0].equal(network.initial["buffer:1.running_mean"])
+
+
+@pytest.mark.parametrize(
+    ("layer", "precision", "expected"),
+    [
+        (nn.Conv2d(3, 8, 3), "fast", torch.bfloat16),
+        (nn.Linear(384, 1536), "fast", torch.bfloat16),
+        (nn.Linear(784, 200), "fast", torch.float32),
+        (nn.LSTM(64, 128), "fast", torch.float32),
+        (nn.Conv2d(3, 8, 3), "exact", torch.float32),
+    ],
+)
+def test_products_in_bfloat16_where_they_gain(
+    layer: nn.Module, precision: Any, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rondo.models.precision.native_bf16", lambda: True)
+    assert products(precision, torch.device("cpu"), nn.Sequential(layer, nn.ReLU())) is expected
+
+
+def test_no_products_in_bfloat16_without_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rondo.models.precision.native_bf16", lambda: False)
+    assert products("fast", torch.device("cpu"), nn.Sequential(nn.Conv2d(3, 8, 3))) is torch.float32
+
+
+def test_bfloat16_products_leave_tensors_and_gradients_in_float32() -> None:
+    plain = module().float()
+    slopes, outputs = [], []
+    for dtype in (torch.float32, torch.bfloat16):
+        network = WholeNetwork(copy.deepcopy(plain), names(plain), head(plain), products=dtype)
+        seen = {n: t.clone().requires_grad_("buffer" not in n) for n, t in add_client_axis(network.initial).items()}
+        batch = {n: t.float() for n, t in images(8).items()}
+        output = network(seen, {}, batch, generators(3))
+        output.square().sum().backward()
+        assert {output.dtype, *(t.dtype for t in seen.values())} == {torch.float32}
+        slopes.append(torch.cat([t.grad.flatten() for t in seen.values() if t.grad is not None]))
+        outputs.append(output.detach())
+        assert not seen["buffer:1.running_mean"].eq(0).any()
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=0.03, atol=0.03)
+    assert not outputs[1].equal(outputs[0])
+    assert float(torch.cosine_similarity(*slopes, dim=0)) > 0.999

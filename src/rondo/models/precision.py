@@ -2,8 +2,9 @@
 
 ``exact`` is float32 throughout. ``fast`` is bfloat16 for the frozen layers and the activations between them if the
 hardware multiplies bfloat16 natively, otherwise the same as ``exact``. Adapters, head, loss and optimizer stay in
-float32. The choice depends on the processor and the torch build only, never on a timing, so the same machine gives the
-same bits. It is written to the manifest.
+float32. Where whole tensors are trained, they stay in float32 and only products are in bfloat16 (torch's autocast), in
+networks that gain from it. The choice depends on the processor, the torch build and the network only, never on a
+timing, so the same machine gives the same bits. It is written to the manifest.
 """
 
 from __future__ import annotations
@@ -56,6 +57,23 @@ def choose(precision: Literal["exact", "fast"], device: torch.device, *, quantiz
         return Kernels(plain.dtype, plain.linear, plain.attention, "no native bfloat16 here")
     # On a CPU in bfloat16, the backward pass of torch's fused attention is several times slower than plain products.
     return Kernels(torch.bfloat16, plain.linear, "written out" if cpu else plain.attention)
+
+
+def products(precision: Literal["exact", "fast"], device: torch.device, module: nn.Module) -> torch.dtype:
+    """The type that a network trained whole multiplies in. With ``fast`` and native bfloat16 it is bfloat16 for
+    networks with convolutions or wide linear layers; conversions cost narrow ones more than they gain
+    (docs/log/images.md, "precision and layout of whole networks"). Else it is float32."""
+    native = native_bf16() if device.type == "cpu" else torch.cuda.is_bf16_supported()
+    gains = any(
+        isinstance(layer, nn.modules.conv._ConvNd)
+        or (isinstance(layer, nn.Linear) and min(layer.in_features, layer.out_features) >= _WIDE)
+        for layer in module.modules()
+    )
+    return torch.bfloat16 if precision == "fast" and native and gains else torch.float32
+
+
+_WIDE = 256
+"""Inputs and outputs of a linear layer that is faster in bfloat16, conversions included."""
 
 
 def native_bf16() -> bool:

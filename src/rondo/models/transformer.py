@@ -19,11 +19,11 @@ from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.loading.pretrained import Pretrained, identity, load_pretrained, loading
 from rondo.models.loading.report import listed
 from rondo.models.network import Base
-from rondo.models.precision import Kernels, apply, choose
+from rondo.models.precision import apply, choose
 from rondo.models.quiet import quiet
 from rondo.models.shortcuts.choose import Shortened, shorten
 from rondo.models.shortcuts.prefix import Prefix
-from rondo.models.whole.model import make_network, state_of
+from rondo.models.whole.model import kernels_of, make_network, state_of
 from rondo.models.whole.network import WholeNetwork
 from rondo.params import HEAD_PREFIX, Params
 from rondo.tasks import table as tasks
@@ -43,7 +43,8 @@ class Transformer:
     tokenizer: Any
     lora: Any
     """The adapters' configuration, from PEFT; None without adapters."""
-    kernels: Kernels
+    kernels: Mapping[str, Any]
+    """The manifest's entry about precision and libraries."""
     simulation: SimulationConfig
     unused: list[str]
     """Parts of the checkpoint that the model has no place for."""
@@ -66,7 +67,7 @@ class Transformer:
     def record(self) -> Mapping[str, Any]:
         """See :meth:`rondo.models.model.Model.record`."""
         loading = {"unused_weights": self.unused, "quantizer": self.quantizer}
-        return {**loading, "kernels": self.kernels.record(), **self.shortened.record()}
+        return {**loading, "kernels": self.kernels, **self.shortened.record()}
 
     def save(self, folder: Path, seen: Params, base: Base, labels: Sequence[str]) -> None:
         """Write a PEFT adapter, or a whole model, with the tokenizer and the label names beside it."""
@@ -105,18 +106,19 @@ def load_transformer(
     task = tasks.TABLE[config.task.kind].peft
     network: AdaptedNetwork | WholeNetwork
     if config.whole_tensors is not None:
-        kernels = Kernels(torch.float32, "torch", "torch", "weights are trained in it")
         lora = None
-        network = make_network(config, module, head_names, task)
+        network = make_network(config, module, head_names, task, device)
         network.move(device)
+        kernels = kernels_of(network, torch.float32)
     else:
         planned = peft.plan(module, config.adapter, task, head_names, config.seed)
         lora = planned.lora
         lora.revision = config.model.revision  # PEFT's AutoPeft classes load the base by it
-        kernels = choose(config.train.precision, device, quantized=config.model.quantization is not None)
+        chosen = choose(config.train.precision, device, quantized=config.model.quantization is not None)
+        kernels = chosen.record()
         factors = {n: t for n, t in planned.params.items() if not n.startswith(HEAD_PREFIX)}
         network = AdaptedNetwork(module.to(device), planned.sites, head_names, factors)
-        apply(module, kernels)
+        apply(module, chosen)
         for tensor in network.initial_head:
             if tensor in planned.params:
                 network.initial_head[tensor] = planned.params[tensor].to(device)

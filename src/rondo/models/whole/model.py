@@ -19,6 +19,7 @@ from rondo.models.adapted_layer import Site, merged_weight
 from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.loading.pretrained import fingerprint
 from rondo.models.network import Base, Network
+from rondo.models.precision import products
 from rondo.models.shortcuts.prefix import Prefix
 from rondo.models.whole.network import WholeNetwork
 from rondo.params import BUFFER_PREFIX, HEAD_PREFIX, Params, Role, kaiming, role
@@ -45,14 +46,20 @@ class WholeModel:
 
     def record(self) -> Mapping[str, Any]:
         """See :meth:`rondo.models.model.Model.record`."""
-        kernels = {"dtype": str(self.precision).removeprefix("torch."), "reason": "weights are trained in it"}
-        return {"kernels": kernels}
+        return {"kernels": kernels_of(self.network, self.precision)}
 
     def save(self, folder: Path, seen: Params, base: Base, labels: Sequence[str]) -> None:
         """Write the module's state, as ``load_state_dict`` takes it, to one safetensors file."""
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {n: t.contiguous().clone() for n, t in state_of(self.network, seen, base).items()}
         safetensors.torch.save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def kernels_of(network: AdaptedNetwork | WholeNetwork, precision: torch.dtype) -> dict[str, Any]:
+    """The manifest's entry about a network whose tensors are trained in ``precision``."""
+    mixed = isinstance(network, WholeNetwork) and network.products is torch.bfloat16
+    types = {"dtype": precision, "products": torch.bfloat16 if mixed else precision}
+    return {n: str(t).removeprefix("torch.") for n, t in types.items()} | {"reason": "weights are trained in it"}
 
 
 def state_of(network: Network, seen: Params, base: Base) -> dict[str, Tensor]:
@@ -111,7 +118,7 @@ def trained_names(config: RunConfig, module: nn.Module, head: Sequence[str], sit
 
 
 def make_network(
-    config: RunConfig, module: nn.Module, head: Sequence[str], peft_task: peft.TaskType | None
+    config: RunConfig, module: nn.Module, head: Sequence[str], peft_task: peft.TaskType | None, device: torch.device
 ) -> AdaptedNetwork | WholeNetwork:
     """The network of a run around ``module``: one that trains whole tensors of its body in :class:`WholeNetwork`, with
     factors alone in :class:`AdaptedNetwork`, whose clients share calls. Raises :class:`ConfigError`."""
@@ -128,7 +135,16 @@ def make_network(
     if config.has_factors and config.adapter.lora_dropout:
         message = "factors are added to the weights of a network that is trained whole, where nothing can drop: set 0"
         raise ConfigError.at("adapter.lora_dropout", message)
-    return WholeNetwork(module, names, head, statistics=config.model.buffers != "frozen", sites=sites, factors=factors)
+    single = all(t.dtype is torch.float32 for t in module.parameters())
+    return WholeNetwork(
+        module,
+        names,
+        head,
+        statistics=config.model.buffers != "frozen",
+        sites=sites,
+        factors=factors,
+        products=products(config.train.precision, device, module) if single else torch.float32,
+    )
 
 
 def from_scratch(module: nn.Module, sites: Sequence[Site], factors: Params, seed: int) -> dict[str, Tensor]:
@@ -163,7 +179,7 @@ def whole_model(
             raise ConfigError.at("model.name", message)
     module = module.to(task.precision)
     head = head_names(config, module)
-    network = make_network(config, module, head, peft_task)
+    network = make_network(config, module, head, peft_task, device)
     identity = {
         "model_sha256": fingerprint(module),
         "model_config": {"name": config.model.name, "trained": sorted(network.initial), "text": str(module)},

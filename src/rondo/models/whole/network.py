@@ -37,6 +37,9 @@ class WholeNetwork(Network):
     layers (attention, LSTM) stays off, because it would draw from a stream that all threads share.
 
     A site's factors are added to its frozen weight before the call: W + scale * B A.
+
+    ``products``: the type that layers multiply in (:func:`rondo.models.precision.products`). Tensors, loss and
+    gradients keep their own.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class WholeNetwork(Network):
         statistics: bool = True,
         sites: Sequence[Site] = (),
         factors: Params | None = None,
+        products: torch.dtype = torch.float32,
     ) -> None:
         self.module = module.eval().requires_grad_(False)
         self.sites = {s.path: s for s in sites}
@@ -60,6 +64,8 @@ class WholeNetwork(Network):
         tensors = {**parameters, **dict(module.named_buffers())}
         self._start = {n: tensors[own].detach().cpu().clone() for n, own in self._names.items()}
         self._factors = dict(factors or {})
+        self.products = products
+        self._autocast = products is torch.bfloat16
         self._copies = threading.local()
 
     @property
@@ -103,7 +109,9 @@ class WholeNetwork(Network):
                 # Its count of batches is no statistic: it would be added to by all clients.
                 counters = {f"{p}.num_batches_tracked": torch.zeros((), dtype=torch.long) for p in self._moving}
                 tensors = self.tensors(client_row(params, k), base) | counters
-                outputs.append(output_of(module, part, tensors))
+                with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
+                    output = output_of(module, _channels_last(part), tensors)
+                outputs.append(output.float() if self._autocast else output)
         return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
     def _mine(self) -> nn.Module:
@@ -117,6 +125,12 @@ class WholeNetwork(Network):
                     mine.set_submodule(path, _Drop(layer))
             self._copies.module, self._copies.device = mine, self.device
         return mine
+
+
+def _channels_last(batch: Batch) -> Batch:
+    """``batch`` with images laid out pixel by pixel, where convolutions are faster."""
+    images = {n: t for n, t in batch.items() if t.dim() == 4 and t.is_floating_point()}
+    return {**batch, **{n: t.contiguous(memory_format=torch.channels_last) for n, t in images.items()}}
 
 
 def _moving(module: nn.Module, trained: Sequence[str]) -> tuple[str, ...]:
