@@ -197,7 +197,7 @@ def test_run_export_and_evaluate(invoke: Invoke, tiny: dict[str, Any]) -> None:
     )
     assert code == 0
     assert "fedsa-lora: 1 rounds, 3 clients" in output
-    assert "adapter:       first/adapter" in output
+    assert "result:        first/adapter" in output
     assert "\x1b" not in output
 
     code, output = invoke("export", "first", "--to", "out", "--client", "client-1", "--verify")

@@ -85,6 +85,19 @@ def test_result_is_the_modules_state(tmp_path: Path) -> None:
     assert not module.norm.running_mean.equal(torch.zeros(4))
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("fedit", "trains low-rank factors, and this network has no adapted layer: add a section"),
+        ("rondo.algorithms.factors.fedit:FedIT", "a method of your own that trains whole tensors sets needs_factors"),
+    ],
+)
+def test_method_for_factors_needs_an_adapted_layer(name: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        run(tmp_path / "run", name)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(("buffers", "sent"), [("average", True), ("local", False), ("frozen", False)])
 def test_statistics_are_averaged_local_or_frozen(buffers: str, sent: bool, tmp_path: Path) -> None:
     result = run(tmp_path / "run", model={"buffers": buffers})

@@ -94,7 +94,7 @@ def _run(
         else:
             result = runner.run(settings, run_dir=run_dir, device=device, observer=observer, stop=stop)
     console.print(summary_table(result.summary))
-    print(f"\nrun directory: {result.run_dir}\nadapter:       {result.run_dir / 'adapter'}")
+    print(f"\nrun directory: {result.run_dir}\nresult:        {result.run_dir / 'adapter'}")
     return result
 
 

@@ -188,7 +188,7 @@ def assemble(
             if final_ranks != ranks:
                 population = build(config, dealt, outline.task, labels, final_ranks)
             del dealt  # torch.fx keeps the frames beneath its first import alive until the collector runs
-        _must_train(config, model.network.initial)
+        _must_train(config, algorithm, model)
         if with_rows:
             _must_score(config, population)
         algorithm, head_policy, initial = wrapped(config, algorithm, model.network.initial)
@@ -220,14 +220,17 @@ def _ranks(
     return ranks
 
 
-def _must_train(config: RunConfig, initial: Params) -> None:
+def _must_train(config: RunConfig, algorithm: Algorithm[Any], model: Model) -> None:
     """Raises :class:`ConfigError` where the method is about low-rank factors and the network takes none, and where
-    ``model.head`` is set for a network without a head."""
-    entry = algorithms.TABLE.get(config.algorithm.name)
-    if entry is not None and entry.needs_factors and not adapted_modules(initial):
+    ``model.head`` is set for a network without a head. A method and a network of the user's own are left to agree."""
+    initial, both_own = model.network.initial, isinstance(model, OwnModel) and own_code.is_name(config.algorithm.name)
+    if algorithm.needs_factors and not both_own and not adapted_modules(initial):
         message = f"{config.algorithm.name} trains low-rank factors, and this network has no adapted layer: "
-        others = ", ".join(n for n, e in algorithms.TABLE.items() if not e.needs_factors)
-        raise ConfigError.at("algorithm.name", f"{message}add a section [adapter], or take one of {others}")
+        message += "add a section [adapter], or take one of "
+        message += ", ".join(n for n, e in algorithms.TABLE.items() if not e.needs_factors)
+        if own_code.is_name(config.algorithm.name):
+            message += "; a method of your own that trains whole tensors sets needs_factors = False"
+        raise ConfigError.at("algorithm.name", message)
     if config.model.head is not None and not any(map(head, initial)):
         raise ConfigError.at("model.head", "this network has no task head; remove it")
 
