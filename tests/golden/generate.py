@@ -81,13 +81,11 @@ References
              A = S^(1/2) V^T, here of the change of W alone, W0 being frozen.
 """
 
-import argparse
 import json
-import re
 import sys
-from pathlib import Path
 
 import numpy as np
+from files import HERE, write_or_compare
 
 SEED = 20260
 OUT, IN, RANK, CLASSES = 5, 4, 2, 3
@@ -715,47 +713,9 @@ def run(name):
     return json.loads(json.dumps(golden, default=lambda v: v.tolist()))
 
 
-# --- files --------------------------------------------------------------------------
-
-
-def to_text(golden):
-    """Indented JSON with every row of numbers on one line."""
-    text = json.dumps(golden, indent=1, allow_nan=False)
-    row = re.compile(r"\[\s+([^\[\]{}]+?)\s+\]")
-    return row.sub(lambda m: "[" + " ".join(m[1].split()) + "]", text) + "\n"
-
-
-def difference(a, b):
-    """Largest absolute difference of two JSON values; infinite if built differently."""
-    if isinstance(a, float) and isinstance(b, float):
-        return abs(a - b)
-    if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
-        return max((difference(a[k], b[k]) for k in a), default=0.0)
-    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
-        return max((difference(x, y) for x, y in zip(a, b, strict=True)), default=0.0)
-    return 0.0 if type(a) is type(b) and a == b else float("inf")
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="compare, write nothing")
-    check = parser.parse_args().check
     print(f"gradients agree with finite differences to {check_gradients():.1e}")
-    failed = False
-    for name in ALGORITHMS:
-        path = Path(__file__).with_name(f"{name}.json")
-        golden = run(name)
-        if not check:
-            path.write_text(to_text(golden), encoding="utf-8", newline="\n")
-            print(f"wrote {path.name}")
-            continue
-        gap = float("inf")
-        if path.exists():
-            gap = difference(golden, json.loads(path.read_text(encoding="utf-8")))
-        ok = gap <= 1e-12  # False for NaN too
-        failed |= not ok
-        print(f"{'ok  ' if ok else 'FAIL'} {path.name}: difference {gap:.1e}")
-    return int(failed)
+    return write_or_compare(__doc__, HERE, ALGORITHMS, run)
 
 
 if __name__ == "__main__":

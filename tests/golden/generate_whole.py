@@ -9,17 +9,15 @@ original papers' equations as our cards give them and from FedRep's paper, none 
 that a paper leaves open are in each method's docstring. L2GD's coins are an input, so nothing is drawn here.
 """
 
-import argparse
 import json
 import sys
-from pathlib import Path
 
 import whole_personal as personal
 import whole_shared as shared
-from generate import difference, to_text
+from files import HERE, difference, write_or_compare
 from whole_problem import LR, ROWS, SCALES, SEED, Network, check_gradients
 
-FOLDER = Path(__file__).parent / "whole"
+FOLDER = HERE / "whole"
 EVERYBODY = ("abcde",) * 4
 COINS = (0, 0, 1, 1, 0, 1, 0, 1, 1, 1, 0, 0, 0, 1, 0, 0, 1, 1, 0)  # six rounds
 N, P = len(ROWS), 0.4
@@ -106,21 +104,9 @@ def check_reductions():
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="compare, write nothing")
-    check, failed = parser.parse_args().check, False
     print(f"gradients agree with finite differences to {check_gradients():.1e}")
     print(f"{check_reductions()} reductions hold")
-    for name in METHODS:
-        path, found = FOLDER / f"{name}.json", golden(name)
-        if not check:
-            path.write_text(to_text(found), encoding="utf-8", newline="\n")
-            print(f"wrote whole/{path.name}")
-            continue
-        gap = difference(found, json.loads(path.read_text(encoding="utf-8"))) if path.exists() else float("inf")
-        failed |= not gap <= 1e-12  # true for NaN too
-        print(f"{'ok  ' if gap <= 1e-12 else 'FAIL'} whole/{path.name}: difference {gap:.1e}")
-    return int(failed)
+    return write_or_compare(__doc__, FOLDER, METHODS, golden)
 
 
 if __name__ == "__main__":

@@ -10,17 +10,15 @@ sign, a split, a rounding) are our cards' or code's. All matrices are dense. Wei
 round's clients. Every method trains and averages the head H.
 """
 
-import argparse
 import json
 import sys
-from pathlib import Path
 
 import wide_averages as averages
 import wide_products as products
-from generate import difference, to_text
+from files import HERE, write_or_compare
 from wide_problem import LR, NESTED, RANKS, SCALES, SEED, STEPS, check_gradients, make_problem
 
-FOLDER = Path(__file__).parent / "wide"
+FOLDER = HERE / "wide"
 
 METHODS = {
     "fedit": (averages.FedIT, {}),
@@ -71,20 +69,8 @@ def golden(name):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="compare, write nothing")
-    check, failed = parser.parse_args().check, False
     print(f"gradients agree with finite differences to {check_gradients():.1e}")
-    for name in METHODS:
-        path, found = FOLDER / f"{name}.json", golden(name)
-        if not check:
-            path.write_text(to_text(found), encoding="utf-8", newline="\n")
-            print(f"wrote wide/{path.name}")
-            continue
-        gap = difference(found, json.loads(path.read_text(encoding="utf-8"))) if path.exists() else float("inf")
-        failed |= not gap <= 1e-12  # true for NaN too
-        print(f"{'ok  ' if gap <= 1e-12 else 'FAIL'} wide/{path.name}: difference {gap:.1e}")
-    return int(failed)
+    return write_or_compare(__doc__, FOLDER, METHODS, golden)
 
 
 if __name__ == "__main__":
