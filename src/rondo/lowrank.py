@@ -193,6 +193,12 @@ class GrowingSum:
         first = sum(self.ranks[: max(held, 0)])
         return self.recent.up[:, first:], self.recent.down[first:]
 
+    def growth(self, count: int) -> Growth:
+        """:meth:`since`, with what a holder of the first ``count`` chunks must know to add it."""
+        lacking = self.since(count)
+        ranks = self.ranks[-(self.count - count) :] if len(lacking) == 2 and count < self.count else ()
+        return Growth(count, self.count, ranks, lacking)
+
     def factors(self) -> LowRank:
         """The sum as factors; where it is dense, beside an identity."""
         return self.recent if self.dense is None else LowRank.whole(self.dense)
@@ -204,6 +210,32 @@ class GrowingSum:
         if self.dense is None:
             return replace(self, recent=recent)
         return GrowingSum(self.count, recent, (), self.dense.to(device))
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What a holder of the first ``start`` of ``count`` chunks lacks of their sum."""
+
+    start: int
+    count: int
+    ranks: tuple[int, ...]
+    """Ranks of the later chunks, oldest first; empty where the sum itself is given."""
+    tensors: tuple[Tensor, ...]
+    """The later chunks' factors, stacked, or the sum (out, in)."""
+
+    def onto(self, held: GrowingSum | None) -> GrowingSum:
+        """The sum, with the bits of its first holder's. Raises ValueError if ``held`` is not the sum of the first
+        ``start`` chunks, where it is needed."""
+        if len(self.tensors) == 1:
+            (dense,) = self.tensors
+            return GrowingSum(self.count, LowRank(dense[:, :0], dense[:0]), (), dense)
+        if (0 if held is None else held.count) != self.start:
+            raise ValueError(f"chunks from {self.start} on, and {0 if held is None else held.count} are held")
+        up, down = self.tensors
+        result = GrowingSum(0, LowRank(up[:, :0], down[:0]), ()) if held is None else held
+        for chunk in map(LowRank, torch.split(up, [*self.ranks], 1), torch.split(down, [*self.ranks])):
+            result += chunk
+        return result
 
 
 def _folded(matrix: Tensor, chunk: LowRank) -> Tensor:

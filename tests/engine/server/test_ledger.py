@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rondo.algorithm import Shared
-from rondo.engine.server import ledger
+from rondo.engine import versions
 from rondo.engine.server.ledger import Ledger
 from rondo.lowrank import GrowingSum, LowRank
 
@@ -43,11 +43,11 @@ def test_equal_chunks_are_each_counted() -> None:
 
 def test_versions_of_freed_tensors_are_forgotten() -> None:
     tensors = [torch.full((3,), float(i)) for i in range(5)]
-    before = len(ledger._versions)
-    assert len(set(map(ledger.version, tensors))) == 5
-    assert len(ledger._versions) == before + 5
+    before = len(versions._versions)
+    assert len(set(map(versions.version, tensors))) == 5
+    assert len(versions._versions) == before + 5
     tensors.clear()
-    assert len(ledger._versions) == before
+    assert len(versions._versions) == before
 
 
 def test_ledger_does_not_grow_with_the_chunks() -> None:

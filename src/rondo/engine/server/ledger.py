@@ -8,17 +8,14 @@ it lacks, or the sum where that is smaller. Only payload bytes count: elements t
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-
 from rondo.algorithm import Shared, Upload
+from rondo.engine.parcel import Parcel
+from rondo.engine.versions import version
 from rondo.params import num_bytes
 
 _STATES = 64
@@ -42,27 +39,23 @@ class Ledger:
         Returns the bytes down, and how many of them are first contact: tensors with a name that the client never had.
         A base change is first contact for a new client only. Chunks that later rounds add belong to those rounds.
         """
-        returning = client in self.held
-        held = dict(self.held.get(client, {}))
-        down = first = 0
-        for name, tensor in shared.params.items():
-            current = version(tensor)
-            previous = held.get(name)
-            if previous != current:
-                size = tensor.numel() * tensor.element_size()
-                down += size
-                first += size if previous is None else 0
-                held[name] = current
-        for path, change in shared.base.items():
-            lacking = change.since(int(held.get(_BASE + path, 0)))
-            size = sum(tensor.numel() * tensor.element_size() for tensor in lacking)
-            down += size
-            first += 0 if returning else size
-            held[_BASE + path] = str(change.count)
+        returning, known = client in self.held, self.held.get(client, {})
+        parcel = self.parcel(client, shared)
+        first = sum(t.numel() * t.element_size() for name, t in parcel.params.items() if name not in known)
+        first += 0 if returning else parcel.growth_bytes
+        held = {**known, **parcel.versions, **{_BASE + path: str(g.count) for path, g in parcel.base.items()}}
         if len(self._known) > _STATES:  # states of rounds long past; a client that holds one keeps it
             self._known.clear()
         self.held[client] = self._known.setdefault(frozenset(held.items()), held)
-        return down, first
+        return parcel.num_bytes, first
+
+    def parcel(self, client: str, shared: Shared) -> Parcel:
+        """What ``client`` lacks of ``shared``, by what it was sent before."""
+        known = self.held.get(client, {})
+        versions = {name: version(tensor) for name, tensor in shared.params.items()}
+        lacking = {name: t for name, t in shared.params.items() if known.get(name) != versions[name]}
+        base = {path: change.growth(int(known.get(_BASE + path, 0))) for path, change in shared.base.items()}
+        return Parcel(versions, lacking, base)
 
     def receive(self, upload: Upload) -> int:
         """Bytes of an upload. The client still has its tensors, but the server's next versions will be different."""
@@ -94,20 +87,3 @@ class Ledger:
                 raise ValueError(f"not a ledger: {name} has {count[:20]!r} chunks")
         ledger._known = {frozenset(r.items()): r for r in records}
         return ledger
-
-
-_versions: dict[int, tuple[weakref.ref[Tensor], str]] = {}
-
-
-def version(tensor: Tensor) -> str:
-    """A digest of dtype, shape and content. It is cached by identity while the tensor lives, because one tensor goes to
-    many clients."""
-    key = id(tensor)
-    cached = _versions.get(key)
-    if cached is not None and cached[0]() is tensor:
-        return cached[1]
-    content = tensor.detach().cpu().contiguous()
-    digest = hashlib.blake2b(f"{content.dtype}{tuple(content.shape)}".encode(), digest_size=16)
-    digest.update(content.reshape(-1).view(torch.uint8).numpy().data)
-    _versions[key] = (weakref.ref(tensor, lambda _: _versions.pop(key, None)), digest.hexdigest())
-    return _versions[key][1]

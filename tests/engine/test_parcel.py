@@ -1,0 +1,89 @@
+"""The bytes that the ledger counts suffice: with them alone, a client has every broadcast, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from rondo import algorithms
+from rondo.algorithm import Shared
+from rondo.algorithms.table import TABLE
+from rondo.engine import serialization
+from rondo.engine.client.holdings import Holdings, Lacking
+from rondo.engine.parcel import Parcel
+from rondo.engine.server.ledger import Ledger
+from rondo.lowrank import GrowingSum, LowRank
+from rondo.testing.run import Run, problems
+
+ROUNDS = 8
+
+
+def used(shared: Shared) -> Any:
+    """A broadcast as training uses it: base changes without chunks that their sum has already."""
+    return dict(shared.params), {path: change.on(torch.device("cpu")) for path, change in shared.base.items()}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_sent_bytes_suffice_for_every_broadcast(name: str) -> None:
+    algorithm = algorithms.load(name)()
+    for problem in problems(algorithm, 1):
+        run, ledger, holdings = Run(algorithm, 1, problem), Ledger(), dict[str, Holdings]()
+        for index in range(ROUNDS):
+            # Clients miss rounds, so that they are brought up to date over several.
+            sampled = [c for k, c in enumerate(run.clients) if k == 0 or (index + k) % 3 == 0]
+            for client in sampled:
+                shared = run.shared(client, index)
+                data = ledger.parcel(client.id, shared).encode()
+                down, _ = ledger.send(client.id, shared)
+                parcel = Parcel.decode(data)
+                assert parcel.num_bytes == down
+                received = holdings.setdefault(client.id, Holdings()).take(parcel)
+                assert serialization.same(used(received), used(shared)), f"round {index}"
+            run.step(index, sampled)
+
+
+def sums(chunks: int) -> dict[str, GrowingSum]:
+    generator = torch.Generator().manual_seed(0)
+    total = None
+    for _ in range(chunks):
+        chunk = LowRank(torch.randn(4, 1, generator=generator), torch.randn(1, 12, generator=generator))
+        total = GrowingSum.of(chunk) if total is None else total + chunk
+    assert total is not None
+    return {"m": total}
+
+
+def test_client_without_its_disk_says_so_and_keeps_nothing() -> None:
+    ledger, holdings = Ledger(), Holdings()
+    first, second = ({"a.A": torch.tensor([1.0]), "a.B": torch.tensor([float(k)])} for k in (1, 2))
+    ledger.send("ann", Shared(first, sums(1)))
+    with pytest.raises(Lacking) as error:
+        holdings.take(ledger.parcel("ann", Shared(second, sums(2))))
+    assert error.value.names == ["a.A", "m"]
+    assert (holdings.params, holdings.base) == ({}, {})
+    everything = Ledger().parcel("ann", Shared(second, sums(2)))
+    assert serialization.same(used(holdings.take(everything)), used(Shared(second, sums(2))))
+
+
+@pytest.mark.parametrize("at", [0, 40, -1])
+def test_damaged_parcel_is_refused(at: int) -> None:
+    data = bytearray(Ledger().parcel("ann", Shared({"a.A": torch.ones(3)})).encode())
+    data[at] ^= 1
+    with pytest.raises(ValueError, match="do not have the digest"):
+        Parcel.decode(bytes(data))
+
+
+def test_other_content_is_no_parcel() -> None:
+    assert isinstance(Parcel.decode(Parcel({}, {}, {}).encode()), Parcel)
+    with pytest.raises(ValueError, match="digest"):
+        Parcel.decode(b"")
+
+
+def test_tensor_of_another_version_is_refused() -> None:
+    parcel = Ledger().parcel("ann", Shared({"a.A": torch.ones(3)}))
+    holdings = Holdings()
+    with pytest.raises(ValueError, match=r"a\.A does not have the version"):
+        holdings.take(replace(parcel, params={"a.A": torch.zeros(3)}))
+    assert holdings.params == {}
