@@ -62,7 +62,7 @@ def choose(precision: Literal["exact", "fast"], device: torch.device, *, quantiz
 def products(precision: Literal["exact", "fast"], device: torch.device, module: nn.Module) -> torch.dtype:
     """The type that a network trained whole multiplies in. With ``fast`` and native bfloat16 it is bfloat16 for
     networks with convolutions or wide linear layers; conversions cost narrow ones more than they gain
-    (docs/log/images.md, "precision and layout of whole networks"). Else it is float32."""
+    (docs/log/precision.md, "whole networks"). Else it is float32."""
     native = native_bf16() if device.type == "cpu" else torch.cuda.is_bf16_supported()
     gains = any(
         isinstance(layer, nn.modules.conv._ConvNd)
