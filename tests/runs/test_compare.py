@@ -9,6 +9,7 @@ import os
 import shutil
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,14 @@ def test_comparison_file_equals_the_result(compared: compare.Comparison) -> None
     content = read(compared.out / "comparison.json")
     assert content == {k: v for k, v in vars(compared).items() if k != "out"}
     assert str(compared.out) not in json.dumps(content)
+
+
+def test_notebook_shows_the_comparison(compared: compare.Comparison) -> None:
+    html = replace(compared, out=Path("<script>"))._repr_html_()
+    assert "<script>" not in html
+    for name, stats in compared.algorithms.items():
+        assert f'<td style="text-align:left">{name}</td>' in html
+        assert f"{stats['test']['mean']:.3f}" in html
 
 
 @pytest.mark.usefixtures("drawn_pictures")

@@ -36,32 +36,29 @@ def _number(value: Any) -> str:
     return "-" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
-def comparison_table(content: Mapping[str, Any]) -> Table:
-    """A comparison, one row per algorithm: means over seeds, with standard deviations for scores. ``content``: as in
-    ``comparison.json``. A score names its model unless that is the global one."""
-    seeds, primary = content["seeds"], content["primary"]
+def comparison_title(content: Mapping[str, Any]) -> str:
+    """The heading of :func:`comparison_table`."""
+    seeds = content["seeds"]
     over = (
         f"seed {seeds[0]}" if len(seeds) == 1 else f"mean ± standard deviation over seeds {', '.join(map(str, seeds))}"
     )
-    table = Table(
-        title=f"{content['rounds']} rounds, {content['clients']} clients; {over}",
-        title_justify="left",
-        caption="Scores are of the global model where no other is named; down includes the first contact.",
-        caption_justify="left",
-        box=None,
-        pad_edge=False,
-        collapse_padding=True,
-    )
-    table.add_column("algorithm", no_wrap=True)
-    table.add_column("head", no_wrap=True)
-    for column in (f"test {primary}", "at the clients", "up", "down", "first contact", "train s", "interference"):
-        table.add_column(column, justify="right")
+    return f"{content['rounds']} rounds, {content['clients']} clients; {over}"
+
+
+def comparison_columns(content: Mapping[str, Any]) -> tuple[str, ...]:
+    """The columns of :func:`comparison_table`; the first two are text."""
+    scores = (f"test {content['primary']}", "at the clients")
+    return ("algorithm", "head", *scores, "up", "down", "first contact", "train s", "interference")
+
+
+def comparison_rows(content: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """The rows of :func:`comparison_table`."""
     for name, stats in content["algorithms"].items():
         up, down, first, seconds, interference = (
             stats[key]["mean"]
             for key in ("bytes_up", "bytes_down", "bytes_first_contact", "train_seconds", "interference")
         )
-        table.add_row(
+        yield (
             name,
             stats["head"] or "-",
             _of_model(stats["test"]),
@@ -72,6 +69,24 @@ def comparison_table(content: Mapping[str, Any]) -> Table:
             f"{seconds:.0f}",
             "-" if interference is None else f"{interference:.2g}",
         )
+
+
+def comparison_table(content: Mapping[str, Any]) -> Table:
+    """A comparison, one row per algorithm: means over seeds, with standard deviations for scores. ``content``: as in
+    ``comparison.json``. A score names its model unless that is the global one."""
+    table = Table(
+        title=comparison_title(content),
+        title_justify="left",
+        caption="Scores are of the global model where no other is named; down includes the first contact.",
+        caption_justify="left",
+        box=None,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    for number, column in enumerate(comparison_columns(content)):
+        table.add_column(column, no_wrap=number < 2, justify="left" if number < 2 else "right")
+    for row in comparison_rows(content):
+        table.add_row(*row)
     return table
 
 

@@ -14,7 +14,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from os import PathLike
 from pathlib import Path
@@ -24,7 +24,9 @@ from rondo import algorithms as table
 from rondo.config.load import STARTER, load, located
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, Problem
+from rondo.report.html import html_table
 from rondo.report.over_seeds import OWN_KINDS, TEST_KINDS, mean_and_deviation, over_seeds, score_of
+from rondo.report.terminal import comparison_columns, comparison_rows, comparison_title
 from rondo.runs.storage import durable
 from rondo.runs.storage.directory import RunDirectory, to_toml
 
@@ -58,7 +60,7 @@ Watch: TypeAlias = Callable[[Planned], "AbstractContextManager[Observer | None]"
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of a comparison; all but ``out`` is also in ``comparison.json``.
+    """The result of a comparison, which a notebook shows as a table; all but ``out`` is also in ``comparison.json``.
 
     ``algorithms``: per name, means and standard deviations over seeds.
     ``runs``: one dict per run.
@@ -73,6 +75,11 @@ class Comparison:
     algorithms: dict[str, dict[str, Any]]
     runs: list[dict[str, Any]]
     stopped: list[dict[str, Any]]
+
+    def _repr_html_(self) -> str:
+        content = asdict(self)
+        title = (comparison_title(content), str(self.out))
+        return html_table(title, comparison_columns(content), comparison_rows(content))
 
 
 def compare(

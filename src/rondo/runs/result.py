@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rondo.report.html import html_table
 from rondo.report.terminal import summary_rows, summary_title
 
 if TYPE_CHECKING:
@@ -40,16 +40,8 @@ class RunResult:
         return pandas.DataFrame(rows, columns=list(columns)).set_index("round")
 
     def _repr_html_(self) -> str:
-        # A notebook's own style sets numbers and words alike to the right.
-        left = ' style="text-align:left"'
-        head = "".join(f"<th>{column}</th>" for column in ("", "before", "after"))
-        rows = "".join(
-            f"<tr><td{left}>{escape(label)}</td><td>{escape(before)}</td><td>{escape(after)}</td></tr>"
-            for label, before, after in summary_rows(self.summary)
-        )
-        title = f"{escape(summary_title(self.summary))}<br>{escape(str(self.run_dir))}"
-        caption = f"<caption{left}>{title}</caption>"
-        return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+        title = (summary_title(self.summary), str(self.run_dir))
+        return html_table(title, ("", "before", "after"), summary_rows(self.summary))
 
 
 def _numbers(path: str, tree: Mapping[str, Any]) -> dict[str, Any]:
