@@ -229,10 +229,12 @@ class Growth:
         if len(self.tensors) == 1:
             (dense,) = self.tensors
             return GrowingSum(self.count, LowRank(dense[:, :0], dense[:0]), (), dense)
-        if (0 if held is None else held.count) != self.start:
-            raise ValueError(f"chunks from {self.start} on, and {0 if held is None else held.count} are held")
         up, down = self.tensors
-        result = GrowingSum(0, LowRank(up[:, :0], down[:0]), ()) if held is None else held
+        result = GrowingSum(0, LowRank(up[:, :0], down[:0]), ())
+        if self.start > 0:
+            if held is None or held.count != self.start:
+                raise ValueError(f"chunks from {self.start} on, and {held.count if held else 0} are held")
+            result = held
         for chunk in map(LowRank, torch.split(up, [*self.ranks], 1), torch.split(down, [*self.ranks])):
             result += chunk
         return result

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rondo.algorithm import Client, ClientFailed, Round, Shared, Upload
 from rondo.config.schema import FaultKind
+from rondo.engine.parcel import Parcel
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,12 @@ class Work:
     turnout: Turnout
     shared: Callable[[Client], Shared]
     """Gives a client its broadcast. Called once per client, when its turn comes."""
+    parcel: Callable[[Client], Parcel]
+    """Gives the part of a client's broadcast that the client lacks, in place of ``shared``."""
+    holds: Callable[[Client, Mapping[str, str]], None]
+    """Takes the versions that a client says it holds, where ``parcel`` counted on others."""
+    counted: Callable[[Client], int | None]
+    """The client's last attempt that counted, of a client that keeps its own tensors."""
     measured: bool = False
     """Whether the server measures the round afterwards, and so needs memory of its own."""
 
@@ -49,8 +56,8 @@ class Answer:
     client: Client
     upload: Upload | bytes | None = None
     """An object, or the bytes of :mod:`rondo.engine.wire`."""
-    kept: Mapping[str, Tensor] = field(default_factory=dict)
-    """Tensors that the client keeps if the round counts."""
+    kept: Mapping[str, Tensor] | None = field(default_factory=dict)
+    """Tensors that the client keeps if the round counts; None where they stay with the client."""
     loss: float | None = None
     """Mean training loss."""
     failure: ClientFailed | None = None

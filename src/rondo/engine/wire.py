@@ -99,10 +99,10 @@ def _header(data: bytes, limit: int) -> dict[str, Any]:
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or size > min(limit, len(data) - 8):
         raise Rejected("unreadable", f"{len(data)} bytes with a header of {size}")
-    return _object("unreadable", "the header", data[8 : 8 + size])
+    return strict_object("unreadable", "the header", data[8 : 8 + size])
 
 
-def _object(reason: str, what: str, text: bytes) -> dict[str, Any]:
+def strict_object(reason: str, what: str, text: bytes) -> dict[str, Any]:
     """A JSON object without repeated keys: of two values the parser would take one, and a check the other."""
 
     def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def _envelope(header: dict[str, Any]) -> Envelope:
     text = metadata.get(_KEY) if isinstance(metadata, dict) else None
     if not isinstance(text, str):
         raise Rejected("no_envelope", f"the metadata have no {_KEY!r}")
-    content = _object("no_envelope", "the envelope", text.encode(errors="replace"))
+    content = strict_object("no_envelope", "the envelope", text.encode(errors="replace"))
     names = {f.name: str(f.type) for f in fields(Envelope)}
     if content.keys() != {"protocol", *names}:
         raise Rejected("no_envelope", f"the envelope's keys are not protocol, {', '.join(names)}")

@@ -30,6 +30,12 @@ class Holdings:
     params: dict[str, Tensor] = field(default_factory=dict)
     base: dict[str, GrowingSum] = field(default_factory=dict)
 
+    @property
+    def versions(self) -> dict[str, str]:
+        """The version of every tensor by name, and the number of chunks by ``base:<path>``."""
+        tensors = {name: version(tensor) for name, tensor in self.params.items()}
+        return tensors | {f"base:{path}": str(change.count) for path, change in self.base.items()}
+
     def take(self, parcel: Parcel) -> Shared:
         """The broadcast that ``parcel`` is a part of. Tensors and chunks inside are kept for later parcels.
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Shared, Upload
 from rondo.config.schema import RunConfig
+from rondo.engine.parcel import Parcel
 from rondo.engine.server.diagnostics import HELD_BYTES
 from rondo.engine.server.gate import Gate
 from rondo.engine.server.ledger import Ledger
@@ -34,7 +35,7 @@ class Setting:
 class Exchange:
     """The uploads of one exchange, admitted one by one as they are asked for.
 
-    - ``kept``: tensors that clients keep, by client id.
+    - ``kept``: tensors that clients keep, by client id; None where they stay with the client.
     - ``failed``: clients that failed unexpectedly, with the reason.
     - ``refused``: clients whose upload was turned away as expected, with the reason.
     - ``rejected``: the number of uploads turned away, by reason.
@@ -43,7 +44,7 @@ class Exchange:
 
     def __init__(self, setting: Setting, turnout: Turnout) -> None:
         self.setting, self.turnout = setting, turnout
-        self.kept: dict[str, Params] = {}
+        self.kept: dict[str, Params | None] = {}
         self.failed: dict[str, ClientFailed] = {}
         self.refused: dict[str, ClientFailed] = {}
         self.rejected: dict[str, int] = {}
@@ -62,7 +63,8 @@ class Exchange:
             setting.config.clients.weighting,
         )
         waiting = {c.id for c in turnout.asked}
-        for answer in setting.transport.exchange(setting.round, Work(turnout, self._shared, setting.measured)):
+        work = Work(turnout, self._shared, self._parcel, self._holds, setting.ledger.counted_of, setting.measured)
+        for answer in setting.transport.exchange(setting.round, work):
             client_id = answer.client.id
             upload, failure = self._admitted(gate, answer)
             if client_id not in waiting:  # not asked, or it has answered before
@@ -93,7 +95,7 @@ class Exchange:
             gate.close()
         try:
             if isinstance(answer.upload, bytes):
-                return gate.admit(answer.upload), None
+                return gate.admit(answer.upload, answer.client.id), None
             return gate.check(answer.upload), None
         except Rejected as rejection:
             self.rejected[rejection.reason] = self.rejected.get(rejection.reason, 0) + 1
@@ -101,11 +103,27 @@ class Exchange:
 
     def _shared(self, client: Client) -> Shared:
         """The broadcast to ``client``. The tensors that the client lacks are counted here."""
-        shared = self.setting.algorithm.broadcast(self.setting.state, client, self.setting.round)
+        shared = self._broadcast(client)
+        self._count(client, shared)
+        return shared
+
+    def _parcel(self, client: Client) -> Parcel:
+        """The part of the broadcast that ``client`` lacks, which is counted here."""
+        shared = self._broadcast(client)
+        parcel = self.setting.ledger.parcel(client.id, shared)
+        self._count(client, shared)
+        return parcel
+
+    def _holds(self, client: Client, versions: Mapping[str, str]) -> None:
+        self.setting.ledger.believe(client.id, versions)
+
+    def _broadcast(self, client: Client) -> Shared:
+        return self.setting.algorithm.broadcast(self.setting.state, client, self.setting.round)
+
+    def _count(self, client: Client, shared: Shared) -> None:
         down, first = self.setting.ledger.send(client.id, shared)
         self.down += down
         self.first_contact += first
-        return shared
 
     def loss(self) -> float | None:
         """Mean training loss, weighted like the uploads; None without a loss."""

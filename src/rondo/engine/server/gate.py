@@ -53,12 +53,17 @@ class Gate:
         """Reject every upload from now on: the round is over."""
         self._closed = True
 
-    def admit(self, data: bytes) -> Upload:
+    def admit(self, data: bytes, sender: str | None = None) -> Upload:
         """The upload in ``data``, which are bytes from :func:`rondo.engine.wire.encode_upload`. Raises
-        :class:`~rondo.engine.wire.Rejected`."""
+        :class:`~rondo.engine.wire.Rejected`.
+
+        ``sender``: id of the client that the bytes came from, as the transport knows it.
+        """
         received = decode_upload(data, self._tensor_limit, self._header_limit)
         envelope = received.envelope
         client = self._known(envelope)
+        if sender is not None and client.id != sender:
+            raise Rejected("wrong_client", f"{short(client.id)}, and it came from {short(sender)}")
         self._once(client, hashlib.sha256(data).digest())
         self._must_have(client, received.names)
         upload = Upload(replace(client, num_examples=envelope.examples), received.tensors(), envelope.weight)

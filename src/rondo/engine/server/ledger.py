@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rondo.algorithm import Shared, Upload
+from rondo.algorithm import Client, Shared, Upload
 from rondo.engine.parcel import Parcel
 from rondo.engine.versions import version
 from rondo.params import num_bytes
@@ -22,6 +22,8 @@ _STATES = 64
 """Client states remembered for sharing. The clients of a round are in few states, and older states do not return."""
 _BASE = "base:"
 """Precedes the module's path in the name of a base change."""
+_CHUNKS = "[0-9]{1,18}"
+"""A number of chunks."""
 
 
 @dataclass
@@ -31,6 +33,8 @@ class Ledger:
 
     held: dict[str, Mapping[str, str]] = field(default_factory=dict)
     """Versions by client id and tensor name."""
+    counted: dict[str, int] = field(default_factory=dict)
+    """The last attempt that counted, by id of clients that keep their own tensors."""
     _known: dict[frozenset[tuple[str, str]], Mapping[str, str]] = field(default_factory=dict, repr=False)
 
     def send(self, client: str, shared: Shared) -> tuple[int, int]:
@@ -54,8 +58,19 @@ class Ledger:
         known = self.held.get(client, {})
         versions = {name: version(tensor) for name, tensor in shared.params.items()}
         lacking = {name: t for name, t in shared.params.items() if known.get(name) != versions[name]}
-        base = {path: change.growth(int(known.get(_BASE + path, 0))) for path, change in shared.base.items()}
+        counts = {path: int(known.get(_BASE + path, 0)) for path in shared.base}
+        # A client may be ahead of a server that went back to an older checkpoint: it starts anew.
+        base = {p: change.growth(counts[p] if counts[p] <= change.count else 0) for p, change in shared.base.items()}
         return Parcel(versions, lacking, base)
+
+    def believe(self, client: str, held: Mapping[str, str]) -> None:
+        """Note that ``client`` holds other versions than it was sent, as it says itself."""
+        chunks = {n: v for n, v in held.items() if n.startswith(_BASE) and re.fullmatch(_CHUNKS, v)}
+        self.held[client] = {n: v for n, v in held.items() if not n.startswith(_BASE)} | chunks
+
+    def counted_of(self, client: Client) -> int | None:
+        """The last attempt of ``client`` that counted; None if there is none, or if it keeps no tensors of its own."""
+        return self.counted.get(client.id)
 
     def receive(self, upload: Upload) -> int:
         """Bytes of an upload. The client still has its tensors, but the server's next versions will be different."""
@@ -70,7 +85,8 @@ class Ledger:
         for client, held in self.held.items():
             record = tuple(entries.setdefault(f"{digest} {name}", len(entries)) for name, digest in held.items())
             clients[client] = records.setdefault(record, len(records))
-        return json.dumps({"entries": list(entries), "records": list(records), "clients": clients}).encode()
+        counted = {"counted": self.counted} if self.counted else {}
+        return json.dumps({"entries": list(entries), "records": list(records), "clients": clients, **counted}).encode()
 
     @staticmethod
     def from_json(text: bytes) -> Ledger:
@@ -79,11 +95,12 @@ class Ledger:
             content = json.loads(text)
             entries = [entry.partition(" ") for entry in content["entries"]]
             records = [{entries[i][2]: entries[i][0] for i in record} for record in content["records"]]
-            ledger = Ledger({client: records[i] for client, i in content["clients"].items()})
+            counted = {client: int(attempt) for client, attempt in content.get("counted", {}).items()}
+            ledger = Ledger({client: records[i] for client, i in content["clients"].items()}, counted)
         except (KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
             raise ValueError(f"not a ledger: {type(error).__name__}: {error}") from None
         for name, count in ((n, v) for record in records for n, v in record.items() if n.startswith(_BASE)):
-            if not re.fullmatch("[0-9]{1,18}", count):
+            if not re.fullmatch(_CHUNKS, count):
                 raise ValueError(f"not a ledger: {name} has {count[:20]!r} chunks")
         ledger._known = {frozenset(r.items()): r for r in records}
         return ledger

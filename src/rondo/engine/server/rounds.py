@@ -119,6 +119,7 @@ class Server:
             self.state = serialization.canonical(new)
             self.aggregated += 1
             self.kept.update({c: serialization.canonical(local) for c, local in exchange.kept.items() if local})
+            self.ledger.counted |= {c: attempt for c, local in exchange.kept.items() if local is None}
         record["aggregated"] = self.aggregated
         record["train_seconds"] = time.perf_counter() - started
         if skipped is None and diagnosed:

@@ -1,0 +1,71 @@
+"""A client of a network: it has its own rows, keeps its own tensors, and answers one request at a time."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass, field
+
+from rondo.algorithm import Upload
+from rondo.engine import serialization
+from rondo.engine.client.holdings import Holdings, Lacking
+from rondo.engine.client.local_round import LocalRound
+from rondo.engine.letters import PROTOCOL, Reply, Request
+from rondo.engine.transport import Answer
+from rondo.engine.wire import Envelope, encode_upload
+from rondo.params import Params
+from rondo.tasks.task import Example
+
+
+@dataclass
+class Party:
+    """One client. ``local.kept`` must be ``kept``."""
+
+    id: str
+    model: str
+    """SHA-256 of the identity of its copy of the base model."""
+    local: LocalRound
+    examples: Sequence[Example]
+    kept: MutableMapping[str, Params]
+    """The client's own tensors, by its id: those of the last round that counted."""
+    holdings: Holdings = field(default_factory=Holdings)
+    pending: tuple[int, Params] | None = None
+    """The last attempt that the client trained in, and what it keeps if that attempt counts."""
+
+    def answer(self, data: bytes) -> bytes:
+        """The reply to a request, both as bytes. Raises ValueError where ``data`` is none."""
+        return self._reply(Request.decode(data)).encode()
+
+    def _reply(self, request: Request) -> Reply:
+        if request.protocol != PROTOCOL:
+            return Reply(reason="wrong_protocol", detail=f"{request.protocol}, where {PROTOCOL} is spoken")
+        if request.identity.model != self.model:
+            detail = f"the server's base model is {request.identity.model}, this client's {self.model}"
+            return Reply(reason="wrong_model", detail=detail)
+        if request.client.id != self.id:
+            return Reply(reason="refused", detail=f"this is {self.id}, not {request.client.id}")
+        self._settle(request.counted)
+        try:
+            shared = self.holdings.take(request.parcel)
+        except Lacking:
+            return Reply(held=self.holdings.versions)
+        (answer,) = self.local.train((request.client,), (self.examples,), (shared,), request.round, {})
+        if answer.failure is not None:
+            return Reply(reason=answer.failure.reason, detail=answer.failure.detail)
+        self.pending = (request.round.attempt, answer.kept or {})
+        return Reply(self._encoded(request, answer), answer.loss)
+
+    def _settle(self, counted: int | None) -> None:
+        """Take over what the last attempt would keep, if it counted, or drop it."""
+        if self.pending is not None:
+            attempt, kept = self.pending
+            if attempt == counted and kept:
+                self.kept[self.id] = serialization.canonical(kept)
+            self.pending = None
+
+    def _encoded(self, request: Request, answer: Answer) -> bytes:
+        upload = answer.upload
+        assert isinstance(upload, Upload)
+        run, round = request.identity.run, request.round.attempt
+        return encode_upload(
+            upload, Envelope(run, round, self.id, self.model, upload.client.num_examples, upload.weight)
+        )

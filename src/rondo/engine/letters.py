@@ -1,0 +1,121 @@
+"""Letters between a server and a client of a network: a request for a round's work, and the reply to it.
+
+A request is a digest and a safetensors file. A reply is a JSON header of known length and, where there is one, the
+upload as :mod:`rondo.engine.wire` writes it. A server trusts nothing in a reply.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rondo.algorithm import Client, ClientFailed, Round
+from rondo.engine import serialization
+from rondo.engine.parcel import Parcel
+from rondo.engine.wire import Identity, Rejected, short, strict_object
+from rondo.lowrank import Growth
+
+PROTOCOL = 1
+_DIGEST = 32
+_LENGTH = 8
+_HEADER_LIMIT = 2**24
+"""Bytes of a header that no honest client reaches: versions of a hundred thousand tensors."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A round's work for one client."""
+
+    identity: Identity
+    """The run and its base model."""
+    round: Round
+    client: Client
+    parcel: Parcel
+    counted: int | None = None
+    """The last attempt of this client's that counted, and that the server has on its disk."""
+    protocol: int = PROTOCOL
+
+    def encode(self) -> bytes:
+        """The request as bytes."""
+        content = serialization.pack(self)
+        return hashlib.sha256(content).digest() + content
+
+    @staticmethod
+    def decode(data: bytes) -> Request:
+        """The request from :meth:`encode`. Raises ValueError for any other bytes."""
+        content = data[_DIGEST:]
+        if hashlib.sha256(content).digest() != data[:_DIGEST]:
+            raise ValueError(f"{len(data)} bytes that do not have the digest they begin with")
+        request = serialization.unpack(content, _LIKE)
+        if not isinstance(request, Request):
+            raise ValueError(f"not a request, but a {type(request).__name__}")
+        return request
+
+
+_LIKE = Request(Identity("", ""), Round(0, 1, 0, 0), Client("", 0), Parcel({}, {}, {"": Growth(0, 0, (), ())}))
+"""One of each dataclass in a request."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A client's reply: an upload, the versions that it holds instead of those that the server counted on, or the
+    reason why it has no upload."""
+
+    upload: bytes = b""
+    loss: float | None = None
+    """Mean training loss."""
+    held: Mapping[str, str] | None = None
+    """Versions by tensor name, and numbers of chunks by ``base:<path>``, of a client that lacks something."""
+    reason: str = ""
+    """A short code, where the client failed or refused."""
+    detail: str = field(default="", compare=False)
+    """The circumstances, in words."""
+
+    def encode(self) -> bytes:
+        """The reply as bytes."""
+        header = {"protocol": PROTOCOL, "loss": self.loss, "held": self.held}
+        text = json.dumps({**header, "reason": self.reason, "detail": self.detail}, allow_nan=False).encode()
+        return len(text).to_bytes(_LENGTH, "little") + text + self.upload
+
+    @staticmethod
+    def decode(data: bytes) -> Reply:
+        """The reply from :meth:`encode`, with texts cut short. Raises :class:`~rondo.engine.wire.Rejected`, and nothing
+        else, whatever the bytes."""
+        size = int.from_bytes(data[:_LENGTH], "little")
+        if len(data) < _LENGTH or size > min(_HEADER_LIMIT, len(data) - _LENGTH):
+            raise Rejected("unreadable", f"{len(data)} bytes with a header of {size}")
+        content = strict_object("unreadable", "the reply's header", data[_LENGTH : _LENGTH + size])
+        if content.keys() != {"protocol", "loss", "held", "reason", "detail"}:
+            raise Rejected("unreadable", f"the reply's keys are {short(sorted(content))}")
+        if content["protocol"] is True or content["protocol"] != PROTOCOL:
+            raise Rejected("wrong_protocol", f"{short(content['protocol'])}, where {PROTOCOL} is spoken")
+        loss, held, reason, detail = (content[key] for key in ("loss", "held", "reason", "detail"))
+        if not (loss is None or (isinstance(loss, float) and math.isfinite(loss))):
+            raise Rejected("unreadable", f"loss is {short(loss)}")
+        if not (isinstance(reason, str) and isinstance(detail, str)):
+            raise Rejected("unreadable", "reason and detail are no texts")
+        if held is not None and not (
+            isinstance(held, dict) and all(isinstance(v, str) and len(v) <= _DIGEST for v in held.values())
+        ):
+            raise Rejected("unreadable", "held is no mapping of names to versions")
+        return Reply(data[_LENGTH + size :], loss, held, reason, detail)
+
+    def failure(self, client: str) -> ClientFailed:
+        """The reason of ``client``, as the server records it."""
+        known = self.reason in _REASONS
+        return ClientFailed(client, self.reason if known else "failed", short(self.detail if known else self.reason))
+
+
+_REASONS = (
+    "nonfinite_loss",
+    "nonfinite_parameters",
+    "no_targets",
+    "out_of_memory",
+    "wrong_model",
+    "wrong_protocol",
+    "refused",
+)
+"""Codes that a client may give."""

@@ -1,0 +1,88 @@
+"""A transport to clients elsewhere. Messages are brought by a messenger, of which this file knows nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rondo.algorithm import Client, ClientFailed, Round
+from rondo.engine.letters import Reply, Request
+from rondo.engine.transport import Answer, Turnout, Work
+from rondo.engine.wire import Identity, Rejected
+
+
+class Messenger(Protocol):
+    """Brings bytes to clients and back. It vouches for the sender of every reply."""
+
+    def present(self) -> Collection[str]:
+        """Ids of the clients that can be reached now."""
+
+    def send(self, client: str, data: bytes) -> None:
+        """Send a request."""
+
+    def replies(self) -> Iterator[tuple[str, bytes]]:
+        """Replies as they come, each with its client's id, until every request is answered or given up."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """Clients that train elsewhere, each alone. See :class:`rondo.engine.transport.Transport`."""
+
+    messenger: Messenger
+    identity: Identity
+
+    def expected(self, clients: Sequence[Client], round: Round, failed: Collection[str]) -> Turnout:
+        """Every client that can be reached and has not failed yet."""
+        present = self.messenger.present()
+        absent = {c.id: ClientFailed(c.id, "absent", "it is not connected") for c in clients if c.id not in present}
+        return Turnout(tuple(c for c in clients if c.id not in failed and c.id not in absent), absent)
+
+    def exchange(self, round: Round, work: Work) -> Iterator[Answer]:
+        """Answers in the order of the clients. A client that does not answer has none."""
+        asked = {c.id: c for c in work.turnout.asked}
+        told: set[str] = set()
+        for client in asked.values():
+            self._send(client, round, work)
+        waiting: dict[str, Answer] = {}
+        turn = iter(asked)
+        following = next(turn, None)
+        for client_id, data in self.messenger.replies():
+            if client_id not in asked:
+                continue
+            answer = self._answer(asked[client_id], data, round, work, again=client_id not in told)
+            if answer is None:
+                told.add(client_id)
+                continue
+            waiting.setdefault(client_id, answer)
+            while following in waiting:
+                yield waiting.pop(following)
+                following = next(turn, None)
+        for client_id in asked:
+            if client_id in waiting:
+                yield waiting.pop(client_id)
+
+    def must_repeat(self, asked: Sequence[Client], failed: Collection[str]) -> bool:
+        """Never: no client shares a call with another."""
+        return False
+
+    def _send(self, client: Client, round: Round, work: Work) -> None:
+        request = Request(self.identity, round, client, work.parcel(client), work.counted(client))
+        self.messenger.send(client.id, request.encode())
+
+    def _answer(self, client: Client, data: bytes, round: Round, work: Work, *, again: bool) -> Answer | None:
+        """The answer in a reply. None for a client that lacks something and is sent it now, which happens once."""
+        try:
+            reply = Reply.decode(data)
+        except Rejected as rejection:
+            return Answer(client, failure=ClientFailed(client.id, rejection.reason, rejection.detail))
+        if reply.held is not None:
+            if not again:
+                detail = "it lacks tensors that it was sent in this round"
+                return Answer(client, failure=ClientFailed(client.id, "lacking", detail))
+            work.holds(client, reply.held)
+            self._send(client, round, work)
+            return None
+        if reply.reason:
+            return Answer(client, failure=reply.failure(client.id))
+        return Answer(client, reply.upload, kept=None, loss=reply.loss)

@@ -1,0 +1,265 @@
+"""Clients elsewhere, as bytes: the same rounds as in a simulation, bit for bit, whatever is lost on the way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from composed import IDENTITY, Composed
+from rondo.algorithm import Client, Round
+from rondo.engine import serialization
+from rondo.engine.client.holdings import Holdings
+from rondo.engine.client.local_round import LocalRound
+from rondo.engine.client.party import Party
+from rondo.engine.letters import Reply, Request
+from rondo.engine.network import Network
+from rondo.engine.parcel import Parcel
+from rondo.engine.server.ledger import Ledger
+from rondo.engine.server.rounds import Server
+from rondo.engine.wire import Identity, Rejected
+from tiny_federation import ALONE, EVERY_HEAD, SIZES, config, make
+
+PARTIAL = config(simulation={"cohort": 1}, clients={"per_round": 2})
+
+
+@dataclass
+class Post:
+    """A messenger to parties in this process. ``on_way`` may change, lose or double the replies of a client."""
+
+    parties: dict[str, Party]
+    on_way: Callable[[str, bytes], list[bytes]] = lambda client, reply: [reply]
+    absent: set[str] = field(default_factory=set)
+    letters: list[tuple[str, bytes]] = field(default_factory=list)
+    sent: dict[str, int] = field(default_factory=dict)
+
+    def present(self) -> set[str]:
+        return self.parties.keys() - self.absent
+
+    def send(self, client: str, data: bytes) -> None:
+        self.sent[client] = self.sent.get(client, 0) + Request.decode(data).parcel.num_bytes
+        reply = self.parties[client].answer(data)
+        # The last to be asked is the first to answer.
+        self.letters[:0] = [(client, letter) for letter in self.on_way(client, reply)]
+
+    def replies(self) -> Iterator[tuple[str, bytes]]:
+        while self.letters:
+            yield self.letters.pop(0)
+
+
+def federation(sim: Composed) -> tuple[Server, Post]:
+    """A server and its clients elsewhere, from the parts of a simulation."""
+    parties = {}
+    for name, member in sim.population.members.items():
+        kept: dict[str, Any] = {}
+        local = LocalRound(sim.algorithm, sim.network, sim.task, sim.config, kept)
+        parties[name] = Party(name, IDENTITY.model, local, tuple(member.train), kept)
+    post = Post(parties)
+    clients, sites = sim.population.clients, sim.network.sites
+    server = Server(sim.algorithm, sim.config, clients, Network(post, IDENTITY), sites, IDENTITY, sim.state, {})
+    return server, post
+
+
+def settled(post: Post) -> dict[str, Any]:
+    """What each client keeps once it knows that its last attempt counted."""
+    last = {p.id: p.pending[1] for p in post.parties.values() if p.pending is not None and p.pending[1]}
+    return {name: last.get(name, party.kept.get(name)) for name, party in post.parties.items()}
+
+
+def without_times(record: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in record.items() if k != "train_seconds"}
+
+
+@pytest.mark.parametrize(("name", "policy"), EVERY_HEAD)
+def test_network_equals_the_simulation(name: str, policy: Any) -> None:
+    sim = make(name, policy, run=PARTIAL)
+    server, post = federation(make(name, policy, run=PARTIAL))
+    for index in range(4):
+        before = dict(post.sent)
+        expected, record = sim.run_round(index), server.run_round(index)
+        assert without_times(record) == without_times(expected)
+        assert serialization.same(server.state, sim.state), f"round {index}"
+        assert sum(post.sent.values()) - sum(before.values()) == record["bytes_down"]
+    kept = {c: sim.locals.get(c) for c in SIZES}
+    assert serialization.same(settled(post), kept)
+    assert server.ledger.held == sim.ledger.held
+
+
+@pytest.mark.parametrize("name", ["fedsa-lora", "flora", "fedloru", "rolora"])
+def test_server_goes_on_from_its_checkpoint_and_clients_with_it(name: str) -> None:
+    """It dies after clients trained a round that it had not written, and once more with a client's disk."""
+    sim = make(name, run=ALONE)
+    server, post = federation(make(name, run=ALONE))
+    for index in range(4):
+        sim.run_round(index)
+        saved = serialization.pack(server.state), server.ledger.to_json(), server.aggregated
+        server.run_round(index)  # is lost
+        if index == 2:
+            post.parties["ann"].holdings = Holdings()
+        state = serialization.unpack(saved[0], server.state)
+        server = replace(server, state=state, ledger=Ledger.from_json(saved[1]), aggregated=saved[2], kept={})
+        server.run_round(index)
+        assert serialization.same(server.state, sim.state), f"round {index}"
+    assert serialization.same(settled(post), {c: sim.locals.get(c) for c in SIZES})
+
+
+def test_client_with_an_empty_disk_is_sent_everything_once() -> None:
+    sim = make("ffa-lora", run=ALONE)
+    server, post = federation(make("ffa-lora", run=ALONE))
+    for index in range(3):
+        if index == 2:
+            post.parties["bob"].holdings = Holdings()
+        before = dict(post.sent)
+        sim.run_round(index)
+        record = server.run_round(index)
+        assert record["failed"] == []
+        assert serialization.same(server.state, sim.state)
+    own = {c: post.sent[c] - before[c] for c in SIZES}
+    assert own["bob"] > 2 * own["ann"], "what was sent in vain, and everything again"
+    assert record["bytes_down"] == sum(own.values())
+
+
+def lost(reply: bytes) -> list[bytes]:
+    return []
+
+
+def garbage(reply: bytes) -> list[bytes]:
+    return [b"\xff" * 40]
+
+
+def damaged(reply: bytes) -> list[bytes]:
+    return [reply[:-1] + bytes([reply[-1] ^ 1])]
+
+
+def always_lacking(reply: bytes) -> list[bytes]:
+    return [Reply(held={"nothing": "at all"}).encode()]
+
+
+def failing(reply: bytes) -> list[bytes]:
+    return [Reply(reason="out_of_memory", detail="7 GB\x1b[31m").encode()]
+
+
+def inventing(reply: bytes) -> list[bytes]:
+    return [Reply(reason="\x1b[31m" + 500 * "x").encode()]
+
+
+@pytest.mark.parametrize(
+    ("way", "reason"),
+    [
+        (lost, "no_answer"),
+        (garbage, "unreadable"),
+        (damaged, "corrupt"),
+        (always_lacking, "lacking"),
+        (failing, "out_of_memory"),
+        (inventing, "failed"),
+    ],
+)
+def test_lost_client_leaves_no_trace(way: Any, reason: str) -> None:
+    """The round equals, bit for bit, one that never sampled the client."""
+    server, post = federation(make("rolora", "local", run=ALONE))
+    without, other = federation(make("rolora", "local", run=ALONE))
+    post.on_way = lambda client, reply: way(reply) if client == "bob" else [reply]
+    other.absent = {"bob"}
+    for index in range(2):
+        record, expected = server.run_round(index), without.run_round(index)
+        assert [(f["client"], f["reason"]) for f in record["failed"]] == [("bob", reason)]
+        assert [(f["client"], f["reason"]) for f in expected["failed"]] == [("bob", "absent")]
+        assert all(c.isprintable() for f in record["failed"] for c in f["detail"])
+        assert serialization.same(server.state, without.state)
+
+
+def test_answers_that_come_twice_count_once() -> None:
+    server, post = federation(make("rolora", run=ALONE))
+    plain, _ = federation(make("rolora", run=ALONE))
+    post.on_way = lambda client, reply: [reply, reply]
+    for index in range(2):
+        assert server.run_round(index)["clients"] == plain.run_round(index)["clients"] == 3
+    assert serialization.same(server.state, plain.state)
+
+
+def test_client_cannot_send_in_anothers_name() -> None:
+    server, post = federation(make("rolora", run=ALONE))
+    ann = post.parties["ann"]
+
+    def swapped(client: str, reply: bytes) -> list[bytes]:
+        """Bob's letter is Ann's upload."""
+        return [last["ann"]] if client == "bob" else [last.setdefault(client, reply)]
+
+    last: dict[str, bytes] = {}
+    post.on_way = swapped
+    record = server.run_round(0)
+    assert record["rejected"] == {"wrong_client": 1}
+    assert [(f["client"], f["reason"]) for f in record["failed"]] == [("bob", "wrong_client")]
+    assert record["clients"] == 2, "Ann's own upload counts"
+    assert ann.pending is not None
+
+
+def request(**options: Any) -> bytes:
+    plain = Request(IDENTITY, Round(0, 4, 5, 3), Client("ann", 4), Parcel({}, {}, {}))
+    return replace(plain, **options).encode()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason", "words"),
+    [
+        ({"protocol": 2}, "wrong_protocol", "2, where 1 is spoken"),
+        ({"identity": Identity("x", "abc")}, "wrong_model", "the server's base model is abc, this client's "),
+        ({"client": Client("bob", 4)}, "refused", "this is ann, not bob"),
+    ],
+)
+def test_client_refuses_before_training(options: dict[str, Any], reason: str, words: str) -> None:
+    _, post = federation(make("rolora", run=ALONE))
+    reply = Reply.decode(post.parties["ann"].answer(request(**options)))
+    assert (reply.reason, reply.upload) == (reason, b"")
+    assert words in reply.detail
+    assert post.parties["ann"].pending is None
+
+
+def test_request_survives_and_damage_does_not() -> None:
+    data = request(counted=7)
+    assert Request.decode(data).counted == 7
+    with pytest.raises(ValueError, match="do not have the digest"):
+        Request.decode(data[:-1] + b"?")
+
+
+GOOD = {"protocol": 1, "loss": None, "held": None, "reason": "", "detail": ""}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        json.dumps(GOOD | {"protocol": 2}).encode(),
+        json.dumps(GOOD | {"protocol": True}).encode(),
+        json.dumps(GOOD | {"loss": "1"}).encode(),
+        json.dumps(GOOD | {"loss": float("nan")}).encode(),
+        json.dumps(GOOD | {"held": {"a": 1}}).encode(),
+        json.dumps(GOOD | {"held": {"a": "x" * 33}}).encode(),
+        json.dumps(GOOD | {"reason": None}).encode(),
+        json.dumps(GOOD | {"more": 1}).encode(),
+        json.dumps(GOOD).encode()[:-1] + b', "loss": 1.0}',
+    ],
+)
+def test_malformed_reply_is_rejected(header: bytes) -> None:
+    data = len(header).to_bytes(8, "little") + header
+    with pytest.raises(Rejected):
+        Reply.decode(data)
+    with pytest.raises(Rejected):
+        Reply.decode((2**63).to_bytes(8, "little") + header)
+
+
+def test_ledger_with_attempts_that_counted_survives() -> None:
+    ledger = Ledger(counted={"ann": 3})
+    assert Ledger.from_json(ledger.to_json()).counted == {"ann": 3}
+    assert b"counted" not in Ledger().to_json()
+
+
+def test_impossible_number_of_chunks_is_not_believed() -> None:
+    ledger = Ledger()
+    ledger.believe("ann", {"base:m": "-1", "base:n": "4", "a.A": "x"})
+    assert ledger.held["ann"] == {"base:n": "4", "a.A": "x"}
