@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import importlib.metadata
 import json
 import os
-from datetime import datetime
+import platform
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from rondo.config import ConfigError, load
-from rondo.runs.storage import durable
-from rondo.runs.storage.directory import RunDirectory
-from rondo.runs.storage.manifest import environment, must_equal
+from rondo.errors import Problem
+from rondo.runs.storage import durable, manifest
+from rondo.runs.storage.directory import RunDirectory, to_toml
+from rondo.runs.storage.manifest import environment, must_equal, rows_of
 
 
 def test_new_directory_is_made_with_its_parents(tmp_path: Path) -> None:
@@ -34,8 +38,10 @@ def test_unnamed_directories_never_clash(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_directory_with_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"already holds a run, .*; name another folder"):
+    with pytest.raises(ConfigError) as error:
         RunDirectory.create(tmp_path, "fedit")
+    reason = "already holds a run, or what is left of one (manifest.json); name another folder"
+    assert str(error.value) == f"rondo: 1 problem\n  --run-dir: {str(tmp_path)!r} {reason}"
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "metrics.jsonl", "summary.json"])
@@ -57,17 +63,22 @@ def test_folder_with_other_files_is_accepted(tmp_path: Path) -> None:
     """A file in its place is refused."""
     (tmp_path / "notes.txt").write_text("x")
     assert RunDirectory.create(tmp_path, "fedit").path == tmp_path
-    for path in (tmp_path / "notes.txt", tmp_path / "notes.txt" / "run"):
-        with pytest.raises(ConfigError, match=r"--run-dir: .* cannot be made"):
+    for path, code in ((tmp_path / "notes.txt", errno.EEXIST), (tmp_path / "notes.txt" / "run", errno.ENOTDIR)):
+        with pytest.raises(ConfigError) as error:
             RunDirectory.create(path, "fedit")
+        reason = f"{str(path)!r} cannot be made: {os.strerror(code)}"
+        assert str(error.value) == f"rondo: 1 problem\n  --run-dir: {reason}"
 
 
 @pytest.mark.parametrize("present", [(), ("config.toml",), ("manifest.json",)])
 def test_folder_without_a_run_is_not_opened(tmp_path: Path, present: tuple[str, ...]) -> None:
     for name in present:
         (tmp_path / name).write_text("")
-    with pytest.raises(ConfigError, match=r"RUN_DIR: .* is not a run directory: it has no"):
+    with pytest.raises(ConfigError) as error:
         RunDirectory.open(tmp_path)
+    missing = "manifest.json" if "config.toml" in present else "config.toml"
+    reason = f"{str(tmp_path)!r} is not a run directory: it has no {missing}"
+    assert str(error.value) == f"config: 1 problem\n  RUN_DIR: {reason}"
     with pytest.raises(ConfigError, match="is not a run directory"):
         RunDirectory.open(tmp_path / "nowhere")
 
@@ -100,6 +111,30 @@ def test_configuration_is_read_back(tmp_path: Path) -> None:
     assert RunDirectory.open(directory.path).config() == config
 
 
+def test_configuration_is_read_back_without_its_data(tmp_path: Path) -> None:
+    """A finished run is opened on machines that lack them."""
+    directory = RunDirectory(tmp_path)
+    task, partition = {"text": "text", "label": "label"}, {"clients": 2}
+    config = load({"data": {"source": "gone.csv"}, "task": task, "partition": partition}, check_paths=False)
+    directory.write_config(config)
+    assert directory.config() == config
+
+
+def test_configuration_of_whole_tensors_has_no_adapter(tmp_path: Path) -> None:
+    whole = load({"algorithm": {"name": "fedavg"}, "train": {"what": "all"}})
+    assert not whole.has_factors
+    assert [("[adapter]" in to_toml(config)) for config in (whole, load({}))] == [False, True]
+    directory = RunDirectory(tmp_path)
+    directory.write_config(whole)
+    assert not directory.config().has_factors
+
+
+def test_json_files_are_for_people_too(tmp_path: Path) -> None:
+    """One key to a line, letters as they are."""
+    RunDirectory(tmp_path).write("file.json", {"é": {"a": 1}})
+    assert (tmp_path / "file.json").read_bytes() == '{\n  "é": {\n    "a": 1\n  }\n}\n'.encode()
+
+
 def test_json_files_are_read_back(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     content = {"labels": ["é", "好", "😀", "\u202e"], "x": None, "y": 0.1}
@@ -125,12 +160,59 @@ def test_file_without_utf8_is_named(tmp_path: Path) -> None:
         RunDirectory(tmp_path).read("partition.json")
 
 
+PACKAGES = ("rondo-fl", "torch", "transformers", "peft", "safetensors", "datasets", "flwr-datasets", "numpy")
+
+
 def test_manifest_has_versions_and_machine() -> None:
-    manifest = environment()
-    assert {"rondo-fl", "torch", "transformers", "peft", "safetensors"} <= set(manifest["versions"])
-    assert "not installed" not in manifest["versions"].values()
-    assert all(manifest[key] for key in ("python", "platform", "processor", "started"))
-    assert os.sep not in json.dumps(manifest["versions"])
+    content = environment()
+    assert content["versions"] == {package: importlib.metadata.version(package) for package in PACKAGES}
+    assert os.sep not in json.dumps(content["versions"])
+    assert content.keys() == {"versions", "python", "platform", "processor", "started"}
+    assert (content["python"], content["platform"]) == (platform.python_version(), platform.platform())
+    assert content["processor"]
+    started = datetime.fromisoformat(content["started"])
+    assert (started.utcoffset(), started.microsecond) == (timedelta(0), 0)
+
+
+def test_manifest_names_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(package: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert environment()["versions"] == dict.fromkeys(PACKAGES, "not installed")
+
+
+INFO = "processor\t: 0\nmodel name\t: Fast: 9 (R)  \nmodel name\t: Second\n"
+
+
+@pytest.mark.parametrize(
+    ("info", "known", "name"),
+    [
+        (INFO, "arm", "Fast: 9 (R)"),
+        ("processor\t: 0\n", "arm", "arm"),
+        ("", "", platform.machine()),
+        (None, "arm", "arm"),
+    ],
+)
+def test_processor_is_named_by_the_system(
+    info: str | None, known: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else by its kind, or at least its architecture."""
+
+    def read(path: Path) -> str:
+        if info is None or str(path) != "/proc/cpuinfo":
+            raise FileNotFoundError(path)
+        return info
+
+    monkeypatch.setattr(Path, "read_text", read)
+    monkeypatch.setattr(platform, "processor", lambda: known)
+    assert manifest._processor() == name
+
+
+def test_rows_of_a_partition_are_taken_by_name() -> None:
+    keys = ("rows", "examples_sha256", "clients_sha256", "test_rows", "test_examples_sha256")
+    assert rows_of({**{key: key.upper() for key in keys}, "labels": []}) == {key: key.upper() for key in keys}
+    assert rows_of({}) == dict.fromkeys(keys)
 
 
 def test_resumption_compares_all_but_time_and_system() -> None:
@@ -165,3 +247,18 @@ def test_reasons_may_be_worded_otherwise(then: str | None, equal: bool) -> None:
         return
     with pytest.raises(ConfigError, match=r"targets_only\.reason: was null"):
         must_equal(before, now, whatever=False)
+
+
+def test_keys_of_another_version_are_compared_or_left() -> None:
+    """A key that only the old manifest has is left; one that it lacks counts as null."""
+    must_equal({"old": 1, "seed": 0}, {"seed": 0, "new": None}, whatever=False)
+    with pytest.raises(ConfigError, match=r"  new\.key: was null, is 1\n"):
+        must_equal({"seed": 0}, {"seed": 0, "new": {"key": 1}}, whatever=False)
+
+
+def test_differences_are_headed_and_remedied_as_told() -> None:
+    remedy = Problem("--flag", "set it")
+    with pytest.raises(ConfigError) as error:
+        must_equal({"seed": 0}, {"seed": 1}, whatever=False, remedy=remedy, source="rondo predict")
+    assert str(error.value) == "rondo predict: 2 problems\n  seed: was 0, is 1\n  --flag: set it"
+    must_equal({"seed": 0}, {"seed": 1}, whatever=True)

@@ -49,6 +49,68 @@ def test_new_names_are_flushed_once_they_are_there(tmp_path: Path, monkeypatch: 
     assert names == [["file"], ["file", "folder"], ["file", "folder", "journal"]]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot open folders")
+def test_files_and_folders_reach_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the system's own call, on the file or folder itself; on Windows by none."""
+    flushed: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.fstat(descriptor).st_ino))
+    (tmp_path / "file").touch()
+    paths = (tmp_path, tmp_path / "file")
+    for path in paths:
+        durable.sync(path)
+    assert flushed == [path.stat().st_ino for path in paths]
+    monkeypatch.setattr(sys, "platform", "win32")
+    durable.sync(tmp_path)
+    assert len(flushed) == 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes")
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o000, 0o666)], ids=oct)
+def test_file_has_the_mode_of_new_files(tmp_path: Path, mask: int, mode: int) -> None:
+    before = os.umask(mask)
+    try:
+        durable.write(tmp_path / "a", b"text")
+        Journal(tmp_path / "b").append(b"line")
+    finally:
+        os.umask(before)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in "ab"] == [mode, mode]
+
+
+def test_several_files_are_flushed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders: list[Path] = []
+    monkeypatch.setattr(durable, "sync", folders.append)
+    durable.write_all(tmp_path, {"a": b"1", "b": b"2"})
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {"a": b"1", "b": b"2"}
+    assert folders == [tmp_path]
+
+
+def test_cause_is_told_where_cleaning_fails_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that breaks lets neither the file be written nor its beginning be removed."""
+
+    def broken(*arguments: Any, **options: Any) -> None:
+        raise OSError(errno.EROFS, "cleaning")
+
+    def fills(folder: Path) -> None:
+        folder.mkdir()
+        monkeypatch.setattr(durable, "_remove", broken)
+        raise OSError(errno.EIO, "filling")
+
+    with pytest.raises(OSError, match="filling"):
+        durable.write_folder(tmp_path / "folder", fills)
+    monkeypatch.setattr(Path, "unlink", broken)
+    failing(monkeypatch, "replace", 0, errno.EIO)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        durable.write(tmp_path / "a", b"new")
+
+
+def test_folder_made_by_another_process_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look and the making."""
+    (tmp_path / "folder").mkdir()
+    looks = iter([False])
+    monkeypatch.setattr(Path, "is_dir", lambda path: next(looks, True))
+    durable.make_folder(tmp_path / "folder")
+
+
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EACCES])
 @pytest.mark.parametrize("name", ["open", "write", "fsync", "replace"])
 def test_failed_write_leaves_the_old_file(
@@ -135,7 +197,7 @@ def test_changed_journal_is_noticed(content: bytes, tmp_path: Path) -> None:
     journal = Journal(tmp_path / "lines")
     journal.append(b"one")
     (tmp_path / "lines").write_bytes(content)
-    with pytest.raises(Damaged, match="lines"):
+    with pytest.raises(Damaged, match=r"^lines (has . bytes, 4 were written|is not as it was written \(SHA-256\))$"):
         Journal(tmp_path / "lines").lines(journal.position)
     (tmp_path / "lines").unlink()
     with pytest.raises(Damaged, match="has 0 bytes, 4 were written"):
@@ -234,3 +296,9 @@ def test_users_folder_of_a_like_name_stays(tmp_path: Path) -> None:
     (tmp_path / "result.tmp").mkdir()
     durable.write_folder(tmp_path / "result", Path.mkdir)
     assert {p.name for p in tmp_path.iterdir()} == {"result", "result.tmp"}
+
+
+def test_leftover_file_in_the_way_of_a_folder_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "result.rondo.tmp").write_text("left")
+    durable.write_folder(tmp_path / "result", Path.mkdir)
+    assert [p.name for p in tmp_path.iterdir()] == ["result"]
