@@ -149,5 +149,22 @@ def test_adaptive_moments_start_at_zero_and_tau_squared() -> None:
         close(state.second["x"], np.full(2, 0.01))
 
 
+DEFAULTS: dict[Callable[..., ServerOptimizer], tuple[float, ...]] = {
+    sgd: (1.0,),
+    momentum: (1.0, 0.9),
+    adam: (0.01, 0.9, 0.99, 1e-3),
+    yogi: (0.01, 0.9, 0.99, 1e-3),
+    adagrad: (0.01, 0.0, 1e-3),
+}
+
+
+@pytest.mark.parametrize("make", DEFAULTS)
+def test_default_constants_stay_as_they_are(make: Callable[..., ServerOptimizer]) -> None:
+    x, *deltas = tensors(4, 3)
+    paths = (walk(optimizer, x, deltas) for optimizer in (make(), make(*DEFAULTS[make])))
+    for params, expected in zip(*paths, strict=True):
+        assert all(params[n].equal(expected[n]) for n in x)
+
+
 def test_sgd_has_no_moments() -> None:
     assert sgd().init({"x": torch.ones(2)}) == OptimState()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,10 +19,19 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from rondo import algorithms
-from rondo.algorithm import Client, Round, Upload
+from rondo.algorithm import Client, Round, ServerState, Upload
 from rondo.algorithms.table import RULES, Rule
 from rondo.algorithms.wrappers.local import Local
-from rondo.algorithms.wrappers.robust import MEANS, Robust, _changes, _distances, _inner, combined, squared_distances
+from rondo.algorithms.wrappers.robust import (
+    MEANS,
+    Robust,
+    _changes,
+    _distances,
+    _inner,
+    clip_factors,
+    combined,
+    squared_distances,
+)
 from rondo.algorithms.wrappers.server_optimizer import OPTIMIZERS, ServerStep
 from rondo.config import ConfigError, load
 from rondo.lowrank import LowRank
@@ -287,6 +297,56 @@ def test_too_few_uploads_change_nothing() -> None:
     assert robust.aggregate(state, received[:5], round) is not state
 
 
+@pytest.mark.parametrize("same_coordinates", [True, False])
+def test_mean_of_a_rule_counts_every_upload_once(same_coordinates: bool) -> None:
+    """Whatever weights they claim. Uploads in other coordinates have no start to be measured from."""
+    inner: Any = Mock(linear=True, same_coordinates=same_coordinates)
+    inner.expand.side_effect = lambda state, upload: upload
+    state, round = ServerState({"a": torch.full((2, 1), -9.0), "c": torch.zeros(1)}), Round(3, 8, 0, 3)
+    sent = [
+        Upload(Client(str(k), 1), {"a": torch.full((2, 1), float(k)), "b": torch.full((3,), -k)}, 10.0**k)
+        for k in range(5)
+    ]
+    rule: Rule = "median" if same_coordinates else "trimmed-mean"
+    assert Robust(inner, rule, 1).aggregate(state, iter(sent), round) is inner.finish.return_value
+    assert [call.args for call in inner.expand.call_args_list] == [(state, upload) for upload in sent]
+    (given, mean, at), _ = inner.finish.call_args
+    assert (given, mean.weight, mean.count, at) == (state, 5.0, 5, round)
+    assert {n: t.tolist() for n, t in mean.params.items()} == {"a": [[2.0], [2.0]], "b": [-2.0] * 3}
+    assert {t.dtype for t in mean.params.values()} == {torch.float64}
+
+
+def test_origin_matters_by_the_coordinates_of_the_uploads() -> None:
+    """Clipping is around the broadcast tensors, or around zero where uploads are in other coordinates."""
+    means = []
+    for same_coordinates in (True, False):
+        inner: Any = Mock(linear=True, same_coordinates=same_coordinates)
+        inner.expand.side_effect = lambda state, upload: upload
+        sent = [Upload(Client(str(k), 1), {"a": torch.tensor([value])}, 1.0) for k, value in enumerate((2.0, 3.0, 7.0))]
+        Robust(inner, "clip", 1).aggregate(ServerState({"a": torch.tensor([1.0])}), sent, Round(0, 8, 0, 3))
+        means.append(float(inner.finish.call_args.args[1].params["a"]))
+    assert means == pytest.approx([1 + (1 + 2 + 2) / 3, (2 + 3 + 3) / 3])
+
+
+@pytest.mark.parametrize("rule", ["clip", "krum", "multi-krum"])
+def test_server_of_single_uploads_gets_state_and_round(rule: Rule) -> None:
+    inner: Any = Mock(linear=False, same_coordinates=True)
+    inner.expand.side_effect = lambda state, upload: upload
+    state, round = ServerState({"a": torch.ones(1)}), Round(3, 8, 0, 3)
+    sent = [Upload(Client(str(k), 1), {"a": torch.ones(1)}, 2.0) for k in range(3)]
+    assert Robust(inner, rule, 0).aggregate(state, sent, round) is inner.aggregate.return_value
+    (given, chosen, at), _ = inner.aggregate.call_args
+    assert (given, at) == (state, round)
+    # Equal uploads: the first ones are chosen, and scaling leaves the very tensors.
+    assert chosen == [replace(upload, weight=1.0) for upload in (sent[:1] if rule == "krum" else sent)]
+
+
+def test_zero_change_is_not_scaled() -> None:
+    factors = clip_factors(torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 10.0]], dtype=torch.float64))
+    assert factors.tolist() == [1.0, 1.0, 0.5]
+    assert clip_factors(torch.zeros(2, 3)).tolist() == [0.0, 0.0]
+
+
 def test_robust_wraps_local_head_and_server_optimizer() -> None:
     inner = ServerStep(Local(algorithms.get("fedit")), OPTIMIZERS["momentum"]())
     robust = Robust(inner, "trimmed-mean", 1)
@@ -322,8 +382,8 @@ def test_conflicting_settings_are_refused(sections: dict[str, Any], message: str
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("mean", 1), "rule is one of clip, median"),
-        (("median", -1), "byzantine is a number of clients"),
+        (("mean", 1), rf"^rule is one of {', '.join(RULES)}; got 'mean'$"),
+        (("median", -1), "^byzantine is a number of clients; got -1$"),
     ],
 )
 def test_invalid_arguments_are_refused(arguments: Sequence[Any], message: str) -> None:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from rondo import algorithms
-from rondo.algorithm import Algorithm, weighted_mean
+from rondo.algorithm import Algorithm, Mean, Round, ServerState, weighted_mean
 from rondo.algorithms.factors.fedloru import FedLoRU
 from rondo.algorithms.factors.rolora import RoLoRA
 from rondo.algorithms.wrappers.local import Local
-from rondo.algorithms.wrappers.server_optimizer import OPTIMIZERS, OptimState, ServerStep, adam, momentum, sgd
+from rondo.algorithms.wrappers.server_optimizer import (
+    OPTIMIZERS,
+    OptimState,
+    ServerStep,
+    ServerStepState,
+    adam,
+    momentum,
+    sgd,
+)
 from rondo.engine import serialization
 from rondo.params import Params
 from rondo.testing.laws import LAWS
@@ -21,6 +30,9 @@ from rondo.testing.run import Run
 MADE = {n: algorithms.get(n) for n in algorithms.names()}
 ALLOWED = {n: a for n, a in MADE.items() if a.linear and a.same_coordinates and not a.server_step}
 REFUSED = {n: a for n, a in MADE.items() if n not in ALLOWED}
+
+NEEDS = "a server optimizer needs a linear algorithm with same_coordinates and without server_step"
+QUALIFIES = {"linear": True, "same_coordinates": True, "server_step": False}
 
 MOVES_BY_ITSELF = ("consensus", "zero steps", "exactness", "whole tensors")
 """Laws of plain averaging, which a step of another size or with memory breaks on purpose."""
@@ -57,8 +69,40 @@ def test_step_of_one_is_plain_averaging(name: str, optimizer: Any) -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_other_algorithms_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="linear"):
+    with pytest.raises(ValueError, match=f"^{NEEDS}$"):
         ServerStep(REFUSED[name], sgd())
+
+
+@pytest.mark.parametrize("flag", QUALIFIES)
+def test_one_flag_is_enough_to_be_refused(flag: str) -> None:
+    ServerStep(Mock(**QUALIFIES), sgd())
+    with pytest.raises(ValueError, match=f"^{NEEDS}$"):
+        ServerStep(Mock(**{**QUALIFIES, flag: not QUALIFIES[flag]}), sgd())
+
+
+@pytest.mark.parametrize(("method", "count"), [("init", 3), ("broadcast", 3), ("expand", 2)])
+def test_server_step_leaves_the_method_its_arguments(method: str, count: int) -> None:
+    inner: Any = Mock(**QUALIFIES)
+    state, *rest = (object() for _ in range(count))
+    given = state if method == "init" else ServerStepState(state, OptimState())
+    result = getattr(ServerStep(inner, sgd()), method)(given, *rest)
+    getattr(inner, method).assert_called_once_with(state, *rest)
+    made = getattr(inner, method).return_value
+    assert result == (ServerStepState(made, OptimState()) if method == "init" else made)
+
+
+def test_stepped_mean_is_otherwise_the_uploads() -> None:
+    """Its weight, its count and its round stay, and statistics are averaged."""
+    before, mean = ({n: torch.full((2,), v).double() for n in ("layer.A", "buffer:layer.mean")} for v in (0.0, 2.0))
+    inner: Any = Mock(**QUALIFIES)
+    state, round = ServerStepState(ServerState(before), OptimState()), Round(3, 8, 0, 3)
+    inner.finish.return_value = ServerState({n: t.float() for n, t in {**mean, "layer.A": mean["layer.A"] / 4}.items()})
+    new = ServerStep(inner, momentum(0.25)).finish(state, Mean(mean, 7.0, 3), round)
+    (given, stepped, at), _ = inner.finish.call_args
+    assert (given, stepped.weight, stepped.count, at) == (state.inner, 7.0, 3, round)
+    assert {n: t.tolist() for n, t in stepped.params.items()} == {"layer.A": [0.5] * 2, "buffer:layer.mean": [2.0] * 2}
+    assert new.inner is inner.finish.return_value
+    assert {n: t.tolist() for n, t in new.moments.first.items()} == {"layer.A": [2.0, 2.0]}
 
 
 def test_wrapper_has_the_algorithms_flags_except_exact() -> None:

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from rondo import algorithms
-from rondo.algorithm import Client, Round, Shared
-from rondo.algorithms.wrappers.local import Local, LocalState
+from rondo.algorithm import Client, Fit, Round, Shared, Upload
+from rondo.algorithms.wrappers.local import Local, LocalState, _Beside
 from rondo.algorithms.wrappers.shared_head import SharedHead
 from rondo.algorithms.wrappers.wrapper import Wrapper
-from rondo.params import Select, add_client_axis, everything, head, pick
+from rondo.params import Select, add_client_axis, body, everything, head, pick
 from rondo.testing import SgdTrainer
 from rondo.testing.regression import BODY, HEAD, RegressionProblem
 
@@ -37,6 +37,19 @@ def test_method_gets_the_arguments_and_gives_the_result(method: str) -> None:
     arguments = [object() for _ in range(ARGUMENTS[method])]
     assert getattr(Wrapper(inner), method)(*arguments) is getattr(inner, method).return_value
     getattr(inner, method).assert_called_once_with(*arguments)
+
+
+def test_linear_method_folds_the_uploads_into_a_mean() -> None:
+    """By the wrapper's own ``expand`` and ``finish``, which a final class may have changed."""
+    inner: Any = Mock(linear=True)
+    inner.expand.side_effect = lambda state, upload: upload
+    state, round = object(), Round(2, 8, 0, 3)
+    sent = [Upload(Client("ann", 1), {BODY: torch.full((2,), value)}, weight) for value, weight in ((1.0, 1), (4.0, 2))]
+    assert Wrapper(inner).aggregate(state, sent, round) is inner.finish.return_value
+    assert [call.args for call in inner.expand.call_args_list] == [(state, upload) for upload in sent]
+    (given, mean, at), _ = inner.finish.call_args
+    assert (given, at, mean.weight, mean.count, mean.params[BODY].tolist()) == (state, round, 3.0, 2, [3.0, 3.0])
+    inner.aggregate.assert_not_called()
 
 
 @pytest.mark.parametrize(
@@ -85,6 +98,96 @@ def test_new_client_fits_its_local_tensors(name: str, fitted: Select) -> None:
     for n in local:
         torch.testing.assert_close(adapted[n], by_hand[n], rtol=0, atol=1e-14)
         assert not adapted[n].equal(params[n])
+
+
+OWN, OTHER = ({BODY: torch.full((2,), value), HEAD: torch.full((2,), value + 1)} for value in (1.0, 5.0))
+BASE: Any = {"plain": object()}
+
+
+def without_head(shared: Shared) -> None:
+    """Check that ``shared`` is ``OWN`` without what stays, and with its base."""
+    assert (shared.params, shared.base) == (pick(OWN, body), BASE)
+
+
+@pytest.mark.parametrize("method", ["expand", "finish", "aggregate"])
+def test_local_tensors_leave_the_server_its_arguments(method: str) -> None:
+    inner: Any = Mock()
+    state = LocalState("the inner state", pick(OWN, head))
+    rest = [object() for _ in range(ARGUMENTS[method] - 1)]
+    result = getattr(Local(inner), method)(state, *rest)
+    getattr(inner, method).assert_called_once_with("the inner state", *rest)
+    given = getattr(inner, method).return_value
+    assert result == (given if method == "expand" else LocalState(given, state.start))
+
+
+def test_local_tensors_are_hidden_from_the_methods() -> None:
+    """Each gets everything else that it would get."""
+    inner: Any = Mock()
+    weights, round, client = object(), Round(2, 8, 0, 3), Client("ann", 6)
+    state = Local(inner).init(OWN, weights, round)  # type: ignore[arg-type]
+    inner.init.assert_called_once_with(pick(OWN, body), weights, round)
+    assert state == LocalState(inner.init.return_value, pick(OWN, head))
+    own = {"plain.pA": torch.ones(1)}
+    inner.local_init.return_value = inner.view.return_value = own
+    shared = Shared(OWN, BASE)
+    assert Local(inner).local_init(shared, client) == {**own, **pick(OWN, head)}
+    without_head(inner.local_init.call_args.args[0])
+    assert inner.local_init.call_args.args[1:] == (client,)
+    assert Local(inner).view(shared, OTHER) == {**own, **pick(OTHER, head)}
+    without_head(inner.view.call_args.args[0])
+    assert inner.view.call_args.args[1:] == (pick(OTHER, body),)
+    inner.client_update.return_value = "the uploads", own
+    assert Local(inner).client_update(shared, OTHER, Mock()) == ("the uploads", {**own, **pick(OTHER, head)})
+    without_head(inner.client_update.call_args.args[0])
+    assert inner.client_update.call_args.args[1] == pick(OTHER, body)
+
+
+def test_shared_head_leaves_the_method_its_arguments() -> None:
+    inner: Any = Mock(**{"local_init.return_value": OWN})
+    arguments = object(), object()
+    assert SharedHead(inner).local_init(*arguments) == pick(OWN, body)  # type: ignore[arg-type]
+    inner.local_init.assert_called_once_with(*arguments)
+
+
+def beside() -> tuple[Any, _Beside]:
+    """A trainer whose every fit gives ``OTHER``, and one around it that keeps ``OWN``'s head."""
+    trainer: Any = Mock()
+    trainer.fit.return_value = trainer.solve.return_value = Fit(OTHER, *(torch.ones(1) for _ in range(3)))
+    return trainer, _Beside(trainer, head, pick(OWN, head))
+
+
+def test_fit_beside_local_tensors_has_every_setting() -> None:
+    trainer, around = beside()
+    settings = {"epochs": 2, "steps": 3, "lr": 0.5}
+    first, second = pick(OWN, body), {BODY: torch.zeros(2)}
+    # The same tensors again start from the same head, others from the fitted one.
+    cases = ((first, OWN), (first, OWN), (second, {**second, **pick(OTHER, head)}))
+    for fits, (given, start) in enumerate(cases, 1):
+        fit = around.fit(given, train=body, **settings)  # type: ignore[arg-type]
+        options = trainer.fit.call_args.kwargs
+        options.pop("objective")
+        assert (trainer.fit.call_args.args, options) == ((start,), {"train": body | head, **settings})
+        assert fit == Fit(
+            pick(OTHER, body), *(getattr(trainer.fit.return_value, n) for n in ("steps", "examples", "loss"))
+        )
+        assert (around.kept, around.fits) == (pick(OTHER, head), fits)
+
+
+def test_exact_steps_leave_the_local_tensors() -> None:
+    """They are part of the model, and neither solved for nor returned."""
+    trainer, around = beside()
+    given = pick(OTHER, body)
+    fit = around.solve(given, train=everything)
+    trainer.solve.assert_called_once_with({**given, **pick(OWN, head)}, train=~head)
+    assert (fit.params, fit.steps) == (pick(OTHER, body), trainer.solve.return_value.steps)
+    assert around.kept == pick(OWN, head)
+
+
+def test_second_moments_are_of_other_tensors_than_local_ones() -> None:
+    trainer, around = beside()
+    given = pick(OTHER, body)
+    assert around.second_moment(given, of=everything) is trainer.second_moment.return_value
+    trainer.second_moment.assert_called_once_with({**given, **pick(OWN, head)}, of=~head)
 
 
 def test_local_tensors_leave_the_broadcast_its_round() -> None:
