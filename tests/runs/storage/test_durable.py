@@ -45,7 +45,9 @@ def test_new_names_are_flushed_once_they_are_there(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(durable, "sync", lambda folder: names.append(sorted(os.listdir(folder))))
     durable.write(tmp_path / "file", b"")
     durable.make_folder(tmp_path / "folder")
-    Journal(tmp_path / "journal").append(b"line")
+    journal = Journal(tmp_path / "journal")
+    for line in (b"one", b"two"):  # the second brings no new name
+        journal.append(line)
     assert names == [["file"], ["file", "folder"], ["file", "folder", "journal"]]
 
 
