@@ -347,6 +347,16 @@ def test_zero_change_is_not_scaled() -> None:
     assert clip_factors(torch.zeros(2, 3)).tolist() == [0.0, 0.0]
 
 
+@pytest.mark.parametrize(("name", "rule"), [(n, r) for n, r in PAIRS if n in ("fedit", "flexlora")])
+def test_single_upload_gives_the_plain_aggregate(name: str, rule: Rule) -> None:
+    state, (only, *_), round = uploads(name)
+    algorithm = algorithms.get(name)
+    expected = _model(algorithm, algorithm.aggregate(state, [only], round), round)
+    found = _model(algorithm, Robust(algorithm, rule, 0).aggregate(state, [only], round), round)
+    for n, tensor in expected.items():
+        torch.testing.assert_close(found[n], tensor, rtol=1e-9, atol=1e-9)
+
+
 def test_robust_wraps_local_head_and_server_optimizer() -> None:
     inner = ServerStep(Local(algorithms.get("fedit")), OPTIMIZERS["momentum"]())
     robust = Robust(inner, "trimmed-mean", 1)

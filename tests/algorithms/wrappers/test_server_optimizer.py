@@ -105,6 +105,17 @@ def test_stepped_mean_is_otherwise_the_uploads() -> None:
     assert {n: t.tolist() for n, t in new.moments.first.items()} == {"layer.A": [2.0, 2.0]}
 
 
+def test_rounded_tensor_keeps_its_moments() -> None:
+    """A server's tensors in float32 are the steps' in float64, rounded."""
+    inner: Any = Mock(**QUALIFIES)
+    state = ServerStepState(ServerState({"layer.A": torch.zeros(2)}), OptimState())
+    mean = {"layer.A": torch.full((2,), 0.3, dtype=torch.float64)}
+    inner.finish.side_effect = lambda state, mean, round: ServerState({n: t.float() for n, t in mean.params.items()})
+    new = ServerStep(inner, momentum(0.25)).finish(state, Mean(mean, 1.0, 1), Round(0, 8, 0, 3))
+    assert new.params["layer.A"].dtype == torch.float32
+    assert new.moments.first["layer.A"].equal(mean["layer.A"])
+
+
 def test_wrapper_has_the_algorithms_flags_except_exact() -> None:
     for name, inner in ALLOWED.items():
         step = ServerStep(Local(inner), sgd())
