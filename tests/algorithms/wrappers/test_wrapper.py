@@ -163,9 +163,10 @@ def test_fit_beside_local_tensors_has_every_setting() -> None:
     # The same tensors again start from the same head, others from the fitted one.
     cases = ((first, OWN), (first, OWN), (second, {**second, **pick(OTHER, head)}))
     for fits, (given, start) in enumerate(cases, 1):
-        fit = around.fit(given, train=body, **settings)  # type: ignore[arg-type]
+        fit = around.fit(given, train=body, project=lambda trained: {n: 2 * t for n, t in trained.items()}, **settings)  # type: ignore[arg-type]
         options = trainer.fit.call_args.kwargs
         options.pop("objective")
+        assert options.pop("project")(OWN).keys() == pick(OWN, body).keys(), "a constraint never sees the head"
         assert (trainer.fit.call_args.args, options) == ((start,), {"train": body | head, **settings})
         assert fit == Fit(
             pick(OTHER, body), *(getattr(trainer.fit.return_value, n) for n in ("steps", "examples", "loss"))
