@@ -63,7 +63,7 @@ class LinearProblem:
         """The noise in Y of a client, (rows, out)."""
         return self.config.noise * _normal(self.seed, (self.config.rows, self.up.shape[1]), "noise", client)
 
-    @property
+    @cached_property
     def slopes(self) -> Tensor:
         """The true matrix of every client, y = slope^T x: (n, d, out)."""
         return (self.up @ self.down).mT
