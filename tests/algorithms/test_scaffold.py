@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from rondo.algorithm import Client, Mean, Round
+from rondo.algorithm import Client, Fit, Mean, Round
 from rondo.algorithms.whole.fedavg import FedAvg
 from rondo.algorithms.whole.scaffold import Scaffold
-from rondo.params import AUXILIARY_PREFIX, Params, auxiliary, buffer, pick, sub
-from rondo.testing import LinearProblem, WholeProblem
+from rondo.params import AUXILIARY_PREFIX, Params, add_client_axis, auxiliary, buffer, pick, sub
+from rondo.testing import LinearProblem, SgdTrainer, WholeProblem
 from rondo.testing.run import Run, largest_gap
 
 PROBLEMS = {"whole": WholeProblem.make(0), "factors": LinearProblem.make(0), "both": LinearProblem.make(1, beside=True)}
@@ -111,6 +111,32 @@ def test_statistics_have_no_control_and_no_server_step(option: Any) -> None:
     for name in pick(run.state.params, buffer):
         mean = sum(o.upload.params[name] for o in outcomes) / 3
         torch.testing.assert_close(run.state.params[name], mean, rtol=0, atol=1e-12)
+
+
+class Watched(SgdTrainer):
+    """Notes the loss that a fit reports."""
+
+    reported: list[torch.Tensor]
+
+    def fit(self, *arguments: Any, **options: Any) -> Fit:
+        fit = super().fit(*arguments, **options)
+        self.reported = [*getattr(self, "reported", ()), fit.loss]
+        return fit
+
+
+@every_option
+def test_reported_loss_is_without_the_correction(option: Any) -> None:
+    """The correction's inner product may be large and negative, and says nothing of the model."""
+    problem = WholeProblem.make(0)
+    run, client = Run(Scaffold(option), 0, problem), problem.clients[0]
+    large = {n: t - 50.0 for n, t in pick(run.state.params, auxiliary).items()}
+    run.state = replace(run.state, params={**run.state.params, **large})
+    shared = run.shared(client, 0)
+    expected = problem.loss(client.id, {n: t.clone() for n, t in pick(shared.params, ~auxiliary).items()}, {})
+    trainer = Watched((client,), run.round(0), problem.loss, {}, 1)
+    batched = replace(shared, params=add_client_axis(shared.params))
+    Scaffold(option).client_update(batched, add_client_axis(run.local(client, shared)), trainer)
+    assert all(float(loss) == pytest.approx(float(expected), rel=1e-9) for loss in trainer.reported)
 
 
 def test_client_without_a_step_keeps_its_control() -> None:

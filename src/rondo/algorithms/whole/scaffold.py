@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, final, get_args
 import torch
 from torch import Tensor
 
-from rondo.algorithm import Algorithm, Client, Fit, Mean, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.algorithm import Algorithm, Client, Fit, Loss, Mean, Round, ServerState, Shared, Trainer, Uploads, Weight
 from rondo.algorithms.parts.gradient import mean_gradient
 from rondo.params import (
     AUXILIARY_PREFIX,
@@ -92,7 +92,12 @@ class Scaffold(Algorithm[ServerState]):
         x, c = pick(shared.params, ~auxiliary), pick(shared.params, auxiliary)
         correction = {n: c[_control(n)] - local[_control(n)] for n in pick(x, _TRAINED & ~buffer)}
         at_x = mean_gradient(x, _TRAINED, trainer) if self.option == "I" else None
-        fit = trainer.fit(x, train=_TRAINED, objective=lambda p, loss: loss(p) + inner(correction, p))
+
+        def corrected(trained: Params, loss: Loss) -> Tensor:
+            along = inner(correction, trained)
+            return loss(trained) + (along - along.detach())  # its gradient alone: its value is no loss
+
+        fit = trainer.fit(x, train=_TRAINED, objective=corrected)
         control = _movement(x, fit, correction, local, trainer.lr) if at_x is None else at_x
         kept = {_control(n): t for n, t in control.items()}
         new = {n: c[n] + (t - local[n]) for n, t in kept.items()}
