@@ -163,10 +163,14 @@ def test_fit_beside_local_tensors_has_every_setting() -> None:
     # The same tensors again start from the same head, others from the fitted one.
     cases = ((first, OWN), (first, OWN), (second, {**second, **pick(OTHER, head)}))
     for fits, (given, start) in enumerate(cases, 1):
-        fit = around.fit(given, train=body, project=lambda trained: {n: 2 * t for n, t in trained.items()}, **settings)  # type: ignore[arg-type]
+        objective, project, loss = Mock(), Mock(), Mock()
+        fit = around.fit(given, train=body, objective=objective, project=project, **settings)  # type: ignore[arg-type]
         options = trainer.fit.call_args.kwargs
-        options.pop("objective")
-        assert options.pop("project")(OWN).keys() == pick(OWN, body).keys(), "a constraint never sees the head"
+        assert options.pop("objective")(OTHER, loss) is objective.return_value
+        objective.assert_called_once_with(pick(OTHER, body), loss.beside.return_value)
+        loss.beside.assert_called_once_with(pick(OTHER, head))
+        assert options.pop("project")(OTHER) is project.return_value
+        project.assert_called_once_with(pick(OTHER, body))
         assert (trainer.fit.call_args.args, options) == ((start,), {"train": body | head, **settings})
         assert fit == Fit(
             pick(OTHER, body), *(getattr(trainer.fit.return_value, n) for n in ("steps", "examples", "loss"))
