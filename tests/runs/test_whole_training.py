@@ -98,6 +98,38 @@ def test_method_for_factors_needs_an_adapted_layer(name: str, words: str, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
+class Odd(nn.Module):
+    """A parameter without axes, a frozen one, and one under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.first, self.second = nn.Linear(25, 3, bias=False), nn.Linear(25, 3)
+        self.second.weight = self.first.weight
+        self.second.bias.requires_grad_(False)
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        rows = pixel_values.flatten(1)
+        return self.scale * (self.first(rows) + self.second(rows))
+
+
+def odd(config: Any, task: Any) -> nn.Module:
+    return Odd()
+
+
+def test_odd_parameters_train_and_frozen_ones_stay(tmp_path: Path) -> None:
+    result = run(tmp_path / "run", model={"name": "test_whole_training:odd"})
+    state, stock = tensors(result.run_dir / "adapter"), Odd()
+    assert state["second.weight"].equal(state["first.weight"])
+    assert float(state["scale"]) != 1.0
+    stock.load_state_dict(state)
+    accuracy = result.metrics["global"]["accuracy"]
+    test = rows(30, 1)
+    pictures = torch.stack([torch.from_numpy(row["image"]) for row in test]).permute(0, 3, 1, 2).float() / 255
+    right = stock(pictures).argmax(1) == torch.tensor([int(row["label"]) for row in test])
+    assert accuracy == pytest.approx(float(right.float().mean()), abs=1e-6)
+
+
 @pytest.mark.parametrize(("buffers", "sent"), [("average", True), ("local", False), ("frozen", False)])
 def test_statistics_are_averaged_local_or_frozen(buffers: str, sent: bool, tmp_path: Path) -> None:
     result = run(tmp_path / "run", model={"buffers": buffers})

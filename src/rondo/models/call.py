@@ -144,7 +144,9 @@ def output_of(module: nn.Module, batch: Batch, tensors: Params | None = None) ->
     args, kwargs = ((), dict(batch)) if named else (tuple(batch.values()), {})
     result = module(*args, **kwargs) if tensors is None else functional_call(module, dict(tensors), args, kwargs)
     output = getattr(result, "logits", result)
-    assert isinstance(output, Tensor)
+    if not isinstance(output, Tensor):
+        message = "forward must return a tensor, or an object with .logits, and returned a "
+        raise TypeError(message + type(output).__name__)
     return output
 
 

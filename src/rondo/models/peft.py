@@ -85,6 +85,7 @@ def _inject(module: nn.Module, lora: peft.LoraConfig, head: Sequence[str], seed:
     targets, available = lora.target_modules, ", ".join(_adaptable(module, head_modules))
     # A model without weights takes factors without weights, so that a rank of any size costs nothing to look at.
     bare = any(p.is_meta for p in module.parameters())
+    trainable = [p for p in module.parameters() if p.requires_grad]  # PEFT freezes all
     with torch.random.fork_rng(devices=[]), torch.device("meta") if bare else contextlib.nullcontext():
         torch.manual_seed(seed)
         try:
@@ -111,6 +112,8 @@ def _inject(module: nn.Module, lora: peft.LoraConfig, head: Sequence[str], seed:
         params[f"{path}.A"] = _flat(layer.lora_A["default"].weight).reshape(rank, shape[1])
         params[f"{path}.B"] = _flat(layer.lora_B["default"].weight).reshape(shape[0], rank)
     tuner.unload()
+    for parameter in trainable:
+        parameter.requires_grad_()
     for reason, layers in unsupported.items():
         first = next(iter(layers.values()))
         message = f"{first}{_others(len(layers) - 1)}: {reason}. Names of such layers here: {available}"

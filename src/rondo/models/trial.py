@@ -19,6 +19,8 @@ from torch import Tensor
 from rondo.errors import ConfigError
 from rondo.models.call import Rows, RowsUnknown
 from rondo.models.network import Network
+from rondo.models.whole.checks import check_buffers, check_training_mode
+from rondo.models.whole.network import WholeNetwork
 from rondo.params import Params, add_client_axis, buffer, module_of, on_device, stack_clients, up
 from rondo.tasks.causal_lm import CausalLM
 from rondo.tasks.task import Example, Task
@@ -36,6 +38,7 @@ def try_out(name: str, network: Network, task: Task, examples: Sequence[Any]) ->
     """
     if not examples:
         return
+    buffers = {name: tensor.clone() for name, tensor in network.module.named_buffers()}
     groups = _groups(task, examples)
     params = [_drawn(network, client) for client in range(len(groups))]
     try:
@@ -44,6 +47,10 @@ def try_out(name: str, network: Network, task: Task, examples: Sequence[Any]) ->
         remedy = "name other layers in adapter.target_modules, or another model" if network.sites else "mend it"
         message = f"{name!r} does not train on rows of the data: {type(error).__name__}: {error}; {remedy}"
         raise ConfigError.at("model.name", message) from None
+    check_buffers(buffers, dict(network.module.named_buffers()))
+    if isinstance(network, WholeNetwork):
+        inputs, _ = task.collate([example for group in groups for example in group])
+        check_training_mode(network.module, on_device(inputs, network.device))
     if network.one_at_a_time is None:
         network.one_at_a_time = _reason(network, task, groups, params, alone)
 

@@ -79,7 +79,8 @@ def _adapter(path: Path) -> Path:
     if not directory.adapter.is_dir():
         raise ConfigError.at("RUN_DIR", f"{str(path)!r} has no adapter yet: finish the run with rondo resume")
     if not is_adapter(directory.adapter):
-        message = "a network of one's own has no PEFT adapter, which predictions are made by: call the network"
+        message = "the run's result is no PEFT adapter, which predictions are made by: load the weights in its folder "
+        message += "'adapter' into the network and call it"
         raise ConfigError.at("RUN_DIR", message)
     return directory.adapter
 

@@ -10,8 +10,12 @@ from rondo.tasks.task import Batch, Scores
 from rondo.tasks.text import wide
 
 
-def class_losses(logits: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of logits (rows, classes), one target per row, as :meth:`rondo.tasks.task.Task.loss` gives it."""
+def class_losses(logits: Tensor, targets: Batch, classes: int) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of logits (rows, classes), one target per row, as :meth:`rondo.tasks.task.Task.loss` gives it.
+    Raises ValueError for logits of another shape."""
+    wanted = (len(targets["labels"]), classes)
+    if logits.shape != wanted:
+        raise ValueError(f"the network's output is {tuple(logits.shape)}, and rows and classes are {wanted}")
     losses = functional.cross_entropy(wide(logits), targets["labels"], reduction="none")
     return losses, torch.ones_like(targets["labels"])
 

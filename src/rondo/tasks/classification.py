@@ -82,7 +82,7 @@ class SequenceClassification(TextTask):
 
     def loss(self, logits: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
         """See :meth:`rondo.tasks.task.Task.loss`: cross-entropy, one target per row; logits (rows, classes)."""
-        return class_losses(logits, targets)
+        return class_losses(logits, targets, len(self.labels))
 
     def tally(self) -> ClassTally:
         """See :meth:`rondo.tasks.task.Task.tally`."""

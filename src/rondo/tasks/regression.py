@@ -14,6 +14,8 @@ from rondo.config.inputs import TaskConfig
 from rondo.tasks.row_checks import Row, RowProblem
 from rondo.tasks.task import Batch, Scores, Task
 
+_LARGEST = torch.finfo(torch.float32).max
+
 
 @dataclass(frozen=True)
 class Numbers:
@@ -49,11 +51,13 @@ class Regression(Task):
         columns = [*(config.features or ()), *([config.target] if config.target is not None else [])]
         for column in columns:
             try:
-                finite = not isinstance(row[column], bool) and math.isfinite(float(row[column]))
+                value = math.nan if isinstance(row[column], bool) else float(row[column])
             except (TypeError, ValueError, OverflowError):
-                finite = False
-            if not finite:
+                value = math.nan
+            if not math.isfinite(value):
                 return RowProblem(number, column, f"expected a finite number, got {row[column]!r:.60}")
+            if abs(value) > _LARGEST:
+                return RowProblem(number, column, f"{row[column]!r:.60} is beyond float32: use another unit")
         return None
 
     def encode(self, rows: Sequence[Row]) -> list[Numbers]:

@@ -322,7 +322,7 @@ class CohortTrainer:
         """Note the clients whose loss or tensors are not finite. Raises :class:`ClientFailed` where none is left."""
         finite = torch.ones(len(self.clients), dtype=torch.bool)
         for tensor in final.values():
-            finite &= tensor.isfinite().flatten(1).all(1).cpu()
+            finite &= tensor.isfinite().reshape(len(finite), -1).all(1).cpu()
         for k, client in enumerate(self.clients):
             bad_steps = (~losses[: int(taken[k]), k].isfinite()).nonzero().flatten().tolist()
             if bad_steps:
@@ -340,7 +340,7 @@ def _clip(leaves: Sequence[Tensor], limit: float) -> None:
     grads = [t.grad for t in leaves if t.grad is not None]
     if not grads:
         return
-    norm = torch.stack([g.flatten(1).norm(dim=1) for g in grads]).norm(dim=0)
+    norm = torch.stack([g.reshape(len(g), -1).norm(dim=1) for g in grads]).norm(dim=0)
     factor = (limit / (norm + 1e-6)).clamp(max=1.0)
     for grad in grads:
         grad.mul_(_as_wide(factor, grad))

@@ -21,6 +21,7 @@ from rondo.models.loading.pretrained import fingerprint
 from rondo.models.network import Base, Network
 from rondo.models.precision import products
 from rondo.models.shortcuts.prefix import Prefix
+from rondo.models.whole.checks import check_module
 from rondo.models.whole.network import WholeNetwork
 from rondo.params import BUFFER_PREFIX, HEAD_PREFIX, Params, Role, kaiming, role
 from rondo.tasks.task import Example, Task
@@ -64,15 +65,31 @@ def kernels_of(network: AdaptedNetwork | WholeNetwork, precision: torch.dtype) -
 
 def state_of(network: Network, seen: Params, base: Base) -> dict[str, Tensor]:
     """The state of the network's module, by its own names, with the tensors ``seen`` in their places and all factors
-    added to their weights. Tied weights occur once."""
-    state: dict[str, Tensor] = {n: t.detach().cpu() for n, t in network.module.state_dict().items()}
-    for name, tensor in seen.items():
-        if role(name) in (Role.HEAD, Role.BUFFER, Role.BODY):
-            state[name.removeprefix(HEAD_PREFIX).removeprefix(BUFFER_PREFIX)] = tensor.detach().cpu()
+    added to their weights. A tensor with several names has its value under each."""
+    module = network.module
+    changed = {
+        name.removeprefix(HEAD_PREFIX).removeprefix(BUFFER_PREFIX): tensor
+        for name, tensor in seen.items()
+        if role(name) in (Role.HEAD, Role.BUFFER, Role.BODY)
+    }
     for path, site in network.sites.items():
-        layer = network.module.get_submodule(path)
-        state[f"{path}.weight"] = merged_weight(layer, site, seen, base).detach().cpu()
+        changed[f"{path}.weight"] = merged_weight(module.get_submodule(path), site, seen, base)
+    state: dict[str, Tensor] = {n: t.detach().cpu() for n, t in module.state_dict().items()}
+    aliases = _aliases(module)
+    for name, tensor in changed.items():
+        own = tensor.detach().cpu()
+        state |= dict.fromkeys(aliases.get(name, [name]), own)
     return state
+
+
+def _aliases(module: nn.Module) -> dict[str, list[str]]:
+    """By the name of every tensor, all names that it has: tied weights and layers that occur twice have several."""
+    parameters, buffers = (m(remove_duplicate=False) for m in (module.named_parameters, module.named_buffers))
+    named: list[tuple[str, Tensor]] = [*parameters, *buffers]
+    names: dict[int, list[str]] = {}
+    for name, tensor in named:
+        names.setdefault(id(tensor), []).append(name)
+    return {name: names[id(tensor)] for name, tensor in named}
 
 
 def head_names(config: RunConfig, module: nn.Module) -> tuple[str, ...]:
@@ -80,8 +97,8 @@ def head_names(config: RunConfig, module: nn.Module) -> tuple[str, ...]:
     :class:`ConfigError` for a layer that does not exist or has none."""
     layers = config.model.head_layers
     if layers is None:
-        last = next((p for p, m in reversed(list(module.named_modules())) if p and [*m.parameters(recurse=False)]), "")
-        layers = [last]
+        holders = [p for p, m in module.named_modules() if p and [*m.parameters(recurse=False)]]
+        layers = holders[-1:]  # a module whose parameters are all its own has no head
     names: list[str] = []
     for layer in layers:
         found = [n for n, _ in module.named_parameters() if n.startswith(f"{layer}.")]
@@ -95,11 +112,11 @@ def head_names(config: RunConfig, module: nn.Module) -> tuple[str, ...]:
 
 def trained_names(config: RunConfig, module: nn.Module, head: Sequence[str], sites: Sequence[Site]) -> tuple[str, ...]:
     """Names of the parameters that ``train.what`` names, the head's included. The weights of adapted layers stay
-    frozen: their factors are trained. Raises :class:`ConfigError` for a pattern without a parameter, and for names that
-    mean something else here."""
+    frozen: their factors are trained. So do parameters without ``requires_grad``. Raises :class:`ConfigError` for a
+    pattern without a parameter, and for names that mean something else here."""
     what = config.whole_tensors
     frozen = {f"{s.path}.weight" for s in sites}
-    names = [n for n, _ in module.named_parameters() if n not in frozen]
+    names = [n for n, p in module.named_parameters() if n not in frozen and p.requires_grad]
     if isinstance(what, list):
         for pattern in what:
             if not fnmatch.filter(names, pattern):
@@ -129,6 +146,7 @@ def make_network(
         sites, factors = plan.sites, dict(plan.params)
         if config.adapter.from_scratch:
             factors |= from_scratch(module, sites, factors, config.seed)
+        _own_weights(module, sites)
     names = trained_names(config, module, head, sites)
     if config.has_factors and set(names) <= set(head):
         return AdaptedNetwork(module, sites, head, factors)
@@ -145,6 +163,17 @@ def make_network(
         factors=factors,
         products=products(config.train.precision, device, module) if single else torch.float32,
     )
+
+
+def _own_weights(module: nn.Module, sites: Sequence[Site]) -> None:
+    """Raises :class:`ConfigError` for an adapted layer whose weight is another layer's too."""
+    aliases, owners = _aliases(module), dict(module.named_modules(remove_duplicate=False))
+    for site in sites:
+        for alias in aliases[f"{site.path}.weight"]:
+            path = alias.removesuffix(".weight")
+            if owners[path] is not owners[site.path]:
+                message = f"{site.path} shares its weight with {path}, so factors would change both: name other layers"
+                raise ConfigError.at("adapter.target_modules", message)
 
 
 def from_scratch(module: nn.Module, sites: Sequence[Site], factors: Params, seed: int) -> dict[str, Tensor]:
@@ -173,10 +202,7 @@ def whole_model(
     """The model of a run around the module that ``fresh`` makes, in the task's precision. Raises
     :class:`ConfigError`."""
     module = fresh()
-    for path, layer in module.named_modules():
-        if getattr(layer, "momentum", 0.1) is None:
-            message = f"{path} averages over all batches, and a client's count of them would be lost: set momentum"
-            raise ConfigError.at("model.name", message)
+    check_module(module)
     module = module.to(task.precision)
     head = head_names(config, module)
     network = make_network(config, module, head, peft_task, device)

@@ -18,13 +18,12 @@ from rondo.algorithm import Weight
 from rondo.models.adapted_layer import Site, frozen_matrix, merged_weight
 from rondo.models.call import Rows, output_of
 from rondo.models.network import Base, Network
+from rondo.models.whole.checks import Dropout, Normalisation
 from rondo.params import BUFFER_PREFIX, HEAD_PREFIX, Params, client_row
 from rondo.tasks.task import Batch
 
 ONE_PER_THREAD = "a network that is trained whole is faster with one client per thread"
 _STATISTICS = ("running_mean", "running_var")
-_Normalisation = nn.modules.batchnorm._BatchNorm
-_Dropout = nn.modules.dropout._DropoutNd
 
 
 class WholeNetwork(Network):
@@ -120,9 +119,10 @@ class WholeNetwork(Network):
         if mine is None or self._copies.device != self.device:
             shared: dict[int, Any] = {id(t): t for t in (*self.module.parameters(), *self.module.buffers())}
             mine = copy.deepcopy(self.module, shared)
-            for path, layer in list(mine.named_modules()):
-                if isinstance(layer, _Dropout):
-                    mine.set_submodule(path, _Drop(layer))
+            replaced: dict[nn.Module, _Drop] = {}
+            for path, layer in list(mine.named_modules(remove_duplicate=False)):
+                if isinstance(layer, Dropout):
+                    mine.set_submodule(path, replaced.setdefault(layer, _Drop(layer)))
             self._copies.module, self._copies.device = mine, self.device
         return mine
 
@@ -138,7 +138,7 @@ def _moving(module: nn.Module, trained: Sequence[str]) -> tuple[str, ...]:
     network of which something is trained."""
     paths = []
     for path, layer in module.named_modules():
-        if isinstance(layer, _Normalisation) and layer.track_running_stats:
+        if isinstance(layer, Normalisation) and layer.track_running_stats:
             own = {f"{path}.{n}" for n, _ in layer.named_parameters()}
             if own & set(trained) or (not own and trained):
                 paths.append(path)
@@ -148,7 +148,7 @@ def _moving(module: nn.Module, trained: Sequence[str]) -> tuple[str, ...]:
 def _prepare(module: nn.Module, moving: Sequence[str], generator: torch.Generator | None) -> None:
     """Put the layers that differ in training into that mode, or back. ``generator``: None outside training."""
     for path, layer in module.named_modules():
-        if isinstance(layer, _Normalisation):
+        if isinstance(layer, Normalisation):
             layer.training = generator is not None and path in moving
         elif isinstance(layer, _Drop):
             layer.generator = generator
@@ -157,7 +157,7 @@ def _prepare(module: nn.Module, moving: Sequence[str], generator: torch.Generato
 class _Drop(nn.Module):
     """Dropout that draws from a generator of its own, and does nothing without one."""
 
-    def __init__(self, like: _Dropout) -> None:
+    def __init__(self, like: Dropout) -> None:
         super().__init__()
         self.keep = 1 - like.p
         self.channels = not isinstance(like, nn.Dropout)
