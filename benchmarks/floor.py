@@ -2,6 +2,8 @@
 
     python benchmarks/floor.py --work W --threads 2
 
+W6 and W7 have the floor of ``image_floor.py``, W8 that of ``linear_floor.py``. For the others:
+
 Operations that count:
 
 - every frozen linear layer forward and, above the lowest adapted layer, backward to its input (frozen weights have no
@@ -29,7 +31,12 @@ import time
 from collections import Counter
 from typing import Any
 
-from workloads import TOKENS, WORKLOADS, Workload, model_folder
+from contests import WORKS
+from image_floor import image_floor
+from image_workloads import ImageWorkload
+from linear_floor import linear_floor
+from linear_workload import LinearWorkload
+from workloads import TOKENS, Workload, model_folder
 
 ROWS = 1024
 """Rows of the matrices that are multiplied."""
@@ -120,13 +127,20 @@ def floor(workload: Workload, threads: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", choices=WORKLOADS, default="W")
+    parser.add_argument("--work", choices=WORKS, default="W")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     import torch
 
     torch.set_num_threads(args.threads)
-    print(json.dumps(floor(WORKLOADS[args.work], args.threads)))
+    work = WORKS[args.work]
+    if isinstance(work, ImageWorkload):
+        result = image_floor(work, args.threads)
+    elif isinstance(work, LinearWorkload):
+        result = linear_floor(work, args.threads)
+    else:
+        result = floor(work, args.threads)
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def main() -> None:
     run = rondo.run
 
     import torch
-    from rondo_run import configuration
+    from rondo_configuration import configuration
 
     torch.set_num_threads(1)
     workload = replace(WORKLOADS[args.work], clients=args.clients)

@@ -1,7 +1,10 @@
-"""Rondo beside other simulators of federated fine-tuning on one machine: the same model, rows, steps and threads.
+"""Rondo beside other simulators of federated learning on one machine: the same model, rows, steps and threads.
 
     pip install -r benchmarks/requirements.txt          # after the steps that the file lists
     python benchmarks/simulation.py --work W --against loop,flower --rounds 5 --threads 2 --json w.json
+
+Works W to W5 train adapters on a language model, W6 and W7 whole networks on pictures, and W8 a linear problem
+(``workloads.py``, ``image_workloads.py``, ``linear_workload.py``).
 
 Every contestant runs alone in a fresh process. Seconds per round are the median over the rounds. Memory is the peak of
 the sum over the process and all that it started, as resident set size (shared pages counted in each process) and as
@@ -15,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -26,20 +28,13 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
-from workloads import WORKLOADS, Workload, write_rows
-
-PEERS = {
-    "loop": (("loop",), None),
-    "compiled": (("loop", "--compile"), None),
-    "flower": (("flower",), "flwr"),
-    "pfl": (("pfl_run",), "pfl"),
-}
-"""Every peer: its script with options, and the package that it needs besides Rondo's own."""
+from contests import PEERS, WORKS, Contest, Work, contest_of
 
 _MARK = "RONDO_BENCHMARK"
 _RSS_SECONDS, _LOOK_SECONDS, _PSS_SECONDS = 0.1, 0.5, 10.0
@@ -117,9 +112,11 @@ def _proportional(pid: int) -> int:
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
-def contest(script: str, workload: Workload, rounds: int, threads: int, data: Path, *extra: str) -> dict[str, Any]:
+def run_contestant(
+    python: str, script: str, workload: Work, rounds: int, threads: int, data: Path, *extra: str
+) -> dict[str, Any]:
     """Run one contestant and watch its memory. Raises SystemExit with the end of its errors where it fails."""
-    command = [sys.executable, str(Path(__file__).parent / "contestants" / f"{script}.py")]
+    command = [python, str(Path(__file__).parent / "contestants" / f"{script}.py")]
     command += ["--work", workload.name, "--rounds", str(rounds), "--threads", str(threads), "--data", str(data)]
     mark = uuid.uuid4().hex
     environment = {**os.environ, _MARK: mark, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
@@ -143,7 +140,7 @@ def contest(script: str, workload: Workload, rounds: int, threads: int, data: Pa
     return {**outcome, "peak_rss_mb": memory.peak_rss / 2**20, "peak_pss_mb": memory.peak_pss / 2**20}
 
 
-def pooled(found: list[dict[str, Any]], workload: Workload) -> dict[str, Any]:
+def pooled(found: list[dict[str, Any]], workload: Work) -> dict[str, Any]:
     """One contestant's passes pooled: medians of rounds and start-ups, the highest peaks."""
     rounds = [s for outcome in found for s in outcome["round_seconds"]]
     seconds = statistics.median(rounds)
@@ -160,7 +157,7 @@ def pooled(found: list[dict[str, Any]], workload: Workload) -> dict[str, Any]:
     }
 
 
-def floor(workload: Workload, threads: int, ours: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def floor(workload: Work, threads: int, ours: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The floor that ``floor.py`` measures, and Rondo's share of it."""
     command = [sys.executable, str(Path(__file__).with_name("floor.py")), "--work", workload.name]
     process = subprocess.run([*command, "--threads", str(threads)], stdout=subprocess.PIPE, text=True, check=True)
@@ -170,16 +167,17 @@ def floor(workload: Workload, threads: int, ours: dict[str, dict[str, Any]]) -> 
     return result
 
 
-def peers(text: str) -> list[str]:
-    """The names in a comma-separated list. Raises SystemExit for a peer that is unknown or not installed."""
-    names = [name for name in text.split(",") if name]
-    for name in names:
-        if name not in PEERS:
-            raise SystemExit(f"--against: no contestant {name!r}; there are: {', '.join(PEERS)}")
-        package = PEERS[name][1]
-        if package is not None and importlib.util.find_spec(package) is None:
-            raise SystemExit(f"{name} needs {package}: pip install -r benchmarks/requirements.txt")
-    return names
+def peers(text: str, contest: Contest, own: Mapping[str, str]) -> dict[str, str]:
+    """The names in a comma-separated list, and the Python of each: one of its own, or this one. Raises SystemExit for a
+    peer that is unknown or not installed."""
+    pythons = {name: own.get(name, sys.executable) for name in text.split(",") if name}
+    for name, python in pythons.items():
+        if name not in contest.peers:
+            raise SystemExit(f"--against: no contestant {name!r} on this work; there are: {', '.join(contest.peers)}")
+        package = contest.peers[name].package
+        if package is not None and python == sys.executable and importlib.util.find_spec(package) is None:
+            raise SystemExit(f"{name} needs {package}: see benchmarks/requirements.txt")
+    return pythons
 
 
 def machine() -> dict[str, Any]:
@@ -197,19 +195,28 @@ def machine() -> dict[str, Any]:
     }
 
 
-def versions() -> dict[str, str]:
-    """Versions of Python and of every package that takes part and is installed."""
+_PACKAGES = ("rondo-fl", "torch", "transformers", "peft", "flwr", "ray", "pfl", "blazefl", "fluke-fl")
+_ASK = """
+import importlib.metadata as m, json, sys
+names = {d.metadata["Name"].lower(): d.version for d in m.distributions() if d.metadata["Name"]}
+print(json.dumps({n: names[n] for n in sys.argv[1:] if n in names}))
+"""
+
+
+def versions(*pythons: str) -> dict[str, str]:
+    """Versions of Python and of every package that takes part and is installed, here or for one of ``pythons``."""
     installed = {"python": platform.python_version()}
-    for name in ("rondo-fl", "torch", "transformers", "peft", "flwr", "ray", "pfl"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            installed[name] = importlib.metadata.version(name)
+    for python in dict.fromkeys((sys.executable, *pythons)):
+        asked = subprocess.run([python, "-c", _ASK, *_PACKAGES], stdout=subprocess.PIPE, text=True, check=True)
+        installed = {**json.loads(asked.stdout), **installed}
     return installed
 
 
 def table(result: dict[str, Any]) -> str:
     """The result as text."""
     rows = {f"rondo {p}": row for p, row in result["rondo"].items()} | result["peers"]
-    heads = ("s a round", "samples/s", "clients/s", "RSS MB", "PSS MB", "start s", "loss", "x fast", "x exact")
+    heads = ["s a round", "samples/s", "clients/s", "RSS MB", "PSS MB", "start s", "loss"]
+    heads += [f"x {precision}" for precision in result["rondo"]]
     lines = [f"{result['work']:14}" + "".join(f"{head:>11}" for head in heads)]
     for name, row in rows.items():
         cells = [row["seconds_per_round"], row["samples_per_second"], row["clients_per_second"]]
@@ -217,41 +224,47 @@ def table(result: dict[str, Any]) -> str:
         cells += result["ratio"].get(name, {}).values()
         lines.append(f"{name:14}" + "".join(f"{cell:11.{0 if cell >= 1000 else 3}f}" for cell in cells))
     lowest = result["floor"]
-    lines.append(f"floor: {lowest['operations_per_sample'] / 1e9:.2f} GFLOP a sample")
+    lines.append(f"floor: {lowest['operations_per_sample'] / 1e9:.3g} GFLOP a sample")
     for precision in result["rondo"]:
         row = lowest[precision]
         lines.append(
-            f"  {precision}: {row['gflops']:.0f} GFLOP/s, {row['samples_per_second']:.1f} samples/s; rondo reaches "
-            f"{row['share']:.0%}"
+            f"  {precision}: {row['gflops']:.3g} GFLOP/s, {row['samples_per_second']:,.1f} samples/s; rondo reaches "
+            f"{row['share']:.1%}"
         )
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", choices=WORKLOADS, default="W")
+    parser.add_argument("--work", choices=WORKS, default="W")
     parser.add_argument("--against", default="loop,flower", help=f"of {', '.join(PEERS)}; separated by commas")
+    parser.add_argument(
+        "--python", action="append", default=[], metavar="PEER=PATH", help="a Python of its own for a peer"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="of each pass")
     parser.add_argument("--passes", type=int, default=1, help="how often the contestants take turns")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
 
-    names, workload = peers(args.against), WORKLOADS[args.work]
+    workload = WORKS[args.work]
+    contest = contest_of(workload)
+    pythons = peers(args.against, contest, dict(pair.split("=", 1) for pair in args.python))
     result: dict[str, Any] = {"work": args.work, "rounds": args.rounds, "passes": args.passes}
     result["threads"] = args.threads
-    turns: dict[str, tuple[str, ...]] = {f"rondo {p}": ("rondo_run", "--precision", p) for p in ("fast", "exact")}
-    turns |= {name: PEERS[name][0] for name in names}
+    turns: dict[str, tuple[str, ...]] = {f"rondo {p}": ("rondo_run", "--precision", p) for p in contest.precisions}
+    turns |= {name: contest.peers[name].script for name in pythons}
     outcomes: dict[str, list[dict[str, Any]]] = {name: [] for name in turns}
     with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder) / "train.csv"
-        write_rows(workload, data)
+        data = Path(folder) / contest.data
+        contest.write(workload, data)
         for _ in range(args.passes):
             for name, (script, *extra) in turns.items():
-                outcomes[name].append(contest(script, workload, args.rounds, args.threads, data, *extra))
+                python = pythons.get(name, sys.executable)
+                outcomes[name].append(run_contestant(python, script, workload, args.rounds, args.threads, data, *extra))
     contestants = {name: pooled(passes, workload) for name, passes in outcomes.items()}
-    ours = result["rondo"] = {p: contestants[f"rondo {p}"] for p in ("fast", "exact")}
-    result["peers"] = {name: contestants[name] for name in names}
+    ours = result["rondo"] = {p: contestants[f"rondo {p}"] for p in contest.precisions}
+    result["peers"] = {name: contestants[name] for name in pythons}
     if len(counts := {one["parameters"] for one in (*ours.values(), *result["peers"].values())}) > 1:
         raise SystemExit(f"the contestants train different numbers of parameters: {sorted(counts)}")
     result["ratio"] = {
@@ -259,7 +272,7 @@ def main() -> None:
         for name, one in result["peers"].items()
     }
     result["floor"] = floor(workload, args.threads, ours)
-    result |= {"machine": machine(), "versions": versions()}
+    result |= {"machine": machine(), "versions": versions(*pythons.values())}
     if args.json:
         args.json.write_text(json.dumps(result, indent=2) + "\n")
     print(table(result))

@@ -1,10 +1,8 @@
-"""Parts that the contestants share: arguments, the model under stock PEFT, and plain local training."""
+"""Parts that all contestants share: the command line, the report, and the mean of the clients' tensors."""
 
 from __future__ import annotations
 
 import argparse
-import csv
-import functools
 import json
 import sys
 import time
@@ -15,7 +13,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from workloads import TOKENS, WORKLOADS, Workload, model_folder, tokenizer
+from contests import WORKS, Work
 
 _BEGAN = time.time()  # before the large imports
 
@@ -23,7 +21,7 @@ _BEGAN = time.time()  # before the large imports
 def arguments(description: str | None) -> argparse.ArgumentParser:
     """The command line of every contestant."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--work", choices=WORKLOADS, required=True)
+    parser.add_argument("--work", choices=WORKS, required=True)
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--data", type=Path, required=True)
@@ -47,87 +45,9 @@ class Outcome:
     parameters: int
     """Number of trained parameters."""
 
-    def print(self, workload: Workload) -> None:
+    def print(self, workload: Work) -> None:
         """Print the last line that ``simulation.py`` reads."""
         print(json.dumps({**vars(self), "samples_per_round": workload.samples_per_round}), flush=True)
-
-
-def build_model(workload: Workload) -> Any:
-    """The pre-trained model in float32 with fresh PEFT adapters, in eval mode because no contestant uses dropout."""
-    import peft
-    import torch
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    folder = model_folder(workload)
-    torch.manual_seed(workload.seed)
-    if workload.kind == "causal-lm":
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    else:
-        auto = transformers.AutoModelForSequenceClassification
-        model = auto.from_pretrained(folder, num_labels=2, dtype=torch.float32)
-    config = peft.LoraConfig(
-        task_type="CAUSAL_LM" if workload.kind == "causal-lm" else "SEQ_CLS",
-        r=workload.rank,
-        lora_alpha=workload.alpha,
-        target_modules=list(workload.targets),
-        layers_to_transform=None if workload.layers is None else list(workload.layers),
-    )
-    return peft.get_peft_model(model, config).eval()
-
-
-def trained(model: Any) -> list[Any]:
-    """The tensors that are trained."""
-    return [p for p in model.parameters() if p.requires_grad]
-
-
-def adapter_state(model: Any) -> dict[str, Any]:
-    """PEFT's state dict of the trained tensors. Looking for embeddings is off: it may ask the model hub each time."""
-    import peft
-
-    state: dict[str, Any] = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
-    return state
-
-
-@functools.cache
-def clients(workload: Workload, file: Path) -> list[Any]:
-    """The tokenised rows of every client as a ``TensorDataset`` of ids, mask and labels, read once per process."""
-    import torch
-
-    coder = tokenizer(workload)
-    rows: dict[str, list[dict[str, str]]] = {}
-    with file.open(newline="", encoding="utf-8") as lines:
-        for row in csv.DictReader(lines):
-            rows.setdefault(row["client"], []).append(row)
-    datasets = []
-    for client_rows in rows.values():
-        coded = coder([r["text"] for r in client_rows], truncation=True, max_length=TOKENS)
-        ids = torch.tensor(coded["input_ids"])
-        labels = ids if workload.kind == "causal-lm" else torch.tensor([int(r["label"]) for r in client_rows])
-        datasets.append(torch.utils.data.TensorDataset(ids, torch.tensor(coded["attention_mask"]), labels))
-    return datasets
-
-
-def train(model: Any, workload: Workload, dataset: Any) -> float:
-    """Train one client in place, with a fresh optimizer. Returns the mean loss of its steps."""
-    import torch
-
-    tensors = trained(model)
-    optimizer = torch.optim.AdamW(tensors, lr=workload.lr, weight_decay=0.0)
-    loader = torch.utils.data.DataLoader(dataset, batch_size=workload.batch, shuffle=True)
-    losses = []
-    while len(losses) < workload.local_steps:
-        for ids, mask, labels in loader:
-            if len(losses) == workload.local_steps:
-                break
-            loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(tensors, workload.clip)
-            optimizer.step()
-            losses.append(loss.detach())
-    return float(torch.stack(losses).mean())
 
 
 def weighted_mean(states: Sequence[dict[str, Any]], weights: Sequence[float]) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from contestant import Outcome, arguments, since_start
-from workloads import TOKENS, WORKLOADS, Workload, model_folder
+from contests import WORKS
+from rondo_configuration import configuration, trained_numbers
 
 import rondo
 
@@ -30,40 +31,6 @@ class Watch(rondo.Observer):
         self.seconds.append(time.perf_counter() - self._started)
 
 
-def configuration(workload: Workload, data: Path, rounds: int, precision: str) -> dict[str, Any]:
-    """The run as a configuration: FedAvg of both factors and the head."""
-    classify = workload.kind == "sequence-classification"
-    return {
-        "seed": workload.seed,
-        "rounds": rounds,
-        "algorithm": {"name": "fedit"},
-        "adapter": {
-            "r": workload.rank,
-            "lora_alpha": float(workload.alpha),
-            "target_modules": list(workload.targets),
-            "layers_to_transform": None if workload.layers is None else list(workload.layers),
-        },
-        "model": {"name": model_folder(workload), "head": "shared" if classify else None},
-        "task": {
-            "kind": workload.kind,
-            "text": "text",
-            "label": "label" if classify else None,
-            "max_length": TOKENS,
-        },
-        "data": {"source": str(data), "test_split": "", "validation_fraction": 0.0},
-        "partition": {"kind": "natural", "column": "client"},
-        "train": {
-            "lr": workload.lr,
-            "batch_size": workload.batch,
-            "local_epochs": 1 if workload.steps is None else None,
-            "local_steps": workload.steps,
-            "max_grad_norm": workload.clip,
-            "precision": precision,
-        },
-        "evaluation": {"every": 0},
-    }
-
-
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--precision", choices=("exact", "fast"), required=True)
@@ -74,21 +41,17 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(args.threads)
-    workload, watch = WORKLOADS[args.work], Watch()
+    workload, watch = WORKS[args.work], Watch()
     config = configuration(workload, args.data, args.rounds, args.precision)
     with tempfile.TemporaryDirectory() as folder:
         result = run(config, run_dir=f"{folder}/run", device="cpu", observer=watch)
+        numbers = trained_numbers(workload, result.history, Path(folder, "run"))
     if watch.began is None:
         raise SystemExit("no round was started")
     if failed := result.summary["failed_clients"]:
         raise SystemExit(f"{failed} clients failed")
-    history = result.history
-    Outcome(
-        since_start(watch.began),
-        watch.seconds,
-        [r["loss"] for r in history],
-        history[0]["bytes_up"] // history[0]["sampled"] // 4,
-    ).print(workload)
+    losses = [record["loss"] for record in result.history]
+    Outcome(since_start(watch.began), watch.seconds, losses, numbers).print(workload)
 
 
 if __name__ == "__main__":

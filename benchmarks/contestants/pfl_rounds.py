@@ -1,12 +1,13 @@
-"""Apple's pfl-research: its simulated backend, with one process and one model for all clients."""
+"""pfl's simulated backend, with one process and one model for all clients, and rounds that are timed."""
 
 from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from contestant import Outcome, arguments, build_model, clients, since_start, trained  # isort: skip
+import contestant  # isort: skip  # noqa: F401  (notes the start before the large imports)
 import torch
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.aggregate.weighting import WeightByDatapoints
@@ -19,20 +20,19 @@ from pfl.data.sampling import MinimizeReuseUserSampler
 from pfl.hyperparam.base import NNTrainHyperParams
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
-from workloads import WORKLOADS, Workload
 
 
 class Trainee(torch.nn.Module):
-    """The model in pfl's form, with a loss per batch. It keeps the losses, because pfl reports no training loss."""
+    """A model in pfl's form, with a loss per batch. It keeps the losses, because pfl reports no training loss."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: torch.nn.Module, loss_of: Callable[..., torch.Tensor]) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.loss_of = model, loss_of
         self.losses: list[torch.Tensor] = []
 
-    def loss(self, ids: torch.Tensor, mask: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Loss of a batch, in eval mode."""
-        loss = self.model(input_ids=ids, attention_mask=mask, labels=labels).loss
+    def loss(self, *batch: torch.Tensor) -> torch.Tensor:
+        """Loss of a batch."""
+        loss = self.loss_of(self.model, *batch)
         self.losses.append(loss.detach().clone())
         return loss
 
@@ -50,6 +50,11 @@ class Watch(TrainingProcessCallback):
         self.marks: list[float] = []
         self.means: list[float] = []
 
+    @property
+    def seconds(self) -> list[float]:
+        """The length of every round."""
+        return [after - before for before, after in itertools.pairwise(self.marks)]
+
     def on_train_begin(self, *, model: Any) -> Metrics:
         self.began = time.time()
         self.marks.append(time.perf_counter())
@@ -64,32 +69,16 @@ class Watch(TrainingProcessCallback):
         return False, Metrics()
 
 
-def local_training(workload: Workload) -> NNTrainHyperParams:
-    """pfl's settings of local training. When pfl counts steps it stops at the end of the rows, so longer training is
-    counted in epochs. Raises SystemExit for a longer training of no whole number of epochs."""
-    steps_per_epoch = -(-workload.samples // workload.batch)
-    epochs, rest = divmod(workload.local_steps, steps_per_epoch)
-    if epochs and rest:
-        raise SystemExit(f"{workload.name}: {workload.local_steps} steps are no whole number of epochs, as pfl needs")
-    return NNTrainHyperParams(
-        local_batch_size=workload.batch,
-        local_num_epochs=epochs or None,
-        local_num_steps=None if epochs else rest,
-        local_learning_rate=workload.lr,
-        local_max_grad_norm=workload.clip,
-    )
-
-
-def main() -> None:
-    args = arguments(__doc__).parse_args()
-    torch.set_num_threads(args.threads)
-    workload = WORKLOADS[args.work]
-    trainee = Trainee(build_model(workload))
-    tensors = trained(trainee)
-    datasets = clients(workload, args.data)
-
-    def optimizer(parameters: Any, lr: float) -> torch.optim.Optimizer:
-        return torch.optim.AdamW((p for p in parameters if p.requires_grad), lr=lr, weight_decay=0.0)
+def simulate(
+    trainee: Trainee,
+    datasets: Sequence[Any],
+    optimizer: Callable[[Any, float], torch.optim.Optimizer],
+    local: NNTrainHyperParams,
+    *,
+    clients: int,
+    rounds: int,
+) -> Watch:
+    """FedAvg with ``clients`` of the data sets' owners in each round."""
 
     def population() -> FederatedDataset:
         return FederatedDataset(
@@ -98,21 +87,17 @@ def main() -> None:
         )
 
     watch = Watch(trainee)
+    tensors = [p for p in trainee.parameters() if p.requires_grad]
     FederatedAveraging().run(
         NNAlgorithmParams(
-            central_num_iterations=args.rounds,
-            evaluation_frequency=args.rounds,
-            train_cohort_size=workload.clients,
+            central_num_iterations=rounds,
+            evaluation_frequency=rounds,
+            train_cohort_size=clients,
             val_cohort_size=0,
         ),
         SimulatedBackend(population(), population(), postprocessors=[WeightByDatapoints()]),
         PyTorchModel(trainee, optimizer, torch.optim.SGD(tensors, lr=1.0)),
-        local_training(workload),
+        local,
         callbacks=[watch],
     )
-    seconds = [after - before for before, after in itertools.pairwise(watch.marks)]
-    Outcome(since_start(watch.began), seconds, watch.means, sum(t.numel() for t in tensors)).print(workload)
-
-
-if __name__ == "__main__":
-    main()
+    return watch

@@ -4,17 +4,8 @@ from __future__ import annotations
 
 import time
 
-from contestant import (
-    Outcome,
-    adapter_state,
-    arguments,
-    build_model,
-    clients,
-    since_start,
-    train,
-    trained,
-    weighted_mean,
-)
+from adapters import adapter_state, build_model, clients, train, trained
+from contestant import Outcome, arguments, since_start, weighted_mean
 from workloads import WORKLOADS
 
 
