@@ -59,8 +59,9 @@ _IMAGES = Contest(
     },
     "train.npz",
     write_images,
+    ("fast", "exact"),
 )
-_HEADS = Contest({"loop": Peer(("fedrep_loop",))}, "train.npz", write_images)
+_HEADS = Contest({"loop": Peer(("fedrep_loop",))}, "train.npz", write_images, ("fast", "exact"))
 _LINEAR = Contest(
     {"loop": Peer(("linear_loop",)), "flower": Peer(("linear_flower",), "flwr")}, "problem.npz", write_problem
 )

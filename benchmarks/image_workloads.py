@@ -61,7 +61,7 @@ def write_images(workload: ImageWorkload, file: Path) -> None:
     import numpy as np
 
     draw = np.random.default_rng(workload.seed)
-    labels = np.arange(workload.population * workload.samples) % CLASSES
+    labels = draw.integers(0, CLASSES, workload.population * workload.samples)
     patterns = draw.integers(64, 192, (CLASSES, *workload.image))
     noise = draw.integers(-64, 64, (len(labels), *workload.image), dtype=np.int16)
     np.savez(file, x_train=(patterns[labels] + noise).astype(np.uint8), y_train=labels)

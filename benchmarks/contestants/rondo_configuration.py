@@ -17,7 +17,7 @@ def configuration(workload: Work, data: Path, rounds: int, precision: str) -> di
     if isinstance(workload, LinearWorkload):
         return _linear(workload, rounds)
     if isinstance(workload, ImageWorkload):
-        return _images(workload, data, rounds)
+        return _images(workload, data, rounds, precision)
     return _adapters(workload, data, rounds, precision)
 
 
@@ -74,7 +74,7 @@ def _adapters(workload: Workload, data: Path, rounds: int, precision: str) -> di
     }
 
 
-def _images(workload: ImageWorkload, data: Path, rounds: int) -> dict[str, Any]:
+def _images(workload: ImageWorkload, data: Path, rounds: int, precision: str) -> dict[str, Any]:
     """FedAvg of the whole network, FedIT of its factors and everything else, or FedRep."""
     config: dict[str, Any] = {
         "seed": workload.seed,
@@ -91,7 +91,7 @@ def _images(workload: ImageWorkload, data: Path, rounds: int) -> dict[str, Any]:
             "momentum": workload.momentum,
             "batch_size": workload.batch,
             "max_grad_norm": 0.0,
-            "precision": "exact",
+            "precision": precision,
         },
         "evaluation": {"every": 0, "diagnostics_every": 0},
     }
