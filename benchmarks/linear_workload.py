@@ -39,7 +39,7 @@ def write_problem(workload: LinearWorkload, file: Path) -> None:
     of A (1, d)."""
     import numpy as np
 
-    from rondo.config.schema import ProblemConfig
+    from rondo.config.inputs import ProblemConfig
     from rondo.tasks.linear_problem import LinearProblem
 
     problem = LinearProblem.draw(ProblemConfig.model_validate(problem_config(workload)), workload.seed)

@@ -27,7 +27,8 @@ def copied(kind: Kind, model: PreTrainedModel, pad_token_id: int | None, labels:
     """
     _check(kind, model, labels)
     # Entries of the memo are taken in place of copies.
-    shared: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
+    parameters = model.parameters()
+    shared: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in parameters}
     module = copy.deepcopy(model, shared).eval()
     nn.Module.float(module)  # transformers' own refuses models that were loaded from GGUF files
     if kind.peft == "CAUSAL_LM":

@@ -148,6 +148,9 @@ def make_network(
             factors |= from_scratch(module, sites, factors, config.seed)
         _own_weights(module, sites)
     names = trained_names(config, module, head, sites)
+    if not names and not sites:
+        message = "it selects no parameter that asks for a gradient (requires_grad): name others"
+        raise ConfigError.at("train.what", message)
     if config.has_factors and set(names) <= set(head):
         return AdaptedNetwork(module, sites, head, factors)
     if config.has_factors and config.adapter.lora_dropout:
