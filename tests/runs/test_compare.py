@@ -193,6 +193,21 @@ def test_automatic_scoring_knows_its_finished_runs(copy: Path, tiny: dict[str, A
     assert made(copy) == before
 
 
+def test_finished_runs_on_pictures_are_not_repeated(tmp_path: Path) -> None:
+    """The data settle the shape of the pictures."""
+    config = {
+        "rounds": 1,
+        "task": {"kind": "image-classification"},
+        "model": {"name": "builtin:mlp"},
+        "data": {"max_train_rows": 40, "max_test_rows": 20},
+        "partition": {"kind": "iid", "clients": 2},
+    }
+    first = rondo.compare(["fedavg"], config, out=tmp_path / "out", device="cpu")
+    before = made(tmp_path / "out")
+    assert rondo.compare(["fedavg"], config, out=tmp_path / "out", device="cpu").runs == first.runs
+    assert made(tmp_path / "out") == before
+
+
 def test_changed_data_under_the_same_name_is_refused(copy: Path, tiny: dict[str, Any]) -> None:
     path = copy / run_dir("fedit", 0) / "partition.json"
     path.write_text(json.dumps(read(path) | {"rows": 23}))

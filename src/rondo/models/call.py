@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from rondo.lowrank import GrowingSum
 from rondo.params import Params
@@ -137,12 +136,12 @@ class Call(threading.local):
                 raise RuntimeError("activation checkpointing allows one network call before each backward")
 
 
-def output_of(module: nn.Module, batch: Batch, tensors: Params | None = None) -> Tensor:
-    """The logits of ``module`` for ``batch``, with ``tensors`` in place of its own of these names. ``forward`` takes
-    the batch's tensors by name where it has these names, else in their order."""
+def output_of(module: nn.Module, batch: Batch) -> Tensor:
+    """The logits of ``module`` for ``batch``. ``forward`` takes the batch's tensors by name where it has these names,
+    else in their order."""
     named = _takes(type(module).forward, tuple(batch))
     args, kwargs = ((), dict(batch)) if named else (tuple(batch.values()), {})
-    result = module(*args, **kwargs) if tensors is None else functional_call(module, dict(tensors), args, kwargs)
+    result = module(*args, **kwargs)
     output = getattr(result, "logits", result)
     if not isinstance(output, Tensor):
         message = "forward must return a tensor, or an object with .logits, and returned a "

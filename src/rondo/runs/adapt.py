@@ -5,7 +5,8 @@ Source: FedRep, section 4 and figures 4 and 6 ("new users").
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -117,9 +118,9 @@ class _Newcomer:
     def shot(self, examples: Sequence[Example]) -> Shot:
         """The scores of both models that are fitted to ``examples``."""
         client, round = self._client(examples), self.opened.round
-        alone = self._fitting.tuned(
-            self.opened.assembly.model.network.initial, {}, client, examples, round, train=everything
-        )
+        initial = self.opened.assembly.model.network.initial
+        with _told():
+            alone = self._fitting.tuned(initial, {}, client, examples, round, train=everything)
         return Shot(len(examples), self._scores(*self.fitted(examples)), self._scores(alone, {}))
 
     def fitted(self, examples: Sequence[Example]) -> tuple[Any, Any]:
@@ -127,12 +128,8 @@ class _Newcomer:
         algorithm, client, round = self.opened.assembly.algorithm, self._client(examples), self.opened.round
         shared = algorithm.broadcast(self.opened.point.state, client, round)
         local = algorithm.local_init(shared, client)
-        try:
+        with _told():
             local = self._fitting.adapted(shared, local, client, examples, round)
-        except ClientFailed as failure:
-            raise ConfigError.at(
-                "--data", f"the rows cannot be fitted to: {failure.reason}, {failure.detail}"
-            ) from None
         return algorithm.view(shared, local), shared.base
 
     @property
@@ -147,6 +144,16 @@ class _Newcomer:
 
     def _scores(self, seen: Any, base: Any) -> Scores:
         return self.opened.scorer.scores(seen, base, self.held_out)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Training that fails inside is bad input."""
+    try:
+        yield
+    except ClientFailed as failure:
+        message = f"the rows cannot be fitted to: {failure.reason}, {failure.detail}"
+        raise ConfigError.at("--data", message) from None
 
 
 def _divided(opened: Reopened, rows: Rows, count: int) -> tuple[Rows, Rows]:

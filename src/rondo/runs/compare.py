@@ -14,7 +14,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from os import PathLike
 from pathlib import Path
@@ -31,7 +31,6 @@ from rondo.runs.storage import durable
 from rondo.runs.storage.directory import RunDirectory, to_toml
 
 if TYPE_CHECKING:
-    from rondo.data.sources import Source
     from rondo.engine.transport import Observer
 
 ConfigSource: TypeAlias = str | PathLike[str] | Mapping[str, Any] | RunConfig
@@ -197,8 +196,8 @@ def carry_out(
     folder = _folder(out)
     runs, stopped = [], []
     partitions: dict[int, tuple[str, Any]] = {}
-    columns = _Columns()
-    for planned in [_planned(folder, config, columns) for config in configs]:
+    settled = _Settled()
+    for planned in [_planned(folder, config, settled) for config in configs]:
         with watch(planned) if watch is not None else nullcontext() as observer:
             try:
                 if planned.state == "new":
@@ -243,43 +242,44 @@ def _folder(out: str | Path | None) -> Path:
     return folder
 
 
-class _Columns:
-    """The data's columns, without their rows. Loaded once per seed, since all else about the data is shared."""
+class _Settled:
+    """Configurations with the keys that the data settle (columns, shapes, the kind of partition). The data are loaded
+    once per seed, since they are the same for all algorithms."""
 
     def __init__(self) -> None:
-        self._known: dict[int, Source] = {}
+        self._known: dict[int, dict[str, Any]] = {}
 
-    def __call__(self, config: RunConfig) -> Source:
+    def __call__(self, config: RunConfig) -> RunConfig:
+        from rondo.data.client_rows import resolved
         from rondo.data.sources import load as load_source
 
         if config.seed not in self._known:
-            self._known[config.seed] = replace(load_source(config), train=None, clients=None, test=None)
-        return self._known[config.seed]
+            settled = resolved(config, load_source(config))
+            self._known[config.seed] = {"task": settled.task, "partition": settled.partition}
+        return config.model_copy(update=self._known[config.seed])
 
 
-def _planned(folder: Path, config: RunConfig, columns: _Columns) -> Planned:
+def _planned(folder: Path, config: RunConfig, settled: _Settled) -> Planned:
     """The folder of a run, and its state. Nothing is ever deleted: if another configuration has the name, the run
     takes the next free one."""
     stem = folder / f"{config.algorithm.name.replace(':', '.')}-seed-{config.seed}"
     path, count = stem, 1
     while path.exists():
-        if _holds(path, config, columns):
+        if _holds(path, config, settled):
             return Planned(config, path, "finished" if RunDirectory(path).finished else "unfinished")
         path, count = stem.with_name(f"{stem.name}-{count}"), count + 1
     return Planned(config, path, "new")
 
 
-def _holds(path: Path, config: RunConfig, columns: _Columns) -> bool:
+def _holds(path: Path, config: RunConfig, settled: _Settled) -> bool:
     """Whether ``path`` holds a run of ``config``. Options that the user left open are in ``config.toml`` as the data
     settled them, so ``config`` is also compared after the data settled it."""
-    from rondo.data.client_rows import resolved
-
     try:
         ran = to_toml(RunDirectory.open(path).config())
     except ConfigError:
         return False
     config = located(config)
-    return ran == to_toml(config) or ran == to_toml(resolved(config, columns(config)))
+    return ran == to_toml(config) or ran == to_toml(settled(config))
 
 
 def _check_dealt(partitions: dict[int, tuple[str, Any]], planned: Planned, partition: Any) -> None:

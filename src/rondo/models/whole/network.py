@@ -6,10 +6,8 @@ several clients in one call (docs/adr/0013-whole-tensors-beside-factors.md).
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +16,8 @@ from rondo.algorithm import Weight
 from rondo.models.adapted_layer import Site, frozen_matrix, merged_weight
 from rondo.models.call import Rows, output_of
 from rondo.models.network import Base, Network
-from rondo.models.whole.checks import Dropout, Normalisation
+from rondo.models.whole.checks import Normalisation
+from rondo.models.whole.thread_copy import ThreadCopy
 from rondo.params import BUFFER_PREFIX, HEAD_PREFIX, Params, client_row
 from rondo.tasks.task import Batch
 
@@ -98,32 +97,28 @@ class WholeNetwork(Network):
         other. Statistics in ``params`` are updated in place in training."""
         clients = next(iter(params.values())).shape[0]
         counts = rows.counts if rows is not None else (next(iter(batch.values())).shape[0] // clients,) * clients
-        module = self._mine()
+        own = self._mine()
         outputs, start = [], 0
         for k, count in enumerate(counts):
             part = batch if clients == 1 else {n: t[start : start + count] for n, t in batch.items()}
             start += count
             if count:
-                _prepare(module, self._moving if count > 1 else (), None if dropout is None else dropout[k])
+                own.prepare(self._moving if count > 1 else (), None if dropout is None else dropout[k])
                 # Its count of batches is no statistic: it would be added to by all clients.
                 counters = {f"{p}.num_batches_tracked": torch.zeros((), dtype=torch.long) for p in self._moving}
                 tensors = self.tensors(client_row(params, k), base) | counters
-                with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
-                    output = output_of(module, _channels_last(part), tensors)
+                autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast)
+                with autocast, own.holding(tensors) as module:
+                    output = output_of(module, _channels_last(part))
                 outputs.append(output.float() if self._autocast else output)
         return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
-    def _mine(self) -> nn.Module:
-        """This thread's copy of the module, which shares all tensors with it: a call swaps tensors in place."""
-        mine: nn.Module | None = getattr(self._copies, "module", None)
+    def _mine(self) -> ThreadCopy:
+        """This thread's copy of the module."""
+        mine: ThreadCopy | None = getattr(self._copies, "copy", None)
         if mine is None or self._copies.device != self.device:
-            shared: dict[int, Any] = {id(t): t for t in (*self.module.parameters(), *self.module.buffers())}
-            mine = copy.deepcopy(self.module, shared)
-            replaced: dict[nn.Module, _Drop] = {}
-            for path, layer in list(mine.named_modules(remove_duplicate=False)):
-                if isinstance(layer, Dropout):
-                    mine.set_submodule(path, replaced.setdefault(layer, _Drop(layer)))
-            self._copies.module, self._copies.device = mine, self.device
+            mine = self._copies.copy = ThreadCopy(self.module)
+            self._copies.device = self.device
         return mine
 
 
@@ -143,30 +138,3 @@ def _moving(module: nn.Module, trained: Sequence[str]) -> tuple[str, ...]:
             if own & set(trained) or (not own and trained):
                 paths.append(path)
     return tuple(paths)
-
-
-def _prepare(module: nn.Module, moving: Sequence[str], generator: torch.Generator | None) -> None:
-    """Put the layers that differ in training into that mode, or back. ``generator``: None outside training."""
-    for path, layer in module.named_modules():
-        if isinstance(layer, Normalisation):
-            layer.training = generator is not None and path in moving
-        elif isinstance(layer, _Drop):
-            layer.generator = generator
-
-
-class _Drop(nn.Module):
-    """Dropout that draws from a generator of its own, and does nothing without one."""
-
-    def __init__(self, like: Dropout) -> None:
-        super().__init__()
-        self.keep = 1 - like.p
-        self.channels = not isinstance(like, nn.Dropout)
-        self.generator: torch.Generator | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.generator is None or self.keep == 1:
-            return x
-        # nn.Dropout2d and its kin drop whole channels, the second axis.
-        shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if self.channels else x.shape
-        mask = torch.empty(shape).bernoulli_(self.keep, generator=self.generator)
-        return x * (mask / self.keep if self.keep else mask).to(x)
