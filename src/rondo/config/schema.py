@@ -176,7 +176,8 @@ class TrainConfig(Section):
     """Norm to which each client's gradient is clipped; 0 means no clipping."""
     precision: Literal["exact", "fast"] = "fast"
     """``"exact"`` computes in float32 throughout. ``"fast"`` keeps the frozen layers in bfloat16 if the hardware
-    multiplies it, and is otherwise the same."""
+    multiplies it, and is otherwise the same. Networks that are trained whole stay in float32; those with convolutions
+    or wide linear layers multiply in bfloat16 with ``"fast"``."""
     length_grouping: bool = True
     """Batch rows of similar length, which saves padding."""
     what: Literal["all", "head"] | Annotated[list[str], Field(min_length=1)] | None = None
