@@ -214,7 +214,7 @@ class GrowingSum:
 
 @dataclass(frozen=True)
 class Growth:
-    """What a holder of the first ``start`` of ``count`` chunks lacks of their sum."""
+    """The part of a sum of ``count`` chunks that a holder of the first ``start`` lacks."""
 
     start: int
     count: int

@@ -221,8 +221,12 @@ def test_client_refuses_before_training(options: dict[str, Any], reason: str, wo
 def test_request_survives_and_damage_does_not() -> None:
     data = request(counted=7)
     assert Request.decode(data).counted == 7
+    for place in (0, 40, len(data) - 1):
+        damaged = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+        with pytest.raises(ValueError, match="do not have the digest"):
+            Request.decode(damaged)
     with pytest.raises(ValueError, match="do not have the digest"):
-        Request.decode(data[:-1] + b"?")
+        Request.decode(b"")
 
 
 GOOD = {"protocol": 1, "loss": None, "held": None, "reason": "", "detail": ""}

@@ -13,8 +13,9 @@ from rondo.algorithm import Shared
 from rondo.algorithms.table import TABLE
 from rondo.engine import serialization
 from rondo.engine.client.holdings import Holdings, Lacking
-from rondo.engine.parcel import Parcel
+from rondo.engine.letters import Request
 from rondo.engine.server.ledger import Ledger
+from rondo.engine.wire import Identity
 from rondo.lowrank import GrowingSum, LowRank
 from rondo.testing.run import Run, problems
 
@@ -36,9 +37,10 @@ def test_sent_bytes_suffice_for_every_broadcast(name: str) -> None:
             sampled = [c for k, c in enumerate(run.clients) if k == 0 or (index + k) % 3 == 0]
             for client in sampled:
                 shared = run.shared(client, index)
-                data = ledger.parcel(client.id, shared).encode()
+                request = Request(Identity("", ""), run.round(index), client, ledger.parcel(client.id, shared))
+                data = request.encode()
                 down, _ = ledger.send(client.id, shared)
-                parcel = Parcel.decode(data)
+                parcel = Request.decode(data).parcel
                 assert parcel.num_bytes == down
                 received = holdings.setdefault(client.id, Holdings()).take(parcel)
                 assert serialization.same(used(received), used(shared)), f"round {index}"
@@ -65,20 +67,6 @@ def test_client_without_its_disk_says_so_and_keeps_nothing() -> None:
     assert (holdings.params, holdings.base) == ({}, {})
     everything = Ledger().parcel("ann", Shared(second, sums(2)))
     assert serialization.same(used(holdings.take(everything)), used(Shared(second, sums(2))))
-
-
-@pytest.mark.parametrize("at", [0, 40, -1])
-def test_damaged_parcel_is_refused(at: int) -> None:
-    data = bytearray(Ledger().parcel("ann", Shared({"a.A": torch.ones(3)})).encode())
-    data[at] ^= 1
-    with pytest.raises(ValueError, match="do not have the digest"):
-        Parcel.decode(bytes(data))
-
-
-def test_other_content_is_no_parcel() -> None:
-    assert isinstance(Parcel.decode(Parcel({}, {}, {}).encode()), Parcel)
-    with pytest.raises(ValueError, match="digest"):
-        Parcel.decode(b"")
 
 
 def test_tensor_of_another_version_is_refused() -> None:

@@ -54,7 +54,7 @@ class Ledger:
         return parcel.num_bytes, first
 
     def parcel(self, client: str, shared: Shared) -> Parcel:
-        """What ``client`` lacks of ``shared``, by what it was sent before."""
+        """The part of ``shared`` that ``client`` lacks, by what it was sent before."""
         known = self.held.get(client, {})
         versions = {name: version(tensor) for name, tensor in shared.params.items()}
         lacking = {name: t for name, t in shared.params.items() if known.get(name) != versions[name]}

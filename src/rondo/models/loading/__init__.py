@@ -1,1 +1,1 @@
-"""Where modules and weights come from: a checkpoint, or an object that a program gives."""
+"""Sources of modules and weights: a checkpoint, or an object that a program gives."""

@@ -43,10 +43,12 @@ def check_module(module: nn.Module) -> None:
 
 
 def check_training_mode(module: nn.Module, inputs: Batch) -> None:
-    """Run a copy of ``module`` as in training, on ``inputs``. Raises :class:`ConfigError` where it changes a buffer
-    that is no statistic of batch normalisation. Warns where a network of one's own computes otherwise than in
-    evaluation for another reason than ``nn.Dropout`` and batch normalisation, since clients do not."""
-    training = copy.deepcopy(module).train()
+    """Run a copy of ``module``, which is in eval mode, as in training on ``inputs``. Raises :class:`ConfigError` where
+    it changes a buffer that is no statistic of batch normalisation. Warns where a network of one's own computes
+    otherwise than in evaluation for another reason than ``nn.Dropout`` and batch normalisation: clients do not."""
+    # The copy has buffers of its own, which its forward may change, and the module's parameters.
+    shared: dict[int, Any] = {id(p): p for p in module.parameters()}
+    training = copy.deepcopy(module, shared).train()
     for layer in training.modules():
         if isinstance(layer, Normalisation):
             layer.eval()
@@ -55,16 +57,14 @@ def check_training_mode(module: nn.Module, inputs: Batch) -> None:
     before = {name: tensor.clone() for name, tensor in training.named_buffers()}
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(0)
-        expected = output_of(copy.deepcopy(module).eval(), inputs)
         output = output_of(training, inputs)
-    check_buffers(before, dict(training.named_buffers()))
+        check_buffers(before, dict(training.named_buffers()))
+        expected = output_of(module, inputs)
     if type(module).__module__.startswith("transformers."):
         return  # dropout in its attention, which is known (docs/whole-models.md)
     if output.shape != expected.shape or not torch.allclose(output, expected, rtol=1e-3, atol=1e-5, equal_nan=True):
-        message = (
-            "model.name: the network computes otherwise in training mode (dropout in its forward, in an LSTM or in "
-        )
-        warnings.warn(f"{message}attention?), and clients train it as in evaluation", stacklevel=2)
+        message = "model.name: the network computes otherwise in training mode (dropout in its forward, in an LSTM or "
+        warnings.warn(f"{message}in attention?), and clients train it as in evaluation", stacklevel=2)
 
 
 def check_buffers(before: Mapping[str, Tensor], after: Mapping[str, Any]) -> None:
