@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from rondo.cli import algorithms, compare, results, run
 from rondo.cli.app import app, main
+from rondo.cli.federate import federate
 
 __all__ = ["app", "main"]
 
@@ -27,3 +28,4 @@ _SHOWN: tuple[tuple[str, Callable[..., None]], ...] = (
 
 for _name, _command in _SHOWN:
     app.command(_name)(_command)
+app.add_typer(federate, name="federate")

@@ -1,0 +1,222 @@
+"""The certificate authority of a federation and its server's certificate (X.509, EC P-384).
+
+The authority signs one thing: certificates of the federation's server. Sites have keys without certificates; the roster
+says which key is whose.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from rondo.errors import ConfigError
+from rondo.federation import files
+from rondo.federation.extra import missing
+
+try:
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+except ModuleNotFoundError as error:
+    raise missing(error) from None
+
+_AUTHORITY_DAYS = 3650
+"""The least that an authority is valid: it outlives several certificates of its server."""
+
+_SKEW = timedelta(hours=1)
+"""A certificate is valid from so long before it is made, since clocks of hosts differ."""
+
+
+def now() -> datetime:
+    """The time in UTC, in whole seconds, as certificates have it."""
+    return datetime.now(UTC).replace(microsecond=0)
+
+
+def host(text: str) -> str:
+    """``text`` if it is a host name or an IP address that a certificate can have. Raises ValueError with the reason."""
+    with suppress(ValueError):
+        if "%" not in text:  # an address with the name of a network card
+            return str(ipaddress.ip_address(text))
+    labels = text.split(".")
+    fits = len(text) <= 253 and all(_LABEL.fullmatch(label) for label in labels)
+    if not fits or labels[-1].isdigit():
+        hint = "write it without scheme and port, as in fed.example.org"
+        raise ValueError(f"{text!r} is neither a host name nor an IP address; {hint}")
+    return text.lower()
+
+
+_LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
+
+
+def authority(days: int) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    """A new authority: its private key and its certificate, valid for ``days`` and at least ten years."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = _name("Rondo federation, authority")
+    builder = _builder(
+        name, name, key.public_key(), key.public_key(), now() + timedelta(days=max(days, _AUTHORITY_DAYS))
+    )
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_usage("key_cert_sign", "crl_sign"), critical=True)
+    return key, builder.sign(key, hashes.SHA384())
+
+
+def of_server(
+    hosts: Sequence[str], days: int, issuer_key: ec.EllipticCurvePrivateKey, issuer: x509.Certificate
+) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    """A new key of the server and its certificate for ``hosts``, valid for ``days`` or until its issuer ends."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    end = min(now() + timedelta(days=days), issuer.not_valid_after_utc)
+    builder = _builder(
+        issuer.subject, _name("Rondo federation, server"), issuer_key.public_key(), key.public_key(), end
+    )
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_usage("digital_signature"), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    builder = builder.add_extension(x509.SubjectAlternativeName([_general_name(h) for h in hosts]), critical=False)
+    return key, builder.sign(issuer_key, hashes.SHA384())
+
+
+def hosts_of(certificate: x509.Certificate) -> tuple[str, ...]:
+    """The host names and IP addresses that a certificate is for, in its order."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, ValueError):
+        return ()
+    return tuple(str(name.value) for name in names if isinstance(name, x509.DNSName | x509.IPAddress))
+
+
+def pem(certificate: x509.Certificate) -> bytes:
+    """The certificate as PEM."""
+    content: bytes = certificate.public_bytes(serialization.Encoding.PEM)
+    return content
+
+
+def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """The private key as PEM (PKCS8), not encrypted."""
+    content: bytes = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return content
+
+
+def public_pem(key: ec.EllipticCurvePublicKey) -> bytes:
+    """The public key as PEM (SubjectPublicKeyInfo)."""
+    content: bytes = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return content
+
+
+def read(path: Path) -> x509.Certificate:
+    """The certificate in a PEM file. Raises :class:`ConfigError`."""
+    content = files.content(path)
+    try:
+        return x509.load_pem_x509_certificate(content)
+    except ValueError:
+        message = "not a certificate in PEM (-----BEGIN CERTIFICATE-----); put the file of this name in its place"
+        raise ConfigError.at(str(path), message) from None
+
+
+def read_private(path: Path) -> ec.EllipticCurvePrivateKey:
+    """The EC private key in a PEM file that its owner alone can read. Raises :class:`ConfigError`."""
+    content = files.private(path)
+    try:
+        key = serialization.load_pem_private_key(content, password=None)
+    except TypeError:
+        message = "has a password, and nobody is there to type it; store it without (openssl pkey -in FILE -out NEW)"
+        raise ConfigError.at(str(path), message) from None
+    except (ValueError, UnsupportedAlgorithm):
+        message = "not a private key in PEM (-----BEGIN PRIVATE KEY-----); put the file of this name in its place"
+        raise ConfigError.at(str(path), message) from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError.at(str(path), "not a key on an elliptic curve; put the file of this name in its place")
+    return key
+
+
+def read_authority(path: Path) -> x509.Certificate:
+    """The authority's certificate in a PEM file, valid today. Raises :class:`ConfigError`."""
+    certificate = read(path)
+    try:
+        basic = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
+        is_authority = bool(basic.ca)
+    except (x509.ExtensionNotFound, ValueError):
+        is_authority = False
+    if not is_authority:
+        message = "the certificate of a server, not of an authority; put the ca.crt that was handed out in its place"
+        raise ConfigError.at(str(path), message)
+    check_time(path, certificate, "make new keys in another folder and hand each site its own")
+    return certificate
+
+
+def check_time(path: Path, certificate: x509.Certificate, remedy: str) -> None:
+    """Raise :class:`ConfigError` if the certificate has expired or is not valid yet."""
+    moment, start, end = now(), certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if moment > end:
+        raise ConfigError.at(str(path), f"expired on {end:%Y-%m-%d %H:%M} UTC: {remedy}")
+    if moment < start:
+        message = f"valid from {start:%Y-%m-%d %H:%M} UTC on, and it is {moment:%Y-%m-%d %H:%M} here: set the clock"
+        raise ConfigError.at(str(path), message)
+
+
+def check_issuer(path: Path, certificate: x509.Certificate, issuer: x509.Certificate, issuer_path: Path) -> None:
+    """Raise :class:`ConfigError` if ``issuer`` did not sign the certificate."""
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (ValueError, TypeError, InvalidSignature):
+        message = f"not signed by the authority of {issuer_path}: take both from one folder of keys"
+        raise ConfigError.at(str(path), message) from None
+
+
+def check_pair(
+    path: Path, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate, certificate_path: Path
+) -> None:
+    """Raise :class:`ConfigError` if ``key`` is not the private key of the certificate."""
+    if public_pem(key.public_key()) != public_pem(certificate.public_key()):
+        message = f"not the private key of {certificate_path}: take both from one folder of keys"
+        raise ConfigError.at(str(path), message)
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _general_name(text: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(text))
+    except ValueError:
+        return x509.DNSName(text)
+
+
+def _builder(
+    issuer: x509.Name,
+    subject: x509.Name,
+    issuer_key: ec.EllipticCurvePublicKey,
+    key: ec.EllipticCurvePublicKey,
+    end: datetime,
+) -> x509.CertificateBuilder:
+    """The parts that both certificates have."""
+    builder = x509.CertificateBuilder().issuer_name(issuer).subject_name(subject).public_key(key)
+    builder = builder.serial_number(x509.random_serial_number())
+    builder = builder.not_valid_before(now() - _SKEW).not_valid_after(end)
+    builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key)
+    return builder.add_extension(identifier, critical=False)
+
+
+def _usage(*allowed: str) -> x509.KeyUsage:
+    kinds = (
+        "digital_signature",
+        "content_commitment",
+        "key_encipherment",
+        "data_encipherment",
+        "key_agreement",
+        "key_cert_sign",
+        "crl_sign",
+        "encipher_only",
+        "decipher_only",
+    )
+    return x509.KeyUsage(**{kind: kind in allowed for kind in kinds})

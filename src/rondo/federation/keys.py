@@ -1,0 +1,287 @@
+"""Keys of a federation: made by the server's owner, read by the server and by each site.
+
+A folder of keys::
+
+    ca/      ca.key ca.crt                              the authority; ca.key stays offline
+    server/  ca.crt server.crt server.key roster.json   for the server
+    SITE/    ca.crt site.key site.json                  for the owner of the site, one folder per site
+
+The server proves itself by its certificate (TLS). A site proves itself by its key's signature under each of its
+messages, which the server looks up in the roster.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from difflib import get_close_matches
+from pathlib import Path
+
+from rondo.errors import ConfigError
+from rondo.federation import certificates, files, roster
+from rondo.federation.extra import missing
+from rondo.federation.roster import Roster, Site
+from rondo.runs.storage import durable
+
+try:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+except ModuleNotFoundError as error:
+    raise missing(error) from None
+
+_LONGEST = 36500
+"""Days of the longest validity."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """What :func:`make` made.
+
+    - ``folder``: the folder of keys.
+    - ``hosts``: the server's host names and addresses.
+    - ``authority``, ``certificate``: whether the authority and the server's certificate are new.
+    - ``sites``: the new sites.
+    """
+
+    folder: Path
+    hosts: tuple[str, ...]
+    authority: bool
+    certificate: bool
+    sites: tuple[Site, ...]
+
+
+@dataclass(frozen=True)
+class ServerKeys:
+    """The server's keys: paths of its files, and its roster."""
+
+    certificate: Path
+    key: Path
+    ca: Path
+    roster: Roster
+
+    @classmethod
+    def read(cls, folder: Path) -> ServerKeys:
+        """Read and check ``folder``: every file is there, the certificate is valid today and signed by the authority,
+        and its owner alone can read the private key. Raises :class:`ConfigError` at the first fault."""
+        folder = _is_folder(folder)
+        keys = cls(folder / "server.crt", folder / "server.key", folder / "ca.crt", Roster.read(folder / roster.FILE))
+        authority = certificates.read_authority(keys.ca)
+        certificate = certificates.read(keys.certificate)
+        remedy = f"move {keys.certificate.name} and {keys.key.name} away and make new ones by rondo federate keys make"
+        certificates.check_time(keys.certificate, certificate, remedy)
+        certificates.check_issuer(keys.certificate, certificate, authority, keys.ca)
+        certificates.check_pair(keys.key, certificates.read_private(keys.key), certificate, keys.certificate)
+        return keys
+
+
+@dataclass(frozen=True)
+class SiteKeys:
+    """A site's keys.
+
+    - ``site``, ``clients``: the site's name, and the ids of its clients.
+    - ``server``: the server's host.
+    - ``ca``, ``key``: paths of the authority's certificate and of the private key.
+    - ``private_key``: the key itself.
+    """
+
+    site: str
+    clients: tuple[str, ...]
+    server: str
+    ca: Path
+    key: Path
+    private_key: ec.EllipticCurvePrivateKey
+
+    @classmethod
+    def read(cls, folder: Path) -> SiteKeys:
+        """Read and check ``folder``: every file is there, the authority is valid today, and its owner alone can read
+        the private key. Raises :class:`ConfigError` at the first fault."""
+        folder = _is_folder(folder)
+        path = folder / "site.json"
+        about = files.checked(files.json_object(path), str(path), {"site": str, "server": str, "clients": list}, {})
+        if (fault := roster.name_fault(about["site"])) is not None:
+            raise ConfigError.at(f"{path}.site", f"{about['site']!r} {fault}")
+        try:
+            server = certificates.host(about["server"])
+        except ValueError as error:
+            raise ConfigError.at(f"{path}.server", str(error)) from None
+        clients = files.texts(about["clients"], f"{path}.clients")
+        certificates.read_authority(folder / "ca.crt")
+        key = folder / "site.key"
+        return cls(about["site"], clients, server, folder / "ca.crt", key, certificates.read_private(key))
+
+
+def make(
+    server: Sequence[str], sites: Sequence[str], folder: Path, *, days: int, clients: Mapping[str, Sequence[str]]
+) -> Made:
+    """Make keys in ``folder``, all or none: the authority and the server's certificate where they are missing, and a
+    key for each new site. Nothing that is there is changed, but for the roster, which gets the new sites.
+
+    ``server``: its host names and IP addresses; clients are told the first. Without: those of its certificate.
+    ``days``: how long the certificate and the new sites' keys are valid.
+    ``clients``: ids of a site's clients; by default one with the site's name.
+
+    Raises :class:`ConfigError`.
+    """
+    folder = Path(folder)
+    if not 1 <= days <= _LONGEST:
+        raise ConfigError.at("--days", f"should be between 1 and {_LONGEST}, got {days}")
+    try:
+        hosts = tuple(dict.fromkeys(certificates.host(text) for text in server))
+    except ValueError as error:
+        raise ConfigError.at("--server", str(error)) from None
+    new_files, certificate, authority_pem = _server_files(folder, hosts, days)
+    hosts = hosts or certificates.hosts_of(certificate)
+    old = Roster(()) if "ca/ca.crt" in new_files else Roster.read(folder / "server" / roster.FILE)
+    secrets = {name: ec.generate_private_key(ec.SECP384R1()) for name in sites}
+    new_sites = _new_sites(secrets, days, sites, clients)
+    _check_sites(folder, old.sites, new_sites)
+    for site in new_sites:
+        about = {"site": site.name, "server": hosts[0], "clients": list(site.clients)}
+        new_files[f"{site.name}/ca.crt"] = authority_pem
+        new_files[f"{site.name}/site.key"] = certificates.private_pem(secrets[site.name])
+        new_files[f"{site.name}/site.json"] = (json.dumps(about, indent=2, ensure_ascii=False) + "\n").encode()
+    if not new_files:
+        raise ConfigError.at("--clients", f"nothing to make: {str(folder)!r} has its server's keys; name new sites")
+    new_files[f"server/{roster.FILE}"] = Roster((*old.sites, *new_sites)).content()
+    try:
+        _appear(folder, new_files)
+    except OSError as error:
+        message = f"{str(error.filename or folder)!r} cannot be written: {error.strerror}; name another folder"
+        raise ConfigError.at("--to", message) from None
+    return Made(folder, hosts, "ca/ca.crt" in new_files, "server/server.crt" in new_files, new_sites)
+
+
+def revoke(folder: Path, site: str) -> None:
+    """Mark a site's key as revoked in the roster of the server's ``folder``. Raises :class:`ConfigError`."""
+    path = _is_folder(folder) / roster.FILE
+    old = Roster.read(path)
+    names = [s.name for s in old.sites]
+    if site not in names:
+        near = get_close_matches(site, names, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names) or 'none'}"
+        raise ConfigError.at("SITE", f"no site {site!r} in {path}; {hint}")
+    Roster(tuple(replace(s, revoked=True) if s.name == site else s for s in old.sites)).write(path)
+
+
+def _is_folder(folder: Path) -> Path:
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ConfigError.at("--keys", f"{str(folder)!r} is no folder; name one that rondo federate keys make wrote")
+    return folder
+
+
+def _server_files(folder: Path, hosts: tuple[str, ...], days: int) -> tuple[dict[str, bytes], x509.Certificate, bytes]:
+    """The files of the authority and the server that are missing, the server's certificate, and the authority's as
+    PEM."""
+    new: dict[str, bytes] = {}
+    server, authority_key = folder / "server", folder / "ca" / "ca.key"
+    if not any((folder / part).exists() for part in ("ca", "server")):
+        secret, authority = certificates.authority(days)
+        new["ca/ca.key"], new["ca/ca.crt"] = certificates.private_pem(secret), certificates.pem(authority)
+        new["server/ca.crt"] = new["ca/ca.crt"]
+    elif any((server / name).exists() for name in ("server.crt", "server.key")):
+        certificate = certificates.read(server / "server.crt")
+        valid_hosts = certificates.hosts_of(certificate)
+        if other := [h for h in hosts if h not in valid_hosts]:
+            message = (
+                f"{other[0]!r} is not in {server / 'server.crt'}, which is for {', '.join(valid_hosts)}; leave it out"
+            )
+            raise ConfigError.at("--server", message)
+        return new, certificate, certificates.pem(certificates.read_authority(server / "ca.crt"))
+    else:
+        authority = certificates.read_authority(server / "ca.crt")
+        secret = certificates.read_private(authority_key)
+        certificates.check_pair(authority_key, secret, authority, server / "ca.crt")
+    if not hosts:
+        raise ConfigError.at("--server", "name the host at which clients reach the server, as in fed.example.org")
+    key, certificate = certificates.of_server(hosts, days, secret, authority)
+    new["server/server.crt"], new["server/server.key"] = certificates.pem(certificate), certificates.private_pem(key)
+    return new, certificate, certificates.pem(authority)
+
+
+def _new_sites(
+    secrets: Mapping[str, ec.EllipticCurvePrivateKey],
+    days: int,
+    sites: Sequence[str],
+    clients: Mapping[str, Sequence[str]],
+) -> tuple[Site, ...]:
+    """Sites as the roster will have them. Raises :class:`ConfigError` if a name or an id cannot be one."""
+    for name in (*sites, *clients):
+        if (fault := roster.name_fault(name)) is not None:
+            raise ConfigError.at("--clients", f"{name!r} {fault}")
+        if name not in sites:
+            raise ConfigError.at("--clients", f"{name!r} has clients and is not among the sites; add it")
+    end = (certificates.now() + timedelta(days=days)).date()
+    public = {name: certificates.public_pem(secret.public_key()).decode() for name, secret in secrets.items()}
+    return tuple(
+        Site(name, public[name], files.texts(clients.get(name, [name]), f"--site {name}"), end) for name in sites
+    )
+
+
+def _check_sites(folder: Path, old: tuple[Site, ...], new: tuple[Site, ...]) -> None:
+    """Raise :class:`ConfigError` if a new site is there already, or has a client of another."""
+    if (fault := roster.shared((*old, *new))) is not None:
+        raise ConfigError.at("--clients", fault[2])
+    for site in new:
+        if (path := folder / site.name).exists() or path.is_symlink():
+            message = f"{str(path)!r} is there already and is not overwritten; choose another name or move it away"
+            raise ConfigError.at("--clients", message)
+
+
+def _appear(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Write files, given by "PART/NAME", under ``folder``: each part that is new appears in one step, and all if the
+    folder is new. The server's, and the roster as the very last, come after the sites': a site that the roster names
+    has its key. Raises OSError and has then changed nothing."""
+    folder = folder.absolute()
+    base = folder if folder.is_dir() else folder.parent
+    durable.make_folder(base)
+    temporary = base / f".{folder.name}.rondo{durable.TEMPORARY}"
+    moved: list[Path] = []
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(mode=0o700)
+        for name, content in contents.items():
+            _write(temporary / name, content)
+        if base is not folder:
+            os.rename(temporary, folder)
+        else:
+            for source in _moves(folder, temporary):
+                target = folder / source.relative_to(temporary)
+                is_new = not target.exists()
+                os.replace(source, target)
+                moved += [target] if is_new else []
+                durable.sync(target.parent)
+    except BaseException:
+        for path in moved:
+            shutil.rmtree(path, ignore_errors=True)
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+        raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    durable.sync(base)
+
+
+def _moves(folder: Path, temporary: Path) -> list[Path]:
+    """The new files and folders to move from ``temporary``, in order."""
+    moves: list[Path] = []
+    for part in sorted(temporary.iterdir(), key=lambda p: p.name == "server"):
+        is_there = (folder / part.name).exists()
+        moves += sorted(part.iterdir(), key=lambda p: p.name == roster.FILE) if is_there else [part]
+    return moves
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a new file. Nobody but its owner can ever read a private key."""
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    mode = 0o600 if path.suffix == ".key" else 0o644
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    durable.sync(path.parent)

@@ -1,0 +1,175 @@
+"""The roster of a federation: which key signs for which clients.
+
+An upload is the upload of the site whose key signed it, whatever it says of itself. The roster is a JSON file at the
+server, ``roster.json``::
+
+    {"sites": [{"name": "st-anna", "public_key": "-----BEGIN PUBLIC KEY-----...", "clients": ["st-anna"],
+                "expires": "2029-02-25", "revoked": false}]}
+
+``clients`` is by default one client with the site's name, ``expires`` null and ``revoked`` false.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from rondo.errors import ConfigError
+from rondo.federation import files
+from rondo.federation.extra import missing
+from rondo.runs.storage import durable
+
+try:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+except ModuleNotFoundError as error:
+    raise missing(error) from None
+
+FILE = "roster.json"
+
+_CURVES = ("secp256r1", "secp384r1", "secp521r1")
+"""Curves that Flower takes (the NIST curves), without those below 128 bits of security."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A site of the federation, with its key.
+
+    - ``name``: the site's name.
+    - ``public_key``: PEM of the SubjectPublicKeyInfo, as text.
+    - ``clients``: ids of the clients whose uploads this key signs.
+    - ``expires``: the last day on which the key counts (UTC); None: it does not expire.
+    - ``revoked``: whether the key was withdrawn.
+    """
+
+    name: str
+    public_key: str
+    clients: tuple[str, ...]
+    expires: date | None = None
+    revoked: bool = False
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the public key's DER, in hexadecimal: ``openssl pkey -in site.key -pubout -outform DER |
+        sha256sum`` prints the same at the site."""
+        key = serialization.load_pem_public_key(self.public_key.encode())
+        der: bytes = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+        return hashlib.sha256(der).hexdigest()
+
+    def valid(self, today: date) -> bool:
+        """Whether the key counts on this day: neither revoked nor expired."""
+        return not self.revoked and (self.expires is None or today <= self.expires)
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The sites of a federation, in the order of the file."""
+
+    sites: tuple[Site, ...]
+
+    @property
+    def client_ids(self) -> tuple[str, ...]:
+        """The ids of all clients, in the order of the file; of sites that are revoked or expired too."""
+        return tuple(client for site in self.sites for client in site.clients)
+
+    def site_of(self, public_key: bytes) -> Site | None:
+        """The site that has this key (PEM, as Flower names a node's key), valid or not. None: no site has it."""
+        try:
+            key = canonical(public_key)
+        except ValueError:
+            return None
+        return next((site for site in self.sites if site.public_key == key), None)
+
+    def valid(self, today: date) -> tuple[Site, ...]:
+        """The sites whose keys count on this day (UTC)."""
+        return tuple(site for site in self.sites if site.valid(today))
+
+    @classmethod
+    def read(cls, path: Path) -> Roster:
+        """Read a roster. Raises :class:`ConfigError` at the first fault."""
+        path = Path(path)
+        tree = files.checked(files.json_object(path), str(path), {"sites": list}, {})
+        sites = tuple(_site(entry, f"{path}: sites.{i}") for i, entry in enumerate(tree["sites"]))
+        if (fault := shared(sites)) is not None:
+            i, field, message = fault
+            raise ConfigError.at(f"{path}: sites.{i}.{field}", message)
+        return cls(sites)
+
+    def write(self, path: Path) -> None:
+        """Replace the file ``path`` in one step. Raises :class:`ConfigError` if it cannot be written."""
+        try:
+            durable.write(Path(path), self.content())
+        except OSError as error:
+            raise ConfigError.at(str(path), f"cannot be written: {error.strerror}; mend its folder's mode") from None
+
+    def content(self) -> bytes:
+        """The bytes of the file."""
+        sites = [dataclasses.asdict(site) for site in self.sites]
+        return (json.dumps({"sites": sites}, indent=2, ensure_ascii=False, default=date.isoformat) + "\n").encode()
+
+
+def canonical(public_key: bytes) -> str:
+    """PEM of an EC public key, the same text for the same key. Raises ValueError with the reason."""
+    try:
+        key = serialization.load_pem_public_key(public_key)
+    except (ValueError, UnsupportedAlgorithm):
+        raise ValueError("not a public key in PEM (-----BEGIN PUBLIC KEY-----)") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name not in _CURVES:
+        raise ValueError(f"not a key on an elliptic curve of {', '.join(_CURVES)}")
+    pem: bytes = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return pem.decode()
+
+
+def name_fault(name: str) -> str | None:
+    """The reason why ``name`` cannot name a site, and so a folder. None: it can."""
+    if not name or not name.isprintable() or name != name.strip():
+        return "should be a name without control characters, and without space at its ends"
+    if set(name) & set("/\\:,=") or name[0] in ".-":
+        return "is used as a folder's name: it may neither hold / \\ : , = nor start with . or -"
+    if name.casefold() in ("ca", "server"):
+        return "is the name of a folder of the server's owner; choose another"
+    return None
+
+
+def shared(sites: Sequence[Site]) -> tuple[int, str, str] | None:
+    """The first name, key or client of two sites: the second site's number, the field and a message."""
+    owners: dict[tuple[str, str], int] = {}
+    for i, site in enumerate(sites):
+        values = [("name", site.name), ("public_key", site.public_key), *(("clients", c) for c in site.clients)]
+        for field, value in values:
+            owner = owners.setdefault((field, value), i)
+            if owner != i or values.count((field, value)) > 1:
+                what = "this key" if field == "public_key" else repr(value)
+                return i, field, f"{what} is there already, at the site {sites[owner].name!r}; remove it from one place"
+    return None
+
+
+def _site(entry: Any, place: str) -> Site:
+    optional = {"clients": list, "expires": str, "revoked": bool}
+    tree = files.checked(entry, place, {"name": str, "public_key": str}, optional)
+    if (fault := name_fault(tree["name"])) is not None:
+        raise ConfigError.at(f"{place}.name", f"{tree['name']!r} {fault}")
+    try:
+        key = canonical(tree["public_key"].encode(errors="replace"))
+    except ValueError as error:
+        raise ConfigError.at(f"{place}.public_key", f"{error}; copy the site's public key there") from None
+    named = tree.get("clients")
+    clients = (tree["name"],) if named is None else files.texts(named, f"{place}.clients")
+    return Site(tree["name"], key, clients, _day(tree.get("expires"), place), bool(tree.get("revoked")))
+
+
+def _day(text: str | None, place: str) -> date | None:
+    try:
+        day = None if text is None else date.fromisoformat(text)
+    except ValueError:
+        day = None
+    if text is not None and (day is None or day.isoformat() != text):
+        raise ConfigError.at(f"{place}.expires", f"{text!r} is no day; write it as in 2029-02-25, or null")
+    return day
