@@ -350,18 +350,34 @@ def test_help_and_list_load_no_torch() -> None:
         import sys
         from rondo.cli import app
         commands = ["--help"], ["--version"], ["list"], ["run", "--help"], ["run", "nope.toml"], ["init", "/no/x.toml"]
-        commands += ["show", "config"], ["demo", "--set", "rounds=0"]
+        commands += ["show", "config"], ["demo", "--set", "rounds=0"], ["federate", "keys", "make", "--help"]
         for arguments in (*commands, ["compare", "fedit,rolra"]):
             try:
                 app(arguments)
             except SystemExit as done:
                 assert done.code in (0, 2), done.code
-        loaded = {"torch", "transformers", "peft", "datasets", "matplotlib"} & set(sys.modules)
+        libraries = {"torch", "transformers", "peft", "datasets", "matplotlib", "flwr", "cryptography"}
+        loaded = libraries & set(sys.modules)
         assert not loaded, loaded
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "florg" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [("make", "--clients", "x"), ("revoke", "x"), ("show",)], ids=" ".join)
+def test_missing_federation_extra_is_named(arguments: tuple[str, ...]) -> None:
+    code = """
+        import sys
+        sys.modules["cryptography"] = None
+        from rondo.cli import app
+        app(["federate", "keys", *sys.argv[1:]])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    message = "needs the package cryptography, which is not installed: pip install 'rondo-fl[federation]'"
+    assert done.stderr == f"rondo federate: 1 problem\n  federation: {message}\n"
 
 
 # --- custom classes ------------------------------------------------------------------------------------------------
