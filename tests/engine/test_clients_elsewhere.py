@@ -18,6 +18,7 @@ from rondo.engine.client.party import Party
 from rondo.engine.letters import Reply, Request
 from rondo.engine.network import Network
 from rondo.engine.parcel import Parcel
+from rondo.engine.scoring_elsewhere import ScorerElsewhere
 from rondo.engine.server.ledger import Ledger
 from rondo.engine.server.rounds import Server
 from rondo.engine.wire import Identity, Rejected
@@ -56,11 +57,30 @@ def federation(sim: Composed) -> tuple[Server, Post]:
     for name, member in sim.population.members.items():
         kept: dict[str, Any] = {}
         local = LocalRound(sim.algorithm, sim.network, sim.task, sim.config, kept)
-        parties[name] = Party(name, IDENTITY.model, local, tuple(member.train), kept)
+        scorer = replace(sim.scorer, kept=kept)
+        parties[name] = Party(name, IDENTITY.model, local, tuple(member.train), scorer, member.validation, kept)
     post = Post(parties)
     clients, sites = sim.population.clients, sim.network.sites
     server = Server(sim.algorithm, sim.config, clients, Network(post, IDENTITY), sites, IDENTITY, sim.state, {})
     return server, post
+
+
+def elsewhere(sim: Composed, server: Server) -> ScorerElsewhere:
+    """The scorer of a server's clients, from the scorer of a simulation, of whose clients it only knows the names."""
+    transport = server.transport
+    assert isinstance(transport, Network)
+    parts = sim.scorer
+    return ScorerElsewhere(
+        parts.algorithm,
+        parts.network,
+        parts.task,
+        replace(parts.population, members={}),
+        {},
+        parts.config,
+        parts.fitting,
+        server,
+        transport,
+    )
 
 
 def settled(post: Post) -> dict[str, Any]:
@@ -76,13 +96,17 @@ def without_times(record: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(("name", "policy"), EVERY_HEAD)
 def test_network_equals_the_simulation(name: str, policy: Any) -> None:
     sim = make(name, policy, run=PARTIAL)
-    server, post = federation(make(name, policy, run=PARTIAL))
+    other = make(name, policy, run=PARTIAL)
+    server, post = federation(other)
+    scorer = elsewhere(other, server)
     for index in range(4):
         before = dict(post.sent)
         expected, record = sim.run_round(index), server.run_round(index)
         assert without_times(record) == without_times(expected)
         assert serialization.same(server.state, sim.state), f"round {index}"
         assert sum(post.sent.values()) - sum(before.values()) == record["bytes_down"]
+        after = sim.round(index + 1)
+        assert scorer.at_clients(server.state, after) == sim.scorer.at_clients(sim.state, after)
     kept = {c: sim.locals.get(c) for c in SIZES}
     assert serialization.same(settled(post), kept)
     assert server.ledger.held == sim.ledger.held
@@ -197,6 +221,39 @@ def test_client_cannot_send_in_anothers_name() -> None:
     assert ann.pending is not None
 
 
+@pytest.mark.parametrize("name", ["rolora", "fedsa-lora", "per-fedavg"])
+def test_clients_score_themselves_and_hostile_scores_are_dropped(name: str) -> None:
+    run = config(simulation={"cohort": 1}, evaluation={"fine_tune_epochs": 1})
+    sim, other = make(name, run=run), make(name, run=run)
+    server, post = federation(other)
+    scorer, after = elsewhere(other, server), sim.round(0)
+    expected = sim.scorer.at_clients(sim.state, after)
+    assert expected, "clients have validation rows"
+    assert scorer.at_clients(server.state, after) == expected
+    kind, metric = scorer.kinds[0], scorer.task.primary
+    for false in ({}, {kind: {metric: 1.0}}, {k: {} for k in scorer.kinds}, {"other": {metric: 1.0}}):
+        post.on_way = lambda client, reply, false=false: [Reply(scores=false).encode() if client == "bob" else reply]  # type: ignore[misc]
+        scores = scorer.at_clients(server.state, after)
+        assert scores[kind]["per_client"].keys() == {"ann", "cid"}
+    post.on_way, post.absent = lambda client, reply: [reply], {"ann"}
+    assert scorer.at_clients(server.state, after)[kind]["clients"] == expected[kind]["clients"] - 1
+
+
+def test_client_that_is_scored_keeps_nothing_of_it() -> None:
+    """A server that dies after scores of a round that is not on its disk goes back, and its clients with it."""
+    sim, other = make("fedsa-lora", run=ALONE), make("fedsa-lora", run=ALONE)
+    server, post = federation(other)
+    for index in range(3):
+        saved = serialization.pack(server.state), server.ledger.to_json(), server.aggregated
+        server.run_round(index)
+        elsewhere(other, server).at_clients(server.state, server.round(index + 1))  # and then the machine stops
+        state = serialization.unpack(saved[0], server.state)
+        server = replace(server, state=state, ledger=Ledger.from_json(saved[1]), aggregated=saved[2], kept={})
+        server.run_round(index)
+        sim.run_round(index)
+        assert serialization.same(server.state, sim.state), f"round {index}"
+
+
 def request(**options: Any) -> bytes:
     plain = Request(IDENTITY, Round(0, 4, 5, 3), Client("ann", 4), Parcel({}, {}, {}))
     return replace(plain, **options).encode()
@@ -229,7 +286,7 @@ def test_request_survives_and_damage_does_not() -> None:
         Request.decode(b"")
 
 
-GOOD = {"protocol": 1, "loss": None, "held": None, "reason": "", "detail": ""}
+GOOD = {"protocol": 1, "loss": None, "held": None, "scores": None, "reason": "", "detail": ""}
 
 
 @pytest.mark.parametrize(

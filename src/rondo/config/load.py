@@ -18,6 +18,7 @@ from pydantic import ConfigDict
 from rondo import algorithms
 from rondo.config.checks import cross_checks, missing_files, missing_packages
 from rondo.config.explain import explain, merged, unknown
+from rondo.config.inputs import GIVEN
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, Problem
 
@@ -75,12 +76,13 @@ def located(config: RunConfig) -> RunConfig:
         """Names on a hub, and of things that are built in or given in Python, are no paths."""
         return absolute(name) if name is not None and Path(name).expanduser().exists() else name
 
-    data, adapter, pattern = config.data, config.adapter, config.data.clients_from
+    data, adapter = config.data, config.adapter
+    pattern = None if data.clients_from in (None, GIVEN) else absolute(str(data.clients_from))
     sources = {"source": found(data.source), "test_source": found(data.test_source)}
     start = {"adapter": adapter.model_copy(update={"start_from": found(adapter.start_from)})}
     return config.model_copy(
         update={
-            "data": data.model_copy(update={**sources, "clients_from": None if pattern is None else absolute(pattern)}),
+            "data": data.model_copy(update={**sources, "clients_from": pattern or data.clients_from}),
             **(start if adapter.start_from is not None else {}),  # a section that is not there stays away
             "model": config.model.model_copy(update={"name": found(config.model.name)}),
             "task": config.task.model_copy(update={"chat_template": found(config.task.chat_template)}),

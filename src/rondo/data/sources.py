@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,24 +37,33 @@ class Source:
     """The column that names each row's client, if the data have one."""
 
 
-def load(config: RunConfig, train: Table | None = None, test: Table | None = None) -> Source:
+def load(
+    config: RunConfig,
+    train: Table | None = None,
+    test: Table | None = None,
+    clients: Mapping[str, Table] | None = None,
+) -> Source:
     """Load the rows that ``[data]`` names. Raises :class:`ConfigError` with key path, row and reason.
 
-    ``train``, ``test``: rows in place of ``data.source`` and ``data.test_source``.
+    ``train``, ``test``, ``clients``: rows in place of ``data.source``, ``data.test_source`` and ``data.clients_from``.
     """
     data = config.data
     if test is not None:
         data = data.model_copy(update={"test_source": None, "test_split": ""})
-        source = load(config.model_copy(update={"data": data}), train)
+        source = load(config.model_copy(update={"data": data}), train, None, clients)
         return replace(source, test=rows_of(test, "test"))
     if problems := list(missing_files(config)):
         raise ConfigError(problems)
     room = Room(data.max_read_mb)
     if data.clients_from is not None or train is not None:
-        clients = _client_files(data.clients_from, room) if data.clients_from is not None else None
+        by_client = None
+        if clients is not None:
+            by_client = {name: rows_of(table, f"clients[{name!r}]") for name, table in clients.items()}
+        elif data.clients_from is not None:
+            by_client = _client_files(data.clients_from, room)
         rows = rows_of(train, "train") if train is not None else None
         test_rows = read_rows(data.test_source, "data.test_source", room) if data.test_source else None
-        return Source(data.clients_from or GIVEN, rows, clients, test_rows)
+        return Source(data.clients_from or GIVEN, rows, by_client, test_rows)
     if data_source(config) == BUILTIN_IMAGES:
         return _digits()
     if data_source(config) == BUILTIN_DATA:

@@ -36,6 +36,11 @@ class Request:
     parcel: Parcel
     counted: int | None = None
     """The last attempt of this client's that counted, and that the server has on its disk."""
+    scores: bool = False
+    """Whether scores on the client's validation rows are asked for, and no training. ``counted`` is then the last
+    attempt that counted at all."""
+    asked: int = 0
+    """Number of clients that are asked in this round."""
     protocol: int = PROTOCOL
 
     def encode(self) -> bytes:
@@ -69,6 +74,8 @@ class Reply:
     """Mean training loss."""
     held: Mapping[str, str] | None = None
     """Versions by tensor name, and numbers of chunks by ``base:<path>``, of a client that lacks something."""
+    scores: Mapping[str, Mapping[str, float | None]] | None = None
+    """Metrics of the client's model by kind of score; empty without validation rows."""
     reason: str = ""
     """A short code, where the client failed or refused."""
     detail: str = field(default="", compare=False)
@@ -76,7 +83,7 @@ class Reply:
 
     def encode(self) -> bytes:
         """The reply as bytes."""
-        header = {"protocol": PROTOCOL, "loss": self.loss, "held": self.held}
+        header = {"protocol": PROTOCOL, "loss": self.loss, "held": self.held, "scores": self.scores}
         text = json.dumps({**header, "reason": self.reason, "detail": self.detail}, allow_nan=False).encode()
         return len(text).to_bytes(_LENGTH, "little") + text + self.upload
 
@@ -88,12 +95,12 @@ class Reply:
         if len(data) < _LENGTH or size > min(_HEADER_LIMIT, len(data) - _LENGTH):
             raise Rejected("unreadable", f"{len(data)} bytes with a header of {size}")
         content = strict_object("unreadable", "the reply's header", data[_LENGTH : _LENGTH + size])
-        if content.keys() != {"protocol", "loss", "held", "reason", "detail"}:
+        if content.keys() != {"protocol", "loss", "held", "scores", "reason", "detail"}:
             raise Rejected("unreadable", f"the reply's keys are {short(sorted(content))}")
         if content["protocol"] is True or content["protocol"] != PROTOCOL:
             raise Rejected("wrong_protocol", f"{short(content['protocol'])}, where {PROTOCOL} is spoken")
-        loss, held, reason, detail = (content[key] for key in ("loss", "held", "reason", "detail"))
-        if not (loss is None or (isinstance(loss, float) and math.isfinite(loss))):
+        loss, held, scores, reason, detail = (content[k] for k in ("loss", "held", "scores", "reason", "detail"))
+        if not _is_number(loss):
             raise Rejected("unreadable", f"loss is {short(loss)}")
         if not (isinstance(reason, str) and isinstance(detail, str)):
             raise Rejected("unreadable", "reason and detail are no texts")
@@ -101,12 +108,21 @@ class Reply:
             isinstance(held, dict) and all(isinstance(v, str) and len(v) <= _DIGEST for v in held.values())
         ):
             raise Rejected("unreadable", "held is no mapping of names to versions")
-        return Reply(data[_LENGTH + size :], loss, held, reason, detail)
+        if scores is not None and not (
+            isinstance(scores, dict)
+            and all(isinstance(kind, dict) and all(map(_is_number, kind.values())) for kind in scores.values())
+        ):
+            raise Rejected("unreadable", "scores are no numbers by kind and metric")
+        return Reply(data[_LENGTH + size :], loss, held, scores, reason, detail)
 
     def failure(self, client: str) -> ClientFailed:
         """The reason of ``client``, as the server records it."""
         known = self.reason in _REASONS
         return ClientFailed(client, self.reason if known else "failed", short(self.detail if known else self.reason))
+
+
+def _is_number(value: object) -> bool:
+    return value is None or (isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value))
 
 
 _REASONS = (

@@ -67,7 +67,8 @@ class Network:
         return False
 
     def _send(self, client: Client, round: Round, work: Work) -> None:
-        request = Request(self.identity, round, client, work.parcel(client), work.counted(client))
+        asked = len(work.turnout.asked)
+        request = Request(self.identity, round, client, work.parcel(client), work.counted(client), asked=asked)
         self.messenger.send(client.id, request.encode())
 
     def _answer(self, client: Client, data: bytes, round: Round, work: Work, *, again: bool) -> Answer | None:

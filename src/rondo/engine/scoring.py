@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rondo.algorithm import Algorithm, Client, Round
+from rondo.algorithm import Algorithm, Client, Round, Shared
 from rondo.config.schema import EvaluationConfig
 from rondo.data.population import Member, Population
 from rondo.engine.client.fitting import Fitting
@@ -38,10 +38,7 @@ class Scorer:
     def model(self, state: Any, client: Client, round: Round) -> tuple[Params, Base]:
         """The tensors that ``client``'s network sees before ``round``, without a client axis, and the base's change."""
         shared = self.algorithm.broadcast(state, client, round)
-        local = self.kept.get(client.id) if client is not NEWCOMER else None  # by identity: a client may have any id
-        if local is None:
-            local = self.algorithm.local_init(shared, client)
-        return self.algorithm.view(shared, local), shared.base
+        return self.algorithm.view(shared, self._local(shared, client)), shared.base
 
     def newcomer(self, state: Any, round: Round) -> tuple[Params, Base]:
         """:meth:`model` of a client that has not taken part: the global model, or the cold-start model of a personal
@@ -59,31 +56,53 @@ class Scorer:
         """Scores of each client's model on its own validation rows, with their mean and the mean of the worst tenth.
         The key is "personal" where models are personal, else "clients" (the global model at each client). With
         ``fine_tune_epochs`` there are scores after fine-tuning too, under "fine_tuned"."""
-        kind = "personal" if self.algorithm.personal else "clients"
-        per_client: dict[str, dict[str, Any]] = {}
-        for name, member in self.population.members.items():
-            if member.validation:
-                seen, base = self._at_client(state, member, round)
-                per_client.setdefault(kind, {})[name] = self.scores(seen, base, member.validation)
-                if self.config.fine_tune_epochs:
-                    tuned = self._fine_tuned(seen, base, member, round)
-                    per_client.setdefault("fine_tuned", {})[name] = self.scores(tuned, base, member.validation)
+        members = self.population.members.items()
+        return self.summed_up(
+            {
+                name: self.of_client(self.algorithm.broadcast(state, member.client, round), member, round)
+                for name, member in members
+                if member.validation
+            }
+        )
+
+    def of_client(self, shared: Shared, member: Member, round: Round) -> dict[str, Any]:
+        """The scores of ``member``'s model on its validation rows, by kind. ``shared``: its broadcast."""
+        seen, base = self._at_client(shared, member, round)
+        scores = {self.kinds[0]: self.scores(seen, base, member.validation)}
+        if self.config.fine_tune_epochs:
+            tuned = self._fine_tuned(seen, base, member, round)
+            scores["fine_tuned"] = self.scores(tuned, base, member.validation)
+        return scores
+
+    def summed_up(self, per_client: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """Scores of :meth:`of_client` by client id, in the form of :meth:`at_clients`."""
         metric, higher = self.task.primary, self.task.higher_is_better
+        by_kind = {
+            kind: {name: scores[kind] for name, scores in per_client.items()}
+            for kind in self.kinds
+        }
         return {
             kind: {metric: spread(scores, metric, higher_is_better=higher), "per_client": scores}
-            for kind, scores in per_client.items()
+            for kind, scores in by_kind.items()
+            if scores
         }
 
-    def _at_client(self, state: Any, member: Member, round: Round) -> tuple[Params, Base]:
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of scores that each client has."""
+        own = "personal" if self.algorithm.personal else "clients"
+        return (own, "fine_tuned") if self.config.fine_tune_epochs else (own,)
+
+    def _at_client(self, shared: Shared, member: Member, round: Round) -> tuple[Params, Base]:
         """The model that ``member`` uses. Some methods adapt it to the client's rows first."""
-        if not self.algorithm.scored_after_adapting:
-            return self.model(state, member.client, round)
-        shared = self.algorithm.broadcast(state, member.client, round)
-        local = self.kept.get(member.client.id)
-        if local is None:
-            local = self.algorithm.local_init(shared, member.client)
-        local = self.fitting.adapted(shared, local, member.client, member.train, round)
+        local = self._local(shared, member.client)
+        if self.algorithm.scored_after_adapting:
+            local = self.fitting.adapted(shared, local, member.client, member.train, round)
         return self.algorithm.view(shared, local), shared.base
+
+    def _local(self, shared: Shared, client: Client) -> Params:
+        local = self.kept.get(client.id) if client is not NEWCOMER else None  # by identity: a client may have any id
+        return self.algorithm.local_init(shared, client) if local is None else local
 
     def _fine_tuned(self, seen: Params, base: Base, member: Member, round: Round) -> Params:
         epochs, only_head = self.config.fine_tune_epochs, self.config.fine_tune == "head"

@@ -100,6 +100,11 @@ class Assembly:
         }
 
     @property
+    def model_sha256(self) -> str:
+        """SHA-256 of the base model's identity: weights, configuration and tokenizer."""
+        return hashlib.sha256(json.dumps(self.model.identity, sort_keys=True).encode()).hexdigest()
+
+    @property
     def scores_every(self) -> int:
         """Rounds between scores on the test set; 0 scores only after the last round."""
         every = self.config.evaluation.every
@@ -132,8 +137,7 @@ class Assembly:
         scorer = self.scorer(kept)
         cohorts = Cohorts(network, self.task, self.population, config, start.bytes_per_cost, workers(network))
         local = LocalRound(self.algorithm, network, self.task, config, kept, self.prefix, stop)
-        model = json.dumps(self.model.identity, sort_keys=True).encode()
-        identity = Identity("simulation", hashlib.sha256(model).hexdigest())
+        identity = Identity("simulation", self.model_sha256)
         transport: Transport = Simulation(self.population, local, cohorts)
         if are_rehearsed(config):
             transport = Rehearsal(transport, config, identity)
@@ -167,7 +171,7 @@ def assemble(
             torch.cuda.set_device(target)  # otherwise pinned memory would take up room on the first device
         dealt = None
         if with_rows:
-            source = load_source(config, given.train, given.test)
+            source = load_source(config, given.train, given.test, given.clients)
             config = resolved(config, source)
             labels = find_labels(config, source) if labels is None else labels
             dealt = deal_rows(config, source, labels)

@@ -163,7 +163,7 @@ def _procedure(facts: Facts, rounds: int) -> Iterator[tuple[str, str]]:
         yield "pictures", f"{shape}, normalised as {_code(config.task.normalize)}, augmented by {config.task.augment}"
     if config.model.quantization is not None:
         yield "frozen layers in training", config.model.quantization
-    given = GIVEN in (config.data.source, config.data.test_source, config.model.name)
+    given = GIVEN in (config.data.source, config.data.test_source, config.data.clients_from, config.model.name)
     command = f'rondo.run("{CONFIG}", ...)` in Python' if given else f"rondo run {CONFIG}`"
     yield "command", f"`{command}, with the configuration beside this card"
 

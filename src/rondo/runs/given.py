@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ class Given:
 
     train: Table | None = None
     test: Table | None = None
+    clients: Mapping[str, Table] | None = None
     model: PreTrainedModel | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
 
@@ -40,6 +41,7 @@ class Given:
         named = {
             "data.source": config.data.source,
             "data.test_source": config.data.test_source,
+            "data.clients_from": config.data.clients_from,
             "model.name": config.model.name,
         }
         for key, (arguments, value) in self._places().items():
@@ -63,6 +65,7 @@ class Given:
         return {
             "data.source": ("train=...", self.train),
             "data.test_source": ("test=...", self.test),
+            "data.clients_from": ("clients=...", self.clients),
             "model.name": ("model=..., tokenizer=...", self.model),
         }
 

@@ -43,6 +43,7 @@ def run(
     device: str = "auto",
     train: Table | None = None,
     test: Table | None = None,
+    clients: Mapping[str, Table] | None = None,
     model: PreTrainedModel | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     observer: Observer | None = None,
@@ -55,6 +56,7 @@ def run(
     ``device``: "auto", "cpu", "cuda", "cuda:1" or "mps".
     ``train``, ``test``: rows in place of ``data.source`` and ``data.test_source``: a ``datasets.Dataset``, a
     ``pandas.DataFrame``, or a list with one dict per row.
+    ``clients``: such rows by client id, in place of ``data.clients_from``.
     ``model``, ``tokenizer``: a model of transformers in place of ``model.name``. It is not changed: the run takes a
     copy that shares its memory, save for weights in other types than float32 or on other devices.
     ``observer``: told of the run's progress. In a notebook, None shows progress bars.
@@ -65,7 +67,7 @@ def run(
     three rounds in a row are skipped or the disk cannot be written; :class:`RunInterrupted` after ``stop``.
     """
     began = time.perf_counter()
-    given = Given(train, test, model, tokenizer)
+    given = Given(train, test, clients, model, tokenizer)
     settings = load(config, [*sets, *given.sets])
     with _watching(observer, settings) as observer:
         observer.phase("loading")
@@ -91,6 +93,7 @@ def resume(
     allow_code: bool = False,
     train: Table | None = None,
     test: Table | None = None,
+    clients: Mapping[str, Table] | None = None,
     model: PreTrainedModel | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     observer: Observer | None = None,
@@ -119,7 +122,7 @@ def resume(
         must_equal(then, now, whatever=allow_nondeterministic)
         with _watching(observer, settings) as observer:
             observer.phase("loading")
-            assembly = assemble(settings, device, given=Given(train, test, model, tokenizer))
+            assembly = assemble(settings, device, given=Given(train, test, clients, model, tokenizer))
             before = {**then, "partition": rows_of(directory.read("partition.json"))}
             after = {**manifest(assembly), "partition": rows_of(assembly.population.report)}
             must_equal(before, after, whatever=allow_nondeterministic)

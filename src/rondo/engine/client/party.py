@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rondo.algorithm import Upload
+from rondo.data.population import Member
 from rondo.engine import serialization
 from rondo.engine.client.holdings import Holdings, Lacking
 from rondo.engine.client.local_round import LocalRound
 from rondo.engine.letters import PROTOCOL, Reply, Request
+from rondo.engine.scoring import Scorer
 from rondo.engine.transport import Answer
 from rondo.engine.wire import Envelope, encode_upload
 from rondo.params import Params
@@ -25,6 +27,9 @@ class Party:
     """SHA-256 of the identity of its copy of the base model."""
     local: LocalRound
     examples: Sequence[Example]
+    scorer: Scorer
+    """Scores on validation rows."""
+    validation: Sequence[Example]
     kept: MutableMapping[str, Params]
     """The client's own tensors, by its id: those of the last round that counted."""
     holdings: Holdings = field(default_factory=Holdings)
@@ -43,6 +48,8 @@ class Party:
             return Reply(reason="wrong_model", detail=detail)
         if request.client.id != self.id:
             return Reply(reason="refused", detail=f"this is {self.id}, not {request.client.id}")
+        if request.scores:
+            return self._scores(request)
         self._settle(request.counted)
         try:
             shared = self.holdings.take(request.parcel)
@@ -53,6 +60,21 @@ class Party:
             return Reply(reason=answer.failure.reason, detail=answer.failure.detail)
         self.pending = (request.round.attempt, answer.kept or {})
         return Reply(self._encoded(request, answer), answer.loss)
+
+    def _scores(self, request: Request) -> Reply:
+        """The scores of the client's model as it is. Nothing changes by it: what the client keeps of its last attempt
+        counts once the server has that round on its disk."""
+        if not self.validation:
+            return Reply(scores={})
+        try:
+            shared = replace(self.holdings).take(request.parcel)
+        except Lacking:
+            return Reply(held=self.holdings.versions)
+        own = dict(self.kept)
+        if self.pending is not None and self.pending[0] == request.counted and self.pending[1]:
+            own[self.id] = serialization.canonical(self.pending[1])
+        member = Member(request.client, self.examples, self.validation)
+        return Reply(scores=replace(self.scorer, kept=own).of_client(shared, member, request.round))
 
     def _settle(self, counted: int | None) -> None:
         """Take over what the last attempt would keep, if it counted, or drop it."""

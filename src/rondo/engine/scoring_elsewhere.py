@@ -1,0 +1,58 @@
+"""Scores of clients elsewhere, which score their models themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rondo.algorithm import Client, Round
+from rondo.engine.letters import Reply, Request
+from rondo.engine.network import Network
+from rondo.engine.scoring import Scorer
+from rondo.engine.server.rounds import Server
+from rondo.engine.wire import Rejected
+
+
+@dataclass(frozen=True)
+class ScorerElsewhere(Scorer):
+    """A scorer whose clients are at the other end of ``transport``. What they are sent for it is not counted as the
+    broadcast of a round, and they do not keep it."""
+
+    server: Server
+    transport: Network
+
+    def at_clients(self, state: Any, round: Round) -> dict[str, Any]:
+        """As in :meth:`Scorer.at_clients`. Clients that cannot be reached, or that fail, have no scores."""
+        messenger = self.transport.messenger
+        present = messenger.present()
+        asked = {c.id: c for c in self.server.clients if c.id in present}
+        told: set[str] = set()
+        for client in asked.values():
+            self._send(client, state, round, len(asked))
+        replied: dict[str, Mapping[str, Any]] = {}
+        for client_id, data in messenger.replies():
+            if client_id not in asked or client_id in replied:
+                continue
+            try:
+                reply = Reply.decode(data)
+            except Rejected:
+                continue
+            if reply.held is not None and client_id not in told:
+                told.add(client_id)
+                self.server.ledger.believe(client_id, reply.held)
+                self._send(asked[client_id], state, round, len(asked))
+            elif reply.scores and self._are_due(reply.scores):
+                replied[client_id] = reply.scores
+        return self.summed_up({name: replied[name] for name in asked if name in replied})
+
+    def _send(self, client: Client, state: Any, round: Round, asked: int) -> None:
+        ledger = self.server.ledger
+        parcel = ledger.parcel(client.id, self.algorithm.broadcast(state, client, round))
+        counted = ledger.counted_of(client)
+        request = Request(self.transport.identity, round, client, parcel, counted, scores=True, asked=asked)
+        self.transport.messenger.send(client.id, request.encode())
+
+    def _are_due(self, scores: Mapping[str, Mapping[str, Any]]) -> bool:
+        """Whether these are the kinds of scores that a client owes, each with the task's metrics."""
+        return scores.keys() == set(self.kinds) and all(self.task.primary in metrics for metrics in scores.values())
