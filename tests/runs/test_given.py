@@ -256,3 +256,19 @@ def test_unfit_objects_are_refused(folder: Path, model: Any, tokenizer: Any) -> 
     assert "not in memory" in refused(folder, **{**both, "model": copy.deepcopy(model).to("meta")})["model"]
     with pytest.raises(ConfigError, match=r"model\.revision: a model object does not use it"):
         rondo.run(settings(folder / "bert", model={"revision": "main"}), train=TRAIN, device="cpu", **both)
+
+
+def test_rows_of_each_client_give_the_run_of_their_files(folder: Path, tmp_path: Path) -> None:
+    rows = {"north": TRAIN[:20], "south": TRAIN[20:]}
+    for name, of_client in rows.items():
+        write_rows(tmp_path / "sites" / f"{name}.csv", of_client)
+    config = settings(folder / "bert", data={"source": None, "clients_from": str(tmp_path / "sites/*.csv")})
+    of_files = rondo.run(config, run_dir=tmp_path / "files", device="cpu")
+    tables: dict[str, Any] = {"north": pandas.DataFrame(rows["north"]), "south": rows["south"]}
+    config = settings(folder / "bert", data={"source": None})
+    assert_same_result(rondo.run(config, run_dir=tmp_path / "tables", device="cpu", clients=tables), of_files)
+    interrupted(config, tmp_path / "run", clients=tables)
+    with pytest.raises(ConfigError) as caught:
+        rondo.resume(tmp_path / "run")
+    assert "rondo.resume(RUN_DIR, clients=...)" in problems(caught)["data.clients_from"]
+    assert_same_result(rondo.resume(tmp_path / "run", clients=tables), of_files)
