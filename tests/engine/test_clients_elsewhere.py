@@ -242,7 +242,7 @@ def test_clients_score_themselves_and_hostile_scores_are_dropped(name: str) -> N
 def test_client_that_is_scored_keeps_nothing_of_it() -> None:
     """A server that dies after scores of a round that is not on its disk goes back, and its clients with it."""
     sim, other = make("fedsa-lora", run=ALONE), make("fedsa-lora", run=ALONE)
-    server, post = federation(other)
+    server, _ = federation(other)
     for index in range(3):
         saved = serialization.pack(server.state), server.ledger.to_json(), server.aggregated
         server.run_round(index)

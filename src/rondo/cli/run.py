@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,6 +44,10 @@ def resume(
         settings = directory.config()
         if directory.finished:
             print(f"{run_dir} is finished; nothing is left to do")
+        elif (directory.path / "federation.json").is_file():
+            from rondo.cli.federate import serve_on
+
+            serve_on(settings, run_dir, device, whatever=allow_nondeterministic, code=allow_code)
         else:
             _run(settings, run_dir, device, resumed=True, whatever=allow_nondeterministic, code=allow_code)
 
@@ -73,26 +78,32 @@ def _run(
     code: bool = False,
 ) -> Any:
     """Start or continue a run, with progress bars and a final table."""
+
+    def started(observer: Any, stop: Any) -> Any:
+        from rondo.runs import runner
+
+        if not resumed:
+            return runner.run(settings, run_dir=run_dir, device=device, observer=observer, stop=stop)
+        assert run_dir is not None
+        return runner.resume(
+            run_dir, device=device, allow_nondeterministic=whatever, allow_code=code, observer=observer, stop=stop
+        )
+
+    return shown(settings.rounds, started)
+
+
+def shown(rounds: int, started: Callable[[Any, Any], Any]) -> Any:
+    """The result of a run of so many rounds, which ``started`` runs given an observer and an event that stops it, with
+    progress bars and a final table."""
     from rondo.report.terminal import plain_console, summary_table
 
     console = plain_console()
     quiet_libraries()
     with console.status("loading") if console.is_terminal else nullcontext():
-        from rondo.runs import runner
         from rondo.runs.progress import progress
-    with stoppable() as stop, progress(settings.rounds) as observer:
-        if resumed:
-            assert run_dir is not None
-            result = runner.resume(
-                run_dir,
-                device=device,
-                allow_nondeterministic=whatever,
-                allow_code=code,
-                observer=observer,
-                stop=stop,
-            )
-        else:
-            result = runner.run(settings, run_dir=run_dir, device=device, observer=observer, stop=stop)
+        from rondo.runs.runner import run as _  # noqa: F401  loaded here, since it takes seconds
+    with stoppable() as stop, progress(rounds) as observer:
+        result = started(observer, stop)
     console.print(summary_table(result.summary))
     print(f"\nrun directory: {result.run_dir}\nresult:        {result.run_dir / 'adapter'}")
     return result

@@ -117,6 +117,9 @@ class TaskConfig(Section):
     ``messages``."""
     label: str | None = None
     """Column with the label (classification)."""
+    labels: Annotated[list[str], Field(min_length=2)] | None = None
+    """Names of the classes, in order (classification); left out, the labels of the training rows. A row with another
+    label is a bad row."""
     prompt: str | Annotated[list[str], Field(min_length=1)] | None = None
     """Column or columns with the instruction (causal-lm)."""
     response: str | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from rondo.config.schema import RunConfig
 from rondo.data.sources import Source
@@ -26,6 +26,33 @@ def find_labels(config: RunConfig, source: Source) -> tuple[str, ...]:
     """
     if not tasks.load(config.task.kind).classes:
         return ()
+    if config.task.labels is not None:
+        return tuple(config.task.labels)
+    column = config.task.label or ""
+    places, count, unusable = _labels(config, source)
+    if len(places) < 2:
+        only_label = "".join(f", {name!r}" for name in places)
+        fault = f"{len(places)} distinct labels{only_label}; classification needs two: name another{unusable}"
+    else:
+        fault = _fault(places, count)
+    if fault:
+        raise ConfigError.at("task.label", f"column {column!r} has {fault}")
+    return in_order(places)
+
+
+def label_names(config: RunConfig, source: Source) -> tuple[str, ...]:
+    """The labels of a part of a run's rows, which may be a single one; none for a task without classes. Raises
+    :class:`ConfigError` if the rows have no column of labels."""
+    return in_order(_labels(config, source)[0]) if tasks.load(config.task.kind).classes else ()
+
+
+def in_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Label names in the order of the classes: numbers in numeric order, then other names in alphabetical order."""
+    return tuple(sorted(names, key=_order))
+
+
+def _labels(config: RunConfig, source: Source) -> tuple[dict[str, str], int, str]:
+    """The place of the first row with each label, the number of rows with a label, and the first row without one."""
     column = config.task.label or ""
     if not any(column in row for _, row in _placed(source)):
         existing = next((", ".join(map(str, row)) for _, row in _placed(source)), "none")
@@ -38,14 +65,7 @@ def find_labels(config: RunConfig, source: Source) -> tuple[str, ...]:
             count += 1
         else:
             unusable = unusable or f"; {place}: {problem.reason}"
-    if len(places) < 2:
-        only_label = "".join(f", {name!r}" for name in places)
-        fault = f"{len(places)} distinct labels{only_label}; classification needs two: name another{unusable}"
-    else:
-        fault = _fault(places, count)
-    if fault:
-        raise ConfigError.at("task.label", f"column {column!r} has {fault}")
-    return tuple(sorted(places, key=_order))
+    return places, count, unusable
 
 
 def _fault(places: Mapping[str, str], count: int) -> str:

@@ -60,7 +60,7 @@ def load(
         if clients is not None:
             by_client = {name: rows_of(table, f"clients[{name!r}]") for name, table in clients.items()}
         elif data.clients_from is not None:
-            by_client = _client_files(data.clients_from, room)
+            by_client = client_rows(data.clients_from, "data.clients_from", room)
         rows = rows_of(train, "train") if train is not None else None
         test_rows = read_rows(data.test_source, "data.test_source", room) if data.test_source else None
         return Source(data.clients_from or GIVEN, rows, by_client, test_rows)
@@ -150,18 +150,19 @@ def _split_file(folder: Path, split: str, key: str) -> Path:
     return files[0]
 
 
-def _client_files(pattern: str, room: Room) -> dict[str, Rows]:
-    """One file per client. The client's id is the file's name without its ending."""
+def client_rows(pattern: str, key: str, room: Room) -> dict[str, Rows]:
+    """The rows of each client, from one file per client. The client's id is the file's name without its ending. Raises
+    :class:`ConfigError` under ``key``."""
     path = Path(pattern).expanduser()
     files = sorted(path.iterdir()) if path.is_dir() else sorted(path.parent.glob(path.name))
     files = [f for f in files if f.suffix.lower() in (*_SUFFIXES, ".npz")]
     if not files:
         endings = ", ".join([*_SUFFIXES, ".npz"])
-        raise ConfigError.at("data.clients_from", f"no data files ({endings}) match {pattern!r}; name others")
+        raise ConfigError.at(key, f"no data files ({endings}) match {pattern!r}; name others")
     ids = [f.stem for f in files]
     if duplicates := sorted({i for i in ids if ids.count(i) > 1}):
-        raise ConfigError.at("data.clients_from", f"two files would be client {duplicates[0]!r}; rename one")
-    return {f.stem: read_rows(f, "data.clients_from", room) for f in files}
+        raise ConfigError.at(key, f"two files would be client {duplicates[0]!r}; rename one")
+    return {f.stem: read_rows(f, key, room) for f in files}
 
 
 def read_rows(path: str | os.PathLike[str], key: str, room: Room | None = None) -> Rows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from rondo.algorithm import Client, ClientFailed, Round
@@ -25,18 +25,25 @@ class Messenger(Protocol):
         """Replies as they come, each with its client's id, until every request is answered or given up."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Network:
-    """Clients that train elsewhere, each alone. See :class:`rondo.engine.transport.Transport`."""
+    """Clients that train elsewhere, each alone. See :class:`rondo.engine.transport.Transport`.
+
+    ``enough``: this many uploads end a round, and later ones come too late; None waits for all.
+    """
 
     messenger: Messenger
     identity: Identity
+    enough: int | None = None
+    _turnout: Turnout = field(default_factory=lambda: Turnout(()))
 
     def expected(self, clients: Sequence[Client], round: Round, failed: Collection[str]) -> Turnout:
-        """Every client that can be reached and has not failed yet."""
-        present = self.messenger.present()
-        absent = {c.id: ClientFailed(c.id, "absent", "it is not connected") for c in clients if c.id not in present}
-        return Turnout(tuple(c for c in clients if c.id not in failed and c.id not in absent), absent)
+        """Every client that can be reached when the round begins, and has not failed yet."""
+        if not failed:
+            present = self.messenger.present()
+            absent = {c.id: ClientFailed(c.id, "absent", "it is not connected") for c in clients if c.id not in present}
+            self._turnout = Turnout(tuple(c for c in clients if c.id not in absent), absent)
+        return replace(self._turnout, asked=tuple(c for c in self._turnout.asked if c.id not in failed))
 
     def exchange(self, round: Round, work: Work) -> Iterator[Answer]:
         """Answers in the order of the clients. A client that does not answer has none."""
@@ -45,7 +52,7 @@ class Network:
         for client in asked.values():
             self._send(client, round, work)
         waiting: dict[str, Answer] = {}
-        turn = iter(asked)
+        turn, uploads = iter(asked), 0
         following = next(turn, None)
         for client_id, data in self.messenger.replies():
             if client_id not in asked:
@@ -55,9 +62,12 @@ class Network:
                 told.add(client_id)
                 continue
             waiting.setdefault(client_id, answer)
+            uploads += answer.upload is not None
             while following in waiting:
                 yield waiting.pop(following)
                 following = next(turn, None)
+            if self.enough is not None and uploads >= self.enough:
+                break
         for client_id in asked:
             if client_id in waiting:
                 yield waiting.pop(client_id)

@@ -77,10 +77,7 @@ class Scorer:
     def summed_up(self, per_client: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """Scores of :meth:`of_client` by client id, in the form of :meth:`at_clients`."""
         metric, higher = self.task.primary, self.task.higher_is_better
-        by_kind = {
-            kind: {name: scores[kind] for name, scores in per_client.items()}
-            for kind in self.kinds
-        }
+        by_kind = {kind: {name: scores[kind] for name, scores in per_client.items()} for kind in self.kinds}
         return {
             kind: {metric: spread(scores, metric, higher_is_better=higher), "per_client": scores}
             for kind, scores in by_kind.items()

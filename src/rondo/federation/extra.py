@@ -1,12 +1,24 @@
-"""The extra ``federation``: what a module of this room says if its packages are missing."""
+"""The extra ``federation``: what is said if its packages are missing."""
 
 from __future__ import annotations
+
+from importlib.util import find_spec
 
 from rondo.errors import ConfigError
 
 
 def missing(error: ModuleNotFoundError) -> ConfigError:
     """The fault of a package that is not installed."""
-    package = (error.name or "flwr").partition(".")[0]
+    return _fault((error.name or "flwr").partition(".")[0])
+
+
+def needed() -> None:
+    """Raise :class:`ConfigError` if a package of the extra is not installed."""
+    for package in ("flwr", "cryptography"):
+        if find_spec(package) is None:
+            raise _fault(package)
+
+
+def _fault(package: str) -> ConfigError:
     message = f"needs the package {package}, which is not installed: pip install 'rondo-fl[federation]'"
     return ConfigError.at("federation", message, "rondo federate")

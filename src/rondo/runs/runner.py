@@ -76,7 +76,7 @@ def run(
         assembly = replace(assembly, config=located(assembly.config))
         start = assembly.start()
         directory = RunDirectory.create(run_dir, assembly.config.algorithm.name)
-        with _locked(directory):
+        with locked(directory):
             begin(directory, assembly)
             observer.prepared(assembly.population.report)
             runner = Runner(assembly, start, directory, observer, stop, began)
@@ -110,7 +110,7 @@ def resume(
     """
     began = time.perf_counter()
     directory = RunDirectory.open(run_dir)
-    with _locked(directory):
+    with locked(directory):
         if directory.finished:
             history = directory.rounds()
             return RunResult(history, directory.path, history[-1]["scores"], directory.read("summary.json"))
@@ -178,7 +178,7 @@ def manifest(assembly: Assembly) -> dict[str, Any]:
 
 
 @contextmanager
-def _locked(directory: RunDirectory) -> Iterator[None]:
+def locked(directory: RunDirectory) -> Iterator[None]:
     """Lock the directory. Raises :class:`ConfigError` if another process is writing it."""
     with durable.locked(directory.path) as alone:
         if not alone:

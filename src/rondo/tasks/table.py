@@ -43,7 +43,7 @@ class Kind:
 
 _KEYS = {
     "text": ("sequence-classification", "causal-lm"),
-    "label": ("sequence-classification", "image-classification"),
+    **dict.fromkeys(("label", "labels"), ("sequence-classification", "image-classification")),
     **dict.fromkeys(("prompt", "response", "messages", "separator", "chat_template"), ("causal-lm",)),
     **dict.fromkeys(("image", "image_size", "image_shape"), ("image-classification",)),
     **dict.fromkeys(("features", "target"), ("regression",)),
@@ -51,6 +51,12 @@ _KEYS = {
 """Keys of ``[task]`` that are None unless set, with the kinds that use them."""
 _CHOICES = {"normalize": "unit", "augment": "none"}
 """Keys that only image-classification uses, with their defaults."""
+
+
+def _labels(task: Mapping[str, Any]) -> Iterator[Problem]:
+    names = task["labels"] or ()
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        yield Problem("task.labels", f"{twice!r} is named twice: name it once")
 
 
 def _unused(task: Mapping[str, Any]) -> Iterator[Problem]:
@@ -173,6 +179,7 @@ def check(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
     kind = task["kind"]
     if kind in TABLE:
         yield from _unused(task)
+        yield from _labels(task)
         yield from TABLE[kind].checks(task, own_data)
     elif ":" not in kind:
         near = difflib.get_close_matches(kind, TABLE, n=2)

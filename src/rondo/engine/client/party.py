@@ -38,9 +38,10 @@ class Party:
 
     def answer(self, data: bytes) -> bytes:
         """The reply to a request, both as bytes. Raises ValueError where ``data`` is none."""
-        return self._reply(Request.decode(data)).encode()
+        return self.reply(Request.decode(data)).encode()
 
-    def _reply(self, request: Request) -> Reply:
+    def reply(self, request: Request) -> Reply:
+        """The reply to ``request``."""
         if request.protocol != PROTOCOL:
             return Reply(reason="wrong_protocol", detail=f"{request.protocol}, where {PROTOCOL} is spoken")
         if request.identity.model != self.model:

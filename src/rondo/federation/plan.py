@@ -1,0 +1,86 @@
+"""The plan of a run, which the server sends to a site that connects, and the site's consent.
+
+Both are JSON. The site checks the plan before it loads anything; the server trusts nothing in the consent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+from rondo.engine.wire import Rejected, short, strict_object
+
+PROTOCOL = 1
+_LARGEST = 2**24
+"""Bytes of a consent that no honest site reaches."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a site must know of a run before it takes part."""
+
+    run: str
+    """A name that no other run has."""
+    config: Mapping[str, Any]
+    """The run's configuration."""
+    clients: tuple[str, ...]
+    """Ids of the clients that the site answers for, by the server's roster."""
+    labels: tuple[str, ...] | None
+    """The label names; None asks for those of the site's rows, and for no consent yet."""
+    model: str
+    """SHA-256 of the base model's identity; empty as long as ``labels`` is None."""
+    rondo: str
+    """Version of Rondo at the server."""
+    protocol: int = PROTOCOL
+
+    def encode(self) -> bytes:
+        """The plan as bytes."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """The plan from :meth:`encode`. Raises ValueError for other bytes."""
+        try:
+            content = strict_object("unreadable", "the plan", data)
+            labels = content.get("labels")
+            content["labels"] = None if labels is None else tuple(map(str, labels))
+            content["clients"] = tuple(map(str, content["clients"]))
+            return cls(**content)
+        except (Rejected, KeyError, TypeError) as error:
+            raise ValueError(f"not a plan: {error}") from None
+
+
+@dataclass(frozen=True)
+class Consent:
+    """A site's answer to a plan: its clients, its labels where they are asked for, or the reason why it takes no
+    part."""
+
+    clients: Mapping[str, int]
+    """Numbers of training examples by client id."""
+    labels: tuple[str, ...] = ()
+    refused: str = ""
+
+    def encode(self) -> bytes:
+        """The consent as bytes."""
+        return json.dumps({"protocol": PROTOCOL, **asdict(self)}).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """The consent from :meth:`encode`. Raises :class:`~rondo.engine.wire.Rejected`, and nothing else."""
+        if len(data) > _LARGEST:
+            raise Rejected("too_large", f"{len(data)} bytes")
+        content = strict_object("unreadable", "the consent", data)
+        if content.keys() != {"protocol", *(f.name for f in fields(cls))}:
+            raise Rejected("unreadable", f"its keys are {short(sorted(content))}")
+        if content.pop("protocol") != PROTOCOL:
+            raise Rejected("wrong_protocol", f"another than {PROTOCOL}")
+        clients, labels, refused = content["clients"], content["labels"], content["refused"]
+        if not isinstance(clients, dict) or not all(type(n) is int and 0 < n < 2**53 for n in clients.values()):
+            raise Rejected("unreadable", "clients are no numbers of examples")
+        if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+            raise Rejected("unreadable", "labels are no names")
+        if not isinstance(refused, str):
+            raise Rejected("unreadable", "refused is no text")
+        return cls(clients, tuple(labels), refused)

@@ -1,0 +1,156 @@
+"""A site's program: it connects to the server, answers its letters, and connects again after whatever happens."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rondo.data.room import Room
+from rondo.data.sources import client_rows, read_rows
+from rondo.data.tables import Rows
+from rondo.errors import ConfigError, StopRequested, headed
+from rondo.federation.desk import Desk
+from rondo.federation.keys import SiteKeys
+from rondo.federation.letter import content_of, kind_of
+from rondo.federation.limits import Limits
+from rondo.federation.supernode import Refused, SuperNode, Unreachable
+
+_TIMEOUT = 4.0
+"""Seconds in which a server must accept a first connection."""
+_QUICK, _SLOW = 0.05, 2.0
+"""Seconds between looks for letters: at first, and when none has come for a while."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A site, as its owner sets it up.
+
+    - ``server``: the server's address, HOST or HOST:PORT.
+    - ``keys``: the site's folder of keys.
+    - ``data``: a file with the rows of its one client, or a folder with a file for each.
+    - ``folder``: what it keeps: see :mod:`rondo.federation.disk`.
+    - ``model``: its own copy of the base model, in place of the name in the plan.
+    - ``memory_mb``: memory for training, in MiB.
+    - ``insecure``: without TLS.
+    - ``stay``: wait for further runs when one is over.
+    """
+
+    server: str
+    keys: Path
+    data: Path
+    folder: Path
+    device: str = "auto"
+    model: str | None = None
+    memory_mb: int | None = None
+    limits: Limits = field(default_factory=Limits)
+    insecure: bool = False
+    stay: bool = False
+    allow_code: bool = False
+
+
+@headed("rondo federate client")
+def take_part(
+    site: Site, *, told: Callable[[str], None] = lambda line: None, stop: threading.Event | None = None
+) -> None:
+    """Take part in the server's run until it is over. Raises :class:`ConfigError` for anything that the owner must fix,
+    and :class:`~rondo.errors.StopRequested` after ``stop``."""
+    stop = stop or threading.Event()
+    keys = SiteKeys.read(site.keys)
+    rows = _rows(site.data, keys.clients)
+    host, port = _address(site.server)
+    ca = None if site.insecure else keys.ca
+    _reach(host, port, ca)
+    desk = Desk(rows, site.folder, site.device, site.limits, told, stop, site.model, site.memory_mb, site.allow_code)
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    lost = first = True
+    while True:
+        try:
+            with SuperNode(address, keys.private_key, ca) as node:
+                if lost:
+                    told(f"connected to {address} as {keys.site}")
+                lost = first = False
+                if not _answer(desk, node, stop, stay=site.stay):
+                    return
+        except Refused as refused:
+            if first or "key" in str(refused):
+                raise ConfigError.at("--keys", f"the server turns it away: {refused}") from None
+            # A server that was started anew does not know who is connected.
+        except Unreachable as unreachable:
+            if first:
+                raise ConfigError.at("--server", f"{address} cannot be reached: {unreachable}") from None
+            if not lost:
+                told(f"the connection to {address} is lost ({unreachable}); trying again")
+            lost = True
+        if stop.wait(_SLOW):
+            raise StopRequested
+
+
+def _answer(desk: Desk, node: SuperNode, stop: threading.Event, *, stay: bool) -> bool:
+    """Answer letters as they come. False once a run is over and the site does not ``stay``."""
+    pause = _QUICK
+    while True:
+        message = node.next()
+        if message is None:
+            if stop.wait(pause):
+                raise StopRequested
+            pause = min(_SLOW, pause * 1.1)
+            continue
+        pause, kind = _QUICK, kind_of(message)
+        node.answer(message, desk.answer(kind, content_of(message)))
+        if kind == "end":
+            desk.told("the run is over")
+            if not stay:
+                return False
+
+
+def _rows(data: Path, clients: Sequence[str]) -> Mapping[str, Rows]:
+    """The rows of each client. Raises :class:`ConfigError`."""
+    if not data.exists():
+        raise ConfigError.at("--data", f"no such file or folder: {str(data)!r}; mend the path")
+    if len(clients) == 1 and data.is_file():
+        return {clients[0]: read_rows(data, "--data", Room())}
+    if data.is_file():
+        message = f"the keys are for {len(clients)} clients: name a folder with a file for each, named after its client"
+        raise ConfigError.at("--data", message)
+    rows = client_rows(str(data), "--data", Room())
+    if missing := [client for client in clients if client not in rows]:
+        message = f"{str(data)!r} has no file for {missing[0]!r}: name a file after it, for instance {missing[0]}.csv"
+        raise ConfigError.at("--data", message)
+    return {client: rows[client] for client in clients}
+
+
+def _address(server: str) -> tuple[str, int]:
+    """Host and port. Raises :class:`ConfigError`."""
+    from rondo.federation.server import PORT
+
+    host, colon, port = server.rpartition(":") if server.count(":") == 1 or "]" in server else (server, "", "")
+    if not colon:
+        host, port = server, str(PORT)
+    host = host.strip("[]")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise ConfigError.at("--server", f"{server!r} is no address: give HOST or HOST:PORT")
+    return host, int(port)
+
+
+def _reach(host: str, port: int, ca: Path | None) -> None:
+    """Raise :class:`ConfigError` with the reason if there is no server, or not the one that ``ca`` vouches for."""
+    try:
+        with socket.create_connection((host, port), timeout=_TIMEOUT) as plain:
+            if ca is not None:
+                context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+                context.load_verify_locations(ca)
+                with context.wrap_socket(plain, server_hostname=host):
+                    pass
+    except ssl.SSLCertVerificationError as error:
+        message = f"the certificate of {host}:{port} is not accepted: {error.verify_message}"
+        raise ConfigError.at("--server", f"{message}; ask the server's owner for the right ca.crt and host") from None
+    except ssl.SSLError as error:
+        message = f"{host}:{port} does not speak TLS ({error.reason}): it is another server, or one with --insecure"
+        raise ConfigError.at("--server", message) from None
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError.at("--server", f"{host}:{port} cannot be reached: {reason}; mend the address") from None

@@ -1,0 +1,204 @@
+"""The sites of a federation as its server sees them: who is connected, who has consented, and their letters."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from rondo.engine.wire import Rejected, short
+from rondo.errors import StopRequested
+from rondo.federation.plan import Consent, Plan
+from rondo.federation.superlink import SuperLink
+
+_PAUSE = 0.02
+"""Seconds between looks for letters."""
+_LOOK = 0.5
+"""Seconds between looks for sites."""
+_DAY = 86400.0
+
+
+@dataclass(frozen=True)
+class _Letter:
+    """A letter to a client that is not answered yet."""
+
+    client: str
+    data: bytes
+    since: str
+    """When the site that it went to had connected."""
+    sent: float
+
+
+class Sites:
+    """The sites at the other end of ``link``. It is a :class:`rondo.engine.network.Messenger`: clients are those of
+    the sites that have consented to the plan.
+
+    ``clients``: the site of every client of the run.
+    ``deadline``: seconds that a client may take to answer; None: as long as its site is connected.
+    ``patience``: seconds that a site which is not connected is waited for.
+    ``told``: told in a line of every change.
+    """
+
+    def __init__(
+        self,
+        link: SuperLink,
+        clients: Mapping[str, str],
+        *,
+        deadline: float | None,
+        patience: float,
+        stop: threading.Event,
+        told: Callable[[str], None],
+    ) -> None:
+        self._link, self._site_of, self._deadline, self._patience = link, clients, deadline, patience
+        self._stop, self._told = stop, told
+        self._plan: Plan | None = None
+        self._offers: dict[str, tuple[str, str]] = {}
+        """The number of the last letter with the plan by site, and when the site had connected."""
+        self._consents: dict[str, tuple[str, Consent]] = {}
+        """Each site's consent, and when the site had connected."""
+        self._waiting: dict[str, _Letter] = {}
+        self._lock = threading.RLock()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._welcome, name="welcome", daemon=True)
+
+    # --- the plan -------------------------------------------------------------------------------------------------
+
+    def offer(self, plan: Plan) -> None:
+        """Offer ``plan``, in place of an earlier one, to every site that is connected or connects later."""
+        with self._lock:
+            self._plan, self._offers, self._consents = plan, {}, {}
+        if not self._thread.is_alive():
+            self._thread.start()
+
+    def consents(self) -> dict[str, Consent]:
+        """The consents of the sites that are connected, by site."""
+        present = self._link.present()
+        with self._lock:
+            return {
+                name: consent
+                for name, (since, consent) in self._consents.items()
+                if name in present and present[name].since == since and not consent.refused
+            }
+
+    def examples(self) -> dict[str, int]:
+        """Numbers of training examples by client, of all sites that ever consented."""
+        with self._lock:
+            return {c: n for _, consent in self._consents.values() for c, n in consent.clients.items()}
+
+    def wait(self, seconds: float, enough: Callable[[], bool]) -> bool:
+        """Wait until ``enough``, at most ``seconds``; False after them. Raises :class:`StopRequested`."""
+        end = time.monotonic() + seconds
+        while not enough():
+            if self._stop.is_set():
+                raise StopRequested
+            if time.monotonic() > end:
+                return False
+            time.sleep(_PAUSE)
+        return True
+
+    def close(self, *, over: bool) -> None:
+        """End. ``over``: the run is finished, and the connected sites are told so."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if not over:
+            return
+        numbers = [self._link.send(name, "end", b"", 60.0) for name in self._link.present()]
+        end = time.monotonic() + 5
+        while (numbers := [n for n in numbers if n is not None and self._link.reply(n) is None]) and (
+            time.monotonic() < end
+        ):
+            time.sleep(_PAUSE)
+
+    def _welcome(self) -> None:
+        while not self._over.wait(_PAUSE * 5):
+            present = self._link.present()
+            with self._lock:
+                plan = self._plan
+                assert plan is not None
+                for name, presence in present.items():
+                    if self._offers.get(name, ("", ""))[1] != presence.since:
+                        clients = tuple(c for c, site in self._site_of.items() if site == name)
+                        letter = replace(plan, clients=clients).encode()
+                        self._offers[name] = (self._link.send(name, "plan", letter, _DAY) or "", presence.since)
+                for name, (number, since) in self._offers.items():
+                    answer = self._link.reply(number) if number else None
+                    if answer is not None:
+                        self._offers[name] = ("", since)
+                        self._consents[name] = (since, self._checked(name, plan, answer))
+
+    def _checked(self, name: str, plan: Plan, answer: bytes) -> Consent:
+        """The consent in ``answer``, as a refusal if it is none for ``plan``."""
+        try:
+            consent = Consent.decode(answer)
+        except Rejected as rejection:
+            consent = Consent({}, refused=f"its consent is {rejection}")
+        own = {c for c, site in self._site_of.items() if site == name}
+        if not consent.refused and not consent.clients.keys() <= own:
+            strangers = sorted(consent.clients.keys() - own)
+            consent = Consent({}, refused=f"it answers for {short(strangers)}, which are not its clients in the roster")
+        if consent.refused:
+            self._told(f"{name} takes no part: {consent.refused[:500]}")
+        elif plan.labels is not None:
+            sizes = ", ".join(f"{c} ({n} examples)" for c, n in consent.clients.items())
+            self._told(f"{name} takes part: {sizes}")
+        return consent
+
+    # --- letters --------------------------------------------------------------------------------------------------
+
+    def present(self) -> Collection[str]:
+        """Ids of the clients whose sites are connected and have consented."""
+        return {client for consent in self.consents().values() for client in consent.clients}
+
+    def send(self, client: str, data: bytes) -> None:
+        """See :class:`rondo.engine.network.Messenger`."""
+        site = self._site_of[client]
+        presence = self._link.present().get(site)
+        number = self._link.send(site, "round", data, self._deadline or _DAY) if presence is not None else None
+        if number is not None and presence is not None:
+            self._waiting[number] = _Letter(client, data, presence.since, time.monotonic())
+
+    def replies(self) -> Iterator[tuple[str, bytes]]:
+        """See :class:`rondo.engine.network.Messenger`. A letter is sent again to a site that was started anew. Raises
+        :class:`StopRequested`."""
+        absent: dict[str, float] = {}
+        looked = 0.0
+        try:
+            while self._waiting:
+                came = [(n, reply) for n in list(self._waiting) if (reply := self._link.reply(n)) is not None]
+                for number, reply in came:
+                    yield self._waiting.pop(number).client, reply
+                if self._stop.is_set():
+                    raise StopRequested
+                if time.monotonic() - looked > _LOOK:
+                    looked = time.monotonic()
+                    self._look_after(absent)
+                if not came:
+                    time.sleep(_PAUSE)
+        finally:
+            for number in self._waiting:
+                self._link.forget(number)
+            self._waiting.clear()
+
+    def _look_after(self, absent: dict[str, float]) -> None:
+        """Give up letters that are overdue or whose site stays away, and send those anew whose site came back.
+        ``absent``: since when each site has been away."""
+        present, consents, now = self._link.present(), self.consents(), time.monotonic()
+        for name in present:
+            absent.pop(name, None)
+        for number, letter in list(self._waiting.items()):
+            site = self._site_of[letter.client]
+            overdue = self._deadline is not None and now - letter.sent > self._deadline
+            away = site not in present and now - absent.setdefault(site, now) >= self._patience
+            if overdue or away:
+                self._give_up(number)
+            elif site in consents and present[site].since != letter.since:
+                self._give_up(number)
+                again = self._link.send(site, "round", letter.data, self._deadline or _DAY)
+                if again is not None:
+                    self._waiting[again] = replace(letter, since=present[site].since)
+
+    def _give_up(self, number: str) -> None:
+        self._link.forget(number)
+        del self._waiting[number]

@@ -1,0 +1,161 @@
+"""A site's end of the line to the server: a Flower SuperNode that runs no code but this program's.
+
+Flower's own command runs the code that its server sends. Here a site answers letters (docs/adr/0017-flower.md).
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Self, TypeVar
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Message
+from flwr.app.message import remove_content_from_message
+from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from rondo.federation.letter import record
+
+T = TypeVar("T")
+
+
+class Unreachable(Exception):
+    """The server cannot be reached now. It may come back."""
+
+
+class Refused(Exception):
+    """The server turns this site away, with its reason."""
+
+
+class SuperNode:
+    """A site's connection to the server at ``address``.
+
+    ``key``: the private key that signs every request.
+    ``ca``: file with the certificate of the authority that vouches for the server; None connects without TLS.
+
+    Every method raises :class:`Unreachable` and :class:`Refused`.
+    """
+
+    def __init__(self, address: str, key: ec.EllipticCurvePrivateKey, ca: Path | None) -> None:
+        logging.getLogger("flwr").setLevel(logging.CRITICAL)
+        public = key.public_key()
+        self._public_key = public_key_to_bytes(public)
+        trusted = None if ca is None else ca.read_bytes()
+        signed = [RuntimeVersionHttpInterceptor("SuperNode"), NodeAuthHttpInterceptor(key, public)]
+        self._client = FleetHttpClient.from_server_address(address, ca is None, trusted, signed)
+        self._node: Node | None = None
+        self._over = threading.Event()
+
+    def __enter__(self) -> Self:
+        """Connect, and from then on say every few seconds that the site is there."""
+        asked = ActivateNodeRequest(public_key=self._public_key, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
+        self._node = Node(node_id=_asked(lambda: self._client.ActivateNode(asked)).node_id)
+        self._over.clear()
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        with suppress(Unreachable, Refused):
+            _asked(lambda: self._client.DeactivateNode(DeactivateNodeRequest(node_id=self._here.node_id)))
+        self._client.close()
+
+    def next(self) -> Message | None:
+        """The next message to this site, with everything in it; None while there is none."""
+        pulled = _asked(lambda: self._client.PullMessages(PullMessagesRequest(node=self._here)))
+        if not pulled.messages_list:
+            return None
+        metadata = message_from_proto(pulled.messages_list[0]).metadata
+        parts = {t.object_id: b"" for t in iterate_object_tree(pulled.message_object_trees[0])}
+        for name in parts:
+            asked = PullObjectRequest(node=self._here, run_id=metadata.run_id, object_id=name)
+            parts[name] = _asked(lambda asked=asked: self._client.PullObject(asked)).object_content
+        received = ConfirmMessageReceivedRequest(
+            node=self._here, run_id=metadata.run_id, message_object_id=metadata.message_id
+        )
+        _asked(lambda: self._client.ConfirmMessageReceived(received))
+        try:
+            message = inflate_object_from_contents(metadata.message_id, parts)
+        except Exception:  # the server dropped it meanwhile
+            return None
+        assert isinstance(message, Message)
+        message.metadata.__dict__["_message_id"] = metadata.message_id
+        return message
+
+    def answer(self, message: Message, letter: bytes) -> None:
+        """Answer ``message`` by ``letter``."""
+        reply = Message(record(letter), reply_to=message)
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        pushed = PushMessagesRequest(
+            node=self._here,
+            messages_list=[message_to_proto(remove_content_from_message(reply))],
+            message_object_trees=[get_object_tree(reply)],
+        )
+        session = _asked(lambda: self._client.PushMessages(pushed))
+        wanted = set(session.objects_to_push)
+        for name, part in get_all_nested_objects(reply).items():
+            if name in wanted:
+                asked = PushObjectRequest(
+                    node=self._here,
+                    run_id=message.metadata.run_id,
+                    object_id=name,
+                    object_content=part.deflate(),
+                    session_id=session.session_id,
+                )
+                _asked(lambda asked=asked: self._client.PushObject(asked))
+
+    @property
+    def _here(self) -> Node:
+        assert self._node is not None, "not connected"
+        return self._node
+
+    def _beat(self) -> None:
+        """Say every few seconds that the site is there, also while it trains. A server that does not hear it, or that
+        was started anew, shows itself at the next letter."""
+        asked = SendNodeHeartbeatRequest(node=self._here, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
+        while not self._over.wait(HEARTBEAT_DEFAULT_INTERVAL / 3):
+            with suppress(Unreachable, Refused):
+                _asked(lambda: self._client.SendNodeHeartbeat(asked))
+
+
+def _asked(call: Callable[[], T]) -> T:
+    """The server's answer to ``call``."""
+    try:
+        return call()
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code >= 500:
+            raise Unreachable(f"it answers {error.response.status_code}") from None
+        raise Refused(_detail(error.response)) from None
+    except (httpx.HTTPError, ssl.SSLError, OSError) as error:
+        raise Unreachable(str(error) or type(error).__name__) from None
+
+
+def _detail(response: httpx.Response) -> str:
+    """The server's reason in an error."""
+    try:
+        content = response.json()
+        detail = content.get("detail") or content.get("message") or response.reason_phrase
+        return str(detail)[:200]
+    except (ValueError, AttributeError):
+        return f"{response.status_code} {response.reason_phrase}"
