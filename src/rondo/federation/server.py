@@ -34,6 +34,7 @@ from rondo.federation.keys import ServerKeys
 from rondo.federation.plan import Plan
 from rondo.federation.roster import FILE, Roster
 from rondo.federation.sites import Sites
+from rondo.federation.status import RECORD, SITES
 from rondo.federation.superlink import SuperLink
 from rondo.params import Params
 from rondo.runs.assemble import Assembly, Federation, Start, assemble
@@ -45,12 +46,10 @@ from rondo.runs.runner import begin, locked, manifest
 from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.storage.manifest import environment, must_equal
 from rondo.tasks import table as tasks
+from rondo.tasks.task import Example
 
 PORT = 9092
 """The port of Flower's SuperLink for SuperNodes."""
-RECORD = "federation.json"
-"""The file of a run directory that says how its sites are reached."""
-
 _LARGEST = 2**31
 """Bytes of the largest letter from a site; the gate knows how much an upload may have."""
 
@@ -116,6 +115,7 @@ def serve(
         directory = RunDirectory.create(run_dir, settings.algorithm.name)
         with locked(directory):
             directory.write(RECORD, _record(run, listening))
+            sites.record = directory.path / SITES
             begin(directory, assembly)
             observer.prepared(assembly.population.report)
             runner = Runner(assembly, start, directory, observer, stop, began)
@@ -155,6 +155,7 @@ def resume(
             labels = tuple(map(str, then.get("labels", ())))
             assembly = _assembled(settings, device, labels, sites, str(record["run"]), clients)
             must_equal(then, manifest(assembly), whatever=allow_nondeterministic)
+            sites.record = directory.path / SITES
             _gather(assembly, listening.wait)
             start = assembly.start()
             past_skips = allow_nondeterministic
@@ -162,18 +163,13 @@ def resume(
             return _finished(runner, sites)
 
 
-def is_federation(run_dir: str | Path) -> bool:
-    """Whether a run directory is of a federation."""
-    return (Path(run_dir) / RECORD).is_file()
-
-
 def check(config: RunConfig) -> None:
     """Raise :class:`ConfigError` with everything in ``config`` that only a simulation has."""
     problems = []
     for path, there, reason in (
         ("evaluation.local_only", config.evaluation.local_only, "it trains on rows, and the server has none"),
-        ("adapter.start_from", config.adapter.start_from, "the sites do not have that folder"),
-        ("data.max_train_rows", config.data.max_train_rows, "each site decides on its rows"),
+        ("adapter.start_from", config.adapter.start_from is not None, "the sites do not have that folder"),
+        ("data.max_train_rows", config.data.max_train_rows is not None, "each site decides on its rows"),
         ("clients.sampling", config.clients.sampling == "weighted", "sizes of sites that are away are not known"),
         ("faults", config.faults != FaultsConfig(), "faults are rehearsed in a simulation"),
         ("problem", config.task.kind == "linear", "rows of a linear problem are drawn in a simulation"),
@@ -346,7 +342,7 @@ def _assembled(
         message = f"the roster has {len(names)} clients: lower clients.per_round and clients.min_clients"
         raise ConfigError.at("clients", message)
     ranks = client_ranks(config, assembly.algorithm, assembly.model.network.sites.values(), len(names))
-    test = ()
+    test: tuple[Example, ...] = ()
     if config.data.test_source is not None:
         test = tuple(assembly.task.encode(other_rows(config, config.data.test_source, labels)))
     population = Population(_Roll(names, sites, ranks), test, _report(len(test), labels))
@@ -369,7 +365,7 @@ def _gather(assembly: Elsewhere, seconds: float) -> None:
             message = f"after {seconds:g} s {there} of {len(names)} clients take part, and clients.min_clients is "
             raise ConfigError.at("--wait", f"{message}{needed}: wait longer")
     clients = {c: {"train": n, "validation": 0, "labels": None} for c, n in sorted(sites.examples().items())}
-    rows = sum(c["train"] for c in clients.values())
+    rows = sum(sites.examples().values())
     assembly.population.report.update(clients=clients, rows=rows, rows_used=rows)
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
 
 from rondo.engine.wire import Rejected, short
 from rondo.errors import StopRequested
 from rondo.federation.plan import Consent, Plan
-from rondo.federation.superlink import SuperLink
+from rondo.federation.superlink import Presence, SuperLink
+from rondo.runs.storage import durable
 
 _PAUSE = 0.02
 """Seconds between looks for letters."""
@@ -38,7 +43,10 @@ class Sites:
     ``deadline``: seconds that a client may take to answer; None: as long as its site is connected.
     ``patience``: seconds that a site which is not connected is waited for.
     ``told``: told in a line of every change.
+    ``record``: file for the state of each site, written at every change; None as long as there is no place for it.
     """
+
+    record: Path | None = None
 
     def __init__(
         self,
@@ -58,6 +66,8 @@ class Sites:
         self._consents: dict[str, tuple[str, Consent]] = {}
         """Each site's consent, and when the site had connected."""
         self._waiting: dict[str, _Letter] = {}
+        self._states: dict[str, str] = {}
+        self._since: dict[str, str] = {}
         self._lock = threading.RLock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._welcome, name="welcome", daemon=True)
@@ -127,6 +137,26 @@ class Sites:
                     if answer is not None:
                         self._offers[name] = ("", since)
                         self._consents[name] = (since, self._checked(name, plan, answer))
+            self._note(present)
+
+    def _note(self, present: Mapping[str, Presence]) -> None:
+        """Tell of sites that went, and write the states of all if any has changed."""
+        consents = self.consents()
+        states = dict.fromkeys(dict.fromkeys(self._site_of.values()), "not connected")
+        for name in states:
+            if name in present:
+                refused = self._consents[name][1].refused if name in self._consents else ""
+                states[name] = "takes part" if name in consents else "refuses" if refused else "connected"
+            elif self._states.get(name, "not connected") != "not connected":
+                self._told(f"{name} is not connected any more")
+        if self.record is not None and (states != self._states or not self.record.exists()):
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            before = self._since
+            self._since = {n: before[n] if states[n] == self._states.get(n) and n in before else now for n in states}
+            content = {n: {"state": states[n], "since": self._since[n]} for n in states}
+            with suppress(OSError):  # for people; the run does not need it
+                durable.write(self.record, (json.dumps(content, indent=2) + "\n").encode())
+        self._states = states
 
     def _checked(self, name: str, plan: Plan, answer: bytes) -> Consent:
         """The consent in ``answer``, as a refusal if it is none for ``plan``."""

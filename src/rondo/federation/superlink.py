@@ -234,8 +234,9 @@ class _Links(InMemoryLinkState):
         with self.lock:
             reply = self.message_ins_id_to_message_res_id.get(number)
             self.delete_messages({number})
-            for name in {number, reply} - {None}:
-                self.object_store.delete(name)
+            self.object_store.delete(number)
+            if reply is not None:
+                self.object_store.delete(reply)
 
 
 class _Bounded:

@@ -10,6 +10,7 @@ import ssl
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -62,7 +63,7 @@ class SuperNode:
         public = key.public_key()
         self._public_key = public_key_to_bytes(public)
         trusted = None if ca is None else ca.read_bytes()
-        signed = [RuntimeVersionHttpInterceptor("SuperNode"), NodeAuthHttpInterceptor(key, public)]
+        signed = (RuntimeVersionHttpInterceptor("SuperNode"), NodeAuthHttpInterceptor(key, public))
         self._client = FleetHttpClient.from_server_address(address, ca is None, trusted, signed)
         self._node: Node | None = None
         self._over = threading.Event()
@@ -90,7 +91,7 @@ class SuperNode:
         parts = {t.object_id: b"" for t in iterate_object_tree(pulled.message_object_trees[0])}
         for name in parts:
             asked = PullObjectRequest(node=self._here, run_id=metadata.run_id, object_id=name)
-            parts[name] = _asked(lambda asked=asked: self._client.PullObject(asked)).object_content
+            parts[name] = _asked(partial(self._client.PullObject, asked)).object_content
         received = ConfirmMessageReceivedRequest(
             node=self._here, run_id=metadata.run_id, message_object_id=metadata.message_id
         )
@@ -123,7 +124,7 @@ class SuperNode:
                     object_content=part.deflate(),
                     session_id=session.session_id,
                 )
-                _asked(lambda asked=asked: self._client.PushObject(asked))
+                _asked(partial(self._client.PushObject, asked))
 
     @property
     def _here(self) -> Node:
