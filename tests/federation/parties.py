@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,12 @@ import pytest
 pytest.importorskip("flwr")
 
 import rondo
+from rondo.engine.transport import Observer
 from rondo.errors import StopRequested
-from rondo.federation import keys
+from rondo.federation import desk, keys
 from rondo.federation.server import Listening, resume, serve
 from rondo.federation.site import Site, take_part
-from rondo.runs.progress import Quiet
+from rondo.runs.assemble import assemble
 from small_runs import reviews, write_rows
 
 Sites = Mapping[str, Sequence[str]]
@@ -37,58 +37,84 @@ def write_sites(folder: Path, sites: Sites = SITES, rows: Mapping[str, Any] = RO
     write_rows(folder / "data" / "test.csv", TEST)
 
 
+_one_at_a_time = threading.Lock()
+
+
+def _assembled(*args: Any, **options: Any) -> Any:
+    """Random weights come from torch's own generator, of which a process has one."""
+    with _one_at_a_time:
+        return assemble(*args, **options)
+
+
 @dataclass
 class Parties:
     """The federation of :func:`write_sites` in ``folder``."""
 
     folder: Path
     sites: Sites = field(default_factory=lambda: SITES)
+    state: Path | None = None
+    """Where sites keep their state; left out, in ``folder``."""
+    port: int = 0
     told: list[str] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
     """Of every :class:`Site`."""
     running: dict[str, tuple[threading.Thread, threading.Event]] = field(default_factory=dict)
     errors: dict[str, BaseException] = field(default_factory=dict)
 
-    def run(self, config: dict[str, Any], name: str = "run", **listening: Any) -> rondo.RunResult:
-        """Serve ``config``; the sites start as soon as the server listens, and are over with it."""
-        return self._serve(
-            lambda told, way: serve(config, way, run_dir=self.folder / name, device="cpu", told=told), **listening
-        )
+    def run(
+        self, config: dict[str, Any], run_dir: Path, observer: Observer | None = None, **listening: Any
+    ) -> rondo.RunResult:
+        """Serve ``config``; the sites start as soon as the server listens, and end with it."""
 
-    def resume(self, name: str = "run", **listening: Any) -> rondo.RunResult:
-        """Serve the run again, with the sites that are there or are started now."""
-        return self._serve(lambda told, way: resume(self.folder / name, way, told=told), **listening)
+        def served(told: Any, way: Listening) -> rondo.RunResult:
+            return serve(config, way, run_dir=run_dir, device="cpu", observer=observer, told=told)
 
-    def _serve(self, served: Any, **listening: Any) -> rondo.RunResult:
-        way = replace(Listening(self.folder / "keys" / "server", "127.0.0.1", 0, wait=60.0, patience=1.0), **listening)
+        return self._serve(served, **listening)
+
+    def resume(self, run_dir: Path, observer: Observer | None = None, **listening: Any) -> rondo.RunResult:
+        """Serve the run again, with the sites that are there, or those that are started now."""
+
+        def served(told: Any, way: Listening) -> rondo.RunResult:
+            return resume(run_dir, way, observer=observer, told=told)
+
+        return self._serve(served, **listening)
+
+    def _serve(self, served: Any, *, keep: bool = False, **listening: Any) -> rondo.RunResult:
+        """``keep``: sites go on if the server fails."""
+        ways = Listening(self.folder / "keys" / "server", "127.0.0.1", self.port, wait=60.0, patience=1.0)
+        way = replace(ways, **listening)
 
         def told(line: str) -> None:
             self.told.append(line)
             if line.startswith("listening on "):
-                port = int(line.split(":")[1].split()[0])
+                self.port = int(line.split(":")[1].split()[0])
                 for site in self.sites:
-                    self.start(site, port)
+                    if site not in self.running:
+                        self.start(site)
 
         try:
             result: rondo.RunResult = served(told, way)
             for site in list(self.running):
                 self.join(site)
             return result
-        finally:
-            for site in list(self.running):
+        except BaseException:
+            print("\n".join(self.told))
+            for site in list(self.running) if not keep else ():
                 self.stop(site)
+            raise
 
-    def start(self, site: str, port: int, **options: Any) -> None:
+    def start(self, site: str, **options: Any) -> None:
         """Start ``site``."""
         stop = threading.Event()
         folder = self.folder
+        state = self.state or folder
         setting = {"device": "cpu", **self.options, **options}
-        program = Site(
-            f"localhost:{port}", folder / "keys" / site, folder / "data" / site, folder / f"at-{site}", **setting
-        )
+        server, own = f"localhost:{self.port}", folder / "keys" / site
+        program = Site(server, own, folder / "data" / site, state / f"at-{site}", **setting)
 
         def work() -> None:
             try:
+                desk.assemble = _assembled
                 take_part(program, told=self.told.append, stop=stop)
             except StopRequested:
                 pass

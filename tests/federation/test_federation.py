@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +12,22 @@ import pytest
 
 pytest.importorskip("flwr")
 
+import numpy as np
 import safetensors.torch
-import torch
+from parties import SITES, Parties, write_sites
 
 import rondo
-from parties import Parties, write_sites
+from rondo import algorithms
+from rondo.algorithm import ClientFailed
+from rondo.data.digits import digits
+from rondo.engine.simulation import Simulation
+from rondo.engine.transport import Turnout
+from rondo.federation import keys
+from rondo.params import everything
 from rondo.report import pictures
+from rondo.runs.progress import Quiet
 from small_runs import save_tiny_bert, settings
+from tiny_federation import ALLOWED
 
 
 @pytest.fixture(scope="module")
@@ -48,21 +60,181 @@ def simulated(folder: Path, settings: dict[str, Any], run_dir: Path) -> rondo.Ru
 
 
 def assert_equal(one: rondo.RunResult, other: rondo.RunResult) -> None:
-    ours, theirs = (
-        safetensors.torch.load_file(r.run_dir / "adapter" / "adapter_model.safetensors") for r in (one, other)
+    """Equal weights, bit for bit, and equal records but for the time."""
+    assert weights(one) == weights(other)
+    assert [without_times(r) for r in one.history] == [without_times(r) for r in other.history]
+
+
+def without_times(record: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in record.items() if not k.endswith("seconds")}
+
+
+LINEAR = {name for name, entry in algorithms.TABLE.items() if entry.least_squares}
+"""Methods for rows that a simulation draws."""
+ORDINARY = ("rolora", "fedrep", "scaffold", "hetlora")
+
+
+def of_method(folder: Path, name: str) -> dict[str, Any]:
+    """Three rounds with two of three clients, state at the server and at the clients."""
+    method = algorithms.get(name)
+    sends = method.keeps != everything
+    steps = sends and method.linear and method.same_coordinates and not method.server_step
+    return config(
+        folder,
+        rounds=3,
+        algorithm={"name": name},
+        model={"head": "local" if "local" in ALLOWED[name] else "shared"},
+        clients={"per_round": 2, "ranks": [1, 2, 2] if name == "hetlora" else None},
+        train={"local_epochs": 1, "batch_size": 4},
+        server={"optimizer": "adam" if steps else "none"},
+        evaluation={"clients_every": 1, "diagnostics_every": 2},
     )
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    for a, b in zip(one.history, other.history, strict=True):
-        assert {k: v for k, v in a.items() if not k.endswith("seconds")} == {
-            k: v for k, v in b.items() if not k.endswith("seconds")
-        }
 
 
-@pytest.mark.parametrize("name", ["fedit", "fedsa-lora"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ORDINARY else pytest.mark.slow)
+        for name in algorithms.names()
+        if name not in LINEAR
+    ],
+)
 def test_federation_equals_the_simulation(folder: Path, tmp_path: Path, name: str) -> None:
-    run = config(folder, algorithm={"name": name})
+    run = of_method(folder, name)
     expected = simulated(folder, run, tmp_path / "simulation")
-    parties = Parties(folder)
+    parties = Parties(folder, state=tmp_path)
     assert_equal(parties.run(run, tmp_path / "run"), expected)
     assert not parties.errors
+
+
+class Watching(Quiet):
+    """Calls ``act`` with the number of rounds that are done."""
+
+    def __init__(self, act: Callable[[int], None]) -> None:
+        self.act = act
+
+    def round_done(self, record: Mapping[str, Any]) -> None:
+        self.act(record["round"] + 1)
+
+
+def test_site_that_is_started_anew_in_the_middle(folder: Path, tmp_path: Path) -> None:
+    """It stops while it is asked, and comes back with its disk."""
+    run = of_method(folder, "fedsa-lora")
+    expected = simulated(folder, run, tmp_path / "simulation")
+    parties = Parties(folder, state=tmp_path)
+
+    class Restart(Quiet):
+        def round_started(self, index: int, clients: int) -> None:
+            """All clients that are connected will be asked, and then this one is not."""
+            parties.stop("south")
+            parties.start("south")
+
+    result = parties.run(run, tmp_path / "run", observer=Restart(), patience=60.0)
+    assert_equal(result, expected)
+
+
+def test_site_with_an_empty_disk(folder: Path, tmp_path: Path) -> None:
+    """It has lost what it was sent, which it is sent again."""
+    run = config(folder, algorithm={"name": "ffa-lora"}, rounds=3)
+    expected = simulated(folder, run, tmp_path / "simulation")
+    parties = Parties(folder, state=tmp_path)
+
+    def act(done: int) -> None:
+        parties.stop("south")
+        shutil.rmtree(tmp_path / "at-south")
+        before = len(parties.told)
+        parties.start("south")
+        until(lambda: any(line.startswith("south takes part") for line in parties.told[before:]))
+
+    result = parties.run(run, tmp_path / "run", observer=Watching(act), patience=60.0)
+    assert weights(result) == weights(expected)
+    assert result.history[0]["bytes_down"] == expected.history[0]["bytes_down"]
+    assert result.history[1]["bytes_down"] > expected.history[1]["bytes_down"]
+
+
+@pytest.mark.parametrize("stay", [True, False])
+def test_server_that_dies_goes_on(folder: Path, tmp_path: Path, stay: bool) -> None:
+    """It dies after a round that it has not written; its sites stay, or are started anew too."""
+    run = of_method(folder, "fedsa-lora")
+    expected = simulated(folder, run, tmp_path / "simulation")
+    parties = Parties(folder, state=tmp_path)
+
+    def die(done: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        parties.run(run, tmp_path / "run", observer=Watching(die), keep=stay)
+    # What was written of round 2 is lost with the machine.
+    lines = (tmp_path / "run" / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    assert len(lines) == 2
+    assert_equal(parties.resume(tmp_path / "run"), expected)
+
+
+def test_site_that_never_comes_and_one_that_comes_late(folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """A client that is not there is as one that is not sampled."""
+    run = config(folder, algorithm={"name": "rolora"}, rounds=4, task={"labels": ["neg", "pos"]})
+    there = Simulation.expected
+
+    def late(self: Simulation, clients: Any, round: Any, failed: Any) -> Any:
+        asked = there(self, clients, round, failed).asked
+        missing = {c.id: ClientFailed(c.id, "absent", "it is not connected") for c in asked if c.id == "ann"}
+        if round.attempt >= 2:
+            return Turnout(asked)
+        return Turnout(tuple(c for c in asked if c.id != "ann"), missing)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Simulation, "expected", late)
+        expected = simulated(folder, run, tmp_path / "simulation")
+    parties = Parties(folder, {"south": SITES["south"]}, state=tmp_path)
+
+    def act(done: int) -> None:
+        if done == 2:
+            parties.start("north")
+            until(lambda: any(line.startswith("north takes part") for line in parties.told))
+
+    result = parties.run(run, tmp_path / "run", observer=Watching(act), wait=5.0)
+    assert weights(result) == weights(expected)
+    assert [r["failed"] for r in result.history] == [r["failed"] for r in expected.history]
+
+
+def test_whole_network_on_pictures(tmp_path: Path) -> None:
+    """Built-in network, built-in digits in one file per client, the head at the clients."""
+    pytest.importorskip("sklearn")
+    train, test = digits()
+    rows = {"ann": train[:60], "bob": train[60:100], "cid": train[100:180]}
+    keys.make(["localhost"], list(SITES), tmp_path / "keys", days=10, clients=SITES)
+    for site, clients in {**SITES, "all": list(rows)}.items():
+        for client in clients:
+            save_pictures(tmp_path / "data" / site / f"{client}.npz", rows[client])
+    save_pictures(tmp_path / "data" / "test.npz", test[:50])
+    run = {
+        "rounds": 2,
+        "algorithm": {"name": "fedrep"},
+        "model": {"name": "builtin:mlp"},
+        "task": {"kind": "image-classification", "labels": [str(i) for i in range(10)], "image_shape": [8, 8, 1]},
+        "train": {"what": "all", "batch_size": 10, "lr": 0.05, "optimizer": "sgd"},
+        "data": {"test_source": str(tmp_path / "data" / "test.npz")},
+        "simulation": {"cohort": 1},
+    }
+    expected = simulated(tmp_path, run, tmp_path / "simulation")
+    parties = Parties(tmp_path)
+    assert_equal(parties.run(run, tmp_path / "run", wait=20.0), expected)
+
+
+def save_pictures(path: Path, rows: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    images = np.stack([np.asarray(row["image"]) for row in rows])
+    np.savez(path, image=images, label=np.array([int(row["label"]) for row in rows]))
+
+
+def weights(result: rondo.RunResult) -> dict[str, bytes]:
+    tensors = safetensors.torch.load_file(next((result.run_dir / "adapter").glob("*.safetensors")))
+    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)

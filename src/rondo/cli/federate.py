@@ -133,8 +133,9 @@ def server(
         from rondo.federation.extra import needed
 
         needed()
-        settings = load(config, sets or [], check_paths=False)
-        from rondo.federation.server import Listening
+        from rondo.federation.server import ELSEWHERE, Listening
+
+        settings = load(config, [*(sets or []), *ELSEWHERE], check_paths=False)
 
         host, port = _host_and_port(listen)
         listening = Listening(keys, host, port, insecure, wait, patience)

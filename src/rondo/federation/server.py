@@ -17,6 +17,7 @@ import torch
 
 from rondo import __version__
 from rondo.algorithm import Client
+from rondo.config.inputs import GIVEN
 from rondo.config.load import load
 from rondo.config.schema import FaultsConfig, RunConfig
 from rondo.data.client_rows import other_rows, resolved
@@ -48,6 +49,8 @@ from rondo.runs.storage.manifest import environment, must_equal
 from rondo.tasks import table as tasks
 from rondo.tasks.task import Example
 
+ELSEWHERE = ("data.source=", f'data.clients_from="{GIVEN}"')
+"""Overrides that say that the rows are at the sites."""
 PORT = 9092
 """The port of Flower's SuperLink for SuperNodes."""
 _LARGEST = 2**31
@@ -99,7 +102,7 @@ def serve(
     The rest is as in :func:`rondo.run`. Raises as it does.
     """
     began = time.perf_counter()
-    settings = load(config, sets, check_paths=False)
+    settings = load(config, [*sets, *ELSEWHERE], check_paths=False)
     check(settings)
     with _link(listening, told) as (link, clients):
         stop = stop or threading.Event()

@@ -24,15 +24,17 @@ _LOOK = 0.5
 _DAY = 86400.0
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Letter:
     """A letter to a client that is not answered yet."""
 
     client: str
     data: bytes
-    since: str
-    """When the site that it went to had connected."""
     sent: float
+    number: str = ""
+    """The number that the line knows it by; empty while it waits for its site."""
+    since: str = ""
+    """When the site that it went to had connected."""
 
 
 class Sites:
@@ -65,7 +67,7 @@ class Sites:
         """The number of the last letter with the plan by site, and when the site had connected."""
         self._consents: dict[str, tuple[str, Consent]] = {}
         """Each site's consent, and when the site had connected."""
-        self._waiting: dict[str, _Letter] = {}
+        self._waiting: list[_Letter] = []
         self._states: dict[str, str] = {}
         self._since: dict[str, str] = {}
         self._lock = threading.RLock()
@@ -183,11 +185,7 @@ class Sites:
 
     def send(self, client: str, data: bytes) -> None:
         """See :class:`rondo.engine.network.Messenger`."""
-        site = self._site_of[client]
-        presence = self._link.present().get(site)
-        number = self._link.send(site, "round", data, self._deadline or _DAY) if presence is not None else None
-        if number is not None and presence is not None:
-            self._waiting[number] = _Letter(client, data, presence.since, time.monotonic())
+        self._waiting.append(_Letter(client, data, time.monotonic()))
 
     def replies(self) -> Iterator[tuple[str, bytes]]:
         """See :class:`rondo.engine.network.Messenger`. A letter is sent again to a site that was started anew. Raises
@@ -196,39 +194,37 @@ class Sites:
         looked = 0.0
         try:
             while self._waiting:
-                came = [(n, reply) for n in list(self._waiting) if (reply := self._link.reply(n)) is not None]
-                for number, reply in came:
-                    yield self._waiting.pop(number).client, reply
                 if self._stop.is_set():
                     raise StopRequested
-                if time.monotonic() - looked > _LOOK:
+                if time.monotonic() - looked > _LOOK or any(not letter.since for letter in self._waiting):
                     looked = time.monotonic()
                     self._look_after(absent)
+                came = [(x, reply) for x in self._waiting if (reply := self._link.reply(x.number)) is not None]
+                for letter, reply in came:
+                    self._waiting.remove(letter)
+                    yield letter.client, reply
                 if not came:
                     time.sleep(_PAUSE)
         finally:
-            for number in self._waiting:
-                self._link.forget(number)
+            for letter in self._waiting:
+                self._link.forget(letter.number)
             self._waiting.clear()
 
     def _look_after(self, absent: dict[str, float]) -> None:
-        """Give up letters that are overdue or whose site stays away, and send those anew whose site came back.
-        ``absent``: since when each site has been away."""
+        """Send letters to sites that are there, and anew to those that came back. Give up letters that are overdue or
+        whose site stays away. ``absent``: since when each site has been away."""
         present, consents, now = self._link.present(), self.consents(), time.monotonic()
         for name in present:
             absent.pop(name, None)
-        for number, letter in list(self._waiting.items()):
+        for letter in list(self._waiting):
             site = self._site_of[letter.client]
             overdue = self._deadline is not None and now - letter.sent > self._deadline
             away = site not in present and now - absent.setdefault(site, now) >= self._patience
             if overdue or away:
-                self._give_up(number)
+                self._link.forget(letter.number)
+                self._waiting.remove(letter)
             elif site in consents and present[site].since != letter.since:
-                self._give_up(number)
-                again = self._link.send(site, "round", letter.data, self._deadline or _DAY)
-                if again is not None:
-                    self._waiting[again] = replace(letter, since=present[site].since)
-
-    def _give_up(self, number: str) -> None:
-        self._link.forget(number)
-        del self._waiting[number]
+                self._link.forget(letter.number)
+                number = self._link.send(site, "round", letter.data, self._deadline or _DAY)
+                if number is not None:
+                    letter.number, letter.since = number, present[site].since
