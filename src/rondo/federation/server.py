@@ -356,7 +356,8 @@ def _assembled(
 
 
 def _plan(config: RunConfig, run: str, labels: tuple[str, ...] | None, model: str) -> Plan:
-    return Plan(run, config.model_dump(mode="json"), (), labels, model, __version__)
+    absent = None if config.has_factors else {"adapter"}  # the section itself says that factors are trained
+    return Plan(run, config.model_dump(mode="json", exclude=absent), (), labels, model, __version__)
 
 
 def _gather(assembly: Elsewhere, seconds: float) -> None:
