@@ -1,0 +1,249 @@
+"""A federation of real processes that are killed, stopped and cut off: the same adapter as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+import safetensors.torch
+import tomli_w
+from parties import SITES, write_sites
+
+import rondo
+from small_runs import save_tiny_bert, settings
+
+pytestmark = pytest.mark.slow
+
+ROUNDS = 4
+
+
+@dataclass
+class Proxy:
+    """A line between sites and server, which can be cut."""
+
+    target: int
+    up: bool = True
+    port: int = 0
+    _pairs: list[socket.socket] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        """Break every connection and accept none."""
+        self.up = False
+        for side in self._pairs:
+            with suppress(OSError):
+                side.shutdown(socket.SHUT_RDWR)
+
+    def mend(self) -> None:
+        self.up = True
+
+    def _accept(self) -> None:
+        while True:
+            side, _ = self._listening.accept()
+            if not self.up:
+                side.close()
+                continue
+            try:
+                other = socket.create_connection(("127.0.0.1", self.target))
+            except OSError:
+                side.close()
+                continue
+            self._pairs += [side, other]
+            for a, b in ((side, other), (other, side)):
+                threading.Thread(target=self._pump, args=(a, b), daemon=True).start()
+
+    def _pump(self, a: socket.socket, b: socket.socket) -> None:
+        with suppress(OSError):
+            while data := a.recv(2**16):
+                b.sendall(data)
+        for side in (a, b):
+            with suppress(OSError):
+                side.shutdown(socket.SHUT_RDWR)
+
+
+@dataclass
+class Processes:
+    """Server and sites, each a process. ``folder`` has keys, rows and the configuration."""
+
+    folder: Path
+    work: Path
+    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    port: int = 0
+
+    def rondo(self, name: str, *arguments: str) -> None:
+        """Start a command of Rondo, whose output is in the file ``name``."""
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+        with (self.work / name).open("ab") as out:
+            self.running[name] = subprocess.Popen(
+                [sys.executable, "-c", "from rondo.cli import main; main()", *arguments],
+                stdout=out,
+                stderr=out,
+                stdin=subprocess.DEVNULL,
+                cwd=self.work,
+                env=environment,
+            )
+
+    def serve(self) -> None:
+        keys, listen = str(self.folder / "keys" / "server"), f"127.0.0.1:{self.port}"
+        options = ("--keys", keys, "--listen", listen, "--run-dir", "run", "--patience", "120")
+        self.rondo("server", "federate", "server", str(self.folder / "config.toml"), *options)
+        self.until("server", "listening on")
+        self.port = int(self.log("server").split("listening on 127.0.0.1:")[1].split()[0])
+
+    def site(self, name: str, port: int | None = None) -> None:
+        keys, data = str(self.folder / "keys" / name), str(self.folder / "data" / name)
+        server = f"localhost:{port or self.port}"
+        self.rondo(name, "federate", "client", "--server", server, "--keys", keys, "--data", data)
+
+    def log(self, name: str) -> str:
+        return (self.work / name).read_text()
+
+    def until(self, name: str, text: str, count: int = 1) -> None:
+        end = time.monotonic() + 120
+        while self.log(name).count(text) < count:
+            assert time.monotonic() < end, f"{name} does not say {text!r}:\n{self.log(name)}"
+            assert self.running[name].poll() in (None, 0), self.log(name)
+            time.sleep(0.02)
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> None:
+        self.running[name].send_signal(number)
+        self.running.pop(name).wait(timeout=60)
+
+    def end(self) -> None:
+        """Wait for all, which must end well."""
+        for name in ("server", *SITES):
+            assert self.running.pop(name).wait(timeout=240) == 0, self.log(name)
+
+    def weights(self) -> dict[str, bytes]:
+        return weights(self.work / "run")
+
+
+def weights(run_dir: Path) -> dict[str, bytes]:
+    tensors = safetensors.torch.load_file(run_dir / "adapter" / "adapter_model.safetensors")
+    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("processes")
+    save_tiny_bert(path / "bert")
+    write_sites(path)
+    config = settings(
+        path / "bert",
+        rounds=ROUNDS,
+        algorithm={"name": "fedsa-lora"},
+        model={"head": "local"},
+        data={"test_source": str(path / "data" / "test.csv")},
+        partition={"kind": None, "clients": None},
+        train={"local_epochs": 40},
+        simulation={"cohort": 1},
+    )
+    config = {name: section for name, section in config.items() if section != {}}
+    (path / "config.toml").write_text(tomli_w.dumps(config))
+    data = {**config["data"], "clients_from": str(path / "data" / "all")}
+    rondo.run({**config, "data": data}, run_dir=path / "simulation", device="cpu")
+    return path
+
+
+@pytest.fixture
+def processes(folder: Path, tmp_path: Path) -> Any:
+    started = Processes(folder, tmp_path)
+    yield started
+    for process in started.running.values():
+        process.kill()
+
+
+def test_undisturbed(processes: Processes, folder: Path) -> None:
+    processes.serve()
+    for name in SITES:
+        processes.site(name)
+    processes.end()
+    assert processes.weights() == weights(folder / "simulation")
+
+
+@pytest.mark.parametrize("after", ["round 1: bob", "round 2: bob"])
+def test_site_is_killed_and_comes_back(processes: Processes, folder: Path, after: str) -> None:
+    """Between its two clients, of which one has answered."""
+    processes.serve()
+    for name in SITES:
+        processes.site(name)
+    processes.until("south", after)
+    processes.kill("south")
+    processes.site("south")
+    processes.end()
+    assert processes.weights() == weights(folder / "simulation")
+
+
+@pytest.mark.parametrize("after", ["south takes part", "round 1 of", "round 3 of"])
+def test_server_is_killed_and_resumed(processes: Processes, folder: Path, after: str) -> None:
+    processes.serve()
+    for name in SITES:
+        processes.site(name)
+    processes.until("server", after)
+    time.sleep(0.2)  # somewhere within the next round
+    processes.kill("server")
+    if after == "south takes part" and not (processes.work / "run" / "manifest.json").exists():
+        processes.serve()
+    else:
+        processes.rondo("server", "resume", "run")
+    processes.end()
+    assert processes.weights() == weights(folder / "simulation")
+
+
+def test_line_is_cut(processes: Processes, folder: Path) -> None:
+    """For ten seconds, in the middle of a round."""
+    processes.serve()
+    line = Proxy(processes.port)
+    for name in SITES:
+        processes.site(name, line.port)
+    processes.until("server", "round 1 of")
+    line.cut()
+    processes.until("north", "is lost")
+    time.sleep(10)
+    line.mend()
+    processes.end()
+    assert processes.weights() == weights(folder / "simulation")
+
+
+def test_site_that_hangs_is_waited_for(processes: Processes, folder: Path) -> None:
+    processes.serve()
+    for name in SITES:
+        processes.site(name)
+    processes.until("server", "round 1 of")
+    processes.running["south"].send_signal(signal.SIGSTOP)
+    time.sleep(5)
+    processes.running["south"].send_signal(signal.SIGCONT)
+    processes.end()
+    assert processes.weights() == weights(folder / "simulation")
+
+
+def test_interrupted_server_says_how_to_go_on(processes: Processes, folder: Path) -> None:
+    processes.serve()
+    for name in SITES:
+        processes.site(name)
+    processes.until("server", "round 1 of")
+    processes.kill("server", signal.SIGINT)
+    assert "go on with: rondo resume run" in processes.log("server")
+    processes.rondo("status", "federate", "status", "run")
+    processes.running.pop("status").wait(timeout=60)
+    assert "fedsa-lora: not running" in processes.log("status")
+    processes.rondo("server", "resume", "run")
+    processes.end()
+    assert processes.weights() == weights(folder / "simulation")
