@@ -71,11 +71,8 @@ def draw_picture() -> Iterator[Callable[[Any], bytes]]:
     draw, drawings = pictures._png, []
 
     def first_drawing(figure: Any) -> bytes:
-        from matplotlib import pyplot
-
         if not drawings:
             drawings.append(draw(figure))
-        pyplot.close(figure)
         return drawings[0]
 
     with pytest.MonkeyPatch.context() as patch:

@@ -9,6 +9,7 @@ import warnings
 import zlib
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -237,16 +238,17 @@ def test_learning_curve(before: dict[str, Any], history: list[dict[str, Any]]) -
     assert_png(pictures.curve(before, history, "accuracy", "fedit, 3 clients"))
 
 
-def test_pictures_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_leave_the_users_own_plots_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a notebook, a picture of ours must not turn off the drawing of theirs."""
+    import matplotlib
     from matplotlib import pyplot
-    from matplotlib.figure import Figure
 
+    monkeypatch.setitem(matplotlib.rcParams, "backend", "svg")
     before = pyplot.get_fignums()
     pictures.curve({}, HISTORY, "loss", "t")
     pictures.partition(clients(["a"], None))
-    monkeypatch.delattr(Figure, "savefig")
-    with pytest.raises(AttributeError):
-        pictures.partition(clients(["a"], None))
+    pictures.contact_sheet({"a": [(np.zeros((2, 2, 1), np.uint8), "0")]})
+    assert matplotlib.get_backend() == "svg"
     assert pyplot.get_fignums() == before
 
 

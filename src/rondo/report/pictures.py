@@ -1,4 +1,5 @@
-"""Pictures of a run, as the bytes of PNG files."""
+"""Pictures of a run, as the bytes of PNG files. They are drawn without pyplot, which belongs to the user's program: its
+backend draws the plots of a notebook."""
 
 from __future__ import annotations
 
@@ -18,12 +19,10 @@ _MANY_CLIENTS = 200
 
 def _axes(width: float, height: float, panels: int = 1) -> Any:
     """A figure and its axes. Several panels stand side by side with one y axis; their axes are an array."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, panels, figsize=(width, height), layout="constrained", sharey=True)
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(1, panels, sharey=True)
     for panel in figure.axes:
         for side in ("top", "right"):
             panel.spines[side].set_visible(False)
@@ -31,15 +30,10 @@ def _axes(width: float, height: float, panels: int = 1) -> Any:
 
 
 def _png(figure: Any) -> bytes:
-    from matplotlib import pyplot
-
     content = io.BytesIO()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a glyph that the font lacks is drawn as a box
-            figure.savefig(content, format="png", dpi=120)
-    finally:
-        pyplot.close(figure)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a glyph that the font lacks is drawn as a box
+        figure.savefig(content, format="png", dpi=120)
     return content.getvalue()
 
 
@@ -97,15 +91,11 @@ def _bars(axes: Any, clients: Mapping[str, Any], sizes: Sequence[int]) -> None:
 def contact_sheet(clients: Mapping[str, Sequence[tuple[Any, str]]]) -> bytes:
     """Draw some pictures that clients hold, a row per client: arrays (height, width, channels) of uint8, each with its
     caption."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     columns = max(map(len, clients.values()))
-    figure, axes = pyplot.subplots(
-        len(clients), columns, figsize=(1.6 + 0.8 * columns, 0.3 + len(clients)), layout="constrained", squeeze=False
-    )
+    figure = Figure(figsize=(1.6 + 0.8 * columns, 0.3 + len(clients)), layout="constrained")
+    axes = figure.subplots(len(clients), columns, squeeze=False)
     for row, (name, pictures) in zip(axes, clients.items(), strict=True):
         for panel in row:
             panel.axis("off")
