@@ -306,6 +306,21 @@ def test_list_has_a_line_per_algorithm(invoke: Invoke, monkeypatch: pytest.Monke
         assert entry.paper in line
 
 
+def test_list_fits_a_narrow_terminal(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight columns would share 80 characters, and each name and word would be broken."""
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    code, output = invoke("list")
+    assert code == 0
+    assert len(output.splitlines()) < 3 * len(algorithms.TABLE)
+    assert {line.split(" ")[0] for line in output.splitlines()} >= set(algorithms.TABLE)
+    assert "rondo show NAME" in output
+    assert "linear, one rank" not in output
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "linear, one rank" in invoke("list")[1]
+
+
 @pytest.mark.parametrize("name", algorithms.names())
 def test_show_prints_the_card_and_the_keys(invoke: Invoke, name: str) -> None:
     code, output = invoke("show", name)

@@ -9,6 +9,19 @@ import typer
 
 from rondo.cli.process import FAILED, user_errors
 
+_COLUMNS = (
+    "name",
+    "what it does",
+    "exact",
+    "linear",
+    "personal",
+    "up, numbers per module",
+    "whole tensors",
+    "paper",
+)
+_WIDE = 140
+"""Characters of a terminal in which these columns can be read. A narrower one shows the first two."""
+
 
 def list_() -> None:
     """List the algorithms: what each does, its flags (exact, linear, personal), numbers sent up and paper."""
@@ -17,24 +30,20 @@ def list_() -> None:
 
     from rondo import algorithms
 
-    table = Table(box=None, pad_edge=False)
-    for column in (
-        "name",
-        "what it does",
-        "exact",
-        "linear",
-        "personal",
-        "up, numbers per module",
-        "whole tensors",
-        "paper",
-    ):
-        table.add_column(column, overflow="fold")
-    for name, entry in algorithms.TABLE.items():
-        table.add_row(name, entry.summary, *entry.flags, entry.up, entry.whole, entry.paper)
     # Without a terminal, print one line per algorithm, so that grep finds it.
     console = Console()
     console = console if console.is_terminal else Console(width=250)
+    columns = _COLUMNS if console.width >= _WIDE else _COLUMNS[:2]
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for name, entry in algorithms.TABLE.items():
+        cells = (name, entry.summary, *entry.flags, entry.up, entry.whole, entry.paper)
+        table.add_row(*cells[: len(columns)])
     console.print(table)
+    if columns != _COLUMNS:
+        console.print(f"\nrondo show NAME tells more of one; a terminal of {_WIDE} characters has a table of all")
+        return
     console.print("\nexact, whole: exact where whole tensors are trained alone, without factors beside them")
     console.print("linear, one rank: linear where clients have no ranks of their own")
 
