@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from rondo import algorithms
+
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "package.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -53,6 +55,12 @@ def test_description_has_no_link_into_the_repository(wheel: zipfile.ZipFile) -> 
     assert PAGE in metadata
     assert "![" not in PAGE
     assert [target for target in re.findall(r"\]\((.*?)\)", PAGE) if not target.startswith("https://")] == []
+
+
+def test_number_of_methods_is_that_of_the_table() -> None:
+    assert len(algorithms.TABLE) == 35
+    assert "thirty-five published methods" in README
+    assert "Thirty-five published methods" in PAGE
 
 
 def test_install_commands_are_the_same_on_both_pages() -> None:
