@@ -186,8 +186,8 @@ def test_init_writes_a_loadable_configuration(invoke: Invoke) -> None:
     assert code == 0
     assert "rondo run rondo.toml" in output
     assert load("rondo.toml").algorithm.name in algorithms.TABLE
-    assert invoke("init", "other.toml")[0] == 0
-    assert load("other.toml", ["adapter.r=4"]).adapter.r == 4
+    assert "rondo run 'other file.toml'" in invoke("init", "other file.toml")[1]
+    assert load("other file.toml", ["adapter.r=4"]).adapter.r == 4
 
 
 def test_run_export_and_evaluate(invoke: Invoke, tiny: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -122,4 +123,4 @@ def init(file: Annotated[str, typer.Argument(help="where to write it")] = "rondo
             path.write_text(STARTER.read_text())
         except OSError as error:
             raise ConfigError.at(file, f"cannot be written: {error.strerror}", "rondo init") from None
-        print(f"wrote {file}; run it with: rondo run {file}")
+        print(f"wrote {file}; run it with: rondo run {shlex.quote(file)}")

@@ -229,6 +229,8 @@ def _read(path: Path, room: Room) -> Rows:
             names = list(reader.fieldnames or ())
             if duplicates := sorted({n for n in names if names.count(n) > 1}):
                 raise ValueError(f"two columns are called {duplicates[0]!r}")
+            if len(names) == 1:
+                _refuse_separator(names[0], suffix)
             rows = []
             try:
                 for number, row in enumerate(reader):
@@ -255,6 +257,20 @@ def _read(path: Path, room: Room) -> Rows:
         if not isinstance(row, dict):
             raise ValueError(f"row {number} is not an object with columns, but {row!r:.60}")
     return rows
+
+
+_SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+
+
+def _refuse_separator(header: str, suffix: str) -> None:
+    """Raise ValueError if the name of the only column has a separator in it that is not that of the file's kind."""
+    own = _SUFFIXES[suffix]
+    found = next((name for sign, name in _SEPARATORS.items() if sign in header and sign != own), None)
+    if found is not None:
+        wanted = _SEPARATORS[own]
+        raise ValueError(
+            f"its columns are separated by {found}, and a {suffix} file has {wanted} (save it with {wanted})"
+        )
 
 
 _VALUE_BYTES = 128

@@ -237,7 +237,7 @@ def _folder(out: str | Path | None) -> Path:
     try:
         durable.make_folder(folder)
     except OSError as error:
-        message = f"{str(folder)!r} cannot be made: {error.strerror}"
+        message = f"{str(folder)!r} cannot be made: {error.strerror}; name another folder"
         raise ConfigError.at("--out", message, "rondo compare") from None
     return folder
 

@@ -66,7 +66,7 @@ def test_folder_with_other_files_is_accepted(tmp_path: Path) -> None:
     for path, code in ((tmp_path / "notes.txt", errno.EEXIST), (tmp_path / "notes.txt" / "run", errno.ENOTDIR)):
         with pytest.raises(ConfigError) as error:
             RunDirectory.create(path, "fedit")
-        reason = f"{str(path)!r} cannot be made: {os.strerror(code)}"
+        reason = f"{str(path)!r} cannot be made: {os.strerror(code)}; name another folder"
         assert str(error.value) == f"rondo: 1 problem\n  --run-dir: {reason}"
 
 
@@ -77,7 +77,7 @@ def test_folder_without_a_run_is_not_opened(tmp_path: Path, present: tuple[str, 
     with pytest.raises(ConfigError) as error:
         RunDirectory.open(tmp_path)
     missing = "manifest.json" if "config.toml" in present else "config.toml"
-    reason = f"{str(tmp_path)!r} is not a run directory: it has no {missing}"
+    reason = f"{str(tmp_path)!r} is not a run directory: it has no {missing}; name the folder of a run"
     assert str(error.value) == f"config: 1 problem\n  RUN_DIR: {reason}"
     with pytest.raises(ConfigError, match="is not a run directory"):
         RunDirectory.open(tmp_path / "nowhere")

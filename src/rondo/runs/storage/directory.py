@@ -75,7 +75,7 @@ class RunDirectory:
         try:
             durable.make_folder(path)
         except OSError as error:
-            message = f"{str(path)!r} cannot be made: {error.strerror}"
+            message = f"{str(path)!r} cannot be made: {error.strerror}; name another folder"
             raise ConfigError.at("--run-dir", message, "rondo") from None
         return RunDirectory(path)
 
@@ -85,7 +85,7 @@ class RunDirectory:
         directory = RunDirectory(Path(path))
         for name in ("config.toml", "manifest.json"):
             if not (directory.path / name).is_file():
-                message = f"{str(path)!r} is not a run directory: it has no {name}"
+                message = f"{str(path)!r} is not a run directory: it has no {name}; name the folder of a run"
                 raise ConfigError.at("RUN_DIR", message)
         for entry in directory.path.rglob("*"):
             if entry.exists() and not (entry.is_file() or entry.is_dir()):  # reading it might never end
