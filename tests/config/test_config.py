@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import rondo
 from rondo.algorithms import TABLE
 from rondo.algorithms.table import SERVER_OPTIONS
 from rondo.algorithms.wrappers.server_optimizer import OPTIMIZERS
@@ -191,6 +192,19 @@ def test_fault_is_named_by_path_with_reason_and_fix(raw: dict[str, Any], path: s
     messages = problems(raw)
     assert path in messages
     assert fragment in messages[path]
+
+
+def test_single_text_in_place_of_a_list_is_named_once() -> None:
+    """A text is a sequence of characters, and each would be a fault."""
+    message = "config: 1 problem\n  sets: 'rounds=3' is a single text; give a list, such as ['rounds=3']"
+    for call in (lambda: load({}, "rounds=3"), lambda: rondo.run({}, sets="rounds=3")):
+        with pytest.raises(ConfigError) as error:
+            call()
+        assert str(error.value) == message
+    for names, sets, path in (("fedit", ["rounds=3"], "algorithms"), (["fedit"], "rounds=3", "sets")):
+        with pytest.raises(ConfigError) as error:
+            rondo.compare(names, {}, sets=sets)
+        assert [p.path for p in error.value.problems] == [path]
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,7 @@ def test_run_of_given_rows_resumes_with_the_same_rows(folder: Path, of_files: ro
         rondo.resume(tmp_path / "run")
     assert problems(caught).keys() == {"data.source", "data.test_source"}
     assert "rondo.resume(RUN_DIR, train=...)" in problems(caught)["data.source"]
+    assert "to score or predict other rows, name them with data" in problems(caught)["data.source"]
     output = CliRunner().invoke(app, ["resume", str(tmp_path / "run")])
     assert output.exit_code == 2
     assert "data.source: it was given in Python" in output.stderr
@@ -220,6 +221,7 @@ def test_run_of_a_model_object_resumes_with_the_same_model(
         output = CliRunner().invoke(app, [command[0], str(tmp_path / "run"), *command[1:]])
         assert output.exit_code == 2
         assert "model.name: it was given in Python" in output.stderr
+        assert "peft.PeftModel.from_pretrained(model, FOLDER)" in output.stderr
     other = copy.deepcopy(model)
     with torch.no_grad():
         other.bert.embeddings.word_embeddings.weight[0, 0] += 1

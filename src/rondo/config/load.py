@@ -49,7 +49,7 @@ def load(
         name, raw = "config", _copied(source)
     else:
         name, raw = str(source), _read(Path(source))
-    set_problems = [p for text in sets if (p := _override(raw, text)) is not None]
+    set_problems = [p for text in listed(sets, "sets") if (p := _override(raw, text)) is not None]
     try:
         config = RunConfig.model_validate(raw)
     except pydantic.ValidationError as error:
@@ -64,6 +64,13 @@ def load(
     if problems:
         raise ConfigError(problems, name)
     return config
+
+
+def listed(values: Sequence[str], argument: str) -> list[str]:
+    """The list ``values``. Raises :class:`ConfigError` if it is a single text, whose characters would be taken."""
+    if isinstance(values, str):
+        raise ConfigError.at(argument, f"{values!r} is a single text; give a list, such as [{values!r}]")
+    return list(values)
 
 
 def located(config: RunConfig) -> RunConfig:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rondo import algorithms as table
-from rondo.config.load import STARTER, load, located
+from rondo.config.load import STARTER, listed, load, located
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, Problem
 from rondo.report.html import html_table
@@ -116,6 +116,7 @@ def plan(
 ) -> list[RunConfig]:
     """The configuration of every run, algorithm by algorithm. Raises :class:`ConfigError` with every fault found."""
     source = STARTER if config is None else config
+    names, sets = listed(names, "algorithms"), listed(sets, "sets")
     problems = [*_name_problems(names), *_seed_problems(seeds), *_set_problems(names, sets, seeds)]
     shared = [text for text in sets if not any(text.startswith(f"{name}.") for name in names)]
     configs = []

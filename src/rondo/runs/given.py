@@ -15,6 +15,11 @@ from rondo.tasks import table as tasks
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+_ROWS = "to score or predict other rows, name them with data"
+_MODEL = "its finished adapter is loaded by peft.PeftModel.from_pretrained(model, FOLDER)"
+_OTHERWISE = {"data.source": _ROWS, "data.test_source": _ROWS, "model.name": _MODEL}
+"""What is left to commands that take no such object."""
+
 
 @dataclass(frozen=True)
 class Given:
@@ -47,7 +52,7 @@ class Given:
         for key, (arguments, value) in self._places().items():
             if named[key] == GIVEN and value is None and (with_rows or key == "model.name"):
                 message = f"it was {GIVEN}, so only a program can give it again: rondo.resume(RUN_DIR, {arguments})"
-                problems.append(Problem(key, message))
+                problems.append(Problem(key, f"{message}; {_OTHERWISE[key]}"))
             if named[key] != GIVEN and value is not None:
                 message = f"the run has {key} = {named[key]!r}: leave this argument out"
                 problems.append(Problem(arguments.partition("=")[0], message))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rondo.config.load import load, located
+from rondo.config.load import listed, load, located
 from rondo.config.schema import RunConfig
 from rondo.data.tables import Table
 from rondo.engine.client.memory import budget
@@ -68,7 +68,7 @@ def run(
     """
     began = time.perf_counter()
     given = Given(train, test, clients, model, tokenizer)
-    settings = load(config, [*sets, *given.sets])
+    settings = load(config, [*listed(sets, "sets"), *given.sets])
     with _watching(observer, settings) as observer:
         observer.phase("loading")
         assembly = assemble(settings, device, given=given)
