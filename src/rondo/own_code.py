@@ -29,6 +29,12 @@ def load(name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
+def reason(error: Exception) -> str:
+    """The failure of an import or a call of the user's code, in words, with the places where modules are looked for."""
+    where = " (modules are looked for in the folder you work in and on PYTHONPATH)"
+    return f"{type(error).__name__}: {error}" + (where if isinstance(error, ModuleNotFoundError) else "")
+
+
 def place(name: str) -> str:
     """The file or folder that :func:`load` would import. Only the outermost package is looked up, because a lookup
     within a package imports the package."""

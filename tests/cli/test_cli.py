@@ -71,7 +71,7 @@ def run_dir(tiny: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> P
         (("show", "config", "train.rl"), "did you mean 'train.lr'?"),
         (("show", "no_such_module:X"), "cannot load 'no_such_module:X'"),
         (("check", "fedsa"), "did you mean 'fedsa-lora'"),
-        (("check", "no_such_module:X"), "cannot load 'no_such_module:X'"),
+        (("check", "no_such_module:X"), "(modules are looked for in the folder you work in and on PYTHONPATH)"),
         (("check", "json:dumps"), "is not a frozen dataclass derived from rondo.algorithm.Algorithm"),
         (("check", "json:"), "cannot load 'json:'"),
         (("check", ":X"), "cannot load ':X'"),

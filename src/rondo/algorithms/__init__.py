@@ -53,7 +53,7 @@ def load(name: str) -> type[Algorithm[Any]]:
     try:
         cls = own_code.load(place)
     except Exception as error:  # importing a user's module may raise anything
-        raise UnknownAlgorithm(f"cannot load {name!r}: {type(error).__name__}: {error}") from error
+        raise UnknownAlgorithm(f"cannot load {name!r}: {own_code.reason(error)}") from error
     if not (isinstance(cls, type) and issubclass(cls, Algorithm) and _frozen(cls)):
         raise UnknownAlgorithm(f"{name!r} is not a frozen dataclass derived from rondo.algorithm.Algorithm")
     return cls

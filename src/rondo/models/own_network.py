@@ -99,7 +99,7 @@ class OwnOutline:
                 torch.manual_seed(config.seed)
                 return factory(config, self.task)
         except Exception as error:  # the user's module may raise anything
-            message = f"{self.name!r} makes no network: {type(error).__name__}: {error}"
+            message = f"{self.name!r} makes no network: {own_code.reason(error)}"
             raise ConfigError.at("model.name", message) from None
 
 

@@ -195,7 +195,7 @@ def load(kind: str) -> type[Task]:
     try:
         cls = own_code.load(TABLE[kind].cls if kind in TABLE else kind)
     except Exception as error:  # importing a user's module may raise anything
-        raise ConfigError.at("task.kind", f"cannot load {kind!r}: {type(error).__name__}: {error}") from None
+        raise ConfigError.at("task.kind", f"cannot load {kind!r}: {own_code.reason(error)}") from None
     if not (isinstance(cls, type) and issubclass(cls, Task)):
         raise ConfigError.at("task.kind", f"{kind!r} is not a class derived from rondo.tasks.task.Task")
     return cls
