@@ -17,7 +17,7 @@ from rich.console import Console
 import rondo
 from rondo.config import load
 from rondo.engine.transport import Phase
-from rondo.runs.progress import progress, round_line
+from rondo.runs.progress import Bars, progress, round_line
 from rondo.runs.result import RunResult
 from rondo.runs.storage.directory import to_toml
 from small_runs import WHOLE, reviews, save_tiny_bert, settings, write_rows
@@ -42,8 +42,8 @@ def shown(client: str, *, terminal: bool) -> str:
         observer.phase("training")
         observer.round_started(0, 2)
         observer.client_done(client, 0.25)
-        if terminal:
-            observer.progress.refresh()  # type: ignore[attr-defined]
+        if isinstance(observer, Bars):
+            observer.progress.refresh()
         observer.client_done(client, None)
         observer.round_done(SKIPPED)
         observer.round_done(RECORD)
@@ -98,6 +98,12 @@ def test_no_terminal_gets_a_line_per_round() -> None:
         "round 1 of 2: 2 clients, 1 failed, skipped: 1 uploads, min_clients is 2, 1.0 kB up, 500 B down, 1.2 s",
         "round 1 of 2: 2 clients, loss 0.500, accuracy 0.750, 1.0 kB up, 500 B down, 1.2 s",
     ]
+
+
+def test_terminal_that_moves_no_cursor_gets_a_line_per_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would show no bar at all."""
+    monkeypatch.setenv("TERM", "dumb")
+    assert shown("client-1", terminal=True) == shown("client-1", terminal=False)
 
 
 def small_run(folder: Path, **changes: Any) -> dict[str, Any]:

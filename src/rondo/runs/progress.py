@@ -131,7 +131,7 @@ def progress(rounds: int, console: Console | None = None, told: set[str] | None 
     ``told``: lines that need not be said again; the lines said are added.
     """
     console, told = console or Console(stderr=True), told if told is not None else set()
-    if not console.is_terminal:
+    if not console.is_terminal or console.is_dumb_terminal:  # without a cursor to move, no bar is drawn
         yield Lines(console.file, rounds, told)
         return
     with Progress(
