@@ -160,6 +160,15 @@ def test_run_without_scores_has_a_table() -> None:
                 "no draw gave every client enough"
             ],
         ),
+        (
+            {"rows_not_sampled": 150, "sampled_by": [], "rows_bad": 10, "rows_moved": 21},
+            [
+                "50 of 200 training rows are taken, a random sample",
+                "10 of 50 training rows are not used: 10 bad",
+                "21 of 40 training rows are moved to clients with fewer than partition.min_size: "
+                "no draw gave every client enough",
+            ],
+        ),
         ({"warnings": ["all rows are alike"]}, ["warning: all rows are alike"]),
         ({"clients_too_small": {"a": 1, "b": 0}}, ["left out for too few examples: a, b"]),
         (

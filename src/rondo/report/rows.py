@@ -33,8 +33,9 @@ def account(partition: Mapping[str, Any]) -> Iterator[str]:
                 f"task.max_length, and {_percent(text['tokens_lost'], text['tokens'])} of all tokens are lost"
             )
     if moved := partition["rows_moved"]:
+        dealt = partition["rows"] - partition["rows_bad"] - partition["rows_not_sampled"]
         few = "clients with fewer than partition.min_size"
-        yield f"{moved} of {partition['rows']} training rows are moved to {few}: no draw gave every client enough"
+        yield f"{moved} of {dealt} training rows are moved to {few}: no draw gave every client enough"
     if count := partition["clients_not_sampled"]:
         yield f"{count} clients are not in the sample"
     if names := list(partition["clients_too_small"]):
