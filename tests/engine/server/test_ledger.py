@@ -50,6 +50,16 @@ def test_versions_of_freed_tensors_are_forgotten() -> None:
     assert len(versions._versions) == before
 
 
+def test_states_that_no_client_holds_are_forgotten() -> None:
+    """Clients in one state share a mapping, and states of past rounds do not pile up."""
+    ledger = Ledger()
+    for i in range(1000):
+        for client in ("ann", "bob"):
+            ledger.send(client, Shared({"a": torch.full((3,), float(i))}))
+    assert ledger.held["ann"] is ledger.held["bob"]
+    assert len(ledger._known) < 100
+
+
 def test_ledger_does_not_grow_with_the_chunks() -> None:
     short, long = Ledger(), Ledger()
     for count in range(1, 100):
