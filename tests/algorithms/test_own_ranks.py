@@ -13,7 +13,7 @@ from rondo import algorithms
 from rondo.algorithm import Algorithm, Client, Round, Upload
 from rondo.params import head, module_of, pick, role
 from rondo.testing import LAWS, LinearProblem, SgdTrainer
-from rondo.testing.run import Run
+from rondo.testing.run import LawBroken, Run
 
 PATHS = ("first", "second")
 NESTED = ("Ad", "Au", "Bd", "Bu")
@@ -386,6 +386,10 @@ STAGED: list[Algorithm[Any]] = [
 @pytest.mark.parametrize("algorithm", STAGED, ids=str)
 @pytest.mark.parametrize("law", [n for n in LAWS if n != "exactness"])
 def test_options_obey_the_laws(algorithm: Algorithm[Any], law: str) -> None:
+    if law == "consensus" and getattr(algorithm, "sparse_rounds", 0) == 1:  # the step between SLoRA's stages truncates
+        with pytest.raises(LawBroken, match="round 0"):
+            LAWS[law](algorithm, 0)
+        return
     LAWS[law](algorithm, 0)  # raises LawBroken
 
 

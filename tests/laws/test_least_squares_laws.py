@@ -16,7 +16,7 @@ from rondo.testing.regression import RegressionProblem
 QR = {"consensus", "whole tensors"}
 """Laws that a normalisation breaks: where all clients reach one model, the new model is another, and the mean of whole
 tensors is not what the server keeps."""
-START = {"first round learns", "frozen stay frozen"}
+START = {"first round learns", "frozen stay frozen", "zero steps"}
 """Laws that moments break: the first round sends no model and decides the representation."""
 
 METHODS: list[tuple[str, dict[str, Any], set[str]]] = [

@@ -5,6 +5,7 @@ The correct FedEx-LoRA below passes every law, so the faults and not the harness
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -195,6 +196,23 @@ class CountsSkippedAttempts(Plain):
         return up if round.attempt % 2 == 0 else down
 
 
+class InfiniteFromRoundFive(UpOnly):
+    """From round 5 on the network sees factors that are not finite."""
+
+    def broadcast(self, state: ServerState, client: Client, round: Round) -> Shared:
+        factor = 1.0 if round.index < 5 else math.inf
+        return Shared({n: factor * t for n, t in state.params.items()})
+
+
+class FirstRoundStartsAnew(UpOnly):
+    """The server draws B anew in round 0, whatever the clients learned or did not."""
+
+    def finish(self, state: ServerState, mean: Mean, round: Round) -> ServerState:
+        new = super().finish(state, mean, round)
+        drawn = {n: torch.ones_like(t) for n, t in pick(new.params, up).items() if round.index == 0}
+        return ServerState({**new.params, **drawn})
+
+
 class UploadsTheOther(UpOnly):
     """Trains B and uploads A."""
 
@@ -260,6 +278,14 @@ def test_factor_left_out_of_uploads_breaks_two_laws() -> None:
 
 def test_swapped_factors_in_the_view_break_form() -> None:
     assert "form" in failures(FactorsSwappedInView())
+
+
+def test_late_infinite_factors_break_form() -> None:
+    assert "form" in failures(InfiniteFromRoundFive())
+
+
+def test_result_of_the_first_round_counts_in_consensus_and_zero_steps() -> None:
+    assert {"consensus", "zero steps"} <= set(failures(FirstRoundStartsAnew()))
 
 
 # --- heads that leak, arguments that are written to ---------------------------------------------------------------

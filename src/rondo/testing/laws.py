@@ -69,27 +69,36 @@ def _agree(
 
 
 def law_form(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
-    """A frozen dataclass that declares ``exact``. Its view has finite A (r, in) and B (out, r) for every layer, and all
-    whole tensors in their shapes."""
+    """A frozen dataclass that declares ``exact``. After every round its view has finite A (r, in) and B (out, r) for
+    every layer, and all whole tensors in their shapes."""
     require(dataclasses.is_dataclass(algorithm), "it is not a dataclass")
     require(algorithm.__dataclass_params__.frozen, "its dataclass is not frozen")  # type: ignore[attr-defined]
     require(hasattr(algorithm, "exact"), "it does not declare whether it is exact: exact: ClassVar[bool] = ...")
     run = Run(algorithm, seed, problem)
-    run.step(0)
-    shared = run.shared(run.clients[0], 1)
-    seen = algorithm.view(shared, run.local(run.clients[0], shared))
-    for path, weight in run.problem.weights.items():
-        a, b = seen[f"{path}.A"], seen[f"{path}.B"]
-        require(a.shape[1] == weight.shape[1], f"{path}.A is {tuple(a.shape)}, its module has {weight.shape[1]} inputs")
-        require(
-            b.shape[0] == weight.shape[0], f"{path}.B is {tuple(b.shape)}, its module has {weight.shape[0]} outputs"
-        )
-        require(a.shape[0] == b.shape[1], f"{path}: A has rank {a.shape[0]}, B has rank {b.shape[1]}")
-    for name, tensor in pick(run.problem.params, whole).items():
-        shape = tuple(seen[name].shape) if name in seen else "missing"
-        require(shape == tuple(tensor.shape), f"{name} is {shape} in the view, and {tuple(tensor.shape)} at the start")
-    require(all(bool(t.isfinite().all()) for t in seen.values()), "the view is not finite")
+    for index in range(ROUNDS):
+        run.step(index)
+        shared = run.shared(run.clients[0], index + 1)
+        _must_fit(algorithm.view(shared, run.local(run.clients[0], shared)), run.problem, index)
     return "A (r, in), B (out, r)"
+
+
+def _must_fit(seen: Params, problem: Problem, index: int) -> None:
+    """The tensors ``seen`` after round ``index`` must be finite and fit the layers of ``problem``."""
+    for path, weight in problem.weights.items():
+        a, b = (tuple(seen[f"{path}.{factor}"].shape) for factor in "AB")
+        require(
+            a[1] == weight.shape[1],
+            f"round {index}: {path}.A is {a}, its module has {weight.shape[1]} inputs",
+        )
+        require(
+            b[0] == weight.shape[0],
+            f"round {index}: {path}.B is {b}, its module has {weight.shape[0]} outputs",
+        )
+        require(a[0] == b[1], f"round {index}: {path}: A has rank {a[0]}, B has rank {b[1]}")
+    for name, tensor in pick(problem.params, whole).items():
+        shape, start = tuple(seen[name].shape) if name in seen else "missing", tuple(tensor.shape)
+        require(shape == start, f"round {index}: {name} is {shape} in the view, and {start} at the start")
+    require(all(bool(t.isfinite().all()) for t in seen.values()), f"round {index}: the view is not finite")
 
 
 def law_first_round_learns(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
@@ -167,29 +176,33 @@ def law_whole_tensors(algorithm: Algorithm[Any], seed: int, problem: Problem | N
 
 
 def law_consensus(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
-    """If all clients end at the same model, the new model is that model."""
+    """If all clients end at the same model, the new model is that model. Tried in place of each round of a run."""
     run, worst = Run(algorithm, seed, problem), 0.0
-    run.step(0)
-    for index in range(1, ROUNDS):
+    for index in range(ROUNDS):
+        before = run.state, run.locals
         reached = run.train([run.clients[0]], index)[0]
-        run.locals = {c.id: reached.local for c in run.clients}
         same = [replace(reached.upload, client=c, weight=float(c.num_examples)) for c in run.clients]
         run.state = algorithm.aggregate(run.state, same, run.round(index))
+        run.locals = {c.id: reached.local for c in run.clients}
         worst = max(worst, largest_gap(reached.after, run.model(run.clients[0], index + 1)))
-        require(worst < TOLERANCE, f"the new model is {worst:.1e} away from the one that all clients reached")
+        require(worst < TOLERANCE, f"round {index}: the new model is {worst:.1e} away from the one that all reached")
+        run.state, run.locals = before
+        run.step(index)
     return f"difference {worst:.0e}"
 
 
 def law_zero_steps(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
-    """A round without training steps leaves every model as it was."""
+    """A round without training steps leaves every model as it was. Tried in place of each round of a run."""
     run, worst = Run(algorithm, seed, problem), 0.0
-    run.step(0)
-    run.steps = 0
-    for index in range(1, ROUNDS):
-        before = run.state
+    steps = run.steps
+    for index in range(ROUNDS):
+        before = run.state, run.locals
+        run.steps = 0
         run.step(index)
-        worst = max(worst, run.gap(before, run.state, index + 1))
+        worst = max(worst, run.gap(before[0], run.state, index + 1))
         require(worst < TOLERANCE, f"round {index} without a step moved the model by {worst:.1e}")
+        (run.state, run.locals), run.steps = before, steps
+        run.step(index)
     return f"difference {worst:.0e}"
 
 

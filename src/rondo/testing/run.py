@@ -115,7 +115,7 @@ class Run:
 
     def finish(self, outcomes: Sequence[Outcome], index: int) -> None:
         """Aggregate a round, and store what its clients keep."""
-        self.locals |= {o.upload.client.id: canonical(o.local) for o in outcomes}
+        self.locals = self.locals | {o.upload.client.id: canonical(o.local) for o in outcomes}
         self.state = canonical(self.algorithm.aggregate(self.state, [o.upload for o in outcomes], self.round(index)))
 
     def gap(self, one: Any, other: Any, index: int) -> float:
