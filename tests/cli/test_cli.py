@@ -321,6 +321,26 @@ def test_list_fits_a_narrow_terminal(invoke: Invoke, monkeypatch: pytest.MonkeyP
     assert "linear, one rank" in invoke("list")[1]
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("hetlora", "pruning is off by default"),
+        ("lora-a2", "without client ranks they keep all"),
+        ("flexlora", "scores are of the truncated model"),
+        ("fedhm", "scores are of the truncated model"),
+        ("florg", "starts off the pre-trained model unless offset"),
+        ("pfedlora", "in units of the scale"),
+        ("slora", "in units of the scale"),
+    ],
+)
+def test_list_says_what_defaults_leave_out(invoke: Invoke, name: str, words: str) -> None:
+    """README's table has the same words (tests/test_readme.py), and the card says more."""
+    _, output = invoke("list")
+    (line,) = (text for text in output.splitlines() if text.split()[:1] == [name])
+    assert words in line
+    assert "clients with ranks of their own train at the run's scale, alpha / r" in output
+
+
 @pytest.mark.parametrize("name", algorithms.names())
 def test_show_prints_the_card_and_the_keys(invoke: Invoke, name: str) -> None:
     code, output = invoke("show", name)

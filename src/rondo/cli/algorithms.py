@@ -46,6 +46,10 @@ def list_() -> None:
         return
     console.print("\nexact, whole: exact where whole tensors are trained alone, without factors beside them")
     console.print("linear, one rank: linear where clients have no ranks of their own")
+    console.print(
+        "clients with ranks of their own train at the run's scale, alpha / r, which weakens small ranks; "
+        'flexlora and flora take client_scale = "rank"'
+    )
 
 
 def show(

@@ -249,7 +249,7 @@ ENTRIES: dict[str, Entry] = {
     ),
     "pfedlora": Entry(
         cls="rondo.algorithms.factors.pfedlora:PFedLoRA",
-        summary="a shared change of full rank beside a personal pair of factors",
+        summary="a shared change of full rank, in units of the scale, beside a personal pair of factors",
         paper="Park et al. 2024",
         exact=False,
         linear=True,
@@ -277,7 +277,7 @@ ENTRIES: dict[str, Entry] = {
     ),
     "slora": Entry(
         cls="rondo.algorithms.factors.slora:SLoRA",
-        summary="sparse fine-tuning first; FedIT from its singular vectors",
+        summary="sparse fine-tuning first, in units of the scale; FedIT from its singular vectors",
         paper="Babakniya et al. 2023",
         exact=False,
         linear=True,

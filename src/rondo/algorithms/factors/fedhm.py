@@ -31,7 +31,8 @@ class FedHM(Algorithm[ServerState]):
     Head in the source: a part of the model, averaged; here shared by default.
     Deviations: the paper trains from scratch and factorises W. That would destroy a pre-trained model, so the change is
     factorised here, as the authors' attention variant does (W - W_init); the method is then FlexLoRA with
-    ``split = "both"``. The paper's equal weights are the run's ``weighting = "uniform"``.
+    ``split = "both"``. All ranks have the run's scale; the paper's factors have none. The paper's equal weights are
+    the run's ``weighting = "uniform"``.
     Reference: Yao et al., FedHM: Efficient Federated Learning for Heterogeneous Models via Low-rank Factorization,
     2021.
     """

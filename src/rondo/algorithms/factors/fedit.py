@@ -21,7 +21,8 @@ class FedIT(Algorithm[ServerState]):
     Symbols: A (r x in) and B (out x r) are PEFT's; delta W = scale * B A. RoLoRA's text calls this method "LoRA",
     FedLoRU's "FedLoRA".
     Client ranks: a client of rank r_k gets the first r_k rows of A and columns of B. Its upload is padded with zeros
-    ("zero padding" in FLoRA and HetLoRA), which shrinks the trailing ranks, because fewer clients train them.
+    ("zero padding" in FLoRA and HetLoRA), which shrinks the trailing ranks, because fewer clients train them. All
+    ranks have the run's scale, alpha / r, so a small rank learns more slowly than LoRA of that rank would.
     Uploads: A and B, r (in + out) numbers per module. Down: the same.
     Exact: no. The mean of products differs from the product of means by sum_k p_k (B_k - Bbar)(A_k - Abar).
     Linear: yes, where clients have no ranks of their own.
