@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import rondo
 from rondo import algorithms
 from rondo.config import load, reference
+from rondo.engine.scoring import Scorer
 from rondo.runs.storage.directory import to_toml
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 
@@ -176,6 +178,18 @@ def test_stopped_run_exits_with_code_1(invoke: Invoke, tiny: dict[str, Any]) -> 
     code, output = invoke("run", "x.toml", "--set", "train.optimizer=sgd", "--set", "train.lr=1e38")
     assert code == 1
     assert "stopped: 1 rounds in a row were skipped" in output
+
+
+@pytest.mark.parametrize("shortage", [lambda *_: torch.empty(2**50), lambda *_: bytes(2**60)], ids=["torch", "Python"])
+def test_command_out_of_memory_exits_with_code_1(
+    shortage: Callable[..., object], invoke: Invoke, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores, exports and predictions have no rounds to go back to; nothing of them is written."""
+    monkeypatch.setattr(Scorer, "scores", shortage)
+    code, output = invoke("evaluate", str(run_dir), "--device", "cpu")
+    assert code == 1
+    assert output.startswith("stopped: out of memory: ")
+    assert output.endswith("; give it more memory, or lower evaluation.batch_size\n")
 
 
 # --- good input ----------------------------------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -115,6 +117,18 @@ def test_tied_output_layer_is_not_missing(gpt2: str) -> None:
 
 def test_untied_output_layer_is_missing(gpt2: str) -> None:
     assert ": lm_head; " in refused(LANGUAGE, config_of(gpt2, tie_word_embeddings=False))
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))], ids=repr)
+def test_shortage_of_memory_is_told_as_one(error: Exception) -> None:
+    """The files are as they should be, so they need not be saved anew."""
+    with pytest.raises(ConfigError) as caught, loading("it", "its weights"):
+        raise error
+    (problem,) = caught.value.problems
+    reason = str(error) or "MemoryError"
+    assert problem.message == (
+        f"'it' does not fit into the memory: {reason}; give it more memory, or name a smaller model"
+    )
 
 
 # Tensors of another size

@@ -57,6 +57,8 @@ class Reader(nn.Module):
             mean = mean + mean.mean(0)
         elif self.reads == "few rows" and len(mean) > 3:
             raise IndexError("too many rows")
+        elif self.reads == "more than there is":
+            torch.empty(2**50)
         elif self.reads == "no rows":
             raise IndexError("no rows at all")
         return SimpleNamespace(logits=self.classifier(torch.tanh(mean)))
@@ -152,6 +154,16 @@ def test_model_that_does_not_run_is_refused() -> None:
         "'a model' does not train on rows of the data: IndexError: no rows at all; "
         "name other layers in adapter.target_modules, or another model"
     )
+
+
+def test_shortage_of_memory_is_told_as_one() -> None:
+    """The layers are not to blame, so no others are asked for."""
+    with pytest.raises(ConfigError) as caught:
+        reason(reader("more than there is"))
+    (problem,) = caught.value.problems
+    assert problem.path == "model.name"
+    assert problem.message.startswith("'a model' does not fit into the memory: ")
+    assert problem.message.endswith("; give it more memory, or name a smaller model")
 
 
 def test_prompt_longer_than_the_trials_rows_is_tried() -> None:

@@ -18,7 +18,8 @@ FAILED, USER_ERROR = 1, 2
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Turn faults of the input into a plain message and exit code 2, a stopped run into exit code 1; no traceback."""
+    """Turn faults of the input into a plain message and exit code 2, a stopped run and a shortage of memory into exit
+    code 1; no traceback."""
     try:
         yield
     except ConfigError as error:
@@ -27,6 +28,21 @@ def user_errors() -> Iterator[None]:
     except RunStopped as error:
         print(visible(f"stopped: {error}"), file=sys.stderr)
         raise typer.Exit(FAILED) from None
+    except Exception as error:
+        if not _is_out_of_memory(error):
+            raise
+        reason = str(error).split("\n")[0].rstrip(".") or type(error).__name__
+        remedy = "give it more memory, or lower evaluation.batch_size"
+        print(visible(f"stopped: out of memory: {reason}; {remedy}"), file=sys.stderr)
+        raise typer.Exit(FAILED) from None
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, MemoryError) or "torch" not in sys.modules:  # torch is not imported for this
+        return isinstance(error, MemoryError)
+    from rondo.models.out_of_memory import is_out_of_memory
+
+    return is_out_of_memory(error)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from torch import Tensor
 from rondo.errors import ConfigError
 from rondo.models.call import Rows, RowsUnknown
 from rondo.models.network import Network
+from rondo.models.out_of_memory import does_not_fit, is_out_of_memory
 from rondo.models.whole.checks import check_buffers, check_training_mode
 from rondo.models.whole.network import WholeNetwork
 from rondo.params import Params, add_client_axis, buffer, module_of, on_device, stack_clients, up
@@ -44,6 +45,8 @@ def try_out(name: str, network: Network, task: Task, examples: Sequence[Any]) ->
     try:
         alone = [_step(network, task, [groups[k]], add_client_axis(p), (k,)) for k, p in enumerate(params)]
     except Exception as error:  # a model may raise anything
+        if is_out_of_memory(error):
+            raise does_not_fit(name, error) from None
         remedy = "name other layers in adapter.target_modules, or another model" if network.sites else "mend it"
         message = f"{name!r} does not train on rows of the data: {type(error).__name__}: {error}; {remedy}"
         raise ConfigError.at("model.name", message) from None

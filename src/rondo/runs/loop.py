@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from rondo.engine.client.memory import freed_memory_kept
-from rondo.engine.out_of_memory import is_out_of_memory
 from rondo.engine.transport import Observer
 from rondo.errors import ConfigError, RunInterrupted, RunStopped, StopRequested, visible
+from rondo.models.out_of_memory import is_out_of_memory
 from rondo.report import pictures
 from rondo.report.summary import best_so_far, totals
 from rondo.runs.assemble import Assembly, Federation, Start

@@ -11,7 +11,6 @@ from typing import Any
 from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Upload, Weight
 from rondo.config.schema import RunConfig
 from rondo.engine import serialization
-from rondo.engine.out_of_memory import is_out_of_memory
 from rondo.engine.server.diagnostics import diagnose
 from rondo.engine.server.exchange import Exchange, Setting, noted
 from rondo.engine.server.ledger import Ledger
@@ -19,6 +18,7 @@ from rondo.engine.server.sampling import sample
 from rondo.engine.transport import Observer, Transport
 from rondo.engine.wire import Identity
 from rondo.models.adapted_layer import Site
+from rondo.models.out_of_memory import is_out_of_memory
 from rondo.params import Params
 
 

@@ -19,6 +19,7 @@ from rondo.config.inputs import BUILTIN_MODEL, ModelConfig
 from rondo.errors import ConfigError
 from rondo.models.loading import causality
 from rondo.models.loading.report import new_tensors, parts_of
+from rondo.models.out_of_memory import does_not_fit, is_out_of_memory
 from rondo.models.quiet import quiet
 from rondo.tasks.table import Kind
 
@@ -255,6 +256,8 @@ def loading(name: str, part: str) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:  # a broken file may raise anything: tokenizers raise plain exceptions
+        if is_out_of_memory(error):
+            raise does_not_fit(name, error) from None
         reason = str(error).strip().split("\n")[0].rstrip(".:") or type(error).__name__
         message = f"{name!r}: {part} cannot be loaded: {reason}; name another, or save it there anew"
         raise ConfigError.at("model.name", message) from None

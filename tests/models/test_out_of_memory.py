@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 import torch
+from safetensors import SafetensorError
 
-from rondo.engine.out_of_memory import is_out_of_memory
+from rondo.models.out_of_memory import is_out_of_memory
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
@@ -32,6 +36,10 @@ def test_failed_gradient_is_out_of_memory() -> None:
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"),
         # Seen with an address space of 120 MB beyond what the run had; with less, oneDNN may end the process.
         RuntimeError("could not create a primitive"),
+        # Seen where weights are mapped: safetensors' error, and torch's.
+        OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
+        SafetensorError("Cannot allocate memory (os error 12)"),
+        RuntimeError("unable to mmap 90868376 bytes from file <model.safetensors>: Cannot allocate memory (12)"),
     ],
 )
 def test_errors_of_other_allocators_are_out_of_memory(error: Exception) -> None:
@@ -43,5 +51,6 @@ def test_other_failures_are_not_out_of_memory() -> None:
         torch.ones(2, 3) @ torch.ones(2, 3)
     assert not is_out_of_memory(failed.value)
     assert not is_out_of_memory(RuntimeError("could not create a primitive descriptor for a matmul primitive"))
+    assert not is_out_of_memory(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     assert not is_out_of_memory(RuntimeError("not enough memory: you tried to allocate a name"))
     assert not is_out_of_memory(ValueError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes"))
