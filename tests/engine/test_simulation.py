@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -636,3 +637,12 @@ def test_dense_base_change_acts_as_its_factors() -> None:
     assert sim.scores(seen, sums, rows) == pytest.approx(scores, rel=1e-12)
     assert sim.scores(seen, on_device, rows) == pytest.approx(scores, rel=1e-12)
     assert sim.scores(seen, {}, rows) != pytest.approx(scores, rel=1e-6)
+
+
+def test_score_that_is_no_number_is_none() -> None:
+    """JSON has no NaN, and no other loss would count as better than one."""
+    sim = make("fedit")
+    seen, base = sim.newcomer(0)
+    found = sim.scorer.scores({n: t.fill_(math.nan) for n, t in seen.items()}, base, sim.population.sample(5))
+    assert found["loss"] is None
+    assert found["accuracy"] is not None

@@ -853,6 +853,21 @@ def test_run_that_cannot_train_stops_with_the_reason(run: Run, data: Path) -> No
     assert "rondo resume --allow-nondeterministic goes on. Committed rounds are in" in str(stopped.value)
 
 
+def test_run_whose_rounds_have_no_failed_client_stops_with_the_reason(
+    run: Run, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError("no")
+
+    monkeypatch.setattr("rondo.algorithms.factors.fedit.FedIT.aggregate", fails)
+    with pytest.raises(RunStopped) as stopped:
+        run(data={"source": str(data)})
+    assert str(stopped.value).startswith(
+        "2 rounds in a row were skipped, the last: the uploads cannot be aggregated: ZeroDivisionError: no. "
+        "rondo resume"
+    )
+
+
 def test_unwritable_adapter_stops_the_run(run: Run, tmp_path: Path) -> None:
     """The run can be resumed once the adapter can be written."""
     folder = tmp_path / "run-0"

@@ -119,7 +119,7 @@ def scores(
     network: Network, task: Task, seen: Params, base: Base, examples: Sequence[Example], *, batch_size: int
 ) -> dict[str, float | None]:
     """The task's metrics of the model ``seen`` (no client axis, on the network's device), in batches of examples of
-    similar cost."""
+    similar cost. One that is not finite is None: it is no number to compare, and none that JSON has."""
     tally = task.tally()
     batched = add_client_axis(seen)
     ordered = sorted(examples, key=lambda e: e.cost)
@@ -127,7 +127,9 @@ def scores(
         inputs, targets = task.collate(ordered[start : start + batch_size])
         inputs, targets = (on_device(part, network.device) for part in (inputs, targets))
         tally.add(network(batched, base, inputs), targets)
-    return tally.scores()
+    return {
+        name: value if value is not None and math.isfinite(value) else None for name, value in tally.scores().items()
+    }
 
 
 def spread(per_client: Mapping[str, Mapping[str, Any]], metric: str, *, higher_is_better: bool) -> dict[str, Any]:

@@ -216,9 +216,10 @@ class Runner:
         if len(self.recent) < min(SKIPS, self.config.rounds) or not all(r["skipped"] for r in self.recent):
             return
         last = self.recent[-1]
-        reasons = "; ".join(f"{f['client']}: {f['reason']} ({f['detail']})" for f in last["failed"][:3])
+        failed = "; ".join(f"{f['client']}: {f['reason']} ({f['detail']})" for f in last["failed"][:3])
+        reasons = ". ".join(filter(None, (last["skipped"], failed)))
         raise RunStopped(
-            f"{len(self.recent)} rounds in a row were skipped, the last: {last['skipped']}. {reasons}. "
+            f"{len(self.recent)} rounds in a row were skipped, the last: {reasons}. "
             "rondo resume --allow-nondeterministic goes on"
         )
 
