@@ -130,6 +130,19 @@ def test_odd_parameters_train_and_frozen_ones_stay(tmp_path: Path) -> None:
     assert accuracy == pytest.approx(float(right.float().mean()), abs=1e-6)
 
 
+def test_head_inputs_are_kept_over_the_head_epochs(tmp_path: Path) -> None:
+    results = {}
+    for reuse in (True, False):
+        sections = {"model": {"name": "builtin:mlp"}, "simulation": {"reuse_prefix": reuse}}
+        results[reuse] = run(tmp_path / str(reuse), "fedrep", **sections)
+        manifest = json.loads((tmp_path / str(reuse) / "manifest.json").read_text())
+        reason = None if reuse else "simulation.reuse_prefix is off"
+        assert manifest["head_inputs"] == {"on": reuse, "reason": reason}
+    kept, computed = (tensors(results[reuse].run_dir / "adapter") for reuse in (True, False))
+    for name, tensor in computed.items():
+        torch.testing.assert_close(kept[name], tensor, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize(("buffers", "sent"), [("average", True), ("local", False), ("frozen", False)])
 def test_statistics_are_averaged_local_or_frozen(buffers: str, sent: bool, tmp_path: Path) -> None:
     result = run(tmp_path / "run", model={"buffers": buffers})

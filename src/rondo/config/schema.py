@@ -230,7 +230,8 @@ class SimulationConfig(Section):
     On a CPU it is half of the machine's, at most 256 MB per thread, so that clients whose steps keep more train one
     after the other, on more threads each."""
     reuse_prefix: bool = True
-    """Keep the hidden states below the lowest adapted layer."""
+    """Keep the hidden states below the lowest adapted layer. In networks that are trained whole, keep the inputs of
+    the head over the epochs in which it alone is trained."""
     prefix_memory_mb: Annotated[int, Field(ge=0)] = 1024
     """Most megabytes of memory for these hidden states."""
     prefix_disk_mb: Annotated[int, Field(ge=0)] = 4096

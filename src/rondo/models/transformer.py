@@ -22,6 +22,7 @@ from rondo.models.network import Base
 from rondo.models.precision import apply, choose
 from rondo.models.quiet import quiet
 from rondo.models.shortcuts.choose import Shortened, shorten
+from rondo.models.shortcuts.head_inputs import keep_head_inputs
 from rondo.models.shortcuts.prefix import Prefix
 from rondo.models.whole.model import kernels_of, make_network, state_of
 from rondo.models.whole.network import WholeNetwork
@@ -51,6 +52,8 @@ class Transformer:
     quantizer: str | None
     """Package and version that rounded the weights."""
     shortened: Shortened = field(default_factory=Shortened)
+    head_inputs: Mapping[str, Any] = field(default_factory=dict)
+    """The manifest's entry about the inputs of a head that is trained alone."""
 
     @property
     def form(self) -> Literal["adapter", "merged"]:
@@ -58,8 +61,10 @@ class Transformer:
         return "merged" if isinstance(self.network, WholeNetwork) else "adapter"
 
     def shorten(self, task: Task, examples: Sequence[Example]) -> Prefix | None:
-        """See :meth:`rondo.models.model.Model.shorten`. None is taken where whole tensors are trained."""
+        """See :meth:`rondo.models.model.Model.shorten`. Where whole tensors are trained, the only shortcut is to keep
+        the inputs of the head."""
         if isinstance(self.network, WholeNetwork):
+            self.head_inputs = keep_head_inputs(self.network, task, examples, self.simulation)
             return None
         self.shortened = shorten(self.network, task, examples, self.simulation)
         return self.shortened.prefix
@@ -67,7 +72,7 @@ class Transformer:
     def record(self) -> Mapping[str, Any]:
         """See :meth:`rondo.models.model.Model.record`."""
         loading = {"unused_weights": self.unused, "quantizer": self.quantizer}
-        return {**loading, "kernels": self.kernels, **self.shortened.record()}
+        return {**loading, "kernels": self.kernels, **self.shortened.record(), **self.head_inputs}
 
     def save(self, folder: Path, seen: Params, base: Base, labels: Sequence[str]) -> None:
         """Write a PEFT adapter, or a whole model, with the tokenizer and the label names beside it."""

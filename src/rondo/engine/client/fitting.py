@@ -53,7 +53,8 @@ class Fitting:
 
     def _trainer(self, client: Client, examples: Sequence[Example], base: Base, round: Round) -> CohortTrainer:
         changes = self.network.on_device(base)
-        return CohortTrainer(self.network, self.task, (client,), (examples,), round, self.train, self.clients, changes)
+        rows = tuple(examples)  # some sequences make a new object on every access
+        return CohortTrainer(self.network, self.task, (client,), (rows,), round, self.train, self.clients, changes)
 
     def _batched(self, params: Params) -> Params:
         return add_client_axis(on_device(params, self.network.device))

@@ -35,8 +35,10 @@ from rondo.engine.client.least_squares import minimiser
 from rondo.errors import StopRequested
 from rondo.models.call import Rows, to_device
 from rondo.models.network import Base, Network
+from rondo.models.shortcuts.head_inputs import HeadInputs, head_inputs
 from rondo.models.shortcuts.prefix import Prefix, States
-from rondo.params import Params, Select, buffer, client_row, everything, pick
+from rondo.models.whole.network import WholeNetwork
+from rondo.params import Params, Select, buffer, client_row, everything, head, pick
 from rondo.tasks.task import Batch, Example, Task
 
 REHEARSED = "a fault that was rehearsed"
@@ -125,6 +127,7 @@ class CohortTrainer:
         dropout = [self.round.attempt_generator("dropout", c.id, stream) for c in self.clients]
         augmenting = [self.round.attempt_generator("augment", c.id, stream) for c in self.clients]
         device = self.network.device
+        kept = self._head_inputs(params, trained, steps, epochs) if objective is plain else None
         alive = torch.ones(len(self.clients), dtype=torch.bool, device=device)
         kinds = [self.failing.get(c.id) for c in self.clients]
         spoiled = torch.tensor([kind == "nonfinite_loss" for kind in kinds], device=device)
@@ -134,7 +137,7 @@ class CohortTrainer:
         for counts, batch in self._steps(stream, steps, 1 if epochs is None else epochs):
             if self.stop is not None and self.stop.is_set():
                 raise StopRequested
-            loss = self._loss(batch, dropout, augmenting)
+            loss = self._loss(batch, dropout, augmenting, kept)
             value = objective({**used, **trained}, loss)
             if "out_of_memory" in kinds:
                 raise MemoryError(REHEARSED)
@@ -267,10 +270,13 @@ class CohortTrainer:
         batch: Sequence[Sequence[Example]],
         dropout: Sequence[torch.Generator],
         augmenting: Sequence[torch.Generator],
+        kept: HeadInputs | None = None,
     ) -> Loss:
-        """The loss on a batch, one group of examples per client."""
+        """The loss on a batch, one group of examples per client. ``kept``: from the head's inputs on."""
         rows = Rows.of(batch, padded=self.task.padded).to(self.network.device)
         inputs, targets, hidden = self._to_device(batch, augmenting)
+        if kept is not None:
+            inputs = kept.of([e for group in batch for e in group])
 
         def whole(seen: Params) -> Tensor:
             return self._mean(self._output(seen, inputs, hidden, rows, dropout), targets, rows)
@@ -278,7 +284,7 @@ class CohortTrainer:
         def parts(share: float) -> tuple[Loss, Loss]:
             divided = [split_rows(len(group), share) for group in batch]
             first, second = ([[g[i] for i in d[k]] for g, d in zip(batch, divided, strict=True)] for k in (0, 1))
-            return self._loss(first, dropout, augmenting), self._loss(second, dropout, augmenting)
+            return self._loss(first, dropout, augmenting, kept), self._loss(second, dropout, augmenting, kept)
 
         return Loss(whole, parts, to_device(torch.tensor([len(group) for group in batch]), self.network.device))
 
@@ -298,6 +304,18 @@ class CohortTrainer:
         """Each client's mean loss, shape (K,)."""
         sums, counts = self.task.loss(output, targets)
         return rows.sum(sums) / rows.sum(counts.to(sums.dtype)).clamp_min(1)
+
+    def _head_inputs(self, params: Params, trained: Params, steps: int | None, epochs: int | None) -> HeadInputs | None:
+        """The head's inputs of all examples, if a fit trains the head alone and sees examples more than once. An
+        objective other than the plain loss could ask for the loss of another body."""
+        network = self.network
+        if not isinstance(network, WholeNetwork) or network.head_layer is None or len(self.clients) > 1:
+            return None
+        (examples,), size = self.examples, self.train.batch_size
+        again = steps > -(-len(examples) // size) if steps is not None else epochs is not None and epochs > 1
+        if not again or not trained or not all(map(head, trained)):
+            return None
+        return head_inputs(network, self.task, params, self.base, examples, size)
 
     def _must_have_rows(self) -> None:
         for client, examples in zip(self.clients, self.examples, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from rondo.config.schema import RunConfig
+from rondo.config.schema import RunConfig, SimulationConfig
 from rondo.errors import ConfigError
 from rondo.models import peft
 from rondo.models.adapted_layer import Site, merged_weight
@@ -20,6 +20,7 @@ from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.loading.pretrained import fingerprint
 from rondo.models.network import Base, Network
 from rondo.models.precision import products
+from rondo.models.shortcuts.head_inputs import keep_head_inputs
 from rondo.models.shortcuts.prefix import Prefix
 from rondo.models.whole.checks import check_module
 from rondo.models.whole.network import WholeNetwork
@@ -29,7 +30,7 @@ from rondo.tasks.task import Example, Task
 WEIGHTS = "model.safetensors"
 
 
-@dataclass(frozen=True)
+@dataclass
 class WholeModel:
     """A :class:`rondo.models.model.Model` around a module."""
 
@@ -40,14 +41,20 @@ class WholeModel:
     precision: torch.dtype
     fresh: Callable[[], nn.Module]
     """Makes the module anew."""
+    simulation: SimulationConfig
+    shortcuts: Mapping[str, Any] = field(default_factory=dict)
+    """The manifest's entry about shortcuts."""
 
     def shorten(self, task: Task, examples: Sequence[Example]) -> Prefix | None:
-        """See :meth:`rondo.models.model.Model.shorten`. No shortcut is taken."""
+        """See :meth:`rondo.models.model.Model.shorten`. The only shortcut is to keep the inputs of the head, where
+        whole tensors are trained."""
+        if isinstance(self.network, WholeNetwork):
+            self.shortcuts = keep_head_inputs(self.network, task, examples, self.simulation)
         return None
 
     def record(self) -> Mapping[str, Any]:
         """See :meth:`rondo.models.model.Model.record`."""
-        return {"kernels": kernels_of(self.network, self.precision)}
+        return {"kernels": kernels_of(self.network, self.precision), **self.shortcuts}
 
     def save(self, folder: Path, seen: Params, base: Base, labels: Sequence[str]) -> None:
         """Write the module's state, as ``load_state_dict`` takes it, to one safetensors file."""
@@ -214,4 +221,4 @@ def whole_model(
         "model_config": {"name": config.model.name, "trained": sorted(network.initial), "text": str(module)},
     }
     network.move(device)
-    return WholeModel(config.model.name, identity, network, task.precision, fresh)
+    return WholeModel(config.model.name, identity, network, task.precision, fresh, config.simulation)

@@ -23,6 +23,8 @@ from rondo.tasks.task import Batch
 
 ONE_PER_THREAD = "a network that is trained whole is faster with one client per thread"
 _STATISTICS = ("running_mean", "running_var")
+HEAD_INPUT = "head_input"
+"""Name of the one tensor, (rows, width), of a batch that begins at the head."""
 
 
 class WholeNetwork(Network):
@@ -65,6 +67,14 @@ class WholeNetwork(Network):
         self.products = products
         self._autocast = products is torch.bfloat16
         self._copies = threading.local()
+        self.head_layer: str | None = None
+        """The layer that is the head and can be computed alone, from a batch of :data:`HEAD_INPUT`
+        (:mod:`rondo.models.shortcuts.head_inputs`)."""
+
+    @property
+    def normalises_by_batch(self) -> bool:
+        """Whether a batch normalisation normalises by the batch in training."""
+        return bool(self._moving)
 
     @property
     def initial(self) -> Params:  # type: ignore[override]
@@ -109,9 +119,25 @@ class WholeNetwork(Network):
                 tensors = self.tensors(client_row(params, k), base) | counters
                 autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast)
                 with autocast, own.holding(tensors) as module:
-                    output = output_of(module, _channels_last(part))
+                    if HEAD_INPUT in part and self.head_layer is not None:
+                        output = module.get_submodule(self.head_layer)(part[HEAD_INPUT])
+                    else:
+                        output = output_of(module, _channels_last(part))
                 outputs.append(output.float() if self._autocast else output)
         return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
+
+    @torch.no_grad()
+    def head_input(self, params: Params, base: Base, batch: Batch) -> Tensor:
+        """The input of :attr:`head_layer` on one client's ``batch``, (rows, width), with tensors as for a call."""
+        assert self.head_layer is not None
+        seen: list[Tensor] = []
+        layer = self._mine().module.get_submodule(self.head_layer)
+        hook = layer.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+        try:
+            self(params, base, batch)
+        finally:
+            hook.remove()
+        return seen[0]
 
     def _mine(self) -> ThreadCopy:
         """This thread's copy of the module."""

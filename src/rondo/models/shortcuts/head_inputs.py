@@ -1,0 +1,121 @@
+"""Inputs of the head, computed once per example while nothing but the head is trained.
+
+Below a head that is trained alone, every epoch computes the same numbers. They are kept for the length of one fit,
+since training changes the body afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rondo.config.schema import SimulationConfig
+from rondo.models.call import output_of
+from rondo.models.network import Base
+from rondo.models.shortcuts.prefix import TOLERANCE
+from rondo.models.whole.checks import Dropout
+from rondo.models.whole.network import HEAD_INPUT, WholeNetwork
+from rondo.params import HEAD_PREFIX, Params, head, on_device
+from rondo.tasks.image_classification import ImageClassification
+from rondo.tasks.task import Batch, Example, Task
+
+_MOST_BYTES = 64 * 2**20
+"""Most bytes that are kept of a client in training: 250 rows of FedRep's CNN have 64 KB."""
+
+
+class HeadInputsRefused(Exception):
+    """The inputs of the head cannot be kept; the message says why."""
+
+
+@dataclass(frozen=True)
+class HeadInputs:
+    """The head's inputs of some examples, (examples, width), and the place of each by the example's ``id``."""
+
+    states: Tensor
+    places: Mapping[int, int]
+
+    def of(self, examples: Sequence[Example]) -> Batch:
+        """A batch of the network from which the head alone computes the output."""
+        return {HEAD_INPUT: self.states[[self.places[id(e)] for e in examples]]}
+
+
+def head_inputs(
+    network: WholeNetwork, task: Task, params: Params, base: Base, examples: Sequence[Example], rows: int
+) -> HeadInputs | None:
+    """The head's inputs of one client's ``examples``, computed ``rows`` at a time; None where they take too much
+    memory. ``params`` has a client axis of length 1."""
+    parts: list[Tensor] = []
+    for start in range(0, len(examples), rows):
+        inputs, _ = task.collate(examples[start : start + rows])
+        parts.append(network.head_input(params, base, on_device(inputs, network.device)))
+        if parts[0][0].nbytes * len(examples) > _MOST_BYTES:
+            return None
+    return HeadInputs(torch.cat(parts), {id(e): i for i, e in enumerate(examples)})
+
+
+def keep_head_inputs(
+    network: WholeNetwork, task: Task, examples: Sequence[Any], config: SimulationConfig
+) -> dict[str, Any]:
+    """Set :attr:`WholeNetwork.head_layer` where the head's inputs can be kept. Returns the manifest's entry."""
+    reason = None
+    try:
+        if not config.reuse_prefix:
+            raise HeadInputsRefused("simulation.reuse_prefix is off")
+        network.head_layer = head_layer(network, task, examples)
+    except HeadInputsRefused as refused:
+        reason = str(refused)
+    return {"head_inputs": {"on": reason is None, "reason": reason}}
+
+
+@torch.no_grad()
+def head_layer(network: WholeNetwork, task: Task, examples: Sequence[Any]) -> str:
+    """The path of the layer that is the head of ``network``, if its inputs can be kept. ``examples`` are some of the
+    task's.
+
+    Raises :class:`HeadInputsRefused` if the head is not one layer whose output is the network's, or its inputs are not
+    the same in every epoch and every batch.
+    """
+    paths = {n.removeprefix(HEAD_PREFIX).rpartition(".")[0] for n in network.initial if head(n)}
+    if len(paths) != 1 or not examples:
+        raise HeadInputsRefused("the head that is trained is not one layer" if examples else "there are no rows")
+    path = paths.pop()
+    if network.normalises_by_batch:
+        raise HeadInputsRefused("a layer of the network normalises by the batch in training")
+    if any(isinstance(layer, Dropout) and layer.p > 0 for layer in network.module.modules()):
+        raise HeadInputsRefused("a layer of the network drops at random in training")
+    plain_pictures = isinstance(task, ImageClassification) and task.augmentation == "none"
+    if type(task).augment is not Task.augment and not plain_pictures:
+        raise HeadInputsRefused("rows are changed at random in training (task.augment)")
+    some = list(examples[:4])
+    together = _input(network, task, path, some)
+    alone = torch.cat([_input(network, task, path, [e]) for e in some])
+    allowed = TOLERANCE.get(alone.dtype, 1e-4) * max(1.0, float(alone.abs().max()))
+    if not float((together - alone).abs().max()) <= allowed:
+        raise HeadInputsRefused("the head's input of a row depends on the other rows of its batch")
+    return path
+
+
+def _input(network: WholeNetwork, task: Task, path: str, examples: Sequence[Any]) -> Tensor:
+    """The input of the layer ``path``, one vector per row. Raises :class:`HeadInputsRefused` if the layer has another
+    input, or its output is not the network's."""
+    calls: list[tuple[tuple[Any, ...], Any, Any]] = []
+
+    def note(_: Any, args: tuple[Any, ...], output: Any) -> None:
+        calls.append((args, output, output.clone() if isinstance(output, Tensor) else None))
+
+    inputs, _ = task.collate(examples)
+    hook = network.module.get_submodule(path).register_forward_hook(note)
+    try:
+        whole = output_of(network.module, on_device(inputs, network.device))
+    finally:
+        hook.remove()
+    args, output, before = calls[0] if len(calls) == 1 else ((), None, None)
+    if output is not whole or not whole.equal(before):
+        raise HeadInputsRefused("its output is more than the head's")
+    if len(args) != 1 or not isinstance(args[0], Tensor) or args[0].dim() != 2 or len(args[0]) != len(examples):
+        raise HeadInputsRefused("the head's input is not one vector per row")
+    return args[0]
