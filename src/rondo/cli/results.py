@@ -69,7 +69,7 @@ def evaluate(
     allow_code: AllowCode = False,
     allow_changed: AllowChanged = False,
 ) -> None:
-    """Score a run, or an adapter from one, on the run's test set or on another file."""
+    """Score a run, or a folder that it handed over, on the run's test set or on another file."""
     with user_errors():
         import json
 
@@ -82,22 +82,22 @@ def evaluate(
 
 def predict(
     path: Result,
-    data: Annotated[str, typer.Option(help="a file with the run's text or prompt columns")],
+    data: Annotated[str, typer.Option(help="a file with the run's columns, or a folder of pictures")],
     to: Annotated[str | None, typer.Option(help="a new .csv or .jsonl file; default: JSON lines are printed")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="most tokens of a language model's response")] = 64,
     device: Device = "auto",
+    allow_code: AllowCode = False,
     allow_changed: AllowChanged = False,
 ) -> None:
-    """Predict a label, or a language model's response, for every row of a file."""
+    """Predict a label, a number, or a language model's response, for every row of a file."""
     with user_errors():
         if to is not None:
             _must_be_new(Path(to))
         quiet_libraries()
         import rondo
 
-        predictions = rondo.predict(
-            path, data, device=device, max_new_tokens=max_new_tokens, allow_changed=allow_changed
-        )
+        allowed = {"allow_code": allow_code, "allow_changed": allow_changed}
+        predictions = rondo.predict(path, data, device=device, max_new_tokens=max_new_tokens, **allowed)
         if to is None:
             print(_text(predictions, ".jsonl"), end="")
         else:

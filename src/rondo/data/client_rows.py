@@ -15,7 +15,7 @@ from rondo.config.schema import RunConfig
 from rondo.data.partition import deal
 from rondo.data.room import Room
 from rondo.data.sample import sample
-from rondo.data.sources import Source, read_rows
+from rondo.data.sources import Source, read_pictures, read_rows
 from rondo.data.tables import Rows, Table, rows_of
 from rondo.errors import ConfigError, Problem
 from rondo.tasks import table as tasks
@@ -172,14 +172,15 @@ def other_rows(
 
     Raises :class:`ConfigError` with the first five rows that the task cannot use.
     """
+    kind = tasks.TABLE.get(config.task.kind)
     if isinstance(data, str | os.PathLike):
-        rows = read_rows(data, DATA, Room(config.data.max_read_mb))
+        pictures = not answers and kind is not None and kind.inputs == "image"
+        rows = (read_pictures if pictures else read_rows)(data, DATA, Room(config.data.max_read_mb))
     else:
         rows = rows_of(data, DATA)
     if not answers:
         task = config.task.model_copy(update={"label": None, "response": None, "target": None})
         config = config.model_copy(update={"task": task})
-    kind = tasks.TABLE.get(config.task.kind)
     whole = answers or (kind is not None and kind.inputs != "text")
     kept, problems = _Checker(config, labels, None).sorted_out(rows, "", whole=whole)
     refuse(problems)

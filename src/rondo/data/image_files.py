@@ -23,6 +23,8 @@ Splits: TypeAlias = Mapping[str, Callable[[Room], Rows]]
 """Reads the rows of a split, by its name; a source without splits has the name ``""`` only. A reader raises ValueError
 with the fault of a file, or :class:`rondo.errors.ConfigError` if the rows take too much room."""
 
+FILE = "file"
+"""The column of a picture's place in the folder that it was read from."""
 _TEST = ("test", "validation")
 _NAMES = {"train": "train", "test": "test", "t10k": "test", "val": "validation", "valid": "validation"}
 _NAMES["validation"] = "validation"
@@ -47,6 +49,34 @@ def image_splits(path: Path) -> Splits | None:
     return {"": partial(_idx_rows, path)} if _IDX.fullmatch(path.name) else None
 
 
+def unlabelled(path: Path) -> Callable[[Room], Rows] | None:
+    """Reads pictures that need no labels: a folder of files, or of folders, and an archive with one array of pictures.
+    None if ``path`` is neither. Raises ValueError with the fault of a file, and OSError."""
+    if path.is_dir() and _idx_folder(path) is None:
+        return partial(_picture_files, path)
+    if path.is_file() and path.suffix.lower() == ".npz":
+        sizes = _arrays(path)
+        named = [n for n in sizes if "image" in _roles(n)] or list(sizes)
+        return partial(_npz_pictures, path, named[0], sizes) if len(named) == 1 else None
+    return None
+
+
+def _picture_files(folder: Path, room: Room) -> Rows:
+    inner = _folders(folder)
+    files = [p for place in (inner or [folder]) for p in _files(place)]
+    room.take(_ROW_BYTES * len(files), str(folder))
+    return [{"image": path, FILE: path.relative_to(folder).as_posix()} for path in files]
+
+
+def _npz_pictures(path: Path, name: str, sizes: Mapping[str, int], room: Room) -> Rows:
+    room.take(sizes[name], str(path))
+    with np.load(path, allow_pickle=False) as archive:
+        pictures = archive[name]
+    if pictures.ndim < 3:
+        raise ValueError(f"it has no pictures: array {name} is {' x '.join(map(str, pictures.shape))}")
+    return [{"image": p} for p in pictures]
+
+
 def split(splits: Splits, name: str) -> Callable[[Room], Rows] | None:
     """The reader of split ``name``. Of ``test`` and ``validation``, one stands for the other where that is missing."""
     other = next((n for n in _TEST if n != name), "") if name in _TEST else name
@@ -65,18 +95,30 @@ def _rows(pictures: NDArray[Any], labels: NDArray[Any], name: str, room: Room) -
     return [{"image": p, "label": label} for p, label in zip(pictures, labels.tolist(), strict=True)]
 
 
-def _npz(path: Path) -> Splits:
+def _arrays(path: Path) -> dict[str, int]:
+    """The names of an archive's arrays, and their bytes as unpacked."""
     import zipfile
 
     try:
         with zipfile.ZipFile(path) as archive:
-            sizes = {i.filename.removesuffix(".npy"): i.file_size for i in archive.infolist()}
+            return {i.filename.removesuffix(".npy"): i.file_size for i in archive.infolist()}
     except zipfile.BadZipFile as error:
         raise ValueError(str(error)) from None
+
+
+def _words(name: str) -> list[str]:
+    return re.split(r"[_\W]+", name.lower())
+
+
+def _roles(name: str) -> list[str]:
+    return [_ROLES[w] for w in _words(name) if w in _ROLES]
+
+
+def _npz(path: Path) -> Splits:
+    sizes = _arrays(path)
     places: dict[str, dict[str, str]] = {}
     for name in sizes:
-        words = re.split(r"[_\W]+", name.lower())
-        roles = [_ROLES[w] for w in words if w in _ROLES]
+        words, roles = _words(name), _roles(name)
         named = [_NAMES[w] for w in words if w in _NAMES]
         if len(roles) == 1 and len(roles) + len(named) == len(words):
             places.setdefault("".join(named[:1]), {}).setdefault(roles[0], name)
@@ -144,7 +186,7 @@ def _class_folders(folder: Path) -> Splits | None:
 def _class_rows(folder: Path, room: Room) -> Rows:
     rows: Rows = []
     for inner in _folders(folder):
-        files = sorted(p for p in inner.iterdir() if p.is_file() and not p.name.startswith("."))
+        files = _files(inner)
         room.take(_ROW_BYTES * len(files), str(folder))
         rows += [{"image": path, "label": inner.name} for path in files]
     return rows
@@ -152,3 +194,7 @@ def _class_rows(folder: Path, room: Room) -> Rows:
 
 def _folders(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.is_file() and not p.name.startswith("."))

@@ -12,7 +12,7 @@ from pathlib import Path
 from rondo.config.checks import data_source, missing_files
 from rondo.config.inputs import BUILTIN_DATA, BUILTIN_IMAGES, GIVEN, LINEAR, DataConfig
 from rondo.config.schema import RunConfig
-from rondo.data.image_files import Splits, image_splits, split
+from rondo.data.image_files import Splits, image_splits, split, unlabelled
 from rondo.data.room import Room
 from rondo.data.tables import Rows, Table, dataset_rows, named_classes, rows_of
 from rondo.errors import ConfigError
@@ -178,6 +178,17 @@ def read_rows(path: str | os.PathLike[str], key: str, room: Room | None = None) 
     with _reading(path, key):
         rows = _read(path, room)
     return _some(rows, path, key)
+
+
+def read_pictures(path: str | os.PathLike[str], key: str, room: Room) -> Rows:
+    """All rows of a file or a folder with pictures, whose labels are not needed. Raises :class:`ConfigError` under
+    ``key``."""
+    path = Path(path).expanduser()
+    with _reading(path, key):
+        reader = unlabelled(path)
+        if reader is not None:
+            return _some(reader(room), path, key)
+    return read_rows(path, key, room)
 
 
 def _picture_rows(path: Path, key: str, room: Room) -> Rows:

@@ -1,4 +1,4 @@
-"""Scores of a finished run, or of an adapter from one."""
+"""Scores of a finished run, or of a result from one in a folder of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rondo.errors import ConfigError, headed
 from rondo.models.network import Base
 from rondo.params import Params
 from rondo.runs.assemble import Assembly, assemble
-from rondo.runs.reopen import check_code, handed_over, is_adapter, reopen
+from rondo.runs.reopen import handed_over, is_result, reopen
 from rondo.tasks.task import Example
 
 
@@ -26,7 +26,8 @@ def evaluate(
     allow_code: bool = False,
     allow_changed: bool = False,
 ) -> dict[str, Any]:
-    """Scores of a run directory, or of a PEFT adapter from one, on the run's test set.
+    """Scores of a run directory, or of a folder that it handed over (a PEFT adapter, a whole model), on the run's test
+    set.
 
     For a run, the newcomer's model is scored. With ``client``, that client's model is, also on its own validation rows.
 
@@ -38,10 +39,10 @@ def evaluate(
     Raises :class:`ConfigError`.
     """
     path = Path(path)
-    if is_adapter(path):
+    if is_result(path):
         if client is not None:
             raise ConfigError.at("--client", "an adapter folder has one model; name the run directory instead")
-        return _evaluate_adapter(path, data, device, allow_code=allow_code, allow_changed=allow_changed)
+        return _evaluate_result(path, data, device, allow_code=allow_code, allow_changed=allow_changed)
     rows = ["test_examples_sha256", *(() if client is None else ("examples_sha256", "clients_sha256"))]
     if data is not None:
         rows = []
@@ -56,15 +57,14 @@ def evaluate(
 _SOURCE = "rondo evaluate"
 
 
-def _evaluate_adapter(
+def _evaluate_result(
     path: Path, data: str | Path | Table | None, device: str, *, allow_code: bool, allow_changed: bool
 ) -> dict[str, Any]:
-    """Scores of the adapter in ``path``. The configuration in it names the data."""
-    adapter = handed_over(path, check_paths=data is None)
-    check_code(adapter.config, allow_code, _SOURCE)
-    assembly = assemble(adapter.config, device, labels=adapter.labels, with_rows=data is None)
-    adapter.check_base(assembly.model.identity, allow_changed=allow_changed, source=_SOURCE)
-    return {"test": _scored(assembly, assembly.model.network.initial, {}, _examples(assembly, data))}
+    """Scores of the result in ``path``. The configuration in it names the data."""
+    result = handed_over(path, check_paths=data is None, allow_code=allow_code, source=_SOURCE)
+    assembly = assemble(result.config, device, labels=result.labels, with_rows=data is None)
+    result.check_base(assembly.model.identity, allow_changed=allow_changed, source=_SOURCE)
+    return {"test": _scored(assembly, result.tensors(assembly.model), {}, _examples(assembly, data))}
 
 
 def _examples(assembly: Assembly, data: str | Path | Table | None) -> Sequence[Example]:

@@ -1,34 +1,44 @@
-"""Predictions for new rows: labels of a classifier, responses of a language model. Stock PEFT computes them."""
+"""Predictions for new rows: labels of a classifier, numbers of a regression, responses of a language model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from rondo.data.client_rows import other_rows, refuse
+from rondo.data.image_files import FILE
 from rondo.data.tables import Rows, Table
 from rondo.errors import ConfigError, Problem, headed
 from rondo.models import peft
+from rondo.models.call import output_of
 from rondo.models.loading.pretrained import identity
+from rondo.models.model import Outline
 from rondo.models.outline import TransformerOutline, look
 from rondo.models.transformer import load_base
-from rondo.params import on_device
+from rondo.params import add_client_axis, on_device
 from rondo.runs.assemble import find_device
 from rondo.runs.given import NOTHING
-from rondo.runs.reopen import handed_over, is_adapter
+from rondo.runs.reopen import HandedOver, handed_over, is_result
 from rondo.runs.storage.directory import RunDirectory
 from rondo.tasks.causal_lm import CausalLM
 from rondo.tasks.classification import SequenceClassification
 from rondo.tasks.image_classification import ImageClassification
+from rondo.tasks.regression import Regression
 from rondo.tasks.row_checks import RowProblem
+from rondo.tasks.task import Batch, Task
+
+_SOURCE = "rondo predict"
+Output: TypeAlias = Callable[[Batch], Tensor]
+"""The output of a model for a batch."""
 
 
-@headed("rondo predict")
+@headed(_SOURCE)
 @torch.no_grad()
 def predict(
     path: str | Path,
@@ -36,67 +46,91 @@ def predict(
     *,
     device: str = "auto",
     max_new_tokens: int = 64,
+    allow_code: bool = False,
     allow_changed: bool = False,
 ) -> list[dict[str, Any]]:
     """One prediction per row of ``data``, in the order of its rows.
 
-    ``path``: an adapter folder from a run, or a run directory, whose ``adapter/`` is taken.
-    ``data``: a file or a table in memory with the run's columns of text, prompts, conversations or pictures; labels and
-    responses are not read.
+    ``path``: a folder that a run handed over (a PEFT adapter, a whole model), or a run directory, whose ``adapter/`` is
+    taken.
+    ``data``: a file or a table in memory with the run's columns of text, prompts, conversations, pictures or numbers;
+    labels and responses are not read. Pictures may also be in a folder, or in an archive without labels.
     ``max_new_tokens``: most tokens of a response.
+    ``allow_code``: import a network of one's own that the run names; a directory may be anybody's.
     ``allow_changed``: predict even if the base model is not that of the run.
 
-    A classifier gives ``label`` and its ``probability``. A language model gives a ``response``, which continues the
-    prompt, the conversation or the text greedily. The frozen weights are in float32. No code of one's own is imported.
-    Raises :class:`ConfigError`.
+    A classifier gives ``label`` and its ``probability``, a regression ``prediction``. A language model gives a
+    ``response``, which continues the prompt, the conversation or the text greedily. Pictures of a folder have their
+    ``file`` first. Weights are in float32. Raises :class:`ConfigError`.
     """
     target = find_device(device)
     if max_new_tokens < 1:
         raise ConfigError.at("--max-new-tokens", f"must be at least 1, got {max_new_tokens}")
-    adapter = handed_over(_adapter(Path(path)), check_paths=False)
-    config = adapter.config
+    result = handed_over(
+        _result(Path(path)), check_paths=False, allow_code=allow_code, source=_SOURCE, with_method=False
+    )
+    config = result.config
     NOTHING.check(config, with_rows=False)
     rows = other_rows(config, data, (), answers=False)
-    outline = look(config, adapter.labels)
+    outline = look(config, result.labels)
     if outline.problems:
         raise ConfigError(outline.problems)
-    assert isinstance(outline, TransformerOutline)  # a network of one's own has no adapter that PEFT reads
-    base = load_base(config, outline.name, outline.known, outline.tokenizer, config.seed)
-    changed = identity(base.module, outline.tokenizer)
-    adapter.check_base(changed, allow_changed=allow_changed, source="rondo predict")
-    model = peft.stock_model(base.module, adapter.folder).to(target)
-    batch_size = config.evaluation.batch_size
-    if isinstance(outline.task, SequenceClassification | ImageClassification):
-        return _labels(model, outline.task, rows, batch_size, target)
-    assert isinstance(outline.task, CausalLM)
-    return _responses(model, outline.task, rows, batch_size, target, max_new_tokens, outline.longest)
+    batch_size, task = config.evaluation.batch_size, outline.task
+    if isinstance(outline, TransformerOutline):
+        model = _stock(result, outline, allow_changed).to(target)
+        if isinstance(task, CausalLM):
+            return _responses(model, task, rows, batch_size, target, max_new_tokens, outline.longest)
+        output: Output = partial(output_of, model)
+    else:
+        output = _whole(result, outline, target, allow_changed)
+    predictions = _predictions(output, task, rows, batch_size, target)
+    if any(FILE in row for row in rows):
+        return [{FILE: row.get(FILE), **p} for row, p in zip(rows, predictions, strict=True)]
+    return predictions
 
 
-def _adapter(path: Path) -> Path:
-    if is_adapter(path):
+def _result(path: Path) -> Path:
+    """The folder with the model: ``path``, or the ``adapter/`` of this run directory."""
+    if is_result(path):
         return path
     directory = RunDirectory.open(path)
     if not directory.adapter.is_dir():
         raise ConfigError.at("RUN_DIR", f"{str(path)!r} has no adapter yet: finish the run with rondo resume")
-    if not is_adapter(directory.adapter):
-        message = "the run's result is no PEFT adapter, which predictions are made by: load the weights in its folder "
-        message += "'adapter' into the network and call it"
-        raise ConfigError.at("RUN_DIR", message)
     return directory.adapter
 
 
-def _labels(
-    model: nn.Module,
-    task: SequenceClassification | ImageClassification,
-    rows: Rows,
-    batch_size: int,
-    device: torch.device,
-) -> list[dict[str, Any]]:
+def _stock(result: HandedOver, outline: TransformerOutline, allow_changed: bool) -> Any:
+    """The model as transformers and PEFT alone load it."""
+    config = result.config
+    base = load_base(config, outline.name, outline.known, outline.tokenizer, config.seed)
+    changed = identity(base.module, outline.tokenizer)
+    result.check_base(changed, allow_changed=allow_changed, source=_SOURCE)
+    return peft.stock_model(base.module, result.folder) if result.form == "adapter" else base.module.eval()
+
+
+def _whole(result: HandedOver, outline: Outline, device: torch.device, allow_changed: bool) -> Output:
+    """The output of a network without a hub."""
+    train = result.config.train.model_copy(update={"precision": "exact"})
+    model = outline.load(result.config.model_copy(update={"train": train}), device)
+    result.check_base(model.identity, allow_changed=allow_changed, source=_SOURCE)
+    seen = add_client_axis(on_device(result.tensors(model), device))
+    return lambda batch: model.network(seen, {}, batch)
+
+
+def _predictions(output: Output, task: Task, rows: Rows, batch_size: int, device: torch.device) -> list[dict[str, Any]]:
+    if not isinstance(task, SequenceClassification | ImageClassification | Regression):
+        message = f"{type(task).__name__} is no classifier, regression or language model: call the network yourself"
+        raise ConfigError.at("task.kind", message)
     examples: Sequence[Any] = task.unlabelled(rows)
     predictions: list[dict[str, Any]] = [{}] * len(rows)
     for batch in _batches([e.cost for e in examples], batch_size):
         inputs, _ = task.collate([examples[i] for i in batch])
-        largest = model(**on_device(inputs, device)).logits.float().softmax(-1).max(-1)
+        result = output(on_device(inputs, device)).float()
+        if isinstance(task, Regression):
+            for i, value in zip(batch, result.flatten().tolist(), strict=True):
+                predictions[i] = {"prediction": value}
+            continue
+        largest = result.softmax(-1).max(-1)
         for i, probability, label in zip(batch, largest.values.tolist(), largest.indices.tolist(), strict=True):
             predictions[i] = {"label": task.labels[label], "probability": probability}
     return predictions

@@ -1,8 +1,9 @@
-"""Results opened again: a run at its last committed round, or an adapter from one."""
+"""Results opened again: a run at its last committed round, or a folder that it handed over."""
 
 from __future__ import annotations
 
 import difflib
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,9 @@ from rondo.config.load import load
 from rondo.config.schema import RunConfig
 from rondo.engine.scoring import Scorer
 from rondo.errors import ConfigError, Problem
+from rondo.models.model import Form, Model
 from rondo.models.network import Base
+from rondo.models.whole.model import WEIGHTS, WholeModel
 from rondo.params import Params
 from rondo.runs.assemble import Assembly, assemble
 from rondo.runs.card import CONFIG, RECORD
@@ -57,11 +60,13 @@ class Reopened:
             raise ConfigError.at("RUN_DIR", f"what client {client!r} keeps cannot be read: {error}") from None
 
 
-def check_code(config: RunConfig, allowed: bool, source: str) -> None:
-    """Raise :class:`ConfigError` if ``config``, found in a directory that may be anybody's, names code to import."""
+def check_code(config: RunConfig, allowed: bool, source: str, *, with_method: bool = True) -> None:
+    """Raise :class:`ConfigError` if ``config``, found in a directory that may be anybody's, names code to import.
+    ``with_method``: False leaves the method out, where it is not loaded."""
     own = [
         Problem(key, f"{name!r} is no part of Rondo and would be imported from here: {own_code.place(name)}")
         for key, name in own_names(config).items()
+        if with_method or key != "algorithm.name"
     ]
     if own and not allowed:
         message = "code that a directory names is not run unasked; look at it, then set this (Python: allow_code=True)"
@@ -126,41 +131,95 @@ def _settings(config: Any) -> Any:
 
 @dataclass(frozen=True)
 class HandedOver:
-    """An adapter in a folder of its own. ``config`` starts from it."""
+    """A result in a folder of its own: an adapter, from which ``config`` starts, or a whole model."""
 
     folder: Path
     config: RunConfig
     labels: tuple[str, ...]
+    form: Form
 
     def check_base(self, identity: Mapping[str, Any], *, allow_changed: bool, source: str) -> None:
-        """Raise :class:`ConfigError` if a base model of this identity is not the one that the adapter was made for."""
-        then = RunDirectory(self.folder).read(RECORD)
-        must_equal(then, identity, whatever=allow_changed, remedy=OPEN_ANYWAY, source=source)
+        """Raise :class:`ConfigError` if a base model of this identity is not the one that the result was made from. A
+        whole model of transformers is its own base."""
+        if self.form != "merged":
+            then = RunDirectory(self.folder).read(RECORD)
+            must_equal(then, identity, whatever=allow_changed, remedy=OPEN_ANYWAY, source=source)
+
+    def tensors(self, model: Model) -> Params:
+        """The tensors that the network of ``model``, which ``config`` names, takes in this result, without a client
+        axis. Raises :class:`ConfigError`."""
+        return model.read(self.folder) if isinstance(model, WholeModel) else model.network.initial
 
 
-def is_adapter(folder: Path) -> bool:
-    """Whether ``folder`` has an adapter as PEFT writes it."""
-    return (folder / "adapter_config.json").is_file()
+def is_result(folder: Path) -> bool:
+    """Whether ``folder`` has an adapter as PEFT writes it, or a result with its configuration."""
+    return (folder / "adapter_config.json").is_file() or (folder / CONFIG).is_file()
 
 
-def handed_over(folder: Path, *, check_paths: bool) -> HandedOver:
-    """Open the adapter in ``folder``, which a run wrote or an export.
+def handed_over(
+    folder: Path, *, check_paths: bool, allow_code: bool, source: str, with_method: bool = True
+) -> HandedOver:
+    """Open the result in ``folder``, which a run wrote or an export.
 
     ``check_paths``: False does not check that the data exist.
+    ``allow_code``: import code of one's own that the configuration names.
+    ``source``: the command, for messages.
+    ``with_method``: whether the command loads the method.
 
     Raises :class:`ConfigError`.
     """
     if not (folder / CONFIG).is_file():
         message = f"{str(folder)!r} does not say which columns to read: it has no {CONFIG}"
         raise ConfigError.at("ADAPTER_DIR", f"{message}, as every adapter of a run has; name such a folder")
+    form = _form(folder)
     # The files that these keys name may be gone. The folder has its own copy of what they held.
-    config = load(folder / CONFIG, ["adapter.start_from=", "task.chat_template="], check_paths=check_paths)
-    if config.task.kind not in tasks.TABLE:
+    gone = ["task.chat_template=", *(["adapter.start_from="] if _has_section(folder / CONFIG, "adapter") else [])]
+    config = load(folder / CONFIG, gone, check_paths=check_paths)
+    if form != "weights" and config.task.kind not in tasks.TABLE:
         message = f"{config.task.kind!r} is a task of one's own, and no model of transformers is made for it"
         raise ConfigError.at("task.kind", message, str(folder / CONFIG))
-    labels = tuple(map(str, RunDirectory(folder).read("labels.json"))) if tasks.load(config.task.kind).classes else ()
-    adapter = config.adapter.model_copy(update={"start_from": str(folder)})
-    clients = config.clients.model_copy(update={"ranks": None, "bytes_budget": None})  # the adapter's rank is its own
+    check_code(config, allow_code, source, with_method=with_method)
+    task, clients, adapter, model = config.task, config.clients, config.adapter, config.model
+    clients = clients.model_copy(update={"ranks": None, "bytes_budget": None})  # the adapter's rank is its own
     template = folder / "chat_template.jinja"
-    task = config.task.model_copy(update={"chat_template": str(template) if template.is_file() else None})
-    return HandedOver(folder, config.model_copy(update={"adapter": adapter, "clients": clients, "task": task}), labels)
+    task = task.model_copy(update={"chat_template": str(template) if template.is_file() else None})
+    if form == "adapter":
+        adapter = adapter.model_copy(update={"start_from": str(folder)})
+    elif form == "merged":
+        own = {"name": str(folder), "revision": None, "gguf_file": None, "quantization": None}
+        model = model.model_copy(update=own)
+    changed = {"task": task, "clients": clients, "adapter": adapter, "model": model}
+    changed = {key: value for key, value in changed.items() if value != getattr(config, key)}
+    return HandedOver(folder, config.model_copy(update=changed), _labels(folder, form, config), form)
+
+
+def _has_section(file: Path, name: str) -> bool:
+    """Whether a configuration has this section, which says that there are factors. Of other files :func:`load` tells
+    the fault."""
+    try:
+        return name in tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+
+
+def _form(folder: Path) -> Form:
+    """The form of the result in ``folder``. Raises :class:`ConfigError` for tensors that only a program can use."""
+    for name, form in _FILES.items():
+        if (folder / name).is_file():
+            return form
+    message = f"{str(folder)!r} has no PEFT adapter and no whole model: score the run directory, or load the tensors "
+    raise ConfigError.at("ADAPTER_DIR", message + "in the folder into the network and call it")
+
+
+_FILES: Mapping[str, Form] = {"adapter_config.json": "adapter", "config.json": "merged", WEIGHTS: "weights"}
+"""The file by which a form is known, in the order of looking."""
+
+
+def _labels(folder: Path, form: Form, config: RunConfig) -> tuple[str, ...]:
+    """The label names of a classifier, in the order of the classes."""
+    if not tasks.load(config.task.kind).classes:
+        return ()
+    if form != "merged":
+        return tuple(map(str, RunDirectory(folder).read("labels.json")))
+    by_class = RunDirectory(folder).read("config.json")["id2label"]
+    return tuple(str(by_class[key]) for key in sorted(by_class, key=int))

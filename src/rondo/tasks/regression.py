@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -62,7 +62,12 @@ class Regression(Task):
 
     def encode(self, rows: Sequence[Row]) -> list[Numbers]:
         """See :meth:`rondo.tasks.task.Task.encode`."""
-        return [Numbers(tuple(float(row[c]) for c in self.features), float(row[self.target])) for row in rows]
+        pairs = zip(self.unlabelled(rows), rows, strict=True)
+        return [replace(example, target=float(row[self.target])) for example, row in pairs]
+
+    def unlabelled(self, rows: Sequence[Row]) -> list[Numbers]:
+        """Examples of rows whose target is not read; each has the target 0."""
+        return [Numbers(tuple(float(row[c]) for c in self.features), 0.0) for row in rows]
 
     def collate(self, examples: Sequence[Numbers]) -> tuple[Batch, Batch]:
         """See :meth:`rondo.tasks.task.Task.collate`: ``x`` (rows, features), and the target ``y`` (rows,)."""

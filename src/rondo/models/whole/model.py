@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,10 +58,40 @@ class WholeModel:
         return {"kernels": kernels_of(self.network, self.precision), **self.shortcuts}
 
     def save(self, folder: Path, seen: Params, base: Base, labels: Sequence[str]) -> None:
-        """Write the module's state, as ``load_state_dict`` takes it, to one safetensors file."""
+        """Write the module's state, as ``load_state_dict`` takes it, to one safetensors file, and the label names."""
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {n: t.contiguous().clone() for n, t in state_of(self.network, seen, base).items()}
         safetensors.torch.save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+        if labels:
+            (folder / "labels.json").write_text(json.dumps(list(labels), ensure_ascii=False, indent=2) + "\n")
+
+    def read(self, folder: Path) -> Params:
+        """The tensors that the network takes, without a client axis, as :meth:`save` wrote them. The module gets all
+        others, and weights with their factors added, so factors are zero. Raises :class:`ConfigError`."""
+        file, module = folder / WEIGHTS, self.network.module
+        try:
+            state = safetensors.torch.load_file(file)
+        except (OSError, safetensors.SafetensorError) as error:
+            raise ConfigError.at("ADAPTER_DIR", f"{str(file)!r} cannot be read: {error}") from None
+        try:
+            module.load_state_dict(state)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            message = f"the tensors in {str(file)!r} are not those of {self.name!r}: {reason:.300}"
+            raise ConfigError.at("ADAPTER_DIR", message) from None
+        return {
+            n: state[_own_name(n)].to(t) if role(n) in _WHOLE else torch.zeros_like(t)
+            for n, t in self.network.initial.items()
+        }
+
+
+_WHOLE = (Role.HEAD, Role.BUFFER, Role.BODY)
+"""Roles of the tensors that a module has itself."""
+
+
+def _own_name(name: str) -> str:
+    """The module's own name of one of these tensors."""
+    return name.removeprefix(HEAD_PREFIX).removeprefix(BUFFER_PREFIX)
 
 
 def kernels_of(network: AdaptedNetwork | WholeNetwork, precision: torch.dtype) -> dict[str, Any]:
@@ -74,11 +105,7 @@ def state_of(network: Network, seen: Params, base: Base) -> dict[str, Tensor]:
     """The state of the network's module, by its own names, with the tensors ``seen`` in their places and all factors
     added to their weights. A tensor with several names has its value under each."""
     module = network.module
-    changed = {
-        name.removeprefix(HEAD_PREFIX).removeprefix(BUFFER_PREFIX): tensor
-        for name, tensor in seen.items()
-        if role(name) in (Role.HEAD, Role.BUFFER, Role.BODY)
-    }
+    changed = {_own_name(name): tensor for name, tensor in seen.items() if role(name) in _WHOLE}
     for path, site in network.sites.items():
         changed[f"{path}.weight"] = merged_weight(module.get_submodule(path), site, seen, base)
     state: dict[str, Tensor] = {n: t.detach().cpu() for n, t in module.state_dict().items()}
