@@ -130,6 +130,31 @@ def test_odd_parameters_train_and_frozen_ones_stay(tmp_path: Path) -> None:
     assert accuracy == pytest.approx(float(right.float().mean()), abs=1e-6)
 
 
+@pytest.mark.parametrize("every", [1, 0])
+def test_best_round_of_a_personal_method(every: int, tmp_path: Path) -> None:
+    """By the clients' mean where clients are scored, else by the cold-start model."""
+    sections = {"evaluation": {"clients_every": every}, "train": {"local_epochs": 2}}
+    result = run(tmp_path / "run", "fedrep", **sections)
+    if every:
+        scores = [r["scores"]["personal"]["accuracy"]["mean"] for r in result.history]
+    else:
+        scores = [r["scores"]["cold_start"]["accuracy"] for r in result.history]
+    assert result.summary["best"] == {"rounds": scores.index(max(scores)) + 1, "accuracy": max(scores)}
+    others = [r["scores"]["cold_start"]["accuracy"] for r in result.history]
+    assert not every or max(others) != max(scores)
+
+
+def test_patience_of_a_personal_method_counts_the_scores_at_clients(tmp_path: Path) -> None:
+    """The test set is scored never, and the learning rate sinks to nothing."""
+    evaluation = {"every": 0, "clients_every": 1, "patience": 2}
+    settings = config("fedper", evaluation=evaluation, train={"lr": 1e-12}) | {"rounds": 9}
+    result = rondo.run(settings, train=rows(96), test=rows(30, 1), run_dir=tmp_path / "run", device="cpu")
+    assert len(result.history) == result.summary["best"]["rounds"] + 2 < 9
+    settings["algorithm"] = {"name": "fedavg"}
+    with pytest.raises(ConfigError, match=r"evaluation\.patience: no round but the last is scored.*every"):
+        rondo.run(settings, train=rows(96), test=rows(30, 1), run_dir=tmp_path / "global", device="cpu")
+
+
 def test_head_inputs_are_kept_over_the_head_epochs(tmp_path: Path) -> None:
     results = {}
     for reuse in (True, False):

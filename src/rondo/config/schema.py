@@ -207,7 +207,8 @@ class EvaluationConfig(Section):
     """Rounds between measurements of the aggregation's effect, the last round included; 0 takes none."""
     patience: Annotated[int, Field(ge=0)] = 0
     """Scores in a row without a better one that end the run early; 0 never ends it early. The scores are those of
-    ``every`` or, without a test set, of ``clients_every``."""
+    ``every``. Without a test set, and for personal methods where ``clients_every`` is set, they are the clients' mean
+    scores of ``clients_every``."""
     batch_size: Positive = 64
     """Rows per batch."""
     fine_tune_epochs: Annotated[int, Field(ge=0)] = 0

@@ -24,14 +24,14 @@ def totals(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def best_so_far(
-    best: Mapping[str, Any] | None, record: Mapping[str, Any], metric: str, *, higher_is_better: bool, tested: bool
+    best: Mapping[str, Any] | None, record: Mapping[str, Any], metric: str, *, higher_is_better: bool, at_clients: bool
 ) -> Mapping[str, Any] | None:
     """The best score of ``metric`` so far, its round, and the number of scores since: ``best`` after the round of
     ``record``.
 
-    ``tested``: whether there is a common test set. Without one the score is the clients' mean on their own rows.
+    ``at_clients``: whether the score is the clients' mean on their own rows, in place of the one on the test set.
     """
-    kinds = ("global", "cold_start") if tested else ("clients", "personal")
+    kinds = ("clients", "personal") if at_clients else ("global", "cold_start")
     value = next((record["scores"][kind].get(metric) for kind in kinds if kind in record["scores"]), None)
     if isinstance(value, Mapping):
         value = value["mean"]

@@ -110,6 +110,11 @@ class Assembly:
         every = self.config.evaluation.every
         return _rounds_between_scores(self.config, self.population) if every == "auto" else every
 
+    @property
+    def best_at_clients(self) -> bool:
+        """Whether the best round is the one with the best mean score of the clients on their own rows."""
+        return _best_at_clients(self.config, self.algorithm, self.population)
+
     def first_state(self) -> Any:
         """The server's state before the first round."""
         clients = len(self.population.members)
@@ -193,9 +198,9 @@ def assemble(
                 population = build(config, dealt, outline.task, labels, final_ranks)
             del dealt  # torch.fx keeps the frames beneath its first import alive until the collector runs
         _must_train(config, algorithm, model)
-        if with_rows:
-            _must_score(config, population)
         algorithm, head_policy, initial = wrapped(config, algorithm, model.network.initial)
+        if with_rows:
+            _must_score(config, algorithm, population)
         if head_policy == "frozen" and isinstance(model, OwnModel):
             message = "a network of one's own trains its head: set it to shared or local"
             raise ConfigError.at("model.head", message)
@@ -239,10 +244,17 @@ def _must_train(config: RunConfig, algorithm: Algorithm[Any], model: Model) -> N
         raise ConfigError.at("model.head", "this network has no task head; remove it")
 
 
-def _must_score(config: RunConfig, population: Population) -> None:
+def _best_at_clients(config: RunConfig, algorithm: Algorithm[Any], population: Population) -> bool:
+    """Without a test set, and with personal models that are scored at their clients: on the test set only the model of
+    a client that has not taken part is scored."""
+    scored = config.evaluation.clients_every > 0 and any(m.validation for m in population.members.values())
+    return not population.test or (algorithm.personal and scored)
+
+
+def _must_score(config: RunConfig, algorithm: Algorithm[Any], population: Population) -> None:
     """Raises :class:`ConfigError` where ``patience`` waits for a score that no round has."""
     evaluation = config.evaluation
-    wanted = "every" if population.test else "clients_every"
+    wanted = "clients_every" if _best_at_clients(config, algorithm, population) else "every"
     if evaluation.patience and getattr(evaluation, wanted) == 0:
         message = f"no round but the last is scored, so the run cannot end early: set evaluation.{wanted}"
         raise ConfigError.at("evaluation.patience", message)

@@ -186,20 +186,20 @@ class Runner:
         if last or _due(done, self.scores_every):
             self.observer.phase("evaluating")
             scores |= self._on_test(done)
-        if self.tested:
+        if not self.assembly.best_at_clients:
             self._note_best(record, done)
         if last or self._early(done) or _due(done, config.clients_every):
             self.observer.phase("evaluating")
             scores |= self.federation.scorer.at_clients(server.state, server.round(done))
-        if not self.tested:
+        if self.assembly.best_at_clients:
             self._note_best(record, done)
         record["evaluation_seconds"] = time.perf_counter() - started
 
     def _note_best(self, record: Mapping[str, Any], done: int) -> None:
         """Note the best score so far, and write the adapter that has it."""
         metric, higher = self.task.primary, self.task.higher_is_better
-        before = self.scores.get("best")
-        best = best_so_far(before, record, metric, higher_is_better=higher, tested=self.tested)
+        before, at_clients = self.scores.get("best"), self.assembly.best_at_clients
+        best = best_so_far(before, record, metric, higher_is_better=higher, at_clients=at_clients)
         if best is not None:
             self.scores["best"] = best
             if best["scores_since"] == 0 and best != before:
