@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +155,28 @@ def test_patience_of_a_personal_method_counts_the_scores_at_clients(tmp_path: Pa
     settings["algorithm"] = {"name": "fedavg"}
     with pytest.raises(ConfigError, match=r"evaluation\.patience: no round but the last is scored.*every"):
         rondo.run(settings, train=rows(96), test=rows(30, 1), run_dir=tmp_path / "global", device="cpu")
+
+
+def test_seconds_of_a_resumed_run_are_those_of_all_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first part has one round of a thousand seconds by the clock."""
+    clock, stop, ahead = time.perf_counter, threading.Event(), [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + ahead[0])
+
+    class Slow(rondo.Observer):
+        def round_started(self, index: int, clients: int) -> None:
+            ahead[0] += 1000.0
+
+        def round_done(self, record: Any) -> None:
+            stop.set()
+
+    given: dict[str, Any] = {"train": rows(96), "test": rows(30, 1)}
+    with pytest.raises(rondo.RunInterrupted):
+        rondo.run(config(), **given, run_dir=tmp_path / "run", device="cpu", observer=Slow(), stop=stop)
+    ahead[0] = 0.0
+    result = rondo.resume(tmp_path / "run", **given, allow_code=True)
+    seconds = [r["seconds"] for r in result.history]
+    assert seconds[0] > 1000 > sum(seconds[1:])
+    assert sum(seconds) <= result.summary["seconds"]["all"] < 2000
 
 
 def test_head_inputs_are_kept_over_the_head_epochs(tmp_path: Path) -> None:

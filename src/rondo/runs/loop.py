@@ -64,7 +64,8 @@ class Runner:
         self.start: Start | None = start
         self.tested, self.scores_every = bool(assembly.population.test), assembly.scores_every
         self.journal = Journal(directory.metrics)
-        self.done = 0
+        self.done = self.done_before = 0
+        """Rounds that are done, and those of them that an earlier part of the run did."""
         self.recent: deque[dict[str, Any]] = deque(maxlen=SKIPS)
         """The last records. Earlier ones are only in the journal, so memory does not grow with the rounds."""
         self.scores: dict[str, Any] = {"measures": {"before": {}, "after": {}}}
@@ -143,7 +144,7 @@ class Runner:
         lines = self.journal.lines(point.journal)
         if not self.past_skips:
             self.recent.extend(map(json.loads, lines[-SKIPS:]))
-        self.done = point.rounds
+        self.done = self.done_before = point.rounds
         self.journal.go_on(point.journal)
         checkpoint.clean(self.directory.checkpoint, point)
         server = federation.server
@@ -303,7 +304,7 @@ class Runner:
         summary["seconds"] = {
             "train": sum(r["train_seconds"] for r in history),
             "evaluation": sum(r["evaluation_seconds"] for r in history),
-            "all": time.perf_counter() - self.began,
+            "all": sum(r["seconds"] for r in history[: self.done_before]) + time.perf_counter() - self.began,
         }
         return summary
 
