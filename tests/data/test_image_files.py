@@ -33,6 +33,7 @@ def config(source: Path, **data: Any) -> Any:
     settings = {
         "model": {"name": "image_network:LinearClassifier"},
         "algorithm": {"name": "own_task:FedAvg"},
+        "seed": data.pop("seed", 0),
         "task": {"kind": "image-classification", **data.pop("task", {})},
         "data": {"source": str(source), **data},
         "partition": {"kind": "iid", "clients": 3},
@@ -191,6 +192,40 @@ def test_file_among_pictures_is_a_bad_row(tmp_path: Path) -> None:
     message = fault(tmp_path)
     assert "row 8, column 'image': the picture cannot be decoded: 1/notes.txt: it is not in one of the" in message
     assert dealt(tmp_path, bad_rows="drop").bad == 1
+
+
+def test_pictures_are_sampled_before_they_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_folders(tmp_path)
+    limits: dict[str, Any] = {"max_train_rows": 6, "max_test_rows": 3}
+    count: list[Any] = []
+
+    def counted(value: Any, **options: Any) -> Any:
+        count.append(value)
+        return opened(value, **options)
+
+    monkeypatch.setattr("rondo.tasks.image_classification.opened", counted)
+    result = dealt(tmp_path, **limits)
+    assert len(count) == 6 + 3 + 1  # the first picture tells the shape
+    assert (result.loaded, result.unsampled, result.bad) == (12, 6, 0)
+    assert (result.test_loaded, result.test_unsampled) == (6, 3)
+    kept = [row for rows in (*result.rows.values(), result.test) for row in rows]
+    assert sorted(row["label"] for row in kept) == sorted("012" * 3)
+    assert all(isinstance(row["image"], np.ndarray) for row in kept)
+
+
+def test_only_sampled_pictures_can_be_bad(tmp_path: Path) -> None:
+    """Their place in the message is that in the source."""
+    folder = as_folders(tmp_path) / "train"
+    damaged = [folder / label / "z.png" for label in "012"]
+    for number, file in enumerate(damaged):
+        file.write_text(f"no picture {number}")
+    found = [dealt(tmp_path, max_train_rows=14, bad_rows="drop", seed=seed) for seed in range(4)]
+    assert {(r.loaded, r.unsampled) for r in found} == {(15, 1)}
+    assert {sum(map(len, r.rows.values())) + r.bad for r in found} == {14}
+    assert {r.bad for r in found} == {2, 3}
+    message = fault(tmp_path, max_train_rows=14)
+    places = [f"row {n}, column 'image': the picture cannot be decoded: {n // 5}/z.png" for n in (4, 9, 14)]
+    assert any(place in message for place in places)
 
 
 def test_missing_split_is_named(tmp_path: Path) -> None:

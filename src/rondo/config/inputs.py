@@ -177,7 +177,7 @@ class DataConfig(Section):
     """Share of each client's rows that is never trained on."""
     max_train_rows: Positive | None = None
     """Use a random sample of so many training rows, drawn from ``seed``. Labels, and clients by nature, keep their
-    shares."""
+    shares. Pictures outside of the sample are not opened."""
     max_test_rows: Positive | None = None
     """Use a random sample of so many test rows, drawn from ``seed``. Labels keep their shares."""
     max_read_mb: Positive = 2048

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from rondo.errors import ConfigError, Problem
 from rondo.tasks import table as tasks
 from rondo.tasks.image_classification import ImageClassification
 from rondo.tasks.row_checks import Row, columns, row_check, value_name
+from rondo.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt
     run, limits, label = Round(0, config.rounds, config.seed, 0), config.data, config.task.label
     natural = config.partition.kind == "natural" and source.clients is None
     owner = config.partition.column if natural else None
-    checker, test_checker = _Checker(config, labels, owner), _Checker(config, labels, None)
+    checker = _Checker(config, labels, owner, sampled=limits.max_train_rows is not None)
+    test_checker = _Checker(config, labels, None, sampled=limits.max_test_rows is not None)
     if source.clients is None:
         rows = checker.usable(source.train or [], "")
         owners, partition = _names(rows, owner), config.partition
@@ -92,21 +94,23 @@ def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt
         owners = [client for client, of_client in usable.items() for _ in of_client]
         partition = PartitionConfig(kind="natural")
     row_labels = _names(rows, label)
-    chosen = sample(limits.max_train_rows, len(rows), row_labels, owners, run.generator("rows", "train"))
+    drawn = sample(limits.max_train_rows, len(rows), row_labels, owners, run.generator("rows", "train"))
+    chosen = checker.opened(rows, drawn)
     sampled_labels, sampled_owners = _at(row_labels, chosen), _at(owners, chosen)
     dealt = deal(partition, sampled_labels, sampled_owners, len(chosen), run.generator("partition"))
     kept = {client: [rows[chosen[i]] for i in numbers] for client, numbers in dealt.rows.items()}
     test = test_checker.usable(source.test or [], "test ")
-    chosen_test = sample(limits.max_test_rows, len(test), _names(test, label), None, run.generator("rows", "test"))
+    drawn_test = sample(limits.max_test_rows, len(test), _names(test, label), None, run.generator("rows", "test"))
+    chosen_test = test_checker.opened(test, drawn_test)
     too_small = {c: len(r) for c, r in kept.items() if len(r) < config.data.min_examples}
     large_enough = {c: kept[c] for c in sorted(kept.keys() - too_small.keys())}
     clients_unsampled, undealt = len(set(owners or ())) - len(set(sampled_owners or ())), dealt.dropped
     wanted = partition.clients if partition.kind == "natural" else None
     if wanted is not None and large_enough:
-        drawn = _drawn(list(large_enough), wanted, config, run)
-        clients_unsampled += len(large_enough) - len(drawn)
-        undealt += sum(len(rows) for client, rows in large_enough.items() if client not in set(drawn))
-        large_enough = {client: large_enough[client] for client in drawn}
+        members = _drawn(list(large_enough), wanted, config, run)
+        clients_unsampled += len(large_enough) - len(members)
+        undealt += sum(len(rows) for client, rows in large_enough.items() if client not in set(members))
+        large_enough = {client: large_enough[client] for client in members}
     if not large_enough:
         message = (
             f"no client has data.min_examples = {config.data.min_examples} usable rows; lower it, or deal the rows "
@@ -119,14 +123,14 @@ def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt
         test=[test[i] for i in chosen_test],
         loaded=checker.loaded,
         bad=checker.dropped,
-        unsampled=len(rows) - len(chosen),
+        unsampled=len(rows) - len(drawn),
         undealt=undealt,
         moved=dealt.moved,
         too_small=too_small,
         clients_unsampled=clients_unsampled,
         test_loaded=test_checker.loaded,
         test_bad=test_checker.dropped,
-        test_unsampled=len(test) - len(chosen_test),
+        test_unsampled=len(test) - len(drawn_test),
     )
 
 
@@ -182,9 +186,10 @@ def other_rows(
         task = config.task.model_copy(update={"label": None, "response": None, "target": None})
         config = config.model_copy(update={"task": task})
     whole = answers or (kind is not None and kind.inputs != "text")
-    kept, problems = _Checker(config, labels, None).sorted_out(rows, "", whole=whole)
+    places = (("", number) for number in range(len(rows)))
+    kept, problems = _Checker(config, labels, None).sorted_out(rows, places, whole=whole)
     refuse(problems)
-    return kept
+    return list(kept.values())
 
 
 DATA = "--data"
@@ -205,14 +210,22 @@ def _first_five(problems: Sequence[object], key: str) -> list[Problem]:
 
 
 class _Checker:
-    """Sorts out unusable rows. ``owner``: the column that names each row's client, if rows are dealt by it."""
+    """Sorts out unusable rows.
 
-    def __init__(self, config: RunConfig, labels: Sequence[str], owner: str | None) -> None:
+    ``owner``: the column that names each row's client, if rows are dealt by it.
+    ``sampled``: whether a sample of the rows is taken. Where rows are opened (pictures), which takes long, only the
+    sample is, by :meth:`opened`; before it, rows are checked for their columns and labels.
+    """
+
+    def __init__(self, config: RunConfig, labels: Sequence[str], owner: str | None, *, sampled: bool = False) -> None:
         self.config, self.owner = config, owner
         self.columns = row_check(config.task, labels, owner)
         self.kind = tasks.load(config.task.kind)
+        self.late = sampled and self.kind.opened.__func__ is not Task.opened.__func__  # type: ignore[attr-defined]
         self.room = Room(config.data.max_read_mb)
         self.loaded = self.dropped = 0
+        self._places: list[tuple[str, int]] = []
+        """Of every usable row that is opened later: where it is, and its number there."""
 
     def usable(self, rows: Sequence[Row], where: str) -> Rows:
         """The usable rows. All are counted in ``loaded``, the others in ``dropped``.
@@ -221,7 +234,23 @@ class _Checker:
         usable.
         """
         self.loaded += len(rows)
-        kept, problems = self.sorted_out(rows, where)
+        kept = self._sorted_out(rows, ((where, n) for n in range(len(rows))), opening=not self.late)
+        if self.late:
+            self._places += [(where, number) for number in kept]
+        return list(kept.values())
+
+    def opened(self, rows: Rows, chosen: Sequence[int]) -> Sequence[int]:
+        """``chosen``, places in the usable ``rows``, without the rows that prove unusable when they are opened. The
+        others are put into ``rows``. Raises :class:`ConfigError` as :meth:`usable` does."""
+        if not self.late:
+            return chosen
+        kept = self._sorted_out([rows[i] for i in chosen], [self._places[i] for i in chosen], opening=True)
+        for place, row in kept.items():
+            rows[chosen[place]] = row
+        return [chosen[place] for place in kept]
+
+    def _sorted_out(self, rows: Sequence[Row], places: Iterable[tuple[str, int]], *, opening: bool) -> dict[int, Any]:
+        kept, problems = self.sorted_out(rows, places, opening=opening)
         if problems and (self.config.data.bad_rows == "error" or not kept):
             shown = _first_five(problems, "data")
             if kept:
@@ -232,22 +261,28 @@ class _Checker:
         self.dropped += len(problems)
         return kept
 
-    def sorted_out(self, rows: Sequence[Row], where: str, *, whole: bool = True) -> tuple[Rows, list[str]]:
-        """The usable rows, and the problems of the others. Raises :class:`ConfigError` if a column does not exist.
+    def sorted_out(
+        self, rows: Sequence[Row], places: Iterable[tuple[str, int]], *, whole: bool = True, opening: bool = True
+    ) -> tuple[dict[int, Any], list[str]]:
+        """The usable rows by their index in ``rows``, and the problems of the others. Raises :class:`ConfigError` if a
+        column does not exist.
 
+        ``places``: where each row is, and its number there, for messages.
         ``whole``: False checks columns only, and not what the task alone knows of a row.
+        ``opening``: False leaves the rows as they are, and checks columns only.
         """
         if rows:
             self._has_columns(rows[0])
-        kept, problems = [], []
-        for number, given in enumerate(rows):
-            row = self.kind.opened(self.config.task, given)
+        kept: dict[int, Any] = {}
+        problems = []
+        for index, (given, (where, number)) in enumerate(zip(rows, places, strict=True)):
+            row = self.kind.opened(self.config.task, given) if opening else given
             self._take_room(given, row)
             problem = self.columns(row, number)
-            if problem is None and whole:
+            if problem is None and whole and opening:
                 problem = self.kind.problem(self.config.task, row, number)
             if problem is None:
-                kept.append(row)
+                kept[index] = row
             else:
                 problems.append(f"{where}{problem}")
         return kept, problems
