@@ -228,6 +228,35 @@ def test_only_sampled_pictures_can_be_bad(tmp_path: Path) -> None:
     assert any(place in message for place in places)
 
 
+def write_classes(folder: Path, *names: str) -> Path:
+    for n, name in enumerate(names):
+        (folder / name).mkdir(parents=True)
+        for i in range(3):
+            (folder / name / f"{i}.png").write_bytes(png(TRAIN[3 * (n % 4) + i]))
+    return folder
+
+
+@pytest.mark.parametrize("names", [("bus", "train"), ("train", "val", "tram")], ids="-".join)
+def test_classes_may_be_called_like_splits(names: tuple[str, ...], tmp_path: Path) -> None:
+    result = dealt(write_classes(tmp_path, *names))
+    labels = [row["label"] for rows in result.rows.values() for row in rows]
+    assert sorted(labels) == sorted(names * 3)
+    assert result.test == []
+
+
+def test_folders_that_are_neither_classes_nor_splits_are_named(tmp_path: Path) -> None:
+    write_classes(tmp_path / "a", "train", "test/cat", "test/dog")
+    words = "folder train holds pictures and folder test holds folders, so they are neither classes nor splits: "
+    assert words + "give each class a folder in train and in test" in fault(tmp_path / "a")
+    write_classes(tmp_path / "c", "test", "train")
+    words = "folders test and train hold pictures and no folder per class: give each class a folder in each of them, "
+    assert words + "or rename them if they are classes" in fault(tmp_path / "c")
+    write_classes(tmp_path / "b", "train/cat", "train/dog", "test")
+    words = "folder test holds pictures and no folder per class: give each class a folder in it, or set data.test_split"
+    assert words in fault(tmp_path / "b")
+    assert dealt(tmp_path / "b", test_split="").loaded == 6
+
+
 def test_missing_split_is_named(tmp_path: Path) -> None:
     source = as_npz(tmp_path)
     assert "data.train_split: no 'learn' pictures in" in fault(source, train_split="learn")

@@ -174,10 +174,25 @@ def _idx(path: Path, axes: int, room: Room) -> NDArray[np.uint8]:
 
 
 def _class_folders(folder: Path) -> Splits | None:
+    """Folders of classes, or of splits that hold these. Beside other classes a folder of pictures is a class, whatever
+    its name."""
     inner = _folders(folder)
     if not inner:
         return None
     splits = {_NAMES[p.name.lower()]: p for p in inner if p.name.lower() in _NAMES}
+    if "train" in splits and not _folders(splits["train"]):
+        if deep := [p.name for p in splits.values() if _folders(p)]:
+            raise ValueError(
+                f"folder {splits['train'].name} holds pictures and folder {deep[0]} holds folders, so they are neither "
+                f"classes nor splits: give each class a folder in {splits['train'].name} and in {deep[0]}"
+            )
+        if len(splits) == len(inner):
+            names = " and ".join(p.name for p in inner)
+            raise ValueError(
+                f"folders {names} hold pictures and no folder per class: give each class a folder in each of them, or "
+                "rename them if they are classes"
+            )
+        splits = {}
     if "train" not in splits:
         splits = {"": folder}
     return {name: partial(_class_rows, path) for name, path in splits.items()}
@@ -189,6 +204,11 @@ def _class_rows(folder: Path, room: Room) -> Rows:
         files = _files(inner)
         room.take(_ROW_BYTES * len(files), str(folder))
         rows += [{"image": path, "label": inner.name} for path in files]
+    if not rows and _files(folder):
+        raise ValueError(
+            f"folder {folder.name} holds pictures and no folder per class: give each class a folder in it, or set "
+            "data.test_split = '' to go without"
+        )
     return rows
 
 
