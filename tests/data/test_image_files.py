@@ -165,8 +165,11 @@ def test_damaged_sources_are_refused_in_one_line(tmp_path: Path) -> None:
     assert "12 pictures and 11 labels: give one label per picture" in fault(source)
     np.savez(source, images=TRAIN, labels=np.eye(12))
     assert "12 x 5 x 4 pictures and 12 x 12 labels: give one picture per row" in fault(source)
-    np.savez(source, images=np.array([None] * 12), labels=LABELS)
-    assert "Object arrays cannot be loaded" in fault(source)
+    objects = np.array([None] * 12)
+    for name, arrays in (("images", (objects, LABELS)), ("labels", (TRAIN, objects))):
+        np.savez(source, images=arrays[0], labels=arrays[1])
+        words = f"its array {name} holds Python objects, a pickle, which could run code and is not loaded: save it as "
+        assert words + "numbers or as text; mend it" in fault(source)
     np.savez(source, images=TRAIN / 255, labels=LABELS)
     assert "row 0, column 'image': the pixels are float64: give uint8, from 0 to 255" in fault(source)
 

@@ -207,6 +207,25 @@ def test_no_match_is_an_error_that_names_the_layers(options: dict[str, Any]) -> 
     assert structure(module) == before
 
 
+@pytest.mark.parametrize(
+    ("layers", "remedy"),
+    [
+        ([nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(2, 2)], "name layers that can be adapted here: 0"),
+        (
+            [nn.Flatten(), nn.Linear(9, 2)],
+            "none can be adapted here: train whole tensors (train.what), or name another",
+        ),
+    ],
+)
+def test_network_without_a_linear_layer_below_the_head(layers: list[nn.Module], remedy: str) -> None:
+    module = nn.Sequential(*layers)
+    head = [f"{len(layers) - 1}.weight", f"{len(layers) - 1}.bias"]
+    with pytest.raises(ConfigError) as caught:
+        plan(module, AdapterConfig(target_modules="all-linear"), None, head, seed=0)
+    (problem,) = caught.value.problems
+    assert problem.message.startswith(f"'all-linear' finds no linear layer below the head: {remedy}")
+
+
 def test_target_matching_only_the_head_is_an_error() -> None:
     module = tiny.bert()
     with pytest.raises(ConfigError, match="only the task head"):

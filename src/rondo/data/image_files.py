@@ -71,7 +71,7 @@ def _picture_files(folder: Path, room: Room) -> Rows:
 def _npz_pictures(path: Path, name: str, sizes: Mapping[str, int], room: Room) -> Rows:
     room.take(sizes[name], str(path))
     with np.load(path, allow_pickle=False) as archive:
-        pictures = archive[name]
+        pictures = _array(archive, name)
     if pictures.ndim < 3:
         raise ValueError(f"it has no pictures: array {name} is {' x '.join(map(str, pictures.shape))}")
     return [{"image": p} for p in pictures]
@@ -132,7 +132,17 @@ def _npz(path: Path) -> Splits:
 def _npz_rows(path: Path, image: str, label: str, sizes: Mapping[str, int], room: Room) -> Rows:
     room.take(sizes[image] + sizes[label], str(path))  # as unpacked, before it is
     with np.load(path, allow_pickle=False) as archive:
-        return _rows(archive[image], archive[label], str(path), room)
+        return _rows(_array(archive, image), _array(archive, label), str(path), room)
+
+
+def _array(archive: Mapping[str, NDArray[Any]], name: str) -> NDArray[Any]:
+    try:
+        return archive[name]
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        message = f"its array {name} holds Python objects, a pickle, which could run code and is not loaded: "
+        raise ValueError(message + "save it as numbers or as text") from None
 
 
 def _idx_folder(folder: Path) -> Splits | None:

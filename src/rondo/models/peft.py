@@ -73,6 +73,13 @@ def plan(module: nn.Module, config: AdapterConfig, task: TaskType | None, head: 
         options["target_modules"] = [
             p for p, m in module.named_modules() if isinstance(m, nn.Linear) and p not in heads
         ]
+        if not options["target_modules"]:
+            names = ", ".join(_adaptable(module, heads))
+            others = "none can be adapted here: train whole tensors (train.what), or name another model"
+            message = f"name layers that can be adapted here: {names}" if names else others
+            raise ConfigError.at(
+                "adapter.target_modules", f"'all-linear' finds no linear layer below the head: {message}"
+            )
     lora = peft.LoraConfig(task_type=task, modules_to_save=_head_modules(module, head) or None, **options)
     return _inject(module, lora, head, seed, "adapter.target_modules")
 
