@@ -17,7 +17,7 @@ from rondo.engine.faults import Rehearsal, are_rehearsed
 from rondo.engine.scoring import Scorer
 from rondo.engine.server.ledger import Ledger
 from rondo.engine.server.rounds import Server, first_state
-from rondo.engine.simulation import Simulation
+from rondo.engine.simulation import Crew, InProcess, Simulation
 from rondo.engine.transport import Answer, Observer, Transport
 from rondo.engine.wire import Identity
 from rondo.models.network import Base, Network
@@ -52,6 +52,8 @@ class Composed:
     uploads: dict[tuple[int, str], Upload] = field(default_factory=dict)
     answered: dict[tuple[int, str], Params] = field(default_factory=dict)
     aggregated: int = 0
+    crew: Crew | None = None
+    """Trains the clients in place of this process."""
 
     def __post_init__(self) -> None:
         self.workers = workers(self.network)
@@ -80,7 +82,7 @@ class Composed:
 
     @property
     def transport(self) -> Transport:
-        simulation = Simulation(self.population, self.local, self.cohorts)
+        simulation = Simulation(self.crew or InProcess(self.population, self.local), self.cohorts)
         return Rehearsal(simulation, self.config, IDENTITY) if are_rehearsed(self.config) else simulation
 
     @property

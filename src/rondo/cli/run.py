@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,6 +31,9 @@ def run(
 
 def resume(
     run_dir: str,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", help="simulation.engine or simulation.workers: where clients train")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto (the device it ran on), cpu, cuda, cuda:1 or mps")] = "auto",
     allow_nondeterministic: Annotated[
         bool, typer.Option("--allow-nondeterministic", help="continue even if threads, versions, model or data differ")
@@ -50,7 +53,7 @@ def resume(
 
             serve_on(settings, run_dir, device, whatever=allow_nondeterministic, code=allow_code)
         else:
-            _run(settings, run_dir, device, resumed=True, whatever=allow_nondeterministic, code=allow_code)
+            _run(settings, run_dir, device, sets or (), resumed=True, whatever=allow_nondeterministic, code=allow_code)
 
 
 def demo(sets: Sets = None, run_dir: str | None = None, device: Device = "auto") -> None:
@@ -73,6 +76,7 @@ def _run(
     settings: Any,
     run_dir: str | None,
     device: str,
+    sets: Sequence[str] = (),
     *,
     resumed: bool = False,
     whatever: bool = False,
@@ -87,7 +91,13 @@ def _run(
             return runner.run(settings, run_dir=run_dir, device=device, observer=observer, stop=stop)
         assert run_dir is not None
         return runner.resume(
-            run_dir, device=device, allow_nondeterministic=whatever, allow_code=code, observer=observer, stop=stop
+            run_dir,
+            sets=sets,
+            device=device,
+            allow_nondeterministic=whatever,
+            allow_code=code,
+            observer=observer,
+            stop=stop,
         )
 
     return shown(settings.rounds, started)

@@ -107,6 +107,8 @@ def cross_checks(config: RunConfig) -> Iterator[Problem]:
     if config.robust.rule != "none" and clients.min_clients < least:
         message = f"robust.byzantine = {config.robust.byzantine} of {clients.min_clients} uploads may be half or more"
         yield Problem("clients.min_clients", f"{message}: raise it to {least} or lower robust.byzantine")
+    if config.simulation.workers is not None and config.simulation.engine != "ray":
+        yield Problem("simulation.workers", "only engine = 'ray' has workers: set simulation.engine, or remove it")
     yield from _fault_checks(config)
     yield from _rank_checks(config)
     yield from _server_checks(config)

@@ -221,8 +221,13 @@ class EvaluationConfig(Section):
 
 
 class SimulationConfig(Section):
-    """The way the clients of a round share this machine."""
+    """The way the clients of a round share this machine, or several."""
 
+    engine: Literal["process", "ray"] = "process"
+    """Where clients train: in this process, or at workers of Ray, which are processes on this machine or on a cluster
+    (``docs/ray.md``)."""
+    workers: Positive | None = None
+    """Workers of Ray. Left out, one for every GPU or, without any, for every machine of the cluster."""
     cohort: Positive | Literal["auto"] = "auto"
     """Clients that train in one forward pass. ``"auto"`` takes as many as ``memory_mb`` of activations hold, and no
     more than the machine gains from."""

@@ -1,24 +1,49 @@
-"""A transport in one process: all clients over one frozen base."""
+"""A transport to simulated clients: one crew trains all of them over one frozen base."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from rondo.algorithm import Client, Round, Shared
+from rondo.algorithm import Client, Round
 from rondo.data.population import Population
 from rondo.engine.client.cohorts import Cohorts, in_order, in_turn
+from rondo.engine.client.job import Job
 from rondo.engine.client.local_round import LocalRound
 from rondo.engine.client.memory import give_back
 from rondo.engine.transport import Answer, Turnout, Work
 
 
+class Crew(Protocol):
+    """Trains cohorts."""
+
+    def train(self, jobs: Iterable[Job], at_once: int) -> Iterator[list[Answer]]:
+        """The answers to every job, in the order of the jobs, which are asked for one by one. A cohort has the threads
+        that it would have if ``at_once`` cohorts trained at once in this process, so its bits are the same anywhere."""
+
+
 @dataclass(frozen=True)
-class Simulation:
-    """Trains the clients of ``population`` here, cohort by cohort. See :class:`rondo.engine.transport.Transport`."""
+class InProcess:
+    """Trains the clients of ``population`` here, each cohort on threads of its own."""
 
     population: Population
     local: LocalRound
+
+    def train(self, jobs: Iterable[Job], at_once: int) -> Iterator[list[Answer]]:
+        """See :meth:`Crew.train`."""
+        return in_order(self._train, jobs, at_once)
+
+    def _train(self, job: Job) -> list[Answer]:
+        examples = tuple(tuple(self.population.members[c.id].train) for c in job.clients)
+        return self.local.train(job.clients, examples, job.shared, job.round, job.failing)
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Has clients trained cohort by cohort. See :class:`rondo.engine.transport.Transport`."""
+
+    crew: Crew
     cohorts: Cohorts
 
     def expected(self, clients: Sequence[Client], round: Round, failed: Collection[str]) -> Turnout:
@@ -29,15 +54,9 @@ class Simulation:
         """Answers in the order of the clients, so that a sum over them does not depend on the cohorts."""
         asked = work.turnout.asked
         cohorts = self.cohorts.plan(asked)
-
-        def train(cohort: tuple[tuple[Client, ...], tuple[Shared, ...]]) -> list[Answer]:
-            clients, shared = cohort
-            examples = tuple(tuple(self.population.members[c.id].train) for c in clients)
-            return self.local.train(clients, examples, shared, round, work.turnout.failing)
-
         # Ask for broadcasts cohort by cohort: they may differ from client to client.
-        handed_out = ((cohort, tuple(map(work.shared, cohort))) for cohort in cohorts)
-        yield from in_turn(in_order(train, handed_out, self.cohorts.at_once(cohorts)), asked)
+        jobs = (Job(round, cohort, tuple(map(work.shared, cohort)), work.turnout.failing) for cohort in cohorts)
+        yield from in_turn(self.crew.train(jobs, self.cohorts.at_once(cohorts)), asked)
         if work.measured:
             give_back()  # the training threads hold on to memory, and the server works in another thread
 

@@ -25,11 +25,12 @@ from rondo.engine.client.cohorts import Cohorts, one_cohort, workers
 from rondo.engine.client.fitting import Fitting
 from rondo.engine.client.local_round import LocalRound
 from rondo.engine.client.memory import activation_bytes
+from rondo.engine.crew import ByWorkers, Workers
 from rondo.engine.faults import Rehearsal, are_rehearsed
 from rondo.engine.scoring import Scorer
 from rondo.engine.server.ranks import client_ranks
 from rondo.engine.server.rounds import Server, first_state
-from rondo.engine.simulation import Simulation
+from rondo.engine.simulation import Crew, InProcess, Simulation
 from rondo.engine.transport import Transport
 from rondo.engine.wire import Identity
 from rondo.errors import ConfigError, Problem
@@ -135,15 +136,26 @@ class Assembly:
             return Start(first, activation_bytes(network, self.task, seen, self.population.sample(2)))
 
     def federation(
-        self, start: Start, kept: MutableMapping[str, Params], stop: threading.Event | None = None
+        self,
+        start: Start,
+        kept: MutableMapping[str, Params],
+        stop: threading.Event | None = None,
+        elsewhere: Workers | None = None,
     ) -> Federation:
-        """A simulated federation before its first round. ``kept`` holds tensors that clients keep."""
+        """A simulated federation before its first round. ``kept`` holds tensors that clients keep. Clients train in
+        this process, or at workers ``elsewhere``."""
         network, config = self.model.network, self.config
         scorer = self.scorer(kept)
-        cohorts = Cohorts(network, self.task, self.population, config, start.bytes_per_cost, workers(network))
-        local = LocalRound(self.algorithm, network, self.task, config, kept, self.prefix, stop)
+        devices = 1 if elsewhere is None else elsewhere.devices
+        cohorts = Cohorts(network, self.task, self.population, config, start.bytes_per_cost, workers(network), devices)
+        crew: Crew
+        if elsewhere is None:
+            local = LocalRound(self.algorithm, network, self.task, config, kept, self.prefix, stop)
+            crew = InProcess(self.population, local)
+        else:
+            crew = ByWorkers(elsewhere, kept, stop)
         identity = Identity("simulation", self.model_sha256)
-        transport: Transport = Simulation(self.population, local, cohorts)
+        transport: Transport = Simulation(crew, cohorts)
         if are_rehearsed(config):
             transport = Rehearsal(transport, config, identity)
         clients = self.population.clients

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rondo.engine.client.memory import freed_memory_kept
+from rondo.engine.crew import Workers
 from rondo.engine.transport import Observer
 from rondo.errors import ConfigError, RunInterrupted, RunStopped, StopRequested, visible
 from rondo.models.out_of_memory import is_out_of_memory
@@ -54,8 +55,10 @@ class Runner:
         *,
         resumed: bool = False,
         past_skips: bool = False,
+        elsewhere: Workers | None = None,
     ) -> None:
-        """``past_skips``: whether a run that stopped after skipped rounds goes on."""
+        """``past_skips``: whether a run that stopped after skipped rounds goes on. ``elsewhere``: workers that train
+        the clients."""
         self.assembly, self.config, self.task = assembly, assembly.config, assembly.task
         report, versions = assembly.population.report, directory.read("manifest.json")["versions"]
         self.facts = Facts.of(assembly.config, assembly, report, versions)
@@ -69,7 +72,7 @@ class Runner:
         self.recent: deque[dict[str, Any]] = deque(maxlen=SKIPS)
         """The last records. Earlier ones are only in the journal, so memory does not grow with the rounds."""
         self.scores: dict[str, Any] = {"measures": {"before": {}, "after": {}}}
-        self.resumed, self.past_skips = resumed, past_skips
+        self.resumed, self.past_skips, self.elsewhere = resumed, past_skips, elsewhere
 
     def run(self) -> RunResult:
         """Run all remaining rounds and finish."""
@@ -99,7 +102,7 @@ class Runner:
         assert start is not None
         point = self._newest_checkpoint(start.state) if self.resumed else None
         self.kept = point.locals if point is not None else Kept(self.directory.checkpoint)
-        self.federation = self.assembly.federation(start, self.kept, self.stop)
+        self.federation = self.assembly.federation(start, self.kept, self.stop, self.elsewhere)
         if point is not None:
             with written(self.directory.path):
                 self._take_up(point, self.federation)

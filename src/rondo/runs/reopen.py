@@ -25,7 +25,7 @@ from rondo.runs.card import CONFIG, RECORD
 from rondo.runs.storage import checkpoint
 from rondo.runs.storage.checkpoint import Checkpoint
 from rondo.runs.storage.directory import RunDirectory
-from rondo.runs.storage.manifest import OPEN_ANYWAY, must_equal
+from rondo.runs.storage.manifest import OPEN_ANYWAY, must_equal, recorded
 from rondo.tasks import table as tasks
 
 
@@ -104,7 +104,7 @@ def reopen(
         raise ConfigError.at("RUN_DIR", "manifest.json has no labels: it is not one that a run has written")
     assembly = assemble(config, device, labels=tuple(map(str, labels)), with_rows=bool(rows))
     before = {**then, "config": _settings(then.get("config")), "partition": {}}
-    after = {**assembly.identity(), "config": _settings(settings.model_dump(mode="json")), "partition": {}}
+    after = {**assembly.identity(), "config": _settings(recorded(settings)), "partition": {}}
     if rows:
         partition = directory.read("partition.json")
         before["partition"] = {key: partition.get(key) for key in rows}

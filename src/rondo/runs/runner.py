@@ -23,13 +23,14 @@ from rondo.runs.assemble import Assembly, assemble
 from rondo.runs.given import Given
 from rondo.runs.loop import Runner
 from rondo.runs.notebook import in_notebook, notebook_progress
+from rondo.runs.places import devices_of, elsewhere, only_places, set_to_work
 from rondo.runs.progress import Quiet
 from rondo.runs.reopen import check_code
 from rondo.runs.result import RunResult
 from rondo.runs.storage import durable
 from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.storage.durable import written
-from rondo.runs.storage.manifest import environment, must_equal, rows_of
+from rondo.runs.storage.manifest import environment, must_equal, recorded, rows_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -69,7 +70,7 @@ def run(
     began = time.perf_counter()
     given = Given(train, test, clients, model, tokenizer)
     settings = load(config, [*listed(sets, "sets"), *given.sets])
-    with _watching(observer, settings) as observer:
+    with _watching(observer, settings) as observer, elsewhere(settings, device) as workers:
         observer.phase("loading")
         assembly = assemble(settings, device, given=given)
         # From here on paths are absolute, because a stored configuration is read in any working directory.
@@ -77,9 +78,10 @@ def run(
         start = assembly.start()
         directory = RunDirectory.create(run_dir, assembly.config.algorithm.name)
         with locked(directory):
-            begin(directory, assembly)
+            begin(directory, assembly, devices_of(workers, settings))
+            set_to_work(workers, assembly, given)
             observer.prepared(assembly.population.report)
-            runner = Runner(assembly, start, directory, observer, stop, began)
+            runner = Runner(assembly, start, directory, observer, stop, began, elsewhere=workers)
             del start  # the first state is given up once the run has a later one
             return runner.run()
 
@@ -88,6 +90,7 @@ def run(
 def resume(
     run_dir: str | Path,
     *,
+    sets: Sequence[str] = (),
     device: str = "auto",
     allow_nondeterministic: bool = False,
     allow_code: bool = False,
@@ -101,12 +104,15 @@ def resume(
 ) -> RunResult:
     """Continue a run after its last committed round. The result equals, bit for bit, that of an uninterrupted run.
 
-    ``device``: "auto" is the device it ran on. The resumption is refused, with every difference, if configuration,
-    versions, threads, model, data or the source of one's own code have changed, since equal bits cannot be promised;
-    ``allow_nondeterministic`` permits it. A run that names code of one's own is refused without ``allow_code``, since
-    the directory may be anybody's. A run that stopped after skipped rounds stops again, and goes on with
-    ``allow_nondeterministic``. A finished run is left as it is. Rows and a model that :func:`run` was given are given
-    again. Raises as :func:`run` does.
+    ``sets``: ``key.path=value`` overrides of ``simulation.engine`` and ``simulation.workers``, which say where clients
+    train. No bit depends on them.
+    ``device``: "auto" is the device it ran on.
+
+    The resumption is refused, with every difference, if configuration, versions, threads, model, data or the source of
+    one's own code have changed, since equal bits cannot be promised; ``allow_nondeterministic`` permits it. A run that
+    names code of one's own is refused without ``allow_code``, since the directory may be anybody's. A run that stopped
+    after skipped rounds stops again, and goes on with ``allow_nondeterministic``. A finished run is left as it is. Rows
+    and a model that :func:`run` was given are given again. Raises as :func:`run` does.
     """
     began = time.perf_counter()
     directory = RunDirectory.open(run_dir)
@@ -115,21 +121,33 @@ def resume(
             history = directory.rounds()
             return RunResult(history, directory.path, history[-1]["scores"], directory.read("summary.json"))
         then = directory.read("manifest.json")
-        settings = directory.config()
+        only_places(sets)
+        settings = directory.config(sets)
         check_code(settings, allow_code, "rondo resume")
         device = str(then.get("device", device)) if device == "auto" else device
-        now = {**environment(), "config": settings.model_dump(mode="json"), "threads": torch.get_num_threads()}
+        now = {**environment(), "config": recorded(settings), "threads": torch.get_num_threads()}
         must_equal(then, now, whatever=allow_nondeterministic)
-        with _watching(observer, settings) as observer:
+        given = Given(train, test, clients, model, tokenizer)
+        with _watching(observer, settings) as observer, elsewhere(settings, device) as workers:
             observer.phase("loading")
-            assembly = assemble(settings, device, given=Given(train, test, clients, model, tokenizer))
+            assembly = assemble(settings, device, given=given)
             before = {**then, "partition": rows_of(directory.read("partition.json"))}
-            after = {**manifest(assembly), "partition": rows_of(assembly.population.report)}
+            present = manifest(assembly, devices_of(workers, settings))
+            after = {**present, "partition": rows_of(assembly.population.report)}
             must_equal(before, after, whatever=allow_nondeterministic)
             start = assembly.start()
+            set_to_work(workers, assembly, given)
             observer.prepared(assembly.population.report)
             runner = Runner(
-                assembly, start, directory, observer, stop, began, resumed=True, past_skips=allow_nondeterministic
+                assembly,
+                start,
+                directory,
+                observer,
+                stop,
+                began,
+                resumed=True,
+                past_skips=allow_nondeterministic,
+                elsewhere=workers,
             )
             del start
             return runner.run()
@@ -145,25 +163,26 @@ def _watching(observer: Observer | None, config: RunConfig) -> Iterator[Observer
         yield observer or Quiet()
 
 
-def begin(directory: RunDirectory, assembly: Assembly) -> None:
+def begin(directory: RunDirectory, assembly: Assembly, devices: int | None = None) -> None:
     """Write the files from which a run is resumed before its first checkpoint. The manifest comes last: a folder with
-    one counts as a run."""
+    one counts as a run. ``devices``: those that the division into cohorts depends on."""
     with written(directory.path):
         directory.write_config(assembly.config)
         directory.write("partition.json", assembly.population.report)
-        directory.write("manifest.json", manifest(assembly))
+        directory.write("manifest.json", manifest(assembly, devices))
 
 
-def manifest(assembly: Assembly) -> dict[str, Any]:
-    """Everything that the bits of a run depend on."""
+def manifest(assembly: Assembly, devices: int | None = None) -> dict[str, Any]:
+    """Everything that the bits of a run depend on. ``devices``: see :func:`begin`."""
     config, network = assembly.config, assembly.model.network
     return {
         **environment(),
-        "config": config.model_dump(mode="json"),
+        "config": recorded(config),
         "seed": config.seed,
         "threads": torch.get_num_threads(),
         "activation_memory_mb": budget(network, assembly.task, config.simulation.memory_mb).total >> 20,
         "device": str(assembly.device),
+        "devices": devices,
         "precision": config.train.precision,
         **assembly.model.record(),
         "one_at_a_time": network.one_at_a_time,

@@ -57,7 +57,9 @@ class Cohorts:
     """Bytes that a training step keeps for its backward pass, per unit of cost
     (:func:`rondo.engine.client.memory.activation_bytes`)."""
     workers: int
-    """Most cohorts that may train at once."""
+    """Most cohorts that may train at once on a device."""
+    devices: int = 1
+    """Devices, each with memory of its own."""
 
     def plan(self, clients: Sequence[Client]) -> list[tuple[Client, ...]]:
         """The clients of a round, divided into cohorts."""
@@ -70,13 +72,13 @@ class Cohorts:
         return divided(
             clients,
             self.config.simulation.cohort,
-            workers=at_once,
+            workers=at_once * self.devices,
             cost=min(allowed.cost, int(bytes_per_cohort / self.bytes_per_cost)),
             cost_per_client=cost,
         )
 
     def at_once(self, cohorts: Sequence[Sequence[Client]]) -> int:
-        """The number of these cohorts that train at once."""
+        """The number of these cohorts that train at once on a device."""
         cost = self._step([c for cohort in cohorts for c in cohort])
         largest = max(map(len, cohorts), default=1)
         return max(1, min(len(cohorts), self._at_once(largest * cost)))

@@ -17,7 +17,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -97,8 +97,8 @@ class RunDirectory:
         """Whether the run is finished."""
         return (self.path / "summary.json").is_file()
 
-    def config(self) -> RunConfig:
-        return load(self.path / "config.toml", check_paths=False)
+    def config(self, sets: Sequence[str] = ()) -> RunConfig:
+        return load(self.path / "config.toml", sets, check_paths=False)
 
     def write_config(self, config: RunConfig) -> None:
         durable.write(self.path / "config.toml", to_toml(config).encode())

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, Problem
 
 _NOT_THE_RUN = ("started", "platform")
@@ -24,6 +25,11 @@ RESUME_ANYWAY = Problem(
 OPEN_ANYWAY = Problem(
     "--allow-changed", "bring back what the run had, or set this to go on; the result is then not the run's"
 )
+
+
+def recorded(config: RunConfig) -> dict[str, Any]:
+    """The configuration in a manifest: without the keys that say where clients train, on which no bit depends."""
+    return config.model_dump(mode="json", exclude={"simulation": {"engine", "workers"}})
 
 
 def must_equal(
