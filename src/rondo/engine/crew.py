@@ -42,6 +42,10 @@ class Workers(Protocol):
     def devices(self) -> int:
         """Accelerators that train beside each other; 1 where workers share the processor."""
 
+    @property
+    def lost(self) -> Sequence[str]:
+        """The workers lost so far, in words."""
+
     def idle(self, threads: int) -> Sequence[int]:
         """The workers that have room for another cohort on ``threads`` threads, by their numbers."""
 

@@ -27,8 +27,9 @@ INSTALL = "pip install 'rondo-fl[ray]'"
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anybody
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_DEDUP_LOGS": "0",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "(?s).*",  # a lost worker is told in the run's log, in one line
 }
+"""Settings that ray reads when it is imported. Those of the user's own stay."""
 _LOADINGS = 3
 """A worker that dies this many times while it loads the run stops it."""
 
@@ -61,7 +62,7 @@ class _Actor:
                     self._hand = self._make(order)
             return host, self._hand.facts, ""
         except ConfigError as error:
-            return host, None, str(error)
+            return host, None, "; ".join(map(str, error.problems))
 
     def train(self, job: bytes, name: str, common: bytes, threads: int) -> bytes:
         torch.set_num_threads(threads)
@@ -87,8 +88,10 @@ class RayWorkers:
     """Kind of device that every worker trains on."""
     threads: int
     """Threads of one worker."""
-    pids: dict[int, str] = field(default_factory=dict)
-    """Machine and process of every worker that is ready, by number."""
+    hosts: dict[int, str] = field(default_factory=dict)
+    """Machine and process of every worker that was ready, by number."""
+    lost: list[str] = field(default_factory=list)
+    """See :class:`rondo.engine.crew.Workers`."""
     _workers: list[_Worker] = field(default_factory=list)
     _running: dict[Any, tuple[int, int]] = field(default_factory=dict)
     _loading: dict[Any, int] = field(default_factory=dict)
@@ -202,11 +205,12 @@ class RayWorkers:
         if facts is None:
             raise RunStopped(f"a worker of Ray ({host}) cannot load the run: {fault}")
         self._check(host, facts)
-        worker.ready, worker.deaths, self.pids[number] = True, 0, host
+        worker.ready, worker.deaths, self.hosts[number] = True, 0, host
 
     def _lost(self, worker: int, job: int, error: Exception) -> Iterator[Reply]:
         """Replace a lost worker. All its jobs are lost with it."""
         reason = _words(error)
+        self.lost.append(f"worker {self.hosts[worker]} is lost, and another does its cohorts again: {reason}")
         yield Reply(job, None, reason)
         for reference, (other, lost) in list(self._running.items()):
             if other == worker:
@@ -226,6 +230,8 @@ def ray_workers(count: int | None, device: str) -> Iterator[RayWorkers]:
     Raises :class:`ConfigError` where ray is not installed, cannot be reached, or has no room.
     """
     require()
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
     import ray
 
     joined = ray.is_initialized()
@@ -260,8 +266,6 @@ def require() -> None:
 
 def _join(ray: Any, count: int | None) -> None:
     """Join the cluster at ``RAY_ADDRESS``, or start one on this machine."""
-    for name, value in _QUIET.items():
-        os.environ.setdefault(name, value)
     address = os.environ.get("RAY_ADDRESS")
     options: dict[str, Any] = {"address": address}
     if address is None:

@@ -73,6 +73,7 @@ class Runner:
         """The last records. Earlier ones are only in the journal, so memory does not grow with the rounds."""
         self.scores: dict[str, Any] = {"measures": {"before": {}, "after": {}}}
         self.resumed, self.past_skips, self.elsewhere = resumed, past_skips, elsewhere
+        self.lost_workers = 0
 
     def run(self) -> RunResult:
         """Run all remaining rounds and finish."""
@@ -178,7 +179,9 @@ class Runner:
         self._commit(done)
         self.done = done
         self.recent.append(record)
-        self._log(round_line(record, config.rounds))
+        lost = () if self.elsewhere is None else tuple(self.elsewhere.lost)
+        self._log(*lost[self.lost_workers :], round_line(record, config.rounds))
+        self.lost_workers = len(lost)
         self.observer.round_done(record)
 
     def _score(self, record: dict[str, Any], done: int) -> None:
