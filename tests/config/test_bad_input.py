@@ -255,6 +255,8 @@ CASES = [
     Case("config", "--set of a wrong type", flags=("--set", "train.lr=high")),
     Case("config", "an unknown device", flags=("--device", "gpu")),
     # options that the algorithm does not define
+    Case("config", "workers in one process", {"simulation": {"workers": 2}}),
+    Case("config", "an engine that there is not", {"simulation": {"engine": "rey"}}),
     Case(
         "config",
         "ranks that a method does not define",

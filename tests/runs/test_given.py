@@ -186,7 +186,7 @@ def test_frozen_weights_are_shared_with_the_object(
     """A second copy of a large model might not fit."""
     kept: list[nn.Module] = []
     begin = runner.begin
-    monkeypatch.setattr(runner, "begin", lambda d, a: (kept.append(a.model.network.module), begin(d, a)))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(runner, "begin", lambda d, a, n: (kept.append(a.model.network.module), begin(d, a, n)))  # type: ignore[func-returns-value]
     config = settings(folder / "bert", train={"precision": "exact"})
     rondo.run(config, run_dir=tmp_path / "run", device="cpu", train=TRAIN, model=model, tokenizer=tokenizer)
     ours = dict(kept[0].named_parameters())

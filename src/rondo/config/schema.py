@@ -225,7 +225,7 @@ class SimulationConfig(Section):
 
     engine: Literal["process", "ray"] = "process"
     """Where clients train: in this process, or at workers of Ray, which are processes on this machine or on a cluster
-    (``docs/ray.md``)."""
+    (``docs/how-to/ray.md``)."""
     workers: Positive | None = None
     """Workers of Ray. Left out, one for every GPU or, without any, for every machine of the cluster."""
     cohort: Positive | Literal["auto"] = "auto"
