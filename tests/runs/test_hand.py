@@ -62,7 +62,7 @@ class StopAtOne(Quiet):
             self.event.set()
 
 
-IN_CREW = ("shared factors", "personal factors", "states on both sides")
+IN_CREW = ("shared factors", "personal factors", "states on both sides", "a base that grows")
 """Kinds that ``tests/engine/test_crew.py`` has in the default run."""
 
 
@@ -83,7 +83,7 @@ def test_run_with_workers_as_in_one_process(kind: str, sources: Path, tmp_path: 
     assert outcome(tmp_path / "both") == expected
 
 
-@pytest.mark.parametrize("cohort", ["auto", 2])
+@pytest.mark.parametrize("cohort", ["auto", pytest.param(2, marks=pytest.mark.slow)])
 def test_cohorts_are_those_of_one_process(cohort: Any, sources: Path, tmp_path: Path) -> None:
     raw, _ = configured("shared factors", sources, simulation={"cohort": cohort})
     rondo.run(raw, run_dir=tmp_path / "here", device="cpu")

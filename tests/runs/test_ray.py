@@ -87,7 +87,7 @@ def test_run_of_one_process_goes_on_over_ray(sources: Path, tmp_path: Path) -> N
     watch = StopAtOne()
     with pytest.raises(RunInterrupted):
         rondo.run(raw, run_dir=tmp_path / "both", device="cpu", observer=watch, stop=watch.event, **rows)
-    rondo.resume(tmp_path / "both", sets=OVER_RAY, allow_code=True, **rows)
+    rondo.resume(tmp_path / "both", sets=["simulation.engine=ray"], allow_code=True, **rows)
     assert outcome(tmp_path / "both") == outcome(tmp_path / "here")
     import ray
 
