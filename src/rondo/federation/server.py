@@ -24,6 +24,7 @@ from rondo.data.client_rows import other_rows, resolved
 from rondo.data.labels import in_order
 from rondo.data.population import Member, Population
 from rondo.data.sources import Source
+from rondo.engine.crew import Workers
 from rondo.engine.network import Network
 from rondo.engine.scoring_elsewhere import ScorerElsewhere
 from rondo.engine.server.ranks import client_ranks
@@ -148,7 +149,7 @@ def resume(
         record, then, settings = directory.read(RECORD), directory.read("manifest.json"), directory.config()
         listening = listening or _listening(record)
         check_code(settings, allow_code, "rondo resume")
-        now = {**environment(), "config": settings.model_dump(mode="json"), "threads": torch.get_num_threads()}
+        now = {**environment(), "config": recorded(settings), "threads": torch.get_num_threads()}
         must_equal(then, now, whatever=allow_nondeterministic)
         device = str(then.get("device", device)) if device == "auto" else device
         with _link(listening, told) as (link, clients):
@@ -274,7 +275,11 @@ class Elsewhere(Assembly):
         return Start(self.first_state(), 0.0)
 
     def federation(
-        self, start: Start, kept: MutableMapping[str, Params], stop: threading.Event | None = None
+        self,
+        start: Start,
+        kept: MutableMapping[str, Params],
+        stop: threading.Event | None = None,
+        elsewhere: Workers | None = None,
     ) -> Federation:
         """The server, before its first round."""
         config, identity = self.config, Identity(self.run, self.model_sha256)
