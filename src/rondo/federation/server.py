@@ -46,7 +46,7 @@ from rondo.runs.reopen import check_code
 from rondo.runs.result import RunResult
 from rondo.runs.runner import begin, locked, manifest
 from rondo.runs.storage.directory import RunDirectory
-from rondo.runs.storage.manifest import environment, must_equal
+from rondo.runs.storage.manifest import environment, must_equal, recorded
 from rondo.tasks import table as tasks
 from rondo.tasks.task import Example
 
