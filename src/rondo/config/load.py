@@ -18,7 +18,7 @@ from pydantic import ConfigDict
 from rondo import algorithms
 from rondo.config.checks import cross_checks, missing_files, missing_packages
 from rondo.config.explain import explain, merged, unknown
-from rondo.config.inputs import GIVEN
+from rondo.config.inputs import AT_SITES, GIVEN
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, Problem
 
@@ -84,7 +84,7 @@ def located(config: RunConfig) -> RunConfig:
         return absolute(name) if name is not None and Path(name).expanduser().exists() else name
 
     data, adapter = config.data, config.adapter
-    pattern = None if data.clients_from in (None, GIVEN) else absolute(str(data.clients_from))
+    pattern = None if data.clients_from in (None, GIVEN, AT_SITES) else absolute(str(data.clients_from))
     sources = {"source": found(data.source), "test_source": found(data.test_source)}
     start = {"adapter": adapter.model_copy(update={"start_from": found(adapter.start_from)})}
     return config.model_copy(

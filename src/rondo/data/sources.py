@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rondo.config.checks import data_source, missing_files
-from rondo.config.inputs import BUILTIN_DATA, BUILTIN_IMAGES, GIVEN, LINEAR, DataConfig
+from rondo.config.inputs import AT_SITES, BUILTIN_DATA, BUILTIN_IMAGES, GIVEN, LINEAR, DataConfig
 from rondo.config.schema import RunConfig
 from rondo.data.image_files import Splits, image_splits, split, unlabelled
 from rondo.data.room import Room
@@ -54,6 +54,9 @@ def load(
         return replace(source, test=rows_of(test, "test"))
     if problems := list(missing_files(config)):
         raise ConfigError(problems)
+    if data.clients_from == AT_SITES and clients is None:
+        message = "the rows of a federation are at its sites: name a file of your own by --data"
+        raise ConfigError.at("data.clients_from", message)
     room = Room(data.max_read_mb)
     if data.clients_from is not None or train is not None:
         by_client = None

@@ -17,7 +17,7 @@ import torch
 
 from rondo import __version__
 from rondo.algorithm import Client
-from rondo.config.inputs import GIVEN
+from rondo.config.inputs import AT_SITES
 from rondo.config.load import load
 from rondo.config.schema import FaultsConfig, RunConfig
 from rondo.data.client_rows import other_rows, resolved
@@ -50,7 +50,7 @@ from rondo.runs.storage.manifest import environment, must_equal, recorded
 from rondo.tasks import table as tasks
 from rondo.tasks.task import Example
 
-ELSEWHERE = ("data.source=", f'data.clients_from="{GIVEN}"')
+ELSEWHERE = ("data.source=", f'data.clients_from="{AT_SITES}"')
 """Overrides that say that the rows are at the sites."""
 PORT = 9092
 """The port of Flower's SuperLink for SuperNodes."""

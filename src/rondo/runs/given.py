@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _ROWS = "to score or predict other rows, name them with data"
 _MODEL = "its finished adapter is loaded by peft.PeftModel.from_pretrained(model, FOLDER)"
-_OTHERWISE = {"data.source": _ROWS, "data.test_source": _ROWS, "model.name": _MODEL}
+_OTHERWISE = {**dict.fromkeys(("data.source", "data.test_source", "data.clients_from"), _ROWS), "model.name": _MODEL}
 """What is left to commands that take no such object."""
 
 
