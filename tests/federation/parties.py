@@ -16,7 +16,8 @@ import rondo
 from rondo.engine.transport import Observer
 from rondo.errors import StopRequested
 from rondo.federation import desk, keys
-from rondo.federation.server import Listening, resume, serve
+from rondo.federation.listening import Listening
+from rondo.federation.server import resume, serve
 from rondo.federation.site import Site, take_part
 from rondo.runs.assemble import assemble
 from small_runs import reviews, write_rows

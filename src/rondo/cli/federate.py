@@ -133,7 +133,8 @@ def server(
         from rondo.federation.extra import needed
 
         needed()
-        from rondo.federation.server import ELSEWHERE, Listening
+        from rondo.federation.elsewhere import ELSEWHERE
+        from rondo.federation.listening import Listening
 
         settings = load(config, [*(sets or []), *ELSEWHERE], check_paths=False)
 
@@ -216,6 +217,24 @@ def client(
         except StopRequested:
             print("stopped; what was trained is kept", file=sys.stderr)
             raise typer.Exit(130) from None
+
+
+@federate.command()
+def app(
+    folder: Annotated[Path, typer.Argument(help="where to write the app; run it by: flwr run FOLDER FEDERATION")],
+    config: Annotated[str, typer.Option(help="a TOML file, as for rondo federate server")],
+    nodes: Annotated[int, typer.Option(help="SuperNodes to wait for")],
+) -> None:
+    """Write a run as a Flower app, for a federation of Flower's that is there already."""
+    with user_errors(), headed("rondo federate app"):
+        from rondo.federation.extra import needed
+
+        needed()
+        from rondo.federation import app as flower
+
+        flower.write(folder, config, nodes)
+        print(f"wrote {folder}; run it by: flwr run {shlex.quote(str(folder))} FEDERATION")
+        print('start each SuperNode with --node-config \'rondo-data="rows.csv" rondo-state="state"\'')
 
 
 @federate.command()

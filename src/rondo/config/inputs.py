@@ -29,8 +29,8 @@ BUILTIN_IMAGES = "builtin:digits"
 LINEAR = "builtin:linear"
 """Data and networks of the linear problems."""
 GIVEN = "given in Python"
-"""Value of ``data.source``, ``data.test_source``, ``data.clients_from`` or ``model.name`` where a program gave an object
-in its place."""
+"""Value of ``data.source``, ``data.test_source``, ``data.clients_from`` or ``model.name`` where a program gave an
+object in its place."""
 AT_SITES = "at its sites"
 """Value of ``data.clients_from`` in a run whose rows are elsewhere (:mod:`rondo.federation`)."""
 

@@ -28,6 +28,7 @@ from rondo.federation.plan import PROTOCOL, Consent, Plan
 from rondo.params import Params
 from rondo.runs.assemble import assemble
 from rondo.runs.given import Given
+from rondo.runs.storage import durable
 
 
 @dataclass
@@ -93,18 +94,20 @@ class Desk:
             return Consent({}, refused=f"the server has Rondo {plan.rondo}, this site {__version__}")
         if (reason := self.limits.against_plan(plan)) is not None:
             return Consent({}, refused=reason)
-        own = {name: rows for name, rows in self.rows.items() if name in plan.clients}
+        own = {name: rows for name, rows in self.rows.items() if name in plan.clients or not plan.clients}
         if not own:
             return Consent({}, refused=f"its data are of {_listed(self.rows)}, the roster has {_listed(plan.clients)}")
         config = self._config(plan)
         if plan.labels is None:
             source = Source(GIVEN, None, own, None)
-            return Consent({}, labels=label_names(resolved(config, source), source))
+            names = label_names(resolved(config, source), source)
+            return Consent({name: len(rows) for name, rows in own.items()}, labels=names)
         digest = hashlib.sha256(replace(plan, clients=()).encode()).hexdigest()
         if digest != self._plan:
             self.told(f"run {plan.run}: {config.algorithm.name} with {config.model.name}; loading")
             self.parties = self._assembled(plan, config, own)
             self._plan = digest
+            durable.write(self.folder / _PLAN, plan.encode())
             self.told("ready: " + ", ".join(f"{n} ({len(p.examples)} examples)" for n, p in self.parties.items()))
         return Consent({name: len(party.examples) for name, party in self.parties.items()})
 
@@ -173,6 +176,8 @@ class Desk:
         return data
 
     def _reply(self, request: Request) -> Reply:
+        if not self.parties and (self.folder / _PLAN).is_file():  # a process of its own for every letter
+            self._joined(Plan.decode((self.folder / _PLAN).read_bytes()))
         party = self.parties.get(request.client.id)
         if party is None:
             return Reply(reason="refused", detail=f"{request.client.id!r} is no client of this site")
@@ -186,6 +191,8 @@ class Desk:
         return reply
 
 
+_PLAN = "plan.json"
+"""The file of the last plan that the site consented to."""
 _OF_THE_RUN = ("validation_fraction", "bad_rows", "min_examples")
 """Keys of ``[data]`` that the server sets."""
 

@@ -26,7 +26,7 @@ class Plan:
     config: Mapping[str, Any]
     """The run's configuration."""
     clients: tuple[str, ...]
-    """Ids of the clients that the site answers for, by the server's roster."""
+    """Ids of the clients that the site answers for, by the server's roster; empty: all of its own."""
     labels: tuple[str, ...] | None
     """The label names; None asks for those of the site's rows, and for no consent yet."""
     model: str
@@ -58,7 +58,7 @@ class Consent:
     part."""
 
     clients: Mapping[str, int]
-    """Numbers of training examples by client id."""
+    """Numbers of training examples by client id; of rows as long as labels are asked for."""
     labels: tuple[str, ...] = ()
     refused: str = ""
 

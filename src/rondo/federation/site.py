@@ -17,6 +17,7 @@ from rondo.federation.desk import Desk
 from rondo.federation.keys import SiteKeys
 from rondo.federation.letter import content_of, kind_of
 from rondo.federation.limits import Limits
+from rondo.federation.listening import PORT
 from rondo.federation.supernode import Refused, SuperNode, Unreachable
 
 _TIMEOUT = 4.0
@@ -125,8 +126,6 @@ def _rows(data: Path, clients: Sequence[str]) -> Mapping[str, Rows]:
 
 def _address(server: str) -> tuple[str, int]:
     """Host and port. Raises :class:`ConfigError`."""
-    from rondo.federation.server import PORT
-
     host, colon, port = server.rpartition(":") if server.count(":") == 1 or "]" in server else (server, "", "")
     if not colon:
         host, port = server, str(PORT)

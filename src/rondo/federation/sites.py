@@ -10,11 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol
 
 from rondo.engine.wire import Rejected, short
 from rondo.errors import StopRequested
 from rondo.federation.plan import Consent, Plan
-from rondo.federation.superlink import Presence, SuperLink
 from rondo.runs.storage import durable
 
 _PAUSE = 0.02
@@ -22,6 +22,22 @@ _PAUSE = 0.02
 _LOOK = 0.5
 """Seconds between looks for sites."""
 _DAY = 86400.0
+
+
+class Line(Protocol):
+    """A line to sites, such as :class:`rondo.federation.superlink.SuperLink`."""
+
+    def present(self) -> Mapping[str, str]:
+        """The connected sites by name, each with the time since when it is."""
+
+    def send(self, site: str, kind: str, letter: bytes, seconds: float) -> str | None:
+        """Send a letter, to be answered within ``seconds``. Returns its number, None if it cannot be sent."""
+
+    def reply(self, number: str) -> bytes | None:
+        """The reply to a letter, handed out once; None while there is none."""
+
+    def forget(self, number: str) -> None:
+        """Drop a letter and the reply to it."""
 
 
 @dataclass(eq=False)
@@ -52,7 +68,7 @@ class Sites:
 
     def __init__(
         self,
-        link: SuperLink,
+        link: Line,
         clients: Mapping[str, str],
         *,
         deadline: float | None,
@@ -90,7 +106,7 @@ class Sites:
             return {
                 name: consent
                 for name, (since, consent) in self._consents.items()
-                if name in present and present[name].since == since and not consent.refused
+                if name in present and present[name] == since and not consent.refused
             }
 
     def examples(self) -> dict[str, int]:
@@ -129,11 +145,11 @@ class Sites:
             with self._lock:
                 plan = self._plan
                 assert plan is not None
-                for name, presence in present.items():
-                    if self._offers.get(name, ("", ""))[1] != presence.since:
+                for name, since in present.items():
+                    if self._offers.get(name, ("", ""))[1] != since:
                         clients = tuple(c for c, site in self._site_of.items() if site == name)
                         letter = replace(plan, clients=clients).encode()
-                        self._offers[name] = (self._link.send(name, "plan", letter, _DAY) or "", presence.since)
+                        self._offers[name] = (self._link.send(name, "plan", letter, _DAY) or "", since)
                 for name, (number, since) in self._offers.items():
                     answer = self._link.reply(number) if number else None
                     if answer is not None:
@@ -141,7 +157,7 @@ class Sites:
                         self._consents[name] = (since, self._checked(name, plan, answer))
             self._note(present)
 
-    def _note(self, present: Mapping[str, Presence]) -> None:
+    def _note(self, present: Mapping[str, str]) -> None:
         """Tell of sites that went, and write the states of all if any has changed."""
         consents = self.consents()
         states = dict.fromkeys(dict.fromkeys(self._site_of.values()), "not connected")
@@ -223,8 +239,8 @@ class Sites:
             if overdue or away:
                 self._link.forget(letter.number)
                 self._waiting.remove(letter)
-            elif site in consents and present[site].since != letter.since:
+            elif site in consents and present[site] != letter.since:
                 self._link.forget(letter.number)
                 number = self._link.send(site, "round", letter.data, self._deadline or _DAY)
                 if number is not None:
-                    letter.number, letter.since = number, present[site].since
+                    letter.number, letter.since = number, present[site]

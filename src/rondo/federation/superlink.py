@@ -13,7 +13,6 @@ import threading
 import time
 from base64 import b64decode
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -46,20 +45,11 @@ from starlette.types import Message as Event
 
 from rondo.errors import ConfigError
 from rondo.federation.letter import KINDS, content_of, record
-from rondo.federation.roster import Roster, Site
+from rondo.federation.roster import Roster
 
 _PUBLIC_KEY = "flwr-public-key"
 _OVERHEAD = 2**20
 """Bytes of a request beside the letter in it."""
-
-
-@dataclass(frozen=True)
-class Presence:
-    """A site that is connected."""
-
-    site: Site
-    since: str
-    """The time at which it connected, another one after every restart of the site."""
 
 
 class SuperLink:
@@ -116,12 +106,12 @@ class SuperLink:
             self._thread.join(timeout=10)
         self._listening.close()
 
-    def present(self) -> dict[str, Presence]:
-        """The connected sites by name."""
-        sites = {site.name: site for site in self._roster().valid(datetime.now(UTC).date())}
+    def present(self) -> dict[str, str]:
+        """The connected sites by name, each with the time since when it is: another one after every restart."""
+        valid = {site.name for site in self._roster().valid(datetime.now(UTC).date())}
         online = self._links.get_node_info(node_ids=list(self._sites), statuses=[NodeStatus.ONLINE])
         names = {self._sites[node.node_id]: node.last_activated_at or "" for node in online}
-        return {name: Presence(sites[name], since) for name, since in names.items() if name in sites}
+        return {name: since for name, since in names.items() if name in valid}
 
     def send(self, site: str, kind: str, letter: bytes, seconds: float) -> str | None:
         """Send ``letter`` of one of :data:`~rondo.federation.letter.KINDS`, to be answered within ``seconds``. Returns

@@ -1,0 +1,238 @@
+"""A run as a Flower app, for a federation of Flower's that is there already.
+
+``flwr run`` hands the app to a SuperLink, which starts a ServerApp, and at each SuperNode a ClientApp for each message.
+Whose code runs where, and who may take part, is then that federation's matter: a client is whoever its node says it is.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from rondo import __version__
+from rondo.config.load import load
+from rondo.data.room import Room
+from rondo.data.sources import client_rows, read_rows
+from rondo.data.tables import Rows
+from rondo.engine.wire import Rejected
+from rondo.errors import ConfigError, Problem
+from rondo.federation.desk import Desk
+from rondo.federation.elsewhere import ELSEWHERE, assembled, check, gather, labels_of, plan_of, without_rows
+from rondo.federation.letter import KINDS, content_of, kind_of, record
+from rondo.federation.limits import Limits
+from rondo.federation.plan import Consent
+from rondo.federation.sites import Sites
+from rondo.runs.loop import Runner
+from rondo.runs.progress import Lines
+from rondo.runs.runner import begin, locked
+from rondo.runs.storage import durable
+from rondo.runs.storage.directory import RunDirectory
+
+_EVERY = 0.5
+"""Seconds between questions to the SuperLink."""
+
+server, client = ServerApp(), ClientApp()
+
+
+def write(folder: Path, config: str, nodes: int) -> None:
+    """Write a Flower app that runs the configuration file ``config`` at ``nodes`` SuperNodes. Raises
+    :class:`ConfigError`."""
+    check(load(config, ELSEWHERE, check_paths=False))
+    if folder.exists():
+        raise ConfigError.at(str(folder), "already exists; name another folder")
+    try:
+        durable.make_folder(folder)
+        durable.write_all(
+            folder,
+            {
+                "config.toml": Path(config).read_bytes(),
+                "rondo_app.py": _MODULE.encode(),
+                "pyproject.toml": _PROJECT.format(version=__version__, nodes=nodes).encode(),
+            },
+        )
+    except OSError as error:
+        raise ConfigError.at(str(folder), f"cannot be written: {error.strerror}; name another folder") from None
+
+
+_MODULE = '''"""Rondo's Flower app. The code is in the package rondo-fl, which every SuperNode must have."""
+
+from pathlib import Path
+
+from rondo.federation import app
+
+app.CONFIG = Path(__file__).with_name("config.toml")
+server = app.server
+client = app.client
+'''
+
+_PROJECT = """[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "rondo-run"
+version = "1.0.0"
+description = "A run of Rondo: federated low-rank fine-tuning"
+license = "Apache-2.0"
+dependencies = ["rondo-fl[federation]=={version}"]
+
+[tool.flwr.app]
+publisher = "rondo"
+
+[tool.flwr.app.components]
+serverapp = "rondo_app:server"
+clientapp = "rondo_app:client"
+
+[tool.flwr.app.config]
+nodes = {nodes}         # SuperNodes to wait for before the first round
+wait = 600.0      # seconds to wait for them
+patience = 60.0   # seconds to wait for a SuperNode that is gone
+run-dir = ""      # at the SuperLink; empty: rondo-runs/ID in the home folder
+device = "auto"
+"""
+
+CONFIG = Path("config.toml")
+"""The configuration's file: that of the app's folder."""
+
+
+@server.main()
+def _serve(grid: Grid, context: Context) -> None:
+    options, began = context.run_config, time.perf_counter()
+    line, stop = _GridLine(grid), threading.Event()
+    wait, told = float(options["wait"]), print
+    settings = without_rows(load(CONFIG, ELSEWHERE, check_paths=False))
+    check(settings)
+    run = secrets.token_hex(8)
+    clients = _clients(line, int(options["nodes"]), wait, plan_of(settings, run, None, "").encode())
+    told(f"{len(clients)} clients at {len(set(clients.values()))} nodes")
+    patience, deadline = float(options["patience"]), settings.clients.deadline
+    sites = Sites(line, clients, deadline=deadline, patience=patience, stop=stop, told=told)
+    try:
+        labels = labels_of(settings, sites, run, clients, wait)
+        assembly = assembled(settings, str(options["device"]), labels, sites, run, clients)
+        gather(assembly, wait)
+        start = assembly.start()
+        directory = RunDirectory.create(str(options["run-dir"]) or Path.home() / "rondo-runs" / run, "")
+        with locked(directory):
+            begin(directory, assembly)
+            runner = Runner(assembly, start, directory, Lines(sys.stdout, settings.rounds, set()), stop, began)
+            told(f"result: {runner.run().run_dir / 'adapter'}")
+    finally:
+        sites.close(over=True)
+
+
+@client.query("plan")
+@client.query("end")
+@client.train()
+def _answer(message: Message, context: Context) -> Message:
+    letter = content_of(message)
+    try:
+        answer = _desk(context.node_config).answer(kind_of(message), letter)
+    except ConfigError as error:
+        answer = Consent({}, refused=str(error)).encode()
+    return Message(record(answer), reply_to=message)
+
+
+def _desk(node: Mapping[str, Any]) -> Desk:
+    """The desk of a SuperNode, which Flower starts anew for every message. Raises :class:`ConfigError`."""
+    known = {"data", "state", "client", "model", "algorithms", "uploads-per-day", "min-clients", "device"}
+    options = {key.removeprefix("rondo-"): value for key, value in node.items() if key.startswith("rondo-")}
+    problems = [Problem(f"--node-config rondo-{key}", "unknown; remove it") for key in options.keys() - known]
+    for key in ("data", "state"):
+        if not options.get(key):
+            problems.append(Problem(f"--node-config rondo-{key}", "missing: set it where flower-supernode is started"))
+    if problems:
+        raise ConfigError(problems, "flower-supernode")
+    algorithms = options.get("algorithms")
+    limits = Limits(
+        None if algorithms is None else tuple(str(algorithms).split(",")),
+        options.get("uploads-per-day"),
+        None,
+        int(options.get("min-clients", 1)),
+    )
+    device, model = str(options.get("device", "auto")), options.get("model")
+    rows = _rows(Path(str(options["data"])), options.get("client"))
+    return Desk(rows, Path(str(options["state"])), device, limits, print, threading.Event(), model)
+
+
+def _rows(data: Path, name: str | None) -> Mapping[str, Rows]:
+    """The rows of each client of a node: of a file, whose client has its name unless ``name`` is given, or of a folder
+    with a file for each. Raises :class:`ConfigError`."""
+    key = "--node-config rondo-data"
+    if data.is_dir():
+        return client_rows(str(data), key, Room())
+    return {name or data.stem: read_rows(data, key, Room())}
+
+
+def _clients(line: _GridLine, nodes: int, seconds: float, plan: bytes) -> dict[str, str]:
+    """The node of every client, asked of the first ``nodes`` nodes. Raises :class:`ConfigError`."""
+    end, asked, clients = time.monotonic() + seconds, dict[str, str](), dict[str, str]()
+    answered: set[str] = set()
+    while len(answered) < nodes:
+        if time.monotonic() > end:
+            message = f"after {seconds:g} s {len(answered)} of {nodes} nodes have answered: wait longer"
+            raise ConfigError.at("wait", message)
+        for name in line.present():
+            if name not in asked:
+                asked[name] = line.send(name, "plan", plan, seconds) or ""
+            reply = line.reply(asked[name]) if name not in answered else None
+            if reply is not None:
+                answered.add(name)
+                for client_id in _consent(name, reply).clients:
+                    if clients.setdefault(client_id, name) != name:
+                        message = f"two nodes have a client {client_id!r}: name one otherwise (rondo-client)"
+                        raise ConfigError.at("--node-config", message, "flower-supernode")
+        time.sleep(_EVERY)
+    return clients
+
+
+def _consent(name: str, reply: bytes) -> Consent:
+    try:
+        consent = Consent.decode(reply)
+    except Rejected as rejection:
+        consent = Consent({}, refused=str(rejection))
+    if consent.refused:
+        print(f"{name} takes no part: {consent.refused[:500]}")
+    return consent
+
+
+class _GridLine:
+    """A :class:`rondo.federation.sites.Line` over Flower's Grid."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid, self._open, self._came, self._asked = grid, set[str](), dict[str, bytes](), 0.0
+        self._lock = threading.Lock()
+
+    def present(self) -> dict[str, str]:
+        return {f"node-{number}": str(number) for number in self._grid.get_node_ids()}
+
+    def send(self, site: str, kind: str, letter: bytes, seconds: float) -> str | None:
+        node = int(site.removeprefix("node-"))
+        message = Message(record(letter), dst_node_id=node, message_type=KINDS[kind], ttl=seconds)
+        number = next(iter(self._grid.push_messages([message])), None)
+        with self._lock:
+            self._open |= {number} if number else set()
+        return number or None
+
+    def reply(self, number: str) -> bytes | None:
+        with self._lock:
+            if time.monotonic() - self._asked > _EVERY and self._open:
+                for message in self._grid.pull_messages(list(self._open)):
+                    self._came[message.metadata.reply_to_message_id] = content_of(message)
+                self._open -= self._came.keys()
+                self._asked = time.monotonic()
+            return self._came.pop(number, None)
+
+    def forget(self, number: str) -> None:
+        with self._lock:
+            self._open.discard(number)
+            self._came.pop(number, None)
