@@ -100,7 +100,7 @@ def test_robust_rules() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))]
+    "page", ["README.md", "CONTRIBUTING.md", *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/**/*.md"))]
 )
 def test_links_lead_to_files(page: str) -> None:
     targets = re.findall(r"\]\((?!https?://|#)(.+?)(?:#.*?)?\)", (ROOT / page).read_text(encoding="utf-8"))
