@@ -66,7 +66,8 @@ class ClientsConfig(Section):
     over_select: Annotated[float, Field(ge=0, le=10)] = 0.0
     """Sample this share more than ``per_round``. The first ``per_round`` uploads count; later ones come too late."""
     deadline: Annotated[float, Field(gt=0)] | None = None
-    """Simulated seconds after which an upload comes too late; left out, all uploads are waited for."""
+    """Seconds after which an upload comes too late, simulated ones in a simulation; left out, all uploads are waited
+    for."""
     ranks: Annotated[Ranks | None, BeforeValidator(_text_keys)] = None
     """A list with one rank per client in the order of their ids, or shares of the clients by rank, which the run's seed
     deals out."""
