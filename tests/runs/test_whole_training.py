@@ -179,6 +179,22 @@ def test_seconds_of_a_resumed_run_are_those_of_all_rounds(tmp_path: Path, monkey
     assert sum(seconds) <= result.summary["seconds"]["all"] < 2000
 
 
+@pytest.mark.parametrize("norm", ["batch", "batch-no-statistics"])
+def test_residual_network_without_statistics_trains(norm: str, tmp_path: Path) -> None:
+    """One thing less to send, and nothing of a head's input can be kept."""
+    model, pictures = {"name": "builtin:resnet10", "norm": norm}, {"image_size": 16}
+    settings = config("fedrep", model=model, task=pictures, algorithm={"head_epochs": 1})
+    result = rondo.run(
+        settings | {"rounds": 1}, train=rows(48), test=rows(12, 1), run_dir=tmp_path / "run", device="cpu"
+    )
+    names = tensors(tmp_path / "run" / "adapter").keys()
+    assert any("running_mean" in n for n in names) == (norm == "batch")
+    assert result.metrics["cold_start"]["loss"] is not None
+    reason = json.loads((tmp_path / "run" / "manifest.json").read_text())["head_inputs"]["reason"]
+    other = "a layer of the network normalises by the batch in training"
+    assert reason == (other if norm == "batch" else "the head's input of a row depends on the other rows of its batch")
+
+
 def test_head_inputs_are_kept_over_the_head_epochs(tmp_path: Path) -> None:
     results = {}
     for reuse in (True, False):

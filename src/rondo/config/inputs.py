@@ -36,6 +36,7 @@ AT_SITES = "at its sites"
 
 
 Normalization: TypeAlias = Literal["unit", "half", "mnist", "fashion-mnist", "cifar10", "cifar100", "imagenet"]
+Norm: TypeAlias = Literal["batch", "batch-no-statistics", "group"]
 Augmentation: TypeAlias = Literal["none", "crop-flip"]
 
 
@@ -92,8 +93,9 @@ class ModelConfig(Section):
     head_layers: Annotated[list[str], Field(min_length=1)] | None = None
     """Layers of the head, by module path, of a model that is trained whole (``train.what``); left out, the last layer
     with parameters. What lies below is the body."""
-    norm: Literal["batch", "group"] = "batch"
-    """Normalisation in the built-in residual networks."""
+    norm: Norm = "batch"
+    """Normalisation in the built-in residual networks. ``"batch-no-statistics"`` is by the batch in evaluation too, as
+    in FedLoRU's official code: scores and predictions depend on ``evaluation.batch_size``."""
     buffers: Literal["average", "local", "frozen"] = "average"
     """Statistics of batch normalisation in a model that is trained whole: sent and averaged, kept by each client, or
     left as they are."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rondo.config.inputs import Norm
 from rondo.config.schema import RunConfig
 
 WORDS = 8192
@@ -24,8 +25,8 @@ class Sizes:
     """Channels, height, width; zeros for texts."""
     outputs: int
     """Number of classes, or of numbers to predict."""
-    groups: bool
-    """Whether residual networks have group normalisation."""
+    norm: Norm
+    """Normalisation in residual networks."""
 
     @property
     def pixels(self) -> int:
@@ -106,6 +107,13 @@ class Block(nn.Module):
         return functional.relu(y + (x if self.downsample is None else self.downsample(x)))
 
 
+_NORMS: Mapping[Norm, Callable[[int], nn.Module]] = {
+    "batch": nn.BatchNorm2d,
+    "batch-no-statistics": partial(nn.BatchNorm2d, track_running_stats=False),
+    "group": partial(nn.GroupNorm, 8),
+}
+
+
 class ResNet(nn.Module):
     """A residual network for small images: a 3x3 stem without pooling, four stages of 64 to 512 channels.
 
@@ -115,7 +123,7 @@ class ResNet(nn.Module):
 
     def __init__(self, sizes: Sizes, blocks: tuple[int, int, int, int]) -> None:
         super().__init__()
-        norm = partial(nn.GroupNorm, 8) if sizes.groups else nn.BatchNorm2d
+        norm = _NORMS[sizes.norm]
         channels = 64
         self.conv1 = nn.Conv2d(sizes.image[0], channels, 3, 1, 1, bias=False)
         self.bn1 = norm(channels)
@@ -186,4 +194,4 @@ def make(config: RunConfig, outputs: int) -> nn.Module:
         image = (len(features), 1, 1)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        return NETWORKS[name](Sizes(image, outputs, config.model.norm == "group"))
+        return NETWORKS[name](Sizes(image, outputs, config.model.norm))
