@@ -40,9 +40,10 @@ class Post:
     def present(self) -> set[str]:
         return self.parties.keys() - self.absent
 
-    def send(self, client: str, data: bytes) -> None:
+    def send(self, client: str, data: bytes, largest: int) -> None:
         self.sent[client] = self.sent.get(client, 0) + Request.decode(data).parcel.num_bytes
         reply = self.parties[client].answer(data)
+        assert len(reply) <= largest
         # The last to be asked is the first to answer.
         self.letters[:0] = [(client, letter) for letter in self.on_way(client, reply)]
 

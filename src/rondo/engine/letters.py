@@ -21,7 +21,7 @@ from rondo.lowrank import Growth
 PROTOCOL = 1
 _DIGEST = 32
 _LENGTH = 8
-_HEADER_LIMIT = 2**24
+LARGEST_HEADER = 2**24
 """Bytes of a header that no honest client reaches: versions of a hundred thousand tensors."""
 
 
@@ -92,7 +92,7 @@ class Reply:
         """The reply from :meth:`encode`, with texts cut short. Raises :class:`~rondo.engine.wire.Rejected`, and nothing
         else, whatever the bytes."""
         size = int.from_bytes(data[:_LENGTH], "little")
-        if len(data) < _LENGTH or size > min(_HEADER_LIMIT, len(data) - _LENGTH):
+        if len(data) < _LENGTH or size > min(LARGEST_HEADER, len(data) - _LENGTH):
             raise Rejected("unreadable", f"{len(data)} bytes with a header of {size}")
         content = strict_object("unreadable", "the reply's header", data[_LENGTH : _LENGTH + size])
         if content.keys() != {"protocol", "loss", "held", "scores", "reason", "detail"}:

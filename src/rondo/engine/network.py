@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from rondo.algorithm import Client, ClientFailed, Round
-from rondo.engine.letters import Reply, Request
+from rondo.engine.letters import LARGEST_HEADER, Reply, Request
 from rondo.engine.transport import Answer, Turnout, Work
 from rondo.engine.wire import Identity, Rejected
 
@@ -18,8 +18,8 @@ class Messenger(Protocol):
     def present(self) -> Collection[str]:
         """Ids of the clients that can be reached now."""
 
-    def send(self, client: str, data: bytes) -> None:
-        """Send a request."""
+    def send(self, client: str, data: bytes, largest: int) -> None:
+        """Send a request. A reply of more than ``largest`` bytes may come as an empty one."""
 
     def replies(self) -> Iterator[tuple[str, bytes]]:
         """Replies as they come, each with its client's id, until every request is answered or given up."""
@@ -79,7 +79,7 @@ class Network:
     def _send(self, client: Client, round: Round, work: Work) -> None:
         asked = len(work.turnout.asked)
         request = Request(self.identity, round, client, work.parcel(client), work.counted(client), asked=asked)
-        self.messenger.send(client.id, request.encode())
+        self.messenger.send(client.id, request.encode(), LARGEST_HEADER + work.largest())
 
     def _answer(self, client: Client, data: bytes, round: Round, work: Work, *, again: bool) -> Answer | None:
         """The answer in a reply. None for a client that lacks something and is sent it now, which happens once."""

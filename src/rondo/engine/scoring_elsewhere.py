@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rondo.algorithm import Client, Round
-from rondo.engine.letters import Reply, Request
+from rondo.engine.letters import LARGEST_HEADER, Reply, Request
 from rondo.engine.network import Network
 from rondo.engine.scoring import Scorer
 from rondo.engine.server.rounds import Server
@@ -51,7 +51,7 @@ class ScorerElsewhere(Scorer):
         parcel = ledger.parcel(client.id, self.algorithm.broadcast(state, client, round))
         counted = ledger.counted_of(client)
         request = Request(self.transport.identity, round, client, parcel, counted, scores=True, asked=asked)
-        self.transport.messenger.send(client.id, request.encode())
+        self.transport.messenger.send(client.id, request.encode(), LARGEST_HEADER)
 
     def _are_due(self, scores: Mapping[str, Mapping[str, Any]]) -> bool:
         """Whether these are the kinds of scores that a client owes, each with the task's metrics."""

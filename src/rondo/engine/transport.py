@@ -45,6 +45,8 @@ class Work:
     """Takes the versions that a client says it holds, where ``parcel`` counted on others."""
     counted: Callable[[Client], int | None]
     """The client's last attempt that counted, of a client that keeps its own tensors."""
+    largest: Callable[[], int]
+    """Gives the bytes of the largest upload that may count, where uploads are bytes."""
     measured: bool = False
     """Whether the server measures the round afterwards, and so needs memory of its own."""
 

@@ -80,11 +80,16 @@ def header_limit(names: Collection[str], client: str) -> int:
     return 2**14 + 12 * len(client) + sum(6 * len(name) + 256 for name in names)
 
 
+def largest_upload(tensors: int, header: int) -> int:
+    """Bytes of the largest upload with at most ``tensors`` bytes of tensors and ``header`` bytes of header."""
+    return tensors + header + _DIGEST + 8
+
+
 def decode_upload(data: bytes, tensors: int, header: int) -> Received:
     """The upload from :func:`encode_upload`, with at most ``tensors`` bytes of tensors and ``header`` bytes of header.
     Takes a time in proportion to the number of bytes. Raises :class:`Rejected`, and nothing else, whatever the
     bytes."""
-    if len(data) > tensors + header + _DIGEST + 8:
+    if len(data) > largest_upload(tensors, header):
         raise Rejected("too_large", f"{len(data)} bytes, where {tensors} bytes of tensors are expected")
     content = data[_DIGEST:]
     if hashlib.sha256(content).digest() != data[:_DIGEST]:

@@ -14,8 +14,6 @@ from rondo.federation.superlink import SuperLink
 
 PORT = 9092
 """The port of Flower's SuperLink for SuperNodes."""
-_LARGEST = 2**31
-"""Bytes of the largest letter from a site; the gate knows how much an upload may have."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ def link(listening: Listening, told: Callable[[str], None]) -> Iterator[tuple[Su
     clients = {client: site.name for site in keys.roster.sites for client in site.clients}
     if not clients:
         raise ConfigError.at(str(listening.keys), "its roster has no site: add one by rondo federate keys make")
-    line = SuperLink(_Watched(listening.keys / FILE).roster, (listening.host, listening.port), largest=_LARGEST, **tls)
+    line = SuperLink(_Watched(listening.keys / FILE).roster, (listening.host, listening.port), **tls)
     try:
         line.start()
         told(f"listening on {listening.host}:{line.port} for {len(clients)} clients")

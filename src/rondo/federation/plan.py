@@ -13,7 +13,7 @@ from typing import Any, Self
 from rondo.engine.wire import Rejected, short, strict_object
 
 PROTOCOL = 1
-_LARGEST = 2**24
+LARGEST = 2**24
 """Bytes of a consent that no honest site reaches."""
 
 
@@ -69,7 +69,7 @@ class Consent:
     @classmethod
     def decode(cls, data: bytes) -> Self:
         """The consent from :meth:`encode`. Raises :class:`~rondo.engine.wire.Rejected`, and nothing else."""
-        if len(data) > _LARGEST:
+        if len(data) > LARGEST:
             raise Rejected("too_large", f"{len(data)} bytes")
         content = strict_object("unreadable", "the consent", data)
         if content.keys() != {"protocol", *(f.name for f in fields(cls))}:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from rondo.engine.wire import Rejected, short
 from rondo.errors import StopRequested
-from rondo.federation.plan import Consent, Plan
+from rondo.federation.plan import LARGEST, Consent, Plan
 from rondo.runs.storage import durable
 
 _PAUSE = 0.02
@@ -30,8 +30,9 @@ class Line(Protocol):
     def present(self) -> Mapping[str, str]:
         """The connected sites by name, each with the time since when it is."""
 
-    def send(self, site: str, kind: str, letter: bytes, seconds: float) -> str | None:
-        """Send a letter, to be answered within ``seconds``. Returns its number, None if it cannot be sent."""
+    def send(self, site: str, kind: str, letter: bytes, seconds: float, largest: int) -> str | None:
+        """Send a letter, to be answered within ``seconds`` by at most ``largest`` bytes. Returns its number, None if it
+        cannot be sent."""
 
     def reply(self, number: str) -> bytes | None:
         """The reply to a letter, handed out once; None while there is none."""
@@ -46,6 +47,8 @@ class _Letter:
 
     client: str
     data: bytes
+    largest: int
+    """Bytes of the largest reply."""
     sent: float
     number: str = ""
     """The number that the line knows it by; empty while it waits for its site."""
@@ -132,7 +135,7 @@ class Sites:
             self._thread.join()
         if not over:
             return
-        numbers = [self._link.send(name, "end", b"", 60.0) for name in self._link.present()]
+        numbers = [self._link.send(name, "end", b"", 60.0, 0) for name in self._link.present()]
         end = time.monotonic() + 5
         while (numbers := [n for n in numbers if n is not None and self._link.reply(n) is None]) and (
             time.monotonic() < end
@@ -149,7 +152,7 @@ class Sites:
                     if self._offers.get(name, ("", ""))[1] != since:
                         clients = tuple(c for c, site in self._site_of.items() if site == name)
                         letter = replace(plan, clients=clients).encode()
-                        self._offers[name] = (self._link.send(name, "plan", letter, _DAY) or "", since)
+                        self._offers[name] = (self._link.send(name, "plan", letter, _DAY, LARGEST) or "", since)
                 for name, (number, since) in self._offers.items():
                     answer = self._link.reply(number) if number else None
                     if answer is not None:
@@ -199,9 +202,9 @@ class Sites:
         """Ids of the clients whose sites are connected and have consented."""
         return {client for consent in self.consents().values() for client in consent.clients}
 
-    def send(self, client: str, data: bytes) -> None:
+    def send(self, client: str, data: bytes, largest: int) -> None:
         """See :class:`rondo.engine.network.Messenger`."""
-        self._waiting.append(_Letter(client, data, time.monotonic()))
+        self._waiting.append(_Letter(client, data, largest, time.monotonic()))
 
     def replies(self) -> Iterator[tuple[str, bytes]]:
         """See :class:`rondo.engine.network.Messenger`. A letter is sent again to a site that was started anew. Raises
@@ -241,6 +244,6 @@ class Sites:
                 self._waiting.remove(letter)
             elif site in consents and present[site] != letter.since:
                 self._link.forget(letter.number)
-                number = self._link.send(site, "round", letter.data, self._deadline or _DAY)
+                number = self._link.send(site, "round", letter.data, self._deadline or _DAY, letter.largest)
                 if number is not None:
                     letter.number, letter.since = number, present[site]

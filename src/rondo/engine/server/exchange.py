@@ -63,7 +63,8 @@ class Exchange:
             setting.config.clients.weighting,
         )
         waiting = {c.id for c in turnout.asked}
-        work = Work(turnout, self._shared, self._parcel, self._holds, setting.ledger.counted_of, setting.measured)
+        counted, largest = setting.ledger.counted_of, gate.largest
+        work = Work(turnout, self._shared, self._parcel, self._holds, counted, largest, setting.measured)
         for answer in setting.transport.exchange(setting.round, work):
             client_id = answer.client.id
             upload, failure = self._admitted(gate, answer)

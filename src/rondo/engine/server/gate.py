@@ -21,7 +21,7 @@ from torch import Tensor
 from rondo.algorithm import Algorithm, Client, Round, UnreadableUpload, Upload
 from rondo.config.schema import AdmissionConfig
 from rondo.engine.server.expected_upload import trial_upload
-from rondo.engine.wire import Envelope, Identity, Rejected, decode_upload, header_limit, short
+from rondo.engine.wire import Envelope, Identity, Rejected, decode_upload, header_limit, largest_upload, short
 from rondo.params import Packed, Params, num_bytes
 
 
@@ -52,6 +52,10 @@ class Gate:
     def close(self) -> None:
         """Reject every upload from now on: the round is over."""
         self._closed = True
+
+    def largest(self) -> int:
+        """Bytes of the largest upload that can be admitted."""
+        return largest_upload(self._tensor_limit, self._header_limit)
 
     def admit(self, data: bytes, sender: str | None = None) -> Upload:
         """The upload in ``data``, which are bytes from :func:`rondo.engine.wire.encode_upload`. Raises

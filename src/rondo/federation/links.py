@@ -1,0 +1,193 @@
+"""The state of the server's line: nodes and letters, as Flower's Fleet API keeps them, in memory.
+
+Letters to sites lie in Flower's stores. Replies do not: Flower lets a site announce any tree of objects, of any size,
+with objects of other letters in it. Here a reply is a set of objects of its own, with a limit on their bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from flwr.app import Message
+from flwr.app.message import make_message, remove_content_from_message
+from flwr.app.metadata import Metadata
+from flwr.common.constant import NOOP_FLWR_AID, SUPERLINK_NODE_ID
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
+from flwr.supercore.constant import HEAD_BODY_DIVIDER, NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.date import now
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_head_values_from_object_content,
+    get_object_id,
+    get_object_tree,
+    iterate_object_tree,
+)
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.superlink.federation import NoOpFederationManager
+
+from rondo.federation.letter import KINDS, content_of, record
+
+_OVERHEAD = 2**20
+"""Bytes of a reply's objects beside the letter in them."""
+_PARTS = {"Message", "RecordDict", "ArrayRecord", "Array", "ArrayChunk"}
+"""Flower's types of the objects in a letter."""
+
+
+@dataclass
+class _Post:
+    """A letter on its way, and the reply to it."""
+
+    node: int
+    objects: frozenset[str]
+    """Ids of the letter's objects."""
+    largest: int
+    """Bytes of the largest reply."""
+    root: str = ""
+    """Id of the reply; empty as long as there is none."""
+    parts: dict[str, bytes] = field(default_factory=dict)
+    """The reply's objects, empty until they are there."""
+    size: int = 0
+    spoilt: bool = False
+    """Whether the reply is no letter, or too large."""
+
+
+class Links(InMemoryLinkState):
+    """Flower's state of nodes and messages, in memory: what must survive a crash is in the run directory."""
+
+    def __init__(self) -> None:
+        self._store = InMemoryObjectStore()
+        super().__init__(NoOpFederationManager(), self._store)
+        self._posts: dict[str, _Post] = {}
+        """By the letter's number."""
+        self._sessions: dict[str, str] = {}
+        """The letter's number by the session in which its reply comes."""
+
+    def begin(self) -> int:
+        """A run that lasts as long as this object. Messages belong to a run."""
+        run = self.create_run(None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP)
+        task = self.run_ids[run].run.primary_task_id
+        assert task is not None
+        self.claim_task(task)
+        self.activate_task(task)
+        self.task_token_store[task].active_until = datetime.max.replace(tzinfo=UTC)
+        return run
+
+    def activate_node(self, node_id: int, heartbeat_interval: float) -> bool:
+        """As Flower's, but a site that died and comes back need not wait until its death is noticed."""
+        self.deactivate_node(node_id)
+        return super().activate_node(node_id, heartbeat_interval)
+
+    # --- letters to sites -----------------------------------------------------------------------------------------
+
+    def post(self, run: int, node: int, kind: str, letter: bytes, seconds: float, largest: int) -> str | None:
+        """Leave a letter for ``node``. Returns its number, or None if the node has never been there.
+
+        ``largest``: bytes of the largest letter in reply.
+        """
+        metadata = Metadata(run, "", SUPERLINK_NODE_ID, node, "", "", now().timestamp(), seconds, KINDS[kind])
+        message = make_message(metadata, content=record(letter))
+        number = message.object_id
+        metadata.__dict__["_message_id"] = number
+        objects = get_all_nested_objects(message)
+        # The message comes last: a site may ask at any time, and must find all of it.
+        with self._store.lock_store:
+            self._store.preregister(run, get_object_tree(message))
+        for name, part in objects.items():
+            self._store.put(name, part.deflate())
+        with self.lock:
+            self._posts[number] = _Post(node, frozenset(objects), largest + _OVERHEAD)
+            if self.store_message_ins(remove_content_from_message(message)) is None:
+                self.drop(number)
+                return None
+        return number
+
+    def is_for(self, node: int, name: str) -> bool:
+        """Whether the object ``name`` is part of a letter to ``node``."""
+        with self.lock:
+            return any(post.node == node and name in post.objects for post in self._posts.values())
+
+    # --- replies --------------------------------------------------------------------------------------------------
+
+    def start_session(self, run_id: int) -> str:
+        """A name for the session in which a reply may come."""
+        return secrets.token_hex(16)
+
+    def store_message_and_object_tree(
+        self, message: Message, object_tree: ObjectTree, session_id: str
+    ) -> tuple[bool, list[str]]:
+        """Take the announcement of a reply. A reply that is announced stays the reply, whatever comes of it."""
+        number = message.metadata.reply_to_message_id
+        with self.lock:
+            post = self._posts.get(number)
+            if post is None or self.store_message_res(message) is None or post.root:
+                return False, []
+            post.root = message.metadata.message_id
+            post.parts = {tree.object_id: b"" for tree in iterate_object_tree(object_tree)}
+            post.spoilt = post.root != object_tree.object_id
+            self._sessions[session_id] = number
+            return True, [] if post.spoilt else list(post.parts)
+
+    def store_object(self, run_id: int, session_id: str, object_id: str, object_content: bytes) -> bool:
+        """Take an object of a reply."""
+        with self.lock:
+            post = self._posts.get(self._sessions.get(session_id, ""))
+            if post is None or post.spoilt or post.parts.get(object_id) != b"":
+                return False
+            post.size += len(object_content)
+            if post.size > post.largest:
+                post.spoilt, post.parts = True, {}
+                return False
+            if get_object_id(object_content) != object_id:
+                return False
+            post.parts[object_id] = object_content
+            return True
+
+    def fetch(self, number: str) -> bytes | None:
+        """The letter in reply to letter ``number`` once all of it is there; empty where the reply has none. Both are
+        dropped then."""
+        with self.lock:
+            post = self._posts.get(number)
+            if post is None or not post.root or not (post.spoilt or all(post.parts.values())):
+                return None
+            self.drop(number)
+        return b"" if post.spoilt else _letter(post)
+
+    def drop(self, number: str) -> None:
+        """Drop letter ``number`` and the reply to it."""
+        with self.lock:
+            self._posts.pop(number, None)
+            self._sessions = {session: n for session, n in self._sessions.items() if n != number}
+            self.delete_messages({number})
+            self._store.delete(number)
+
+
+def _letter(post: _Post) -> bytes:
+    """The letter in a reply; empty if there is none. A site may have sent anything."""
+    try:
+        if _unpacked(post.parts.values()) > post.largest:
+            return b""
+        message = inflate_object_from_contents(post.root, dict(post.parts))
+        return content_of(message) if isinstance(message, Message) else b""
+    except Exception:
+        return b""
+
+
+def _unpacked(parts: Collection[bytes]) -> int:
+    """Bytes of all arrays in ``parts``, which may name the same chunk any number of times. Raises ValueError for an
+    object of another type, and whatever the parsers raise."""
+    total = 0
+    chunks = {get_object_id(part): len(part) for part in parts}
+    for part in parts:
+        kind, children, _ = get_object_head_values_from_object_content(part)
+        if kind not in _PARTS:
+            raise ValueError(f"a letter has no {kind}")
+        if kind == "Array":
+            body = json.loads(part.partition(HEAD_BODY_DIVIDER)[2])
+            total += sum(chunks[children[i]] for i in body["arraychunk_ids"])
+    return total
