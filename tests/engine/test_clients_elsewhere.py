@@ -322,6 +322,6 @@ def test_ledger_with_attempts_that_counted_survives() -> None:
 
 
 def test_impossible_number_of_chunks_is_not_believed() -> None:
-    ledger = Ledger()
+    ledger = Ledger({"ann": {"base:m": "2", "base:n": "3", "a.A": "y"}})
     ledger.believe("ann", {"base:m": "-1", "base:n": "4", "a.A": "x"})
     assert ledger.held["ann"] == {"base:n": "4", "a.A": "x"}

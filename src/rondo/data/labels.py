@@ -13,7 +13,7 @@ from rondo.tasks.row_checks import Row, value_name, value_problem
 
 _FEW = 12
 """So many labels are taken for classes, whatever they look like: half points from 0 to 5, or one row of each."""
-_MOST = 1000
+MOST = 1000
 """Largest number of classes."""
 
 
@@ -92,7 +92,7 @@ def _fault(places: Mapping[str, str], count: int) -> str:
             f"{len(places)} distinct labels in {count} rows, such as {example(first)}, and a class needs two rows or "
             "more in the mean; name the column of classes"
         )
-    if len(places) > _MOST:
+    if len(places) > MOST:
         return f"{len(places)} distinct labels, such as {example(first)}; is it the label? Name another"
     return ""
 

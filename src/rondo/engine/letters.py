@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -108,10 +107,7 @@ class Reply:
             isinstance(held, dict) and all(isinstance(v, str) and len(v) <= _DIGEST for v in held.values())
         ):
             raise Rejected("unreadable", "held is no mapping of names to versions")
-        if scores is not None and not (
-            isinstance(scores, dict)
-            and all(isinstance(kind, dict) and all(map(_is_number, kind.values())) for kind in scores.values())
-        ):
+        if scores is not None and not (_is_short(scores) and all(map(_are_metrics, scores.values()))):
             raise Rejected("unreadable", "scores are no numbers by kind and metric")
         return Reply(data[_LENGTH + size :], loss, held, scores, reason, detail)
 
@@ -122,7 +118,23 @@ class Reply:
 
 
 def _is_number(value: object) -> bool:
-    return value is None or (isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value))
+    """Whether ``value`` is None or a number that can be averaged; as a Python integer it may have any size."""
+    return value is None or (isinstance(value, float | int) and not isinstance(value, bool) and abs(value) <= _MOST)
+
+
+def _is_short(value: object) -> bool:
+    """Whether ``value`` has few entries, each with a name that fits a table."""
+    return isinstance(value, dict) and len(value) <= _NAMES and all(len(n) <= _NAMES and n.isprintable() for n in value)
+
+
+def _are_metrics(value: object) -> bool:
+    return isinstance(value, dict) and _is_short(value) and all(map(_is_number, value.values()))
+
+
+_MOST = 1e100
+"""Beyond any loss or score in single precision, and far from where a sum of them overflows."""
+_NAMES = 64
+"""Most metrics of a client, and most characters of a metric's name."""
 
 
 _REASONS = (

@@ -55,7 +55,7 @@ class Turned(Exception):
 
 
 class Door:
-    """Lets requests of the sites in the roster pass to ``app``. ``names``: the sites that were there when it started."""
+    """Lets requests of the roster's sites pass to ``app``. ``names``: the sites that were there at its start."""
 
     def __init__(self, app: ASGIApp, roster: Callable[[], Roster], names: frozenset[str]) -> None:
         self._app, self._roster, self._names = app, roster, names

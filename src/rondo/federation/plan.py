@@ -10,11 +10,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
+from rondo.data.labels import MOST
 from rondo.engine.wire import Rejected, short, strict_object
 
 PROTOCOL = 1
 LARGEST = 2**24
 """Bytes of a consent that no honest site reaches."""
+_LABEL = 1000
+"""Characters of the longest label."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +82,21 @@ class Consent:
         clients, labels, refused = content["clients"], content["labels"], content["refused"]
         if not isinstance(clients, dict) or not all(type(n) is int and 0 < n < 2**53 for n in clients.values()):
             raise Rejected("unreadable", "clients are no numbers of examples")
-        if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-            raise Rejected("unreadable", "labels are no names")
+        if not isinstance(labels, list) or not all(map(_is_label, labels)) or len(set(labels)) < len(labels):
+            raise Rejected("unreadable", "labels are no different names")
+        if len(labels) > MOST:
+            raise Rejected("unreadable", f"{len(labels)} labels, where {MOST} classes are the most")
         if not isinstance(refused, str):
             raise Rejected("unreadable", "refused is no text")
         return cls(clients, tuple(labels), refused)
+
+
+def _is_label(value: object) -> bool:
+    """Whether ``value`` is a text that can name a class and be written to a file."""
+    if not isinstance(value, str) or not value.strip() or len(value) > _LABEL:
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -41,6 +41,16 @@ def test_equal_chunks_are_each_counted() -> None:
     assert ledger.send("ann", Shared({}, {"m": first + chunk + chunk})) == (128, 0)
 
 
+def test_client_is_not_believed_in_what_it_was_never_sent() -> None:
+    """Else it could name tensors until they fill every checkpoint."""
+    ledger = Ledger()
+    ledger.send("ann", after(3))
+    ledger.believe("ann", {"base:m": "1", "base:n": "4", **{f"tensor {i}": "v" for i in range(1000)}})
+    assert ledger.held == {"ann": {"base:m": "1"}}
+    ledger.believe("bob", {"base:m": "1"})
+    assert ledger.held["bob"] == {}
+
+
 def test_versions_of_freed_tensors_are_forgotten() -> None:
     tensors = [torch.full((3,), float(i)) for i in range(5)]
     before = len(versions._versions)

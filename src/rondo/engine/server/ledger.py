@@ -64,7 +64,10 @@ class Ledger:
         return Parcel(versions, lacking, base)
 
     def believe(self, client: str, held: Mapping[str, str]) -> None:
-        """Note that ``client`` holds other versions than it was sent, as it says itself."""
+        """Note that ``client`` holds other versions than it was sent, as it says itself. Tensors that it was never sent
+        are left out: a client could name any number of them."""
+        sent = self.held.get(client, {})
+        held = {n: v for n, v in held.items() if n in sent}
         chunks = {n: v for n, v in held.items() if n.startswith(_BASE) and re.fullmatch(_CHUNKS, v)}
         self.held[client] = {n: v for n, v in held.items() if not n.startswith(_BASE)} | chunks
 
