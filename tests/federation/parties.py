@@ -109,7 +109,7 @@ class Parties:
         stop = threading.Event()
         folder = self.folder
         state = self.state or folder
-        setting = {"device": "cpu", **self.options, **options}
+        setting = {"device": "cpu", "model": str(folder / "bert"), **self.options, **options}
         server, own = f"localhost:{self.port}", folder / "keys" / site
         program = Site(server, own, folder / "data" / site, state / f"at-{site}", **setting)
 

@@ -118,7 +118,7 @@ def cross_checks(config: RunConfig) -> Iterator[Problem]:
             "adapter.start_from",
             f"no adapter_config.json in {config.adapter.start_from!r}: name one that PEFT wrote",
         )
-    if _is_path(config.model.name) and not _exists(config.model.name):
+    if is_path(config.model.name) and not _exists(config.model.name):
         yield Problem(
             "model.name", f"no such file or folder: {config.model.name!r}; mend the path, or give a Hugging Face name"
         )
@@ -246,7 +246,7 @@ def missing_files(config: RunConfig) -> Iterator[Problem]:
         yield Problem("task.chat_template", f"no such file: {template!r}; mend the path")
     for key in ("source", "clients_from", "test_source"):
         value = getattr(config.data, key)
-        if value is not None and _is_path(value) and not _exists(value):
+        if value is not None and is_path(value) and not _exists(value):
             yield Problem(
                 f"data.{key}",
                 f"no such file or folder: {value!r}; mend the path (it is taken from the folder you work in)",
@@ -285,7 +285,7 @@ def _task_checks(config: RunConfig, own_data: bool) -> Iterator[Problem]:
 _FILE_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".gguf")
 
 
-def _is_path(name: str) -> bool:
+def is_path(name: str) -> bool:
     """Whether ``name`` can only be a path: absolute, relative with a dot, or with a file's ending."""
     return name.startswith(("/", "./", "../", "~")) or name.endswith(_FILE_SUFFIXES)
 

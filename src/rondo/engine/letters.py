@@ -11,6 +11,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from rondo.algorithm import Client, ClientFailed, Round
 from rondo.engine import serialization
 from rondo.engine.parcel import Parcel
@@ -56,11 +58,51 @@ class Request:
         request = serialization.unpack(content, _LIKE)
         if not isinstance(request, Request):
             raise ValueError(f"not a request, but a {type(request).__name__}")
+        if not _has_its_types(request):
+            raise ValueError("a request with values of other types")
         return request
 
 
 _LIKE = Request(Identity("", ""), Round(0, 1, 0, 0), Client("", 0), Parcel({}, {}, {"": Growth(0, 0, (), ())}))
 """One of each dataclass in a request."""
+
+
+def _has_its_types(request: Request) -> bool:
+    """Whether every field has its type. A packed tree can have any value anywhere."""
+    identity, round, client, parcel = request.identity, request.round, request.client, request.parcel
+    if not (
+        isinstance(identity, Identity)
+        and isinstance(round, Round)
+        and isinstance(client, Client)
+        and isinstance(parcel, Parcel)
+        and all(isinstance(part, dict) for part in (parcel.versions, parcel.params, parcel.base))
+    ):
+        return False
+    texts = (identity.run, identity.model, client.id, *parcel.versions.values())
+    numbers = (round.index, round.total, round.seed, round.population, round.skipped, client.num_examples)
+    return (
+        all(map(_is_text, texts))
+        and all(type(n) is int for n in (*numbers, request.asked, request.protocol))
+        and all(n is None or type(n) is int for n in (client.rank, request.counted))
+        and isinstance(round.init_lora_weights, bool | str)
+        and isinstance(request.scores, bool)
+        and all(isinstance(tensor, Tensor) for tensor in parcel.params.values())
+        and all(isinstance(growth, Growth) for growth in parcel.base.values())
+    )
+
+
+def _is_text(value: object) -> bool:
+    """Whether ``value`` is a text of a line at most, which can be written to a file."""
+    if not isinstance(value, str) or len(value) > _LINE:
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+_LINE = 1000
 
 
 @dataclass(frozen=True)

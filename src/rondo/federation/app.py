@@ -29,7 +29,7 @@ from rondo.federation.desk import Desk
 from rondo.federation.elsewhere import ELSEWHERE, assembled, check, gather, labels_of, plan_of, without_rows
 from rondo.federation.letter import KINDS, content_of, kind_of, record
 from rondo.federation.limits import Limits
-from rondo.federation.plan import Consent
+from rondo.federation.plan import LARGEST, Consent
 from rondo.federation.sites import Sites
 from rondo.runs.loop import Runner
 from rondo.runs.progress import Lines
@@ -183,7 +183,7 @@ def _clients(line: _GridLine, nodes: int, seconds: float, plan: bytes) -> dict[s
             raise ConfigError.at("wait", message)
         for name in line.present():
             if name not in asked:
-                asked[name] = line.send(name, "plan", plan, seconds) or ""
+                asked[name] = line.send(name, "plan", plan, seconds, LARGEST) or ""
             reply = line.reply(asked[name]) if name not in answered else None
             if reply is not None:
                 answered.add(name)
@@ -215,7 +215,7 @@ class _GridLine:
     def present(self) -> dict[str, str]:
         return {f"node-{number}": str(number) for number in self._grid.get_node_ids()}
 
-    def send(self, site: str, kind: str, letter: bytes, seconds: float) -> str | None:
+    def send(self, site: str, kind: str, letter: bytes, seconds: float, largest: int) -> str | None:
         node = int(site.removeprefix("node-"))
         message = Message(record(letter), dst_node_id=node, message_type=KINDS[kind], ttl=seconds)
         number = next(iter(self._grid.push_messages([message])), None)

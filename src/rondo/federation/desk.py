@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rondo import __version__
-from rondo.config.checks import own_names
+from rondo.config.checks import is_path, own_names
 from rondo.config.inputs import GIVEN
 from rondo.config.load import load
 from rondo.config.schema import RunConfig
@@ -21,14 +21,19 @@ from rondo.data.tables import Rows
 from rondo.engine.client.local_round import LocalRound
 from rondo.engine.client.party import Party
 from rondo.engine.letters import Reply, Request
-from rondo.errors import ConfigError
+from rondo.engine.wire import short
+from rondo.errors import ConfigError, StopRequested
 from rondo.federation.disk import Disk, Log
 from rondo.federation.limits import Limits
-from rondo.federation.plan import PROTOCOL, Consent, Plan
+from rondo.federation.plan import Consent, NotAPlan, Plan
 from rondo.params import Params
 from rondo.runs.assemble import assemble
 from rondo.runs.given import Given
 from rondo.runs.storage import durable
+
+
+class Declined(Exception):
+    """A site takes no part, for a reason that the server may read."""
 
 
 @dataclass
@@ -54,6 +59,8 @@ class Desk:
     parties: dict[str, Party] = field(default_factory=dict)
     _plan: str = ""
     """Digest of the plan that ``parties`` were made for."""
+    _run: str = ""
+    """The name of its run."""
     _disk: Disk | None = None
     _log: Log | None = None
 
@@ -79,24 +86,25 @@ class Desk:
         self.log.note("in", "plan", letter)
         try:
             answer = self._joined(Plan.decode(letter))
-        except (ConfigError, ValueError) as error:
-            answer = Consent({}, refused=str(error))
-        if answer.refused:
-            self.told(f"not taking part: {answer.refused}")
+        except StopRequested:
+            raise
+        except Exception as error:  # a plan can be anything
+            self.parties, self._plan = {}, ""
+            answer = Consent({}, refused=_for_the_server(error))
+            self.told(f"not taking part: {error if str(error) else type(error).__name__}")
         data = answer.encode()
         self.log.note("out", "consent", data)
         return data
 
     def _joined(self, plan: Plan) -> Consent:
-        if plan.protocol != PROTOCOL:
-            return Consent({}, refused=f"the server speaks protocol {plan.protocol}, this site {PROTOCOL}")
+        """Take part. Raises :class:`Declined`, :class:`ConfigError`, and whatever a plan that is none leads to."""
         if plan.rondo != __version__:
-            return Consent({}, refused=f"the server has Rondo {plan.rondo}, this site {__version__}")
+            raise Declined(f"the server has Rondo {plan.rondo}, this site {__version__}")
         if (reason := self.limits.against_plan(plan)) is not None:
-            return Consent({}, refused=reason)
+            raise Declined(reason)
         own = {name: rows for name, rows in self.rows.items() if name in plan.clients or not plan.clients}
         if not own:
-            return Consent({}, refused=f"its data are of {_listed(self.rows)}, the roster has {_listed(plan.clients)}")
+            raise Declined(f"its data are of {_listed(self.rows)}, the roster has {_listed(plan.clients)}")
         config = self._config(plan)
         if plan.labels is None:
             source = Source(GIVEN, None, own, None)
@@ -106,26 +114,33 @@ class Desk:
         if digest != self._plan:
             self.told(f"run {plan.run}: {config.algorithm.name} with {config.model.name}; loading")
             self.parties = self._assembled(plan, config, own)
-            self._plan = digest
+            self._plan, self._run = digest, plan.run
             durable.write(self.folder / _PLAN, plan.encode())
             self.told("ready: " + ", ".join(f"{n} ({len(p.examples)} examples)" for n, p in self.parties.items()))
         return Consent({name: len(party.examples) for name, party in self.parties.items()})
 
     def _config(self, plan: Plan) -> RunConfig:
-        """The plan's configuration with this site's data, model and memory. Raises :class:`ConfigError`."""
+        """The plan's configuration with this site's data, model and memory. Raises :class:`ConfigError`, and
+        :class:`Declined` if it names files or code: the server does not say what is read or run here."""
         content: dict[str, Any] = {k: v for k, v in plan.config.items() if k not in ("data", "partition", "problem")}
-        sent = plan.config.get("data")
-        data = {k: v for k, v in sent.items() if k in _OF_THE_RUN} if isinstance(sent, dict) else {}
+        data = {k: v for k, v in _section(plan, "data").items() if k in _OF_THE_RUN}
         content["data"] = {**data, "clients_from": GIVEN, "test_split": ""}
+        for section, key in (("task", "chat_template"), ("adapter", "start_from")):
+            if _section(plan, section).get(key) is not None:
+                raise Declined(f"{section}.{key} names a file, and the server's files are not here")
+        model = dict(_section(plan, "model"))
+        if self.model is None and (is_path(str(model.get("name"))) or Path(str(model.get("name"))).exists()):
+            raise Declined("model.name is a path of the server's: this site's owner names a copy by --model")
+        if ".." in Path(str(model.get("gguf_file"))).parts:
+            raise Declined("model.gguf_file leads out of the model's folder, and the server's files are not here")
         if self.model is not None:
-            content["model"] = {**content.get("model", {}), "name": self.model}
+            content["model"] = {**model, "name": self.model}
         if self.memory_mb is not None:
-            content["simulation"] = {**content.get("simulation", {}), "memory_mb": self.memory_mb}
+            content["simulation"] = {**_section(plan, "simulation"), "memory_mb": self.memory_mb}
         config = load(_without_none(content), [])
         if (own := own_names(config)) and not self.allow_code:
             names = ", ".join(f"{key} = {name!r}" for key, name in own.items())
-            message = f"the run asks for code from here ({names}); look at it, then set this"
-            raise ConfigError.at("--allow-code", message, "rondo federate client")
+            raise Declined(f"the run asks for code from here ({names}): its owner looks at it, then sets --allow-code")
         return config
 
     def _assembled(self, plan: Plan, config: RunConfig, rows: Mapping[str, Rows]) -> dict[str, Party]:
@@ -134,10 +149,8 @@ class Desk:
         assembly = assemble(here, self.device, labels=plan.labels, given=Given(clients=rows))
         assembly = replace(assembly, config=assembly.config.model_copy(update={"clients": config.clients}))
         if assembly.model_sha256 != plan.model:
-            message = (
-                f"the server's is {plan.model}, this site's {assembly.model_sha256}: take a copy of the same model"
-            )
-            raise ConfigError.at("model", message, "rondo federate client")
+            other = assembly.model_sha256
+            raise Declined(f"model: the server's is {plan.model}, this site's {other}: take a copy of the same model")
         self._disk = Disk(self.folder, plan.run)
         parties = {}
         for name, member in assembly.population.members.items():
@@ -160,9 +173,17 @@ class Desk:
             self.log.note("in", "unreadable", letter)
             return Reply(reason="refused", detail=str(error)).encode()
         client, round = request.client.id, request.round.attempt
+        client = client if client in self.parties else short(client)
         self.log.note("in", "scores asked" if request.scores else "work", letter, client, round)
-        reply = self._reply(request)
-        data = reply.encode()
+        try:
+            reply = self._reply(request)
+            data = reply.encode()
+        except StopRequested:
+            raise
+        except Exception as error:  # tensors can be anything, and the disk full
+            self.told(f"round {round + 1}: {type(error).__name__}: {error}")
+            reply = Reply(reason="refused", detail=f"it cannot be answered: {type(error).__name__}")
+            data = reply.encode()
         if (reason := self.limits.against_upload(data)) is not None:
             reply = Reply(reason="refused", detail=reason)
             data = reply.encode()
@@ -180,8 +201,11 @@ class Desk:
             self._joined(Plan.decode((self.folder / _PLAN).read_bytes()))
         party = self.parties.get(request.client.id)
         if party is None:
-            return Reply(reason="refused", detail=f"{request.client.id!r} is no client of this site")
-        if (reason := self.limits.against_request(request, self.log.uploads_today)) is not None:
+            return Reply(reason="refused", detail=f"{short(request.client.id)} is no client of this site")
+        if request.identity.run != self._run:
+            return Reply(reason="refused", detail=f"this is run {self._run}, not {request.identity.run}")
+        left = self.log.left_today("scores" if request.scores else "upload")
+        if (reason := self.limits.against_request(request, left)) is not None:
             return Reply(reason="refused", detail=reason)
         reply = party.reply(request)
         if not request.scores:
@@ -189,6 +213,19 @@ class Desk:
             assert self._disk is not None
             self._disk.save(party)
         return reply
+
+
+def _for_the_server(error: Exception) -> str:
+    """The reason why a site takes no part, without what is in its rows and on its disk."""
+    if isinstance(error, Declined | NotAPlan):
+        return str(error)
+    keys = ", ".join(dict.fromkeys(p.path for p in error.problems)) if isinstance(error, ConfigError) else ""
+    return f"it cannot run the plan as it is{keys and ': ' + keys}; its owner sees why"
+
+
+def _section(plan: Plan, name: str) -> Mapping[str, Any]:
+    section = plan.config.get(name)
+    return section if isinstance(section, dict) else {}
 
 
 _PLAN = "plan.json"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -78,16 +80,15 @@ class Log:
     """``letters.jsonl``: a line for every letter that came or went, with its digest."""
 
     path: Path
-    today: tuple[str, int] = field(default=("", 0))
-    """The day, and the number of rounds that were trained on it."""
+    _day: str = ""
+    _left: Counter[str] = field(default_factory=Counter)
+    """Letters that left on that day, by kind."""
 
     def __post_init__(self) -> None:
-        day = _now().date().isoformat()
-        try:
-            lines = self.path.read_text(encoding="utf-8").splitlines()
-        except FileNotFoundError:
-            lines = []
-        self.today = (day, sum(_is_upload(line, day) for line in lines))
+        self._day = _now().date().isoformat()
+        with suppress(FileNotFoundError):
+            lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
+            self._left.update(kind for line in lines if (kind := _kind_that_left(line, self._day)) is not None)
 
     def note(self, direction: str, kind: str, letter: bytes, client: str = "", round: int | None = None) -> None:
         """Add a line. ``direction``: "in" or "out"."""
@@ -104,22 +105,24 @@ class Log:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry, ensure_ascii=False) + "\n")
-        if direction == "out" and kind == "upload":
-            day = now.date().isoformat()
-            self.today = (day, self.today[1] + 1 if self.today[0] == day else 1)
+        if direction == "out":
+            self.left_today(kind)
+            self._left[kind] += 1
 
-    @property
-    def uploads_today(self) -> int:
-        """Uploads that left this site today (UTC)."""
-        return self.today[1] if self.today[0] == _now().date().isoformat() else 0
+    def left_today(self, kind: str) -> int:
+        """Letters of a kind that left this site today (UTC)."""
+        if (day := _now().date().isoformat()) != self._day:
+            self._day, self._left = day, Counter()
+        return self._left[kind]
 
 
-def _is_upload(line: str, day: str) -> bool:
+def _kind_that_left(line: str, day: str) -> str | None:
     try:
         entry = json.loads(line)
-        return bool(entry["kind"] == "upload" and entry["direction"] == "out" and entry["time"].startswith(day))
+        left = entry["direction"] == "out" and entry["time"].startswith(day)
+        return str(entry["kind"]) if left else None
     except (ValueError, KeyError, TypeError, AttributeError):
-        return False
+        return None
 
 
 def _now() -> datetime:

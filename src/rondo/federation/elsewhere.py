@@ -40,6 +40,7 @@ def check(config: RunConfig) -> None:
     for path, there, reason in (
         ("evaluation.local_only", config.evaluation.local_only, "it trains on rows, and the server has none"),
         ("adapter.start_from", config.adapter.start_from is not None, "the sites do not have that folder"),
+        ("task.chat_template", config.task.chat_template is not None, "the sites do not have that file"),
         ("data.max_train_rows", config.data.max_train_rows is not None, "each site decides on its rows"),
         ("clients.sampling", config.clients.sampling == "weighted", "sizes of sites that are away are not known"),
         ("faults", config.faults != FaultsConfig(), "faults are rehearsed in a simulation"),

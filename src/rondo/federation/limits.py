@@ -15,7 +15,8 @@ class Limits:
     algorithms: tuple[str, ...] | None = None
     """Methods that it takes part in."""
     uploads_per_day: int | None = None
-    """Uploads that may leave it in a day (UTC), of all its clients together."""
+    """Uploads that may leave it in a day (UTC), of all its clients together. As many replies with scores may: they
+    tell of its rows too, one number at a time."""
     upload_bytes: int | None = None
     """Bytes of its largest upload."""
     min_clients: int = 1
@@ -29,12 +30,14 @@ class Limits:
             return f"its owner consents to {', '.join(self.algorithms)}, and the run is {name!r}"
         return None
 
-    def against_request(self, request: Request, uploads_today: int) -> str | None:
-        """The reason to refuse a round's work; None if there is none."""
+    def against_request(self, request: Request, left: int) -> str | None:
+        """The reason to refuse a round's work, or scores; None if there is none. ``left``: the number of replies of the
+        kind that is asked for which have left today."""
         if request.asked < self.min_clients:
             return f"{request.asked} clients are asked, and its owner wants {self.min_clients} at least"
-        if not request.scores and self.uploads_per_day is not None and uploads_today >= self.uploads_per_day:
-            return f"{uploads_today} uploads have left it today, as many as its owner allows"
+        if self.uploads_per_day is not None and left >= self.uploads_per_day:
+            what = "scores" if request.scores else "uploads"
+            return f"{left} {what} have left it today, as many as its owner allows"
         return None
 
     def against_upload(self, data: bytes) -> str | None:

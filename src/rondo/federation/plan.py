@@ -16,8 +16,14 @@ from rondo.engine.wire import Rejected, short, strict_object
 PROTOCOL = 1
 LARGEST = 2**24
 """Bytes of a consent that no honest site reaches."""
-_LABEL = 1000
-"""Characters of the longest label."""
+_LABEL, _NAME = 1000, 200
+"""Characters of the longest label, and of other names."""
+_VALUES = (dict, str, int, float)
+"""Types of a configuration's sections and of what is beside them."""
+
+
+class NotAPlan(ValueError):
+    """Bytes that are no plan, or one of another protocol."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +50,28 @@ class Plan:
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """The plan from :meth:`encode`. Raises ValueError for other bytes."""
+        """The plan from :meth:`encode`. Raises :class:`NotAPlan` for other bytes, and for another protocol."""
         try:
             content = strict_object("unreadable", "the plan", data)
-            labels = content.get("labels")
-            content["labels"] = None if labels is None else tuple(map(str, labels))
-            content["clients"] = tuple(map(str, content["clients"]))
-            return cls(**content)
-        except (Rejected, KeyError, TypeError) as error:
-            raise ValueError(f"not a plan: {error}") from None
+        except Rejected as error:
+            raise NotAPlan(f"not a plan: {error}") from None
+        if content.get("protocol") != PROTOCOL:
+            raise NotAPlan(f"the server speaks protocol {short(content.get('protocol'))}, this site {PROTOCOL}")
+        if content.keys() != {f.name for f in fields(cls)}:
+            raise NotAPlan(f"not a plan: its keys are {short(sorted(content))}")
+        config, clients, labels = content["config"], content["clients"], content["labels"]
+        texts = [content[key] for key in ("run", "model", "rondo")]
+        if not all(isinstance(text, str) and len(text) <= _NAME for text in texts):
+            raise NotAPlan("not a plan: run, model and rondo are no texts")
+        if not isinstance(config, dict) or not all(s is None or isinstance(s, _VALUES) for s in config.values()):
+            raise NotAPlan("not a plan: its configuration is none")
+        if not isinstance(clients, list) or not all(isinstance(name, str) for name in clients):
+            raise NotAPlan("not a plan: clients are no names")
+        if labels is not None and not (
+            isinstance(labels, list) and all(map(_is_label, labels)) and len(set(labels)) == len(labels)
+        ):
+            raise NotAPlan("not a plan: labels are no different names")
+        return cls(**{**content, "clients": tuple(clients), "labels": None if labels is None else tuple(labels)})
 
 
 @dataclass(frozen=True)

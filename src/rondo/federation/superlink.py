@@ -36,7 +36,7 @@ from starlette.responses import JSONResponse, Response
 from rondo.errors import ConfigError
 from rondo.federation.door import Door, Prompt
 from rondo.federation.links import Links
-from rondo.federation.roster import Roster, Site
+from rondo.federation.roster import Roster
 
 
 class SuperLink:
