@@ -60,7 +60,7 @@ def letters(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, b
         patch.setattr(Desk, "answer", noted)
         for name in ("partition", "curve"):
             patch.setattr(pictures, name, lambda *_: b"")
-        Parties(folder).run(config)
+        Parties(folder).run(config, folder / "run")
     return folder, heard
 
 

@@ -82,7 +82,11 @@ def test_site_is_found_by_its_key_in_any_spelling() -> None:
             assert EXPECTED.site_of(text.encode()) == site
 
 
-@pytest.mark.parametrize("key", [b"", b"\xff", b"st-anna", KEYS[3].encode(), KEYS[0][:60].encode()])
+@pytest.mark.parametrize(
+    "key",
+    [b"", b"\xff", b"st-anna", KEYS[3].encode(), KEYS[0][:60].encode()],
+    ids=["empty", "no text", "no PEM", "another", "cut"],
+)
 def test_unknown_key_has_no_site(key: bytes) -> None:
     assert EXPECTED.site_of(key) is None
 

@@ -90,6 +90,7 @@ class Desk:
             raise
         except Exception as error:  # a plan can be anything
             self.parties, self._plan = {}, ""
+            (self.folder / _PLAN).unlink(missing_ok=True)
             answer = Consent({}, refused=_for_the_server(error))
             self.told(f"not taking part: {error if str(error) else type(error).__name__}")
         data = answer.encode()
@@ -102,9 +103,9 @@ class Desk:
             raise Declined(f"the server has Rondo {plan.rondo}, this site {__version__}")
         if (reason := self.limits.against_plan(plan)) is not None:
             raise Declined(reason)
-        own = {name: rows for name, rows in self.rows.items() if name in plan.clients or not plan.clients}
+        own = {name: rows for name, rows in self.rows.items() if plan.clients is None or name in plan.clients}
         if not own:
-            raise Declined(f"its data are of {_listed(self.rows)}, the roster has {_listed(plan.clients)}")
+            raise Declined(f"its data are of {_listed(self.rows)}, the roster has {_listed(plan.clients or ())}")
         config = self._config(plan)
         if plan.labels is None:
             source = Source(GIVEN, None, own, None)

@@ -152,7 +152,7 @@ def assembled(
 def plan_of(config: RunConfig, run: str, labels: tuple[str, ...] | None, model: str) -> Plan:
     """The plan of a run, for a site that is not named yet."""
     absent = None if config.has_factors else {"adapter"}  # the section itself says that factors are trained
-    return Plan(run, config.model_dump(mode="json", exclude=absent), (), labels, model, __version__)
+    return Plan(run, config.model_dump(mode="json", exclude=absent), None, labels, model, __version__)
 
 
 def gather(assembly: Elsewhere, seconds: float) -> None:

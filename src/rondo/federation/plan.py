@@ -34,8 +34,8 @@ class Plan:
     """A name that no other run has."""
     config: Mapping[str, Any]
     """The run's configuration."""
-    clients: tuple[str, ...]
-    """Ids of the clients that the site answers for, by the server's roster; empty: all of its own."""
+    clients: tuple[str, ...] | None
+    """Ids of the clients that the site answers for, by the server's roster; None: all of its own."""
     labels: tuple[str, ...] | None
     """The label names; None asks for those of the site's rows, and for no consent yet."""
     model: str
@@ -65,13 +65,14 @@ class Plan:
             raise NotAPlan("not a plan: run, model and rondo are no texts")
         if not isinstance(config, dict) or not all(s is None or isinstance(s, _VALUES) for s in config.values()):
             raise NotAPlan("not a plan: its configuration is none")
-        if not isinstance(clients, list) or not all(isinstance(name, str) for name in clients):
+        if clients is not None and not (isinstance(clients, list) and all(isinstance(name, str) for name in clients)):
             raise NotAPlan("not a plan: clients are no names")
         if labels is not None and not (
             isinstance(labels, list) and all(map(_is_label, labels)) and len(set(labels)) == len(labels)
         ):
             raise NotAPlan("not a plan: labels are no different names")
-        return cls(**{**content, "clients": tuple(clients), "labels": None if labels is None else tuple(labels)})
+        listed = {key: None if content[key] is None else tuple(content[key]) for key in ("clients", "labels")}
+        return cls(**{**content, **listed})
 
 
 @dataclass(frozen=True)
