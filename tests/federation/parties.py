@@ -109,7 +109,8 @@ class Parties:
         stop = threading.Event()
         folder = self.folder
         state = self.state or folder
-        setting = {"device": "cpu", "model": str(folder / "bert"), **self.options, **options}
+        model = {"model": str(folder / "bert")} if (folder / "bert").exists() else {}
+        setting = {"device": "cpu", **model, **self.options, **options}
         server, own = f"localhost:{self.port}", folder / "keys" / site
         program = Site(server, own, folder / "data" / site, state / f"at-{site}", **setting)
 

@@ -208,6 +208,15 @@ def test_rows_of_the_plan_are_left_alone(plan: Plan, tmp_path: Path, desk: Make)
     assert answer.clients == {"ann": 15}
 
 
+def test_memory_and_processes_are_the_sites_own(plan: Plan, tmp_path: Path, desk: Make) -> None:
+    greedy = {"engine": "ray", "workers": 64, "memory_mb": 10**9, "prefix_memory_mb": 10**9, "prefix_disk_mb": 10**9}
+    here = desk(tmp_path)
+    assert asked(here, with_(plan, simulation=greedy)).clients == {"ann": 15}
+    simulation = here.parties["ann"].local.config.simulation
+    assert (simulation.engine, simulation.workers, simulation.memory_mb) == ("process", None, "auto")
+    assert simulation.prefix_disk_mb == 4096
+
+
 def test_rows_do_not_travel_in_a_refusal(plan: Plan, tmp_path: Path, desk: Make) -> None:
     private = {row[key] for row in ROWS["ann"] for key in row}
     for changed in (

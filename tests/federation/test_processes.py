@@ -110,7 +110,9 @@ class Processes:
     def site(self, name: str, port: int | None = None) -> None:
         keys, data = str(self.folder / "keys" / name), str(self.folder / "data" / name)
         server = f"localhost:{port or self.port}"
-        self.rondo(name, "federate", "client", "--server", server, "--keys", keys, "--data", data)
+        model = str(self.folder / "bert")
+        options = ("--keys", keys, "--data", data, "--model", model)
+        self.rondo(name, "federate", "client", "--server", server, *options)
 
     def log(self, name: str) -> str:
         return (self.work / name).read_text()

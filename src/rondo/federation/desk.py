@@ -136,8 +136,9 @@ class Desk:
             raise Declined("model.gguf_file leads out of the model's folder, and the server's files are not here")
         if self.model is not None:
             content["model"] = {**model, "name": self.model}
+        content["simulation"] = {k: v for k, v in _section(plan, "simulation").items() if k in _OF_ONE_CLIENT}
         if self.memory_mb is not None:
-            content["simulation"] = {**_section(plan, "simulation"), "memory_mb": self.memory_mb}
+            content["simulation"]["memory_mb"] = self.memory_mb
         config = load(_without_none(content), [])
         if (own := own_names(config)) and not self.allow_code:
             names = ", ".join(f"{key} = {name!r}" for key, name in own.items())
@@ -233,6 +234,8 @@ _PLAN = "plan.json"
 """The file of the last plan that the site consented to."""
 _OF_THE_RUN = ("validation_fraction", "bad_rows", "min_examples")
 """Keys of ``[data]`` that the server sets."""
+_OF_ONE_CLIENT = ("cohort", "reuse_prefix")
+"""Keys of ``[simulation]`` that the server sets. Memory, disk space and other processes are the site's own."""
 
 
 def _without_none(tree: Mapping[str, Any]) -> dict[str, Any]:

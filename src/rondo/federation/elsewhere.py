@@ -13,7 +13,7 @@ from rondo.algorithm import Client
 from rondo.config.inputs import AT_SITES
 from rondo.config.schema import FaultsConfig, RunConfig
 from rondo.data.client_rows import other_rows, resolved
-from rondo.data.labels import in_order
+from rondo.data.labels import MOST, in_order
 from rondo.data.population import Member, Population
 from rondo.data.sources import Source
 from rondo.engine.crew import Workers
@@ -126,6 +126,9 @@ def labels_of(config: RunConfig, sites: Sites, run: str, clients: Mapping[str, s
     labels = in_order({label for consent in sites.consents().values() for label in consent.labels})
     if len(labels) < 2:
         raise ConfigError.at("task.label", f"the sites have {len(labels)} distinct labels; classification needs two")
+    if len(labels) > MOST:
+        message = f"the sites have {len(labels)} distinct labels, where {MOST} are the most: name them in task.labels"
+        raise ConfigError.at("task.label", message)
     return labels
 
 

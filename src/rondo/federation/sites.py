@@ -22,6 +22,8 @@ _PAUSE = 0.02
 _LOOK = 0.5
 """Seconds between looks for sites."""
 _DAY = 86400.0
+_TIMES = 10
+"""A letter is sent so many times at most: a site may die of it whenever it is started anew."""
 
 
 class Line(Protocol):
@@ -54,6 +56,8 @@ class _Letter:
     """The number that the line knows it by; empty while it waits for its site."""
     since: str = ""
     """When the site that it went to had connected."""
+    times: int = 0
+    """The number of times that it was sent."""
 
 
 class Sites:
@@ -98,6 +102,8 @@ class Sites:
     def offer(self, plan: Plan) -> None:
         """Offer ``plan``, in place of an earlier one, to every site that is connected or connects later."""
         with self._lock:
+            for number, _ in self._offers.values():
+                self._link.forget(number)
             self._plan, self._offers, self._consents = plan, {}, {}
         if not self._thread.is_alive():
             self._thread.start()
@@ -148,11 +154,14 @@ class Sites:
             with self._lock:
                 plan = self._plan
                 assert plan is not None
-                for name, since in present.items():
-                    if self._offers.get(name, ("", ""))[1] != since:
+                for name, connected in present.items():
+                    number, since = self._offers.get(name, ("", ""))
+                    if since != connected:
+                        self._link.forget(number)
                         clients = tuple(c for c, site in self._site_of.items() if site == name)
                         letter = replace(plan, clients=clients).encode()
-                        self._offers[name] = (self._link.send(name, "plan", letter, _DAY, LARGEST) or "", since)
+                        number = self._link.send(name, "plan", letter, _DAY, LARGEST) or ""
+                        self._offers[name] = (number, connected)
                 for name, (number, since) in self._offers.items():
                     answer = self._link.reply(number) if number else None
                     if answer is not None:
@@ -238,12 +247,13 @@ class Sites:
         for letter in list(self._waiting):
             site = self._site_of[letter.client]
             overdue = self._deadline is not None and now - letter.sent > self._deadline
+            anew = site in consents and present[site] != letter.since
             away = site not in present and now - absent.setdefault(site, now) >= self._patience
-            if overdue or away:
+            if overdue or away or (anew and letter.times == _TIMES):
                 self._link.forget(letter.number)
                 self._waiting.remove(letter)
-            elif site in consents and present[site] != letter.since:
+            elif anew:
                 self._link.forget(letter.number)
                 number = self._link.send(site, "round", letter.data, self._deadline or _DAY, letter.largest)
                 if number is not None:
-                    letter.number, letter.since = number, present[site]
+                    letter.number, letter.since, letter.times = number, present[site], letter.times + 1
