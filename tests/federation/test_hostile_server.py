@@ -309,7 +309,8 @@ def test_request_that_is_none(plan: Plan, request_: Request, tmp_path: Path, des
     for scores in (False, True):
         changed = replace(replace(request_, scores=scores), **BAD[fault])
         reply = Reply.decode(here.answer("round", changed.encode()))
-        assert not (reply.upload or reply.scores), fault
+        assert not reply.upload, fault
+        assert not reply.scores, fault
         assert reply.reason
         assert len(reply.detail) < 2000
     assert Reply.decode(here.answer("round", request_.encode())).upload, "the honest request is answered still"
