@@ -71,7 +71,7 @@ def without_times(record: dict[str, Any]) -> dict[str, Any]:
 
 LINEAR = {name for name, entry in algorithms.TABLE.items() if entry.least_squares}
 """Methods for rows that a simulation draws."""
-ORDINARY = ("rolora", "fedrep", "scaffold", "hetlora")
+ORDINARY = ("rolora", "fedrep")
 
 
 def of_method(folder: Path, name: str) -> dict[str, Any]:
@@ -133,6 +133,7 @@ def test_site_that_is_started_anew_in_the_middle(folder: Path, tmp_path: Path) -
     assert_equal(result, expected)
 
 
+@pytest.mark.slow
 def test_site_with_an_empty_disk(folder: Path, tmp_path: Path) -> None:
     """It has lost what it was sent, which it is sent again."""
     run = config(folder, algorithm={"name": "ffa-lora"}, rounds=3)
@@ -152,7 +153,7 @@ def test_site_with_an_empty_disk(folder: Path, tmp_path: Path) -> None:
     assert result.history[1]["bytes_down"] > expected.history[1]["bytes_down"]
 
 
-@pytest.mark.parametrize("stay", [True, False])
+@pytest.mark.parametrize("stay", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_server_that_dies_goes_on(folder: Path, tmp_path: Path, stay: bool) -> None:
     """It dies after a round that it has not written; its sites stay, or are started anew too."""
     run = of_method(folder, "fedsa-lora")
@@ -171,6 +172,7 @@ def test_server_that_dies_goes_on(folder: Path, tmp_path: Path, stay: bool) -> N
     assert_equal(parties.resume(tmp_path / "run"), expected)
 
 
+@pytest.mark.slow
 def test_site_that_never_comes_and_one_that_comes_late(folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
     """A client that is not there is as one that is not sampled."""
     run = config(folder, algorithm={"name": "rolora"}, rounds=4, task={"labels": ["neg", "pos"]})
@@ -198,6 +200,7 @@ def test_site_that_never_comes_and_one_that_comes_late(folder: Path, tmp_path: P
     assert [r["failed"] for r in result.history] == [r["failed"] for r in expected.history]
 
 
+@pytest.mark.slow
 def test_whole_network_on_pictures(tmp_path: Path) -> None:
     """Built-in network, built-in digits in one file per client, the head at the clients."""
     pytest.importorskip("sklearn")

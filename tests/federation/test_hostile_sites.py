@@ -140,7 +140,9 @@ CONSENTS: dict[str, tuple[str, Callable[[Plan], bytes]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CONSENTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == "a client of nobody" else pytest.mark.slow) for n in CONSENTS]
+)
 def test_consents_that_lie(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     from rondo.errors import visible
 
@@ -159,6 +161,7 @@ def test_consents_that_lie(folder: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert len(line) < 1000
 
 
+@pytest.mark.slow
 def test_labels_that_lie(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A site whose labels are no labels takes no part, and the others are not made to wait for a million classes."""
 
@@ -174,6 +177,7 @@ def test_labels_that_lie(folder: Path, tmp_path: Path, monkeypatch: pytest.Monke
         Parties(folder, state=tmp_path).run(run, tmp_path / "run", wait=2.0)
 
 
+@pytest.mark.slow
 def test_many_labels_in_all(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Desk.answer
 
@@ -189,6 +193,7 @@ def test_many_labels_in_all(folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
         Parties(folder, state=tmp_path).run(run, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_scores_that_lie(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lies = [
         {"clients": {"accuracy": 1e99, "f1": 1e99, "matthews": 1e99, "loss": -1e99, "examples": 10**99}},
@@ -216,6 +221,7 @@ def test_scores_that_lie(folder: Path, tmp_path: Path, monkeypatch: pytest.Monke
     assert json.loads((tmp_path / "run" / "summary.json").read_text())
 
 
+@pytest.mark.slow
 def test_consents_and_never_answers(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = threading.Event()
 
