@@ -1,0 +1,134 @@
+"""A run as a Flower app: what is written, and a whole run over Flower's own programs."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+import safetensors.torch
+import tomli_w
+from parties import write_sites
+
+import rondo
+from rondo.config import ConfigError
+from rondo.federation import app
+from small_runs import save_tiny_bert, settings
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("flower")
+    save_tiny_bert(folder / "bert")
+    write_sites(folder)
+    content: dict[str, Any] = settings(
+        folder / "bert",
+        algorithm={"name": "fedsa-lora"},
+        model={"head": "local"},
+        data={"test_source": str(folder / "data" / "test.csv")},
+        partition={"kind": None, "clients": None},
+        simulation={"cohort": 1},
+    )
+    (folder / "config.toml").write_text(tomli_w.dumps({k: v for k, v in content.items() if v != {}}))
+    return folder / "config.toml"
+
+
+def test_app_holds_the_configuration(config: Path, tmp_path: Path) -> None:
+    app.write(tmp_path / "app", str(config), 2)
+    assert (tmp_path / "app" / "config.toml").read_bytes() == config.read_bytes()
+    project = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())
+    assert project["tool"]["flwr"]["app"]["config"]["nodes"] == 2
+    assert project["project"]["dependencies"] == [f"rondo-fl[federation]=={rondo.__version__}"]
+    with pytest.raises(ConfigError, match="already exists"):
+        app.write(tmp_path / "app", str(config), 2)
+
+
+def test_app_of_a_simulation_is_refused(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(config.read_text() + "[faults]\ncrash = 0.5\n")
+    with pytest.raises(ConfigError, match="faults are rehearsed in a simulation"):
+        app.write(tmp_path / "app", str(tmp_path / "config.toml"), 2)
+    assert not (tmp_path / "app").exists()
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        ({}, "rondo-data: missing"),
+        ({"rondo-data": "x.csv"}, "rondo-state: missing"),
+        ({"rondo-data": "x.csv", "rondo-state": "s", "rondo-sate": "s"}, "rondo-sate: unknown"),
+    ],
+)
+def test_node_without_rows_is_told(node: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        app._desk(node)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+        return port
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_run_over_flowers_own_programs_equals_the_simulation(config: Path, tmp_path: Path) -> None:
+    folder, programs, ports = config.parent, Path(sys.executable).parent, [free_port() for _ in range(3)]
+    app.write(tmp_path / "app", str(config), 2)
+    project = tmp_path / "app" / "pyproject.toml"
+    project.write_text(project.read_text().replace('run-dir = ""', f'run-dir = "{tmp_path / "run"}"'))
+    (tmp_path / "home").mkdir()
+    where = f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{ports[0]}"\ninsecure = true\n'
+    (tmp_path / "home" / "config.toml").write_text(where)
+    environment = {
+        **os.environ,
+        "FLWR_HOME": str(tmp_path / "home"),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+    }
+
+    def start(name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        with (tmp_path / name).open("wb") as out:
+            return subprocess.Popen(
+                [str(programs / name.partition("-of-")[0]), *arguments], stdout=out, stderr=out, env=environment
+            )
+
+    link = ("--insecure", "--disable-runtime-dependency-installation", "--port", str(ports[0]))
+    running = [start("flower-superlink", *link)]
+    try:
+        for site, port in (("north", ports[1]), ("south", ports[2])):
+            own = f'rondo-data="{folder / "data" / site}" rondo-state="{tmp_path / site}"'
+            way = ("--insecure", "--superlink", f"127.0.0.1:{ports[0]}", "--port", str(port))
+            running.append(start(f"flower-supernode-of-{site}", *way, "--node-config", own))
+        time.sleep(5)
+        done = subprocess.run(
+            [str(programs / "flwr"), "run", str(tmp_path / "app"), "here", "--stream"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=500,
+        )
+        assert (tmp_path / "run" / "summary.json").is_file(), done.stdout + done.stderr
+    finally:
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.wait(timeout=30)
+    content = tomllib.loads(config.read_text())
+    data = {**content["data"], "clients_from": str(folder / "data" / "all")}
+    rondo.run({**content, "data": data}, run_dir=tmp_path / "simulation", device="cpu")
+    ours, theirs = (
+        safetensors.torch.load_file(tmp_path / run / "adapter" / "adapter_model.safetensors")
+        for run in ("run", "simulation")
+    )
+    assert ours.keys() == theirs.keys()
+    assert all(ours[name].equal(theirs[name]) for name in ours)
