@@ -16,10 +16,11 @@ federate-demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-# The slow tests that try more options, without those that repeat one attack very often.
+# The slow tests that try more options, without those that repeat one attack very often or start many processes.
 test-sweeps: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m slow \
-		-k "not killed_at_any_file_change and not hundred_random_kills and not many_mutated_uploads"
+		-k "not killed_at_any_file_change and not hundred_random_kills and not many_mutated_uploads \
+			and not test_processes and not test_how_to and not test_federate_demo and not test_flower_app"
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "slow or not slow"

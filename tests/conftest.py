@@ -54,6 +54,13 @@ def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Whatever a test did to torch's threads, the next one has one."""
+    yield
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_network() -> Iterator[None]:
     """Refuse every connection except to this machine, in fixtures of any scope and in tests."""

