@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo federate-demo test test-sweeps test-slow check bench mutants clean
+.PHONY: demo federate-demo test test-sweeps test-slow test-federation check bench mutants clean
 
 demo: $(STAMP)
 	$(BIN)/rondo demo
@@ -16,11 +16,15 @@ federate-demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-# The slow tests that try more options, without those that repeat one attack very often or start many processes.
+# The slow tests that try more options, without those that repeat one attack very often or start other processes.
 test-sweeps: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m slow \
-		-k "not killed_at_any_file_change and not hundred_random_kills and not many_mutated_uploads \
-			and not test_processes and not test_how_to and not test_federate_demo and not test_flower_app"
+		--ignore tests/federation --ignore tests/runs/test_ray.py \
+		-k "not killed_at_any_file_change and not hundred_random_kills and not many_mutated_uploads"
+
+# Every test of a federation between processes, and of workers over Ray.
+test-federation: $(STAMP)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "slow or not slow" tests/federation tests/runs/test_ray.py
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "slow or not slow"
