@@ -13,8 +13,8 @@ import pytest
 pytest.importorskip("flwr")
 
 from flwr.app import Message
-
 from intruder import Line, line
+
 from rondo.federation.keys import SiteKeys
 from rondo.federation.letter import content_of, record
 from rondo.federation.supernode import SuperNode
