@@ -72,7 +72,8 @@ def test_rounds_leave_nothing(link: Line, rounds: int) -> None:
             sent = link.link.send("north", "round", letter, 60.0, len(letter))
             given_up = link.link.send("north", "round", b"forget", 60.0, 100)
             half = link.link.send("south", "round", letter, 60.0, len(letter))
-            assert sent and given_up and half
+            assert None not in (sent, given_up, half)
+            assert half is not None
             asked = late.pull()
             assert asked is not None
             late.push(Message(record(letter), reply_to=asked))  # announced, and never sent
