@@ -133,6 +133,7 @@ class Twice(nn.Module):
         (nn.Sequential(nn.Linear(4, 6), AcrossRows(), nn.Linear(6, 2)), "depends on the other rows"),
         (Twice(lambda fc, x: fc(x) + fc(x)), "its output is more than the head's"),
         (Twice(lambda fc, x: fc(x).relu_()), "its output is more than the head's"),
+        (Twice(lambda fc, x: fc(x).clamp_(min=-1e9)), "its output is more than the head's"),  # no number changes here
         (Twice(lambda fc, x: fc(x[:, None])[:, 0]), "its output is more than the head's"),
     ],
 )
