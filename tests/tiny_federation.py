@@ -12,6 +12,7 @@ from torch import Tensor
 
 import tiny
 from composed import Composed
+from methods import KINDS
 from rondo import algorithms
 from rondo.algorithm import Client, HeadPolicy, Round
 from rondo.config import RunConfig, load
@@ -47,6 +48,11 @@ EVERY_HEAD = [
 ]
 """Every method with every head policy that it goes with. Each has one policy in the default run, the policies in
 turn."""
+
+HEADS_OF_KINDS = [
+    pytest.param(*p.values, marks=p.marks if p.values[0] in KINDS else pytest.mark.slow) for p in EVERY_HEAD
+]
+"""The same, where the default run has one method of each kind."""
 
 
 RANK = 3

@@ -319,7 +319,9 @@ FIELDS: list[Algorithm[Any]] = [
 ]
 
 
-@pytest.mark.parametrize("algorithm", FIELDS, ids=str)
+@pytest.mark.parametrize(
+    "algorithm", [pytest.param(a, marks=() if i % 3 == 1 else pytest.mark.slow) for i, a in enumerate(FIELDS)], ids=str
+)
 @pytest.mark.parametrize("law", LAWS)
 def test_options_obey_the_laws(algorithm: Algorithm[Any], law: str) -> None:
     if (law == "exactness" and not algorithm.exact) or (law == "raw sum" and not algorithm.linear):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from methods import every_method
 from rondo import algorithms
 from rondo.algorithm import Client
 from rondo.params import fresh_factors, pick
@@ -52,7 +53,7 @@ def test_every_draw_has_the_configured_start(name: str, start: Any, monkeypatch:
         assert any(factor.equal(tensor) for params in held for tensor in params.values())
 
 
-@pytest.mark.parametrize("name", DRAWING)
+@pytest.mark.parametrize("name", every_method(tuple(DRAWING), ["fedloru", "flora"]))
 @pytest.mark.parametrize("law", ["zero steps", "cohort", "exactness", "same seed", "first round learns"])
 def test_laws_hold_for_every_start(name: str, start: Any, law: str) -> None:
     algorithm = algorithms.get(name, **DRAWING[name])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from methods import every_method
 from rondo import algorithms
 from rondo.algorithm import Algorithm, Client, Round, Upload
 from rondo.params import head, module_of, pick, role
@@ -37,7 +38,9 @@ RANK_2 = pytest.mark.parametrize("rank", [pytest.param(1, marks=pytest.mark.slow
 
 
 @RANK_2
-@pytest.mark.parametrize("name", ["lora-a2", "mfedloru", "fedhm", "flexlora", "fedit"])
+@pytest.mark.parametrize(
+    "name", every_method(["lora-a2", "mfedloru", "fedhm", "flexlora", "fedit"], ["lora-a2", "fedhm"])
+)
 @pytest.mark.parametrize("law", [n for n in LAWS if n not in ("consensus", "zero steps", "exactness", "raw sum")])
 def test_laws_hold_for_clients_with_a_rank(name: str, law: str, rank: int) -> None:
     if (name, law, rank) == ("lora-a2", "first round learns", 1):
@@ -383,7 +386,11 @@ STAGED: list[Algorithm[Any]] = [
 ]
 
 
-@pytest.mark.parametrize("algorithm", STAGED, ids=str)
+@pytest.mark.parametrize(
+    "algorithm",
+    [pytest.param(a, marks=() if i in (0, 4, 6) else pytest.mark.slow) for i, a in enumerate(STAGED)],
+    ids=str,
+)
 @pytest.mark.parametrize("law", [n for n in LAWS if n != "exactness"])
 def test_options_obey_the_laws(algorithm: Algorithm[Any], law: str) -> None:
     if law == "consensus" and getattr(algorithm, "sparse_rounds", 0) == 1:  # the step between SLoRA's stages truncates

@@ -22,7 +22,7 @@ from rondo.engine.scoring_elsewhere import ScorerElsewhere
 from rondo.engine.server.ledger import Ledger
 from rondo.engine.server.rounds import Server
 from rondo.engine.wire import Identity, Rejected
-from tiny_federation import ALONE, EVERY_HEAD, SIZES, config, make
+from tiny_federation import ALONE, HEADS_OF_KINDS, SIZES, config, make
 
 PARTIAL = config(simulation={"cohort": 1}, clients={"per_round": 2})
 
@@ -94,7 +94,7 @@ def without_times(record: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in record.items() if k != "train_seconds"}
 
 
-@pytest.mark.parametrize(("name", "policy"), EVERY_HEAD)
+@pytest.mark.parametrize(("name", "policy"), HEADS_OF_KINDS)
 def test_network_equals_the_simulation(name: str, policy: Any) -> None:
     sim = make(name, policy, run=PARTIAL)
     other = make(name, policy, run=PARTIAL)

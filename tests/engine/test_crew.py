@@ -21,7 +21,7 @@ from rondo.engine.simulation import InProcess
 from rondo.engine.transport import Answer
 from rondo.errors import RunStopped, StopRequested
 from rondo.lowrank import GrowingSum, LowRank
-from tiny_federation import ALONE, EVERY_HEAD, config, make, population, run
+from tiny_federation import ALONE, HEADS_OF_KINDS, config, make, population, run
 
 PEOPLE = {"ann": 4, "bob": 9, "cid": 6, "dan": 5, "eve": 7}
 
@@ -45,15 +45,7 @@ def by_workers(sim: Composed, count: int = 2, **options: Any) -> tuple[Composed,
     return sim, workers
 
 
-KINDS = {"rolora", "fedsa-lora", "scaffold", "fedrep", "fedex-lora", "flora", "florg"}
-"""One method of each kind: alternating, personal factors, a state on both sides, whole tensors in two parts, a base
-that grows by sums and by stacks, other coordinates."""
-
-
-@pytest.mark.parametrize(
-    ("name", "policy"),
-    [pytest.param(*p.values, marks=p.marks if p.values[0] in KINDS else pytest.mark.slow) for p in EVERY_HEAD],
-)
+@pytest.mark.parametrize(("name", "policy"), HEADS_OF_KINDS)
 @pytest.mark.parametrize("cohort", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_by_workers_as_in_one_process(name: str, policy: Any, cohort: int) -> None:
     """States, kept tensors and records are equal for every method, with partial participation."""

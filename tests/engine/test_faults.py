@@ -48,10 +48,10 @@ def faulty(kind: str, who: Sequence[str], **clients: Any) -> RunConfig:
 @pytest.mark.parametrize(
     ("kind", "name", "policy"),
     # Every kind with every algorithm, and every algorithm with every head policy. In the default run every kind comes
-    # with a quarter of the algorithms, and every algorithm with a quarter of the kinds.
+    # with an eighth of the algorithms.
     [
         pytest.param(
-            kind, name, ALLOWED[name][(i + j) % len(ALLOWED[name])], marks=() if (i + j) % 4 == 0 else pytest.mark.slow
+            kind, name, ALLOWED[name][(i + j) % len(ALLOWED[name])], marks=() if (i + j) % 8 == 0 else pytest.mark.slow
         )
         for i, kind in enumerate(EXPECTED)
         for j, name in enumerate(NAMES)

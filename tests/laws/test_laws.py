@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from methods import every_method
 from rondo import algorithms
 from rondo.algorithm import Algorithm, Round
 from rondo.algorithms import formulas as numbers
@@ -52,11 +53,7 @@ def assert_lawful(
     assert {r.law for r in results if r.outcome == "not applicable"} == {law for law, is_so in absent.items() if is_so}
 
 
-LONG = ("fedprox", "per-fedavg", "apfl", "scaffold", "fedper", "ditto", "lg-fedavg", "local", "fed-mtl", "l2gd")
-"""Methods of whole networks, which take seconds. The default run has fedavg and fedrep of them."""
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in NAMES])
+@pytest.mark.parametrize("name", every_method())
 def test_algorithm_obeys_every_law(name: str) -> None:
     assert_lawful(algorithms.get(name), formulas(name), whole_numbers(name))
 
@@ -105,10 +102,10 @@ def test_momentum_restart_is_exempt_from_two_laws() -> None:
 FIELDS = [
     pytest.param("scaffold", {"option": "II"}, marks=pytest.mark.slow),
     pytest.param("ditto", {"personal_epochs": 2}, marks=pytest.mark.slow),
-    ("apfl", {"mixing": "after"}),
+    pytest.param("apfl", {"mixing": "after"}, marks=pytest.mark.slow),
     pytest.param("apfl", {"adaptive": True}, marks=pytest.mark.slow),
-    ("l2gd", {"p": 0.4}),
-    pytest.param("per-fedavg", {"variant": "fo"}, marks=pytest.mark.slow),
+    pytest.param("l2gd", {"p": 0.4}, marks=pytest.mark.slow),
+    ("per-fedavg", {"variant": "fo"}),
 ]
 
 

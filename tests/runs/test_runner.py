@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError
 
 import rondo
+from methods import every_method
 from rondo import algorithms, errors
 from rondo.config import ConfigError, load
 from rondo.data import population
@@ -925,7 +926,7 @@ def test_export_equals_the_adapter_and_verifies(finished: runner.RunResult, tmp_
     assert export.export(finished.run_dir, tmp_path / "plain").verification is None
 
 
-@pytest.mark.parametrize("name", algorithms.names())
+@pytest.mark.parametrize("name", every_method())
 def test_export_of_every_method_reloads_in_stock_peft(name: str, run: Run, data: Path, tmp_path: Path) -> None:
     fields = {"fedloru": {"tau": 1}, "mfedloru": {"tau": 1}, "pfedloru": {"tau": 1}, "slora": {"sparse_rounds": 1}}
     algorithm = {"name": name, **fields.get(name, {})}

@@ -179,7 +179,7 @@ def test_seconds_of_a_resumed_run_are_those_of_all_rounds(tmp_path: Path, monkey
     assert sum(seconds) <= result.summary["seconds"]["all"] < 2000
 
 
-@pytest.mark.parametrize("norm", ["batch", "batch-no-statistics"])
+@pytest.mark.parametrize("norm", [pytest.param("batch", marks=pytest.mark.slow), "batch-no-statistics"])
 def test_residual_network_without_statistics_trains(norm: str, tmp_path: Path) -> None:
     """One thing less to send, and nothing of a head's input can be kept."""
     model, pictures = {"name": "builtin:resnet10", "norm": norm}, {"image_size": 16}

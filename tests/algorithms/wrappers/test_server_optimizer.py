@@ -38,8 +38,8 @@ MOVES_BY_ITSELF = ("consensus", "zero steps", "exactness", "whole tensors")
 """Laws of plain averaging, which a step of another size or with memory breaks on purpose."""
 
 
-DIFFERENT = ("fedit", "rolora", "fedsa-lora", "hetlora", "fedloru", "pfedlora", "fedavg", "lg-fedavg", "apfl")
-"""Averages, turns, personal factors, norms as weights, merges, both; whole models, their parts, and personal ones."""
+DIFFERENT = ("rolora", "fedsa-lora", "hetlora", "fedloru", "fedavg")
+"""Turns, personal factors, norms as weights, merges, whole models."""
 
 
 @pytest.mark.parametrize("law", [n for n in LAWS if n not in MOVES_BY_ITSELF])

@@ -19,6 +19,7 @@ from torch import Tensor
 
 import tiny
 from composed import Composed
+from methods import every_method
 from rondo import algorithms
 from rondo.algorithm import Client, HeadPolicy, Round, Upload
 from rondo.config import RunConfig, load
@@ -154,7 +155,7 @@ def assert_law(together: Sequence[Answer], alone: Sequence[Answer], allowed: flo
 @pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=slow), 0.4], ids=["plain", "dropout"])
 @pytest.mark.parametrize("train", [ADAMW, pytest.param(SGD, marks=slow)], ids=["adamw", "sgd"])
 @pytest.mark.parametrize("policy", HEADS)
-@pytest.mark.parametrize("name", algorithms.names())
+@pytest.mark.parametrize("name", every_method())
 def test_cohort_equals_clients_alone(name: str, policy: str, train: Any, dropout: float) -> None:
     sim = make(name, policy, run=config(**train), dropout=dropout)
     together, alone = (trained(sim, alone=a) for a in (False, True))
@@ -271,9 +272,7 @@ def test_processor_takes_no_larger_steps_than_useful(
 
 
 @pytest.mark.parametrize("count", [pytest.param(1, marks=slow), 2])
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if i % 2 == 0 else slow) for i, n in enumerate(algorithms.names())]
-)
+@pytest.mark.parametrize("name", every_method())
 def test_rounds_agree_for_any_cohort_size_and_threads(name: str, count: int) -> None:
     states = []
     for cohort in (1, 2, "auto"):

@@ -20,7 +20,7 @@ from rondo.runs.storage import checkpoint
 from rondo.runs.storage.checkpoint import Checkpoint
 from rondo.runs.storage.client_store import Kept
 from rondo.runs.storage.durable import Damaged, Journal, Position
-from tiny_federation import EVERY_HEAD, make
+from tiny_federation import HEADS_OF_KINDS, make
 
 START = Position(0, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855")
 """The position of an empty journal."""
@@ -36,7 +36,7 @@ def values(value: float) -> Params:
     return {"a": torch.full((2, 3), value)}
 
 
-@pytest.mark.parametrize(("name", "policy"), EVERY_HEAD)
+@pytest.mark.parametrize(("name", "policy"), HEADS_OF_KINDS)
 def test_checkpoint_restores_the_whole_run(name: str, policy: str, tmp_path: Path) -> None:
     """The next round of the restored run is the same to the last bit."""
     fields = {"offset": True} if name.startswith("florg") else {}
