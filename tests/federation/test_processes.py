@@ -107,11 +107,11 @@ class Processes:
         self.until("server", "listening on")
         self.port = int(self.log("server").split("listening on 127.0.0.1:")[1].split()[0])
 
-    def site(self, name: str, port: int | None = None) -> None:
+    def site(self, name: str, port: int | None = None, *more: str) -> None:
         keys, data = str(self.folder / "keys" / name), str(self.folder / "data" / name)
         server = f"localhost:{port or self.port}"
         model = str(self.folder / "bert")
-        options = ("--keys", keys, "--data", data, "--model", model)
+        options = ("--keys", keys, "--data", data, "--model", model, *more)
         self.rondo(name, "federate", "client", "--server", server, *options)
 
     def log(self, name: str) -> str:
@@ -154,7 +154,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model={"head": "local"},
         data={"test_source": str(path / "data" / "test.csv")},
         partition={"kind": None, "clients": None},
-        train={"local_epochs": 40},
+        train={"local_epochs": 12},
         simulation={"cohort": 1},
     )
     config = {name: section for name, section in config.items() if section != {}}
@@ -178,6 +178,29 @@ def test_undisturbed(processes: Processes, folder: Path) -> None:
         processes.site(name)
     processes.end()
     assert processes.weights() == weights(folder / "simulation")
+
+
+def test_sites_are_there_before_their_server(processes: Processes, folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        processes.port = free.getsockname()[1]
+    for name in SITES:
+        processes.site(name, None, "--wait", "120")
+    for name in SITES:
+        processes.until(name, "waiting for localhost")
+    processes.serve()
+    processes.end()
+    assert processes.weights() == weights(folder / "simulation")
+
+
+def test_server_is_stopped_while_it_waits(processes: Processes) -> None:
+    processes.serve()
+    processes.site("north")
+    processes.until("server", "north takes part")
+    process = processes.running["server"]
+    processes.kill("server", signal.SIGINT)
+    assert process.returncode == 130
+    assert "Traceback" not in processes.log("server")
+    assert "go on by the same command" in processes.log("server")
 
 
 @pytest.mark.parametrize("after", ["round 1: bob", "round 2: bob"])

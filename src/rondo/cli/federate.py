@@ -188,6 +188,7 @@ def client(
     uploads_per_day: Annotated[int | None, typer.Option(help="most uploads that leave in a day")] = None,
     upload_mb: Annotated[float | None, typer.Option(help="largest upload, in MB")] = None,
     min_clients: Annotated[int, typer.Option(help="fewest clients that a round must ask")] = 1,
+    wait: Annotated[float, typer.Option(help="seconds to wait for a server that is not there yet")] = 0.0,
     insecure: Annotated[bool, typer.Option("--insecure", help="without TLS")] = False,
     stay: Annotated[bool, typer.Option("--stay", help="wait for further runs when one is over")] = False,
     allow_code: AllowCode = False,
@@ -198,7 +199,6 @@ def client(
 
         needed()
         quiet_libraries()
-        from rondo.errors import StopRequested
         from rondo.federation.keys import SiteKeys
         from rondo.federation.limits import Limits
         from rondo.federation.site import Site, take_part
@@ -210,13 +210,8 @@ def client(
         names = tuple(_names(algorithms)) if algorithms is not None else None
         largest = None if upload_mb is None else int(upload_mb * 1e6)
         limits = Limits(names, uploads_per_day, largest, min_clients)
-        site = Site(server, keys, data, folder, device, model, memory_mb, limits, insecure, stay, allow_code)
-
-        try:
-            take_part(site, told=_told, stop=stop)
-        except StopRequested:
-            print("stopped; what was trained is kept", file=sys.stderr)
-            raise typer.Exit(130) from None
+        site = Site(server, keys, data, folder, device, model, memory_mb, limits, insecure, stay, wait, allow_code)
+        take_part(site, told=_told, stop=stop)
 
 
 @federate.command()

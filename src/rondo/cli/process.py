@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from rondo.errors import ConfigError, RunInterrupted, RunStopped, visible
+from rondo.errors import ConfigError, RunInterrupted, RunStopped, StopRequested, visible
 
 FAILED, USER_ERROR = 1, 2
 
@@ -48,7 +48,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 @contextmanager
 def stoppable() -> Iterator[Any]:
     """Yield an event that SIGINT (^C) or SIGTERM sets; a second signal ends the process at once. If a run ended by
-    the first, raise the exit code of that signal: 128 plus its number."""
+    the first, or what waits for other programs did, raise the exit code of that signal: 128 plus its number."""
     import signal
     import threading
 
@@ -70,6 +70,9 @@ def stoppable() -> Iterator[Any]:
 
         flag = " --allow-code" if own_names(RunDirectory(error.run_dir).config()) else ""
         print(f"{error}\ngo on with: rondo resume {shlex.quote(str(error.run_dir))}{flag}", file=sys.stderr)
+        raise typer.Exit(128 + received[0]) from None
+    except StopRequested:
+        print("stopped; go on by the same command", file=sys.stderr)
         raise typer.Exit(128 + received[0]) from None
     finally:
         for number, old in old_handlers.items():

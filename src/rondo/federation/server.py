@@ -7,7 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,8 @@ def serve(
 
     ``told``: told in a line of sites that come and go.
 
-    The rest is as in :func:`rondo.run`. Raises as it does.
+    The rest is as in :func:`rondo.run`. Raises as it does, and :class:`~rondo.errors.StopRequested` after ``stop`` while
+    it waits for sites.
     """
     began = time.perf_counter()
     settings = load(config, [*sets, *ELSEWHERE], check_paths=False)
@@ -66,7 +67,7 @@ def serve(
         start = assembly.start()
         directory = RunDirectory.create(run_dir, settings.algorithm.name)
         with locked(directory):
-            directory.write(RECORD, _record(run, listening))
+            directory.write(RECORD, _record(run, replace(listening, port=line.port)))
             sites.record = directory.path / SITES
             begin(directory, assembly)
             observer.prepared(assembly.population.report)
@@ -87,7 +88,7 @@ def resume(
     stop: threading.Event | None = None,
 ) -> RunResult:
     """Continue a federation's run after its last committed round, as :func:`rondo.resume` continues a simulation.
-    ``listening``: as before where it is left out."""
+    ``listening``: as before where it is left out. Raises as :func:`serve` does."""
     began = time.perf_counter()
     directory = RunDirectory.open(run_dir)
     with locked(directory):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,7 @@ class Site:
     - ``memory_mb``: memory for training, in MiB.
     - ``insecure``: without TLS.
     - ``stay``: wait for further runs when one is over.
+    - ``wait``: seconds to wait for a server that is not there yet.
     """
 
     server: str
@@ -50,6 +52,7 @@ class Site:
     limits: Limits = field(default_factory=Limits)
     insecure: bool = False
     stay: bool = False
+    wait: float = 0.0
     allow_code: bool = False
 
 
@@ -64,7 +67,7 @@ def take_part(
     rows = _rows(site.data, keys.clients)
     host, port = _address(site.server)
     ca = None if site.insecure else keys.ca
-    _reach(host, port, ca)
+    _await(host, port, ca, site.wait, told, stop)
     desk = Desk(rows, site.folder, site.device, site.limits, told, stop, site.model, site.memory_mb, site.allow_code)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     lost = first = True
@@ -135,8 +138,30 @@ def _address(server: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def _await(
+    host: str, port: int, ca: Path | None, seconds: float, told: Callable[[str], None], stop: threading.Event
+) -> None:
+    """Wait at most ``seconds`` until something answers at this address. Raises :class:`ConfigError` with the reason if
+    nothing does, or it is not the server that ``ca`` vouches for; and :class:`StopRequested`."""
+    end, waits = time.monotonic() + seconds, False
+    while True:
+        try:
+            return _reach(host, port, ca)
+        except (OSError, UnicodeError) as error:
+            if time.monotonic() >= end:
+                reason = getattr(error, "strerror", None) or str(error)
+                message = f"{host}:{port} cannot be reached: {reason}; mend the address, or wait for it by --wait"
+                raise ConfigError.at("--server", message) from None
+        if not waits:
+            told(f"waiting for {host}:{port}")
+        waits = True
+        if stop.wait(_SLOW):
+            raise StopRequested
+
+
 def _reach(host: str, port: int, ca: Path | None) -> None:
-    """Raise :class:`ConfigError` with the reason if there is no server, or not the one that ``ca`` vouches for."""
+    """Raise :class:`ConfigError` with the reason if the server is not the one that ``ca`` vouches for, and OSError or
+    UnicodeError if there is none."""
     try:
         with socket.create_connection((host, port), timeout=_TIMEOUT) as plain:
             if ca is not None:
@@ -150,6 +175,3 @@ def _reach(host: str, port: int, ca: Path | None) -> None:
     except ssl.SSLError as error:
         message = f"{host}:{port} does not speak TLS ({error.reason}): it is another server, or one with --insecure"
         raise ConfigError.at("--server", message) from None
-    except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError.at("--server", f"{host}:{port} cannot be reached: {reason}; mend the address") from None
