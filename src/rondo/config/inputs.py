@@ -115,11 +115,12 @@ class TaskConfig(Section):
     """The task."""
 
     kind: str = "sequence-classification"
-    """``"sequence-classification"``, ``"causal-lm"``, ``"image-classification"``, ``"regression"``, ``"linear"`` (least
-    squares in float64), or ``package.module:Class`` for a subclass of ``rondo.tasks.task.Task``."""
+    """``"sequence-classification"``, ``"sequence-regression"`` (a number for a text), ``"causal-lm"``,
+    ``"image-classification"``, ``"regression"`` (a number for numbers), ``"linear"`` (least squares in float64), or
+    ``package.module:Class`` for a subclass of ``rondo.tasks.task.Task``."""
     text: str | Annotated[list[str], Field(min_length=1, max_length=2)] | None = None
-    """Column with the text. A classifier takes two columns too; causal-lm takes one, or ``prompt`` and ``response``, or
-    ``messages``."""
+    """Column with the text. Classification and regression of texts take two columns too; causal-lm takes one, or
+    ``prompt`` and ``response``, or ``messages``."""
     label: str | None = None
     """Column with the label (classification)."""
     labels: Annotated[list[str], Field(min_length=2)] | None = None
@@ -157,7 +158,7 @@ class TaskConfig(Section):
     features: Annotated[list[str], Field(min_length=1)] | None = None
     """Columns with the numbers to predict from (regression)."""
     target: str | None = None
-    """Column with the number to predict (regression)."""
+    """Column with the number to predict (regression and sequence-regression)."""
 
 
 class DataConfig(Section):

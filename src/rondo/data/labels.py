@@ -84,7 +84,8 @@ def _fault(places: Mapping[str, str], count: int) -> str:
     if len(fractions) > _FEW:
         return (
             f"{len(fractions)} numbers with fractions as labels, such as {example(fractions[0])}: to predict numbers "
-            "is regression: set task.kind = 'regression', or name a column of classes"
+            "is regression: set task.kind = 'sequence-regression' for texts or 'regression' for numbers, or name a "
+            "column of classes"
         )
     first = next(iter(places))
     if len(places) > max(_FEW, count / 2):

@@ -199,7 +199,9 @@ model = PeftModel.from_pretrained(model, folder)
 ```"""
     auto = f"AutoPeftModelFor{(kind.auto or '').removeprefix('AutoModelFor')}"
     options, labels, before = "", "", ""
-    if kind.head:
+    if kind.outputs is not None:
+        options = f", num_labels={kind.outputs}, ignore_mismatched_sizes=True"
+    elif kind.head:
         # PEFT loads the base model by the base's own configuration, which does not know these labels.
         before = "import json\n\n"
         labels = 'labels = dict(enumerate(json.load(open(f"{folder}/labels.json", encoding="utf-8"))))\n'

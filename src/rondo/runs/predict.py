@@ -31,6 +31,7 @@ from rondo.tasks.classification import SequenceClassification
 from rondo.tasks.image_classification import ImageClassification
 from rondo.tasks.regression import Regression
 from rondo.tasks.row_checks import RowProblem
+from rondo.tasks.sequence_regression import SequenceRegression
 from rondo.tasks.task import Batch, Task
 
 _SOURCE = "rondo predict"
@@ -118,7 +119,7 @@ def _whole(result: HandedOver, outline: Outline, device: torch.device, allow_cha
 
 
 def _predictions(output: Output, task: Task, rows: Rows, batch_size: int, device: torch.device) -> list[dict[str, Any]]:
-    if not isinstance(task, SequenceClassification | ImageClassification | Regression):
+    if not isinstance(task, SequenceClassification | ImageClassification | Regression | SequenceRegression):
         message = f"{type(task).__name__} is no classifier, regression or language model: call the network yourself"
         raise ConfigError.at("task.kind", message)
     examples: Sequence[Any] = task.unlabelled(rows)
@@ -126,7 +127,7 @@ def _predictions(output: Output, task: Task, rows: Rows, batch_size: int, device
     for batch in _batches([e.cost for e in examples], batch_size):
         inputs, _ = task.collate([examples[i] for i in batch])
         result = output(on_device(inputs, device)).float()
-        if isinstance(task, Regression):
+        if isinstance(task, Regression | SequenceRegression):
             for i, value in zip(batch, result.flatten().tolist(), strict=True):
                 predictions[i] = {"prediction": value}
             continue

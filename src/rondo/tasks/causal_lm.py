@@ -143,7 +143,7 @@ class CausalLM(TextTask):
             "input_ids": pad([e.ids for e in examples], self.tokenizer.pad_token_id),
             "attention_mask": pad([[1] * e.cost for e in examples], 0),
         }
-        targets = [e.target if isinstance(e.target, tuple) else (e.target,) for e in examples]
+        targets = [e.target if isinstance(e.target, tuple) else (int(e.target),) for e in examples]
         labels = pad(targets, IGNORED)
         # Find the places here, on the CPU: nonzero would have to wait for a GPU.
         followed = functional.pad(labels[:, 1:] != IGNORED, (0, 1))

@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from rondo.config.inputs import TaskConfig
-from rondo.tasks.row_checks import Row, RowProblem
+from rondo.tasks.row_checks import Row, RowProblem, number_problem
 from rondo.tasks.task import Batch, Scores, Task
-
-_LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
@@ -50,14 +48,8 @@ class Regression(Task):
         """See :meth:`rondo.tasks.task.Task.problem`."""
         columns = [*(config.features or ()), *([config.target] if config.target is not None else [])]
         for column in columns:
-            try:
-                value = math.nan if isinstance(row[column], bool) else float(row[column])
-            except (TypeError, ValueError, OverflowError):
-                value = math.nan
-            if not math.isfinite(value):
-                return RowProblem(number, column, f"expected a finite number, got {row[column]!r:.60}")
-            if abs(value) > _LARGEST:
-                return RowProblem(number, column, f"{row[column]!r:.60} is beyond float32: use another unit")
+            if (problem := number_problem(row, number, column)) is not None:
+                return problem
         return None
 
     def encode(self, rows: Sequence[Row]) -> list[Numbers]:

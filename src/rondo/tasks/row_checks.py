@@ -11,6 +11,9 @@ from rondo.config.inputs import TaskConfig
 
 Row: TypeAlias = Mapping[str, Any]
 
+_LARGEST = (2 - 2**-23) * 2.0**127
+"""The largest number of float32."""
+
 
 @dataclass(frozen=True)
 class RowProblem:
@@ -103,6 +106,20 @@ def value_problem(row: Row, number: int, column: str) -> RowProblem | None:
     if value is None or (isinstance(value, float) and math.isnan(value)) or not str(value).strip():
         return RowProblem(number, column, "the value is missing")
     return text_problem({column: str(value)}, number, column)
+
+
+def number_problem(row: Row, number: int, column: str) -> RowProblem | None:
+    """The problem with the number in ``column``, or None. It may be text that reads as a number, must be finite, and
+    must not be beyond float32."""
+    try:
+        value = math.nan if isinstance(row[column], bool) else float(row[column])
+    except (TypeError, ValueError, OverflowError):
+        value = math.nan
+    if not math.isfinite(value):
+        return RowProblem(number, column, f"expected a finite number, got {row[column]!r:.60}")
+    if abs(value) > _LARGEST:
+        return RowProblem(number, column, f"{row[column]!r:.60} is beyond float32: use another unit")
+    return None
 
 
 def value_name(value: Any) -> str:

@@ -30,6 +30,8 @@ class Kind:
     """Content of a row. Text needs the model's tokenizer."""
     auto: str | None
     """Transformers' class for its models; None if it has none."""
+    outputs: int | None
+    """Outputs of the head; None: one per label."""
     peft: Literal["SEQ_CLS", "CAUSAL_LM"] | None
     """PEFT's name for it; None if it has none."""
     pipeline: str | None
@@ -42,11 +44,12 @@ class Kind:
 
 
 _KEYS = {
-    "text": ("sequence-classification", "causal-lm"),
+    "text": ("sequence-classification", "sequence-regression", "causal-lm"),
     **dict.fromkeys(("label", "labels"), ("sequence-classification", "image-classification")),
     **dict.fromkeys(("prompt", "response", "messages", "separator", "chat_template"), ("causal-lm",)),
     **dict.fromkeys(("image", "image_size", "image_shape"), ("image-classification",)),
-    **dict.fromkeys(("features", "target"), ("regression",)),
+    "features": ("regression",),
+    "target": ("regression", "sequence-regression"),
 }
 """Keys of ``[task]`` that are None unless set, with the kinds that use them."""
 _CHOICES = {"normalize": "unit", "augment": "none"}
@@ -65,7 +68,7 @@ def _unused(task: Mapping[str, Any]) -> Iterator[Problem]:
     given += [(key, ("image-classification",)) for key, default in _CHOICES.items() if task[key] != default]
     for key, users in given:
         if task["kind"] not in users:
-            kinds = " and ".join(map(repr, users))
+            kinds = ", ".join(map(repr, users[:-1])) + (" and " if len(users) > 1 else "") + repr(users[-1])
             verb = "uses" if len(users) == 1 else "use"
             yield Problem(f"task.{key}", f"only kind = {kinds} {verb} it: remove it, or set task.kind")
 
@@ -75,6 +78,13 @@ def _classification(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem
         yield Problem("task.text", "name the column, or the two columns, with the text")
     if own_data and task["label"] is None:
         yield Problem("task.label", "name the column with the label")
+
+
+def _sequence_regression(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
+    if task["text"] is None:
+        yield Problem("task.text", "name the column, or the two columns, with the text")
+    if task["target"] is None:
+        yield Problem("task.target", "name the column with the number to predict")
 
 
 def _causal_lm(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
@@ -125,16 +135,29 @@ TABLE: dict[str, Kind] = {
         cls="rondo.tasks.classification:SequenceClassification",
         inputs="text",
         auto="AutoModelForSequenceClassification",
+        outputs=None,
         peft="SEQ_CLS",
         pipeline="text-classification",
         head=True,
         builtin="builtin:home-intents",
         checks=_classification,
     ),
+    "sequence-regression": Kind(
+        cls="rondo.tasks.sequence_regression:SequenceRegression",
+        inputs="text",
+        auto="AutoModelForSequenceClassification",
+        outputs=1,
+        peft="SEQ_CLS",
+        pipeline="text-classification",
+        head=True,
+        builtin=None,
+        checks=_sequence_regression,
+    ),
     "causal-lm": Kind(
         cls="rondo.tasks.causal_lm:CausalLM",
         inputs="text",
         auto="AutoModelForCausalLM",
+        outputs=None,
         peft="CAUSAL_LM",
         pipeline="text-generation",
         head=False,
@@ -145,6 +168,7 @@ TABLE: dict[str, Kind] = {
         cls="rondo.tasks.image_classification:ImageClassification",
         inputs="image",
         auto="AutoModelForImageClassification",
+        outputs=None,
         peft=None,
         pipeline="image-classification",
         head=True,
@@ -155,6 +179,7 @@ TABLE: dict[str, Kind] = {
         cls="rondo.tasks.regression:Regression",
         inputs="numbers",
         auto=None,
+        outputs=1,
         peft=None,
         pipeline=None,
         head=True,
@@ -165,6 +190,7 @@ TABLE: dict[str, Kind] = {
         cls="rondo.tasks.linear:LinearRegression",
         inputs="numbers",
         auto=None,
+        outputs=None,
         peft=None,
         pipeline=None,
         head=True,

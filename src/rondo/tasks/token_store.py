@@ -6,6 +6,7 @@ import hashlib
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -14,8 +15,8 @@ class TextExample:
 
     ids: tuple[int, ...]
     """Input ids."""
-    target: int | tuple[int, ...]
-    """A class, or ids."""
+    target: float | tuple[int, ...]
+    """A class, a number to predict, or ids."""
     segments: tuple[int, ...] | None = None
     """Segment ids, if the tokenizer gives them."""
     lost: int = 0
@@ -28,11 +29,14 @@ class TextExample:
 
 
 class TokenStore:
-    """All examples of a run. Targets are all classes or all sequences; all examples have segments, or none has."""
+    """All examples of a run. Targets are all single or all sequences; all examples have segments, or none has.
 
-    def __init__(self) -> None:
+    ``targets``: the array type of targets, "i" for classes and ids or "d" for numbers to predict.
+    """
+
+    def __init__(self, targets: Literal["i", "d"] = "i") -> None:
         self._ids, self._ends = array("i"), array("q", [0])
-        self._targets, self._target_ends = array("i"), array("q", [0])
+        self._targets, self._target_ends = array(targets), array("q", [0])
         self._segments = array("b")
         self._single = True
         self._cut_rows = self._lost_tokens = 0
@@ -43,8 +47,9 @@ class TokenStore:
         for example in examples:
             self._ids.extend(example.ids)
             self._ends.append(len(self._ids))
-            self._single = isinstance(example.target, int)
-            self._targets.extend((example.target,) if isinstance(example.target, int) else example.target)
+            self._single = not isinstance(example.target, tuple)
+            targets: Any = (example.target,) if self._single else example.target
+            self._targets.extend(targets)
             self._target_ends.append(len(self._targets))
             self._segments.extend(example.segments or ())
             self._cut_rows += example.lost > 0

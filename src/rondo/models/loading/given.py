@@ -70,6 +70,9 @@ def _check(kind: Kind, model: Any, labels: Sequence[str]) -> None:
         raise ConfigError.at("model", message)
     if any(tensor.is_meta for tensor in model.parameters()):
         raise ConfigError.at("model", "some of its weights are not in memory (meta device): load them")
-    if kind.head and model.config.num_labels != len(labels):
-        message = f"it has {model.config.num_labels} classes and the rows have {len(labels)}: load it with num_labels="
-        raise ConfigError.at("model", f"{message}{len(labels)}")
+    outputs = kind.outputs if kind.outputs is not None else len(labels)
+    if kind.head and model.config.num_labels != outputs:
+        has = f"it has {model.config.num_labels} classes and the rows have {len(labels)}"
+        if kind.outputs is not None:
+            has = f"it has {model.config.num_labels} outputs and the task has {kind.outputs}"
+        raise ConfigError.at("model", f"{has}: load it with num_labels={outputs}")

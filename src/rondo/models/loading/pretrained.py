@@ -90,7 +90,9 @@ def load_config(
     options: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": False}
     if gguf_file is not None:
         options["gguf_file"] = gguf_file
-    if kind.head:
+    if kind.outputs is not None:
+        options["num_labels"] = kind.outputs
+    elif kind.head:
         names = dict(enumerate(labels))
         options |= {"num_labels": len(labels), "id2label": names, "label2id": {n: i for i, n in names.items()}}
     with quiet(stderr=gguf_file is not None):

@@ -1,0 +1,61 @@
+"""Scores of predicted numbers by their correlation with the true ones."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from rondo.tasks.task import Batch, Scores
+
+
+def pearson(x: Tensor, y: Tensor) -> float | None:
+    """Pearson's correlation of two vectors of float64; None if one of them has no two different numbers, or any that
+    is not finite."""
+    if len(x) == 0 or not bool((x.isfinite() & y.isfinite()).all()) or x.min() == x.max() or y.min() == y.max():
+        return None
+    x, y = (v - v.mean() for v in (x, y))
+    value = float((x / x.norm()) @ (y / y.norm()))
+    return max(-1.0, min(1.0, value)) if math.isfinite(value) else None
+
+
+def spearman(x: Tensor, y: Tensor) -> float | None:
+    """Spearman's correlation of two vectors of float64: Pearson's of their ranks. None as in :func:`pearson`."""
+    return pearson(_ranks(x), _ranks(y)) if pearson(x, y) is not None else None
+
+
+def _ranks(x: Tensor) -> Tensor:
+    """The rank of each number, from 1; equal ones share the mean of theirs."""
+    _, place, counts = torch.unique(x, return_inverse=True, return_counts=True)
+    last = counts.cumsum(0).double()
+    ranks: Tensor = last - (counts - 1) / 2
+    return ranks[place]
+
+
+class NumberTally:
+    """A :class:`rondo.tasks.task.Tally` of Pearson's and Spearman's correlation and the mean squared error. The output
+    is (rows,) or (rows, 1), and the target ``y`` (rows,)."""
+
+    def __init__(self) -> None:
+        self.true: list[Tensor] = []
+        self.predicted: list[Tensor] = []
+
+    def add(self, output: Tensor, targets: Batch) -> None:
+        """See :class:`rondo.tasks.task.Tally`."""
+        y = targets["y"].double().cpu()
+        self.true.append(y)
+        self.predicted.append(output.double().cpu().reshape(y.shape))
+
+    def scores(self) -> Scores:
+        """See :class:`rondo.tasks.task.Tally`."""
+        if not self.true:
+            return {"pearson": None, "spearman": None, "mse": None, "examples": 0}
+        y, predicted = torch.cat(self.true), torch.cat(self.predicted)
+        mse = float((predicted - y).square().mean())
+        return {
+            "pearson": pearson(predicted, y),
+            "spearman": spearman(predicted, y),
+            "mse": mse if math.isfinite(mse) else None,
+            "examples": len(y),
+        }
