@@ -139,6 +139,10 @@ class TaskConfig(Section):
     assistant take turns. The chat template renders it, and the loss is on the assistant's turns only."""
     chat_template: str | None = None
     """Jinja file with the chat template (causal-lm), in place of the tokenizer's own."""
+    metric: str | None = None
+    """Metric by which progress is shown, the best round kept (``adapter-best``) and a run ended by patience; left out,
+    the task's own, the first: accuracy, f1, matthews, loss (classification); pearson, spearman, mse
+    (sequence-regression); loss, perplexity, accuracy (causal-lm); r2, rmse, mae (regression)."""
     max_length: Annotated[int, Field(ge=4)] = 128
     """Most tokens per example."""
     image: str | None = None

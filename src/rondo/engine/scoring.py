@@ -118,8 +118,9 @@ class Scorer:
 def scores(
     network: Network, task: Task, seen: Params, base: Base, examples: Sequence[Example], *, batch_size: int
 ) -> dict[str, float | None]:
-    """The task's metrics of the model ``seen`` (no client axis, on the network's device), in batches of examples of
-    similar cost. One that is not finite is None: it is no number to compare, and none that JSON has."""
+    """The task's metrics of the model ``seen`` (no client axis, on the network's device), its primary one first, in
+    batches of examples of similar cost. One that is not finite is None: it is no number to compare, and none that JSON
+    has."""
     tally = task.tally()
     batched = add_client_axis(seen)
     ordered = sorted(examples, key=lambda e: e.cost)
@@ -127,9 +128,8 @@ def scores(
         inputs, targets = task.collate(ordered[start : start + batch_size])
         inputs, targets = (on_device(part, network.device) for part in (inputs, targets))
         tally.add(network(batched, base, inputs), targets)
-    return {
-        name: value if value is not None and math.isfinite(value) else None for name, value in tally.scores().items()
-    }
+    found = sorted(tally.scores().items(), key=lambda score: score[0] != task.primary)
+    return {name: value if value is not None and math.isfinite(value) else None for name, value in found}
 
 
 def spread(per_client: Mapping[str, Mapping[str, Any]], metric: str, *, higher_is_better: bool) -> dict[str, Any]:

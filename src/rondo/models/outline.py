@@ -34,6 +34,7 @@ from rondo.models.whole import linear_problem
 from rondo.models.whole import outline as builtin_outline
 from rondo.models.whole.model import trained_names
 from rondo.tasks import table as tasks
+from rondo.tasks.make import make as make_task
 from rondo.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def _outline(config: RunConfig, labels: Sequence[str], found: _Found) -> Transfo
     except ConfigError as error:
         problems += error.problems
     problems += _of_whole_training(config)
-    task = tasks.load(config.task.kind).of(config.task, tokenizer, labels)
+    task = make_task(config.task, tokenizer, labels)
     return TransformerOutline(task, sites, problems, found.name, found.known, tokenizer, limit, found.loaded)
 
 

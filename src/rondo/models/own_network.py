@@ -23,6 +23,7 @@ from rondo.models.whole.model import WholeModel, whole_model
 from rondo.models.whole.outline import unused
 from rondo.params import Params
 from rondo.tasks import table as tasks
+from rondo.tasks.make import make as make_task
 from rondo.tasks.task import Example, Task
 
 RESULT = "tensors.safetensors"
@@ -110,9 +111,9 @@ def look(config: RunConfig, labels: Sequence[str]) -> OwnOutline:
     if kind in tasks.TABLE and tasks.TABLE[kind].inputs == "text":
         message = f"a network of one's own has no tokenizer, which {kind} needs: name a task as package.module:Class"
         raise ConfigError.at("task.kind", message)
-    cls = tasks.load(kind)
+    tasks.load(kind)  # its faults are told apart from those of making it
     try:
-        task = cls.of(config.task, None, labels)
+        task = make_task(config.task, None, labels)
         if not isinstance(task, Task):
             raise TypeError(f"of() gave a {type(task).__name__}")
     except Exception as error:  # the user's class may raise anything

@@ -34,7 +34,7 @@ def measured(record: Mapping[str, Any]) -> list[str]:
     """The training loss, the primary score and the measures of a round, where it has them."""
     parts = [f"loss {record['loss']:.3f}"] if record["loss"] is not None else []
     for kind in ("global", "cold_start"):
-        # A task's first score is its primary one.
+        # The first score is of the primary metric.
         metric, value = next(iter(record["scores"].get(kind, {}).items()), ("", None))
         if value is not None:
             parts.append(f"{metric} {value:.3f}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from torch import Tensor
 from torch.nn import functional
@@ -32,7 +32,7 @@ class CausalLM(TextTask):
     with ``separator``, or with a newline without one.
     """
 
-    primary: ClassVar[str] = "loss"
+    primary = "loss"
 
     def __init__(
         self,

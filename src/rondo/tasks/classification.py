@@ -25,8 +25,8 @@ class SequenceClassification(SequenceTask):
     ``labels``: the label names, in the order of the classes.
     """
 
-    primary: ClassVar[str] = "accuracy"
-    higher_is_better: ClassVar[bool] = True
+    primary = "accuracy"
+    higher_is_better = True
     classes: ClassVar[bool] = True
 
     def __init__(

@@ -31,7 +31,7 @@ class LinearRegression(Task):
     row's loss is its squared error, summed over outputs, and half of it for a problem of heads, as the papers write it.
     """
 
-    primary: ClassVar[str] = "loss"
+    primary = "loss"
     precision: ClassVar[torch.dtype] = torch.float64
     least_squares: ClassVar[str | None] = "y"
 

@@ -31,8 +31,8 @@ class Regression(Task):
     ``target``: the column to predict.
     """
 
-    primary: ClassVar[str] = "r2"
-    higher_is_better: ClassVar[bool] = True
+    primary = "r2"
+    higher_is_better = True
     least_squares: ClassVar[str | None] = "y"
 
     def __init__(self, features: Sequence[str], target: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -25,8 +25,8 @@ class SequenceRegression(SequenceTask):
     ``target``: the column to predict.
     """
 
-    primary: ClassVar[str] = "pearson"
-    higher_is_better: ClassVar[bool] = True
+    primary = "pearson"
+    higher_is_better = True
 
     def __init__(self, tokenizer: Any, columns: Sequence[str], target: str, max_length: int) -> None:
         super().__init__(tokenizer, columns, max_length)

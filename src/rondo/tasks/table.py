@@ -40,9 +40,12 @@ class Kind:
     """Whether its models have a task head."""
     builtin: str | None
     """The data if the user names none; None if the user must."""
+    metrics: Mapping[str, bool]
+    """Metrics that ``task.metric`` may name, and whether higher is better; the first is the task's own."""
     checks: Checks
 
 
+_CLASS_METRICS = {"accuracy": True, "f1": True, "matthews": True, "loss": False}
 _KEYS = {
     "text": ("sequence-classification", "sequence-regression", "causal-lm"),
     **dict.fromkeys(("label", "labels"), ("sequence-classification", "image-classification")),
@@ -60,6 +63,12 @@ def _labels(task: Mapping[str, Any]) -> Iterator[Problem]:
     names = task["labels"] or ()
     if twice := next((name for name in names if names.count(name) > 1), None):
         yield Problem("task.labels", f"{twice!r} is named twice: name it once")
+
+
+def _metric(task: Mapping[str, Any]) -> Iterator[Problem]:
+    name, known = task["metric"], TABLE[task["kind"]].metrics
+    if name is not None and name not in known:
+        yield Problem("task.metric", f"a {task['kind']} task has {', '.join(known)}, not {name!r}: take one of them")
 
 
 def _unused(task: Mapping[str, Any]) -> Iterator[Problem]:
@@ -140,6 +149,7 @@ TABLE: dict[str, Kind] = {
         pipeline="text-classification",
         head=True,
         builtin="builtin:home-intents",
+        metrics=_CLASS_METRICS,
         checks=_classification,
     ),
     "sequence-regression": Kind(
@@ -151,6 +161,7 @@ TABLE: dict[str, Kind] = {
         pipeline="text-classification",
         head=True,
         builtin=None,
+        metrics={"pearson": True, "spearman": True, "mse": False},
         checks=_sequence_regression,
     ),
     "causal-lm": Kind(
@@ -162,6 +173,7 @@ TABLE: dict[str, Kind] = {
         pipeline="text-generation",
         head=False,
         builtin="builtin:home-intents",
+        metrics={"loss": False, "perplexity": False, "accuracy": True},
         checks=_causal_lm,
     ),
     "image-classification": Kind(
@@ -173,6 +185,7 @@ TABLE: dict[str, Kind] = {
         pipeline="image-classification",
         head=True,
         builtin="builtin:digits",
+        metrics=_CLASS_METRICS,
         checks=_images,
     ),
     "regression": Kind(
@@ -184,6 +197,7 @@ TABLE: dict[str, Kind] = {
         pipeline=None,
         head=True,
         builtin=None,
+        metrics={"r2": True, "rmse": False, "mae": False},
         checks=_regression,
     ),
     "linear": Kind(
@@ -195,6 +209,7 @@ TABLE: dict[str, Kind] = {
         pipeline=None,
         head=True,
         builtin="builtin:linear",
+        metrics={"loss": False},
         checks=_linear,
     ),
 }
@@ -206,7 +221,10 @@ def check(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
     if kind in TABLE:
         yield from _unused(task)
         yield from _labels(task)
+        yield from _metric(task)
         yield from TABLE[kind].checks(task, own_data)
+    elif task["metric"] is not None and ":" in kind:
+        yield Problem("task.metric", "a task of one's own names its metric itself (Task.primary): remove it")
     elif ":" not in kind:
         near = difflib.get_close_matches(kind, TABLE, n=2)
         own = " (one of your own is given as package.module:Class)"

@@ -18,7 +18,7 @@ from rondo.tasks.row_checks import Row, RowProblem
 
 Batch: TypeAlias = Mapping[str, Tensor]
 Scores: TypeAlias = dict[str, float | None]
-"""Metric to value, the task's ``primary`` metric first. A metric undefined on these data is None, never NaN."""
+"""Metric to value, the task's ``primary`` metric among them. A metric undefined on these data is None, never NaN."""
 
 
 class Example(Protocol):
@@ -70,9 +70,11 @@ class Picture:
 class Task(ABC):
     """A kind of task; an instance serves one run. Users name their own as ``package.module:Class`` in ``task.kind``."""
 
-    primary: ClassVar[str]
-    """The metric to show; it comes first in a tally's scores."""
-    higher_is_better: ClassVar[bool] = False
+    primary: str
+    """The metric to show, to keep the best round by and to end a run by. A class sets its default; ``task.metric``
+    names another one for a run."""
+    higher_is_better: bool = False
+    """Whether higher values of :attr:`primary` are better."""
     classes: ClassVar[bool] = False
     """Whether every row has one of several labels, in the column ``task.label``."""
     precision: ClassVar[torch.dtype] = torch.float32

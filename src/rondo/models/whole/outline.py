@@ -16,6 +16,7 @@ from rondo.models.whole.classical import WORDS, make
 from rondo.models.whole.hashing_tokenizer import HashingTokenizer
 from rondo.models.whole.model import WholeModel, head_names, trained_names, whole_model
 from rondo.tasks import table as tasks
+from rondo.tasks.make import make as make_task
 from rondo.tasks.task import Task
 
 
@@ -46,7 +47,7 @@ def look(config: RunConfig, labels: Sequence[str]) -> ClassicalOutline:
         trained_names(config, module, head, sites)
     except ConfigError as error:
         problems += error.problems
-    task = tasks.load(config.task.kind).of(config.task, tokenizer_of(config), labels)
+    task = make_task(config.task, tokenizer_of(config), labels)
     return ClassicalOutline(task, sites, problems, labels)
 
 
