@@ -109,7 +109,7 @@ def test_every_kind_gives_the_same_pictures(kind: str, tmp_path: Path) -> None:
     assert len(rows) == 12
     expected = {(p.tobytes(), str(n)) for p, n in zip(TRAIN, LABELS, strict=True)}
     assert {(r["image"].tobytes(), str(r["label"])) for r in rows} == expected
-    test = {(r["image"].tobytes(), str(r["label"])) for r in result.test}
+    test = {(r["image"].tobytes(), str(r["label"])) for r in result.test.rows}
     assert test == {(p.tobytes(), str(n)) for p, n in zip(TEST, TEST_LABELS, strict=True)}
 
 
@@ -210,8 +210,8 @@ def test_pictures_are_sampled_before_they_are_opened(tmp_path: Path, monkeypatch
     result = dealt(tmp_path, **limits)
     assert len(count) == 6 + 3 + 1  # the first picture tells the shape
     assert (result.loaded, result.unsampled, result.bad) == (12, 6, 0)
-    assert (result.test_loaded, result.test_unsampled) == (6, 3)
-    kept = [row for rows in (*result.rows.values(), result.test) for row in rows]
+    assert (result.test.loaded, result.test.unsampled) == (6, 3)
+    kept = [row for rows in (*result.rows.values(), result.test.rows) for row in rows]
     assert sorted(row["label"] for row in kept) == sorted("012" * 3)
     assert all(isinstance(row["image"], np.ndarray) for row in kept)
 
@@ -244,7 +244,7 @@ def test_classes_may_be_called_like_splits(names: tuple[str, ...], tmp_path: Pat
     result = dealt(write_classes(tmp_path, *names))
     labels = [row["label"] for rows in result.rows.values() for row in rows]
     assert sorted(labels) == sorted(names * 3)
-    assert result.test == []
+    assert result.test.rows == []
 
 
 def test_folders_that_are_neither_classes_nor_splits_are_named(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -129,6 +130,7 @@ def cross_checks(config: RunConfig) -> Iterator[Problem]:
     yield from _whole_checks(config)
     yield from linear_checks(config, data_source(config))
     yield from _source_checks(config)
+    yield from _more_tests_checks(config)
     yield from _gguf_checks(config.model)
 
 
@@ -168,6 +170,14 @@ def _source_checks(config: RunConfig) -> Iterator[Problem]:
     elif kind is not None and source in BUILTINS and source != kind.builtin:
         message = f"{source!r} is not for {config.task.kind}: name another, or set task.kind"
         yield Problem("data.source", message)
+
+
+def _more_tests_checks(config: RunConfig) -> Iterator[Problem]:
+    """Yield the faults of the names in ``data.more_tests``, which are keys of records."""
+    for name in config.data.more_tests:
+        if not re.fullmatch("[A-Za-z0-9_-]+", name) or name in ("test", "validation"):
+            message = f"{name!r} cannot name a test set: take letters, digits, - and _, and not test or validation"
+            yield Problem("data.more_tests", message)
 
 
 def _fault_checks(config: RunConfig) -> Iterator[Problem]:
@@ -244,8 +254,9 @@ def missing_files(config: RunConfig) -> Iterator[Problem]:
     template = config.task.chat_template
     if template is not None and not Path(template).expanduser().is_file():
         yield Problem("task.chat_template", f"no such file: {template!r}; mend the path")
-    for key in ("source", "clients_from", "test_source"):
-        value = getattr(config.data, key)
+    paths = {key: getattr(config.data, key) for key in ("source", "clients_from", "test_source")}
+    paths |= {f"more_tests.{name}": value for name, value in config.data.more_tests.items() if is_path(value)}
+    for key, value in paths.items():
         if value is not None and is_path(value) and not _exists(value):
             yield Problem(
                 f"data.{key}",

@@ -183,13 +183,17 @@ class DataConfig(Section):
     """Split for the test set; ``""`` means no test set."""
     test_source: str | None = None
     """File with the test set. Rows that come from single files have no other."""
+    more_tests: dict[str, str] = Field(default_factory=dict)
+    """More test sets, each by a name of its own: a file, or a split of the source, such as
+    ``{ mismatched = "validation_mismatched" }``. Their scores stand beside those of the test set; no round is chosen by
+    them."""
     validation_fraction: Fraction = 0.1
     """Share of each client's rows that is never trained on."""
     max_train_rows: Positive | None = None
     """Use a random sample of so many training rows, drawn from ``seed``. Labels, and clients by nature, keep their
     shares. Pictures outside of the sample are not opened."""
     max_test_rows: Positive | None = None
-    """Use a random sample of so many test rows, drawn from ``seed``. Labels keep their shares."""
+    """Use a random sample of so many rows of each test set, drawn from ``seed``. Labels keep their shares."""
     max_read_mb: Positive = 2048
     """The most memory for rows, in MiB. Text files count as they are, Parquet and Hugging Face data sets with 128 bytes
     per value and their texts uncompressed."""

@@ -16,7 +16,7 @@ import pydantic
 from pydantic import ConfigDict
 
 from rondo import algorithms
-from rondo.config.checks import cross_checks, missing_files, missing_packages
+from rondo.config.checks import cross_checks, is_path, missing_files, missing_packages
 from rondo.config.explain import explain, merged, unknown
 from rondo.config.inputs import AT_SITES, GIVEN
 from rondo.config.schema import RunConfig
@@ -85,7 +85,8 @@ def located(config: RunConfig) -> RunConfig:
 
     data, adapter = config.data, config.adapter
     pattern = None if data.clients_from in (None, GIVEN, AT_SITES) else absolute(str(data.clients_from))
-    sources = {"source": found(data.source), "test_source": found(data.test_source)}
+    sources: dict[str, Any] = {"source": found(data.source), "test_source": found(data.test_source)}
+    sources["more_tests"] = {n: absolute(v) if is_path(v) else v for n, v in data.more_tests.items()}
     start = {"adapter": adapter.model_copy(update={"start_from": found(adapter.start_from)})}
     return config.model_copy(
         update={

@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rondo.algorithm import Round
 from rondo.config.checks import list_lengths, partition_kind
@@ -23,6 +23,22 @@ from rondo.tasks.image_classification import ImageClassification
 from rondo.tasks.row_checks import Row, columns, row_check, value_name
 from rondo.tasks.task import Task
 
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class TestRows:
+    """The usable rows of a test set, or a sample of them, and counts of everything left out."""
+
+    rows: Rows
+    loaded: int
+    """Number of rows loaded."""
+    bad: int
+    """Number of rows that cannot be used."""
+    unsampled: int
+    """Number of usable rows beyond ``data.max_test_rows``."""
+
 
 @dataclass(frozen=True)
 class Dealt:
@@ -30,8 +46,10 @@ class Dealt:
 
     rows: Mapping[str, Rows]
     """Usable rows of each client that has enough, sorted by client id."""
-    test: Rows
-    """Usable rows of the test set, or a sample of them."""
+    test: TestRows
+    """The test set."""
+    more_tests: Mapping[str, TestRows]
+    """More test sets by name."""
     loaded: int
     """Number of training rows loaded."""
     bad: int
@@ -47,12 +65,6 @@ class Dealt:
     clients_unsampled: int
     """Number of clients by nature that ``partition.clients`` did not draw, or whose rows are all beyond
     ``data.max_train_rows``."""
-    test_loaded: int
-    """Number of test rows loaded."""
-    test_bad: int
-    """Number of test rows that cannot be used."""
-    test_unsampled: int
-    """Number of usable test rows beyond ``data.max_test_rows``."""
 
 
 def resolved(config: RunConfig, source: Source) -> RunConfig:
@@ -84,7 +96,6 @@ def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt
     natural = config.partition.kind == "natural" and source.clients is None
     owner = config.partition.column if natural else None
     checker = _Checker(config, labels, owner, sampled=limits.max_train_rows is not None)
-    test_checker = _Checker(config, labels, None, sampled=limits.max_test_rows is not None)
     if source.clients is None:
         rows = checker.usable(source.train or [], "")
         owners, partition = _names(rows, owner), config.partition
@@ -99,9 +110,14 @@ def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt
     sampled_labels, sampled_owners = _at(row_labels, chosen), _at(owners, chosen)
     dealt = deal(partition, sampled_labels, sampled_owners, len(chosen), run.generator("partition"))
     kept = {client: [rows[chosen[i]] for i in numbers] for client, numbers in dealt.rows.items()}
-    test = test_checker.usable(source.test or [], "test ")
-    drawn_test = sample(limits.max_test_rows, len(test), _names(test, label), None, run.generator("rows", "test"))
-    chosen_test = test_checker.opened(test, drawn_test)
+    if source.more_tests and not source.test:
+        message = "they stand beside a test set, by which rounds are chosen: name one by data.test_source or test_split"
+        raise ConfigError.at("data.more_tests", message)
+    test = _test_rows(config, labels, source.test or [], "test ", run.generator("rows", "test"))
+    more_tests = {
+        name: _test_rows(config, labels, of_name, f"{name} ", run.generator("rows", "test", name))
+        for name, of_name in source.more_tests.items()
+    }
     too_small = {c: len(r) for c, r in kept.items() if len(r) < config.data.min_examples}
     large_enough = {c: kept[c] for c in sorted(kept.keys() - too_small.keys())}
     clients_unsampled, undealt = len(set(owners or ())) - len(set(sampled_owners or ())), dealt.dropped
@@ -120,7 +136,8 @@ def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt
         raise ConfigError(problems)
     return Dealt(
         rows=large_enough,
-        test=[test[i] for i in chosen_test],
+        test=test,
+        more_tests=more_tests,
         loaded=checker.loaded,
         bad=checker.dropped,
         unsampled=len(rows) - len(drawn),
@@ -128,10 +145,21 @@ def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt
         moved=dealt.moved,
         too_small=too_small,
         clients_unsampled=clients_unsampled,
-        test_loaded=test_checker.loaded,
-        test_bad=test_checker.dropped,
-        test_unsampled=len(test) - len(drawn_test),
     )
+
+
+def _test_rows(
+    config: RunConfig, labels: Sequence[str], rows: Rows, where: str, generator: torch.Generator
+) -> TestRows:
+    """The usable rows of a test set, or a sample of them drawn from ``generator``. ``where``: its name, for
+    messages."""
+    limit = config.data.max_test_rows
+    checker = _Checker(config, labels, None, sampled=limit is not None)
+    usable = checker.usable(rows, where)
+    drawn = sample(limit, len(usable), _names(usable, config.task.label), None, generator)
+    chosen = checker.opened(usable, drawn)
+    unsampled = len(usable) - len(drawn)
+    return TestRows([usable[i] for i in chosen], checker.loaded, checker.dropped, unsampled)
 
 
 def _drawn(clients: Sequence[str], count: int, config: RunConfig, run: Round) -> list[str]:

@@ -7,12 +7,12 @@ import json
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, overload
 
 from rondo.algorithm import Client, Round
 from rondo.config.schema import RunConfig
-from rondo.data.client_rows import Dealt
+from rondo.data.client_rows import Dealt, TestRows
 from rondo.data.partition import histogram
 from rondo.data.stored import Stored
 from rondo.data.tables import Rows
@@ -100,6 +100,8 @@ class Population:
     """The common test set."""
     report: dict[str, Any]
     """An account of the rows, for ``partition.json``."""
+    more_tests: Mapping[str, tuple[Example, ...]] = field(default_factory=dict)
+    """More test sets by name."""
 
     @property
     def clients(self) -> Sequence[Client]:
@@ -150,10 +152,8 @@ def build(
         raise _nothing_left(
             config, task, left_out, f", so {len(members)} clients have examples and {needed} are needed"
         )
-    test_store = task.store()
-    test_examples = [test_store[i] for i in test_store.add(task.encode(dealt.test))]
-    if dealt.test and not test_examples:
-        raise _nothing_left(config, task, len(dealt.test), ", and they are the whole test set")
+    test, test_report = _test_set(config, task, dealt.test, "test set")
+    more = {name: _test_set(config, task, rows, f"test set {name!r}") for name, rows in dealt.more_tests.items()}
     by_label = [config.task.label] if config.task.label is not None else []
     by_owner = [config.partition.column] if config.partition.kind == "natural" else []
     report = {
@@ -166,19 +166,14 @@ def build(
         "rows_moved": dealt.moved,
         "sampled_by": by_label + (["client"] if config.data.clients_from is not None else by_owner),
         "text": store.account(),
-        "test_rows": dealt.test_loaded,
-        "test_rows_used": len(test_examples),
-        "test_rows_bad": dealt.test_bad,
-        "test_rows_not_sampled": dealt.test_unsampled,
-        "test_rows_without_target": len(dealt.test) - len(test_examples),
+        **{f"test_{key}": value for key, value in test_report.items()},
         "test_sampled_by": by_label,
-        "test_text": test_store.account(),
+        "more_tests": {name: report for name, (_, report) in more.items()},
         "clients_not_sampled": dealt.clients_unsampled,
         "clients_too_small": dict(dealt.too_small),
         "clients_without_examples": empty_clients,
         "examples_sha256": store.sha256(),
         "clients_sha256": _owners(members),
-        "test_examples_sha256": test_store.sha256(),
         "classes": list(classes),
         "clients": {
             n: {
@@ -189,10 +184,28 @@ def build(
             }
             for n, m in members.items()
         },
-        "test_labels": _labels(config, dealt.test),
         "warnings": list(_warnings(config, dealt)),
     }
-    return Population(members, tuple(test_examples), report)
+    return Population(members, test, report, {name: examples for name, (examples, _) in more.items()})
+
+
+def _test_set(config: RunConfig, task: Task, test: TestRows, name: str) -> tuple[tuple[Example, ...], dict[str, Any]]:
+    """The examples of a test set, and its account for ``partition.json``. Raises :class:`ConfigError` if it has rows
+    and no example."""
+    store = task.store()
+    examples = tuple(store[i] for i in store.add(task.encode(test.rows)))
+    if test.rows and not examples:
+        raise _nothing_left(config, task, len(test.rows), f", and they are the whole {name}")
+    return examples, {
+        "rows": test.loaded,
+        "rows_used": len(examples),
+        "rows_bad": test.bad,
+        "rows_not_sampled": test.unsampled,
+        "rows_without_target": len(test.rows) - len(examples),
+        "text": store.account(),
+        "examples_sha256": store.sha256(),
+        "labels": _labels(config, test.rows),
+    }
 
 
 def _owners(members: Members) -> str:
@@ -215,7 +228,11 @@ def _warnings(config: RunConfig, dealt: Dealt) -> Iterator[str]:
     training = [row for rows in dealt.rows.values() for row in rows]
     for rows, kind, consequence in (
         (training, "training", "nothing else can be learned from them"),
-        (dealt.test, "test", "their scores say nothing of the other classes, and predicting it always would be right"),
+        (
+            dealt.test.rows,
+            "test",
+            "their scores say nothing of the other classes, and predicting it always would be right",
+        ),
     ):
         labels = list(_labels(config, rows) or ())
         if len(labels) == 1:

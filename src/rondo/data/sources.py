@@ -6,10 +6,10 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rondo.config.checks import data_source, missing_files
+from rondo.config.checks import data_source, is_path, missing_files
 from rondo.config.inputs import AT_SITES, BUILTIN_DATA, BUILTIN_IMAGES, GIVEN, LINEAR, DataConfig
 from rondo.config.schema import RunConfig
 from rondo.data.image_files import Splits, image_splits, split, unlabelled
@@ -35,6 +35,8 @@ class Source:
     """The label column, likewise."""
     natural: str | None = None
     """The column that names each row's client, if the data have one."""
+    more_tests: Mapping[str, Rows] = field(default_factory=dict)
+    """Rows of ``data.more_tests``."""
 
 
 def load(
@@ -58,6 +60,27 @@ def load(
         message = "the rows of a federation are at its sites: name a file of your own by --data"
         raise ConfigError.at("data.clients_from", message)
     room = Room(data.max_read_mb)
+    source = _first(config, train, clients, room)
+    more = {name: _more_rows(data, name, room) for name in data.more_tests}
+    return replace(source, more_tests=more)
+
+
+def _more_rows(data: DataConfig, name: str, room: Room) -> Rows:
+    """The rows of a test set of ``data.more_tests``."""
+    value, key = data.more_tests[name], f"data.more_tests.{name}"
+    if is_path(value):
+        return read_rows(value, key, room)
+    folder = Path(str(data.source)).expanduser()
+    if data.source in (None, GIVEN) or data.clients_from is not None or folder.is_file():
+        raise ConfigError.at(key, f"{value!r}: the rows have no splits, so name a file ({', '.join(_SUFFIXES)})")
+    if not folder.is_dir():
+        return _hub_split(data, value, key, room)
+    return read_rows(_split_file(folder, value, key), key, room)
+
+
+def _first(config: RunConfig, train: Table | None, clients: Mapping[str, Table] | None, room: Room) -> Source:
+    """The training rows and the first test set."""
+    data = config.data
     if data.clients_from is not None or train is not None:
         by_client = None
         if clients is not None:
@@ -316,20 +339,22 @@ def _parquet(path: Path, room: Room) -> Rows:
 
 def _hub(data: DataConfig, room: Room) -> Source:
     """A data set by its Hugging Face name (from the hub, or the local cache when offline)."""
-    import datasets
-
-    def split(name: str, key: str) -> Rows:
-        try:
-            table = datasets.load_dataset(data.source, data.subset, split=name)
-        except Exception as error:  # the library raises many kinds; all mean that loading failed
-            reason = str(error).split("\n")[0]
-            raise ConfigError.at(key, f"{data.source!r} cannot be loaded: {reason}") from None
-        room.take(_VALUE_BYTES * table.num_rows * table.num_columns + table.data.nbytes, str(data.source))
-        return dataset_rows(table)
-
-    train = split(data.train_split, "data.source")
+    train = _hub_split(data, data.train_split, "data.source", room)
     if data.test_source:
         test: Rows | None = read_rows(data.test_source, "data.test_source", room)
     else:
-        test = split(data.test_split, "data.test_split") if data.test_split else None
+        test = _hub_split(data, data.test_split, "data.test_split", room) if data.test_split else None
     return Source(str(data.source), train, None, test)
+
+
+def _hub_split(data: DataConfig, name: str, key: str, room: Room) -> Rows:
+    """All rows of one split of a data set by its Hugging Face name."""
+    import datasets
+
+    try:
+        table = datasets.load_dataset(data.source, data.subset, split=name)
+    except Exception as error:  # the library raises many kinds; all mean that loading failed
+        reason = str(error).split("\n")[0]
+        raise ConfigError.at(key, f"{data.source!r} cannot be loaded: {reason}") from None
+    room.take(_VALUE_BYTES * table.num_rows * table.num_columns + table.data.nbytes, str(data.source))
+    return dataset_rows(table)

@@ -46,11 +46,15 @@ class Scorer:
         return self.model(state, NEWCOMER, round)
 
     def on_test(self, state: Any, round: Round) -> dict[str, Any]:
-        """Scores on the common test set, under "global", or under "cold_start" where models are personal."""
+        """Scores on the common test set, under "global", or under "cold_start" where models are personal; those on more
+        test sets under "more_tests", by name."""
         if not self.population.test:
             return {}
         seen, base = self.newcomer(state, round)
-        return {"cold_start" if self.algorithm.personal else "global": self.scores(seen, base, self.population.test)}
+        kind = "cold_start" if self.algorithm.personal else "global"
+        scores: dict[str, Any] = {kind: self.scores(seen, base, self.population.test)}
+        more = {name: self.scores(seen, base, examples) for name, examples in self.population.more_tests.items()}
+        return scores | ({"more_tests": more} if more else {})
 
     def at_clients(self, state: Any, round: Round) -> dict[str, Any]:
         """Scores of each client's model on its own validation rows, with their mean and the mean of the worst tenth.

@@ -10,6 +10,7 @@ from typing import Any
 
 from rondo import __version__
 from rondo.algorithm import Client
+from rondo.config.checks import is_path
 from rondo.config.inputs import AT_SITES
 from rondo.config.schema import FaultsConfig, RunConfig
 from rondo.data.client_rows import other_rows, resolved
@@ -36,12 +37,14 @@ ELSEWHERE = ("data.source=", f'data.clients_from="{AT_SITES}"')
 
 def check(config: RunConfig) -> None:
     """Raise :class:`ConfigError` with everything in ``config`` that only a simulation has."""
-    problems = []
+    problems, more = [], list(config.data.more_tests.values())
     for path, there, reason in (
         ("evaluation.local_only", config.evaluation.local_only, "it trains on rows, and the server has none"),
         ("adapter.start_from", config.adapter.start_from is not None, "the sites do not have that folder"),
         ("task.chat_template", config.task.chat_template is not None, "the sites do not have that file"),
         ("data.max_train_rows", config.data.max_train_rows is not None, "each site decides on its rows"),
+        ("data.more_tests", bool(more) and not all(map(is_path, more)), "the server has files, and no splits"),
+        ("data.more_tests", bool(more) and config.data.test_source is None, "they stand beside data.test_source"),
         ("clients.sampling", config.clients.sampling == "weighted", "sizes of sites that are away are not known"),
         ("faults", config.faults != FaultsConfig(), "faults are rehearsed in a simulation"),
         ("problem", config.task.kind == "linear", "rows of a linear problem are drawn in a simulation"),
@@ -145,7 +148,11 @@ def assembled(
     test: tuple[Example, ...] = ()
     if config.data.test_source is not None:
         test = tuple(assembly.task.encode(other_rows(config, config.data.test_source, labels)))
-    population = Population(_Roll(names, sites, ranks), test, _report(len(test), labels))
+    more = {
+        name: tuple(assembly.task.encode(other_rows(config, file, labels)))
+        for name, file in config.data.more_tests.items()
+    }
+    population = Population(_Roll(names, sites, ranks), test, _report(len(test), labels), more)
     parts = {f.name: getattr(assembly, f.name) for f in fields(assembly)}
     elsewhere = Elsewhere(**{**parts, "population": population}, sites=sites, run=run)
     sites.offer(plan_of(config, run, labels, elsewhere.model_sha256))

@@ -141,6 +141,11 @@ def score_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
             for metric, value in after.get(kind, {}).items():
                 if not isinstance(value, int):  # counts are no scores
                     yield f"{label}: {metric}", _number(before.get(kind, {}).get(metric)), _number(value)
+            for name, scores in after.get("more_tests", {}).items() if kind in after else ():
+                earlier = before.get("more_tests", {}).get(name, {})
+                for metric, value in scores.items():
+                    if not isinstance(value, int):
+                        yield f"{label} {name}: {metric}", _number(earlier.get(metric)), _number(value)
         elif kind in after:
             yield f"{label}: mean {primary}", "", _number(after[kind][primary]["mean"])
             yield f"{label}: worst tenth", "", _number(after[kind][primary]["worst_tenth"])

@@ -27,7 +27,7 @@ def evaluate(
     allow_changed: bool = False,
 ) -> dict[str, Any]:
     """Scores of a run directory, or of a folder that it handed over (a PEFT adapter, a whole model), on the run's test
-    set.
+    set, and on each of ``data.more_tests`` under its name.
 
     For a run, the newcomer's model is scored. With ``client``, that client's model is, also on its own validation rows.
 
@@ -43,12 +43,12 @@ def evaluate(
         if client is not None:
             raise ConfigError.at("--client", "an adapter folder has one model; name the run directory instead")
         return _evaluate_result(path, data, device, allow_code=allow_code, allow_changed=allow_changed)
-    rows = ["test_examples_sha256", *(() if client is None else ("examples_sha256", "clients_sha256"))]
+    rows = ["test_examples_sha256", "more_tests", *(() if client is None else ("examples_sha256", "clients_sha256"))]
     if data is not None:
         rows = []
     opened = reopen(path, device, source=_SOURCE, rows=rows, allow_code=allow_code, allow_changed=allow_changed)
     assembly, (seen, base) = opened.assembly, opened.model(client)
-    result = {"test": _scored(assembly, seen, base, _examples(assembly, data))}
+    result = _on_tests(assembly, seen, base, data)
     if client is not None and data is None:
         result["validation"] = _scored(assembly, seen, base, assembly.population.members[client].validation)
     return result
@@ -64,7 +64,14 @@ def _evaluate_result(
     result = handed_over(path, check_paths=data is None, allow_code=allow_code, source=_SOURCE)
     assembly = assemble(result.config, device, labels=result.labels, with_rows=data is None)
     result.check_base(assembly.model.identity, allow_changed=allow_changed, source=_SOURCE)
-    return {"test": _scored(assembly, result.tensors(assembly.model), {}, _examples(assembly, data))}
+    return _on_tests(assembly, result.tensors(assembly.model), {}, data)
+
+
+def _on_tests(assembly: Assembly, seen: Params, base: Base, data: str | Path | Table | None) -> dict[str, Any]:
+    """Scores on ``data``, or on the run's test set and those of ``data.more_tests``, by name."""
+    result = {"test": _scored(assembly, seen, base, _examples(assembly, data))}
+    more = assembly.population.more_tests if data is None else {}
+    return result | {name: _scored(assembly, seen, base, examples) for name, examples in more.items()}
 
 
 def _examples(assembly: Assembly, data: str | Path | Table | None) -> Sequence[Example]:

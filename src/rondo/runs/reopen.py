@@ -117,7 +117,14 @@ def reopen(
     return Reopened(assembly, directory, point, assembly.scorer(point.locals))
 
 
-_PLACES = ("data.source", "data.clients_from", "data.test_source", "model.name", "adapter.start_from")
+_PLACES = (
+    "data.source",
+    "data.clients_from",
+    "data.test_source",
+    "data.more_tests",
+    "model.name",
+    "adapter.start_from",
+)
 """Keys that say where a run found its data and its model, which may lie elsewhere now: the contents are compared."""
 
 
