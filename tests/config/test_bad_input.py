@@ -180,6 +180,7 @@ CASES = [
     Case("config", "a key in the wrong section", {"partition": {"local_steps": 1}}),
     Case("config", "a key outside its section", {"lr": 0.1}),
     Case("config", "a key of PEFT's", {"adapter": {"use_dora": True}}),
+    Case("config", "modules to train whole", {"adapter": {"modules_to_save": ["lm_head"]}}),
     Case("config", "a start of PEFT's", {"adapter": {"init_lora_weights": "pissa_niter_16"}}),
     Case("config", "a section that is a value", {"adapter": 5}),
     Case("config", "several faults at once", {"rounds": "2", "seed": -1, "adapter": {"rr": 3}, "train": {"lr": 0}}),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import transformers
@@ -19,6 +19,10 @@ WORDS = tuple(f"w{i}" for i in range(96))
 
 Outcome = Literal["together", "one at a time", "refused", "none"]
 """The clients of a run share calls, or train one at a time; the model is refused; transformers has no such model."""
+
+
+Kind = Literal["sequence-classification", "causal-lm", "image-classification"]
+Shortcut = Literal["clients together", "prefix reuse", "first token only", "targets-only logits"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,9 @@ class Family:
     """As a causal language model, likewise."""
     note: str = ""
     """For the reader of the table."""
+    shortcuts: Mapping[Kind, Mapping[Shortcut, str]] = field(default_factory=dict)
+    """By kind of task, the shortcuts that it does not allow where only its upper layer is adapted, with the manifest's
+    reasons. Left out where shortcuts are not tried (``test_shortcuts_of_families.py``)."""
 
 
 ALL: tuple[Outcome, Outcome] = ("together", "together")
@@ -57,17 +64,34 @@ _OWN = {"vocab_size": _SIZES["vocab_size"], **_IDS}  # families with names of th
 _QUERY, _Q, _QKV = ("query", "value"), ("q_proj", "v_proj"), ("query_key_value",)
 _BOTH_SIDES = "no causal language model unless `is_decoder` is set in its config.json"
 _POSITIONS = "two positions fewer than `max_position_embeddings`"
+_NO_LOGITS: Mapping[Shortcut, str] = {"targets-only logits": "a classifier has one row of logits per example"}
+_FURTHER_TOKENS: Mapping[Shortcut, str] = {
+    "first token only": "the model reads more than the first token of its last layer"
+}
+_NO_ATTENTION: Mapping[Shortcut, str] = {"first token only": "the last layer has no attention of a known name"}
+_ENCODER: Mapping[Kind, Mapping[Shortcut, str]] = {"sequence-classification": _NO_LOGITS}
+_DECODER: Mapping[Kind, Mapping[Shortcut, str]] = {
+    "sequence-classification": {**_NO_LOGITS, **_NO_ATTENTION},
+    "causal-lm": _NO_ATTENTION,
+}
+_NEOX: Mapping[Kind, Mapping[Shortcut, str]] = {
+    "sequence-classification": {**_NO_LOGITS, **_FURTHER_TOKENS},
+    "causal-lm": _FURTHER_TOKENS,
+}
 _RELATIVE = "projections of relative positions are shared by all rows"
 _EXPERTS = "experts and routers cannot be adapted: name layers in `adapter.target_modules`"
 
 FAMILIES: dict[str, Family] = {
-    "BERT": Family("BertConfig", _BERT, _QUERY, speaks=NO, note=_BOTH_SIDES),
-    "RoBERTa": Family("RobertaConfig", _ROBERTA, _QUERY, speaks=NO, note=f"{_POSITIONS}; {_BOTH_SIDES}"),
+    "BERT": Family("BertConfig", _BERT, _QUERY, speaks=NO, note=_BOTH_SIDES, shortcuts=_ENCODER),
+    "RoBERTa": Family(
+        "RobertaConfig", _ROBERTA, _QUERY, speaks=NO, note=f"{_POSITIONS}; {_BOTH_SIDES}", shortcuts=_ENCODER
+    ),
     "XLM-R": Family("XLMRobertaConfig", _ROBERTA, _QUERY, speaks=NO, note=f"{_POSITIONS}; {_BOTH_SIDES}"),
     "DistilBERT": Family(
         "DistilBertConfig",
         {**_OWN, "dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48, "max_position_embeddings": LONGEST},
         ("q_lin", "v_lin"),
+        shortcuts={"sequence-classification": {**_NO_LOGITS, **_FURTHER_TOKENS}},
     ),
     "ALBERT": Family("AlbertConfig", {**_BERT, "embedding_size": 16}, _QUERY, note="one adapter serves all layers"),
     "ELECTRA": Family("ElectraConfig", {**_BERT, "embedding_size": 16}, _QUERY, speaks=NO, note=_BOTH_SIDES),
@@ -87,6 +111,13 @@ FAMILIES: dict[str, Family] = {
         ("query_proj", "value_proj"),
         classifies=ONE,
         note="query and key projections also serve relative positions, which all rows share",
+        shortcuts={
+            "sequence-classification": {
+                **_NO_LOGITS,
+                "clients together": "the clients' rows cannot be told apart in "
+                "deberta.encoder.layer.1.attention.self.query_proj (its input is not one row per example)",
+            }
+        },
     ),
     "MPNet": Family("MPNetConfig", _ROBERTA, ("q", "v"), note=_POSITIONS),
     "Funnel": Family(
@@ -124,6 +155,13 @@ FAMILIES: dict[str, Family] = {
         ("Wqkv",),
         classifies=ONE,
         note="its head has a normalisation",
+        shortcuts={
+            "sequence-classification": {
+                **_NO_LOGITS,
+                **_NO_ATTENTION,
+                "clients together": "the head has trained tensors in LayerNorm",
+            }
+        },
     ),
     "BART": Family(
         "BartConfig",
@@ -148,21 +186,35 @@ FAMILIES: dict[str, Family] = {
         {**_OWN, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 2, "decoder_start_token_id": 1},
         ("q", "v"),
         note="its tokenizer must end every row",
+        shortcuts={
+            "sequence-classification": {
+                **_NO_LOGITS,
+                **_NO_ATTENTION,
+                "prefix reuse": "adapted layers are in several lists: "
+                "transformer.decoder.block, transformer.encoder.block",
+            }
+        },
     ),
-    "Llama": Family("LlamaConfig", _LLAMA, _Q, speaks=ALL),
-    "Qwen3": Family("Qwen3Config", _GEMMA, _Q, speaks=ALL),
+    "Llama": Family("LlamaConfig", _LLAMA, _Q, speaks=ALL, shortcuts=_DECODER),
+    "Qwen3": Family("Qwen3Config", _GEMMA, _Q, speaks=ALL, shortcuts=_DECODER),
     "Qwen3-MoE": Family("Qwen3MoeConfig", _MOE, _Q, classifies=NAMED, speaks=NAMED, note=_EXPERTS),
     "Gemma": Family("GemmaConfig", _GEMMA, _Q, speaks=ALL),
     "Gemma 2": Family("Gemma2Config", {**_GEMMA, "sliding_window": 8}, _Q, speaks=ALL),
-    "Gemma 3": Family("Gemma3TextConfig", {**_GEMMA, "sliding_window": 8}, _Q, speaks=ALL, note="text models"),
-    "Mistral": Family("MistralConfig", {**_LLAMA, "sliding_window": 8}, _Q, speaks=ALL),
-    "Phi": Family("PhiConfig", _LLAMA, _Q, speaks=ALL),
-    "Phi-3": Family("Phi3Config", _LLAMA, ("qkv_proj",), speaks=ALL),
-    "OPT": Family("OPTConfig", {**_BERT, "ffn_dim": 48, "word_embed_proj_dim": 32}, _Q, speaks=ALL),
-    "GPT-2": Family(
-        "GPT2Config", {**_OWN, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": LONGEST}, ("c_attn",), speaks=ALL
+    "Gemma 3": Family(
+        "Gemma3TextConfig", {**_GEMMA, "sliding_window": 8}, _Q, speaks=ALL, note="text models", shortcuts=_DECODER
     ),
-    "GPT-NeoX": Family("GPTNeoXConfig", _BERT, _QKV, speaks=ALL),
+    "Mistral": Family("MistralConfig", {**_LLAMA, "sliding_window": 8}, _Q, speaks=ALL, shortcuts=_DECODER),
+    "Phi": Family("PhiConfig", _LLAMA, _Q, speaks=ALL, shortcuts=_DECODER),
+    "Phi-3": Family("Phi3Config", _LLAMA, ("qkv_proj",), speaks=ALL),
+    "OPT": Family("OPTConfig", {**_BERT, "ffn_dim": 48, "word_embed_proj_dim": 32}, _Q, speaks=ALL, shortcuts=_DECODER),
+    "GPT-2": Family(
+        "GPT2Config",
+        {**_OWN, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": LONGEST},
+        ("c_attn",),
+        speaks=ALL,
+        shortcuts=_DECODER,
+    ),
+    "GPT-NeoX": Family("GPTNeoXConfig", _BERT, _QKV, speaks=ALL, shortcuts=_NEOX),
     "Bloom": Family("BloomConfig", {**_OWN, "hidden_size": 32, "n_layer": 2, "n_head": 2}, _QKV, speaks=ALL),
     "Falcon": Family("FalconConfig", {**_SIZES, "num_attention_heads": 2}, _QKV, speaks=ALL),
     "OLMoE": Family("OlmoeConfig", _MOE, _Q, classifies=NONE, speaks=NAMED, note=_EXPERTS),
@@ -177,10 +229,15 @@ FAMILIES: dict[str, Family] = {
     "ViT": Family(
         "ViTConfig",
         {**_BERT, "image_size": 16, "patch_size": 8},
-        _QUERY,
+        _Q,
         classifies=NO,
         speaks=NO,
         note="no text model",
+        shortcuts={
+            "image-classification": dict.fromkeys(
+                ("prefix reuse", "first token only", "targets-only logits"), "it is made for rows of tokens"
+            )
+        },
     ),
 }
 
@@ -202,15 +259,21 @@ def tokenizer() -> Any:
     )
 
 
-def save(family: Family, kind: Literal["sequence-classification", "causal-lm"], folder: Path) -> Path:
+_AUTO = {
+    "sequence-classification": "AutoModelForSequenceClassification",
+    "causal-lm": "AutoModelForCausalLM",
+    "image-classification": "AutoModelForImageClassification",
+}
+
+
+def save(family: Family, kind: Kind, folder: Path) -> Path:
     """Save a random model and the tokenizer; return the folder. A family without a model of this kind is saved as the
     body alone, as a user who picked the wrong one would have it."""
-    auto = "AutoModelForCausalLM" if kind == "causal-lm" else "AutoModelForSequenceClassification"
     config = getattr(transformers, family.config)(**family.options)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
-            module = getattr(transformers, auto).from_config(config)
+            module = getattr(transformers, _AUTO[kind]).from_config(config)
         except ValueError:
             module = transformers.AutoModel.from_config(config)
     module.save_pretrained(folder)
@@ -224,6 +287,24 @@ def table() -> list[str]:
     for name, family in FAMILIES.items():
         cells = [_allowed(family.classifies), _allowed(family.speaks), _clients(family), family.note]
         rows.append(f"| {' | '.join([name, *cells])} |".replace("|  |", "| |"))
+    return rows
+
+
+SHORTCUTS = get_args(Shortcut)
+
+
+def rows_of_shortcuts() -> list[str]:
+    """The second table in docs/models.md, and the reasons below it."""
+    rows = [f"| family | task | {' | '.join(SHORTCUTS)} |", "|---" * (len(SHORTCUTS) + 2) + "|"]
+    reasons: dict[tuple[str, str], dict[str, None]] = {}
+    for name, family in FAMILIES.items():
+        for kind, refused in family.shortcuts.items():
+            rows.append(f"| {name} | {kind} | {' | '.join('no' if s in refused else 'yes' for s in SHORTCUTS)} |")
+            for shortcut, reason in refused.items():
+                reasons.setdefault((shortcut, reason), {})[name] = None
+    rows += ["", 'Where it is "no", `manifest.json` has the reason:', ""]
+    for (shortcut, reason), names in sorted(reasons.items(), key=lambda item: SHORTCUTS.index(item[0][0])):
+        rows.append(f"- {shortcut}, {', '.join(names)}: {reason}")
     return rows
 
 

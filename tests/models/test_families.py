@@ -5,36 +5,26 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
 from families import FAMILIES, LONGEST, WORDS, Family, Outcome, save, table
-from torch import Tensor
+from family_runs import LABELS, Kind, assert_close, configured, drawn, opened, trained
 
 import rondo
-from rondo.algorithm import Client, Round
-from rondo.config import RunConfig, load
-from rondo.engine.client.trainer import CohortTrainer
+from rondo.config import RunConfig
 from rondo.errors import ConfigError
 from rondo.models import peft
 from rondo.models.outline import look
 from rondo.models.transformer import Transformer, load_base
-from rondo.models.trial import try_out
 from rondo.params import HEAD_PREFIX, Params, add_client_axis, client_row, stack_clients
 from rondo.tasks.task import Task
 from small_runs import settings, write_rows
 
-Kind = Literal["sequence-classification", "causal-lm"]
-
-CPU = torch.device("cpu")
-LABELS = ("neg", "pos")
 ROUNDING = 1e-3
 """Of the largest change in a step. A row dealt to another client changes it as much as it is large."""
 FAST = ("BERT", "RoBERTa", "DeBERTa v2", "Funnel", "XLNet", "Llama", "Qwen3-MoE")
-
-WORDS_PER_ROW = ((7, 3), (LONGEST - 2,), (11, 5, 16))
-"""Of each client's rows. The longest one has as many tokens as the model takes."""
 
 
 def cases() -> list[Any]:
@@ -47,69 +37,6 @@ def cases() -> list[Any]:
                     marks = () if name in FAST else pytest.mark.slow
                     found.append(pytest.param(family, kind, layers, outcome, id=f"{name}-{kind}-{which}", marks=marks))
     return found
-
-
-def configured(folder: Path, kind: Kind, layers: Any, **adapter: Any) -> RunConfig:
-    columns = {"label": "label"} if kind == "sequence-classification" else {}
-    return load(
-        {
-            "algorithm": {"name": "fedit"},
-            "adapter": {"r": 2, "lora_alpha": 4, "target_modules": layers, **adapter},
-            "model": {"name": str(folder)},
-            "task": {"kind": kind, "text": "text", "max_length": LONGEST, **columns},
-            "data": {"source": str(write_rows(folder / "rows.csv", [{"text": "w1", "label": "pos"}]))},
-            "partition": {"kind": "iid", "clients": 1},
-            "train": {"optimizer": "sgd", "lr": 0.1, "batch_size": 4, "local_epochs": 1, "precision": "exact"},
-        }
-    )
-
-
-def encoded(task: Task) -> tuple[list[Any], ...]:
-    """The examples of three clients."""
-    count, clients = 0, []
-    for lengths in WORDS_PER_ROW:
-        texts = []
-        for length in lengths:
-            count += 1
-            words = (WORDS[(17 * count + 5 * i) % len(WORDS)] for i in range(length))
-            texts.append({"text": " ".join(words), "label": LABELS[count % 2]})
-        clients.append(list(task.encode(texts)))
-    return tuple(clients)
-
-
-def opened(config: RunConfig) -> tuple[Transformer, Task, tuple[list[Any], ...]]:
-    """The model, its task and the clients' examples, after the trial. Raises :class:`ConfigError`."""
-    outline = look(config, LABELS if config.task.label else ())
-    if outline.problems:
-        raise ConfigError(list(outline.problems))
-    model = outline.load(config, CPU)
-    assert isinstance(model, Transformer)
-    examples = encoded(outline.task)
-    try_out(config.model.name, model.network, outline.task, [e for client in examples for e in client])
-    return model, outline.task, examples
-
-
-def trained(
-    model: Transformer, task: Task, config: RunConfig, examples: Sequence[Sequence[Any]], params: Params, numbers: Any
-) -> Params:
-    """The tensors of some clients after a step, with a client axis."""
-    clients = tuple(Client(f"c{k}", len(examples[k])) for k in numbers)
-    trainer = CohortTrainer(
-        model.network, task, clients, tuple(examples[k] for k in numbers), Round(0, 1, 0, 3), config.train,
-        config.clients, {},
-    )  # fmt: skip
-    return trainer.fit(params).params
-
-
-def drawn(model: Transformer, seed: int) -> Params:
-    """One client's tensors, none of them zero."""
-    g = torch.Generator().manual_seed(seed)
-    return {n: t + 0.3 * torch.randn(t.shape, generator=g) for n, t in model.network.initial.items()}
-
-
-def assert_close(found: Tensor, expected: Tensor, allowed: float) -> None:
-    assert found.shape == expected.shape
-    assert float((found - expected).abs().max()) <= allowed
 
 
 @pytest.mark.parametrize(("family", "kind", "layers", "outcome"), cases())

@@ -14,6 +14,7 @@ _SET_BY_RONDO = {
     "runtime_config": "where a finished adapter is used",
 }
 
+_BY_NAME = "the task head is trained anyway, and train.what names other tensors to train whole beside the factors"
 _HEAD_ONLY = "besides the factors only the task head is trained, see model.head"
 _CHANGES_BASE = "it changes the base weights, which is a method's part here"
 _NEEDS_DATA = "it starts from activations or gradients of data, and the server has no rows"
@@ -45,7 +46,7 @@ NOT_BUILT = {
 }
 """Keys whose effect Rondo does not have."""
 
-NOT_TAKEN = {**_SET_BY_RONDO, **NOT_BUILT, "modules_to_save": _HEAD_ONLY}
+NOT_TAKEN = {**_SET_BY_RONDO, **NOT_BUILT, "modules_to_save": _BY_NAME}
 """All keys of PEFT's ``LoraConfig`` that the section ``[adapter]`` does not take."""
 
 _STARTS = {

@@ -382,6 +382,16 @@ def stock_model(module: nn.Module, folder: str | Path) -> nn.Module:
 
 
 def merged(module: nn.Module, folder: str | Path) -> nn.Module:
-    """The base model with the adapter folded into its weights: a plain transformers model."""
-    result: nn.Module = stock_model(module, folder).merge_and_unload()  # type: ignore[operator]
+    """The base model with the adapter folded into its weights: a plain transformers model. An output layer that is
+    adapted and tied to the embeddings gets a weight of its own, because the embeddings have no adapter."""
+    loaded: Any = stock_model(module, folder)
+    base: Any = loaded.get_base_model()
+    output: Any = None
+    with contextlib.suppress(NotImplementedError):  # a model of pictures
+        output = base.get_output_embeddings()
+    if hasattr(output, "get_base_layer"):
+        layer = output.get_base_layer()
+        layer.weight = nn.Parameter(layer.weight.detach().clone())
+        base.config.tie_word_embeddings = False
+    result: nn.Module = loaded.merge_and_unload()
     return result

@@ -1,0 +1,122 @@
+"""Small models of all families, opened and trained as a run does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from families import LONGEST, WORDS, Kind
+from torch import Tensor
+
+from rondo.algorithm import Client, Round
+from rondo.config import RunConfig, load
+from rondo.engine.client.trainer import CohortTrainer
+from rondo.errors import ConfigError
+from rondo.models.outline import look
+from rondo.models.shortcuts.prefix import Prefix, States
+from rondo.models.transformer import Transformer
+from rondo.models.trial import try_out
+from rondo.params import Params
+from rondo.tasks.task import Task
+from small_runs import write_rows
+
+CPU = torch.device("cpu")
+LABELS = ("neg", "pos")
+
+WORDS_PER_ROW = ((7, 3), (LONGEST - 2,), (11, 5, 16))
+"""Of each client's rows. The longest one has as many tokens as the model takes."""
+
+
+def configured(folder: Path, kind: Kind, layers: Any, **adapter: Any) -> RunConfig:
+    columns: dict[str, Any] = {} if kind == "causal-lm" else {"label": "label"}
+    columns |= (
+        {"image": "image", "image_shape": [16, 16, 3]}
+        if kind == "image-classification"
+        else {"text": "text", "max_length": LONGEST}
+    )
+    return load(
+        {
+            "algorithm": {"name": "fedit"},
+            "adapter": {"r": 2, "lora_alpha": 4, "target_modules": layers, **adapter},
+            "model": {"name": str(folder)},
+            "task": {"kind": kind, **columns},
+            "data": {"source": str(write_rows(folder / "rows.csv", [{"text": "w1", "label": "pos"}]))},
+            "partition": {"kind": "iid", "clients": 1},
+            "train": {"optimizer": "sgd", "lr": 0.1, "batch_size": 4, "local_epochs": 1, "precision": "exact"},
+        }
+    )
+
+
+def sentences() -> tuple[list[dict[str, str]], ...]:
+    """The rows of three clients."""
+    count, clients = 0, []
+    for lengths in WORDS_PER_ROW:
+        texts = []
+        for length in lengths:
+            count += 1
+            words = (WORDS[(17 * count + 5 * i) % len(WORDS)] for i in range(length))
+            texts.append({"text": " ".join(words), "label": LABELS[count % 2]})
+        clients.append(texts)
+    return tuple(clients)
+
+
+def pictures() -> tuple[list[dict[str, Any]], ...]:
+    """As many rows of pictures."""
+    draw, lengths = torch.Generator().manual_seed(0), WORDS_PER_ROW
+    return tuple(
+        [
+            {"image": torch.randint(256, (16, 16, 3), generator=draw).to(torch.uint8).numpy(), "label": LABELS[n % 2]}
+            for n in rows
+        ]
+        for rows in lengths
+    )
+
+
+def encoded(task: Task) -> tuple[list[Any], ...]:
+    """The examples of three clients."""
+    rows = sentences() if task.padded else pictures()
+    return tuple(list(task.encode(of_client)) for of_client in rows)
+
+
+def opened(config: RunConfig) -> tuple[Transformer, Task, tuple[list[Any], ...]]:
+    """The model, its task and the clients' examples, after the trial. Raises :class:`ConfigError`."""
+    outline = look(config, LABELS if config.task.label else ())
+    if outline.problems:
+        raise ConfigError(list(outline.problems))
+    model = outline.load(config, CPU)
+    assert isinstance(model, Transformer)
+    examples = encoded(outline.task)
+    try_out(config.model.name, model.network, outline.task, [e for client in examples for e in client])
+    return model, outline.task, examples
+
+
+def trained(
+    model: Transformer,
+    task: Task,
+    config: RunConfig,
+    examples: Sequence[Sequence[Any]],
+    params: Params,
+    numbers: Any,
+    prefix: Prefix | None = None,
+    states: States | None = None,
+) -> Params:
+    """The tensors of some clients after a round, with a client axis."""
+    clients = tuple(Client(f"c{k}", len(examples[k])) for k in numbers)
+    trainer = CohortTrainer(
+        model.network, task, clients, tuple(examples[k] for k in numbers), Round(0, 1, 0, 3), config.train,
+        config.clients, {}, prefix, states,
+    )  # fmt: skip
+    return trainer.fit(params).params
+
+
+def drawn(model: Transformer, seed: int) -> Params:
+    """One client's tensors, none of them zero."""
+    g = torch.Generator().manual_seed(seed)
+    return {n: t + 0.3 * torch.randn(t.shape, generator=g) for n, t in model.network.initial.items()}
+
+
+def assert_close(found: Tensor, expected: Tensor, allowed: float) -> None:
+    assert found.shape == expected.shape
+    assert float((found - expected).abs().max()) <= allowed
