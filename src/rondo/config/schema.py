@@ -165,6 +165,9 @@ class TrainConfig(Section):
     """Weight decay."""
     batch_size: Positive = 16
     """Rows per step and client."""
+    micro_batch: Positive | None = None
+    """Most rows of a client in one forward pass; left out, all of the step's. A smaller number takes less memory and
+    gives the same step: the gradients of its passes are added, and the loss is the mean over all of its targets."""
     local_epochs: Positive | None = None
     """Passes over a client's rows per round; left out, 1."""
     local_steps: Positive | None = None

@@ -40,6 +40,7 @@ from rondo.models.own_network import OwnModel
 from rondo.models.shortcuts.choose import SAMPLE
 from rondo.models.shortcuts.prefix import Prefix
 from rondo.models.trial import try_out
+from rondo.models.whole.network import normalises_by_batch
 from rondo.params import Params, adapted_modules, head
 from rondo.runs.collector import collector_paused
 from rondo.runs.given import NOTHING, Given
@@ -242,8 +243,9 @@ def _ranks(
 
 
 def _must_train(config: RunConfig, algorithm: Algorithm[Any], model: Model) -> None:
-    """Raises :class:`ConfigError` where the method is about low-rank factors and the network takes none, and where
-    ``model.head`` is set for a network without a head. A method and a network of the user's own are left to agree."""
+    """Raises :class:`ConfigError` where the method is about low-rank factors and the network takes none, where
+    ``model.head`` is set for a network without a head, and where ``train.micro_batch`` would change the step. A method
+    and a network of the user's own are left to agree."""
     initial, both_own = model.network.initial, isinstance(model, OwnModel) and own_code.is_name(config.algorithm.name)
     if algorithm.needs_factors and not both_own and not adapted_modules(initial):
         message = f"{config.algorithm.name} trains low-rank factors, and this network has no adapted layer: "
@@ -252,6 +254,9 @@ def _must_train(config: RunConfig, algorithm: Algorithm[Any], model: Model) -> N
         if own_code.is_name(config.algorithm.name):
             message += "; a method of your own that trains whole tensors sets needs_factors = False"
         raise ConfigError.at("algorithm.name", message)
+    if config.train.micro_batch is not None and normalises_by_batch(model.network):
+        message = "the network normalises by the batch, and a part of a batch is another batch: remove it"
+        raise ConfigError.at("train.micro_batch", message)
     if config.model.head is not None and not any(map(head, initial)):
         raise ConfigError.at("model.head", "this network has no task head; remove it")
 

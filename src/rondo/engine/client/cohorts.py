@@ -95,9 +95,10 @@ class Cohorts:
         return budget(self.network, self.task, self.config.simulation.memory_mb)
 
     def _step(self, clients: Sequence[Client]) -> int:
-        """The cost of the largest step that any of ``clients`` can take."""
+        """The cost of the largest forward pass in a step of any of ``clients``."""
         costliest = max((self.population.costliest(c.id) for c in clients), default=1)
-        return self.config.train.batch_size * max(1, costliest)
+        train = self.config.train
+        return min(train.batch_size, train.micro_batch or train.batch_size) * max(1, costliest)
 
 
 def divided(

@@ -31,6 +31,7 @@ from rondo.algorithm import (
     unbounded,
 )
 from rondo.config.schema import ClientsConfig, FaultKind, TrainConfig
+from rondo.engine.client.accumulation import Part, mean_loss, split
 from rondo.engine.client.least_squares import minimiser
 from rondo.errors import StopRequested
 from rondo.models.call import Rows, to_device
@@ -196,7 +197,7 @@ class CohortTrainer:
         with torch.no_grad():
             output = partial(self._output, inputs=inputs, hidden=hidden, rows=rows)
             final = {**params, **minimiser(self.task, output, params, tuple(pick(params, train)), targets, rows)}
-            loss = self._mean(output(final), targets, rows)
+            loss = mean_loss([lambda seen: self._sums(output(seen), targets, rows)], final)
         loss = loss.masked_fill(torch.tensor([k == "nonfinite_loss" for k in kinds], device=loss.device), math.nan)
         once = torch.ones(len(self.clients), dtype=torch.long)
         self.losses.append(loss[None].cpu())
@@ -273,13 +274,10 @@ class CohortTrainer:
         kept: HeadInputs | None = None,
     ) -> Loss:
         """The loss on a batch, one group of examples per client. ``kept``: from the head's inputs on."""
-        rows = Rows.of(batch, padded=self.task.padded).to(self.network.device)
-        inputs, targets, hidden = self._to_device(batch, augmenting)
-        if kept is not None:
-            inputs = kept.of([e for group in batch for e in group])
+        passes = [self._pass(rows, dropout, augmenting, kept) for rows in split(batch, self.train.micro_batch)]
 
         def whole(seen: Params) -> Tensor:
-            return self._mean(self._output(seen, inputs, hidden, rows, dropout), targets, rows)
+            return mean_loss(passes, seen)
 
         def parts(share: float) -> tuple[Loss, Loss]:
             divided = [split_rows(len(group), share) for group in batch]
@@ -287,6 +285,24 @@ class CohortTrainer:
             return self._loss(first, dropout, augmenting, kept), self._loss(second, dropout, augmenting, kept)
 
         return Loss(whole, parts, to_device(torch.tensor([len(group) for group in batch]), self.network.device))
+
+    def _pass(
+        self,
+        batch: Sequence[Sequence[Example]],
+        dropout: Sequence[torch.Generator],
+        augmenting: Sequence[torch.Generator],
+        kept: HeadInputs | None,
+    ) -> Part:
+        """One forward pass over a batch or a part of it."""
+        rows = Rows.of(batch, padded=self.task.padded).to(self.network.device)
+        inputs, targets, hidden = self._to_device(batch, augmenting)
+        if kept is not None:
+            inputs = kept.of([e for group in batch for e in group])
+
+        def summed(seen: Params) -> tuple[Tensor, Tensor]:
+            return self._sums(self._output(seen, inputs, hidden, rows, dropout), targets, rows)
+
+        return summed
 
     def _output(
         self,
@@ -300,10 +316,10 @@ class CohortTrainer:
         with replaced:
             return self.network(seen, self.base, inputs, dropout, rows)
 
-    def _mean(self, output: Tensor, targets: Batch, rows: Rows) -> Tensor:
-        """Each client's mean loss, shape (K,)."""
+    def _sums(self, output: Tensor, targets: Batch, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Each client's sum of losses and number of targets, both of shape (K,)."""
         sums, counts = self.task.loss(output, targets)
-        return rows.sum(sums) / rows.sum(counts.to(sums.dtype)).clamp_min(1)
+        return rows.sum(sums), rows.sum(counts.to(sums.dtype))
 
     def _head_inputs(self, params: Params, trained: Params, steps: int | None, epochs: int | None) -> HeadInputs | None:
         """The head's inputs of all examples, if a fit trains the head alone and sees examples more than once. An

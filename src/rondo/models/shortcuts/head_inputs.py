@@ -83,7 +83,7 @@ def head_layer(network: WholeNetwork, task: Task, examples: Sequence[Any]) -> st
     if len(paths) != 1 or not examples:
         raise HeadInputsRefused("the head that is trained is not one layer" if examples else "there are no rows")
     path = paths.pop()
-    if network.normalises_by_batch:
+    if network.moves_statistics:
         raise HeadInputsRefused("a layer of the network normalises by the batch in training")
     if any(isinstance(layer, Dropout) and layer.p > 0 for layer in network.module.modules()):
         raise HeadInputsRefused("a layer of the network drops at random in training")

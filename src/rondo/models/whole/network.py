@@ -72,8 +72,8 @@ class WholeNetwork(Network):
         (:mod:`rondo.models.shortcuts.head_inputs`)."""
 
     @property
-    def normalises_by_batch(self) -> bool:
-        """Whether a batch normalisation normalises by the batch in training."""
+    def moves_statistics(self) -> bool:
+        """Whether a batch normalisation normalises by the batch in training, and notes its statistics."""
         return bool(self._moving)
 
     @property
@@ -152,6 +152,13 @@ def _channels_last(batch: Batch) -> Batch:
     """``batch`` with images laid out pixel by pixel, where convolutions are faster."""
     images = {n: t for n, t in batch.items() if t.dim() == 4 and t.is_floating_point()}
     return {**batch, **{n: t.contiguous(memory_format=torch.channels_last) for n, t in images.items()}}
+
+
+def normalises_by_batch(network: Network) -> bool:
+    """Whether a row's output in training depends on the other rows of its batch, by a batch normalisation."""
+    moving = isinstance(network, WholeNetwork) and network.moves_statistics
+    layers = network.module.modules()
+    return moving or any(isinstance(layer, Normalisation) and not layer.track_running_stats for layer in layers)
 
 
 def _moving(module: nn.Module, trained: Sequence[str]) -> tuple[str, ...]:
