@@ -106,7 +106,7 @@ def _run(
 def shown(rounds: int, started: Callable[[Any, Any], Any]) -> Any:
     """The result of a run of so many rounds, which ``started`` runs given an observer and an event that stops it, with
     progress bars and a final table."""
-    from rondo.report.terminal import plain_console, summary_table
+    from rondo.report.terminal import plain_console, samples_table, summary_table
 
     console = plain_console()
     quiet_libraries()
@@ -116,6 +116,8 @@ def shown(rounds: int, started: Callable[[Any, Any], Any]) -> Any:
     with stoppable() as stop, progress(rounds) as observer:
         result = started(observer, stop)
     console.print(summary_table(result.summary))
+    if result.summary.get("samples"):
+        console.print(samples_table(result.summary["samples"]))
     print(f"\nrun directory: {result.run_dir}\nresult:        {result.run_dir / 'adapter'}")
     return result
 

@@ -222,6 +222,11 @@ class EvaluationConfig(Section):
     """Tensors that this fine-tuning trains."""
     local_only: bool = False
     """Also train each client alone, as a baseline."""
+    generate: Annotated[int, Field(ge=0)] = 0
+    """Test rows, spread over the test set, that the model answers before and after training (language models). The
+    answers are in ``summary.json``."""
+    max_new_tokens: Positive = 64
+    """Most tokens of these answers."""
 
 
 class SimulationConfig(Section):

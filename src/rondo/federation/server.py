@@ -27,6 +27,7 @@ from rondo.runs.progress import Quiet
 from rondo.runs.reopen import check_code
 from rondo.runs.result import RunResult
 from rondo.runs.runner import begin, locked, manifest
+from rondo.runs.samples import check_samples
 from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.storage.manifest import environment, must_equal, recorded
 
@@ -63,6 +64,7 @@ def serve(
         settings = without_rows(settings)
         labels = labels_of(settings, sites, run, clients, listening.wait)
         assembly = assembled(settings, device, labels, sites, run, clients)
+        check_samples(assembly)
         gather(assembly, listening.wait)
         start = assembly.start()
         directory = RunDirectory.create(run_dir, settings.algorithm.name)

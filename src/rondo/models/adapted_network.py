@@ -8,7 +8,8 @@ recomputes with the tensors of its own forward pass. Threads do not see each oth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from rondo.models import attention
 from rondo.models.adapted_layer import AdaptedLayer, Site, frozen_matrix
 from rondo.models.call import Call, Rows, output_of
 from rondo.models.network import Base, Network
-from rondo.params import HEAD_PREFIX, Params
+from rondo.params import HEAD_PREFIX, Params, add_client_axis, on_device
 from rondo.tasks.task import Batch
 
 
@@ -121,11 +122,7 @@ class AdaptedNetwork(Network):
         first = next(t for t in batch.values() if isinstance(t, Tensor))
         if rows is None:
             rows = Rows((first.shape[0] // clients,) * clients)
-        for name, (owner, attribute) in self._owners.items():
-            tensor = params[name] if name in params else self.initial_head[name].unsqueeze(0)
-            if tensor.shape[0] != 1:
-                raise ValueError(f"{name} has {tensor.shape[0]} clients, but {self.one_at_a_time}")
-            setattr(owner, attribute, tensor[0].to(self.device))
+        self._place(params)
         tokens = first.shape[1] if first.dim() > 1 else 1
         self._call.begin(params, base, rows, tokens, dropout)
         output = None
@@ -135,3 +132,22 @@ class AdaptedNetwork(Network):
         finally:
             self._call.end(output)
         return output
+
+    @contextmanager
+    def lent(self, seen: Params, base: Base) -> Iterator[nn.Module]:
+        """See :meth:`rondo.models.network.Network.lent`."""
+        params = add_client_axis(on_device(seen, self.device))
+        self._place(params)
+        self._call.begin(params, self.on_device(base), Rows((1,)), 1, None)
+        try:
+            yield self.module
+        finally:
+            self._call.end(None)
+
+    def _place(self, params: Params) -> None:
+        """Set the head's tensors that are attributes of their modules."""
+        for name, (owner, attribute) in self._owners.items():
+            tensor = params[name] if name in params else self.initial_head[name].unsqueeze(0)
+            if tensor.shape[0] != 1:
+                raise ValueError(f"{name} has {tensor.shape[0]} clients, but {self.one_at_a_time}")
+            setattr(owner, attribute, tensor[0].to(self.device))

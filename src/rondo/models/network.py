@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 
 import torch
@@ -56,6 +57,13 @@ class Network(ABC):
         if self._moved is None or self._moved[0] is not base:
             self._moved = (base, {path: change.on(self.device) for path, change in base.items()})
         return self._moved[1]
+
+    @contextmanager
+    def lent(self, seen: Params, base: Base) -> Iterator[nn.Module]:
+        """The module itself with the tensors ``seen`` (no client axis) and ``base`` in their places, within. Raises
+        TypeError for a network that lends none."""
+        raise TypeError(f"{type(self).__name__} lends no module")
+        yield self.module
 
     @abstractmethod
     def __call__(

@@ -173,6 +173,10 @@ def _text_problems(config: RunConfig, found: _Found, limit: int) -> Iterator[Pro
     if config.task.max_length > limit:
         message = f"{config.task.max_length}, but this model takes {limit} tokens: lower it to {limit}"
         yield Problem("task.max_length", message)
+    room, evaluation = limit - config.task.max_length, config.evaluation
+    if evaluation.generate and 0 <= room < evaluation.max_new_tokens:
+        message = f"{evaluation.max_new_tokens} after up to task.max_length = {config.task.max_length} tokens, and "
+        yield Problem("evaluation.max_new_tokens", f"{message}this model takes {limit}: lower one of the two")
     embedded, tokens = int(found.module.get_input_embeddings().num_embeddings), len(found.tokenizer)  # type: ignore[operator]
     if tokens > embedded:
         message = f"its tokenizer has {tokens} tokens and its embedding only {embedded}: is it another model's?"

@@ -8,6 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from rondo.errors import visible
+
 
 def plain_console(**options: Any) -> Console:
     """A console that prints text as it is, since names in it may look like markup."""
@@ -120,6 +122,33 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
 def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """The rows of :func:`summary_table`: label, value before, value after."""
     return [*score_rows(summary), *_cost_rows(summary)]
+
+
+SAMPLE_COLUMNS = ("prompt", "expected", "before", "after")
+_SHOWN, _CHARACTERS = 5, 300
+
+
+def samples_title(samples: Sequence[Mapping[str, str]]) -> str:
+    """The heading of generated answers."""
+    more = f", the first {_SHOWN} of {len(samples)} in summary.json" if len(samples) > _SHOWN else ""
+    return f"answers before and after training{more}"
+
+
+def sample_rows(samples: Sequence[Mapping[str, str]]) -> Iterator[tuple[str, ...]]:
+    """The first answers that a run generated: the end of each prompt, and the beginning of each answer."""
+    for sample in samples[:_SHOWN]:
+        prompt, *rest = (" ".join(sample[column].split()) for column in SAMPLE_COLUMNS)
+        yield prompt[-_CHARACTERS:], *(text[:_CHARACTERS] for text in rest)
+
+
+def samples_table(samples: Sequence[Mapping[str, str]]) -> Table:
+    """The table of generated answers. ``samples``: as in ``summary.json``."""
+    table = Table(title=samples_title(samples), title_justify="left", show_lines=True)
+    for column in SAMPLE_COLUMNS:
+        table.add_column(column, overflow="fold")
+    for row in sample_rows(samples):
+        table.add_row(*map(visible, row))
+    return table
 
 
 def adapted_table(title: str, shots: Mapping[int, Sequence[Any]]) -> Table:

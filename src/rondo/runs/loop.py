@@ -25,6 +25,7 @@ from rondo.runs.baseline import local_only
 from rondo.runs.card import Facts, card, save
 from rondo.runs.progress import round_line
 from rondo.runs.result import RunResult
+from rondo.runs.samples import generated, samples
 from rondo.runs.storage import checkpoint, durable
 from rondo.runs.storage.checkpoint import Checkpoint
 from rondo.runs.storage.client_store import Kept
@@ -112,6 +113,7 @@ class Runner:
         if self.done == 0 and "before" not in self.scores:
             self.observer.phase("evaluating")
             self.scores["before"] = self._on_test(0)
+            self.scores["answers"] = self._answers(0)
             first = self._measures(0, {})
             self.scores["measures"] = {"before": first, "after": first}
             self._commit(0)
@@ -234,6 +236,10 @@ class Runner:
         server = self.federation.server
         return self.federation.scorer.on_test(server.state, server.round(rounds))
 
+    def _answers(self, rounds: int) -> list[str]:
+        """Answers to test rows after ``rounds`` rounds, if any are asked for."""
+        return generated(self.assembly, self.federation.scorer, self.federation.server.state, rounds)
+
     def _measures(self, rounds: int, before: Mapping[str, float]) -> dict[str, float]:
         """The task's numbers about the server's model after ``rounds`` rounds. ``before``: those before the last."""
         if type(self.task).measures is Task.measures:  # a method may take long to make its model
@@ -303,6 +309,7 @@ class Runner:
             "after": dict(after),
             "measures": self.scores["measures"],
             "best": None if best is None else {k: v for k, v in best.items() if k != "scores_since"},
+            "samples": samples(self.assembly, self.scores["answers"], self._answers(self.done)),
             **totals(history),
         }
         if self.config.evaluation.local_only:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,6 +16,7 @@ from rondo.data.tables import Rows, Table
 from rondo.errors import ConfigError, Problem, headed
 from rondo.models import peft
 from rondo.models.call import output_of
+from rondo.models.generation import Generation, answers, batches
 from rondo.models.loading.pretrained import identity
 from rondo.models.model import Outline
 from rondo.models.outline import TransformerOutline, look
@@ -80,7 +80,7 @@ def predict(
     if isinstance(outline, TransformerOutline):
         model = _stock(result, outline, allow_changed).to(target)
         if isinstance(task, CausalLM):
-            return _responses(model, task, rows, batch_size, target, max_new_tokens, outline.longest)
+            return _responses(model, task, rows, batch_size, max_new_tokens, outline.longest)
         output: Output = partial(output_of, model)
     else:
         output = _whole(result, outline, target, allow_changed)
@@ -124,7 +124,7 @@ def _predictions(output: Output, task: Task, rows: Rows, batch_size: int, device
         raise ConfigError.at("task.kind", message)
     examples: Sequence[Any] = task.unlabelled(rows)
     predictions: list[dict[str, Any]] = [{}] * len(rows)
-    for batch in _batches([e.cost for e in examples], batch_size):
+    for batch in batches([e.cost for e in examples], batch_size):
         inputs, _ = task.collate([examples[i] for i in batch])
         result = output(on_device(inputs, device)).float()
         if isinstance(task, Regression | SequenceRegression):
@@ -142,34 +142,14 @@ def _responses(
     task: CausalLM,
     rows: Rows,
     batch_size: int,
-    device: torch.device,
     max_new_tokens: int,
     longest: int,
 ) -> list[dict[str, Any]]:
-    from transformers import GenerationConfig
-
     prompts = _prompts(task, rows)
     if problems := list(_too_long(prompts, max_new_tokens, longest)):
         raise ConfigError(problems)
-    # In place of the model's own, which may draw at random or penalise repetitions.
-    model.generation_config = GenerationConfig(
-        max_new_tokens=max_new_tokens,
-        do_sample=False,
-        eos_token_id=_end_ids(model, task),
-        pad_token_id=task.tokenizer.pad_token_id,
-    )
-    lengths = list(map(len, prompts))
-    predictions: list[dict[str, Any]] = [{}] * len(rows)
-    for batch in _batches(lengths, batch_size):
-        # Prompts of one length go together, since not every architecture copes with padding before a prompt.
-        for length, group in groupby(batch, lengths.__getitem__):
-            numbers = list(group)
-            ids = torch.tensor([prompts[i] for i in numbers], device=device)
-            made = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids))[:, length:]
-            texts = task.tokenizer.batch_decode(made, skip_special_tokens=True)
-            for i, text in zip(numbers, texts, strict=True):
-                predictions[i] = {"response": text}
-    return predictions
+    made = answers(model, task.tokenizer, prompts, Generation(max_new_tokens, batch_size))
+    return [{"response": text} for text in task.tokenizer.batch_decode(made, skip_special_tokens=True)]
 
 
 def _prompts(task: CausalLM, rows: Rows) -> list[list[int]]:
@@ -186,13 +166,6 @@ def _prompts(task: CausalLM, rows: Rows) -> list[list[int]]:
     return prompts
 
 
-def _batches(costs: Sequence[int], size: int) -> Iterator[list[int]]:
-    """Numbers of rows, ``size`` at a time, by ascending cost."""
-    order = sorted(range(len(costs)), key=costs.__getitem__)
-    for start in range(0, len(order), size):
-        yield order[start : start + size]
-
-
 def _too_long(prompts: Sequence[Sequence[int]], max_new_tokens: int, longest: int) -> Iterator[Problem]:
     """The first prompt that leaves no room for a response."""
     for number, ids in enumerate(prompts):
@@ -200,10 +173,3 @@ def _too_long(prompts: Sequence[Sequence[int]], max_new_tokens: int, longest: in
             message = f"{max_new_tokens} after the {len(ids)} tokens of row {number}, and the model takes {longest}"
             yield Problem("--max-new-tokens", f"{message}: lower it, or shorten the row")
             return
-
-
-def _end_ids(model: Any, task: CausalLM) -> list[int] | None:
-    """The tokens that end a response: the model's own, and the tokenizer's, which ends a response in training."""
-    known = model.generation_config.eos_token_id
-    ends = {*(known if isinstance(known, list) else [known]), task.tokenizer.eos_token_id}
-    return sorted(e for e in ends if e is not None) or None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rondo.report.html import html_table
-from rondo.report.terminal import summary_rows, summary_title
+from rondo.report.terminal import SAMPLE_COLUMNS, sample_rows, samples_title, summary_rows, summary_title
 
 if TYPE_CHECKING:
     import pandas
@@ -41,7 +41,10 @@ class RunResult:
 
     def _repr_html_(self) -> str:
         title = (summary_title(self.summary), str(self.run_dir))
-        return html_table(title, ("", "before", "after"), summary_rows(self.summary))
+        table = html_table(title, ("", "before", "after"), summary_rows(self.summary))
+        if answered := self.summary.get("samples"):
+            table += html_table([samples_title(answered)], SAMPLE_COLUMNS, sample_rows(answered))
+        return table
 
 
 def _numbers(path: str, tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from rondo.runs.places import devices_of, elsewhere, only_places, set_to_work
 from rondo.runs.progress import Quiet
 from rondo.runs.reopen import check_code
 from rondo.runs.result import RunResult
+from rondo.runs.samples import check_samples
 from rondo.runs.storage import durable
 from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.storage.durable import written
@@ -73,6 +74,7 @@ def run(
     with _watching(observer, settings) as observer, elsewhere(settings, device) as workers:
         observer.phase("loading")
         assembly = assemble(settings, device, given=given)
+        check_samples(assembly)
         # From here on paths are absolute, because a stored configuration is read in any working directory.
         assembly = replace(assembly, config=located(assembly.config))
         start = assembly.start()

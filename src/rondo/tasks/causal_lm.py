@@ -132,6 +132,16 @@ class CausalLM(TextTask):
             return ids[:start]
         return ids[:-1] if ids[-1:] == [self.tokenizer.eos_token_id] else ids
 
+    def prompt_and_answer(self, example: TextExample) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Token ids of all before the last answer in ``example``, and of that answer. Plain text, which is no answer
+        to anything, is cut in its middle."""
+        learned = [t != IGNORED for t in example.target] if isinstance(example.target, tuple) else []
+        end = max((place + 1 for place, own in enumerate(learned) if own), default=0)
+        start = max((place + 1 for place, own in enumerate(learned[:end]) if not own), default=0)
+        if start == 0:
+            start, end = (len(example.ids) + 1) // 2, len(example.ids)
+        return example.ids[:start], example.ids[start:end]
+
     def collate(self, examples: Sequence[TextExample]) -> tuple[Batch, Batch]:
         """See :meth:`rondo.tasks.task.Task.collate`.
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
 from rondo.models.adapted_network import AdaptedNetwork
+from rondo.models.network import Network
 from rondo.params import Params, add_client_axis
 from rondo.tasks.output_layer import OutputLayer, itself
 from rondo.tasks.task import Batch
@@ -56,3 +60,17 @@ def split_off(network: AdaptedNetwork, seen: Params, inputs: Batch) -> OutputLay
         layer.forward = forward
         raise LogitsNeeded("the model does not do the same without its output layer")
     return OutputLayer(forward, logits.shape[-1])
+
+
+@contextmanager
+def put_back(network: Network, output: OutputLayer | None) -> Iterator[None]:
+    """Within, ``network`` has the output layer again that :func:`split_off` took, if it took any."""
+    if output is None:
+        yield
+        return
+    layer = network.module.get_output_embeddings()  # type: ignore[operator]
+    layer.forward = output.layer
+    try:
+        yield
+    finally:
+        layer.forward = itself

@@ -7,7 +7,8 @@ several clients in one call (docs/adr/0013-whole-tensors-beside-factors.md).
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from rondo.models.call import Rows, output_of
 from rondo.models.network import Base, Network
 from rondo.models.whole.checks import Normalisation
 from rondo.models.whole.thread_copy import ThreadCopy
-from rondo.params import BUFFER_PREFIX, HEAD_PREFIX, Params, client_row
+from rondo.params import BUFFER_PREFIX, HEAD_PREFIX, Params, client_row, on_device
 from rondo.tasks.task import Batch
 
 ONE_PER_THREAD = "a network that is trained whole is faster with one client per thread"
@@ -125,6 +126,18 @@ class WholeNetwork(Network):
                         output = output_of(module, _channels_last(part))
                 outputs.append(output.float() if self._autocast else output)
         return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
+
+    @contextmanager
+    def lent(self, seen: Params, base: Base) -> Iterator[nn.Module]:
+        """See :meth:`rondo.models.network.Network.lent`."""
+        own = self._mine()
+        own.prepare((), None)
+        tensors = self.tensors(on_device(seen, self.device), self.on_device(base))
+        with (
+            torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast),
+            own.holding(tensors) as module,
+        ):
+            yield module
 
     @torch.no_grad()
     def head_input(self, params: Params, base: Base, batch: Batch) -> Tensor:

@@ -51,7 +51,7 @@ class Checkpoint:
     ``locals``: the tensors that clients keep.
     ``ledger``: the versions of the tensors that clients have.
     ``journal``: the end of the journal.
-    ``scores``: the scores before the first round, and the best round so far, as JSON.
+    ``scores``: the scores and generated answers before the first round, and the best round so far, as JSON.
     """
 
     rounds: int

@@ -1,0 +1,79 @@
+"""Answers that a run's model generates to rows of the test set, because people look at them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rondo.engine.scoring import Scorer
+from rondo.errors import ConfigError
+from rondo.models.generation import Generation, answers
+from rondo.models.model import Model
+from rondo.models.network import Base
+from rondo.models.shortcuts.target_logits import put_back
+from rondo.models.transformer import Transformer
+from rondo.params import Params
+from rondo.runs.assemble import Assembly
+from rondo.tasks.causal_lm import CausalLM
+
+
+def check_samples(assembly: Assembly) -> None:
+    """Raise :class:`ConfigError` if ``evaluation.generate`` asks for answers that the run cannot give."""
+    if not assembly.config.evaluation.generate:
+        return
+    reason = None
+    if not _generates(assembly.model, assembly.task):
+        reason = "only a causal model of transformers generates: remove it"
+    elif not assembly.population.test:
+        reason = "there is no test set to answer: name data.test_source, or remove it"
+    if reason is not None:
+        raise ConfigError.at("evaluation.generate", reason)
+
+
+def generated(assembly: Assembly, scorer: Scorer, state: Any, rounds: int) -> list[str]:
+    """Answers of the newcomer's model after ``rounds`` rounds to ``evaluation.generate`` test rows; empty if none is
+    asked for."""
+    if not assembly.config.evaluation.generate:
+        return []
+    seen, base = scorer.newcomer(state, assembly.round(rounds))
+    return answers_of(assembly, seen, base, _chosen(assembly))
+
+
+def answers_of(assembly: Assembly, seen: Params, base: Base, examples: Sequence[Any]) -> list[str]:
+    """The text that the model ``seen`` (no client axis) generates after the prompt of each example."""
+    task, evaluation, network = assembly.task, assembly.config.evaluation, assembly.model.network
+    assert isinstance(task, CausalLM)
+    how = Generation(evaluation.max_new_tokens, evaluation.batch_size)
+    prompts = [task.prompt_and_answer(e)[0] for e in examples]
+    with put_back(network, task.output), network.lent(seen, base) as module:
+        made = answers(module, task.tokenizer, prompts, how)
+    return _texts(task, made)
+
+
+def samples(assembly: Assembly, before: Sequence[str], after: Sequence[str]) -> list[Mapping[str, str]]:
+    """One record per test row that was answered: its prompt, the expected answer, and the model's before and after
+    training."""
+    if not assembly.config.evaluation.generate:
+        return []
+    task = assembly.task
+    assert isinstance(task, CausalLM)
+    halves = [task.prompt_and_answer(e) for e in _chosen(assembly)]
+    prompts, expected = (_texts(task, [half[side] for half in halves]) for side in (0, 1))
+    names = ("prompt", "expected", "before", "after")
+    return [dict(zip(names, row, strict=True)) for row in zip(prompts, expected, before, after, strict=True)]
+
+
+def _chosen(assembly: Assembly) -> Sequence[Any]:
+    """``evaluation.generate`` test rows, spread over all of them: neighbours are often alike."""
+    test, count = assembly.population.test, assembly.config.evaluation.generate
+    count = min(count, len(test))
+    return [test[i * len(test) // count] for i in range(count)]
+
+
+def _texts(task: CausalLM, ids: Sequence[Sequence[int]]) -> list[str]:
+    texts: list[str] = task.tokenizer.batch_decode(ids, skip_special_tokens=True)
+    return texts
+
+
+def _generates(model: Model, task: Any) -> bool:
+    return isinstance(model, Transformer) and isinstance(task, CausalLM)

@@ -1,0 +1,117 @@
+"""Generated answers: those of a plain loop without padding and without a cache, whatever the batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from families import FAMILIES, tokenizer
+
+from rondo.models import generation
+from rondo.models.generation import Generation, answers
+
+END, NEW = 2, 8
+PROMPTS = [[5 + (7 * i + 3 * n) % 90 for i in range(n)] for n in (3, 9, 4, 9, 17)]
+SPEAKING = [name for name, family in FAMILIES.items() if "together" in family.speaks]
+FAST = ("BART", "Llama", "GPT-2")
+
+
+def model_of(name: str) -> Any:
+    """A random model with weights so large that its answers differ."""
+    family = FAMILIES[name]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = getattr(transformers, family.config)(**family.options)
+        module = transformers.AutoModelForCausalLM.from_config(config).eval()
+        for parameter in module.parameters():
+            if parameter.dim() > 1:
+                parameter.data *= 6
+    return module
+
+
+@torch.no_grad()
+def likeliest(module: Any, prompt: list[int], count: int) -> list[int]:
+    """The answer by whole forward passes over one row."""
+    ids = list(prompt)
+    while len(ids) < len(prompt) + count and ids[-1] != END:
+        ids.append(int(module(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+@pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in SPEAKING])
+def test_batched_answers_are_those_of_each_prompt_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all families only BART's positions count from the row's start, so its prompts go by length."""
+    verdicts, tried = [], generation._copes_with_padding
+    monkeypatch.setattr(generation, "_copes_with_padding", lambda *a: verdicts.append(tried(*a)) or verdicts[0])
+    module = model_of(name)
+    made = answers(module, tokenizer(), PROMPTS, Generation(NEW, 3))
+    assert made == [likeliest(module, prompt, NEW) for prompt in PROMPTS]
+    assert len({tuple(answer) for answer in made}) > 2
+    assert verdicts == [name != "BART"]
+
+
+class Miscounting(transformers.GPT2LMHeadModel):
+    """Positions that count from the row's start, whatever the mask says: it answers, and wrongly."""
+
+    def forward(self, input_ids: Any = None, attention_mask: Any = None, position_ids: Any = None, **rest: Any) -> Any:
+        if attention_mask is not None:
+            seen = attention_mask.shape[1]
+            position_ids = torch.arange(seen - input_ids.shape[1], seen).unsqueeze(0).expand_as(input_ids)
+        return super().forward(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **rest)
+
+
+class Refusing(transformers.GPT2LMHeadModel):
+    def forward(self, input_ids: Any = None, attention_mask: Any = None, **rest: Any) -> Any:
+        if attention_mask is not None and not attention_mask.all():
+            raise ValueError("no padding, please")
+        return super().forward(input_ids=input_ids, attention_mask=attention_mask, **rest)
+
+
+@pytest.mark.parametrize("kind", [Miscounting, Refusing])
+def test_model_that_minds_padding_is_given_none(kind: Any) -> None:
+    right = model_of("GPT-2")
+    module = kind(right.config).eval()
+    module.load_state_dict(right.state_dict())
+    made = answers(module, tokenizer(), PROMPTS, Generation(NEW, 5))
+    assert made == [likeliest(right, prompt, NEW) for prompt in PROMPTS]
+
+
+def test_models_own_way_to_generate_is_put_aside_and_back() -> None:
+    module = model_of("Llama")
+    own = transformers.GenerationConfig(do_sample=True, temperature=9.0, repetition_penalty=5.0, eos_token_id=[END, 7])
+    module.generation_config = own
+    made = answers(module, tokenizer(), PROMPTS, Generation(NEW, 3))
+    assert module.generation_config is own
+    ended = [likeliest(module, prompt, NEW) for prompt in PROMPTS]
+    assert made == [a[: a.index(7) + 1] if 7 in a else a for a in ended]
+
+
+def test_draws_come_from_the_seed_alone() -> None:
+    module, how = model_of("Llama"), Generation(NEW, 3, temperature=1.0, seed=3)
+    torch.manual_seed(11)
+    expected = torch.rand(1)
+    torch.manual_seed(11)
+    made = answers(module, tokenizer(), PROMPTS, how)
+    assert torch.rand(1) == expected
+    assert made == answers(module, tokenizer(), PROMPTS, how)
+    assert made != answers(module, tokenizer(), PROMPTS, Generation(NEW, 3, temperature=1.0, seed=4))
+
+
+def test_drawn_tokens_have_the_models_probabilities() -> None:
+    """The first token of 4,000 answers, against the softmax of the logits; each share within five deviations."""
+    module, count = model_of("Llama"), 4000
+    made = answers(module, tokenizer(), [PROMPTS[0]] * count, Generation(1, count, temperature=2.0, seed=1))
+    with torch.no_grad():
+        p = (module(input_ids=torch.tensor([PROMPTS[0]])).logits[0, -1] / 2).softmax(-1)
+    shares = torch.bincount(torch.tensor([a[0] for a in made]), minlength=len(p)) / count
+    assert bool(((shares - p).abs() <= 5 * (p * (1 - p) / count).sqrt() + 1e-3).all())
+
+
+def test_stop_text_ends_an_answer() -> None:
+    module = model_of("Llama")
+    whole = likeliest(module, PROMPTS[1], NEW)
+    stop = tokenizer().decode(whole[2])
+    (made,) = answers(module, tokenizer(), PROMPTS[1:2], Generation(NEW, 1, stop=(stop,)))
+    assert made == whole[: whole.index(whole[2]) + 1]

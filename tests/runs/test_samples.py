@@ -1,0 +1,133 @@
+"""Sample answers of a run: by the model that is scored, before and after training, also in a resumed run."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import rondo
+from rondo.report.terminal import samples_table
+from small_runs import POSITIONS, reviews, save_tiny_bert, save_tiny_gpt2, settings, write_rows
+
+NEW = 6
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_gpt2(tmp_path_factory.mktemp("gpt2"))
+
+
+def config(model: Path, folder: Path, **changes: Any) -> dict[str, Any]:
+    data = {
+        "source": str(write_rows(folder / "train.csv", reviews(24))),
+        "test_source": str(write_rows(folder / "test.csv", reviews(9, seed=1))),
+    }
+    base: dict[str, Any] = {
+        "data": data,
+        "task": {"kind": "causal-lm", "text": None, "label": None, "prompt": "first", "response": "second"},
+        "adapter": {"target_modules": ["c_attn"]},
+        "train": {"lr": 0.05, "local_epochs": 4, "precision": "exact"},
+        "evaluation": {"generate": 4, "max_new_tokens": NEW},
+    }
+    return settings(model, **{k: {**base.get(k, {}), **changes.get(k, {})} for k in base | changes})
+
+
+@pytest.fixture(scope="module")
+def finished(gpt2: Path, tmp_path_factory: pytest.TempPathFactory) -> rondo.RunResult:
+    folder = tmp_path_factory.mktemp("samples")
+    return rondo.run(config(gpt2, folder), run_dir=folder / "run", device="cpu")
+
+
+def test_samples_are_rows_of_the_test_set(finished: rondo.RunResult) -> None:
+    """Four of nine rows, spread over them; the expected answer is the whole response."""
+    chosen = [reviews(9, seed=1)[i] for i in (0, 2, 4, 6)]
+    samples = finished.summary["samples"]
+    shown = [(s["prompt"].strip(), s["expected"].strip()) for s in samples]
+    assert shown == [(r["first"], r["second"]) for r in chosen]
+    assert json.loads((finished.run_dir / "summary.json").read_text())["samples"] == samples
+
+
+def test_answers_after_are_those_of_the_exported_adapter(finished: rondo.RunResult, gpt2: Path) -> None:
+    samples = finished.summary["samples"]
+    rows = [reviews(9, seed=1)[i] for i in (0, 2, 4, 6)]
+    for key, path in (("after", finished.run_dir), ("after", finished.run_dir / "adapter")):
+        made = rondo.predict(path, [{"first": r["first"]} for r in rows], device="cpu", max_new_tokens=NEW)
+        assert [s[key] for s in samples] == [m["response"] for m in made]
+    assert [s["before"] for s in samples] != [s["after"] for s in samples]
+
+
+def test_answers_before_are_the_base_models(finished: rondo.RunResult, gpt2: Path) -> None:
+    import torch
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(gpt2).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(gpt2)
+    for sample in finished.summary["samples"]:
+        ids = torch.tensor([tokenizer(sample["prompt"])["input_ids"]])
+        made = model.generate(ids, max_new_tokens=NEW, do_sample=False, pad_token_id=0)[0, ids.shape[1] :]
+        assert tokenizer.decode(made, skip_special_tokens=True) == sample["before"]
+
+
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_resumed_run_has_the_same_answers(finished: rondo.RunResult, gpt2: Path, tmp_path: Path, rounds: int) -> None:
+    stop = threading.Event()
+
+    class Stops(rondo.Observer):
+        def round_started(self, index: int, clients: int) -> None:
+            if index == rounds:
+                stop.set()
+
+    with pytest.raises(rondo.RunInterrupted):
+        rondo.run(config(gpt2, tmp_path), run_dir=tmp_path / "run", device="cpu", observer=Stops(), stop=stop)
+    assert rondo.resume(tmp_path / "run").summary["samples"] == finished.summary["samples"]
+
+
+def test_model_trained_whole_answers(gpt2: Path, tmp_path: Path) -> None:
+    changes = {"train": {"what": ["*ln_f*", "*.c_fc.*"]}, "algorithm": {"name": "fedavg"}, "adapter": {"r": 2}}
+    raw = config(gpt2, tmp_path, **changes)
+    del raw["adapter"]
+    result = rondo.run(raw, run_dir=tmp_path / "run", device="cpu")
+    rows = [{"first": s["prompt"].strip()} for s in result.summary["samples"]]
+    made = rondo.predict(result.run_dir, rows, device="cpu", max_new_tokens=NEW)
+    assert [s["after"] for s in result.summary["samples"]] == [m["response"] for m in made]
+
+
+def test_plain_text_is_cut_in_its_middle(gpt2: Path, tmp_path: Path) -> None:
+    raw = config(gpt2, tmp_path, task={"text": "text", "prompt": None, "response": None})
+    raw["task"] = {k: v for k, v in raw["task"].items() if v is not None}
+    sample = rondo.run({**raw, "rounds": 1}, run_dir=tmp_path / "run", device="cpu").summary["samples"][0]
+    assert f"{sample['prompt']} {sample['expected']}" == reviews(9, seed=1)[0]["text"]
+    assert len(sample["prompt"].split()) == 3  # of five words and the end
+
+
+def test_samples_are_shown(finished: rondo.RunResult) -> None:
+    samples = [{**s, "after": "<b>\x1b[2J"} for s in finished.summary["samples"]] * 2
+    console = Console(width=200, record=True, markup=False)
+    console.print(samples_table(samples))
+    text = console.export_text()
+    assert "the first 5 of 8 in summary.json" in text
+    assert "\\x1b[2J" in text
+    html = rondo.RunResult([], finished.run_dir, {}, {**finished.summary, "samples": samples})._repr_html_()
+    assert "&lt;b&gt;" in html
+    assert "<b>" not in html
+
+
+def problem(raw: dict[str, Any], key: str) -> str:
+    with pytest.raises(rondo.ConfigError) as caught:
+        rondo.run(raw, device="cpu")
+    return {p.path: p.message for p in caught.value.problems}[key]
+
+
+def test_answers_that_cannot_be_given_are_refused(gpt2: Path, tmp_path: Path) -> None:
+    raw = config(gpt2, tmp_path)
+    without = {**raw, "data": {k: v for k, v in raw["data"].items() if k != "test_source"}}
+    assert "no test set" in problem(without, "evaluation.generate")
+    long = {**raw, "task": {**raw["task"], "max_length": POSITIONS - NEW + 1}}
+    assert f"takes {POSITIONS}: lower one" in problem(long, "evaluation.max_new_tokens")
+    bert = settings(save_tiny_bert(tmp_path / "bert"), data=raw["data"], evaluation={"generate": 1})
+    assert "generates no text" in problem(bert, "evaluation.generate")
