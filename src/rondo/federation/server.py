@@ -49,8 +49,8 @@ def serve(
 
     ``told``: told in a line of sites that come and go.
 
-    The rest is as in :func:`rondo.run`. Raises as it does, and :class:`~rondo.errors.StopRequested` after ``stop`` while
-    it waits for sites.
+    The rest is as in :func:`rondo.run`. Raises as it does, and :class:`~rondo.errors.StopRequested` after ``stop``
+    while it waits for sites.
     """
     began = time.perf_counter()
     settings = load(config, [*sets, *ELSEWHERE], check_paths=False)
