@@ -195,7 +195,7 @@ def test_sites_are_there_before_their_server(processes: Processes, folder: Path)
 def test_server_is_stopped_while_it_waits(processes: Processes) -> None:
     processes.serve()
     processes.site("north")
-    processes.until("server", "north takes part")
+    processes.until("north", "connected to")
     process = processes.running["server"]
     processes.kill("server", signal.SIGINT)
     assert process.returncode == 130
