@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import pytest
 import torch
@@ -107,13 +108,26 @@ class Halves:
     def encode(self, rows: Sequence[dict[str, int]]) -> list[TextExample]:
         return [TextExample((row["n"],), 0) for row in rows if row["n"] % 2 == 0]
 
+    def row_sizes(self, examples: Sequence[TextExample]) -> list[int]:
+        return [1] * len(examples)
+
+
+class Windows(Halves):
+    """Gives a row ``n`` examples, and leaves out those of none."""
+
+    def encode(self, rows: Sequence[dict[str, int]]) -> list[TextExample]:
+        return [TextExample((row["n"],), 0) for row in rows for _ in range(row["n"])]
+
+    def row_sizes(self, examples: Sequence[TextExample]) -> list[int]:
+        return [len(list(same)) for _, same in groupby(examples, lambda e: e.ids[0])]
+
 
 def test_every_client_has_a_split_of_its_own() -> None:
     """One stream for all would take the same places of every client's rows for validation."""
 
     def validation(name: str, seed: int = 0) -> list[int]:
         config = load({"seed": seed, "data": {"validation_fraction": 0.2}})
-        train, validation = _split(name, range(100, 150), config, Round(0, 1, seed, 0))
+        train, validation = _split(name, [range(n, n + 1) for n in range(100, 150)], config, Round(0, 1, seed, 0))
         assert sorted(train + validation) == list(range(100, 150))
         return validation
 
@@ -128,5 +142,22 @@ def test_rows_left_out_leave_nothing_in_the_store() -> None:
     clients = {"ann": [{"n": n} for n in range(5)], "bob": [{"n": n} for n in range(5, 9)]}
     numbers = dict(_encoded(store, Halves(), clients))  # type: ignore[arg-type]
     expected.add(TextExample((n,), 0) for n in (0, 2, 4, 6, 8))
-    assert numbers == {"ann": range(3), "bob": range(3, 5)}
+    single = [range(n, n + 1) for n in range(5)]
+    assert numbers == {"ann": single[:3], "bob": single[3:]}
     assert store.sha256() == expected.sha256()
+
+
+def test_examples_of_a_row_belong_to_its_client() -> None:
+    """Also where a row that is left out and one with two examples make the numbers of both equal."""
+    clients = {"ann": [{"n": 2}, {"n": 0}], "bob": [{"n": 1}, {"n": 3}]}
+    numbers = dict(_encoded(TokenStore(), Windows(), clients))  # type: ignore[arg-type]
+    assert numbers == {"ann": [range(2)], "bob": [range(2, 3), range(3, 6)]}
+
+
+def test_examples_of_a_row_are_not_divided() -> None:
+    config = load({"data": {"validation_fraction": 0.5}})
+    by_row = [range(3 * n, 3 * n + 3) for n in range(10)]
+    train, validation = _split("ann", by_row, config, Round(0, 1, 0, 0))
+    assert len(train) == len(validation) == 15
+    assert sorted(train + validation) == list(range(30))
+    assert not {n // 3 for n in train} & {n // 3 for n in validation}

@@ -89,7 +89,7 @@ def predict(
     allow_code: AllowCode = False,
     allow_changed: AllowChanged = False,
 ) -> None:
-    """Predict a label, a number, or a language model's response, for every row of a file."""
+    """Predict a label, a number, an answer, or a language model's response, for every row of a file."""
     with user_errors():
         if to is not None:
             _must_be_new(Path(to))

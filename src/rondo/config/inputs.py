@@ -115,7 +115,8 @@ class TaskConfig(Section):
     """The task."""
 
     kind: str = "sequence-classification"
-    """``"sequence-classification"``, ``"sequence-regression"`` (a number for a text), ``"causal-lm"``,
+    """``"sequence-classification"``, ``"sequence-regression"`` (a number for a text), ``"question-answering"`` (the
+    answer is a part of a text), ``"causal-lm"``,
     ``"image-classification"``, ``"regression"`` (a number for numbers), ``"linear"`` (least squares in float64), or
     ``package.module:Class`` for a subclass of ``rondo.tasks.task.Task``."""
     text: str | Annotated[list[str], Field(min_length=1, max_length=2)] | None = None
@@ -139,12 +140,32 @@ class TaskConfig(Section):
     assistant take turns. The chat template renders it, and the loss is on the assistant's turns only."""
     chat_template: str | None = None
     """Jinja file with the chat template (causal-lm), in place of the tokenizer's own."""
+    context: str | None = None
+    """Column with the text that holds the answers (question-answering)."""
+    question: str | None = None
+    """Column with the question (question-answering)."""
+    answers: str | None = None
+    """Column with the answers (question-answering): ``{"text": [...], "answer_start": [...]}`` as ``datasets`` stores
+    SQuAD, SQuAD's own list of ``{"text", "answer_start"}``, or either as JSON; with ``answer_start``, texts alone. The
+    first is learned; scores are for the best match of all."""
+    answer_start: str | None = None
+    """Column with the characters of the context where the answers start (question-answering), if they are not in
+    ``answers``."""
+    unanswerable: bool = False
+    """Whether a question may have no answer (question-answering, as in SQuAD 2.0): a row without answers is then no bad
+    row, and a prediction may be empty."""
+    stride: Annotated[int, Field(ge=0)] | None = None
+    """Tokens that neighbouring windows of a long context share (question-answering); left out, a quarter of
+    ``max_length``."""
+    max_answer_tokens: Positive | None = None
+    """Most tokens of a predicted answer (question-answering); left out, 30."""
     metric: str | None = None
     """Metric by which progress is shown, the best round kept (``adapter-best``) and a run ended by patience; left out,
     the task's own, the first: accuracy, f1, matthews, loss (classification); pearson, spearman, mse
-    (sequence-regression); loss, perplexity, accuracy (causal-lm); r2, rmse, mae (regression)."""
+    (sequence-regression); f1, exact_match, loss (question-answering); loss, perplexity, accuracy (causal-lm); r2, rmse,
+    mae (regression)."""
     max_length: Annotated[int, Field(ge=4)] = 128
-    """Most tokens per example."""
+    """Most tokens per example; of a window for question-answering."""
     image: str | None = None
     """Column with the picture (image-classification); left out, ``image``."""
     image_size: Positive | None = None

@@ -211,7 +211,8 @@ def other_rows(
     else:
         rows = rows_of(data, DATA)
     if not answers:
-        task = config.task.model_copy(update={"label": None, "response": None, "target": None})
+        unread = dict.fromkeys(("label", "response", "target", "answers", "answer_start"))
+        task = config.task.model_copy(update=unread)
         config = config.model_copy(update={"task": task})
     whole = answers or (kind is not None and kind.inputs != "text")
     places = (("", number) for number in range(len(rows)))

@@ -8,6 +8,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, overload
 
 from rondo.algorithm import Client, Round
@@ -140,11 +141,11 @@ def build(
     store = task.store()
     members, empty_clients, used, left_out = Members(store), [], 0, 0
     client_ranks = dict(zip(dealt.rows, ranks, strict=True)) if ranks is not None else {}
-    for name, numbers in _encoded(store, task, dealt.rows):
-        used += len(numbers)
-        left_out += len(dealt.rows[name]) - len(numbers)
-        if numbers:
-            members.add(name, *_split(name, numbers, config, run), client_ranks.get(name))
+    for name, by_row in _encoded(store, task, dealt.rows):
+        used += len(by_row)
+        left_out += len(dealt.rows[name]) - len(by_row)
+        if by_row:
+            members.add(name, *_split(name, by_row, config, run), client_ranks.get(name))
         else:
             empty_clients.append(name)
     needed = max(config.clients.min_clients, config.clients.per_round or 1)
@@ -192,16 +193,17 @@ def build(
 def _test_set(config: RunConfig, task: Task, test: TestRows, name: str) -> tuple[tuple[Example, ...], dict[str, Any]]:
     """The examples of a test set, and its account for ``partition.json``. Raises :class:`ConfigError` if it has rows
     and no example."""
-    store = task.store()
-    examples = tuple(store[i] for i in store.add(task.encode(test.rows)))
+    store, encoded = task.store(), task.encode(test.rows)
+    used = len(task.row_sizes(encoded))
+    examples = tuple(store[i] for i in store.add(encoded))
     if test.rows and not examples:
         raise _nothing_left(config, task, len(test.rows), f", and they are the whole {name}")
     return examples, {
         "rows": test.loaded,
-        "rows_used": len(examples),
+        "rows_used": used,
         "rows_bad": test.bad,
         "rows_not_sampled": test.unsampled,
-        "rows_without_target": len(test.rows) - len(examples),
+        "rows_without_target": len(test.rows) - used,
         "text": store.account(),
         "examples_sha256": store.sha256(),
         "labels": _labels(config, test.rows),
@@ -246,9 +248,9 @@ def _nothing_left(config: RunConfig, task: Task, rows: int, consequence: str) ->
     return ConfigError.at("task.max_length", message)
 
 
-def _encoded(store: Store, task: Task, rows: Mapping[str, Rows]) -> Iterator[tuple[str, range]]:
+def _encoded(store: Store, task: Task, rows: Mapping[str, Rows]) -> Iterator[tuple[str, Sequence[range]]]:
     """Encode every client's rows into ``store``, many clients per call, since each call has a fixed cost. Yields each
-    client's id and the numbers of its examples."""
+    client's id and the numbers of its examples, row by row."""
     names = list(rows)
     while names:
         count, size = 0, 0
@@ -257,20 +259,30 @@ def _encoded(store: Store, task: Task, rows: Mapping[str, Rows]) -> Iterator[tup
             count += 1
         batch, names = names[:count], names[count:]
         examples = task.encode([row for n in batch for row in rows[n]])
-        if len(examples) == size:
-            start = store.add(examples).start
+        sizes = task.row_sizes(examples)
+        if len(sizes) == size:
+            by_row = iter(_numbers(store.add(examples).start, sizes))
             for name in batch:
-                yield name, range(start, start + len(rows[name]))
-                start += len(rows[name])
+                yield name, list(islice(by_row, len(rows[name])))
         else:  # rows were left out, and the call does not say whose, so encode client by client
             for name in batch:
-                yield name, store.add(task.encode(rows[name]))
+                examples = task.encode(rows[name])
+                sizes = task.row_sizes(examples)
+                yield name, list(_numbers(store.add(examples).start, sizes))
 
 
-def _split(name: str, numbers: range, config: RunConfig, run: Round) -> tuple[list[int], list[int]]:
-    """One client's examples, split at random into training examples, at least one, and validation examples."""
+def _numbers(start: int, sizes: Iterable[int]) -> Iterator[range]:
+    """The numbers of each row's examples, of which the first row's begin with ``start``."""
+    for size in sizes:
+        yield range(start, start + size)
+        start += size
+
+
+def _split(name: str, by_row: Sequence[range], config: RunConfig, run: Round) -> tuple[list[int], list[int]]:
+    """One client's examples, whose rows are split at random into training rows, at least one, and validation rows."""
     import torch
 
-    order = torch.randperm(len(numbers), generator=run.generator("split", name)).tolist()
-    validation_count = max(0, min(round(len(numbers) * config.data.validation_fraction), len(numbers) - 1))
-    return sorted(numbers[i] for i in order[validation_count:]), sorted(numbers[i] for i in order[:validation_count])
+    order = torch.randperm(len(by_row), generator=run.generator("split", name)).tolist()
+    validation_count = max(0, min(round(len(by_row) * config.data.validation_fraction), len(by_row) - 1))
+    training, validation = order[validation_count:], order[:validation_count]
+    return sorted(n for i in training for n in by_row[i]), sorted(n for i in validation for n in by_row[i])

@@ -142,6 +142,8 @@ def output_of(module: nn.Module, batch: Batch) -> Tensor:
     named = _takes(type(module).forward, tuple(batch))
     args, kwargs = ((), dict(batch)) if named else (tuple(batch.values()), {})
     result = module(*args, **kwargs)
+    if hasattr(result, "start_logits"):  # of spans: (rows, tokens, 2)
+        return torch.stack((result.start_logits, result.end_logits), -1)
     output = getattr(result, "logits", result)
     if not isinstance(output, Tensor):
         message = "forward must return a tensor, or an object with .logits, and returned a "

@@ -32,6 +32,12 @@ def account(partition: Mapping[str, Any]) -> Iterator[str]:
                 f"{text['rows_cut']} of {used} {split} rows ({_percent(text['rows_cut'], used)}) are cut to "
                 f"task.max_length, and {_percent(text['tokens_lost'], text['tokens'])} of all tokens are lost"
             )
+        if beyond := text.get("answers_beyond_windows"):
+            scored = "are scored only" if prefix else "are not trained on"
+            yield (
+                f"{beyond} of {used} {split} rows have an answer that is whole in no window and {scored}: raise "
+                "task.max_length or task.stride"
+            )
     if moved := partition["rows_moved"]:
         dealt = partition["rows"] - partition["rows_bad"] - partition["rows_not_sampled"]
         few = "clients with fewer than partition.min_size"

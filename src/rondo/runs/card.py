@@ -51,8 +51,9 @@ class Facts:
     def of(cls, config: RunConfig, assembly: Assembly, report: Mapping[str, Any], versions: Mapping[str, str]) -> Self:
         """The facts of a run. ``report``: the content of ``partition.json``."""
         clients, primary, model = report["clients"], assembly.task.primary, assembly.model.name
-        rows = sum(client["train"] + client["validation"] for client in clients.values())
-        return cls(config, model, assembly.labels, primary, rows, report["test_rows"], len(clients), versions)
+        return cls(
+            config, model, assembly.labels, primary, report["rows_used"], report["test_rows"], len(clients), versions
+        )
 
 
 def save(folder: Path, model: Model, seen: Params, base: Base, facts: Facts, text: str) -> None:
@@ -138,12 +139,18 @@ def _data(facts: Facts) -> Iterator[tuple[str, str]]:
     yield "rows", f"{facts.rows} at the clients, {facts.test_rows} in the test set"
     partition = facts.config.partition
     yield "clients", str(facts.clients) + ("" if data.clients_from is not None else f", partition {partition.kind}")
-    for key in ("text", "prompt", "response", "messages", "image", "features", "target", "label"):
+    for key in _COLUMNS:
         if (columns := getattr(task, key)) is not None:
             yield f"{key} column", ", ".join(map(_code, [columns] if isinstance(columns, str) else columns))
     if facts.labels:
         more = f" and {len(facts.labels) - 20} more" if len(facts.labels) > 20 else ""
         yield f"{len(facts.labels)} labels", ", ".join(map(_code, facts.labels[:20])) + more
+
+
+_COLUMNS = (
+    *("text", "prompt", "response", "messages", "context", "question", "answers", "answer_start"),
+    *("image", "features", "target", "label"),
+)
 
 
 def _procedure(facts: Facts, rounds: int) -> Iterator[tuple[str, str]]:
@@ -176,7 +183,7 @@ def _loading(facts: Facts, form: Form) -> str:
         name = _code(facts.config.model.name)
         return f'`model.safetensors` has the state of {name}: `module.load_state_dict(load_file("model.safetensors"))`.'
     kind = tasks.TABLE[facts.config.task.kind]
-    if form == "merged" and kind.inputs == "image":
+    if form == "merged" and (kind.inputs == "image" or kind.pipeline not in _PIPELINES):
         code = f'from transformers import {kind.auto}\n\nmodel = {kind.auto}.from_pretrained("."){_FOLDER}\n'
         return f"```python\n{code}```"
     if form == "merged":
@@ -184,6 +191,15 @@ def _loading(facts: Facts, form: Form) -> str:
         return f"```python\n{code}```"
     if facts.config.model.name == GIVEN:
         return "The base model was given in Python; `peft.PeftModel.from_pretrained(model, FOLDER)` adds the adapter."
+    if kind.outputs is not None and kind.peft is None:
+        return f"""```python
+from peft import PeftModel
+from transformers import {kind.auto}
+
+folder = "."{_FOLDER}
+model = {kind.auto}.from_pretrained({json.dumps(facts.model)}, num_labels={kind.outputs}, ignore_mismatched_sizes=True)
+model = PeftModel.from_pretrained(model, folder)
+```"""
     if kind.inputs == "image":  # PEFT has no class of its own for them
         base = json.dumps(facts.model)
         return f"""```python
@@ -218,6 +234,8 @@ model = pipeline("{kind.pipeline}", model, tokenizer=AutoTokenizer.from_pretrain
 ```"""
 
 
+_PIPELINES = ("text-classification", "text-generation")
+"""Pipelines of transformers for texts; version 5 has none for question answering."""
 _FOLDER = "  # the folder of this card"
 
 

@@ -212,7 +212,7 @@ def _verify(opened: Reopened, model: Transformer, seen: Params, base: Base, fold
         batch = {"pixel_values": noise}
     ours = model.network(add_client_axis(seen), base, batch)
     stock = _stock_whole(opened, folder).eval() if merged else peft.stock_model(_stock_base(opened, model), folder)
-    theirs = stock(**batch).logits
+    theirs = output_of(stock, batch)
     mask = torch.ones_like(ours, dtype=torch.bool)
     if ours.dim() == 3:  # logits at padding mean nothing
         mask = batch["attention_mask"].bool()[:, :, None].expand_as(ours)

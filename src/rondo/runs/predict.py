@@ -1,4 +1,4 @@
-"""Predictions for new rows: labels of a classifier, numbers of a regression, responses of a language model."""
+"""Predictions for new rows: labels, numbers, answers of a context, responses of a language model."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from rondo.runs.storage.directory import RunDirectory
 from rondo.tasks.causal_lm import CausalLM
 from rondo.tasks.classification import SequenceClassification
 from rondo.tasks.image_classification import ImageClassification
+from rondo.tasks.question_answering import QuestionAnswering
 from rondo.tasks.regression import Regression
 from rondo.tasks.row_checks import RowProblem
 from rondo.tasks.sequence_regression import SequenceRegression
@@ -54,13 +55,16 @@ def predict(
 
     ``path``: a folder that a run handed over (a PEFT adapter, a whole model), or a run directory, whose ``adapter/`` is
     taken.
-    ``data``: a file or a table in memory with the run's columns of text, prompts, conversations, pictures or numbers;
-    labels and responses are not read. Pictures may also be in a folder, or in an archive without labels.
+    ``data``: a file or a table in memory with the run's columns of text, prompts, conversations, contexts and
+    questions, pictures or numbers; labels, responses and answers are not read. Pictures may also be in a folder, or in
+    an archive without labels.
     ``max_new_tokens``: most tokens of a response.
     ``allow_code``: import a network of one's own that the run names; a directory may be anybody's.
     ``allow_changed``: predict even if the base model is not that of the run.
 
-    A classifier gives ``label`` and its ``probability``, a regression ``prediction``. A language model gives a
+    A classifier gives ``label`` and its ``probability``, a regression ``prediction``. Question answering gives
+    ``answer``, its ``probability`` among the answers that its window allows, and ``answer_start``, the character of the
+    context where it starts (None, and an empty answer, where the question has none). A language model gives a
     ``response``, which continues the prompt, the conversation or the text greedily. Pictures of a folder have their
     ``file`` first. Weights are in float32. Raises :class:`ConfigError`.
     """
@@ -79,6 +83,8 @@ def predict(
     batch_size, task = config.evaluation.batch_size, outline.task
     if isinstance(outline, TransformerOutline):
         model = _stock(result, outline, allow_changed).to(target)
+        if isinstance(task, QuestionAnswering):
+            return _answers(partial(output_of, model), task, rows, batch_size, target)
         if isinstance(task, CausalLM):
             return _responses(model, task, rows, batch_size, max_new_tokens, outline.longest)
         output: Output = partial(output_of, model)
@@ -135,6 +141,17 @@ def _predictions(output: Output, task: Task, rows: Rows, batch_size: int, device
         for i, probability, label in zip(batch, largest.values.tolist(), largest.indices.tolist(), strict=True):
             predictions[i] = {"label": task.labels[label], "probability": probability}
     return predictions
+
+
+def _answers(
+    output: Output, task: QuestionAnswering, rows: Rows, batch_size: int, device: torch.device
+) -> list[dict[str, Any]]:
+    windows, reader = task.unlabelled(rows), task.reader()
+    for batch in _batches([w.cost for w in windows], batch_size):
+        inputs, targets = task.collate([windows[i] for i in batch])
+        reader.add(output(on_device(inputs, device)), targets)
+    answers = [reader.answer(question) for question in dict.fromkeys(w.question for w in windows)]
+    return [{"answer": a.text, "probability": a.probability, "answer_start": a.start} for a in answers]
 
 
 def _responses(

@@ -62,13 +62,17 @@ def row_check(task: TaskConfig, labels: Sequence[str], owner: str | None = None)
 
 def columns(task: TaskConfig) -> list[tuple[str, str, bool]]:
     """The columns of the input as (configuration key, column name, whether it must hold text). A prompt's columns after
-    the first may be empty; a conversation is a list and a picture an array, which the task checks."""
+    the first may be empty; a conversation and answers are lists and a picture an array, which the task checks."""
     text, prompt, response = (_several(value) for value in (task.text, task.prompt, task.response))
     return [
         *(("task.text", name, True) for name in text),
         *(("task.prompt", name, place == 0) for place, name in enumerate(prompt)),
         *(("task.response", name, True) for name in response),
         *(("task.messages", name, False) for name in _several(task.messages)),
+        *(("task.context", name, True) for name in _several(task.context)),
+        *(("task.question", name, True) for name in _several(task.question)),
+        *(("task.answers", name, False) for name in _several(task.answers)),
+        *(("task.answer_start", name, False) for name in _several(task.answer_start)),
         *(("task.image", name, False) for name in _several(task.image)),
         *(("task.features", name, False) for name in _several(task.features)),
         *(("task.target", name, False) for name in _several(task.target)),

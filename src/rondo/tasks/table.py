@@ -51,12 +51,19 @@ _KEYS = {
     **dict.fromkeys(("label", "labels"), ("sequence-classification", "image-classification")),
     **dict.fromkeys(("prompt", "response", "messages", "separator", "chat_template"), ("causal-lm",)),
     **dict.fromkeys(("image", "image_size", "image_shape"), ("image-classification",)),
+    **dict.fromkeys(
+        ("context", "question", "answers", "answer_start", "stride", "max_answer_tokens"), ("question-answering",)
+    ),
     "features": ("regression",),
     "target": ("regression", "sequence-regression"),
 }
 """Keys of ``[task]`` that are None unless set, with the kinds that use them."""
-_CHOICES = {"normalize": "unit", "augment": "none"}
-"""Keys that only image-classification uses, with their defaults."""
+_CHOICES: dict[tuple[str, object], tuple[str, ...]] = {
+    ("normalize", "unit"): ("image-classification",),
+    ("augment", "none"): ("image-classification",),
+    ("unanswerable", False): ("question-answering",),
+}
+"""Keys with a default, and the kinds that use them."""
 
 
 def _labels(task: Mapping[str, Any]) -> Iterator[Problem]:
@@ -74,7 +81,7 @@ def _metric(task: Mapping[str, Any]) -> Iterator[Problem]:
 def _unused(task: Mapping[str, Any]) -> Iterator[Problem]:
     """Keys that the task's kind does not use."""
     given = [(key, users) for key, users in _KEYS.items() if task[key] is not None]
-    given += [(key, ("image-classification",)) for key, default in _CHOICES.items() if task[key] != default]
+    given += [(key, users) for (key, default), users in _CHOICES.items() if task[key] != default]
     for key, users in given:
         if task["kind"] not in users:
             kinds = ", ".join(map(repr, users[:-1])) + (" and " if len(users) > 1 else "") + repr(users[-1])
@@ -112,6 +119,23 @@ def _causal_lm(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
         yield Problem("task.text", message)
     if (task["prompt"] is None) != (task["response"] is None):
         yield Problem("task.response", "task.prompt and task.response go together: name both")
+
+
+def _question_answering(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
+    for key, content in (("context", "text that has the answers"), ("question", "questions"), ("answers", "answers")):
+        if task[key] is None:
+            yield Problem(f"task.{key}", f"name the column with the {content}")
+    if task["max_length"] < _SHORTEST_WINDOW:
+        message = f"{task['max_length']} leave no room for question and context: raise it to {_SHORTEST_WINDOW} or more"
+        yield Problem("task.max_length", message)
+    if task["stride"] is not None and task["stride"] > task["max_length"] // 2:
+        message = f"above half of task.max_length = {task['max_length']}, so windows would hardly move: lower it"
+        yield Problem("task.stride", message)
+
+
+_SHORTEST_WINDOW = 32
+"""Tokens with which windows move on: a quarter of them is the question's, at most half is shared with the window
+before, and special tokens are few."""
 
 
 def _images(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
@@ -163,6 +187,18 @@ TABLE: dict[str, Kind] = {
         builtin=None,
         metrics={"pearson": True, "spearman": True, "mse": False},
         checks=_sequence_regression,
+    ),
+    "question-answering": Kind(
+        cls="rondo.tasks.question_answering:QuestionAnswering",
+        inputs="text",
+        auto="AutoModelForQuestionAnswering",
+        outputs=2,
+        peft=None,  # PEFT's own class for it drops the segment ids
+        pipeline="question-answering",
+        head=True,
+        builtin=None,
+        metrics={"f1": True, "exact_match": True, "loss": False},
+        checks=_question_answering,
     ),
     "causal-lm": Kind(
         cls="rondo.tasks.causal_lm:CausalLM",

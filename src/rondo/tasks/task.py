@@ -117,7 +117,13 @@ class Task(ABC):
 
     @abstractmethod
     def encode(self, rows: Sequence[Row]) -> Sequence[Example]:
-        """Examples of rows that passed :meth:`problem`. Rows with nothing to learn may be left out."""
+        """Examples of rows that passed :meth:`problem`, in the order of the rows. Rows with nothing to learn may be
+        left out, and a row may give several examples (:meth:`row_sizes`)."""
+
+    def row_sizes(self, examples: Sequence[Any]) -> Sequence[int]:
+        """The number of ``examples``, as :meth:`encode` gives them, that each row has. The examples of a row are never
+        divided between training and validation. Default: one each."""
+        return [1] * len(examples)
 
     @abstractmethod
     def collate(self, examples: Sequence[Any]) -> tuple[Batch, Batch]:

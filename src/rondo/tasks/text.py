@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rondo.tasks.task import Task
+from rondo.tasks.task import Store, Task
 from rondo.tasks.token_store import TokenStore
 
 
@@ -18,7 +18,7 @@ class TextTask(Task):
     padded: ClassVar[bool] = True
     cohort_cost: ClassVar[int | None] = 1024
 
-    def store(self) -> TokenStore:
+    def store(self) -> Store:
         """See :meth:`rondo.tasks.task.Task.store`."""
         return TokenStore()
 

@@ -70,7 +70,7 @@ def shorten(network: AdaptedNetwork, task: Task, examples: Sequence[Any], config
         prefix, no_prefix = None, str(reason)
     try:
         if not isinstance(task, CausalLM):
-            raise LogitsNeeded("a classifier has one row of logits per example")
+            raise LogitsNeeded("only a language model has logits of a vocabulary")
         task.output = split_off(network, seen, inputs)
     except LogitsNeeded as reason:
         all_logits = str(reason)
