@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rondo.config.inputs import TaskConfig
@@ -22,6 +23,7 @@ EXPECTED = [("Rome", 0), ("a day", 22)]
         PAIR,
         {**PAIR, "extra": [1, 2]},
         [{"text": "Rome", "answer_start": 0}, {"text": "a day", "answer_start": 22.0}],
+        {"text": np.array(["Rome", "a day"], dtype=object), "answer_start": np.array([0, 22])},
         json.dumps(PAIR),
         '[{"text": "Rome", "answer_start": 0}, {"text": "a day", "answer_start": 22}]',
     ],
@@ -38,6 +40,8 @@ def test_forms_with_starts(value: Any) -> None:
         ("Rome", 31, [("Rome", 32)]),
         ("Rome", "32", [("Rome", 32)]),
         (" a day", 21, [(" a day", 21)]),
+        (np.array(["Rome"]), np.array([32]), [("Rome", 32)]),
+        ("Rome", np.int64(32), [("Rome", 32)]),
         ([], [], []),
     ],
 )

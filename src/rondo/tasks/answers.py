@@ -21,7 +21,7 @@ def answers_of(context: str, value: Any, starts: Any, *, separate: bool) -> list
     """
     if separate:
         starts = _parsed(starts)
-        texts = _parsed(value) if isinstance(starts, list | tuple) else value
+        texts = value if isinstance(value, str) and not isinstance(starts, list | tuple) else _parsed(value)
         pair = {"text": texts, "answer_start": starts}
     else:
         value = _parsed(value)
@@ -32,7 +32,8 @@ def answers_of(context: str, value: Any, starts: Any, *, separate: bool) -> list
         else:
             raise ValueError(f"{_FORMS}, got {value!r:.60}")
     texts, places = (
-        list(part) if isinstance(part, list | tuple) else [part] for part in (pair["text"], pair["answer_start"])
+        list(part) if isinstance(part, list | tuple) else [part]
+        for part in (_list(pair["text"]), _list(pair["answer_start"]))
     )
     if len(texts) != len(places):
         raise ValueError(f"{len(texts)} answers and {len(places)} starts")
@@ -40,13 +41,19 @@ def answers_of(context: str, value: Any, starts: Any, *, separate: bool) -> list
 
 
 def _parsed(value: Any) -> Any:
-    """What a text says as JSON; anything else as it is."""
+    """What a text says as JSON, and the numbers of an array; anything else as it is."""
+    value = _list(value)
     if not isinstance(value, str):
         return value
     try:
         return json.loads(value)
     except ValueError:
         raise ValueError(f"{_FORMS}, got the text {value!r:.60}, which is no JSON") from None
+
+
+def _list(value: Any) -> Any:
+    """An array's or a NumPy number's values in Python's types; anything else as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _checked(context: str, text: Any, value: Any) -> int:

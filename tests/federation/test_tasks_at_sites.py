@@ -1,0 +1,69 @@
+"""Tasks whose rows only the sites have: a federation equals its simulation, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from parties import Parties, write_sites
+
+import rondo
+from rondo.report import pictures
+from small_runs import GOOD, NEUTRAL, reviews, save_tiny_bert, settings, write_rows
+
+
+def asked(count: int, seed: int) -> list[dict[str, Any]]:
+    """Questions about contexts of one window or more, with their answers as JSON."""
+    draw, rows = random.Random(seed), []
+    for _ in range(count):
+        words = draw.choices(NEUTRAL, k=draw.randint(5, 45))
+        answer = draw.choice(GOOD)
+        given = {"text": [answer], "answer_start": [len(" ".join([*words, ""]))]}
+        rows.append({"context": " ".join([*words, answer]), "question": "was it", "answers": json.dumps(given)})
+    return rows
+
+
+def rated(count: int, seed: int) -> list[dict[str, Any]]:
+    return [{"text": row["text"], "score": len(row["text"]) / 10} for row in reviews(count, seed)]
+
+
+KINDS: dict[str, Any] = {
+    "question-answering": (asked, {"context": "context", "question": "question", "answers": "answers", "stride": 8}),
+    "sequence-regression": (rated, {"text": "text", "target": "score"}),
+}
+
+
+@pytest.mark.parametrize("kind", ["question-answering", pytest.param("sequence-regression", marks=pytest.mark.slow)])
+def test_federation_equals_the_simulation(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("partition", "curve"):
+        monkeypatch.setattr(pictures, name, lambda *_: b"")
+    make, keys = KINDS[kind]
+    rows = {name: make(count, i) for i, (name, count) in enumerate({"ann": 9, "bob": 6, "cid": 12}.items())}
+    write_sites(tmp_path, rows=rows)
+    save_tiny_bert(tmp_path / "bert")
+    more = {"other": str(write_rows(tmp_path / "other.csv", make(5, 8)))}
+    config = settings(
+        tmp_path / "bert",
+        task={**dict.fromkeys(("text", "label")), "kind": kind, **keys},
+        data={"test_source": str(write_rows(tmp_path / "tested.csv", make(7, 9))), "more_tests": more},
+        partition={"kind": None, "clients": None},
+        train={"local_epochs": 1, "batch_size": 4},
+        simulation={"cohort": 1},
+        evaluation={"clients_every": 1},
+        model={"head": "local"},
+    )
+    data = {**config["data"], "clients_from": str(tmp_path / "data" / "all")}
+    expected = rondo.run({**config, "data": data}, run_dir=tmp_path / "simulation", device="cpu")
+    parties = Parties(tmp_path, state=tmp_path / "state")
+    result = parties.run(config, tmp_path / "run")
+    assert not parties.errors
+    adapters = [(r.run_dir / "adapter" / "adapter_model.safetensors").read_bytes() for r in (expected, result)]
+    assert adapters[0] == adapters[1]
+    assert [r["scores"] for r in result.history] == [r["scores"] for r in expected.history]
+    assert "other" in result.metrics["more_tests"]
