@@ -167,7 +167,6 @@ def by_rondo(job: Job, model: str, data: Path, precision: str) -> dict[str, Any]
         result = rondo.run(
             configuration(job, model, data, precision), run_dir=f"{folder}/run", device=str(device()), observer=watch
         )
-        cohort = json.loads(Path(folder, "run", "manifest.json").read_text()).get("cohort")
     if result.summary["failed_clients"]:
         raise SystemExit(f"{result.summary['failed_clients']} clients failed")
     seconds = statistics.median(watch.seconds[1:])
@@ -242,7 +241,7 @@ def rate() -> dict[str, Any]:
 
 def tests() -> dict[str, Any]:
     """The tests of an accelerator."""
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/engine/client/test_accelerator.py"]
+    words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/engine/client/test_accelerator.py"]
     done = subprocess.run(
         [*words, "tests/engine/client/test_gpu.py"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -274,15 +273,15 @@ STEPS: dict[str, Callable[[], dict[str, Any]]] = {
 def line(name: str, result: dict[str, Any], tflops: float | None) -> str:
     """A row of the table."""
     if "left_out" in result:
-        return f"| {name} | left out: {result['left_out']} | | | | |"
+        return f"| {name} | left out: {result['left_out']} | | | |"
     if name not in JOBS:
-        return f"| {name} | {', '.join(f'{k} {v}' for k, v in result.items())} | | | | |"
+        return f"| {name} | {', '.join(f'{k} {v}' for k, v in result.items())} | | | |"
     loop, fast, exact = (result[k] for k in ("loop", "fast", "exact"))
     share = "" if tflops is None else f"{loop['operations'] / fast['seconds'] / 1e12 / tflops:.0%}"
     memory = " / ".join(f"{part['peak_mb']:.0f}" if "peak_mb" in part else "-" for part in (fast, exact, loop))
     times = f"{fast['seconds']:.2f} / {exact['seconds']:.2f} / {loop['seconds']:.2f}"
     ratios = f"{loop['seconds'] / fast['seconds']:.2f} / {loop['seconds'] / exact['seconds']:.2f}"
-    return f"| {name} | {times} | {ratios} | {share} | {fast['cohort']} | {memory} |"
+    return f"| {name} | {times} | {ratios} | {share} | {memory} |"
 
 
 def main() -> None:
@@ -310,8 +309,8 @@ def main() -> None:
             results[step] = {"left_out": f"{args.minutes:g} minutes were over"}
         args.out.write_text(json.dumps(results, indent=1) + "\n")
     tflops = results["rate"].get("tflops") if there else None
-    print("| | seconds a round: fast / exact / loop | times the loop | share of the rate | cohort | MB |")
-    print("|---|---|---|---|---|---|")
+    print("| | seconds a round: fast / exact / loop | times the loop | share of the rate | MB |")
+    print("|---|---|---|---|---|")
     for step in STEPS:
         print(line(step, results[step], tflops))
     if not there:

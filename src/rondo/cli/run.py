@@ -122,17 +122,33 @@ def shown(rounds: int, started: Callable[[Any, Any], Any]) -> Any:
     return result
 
 
-def init(file: Annotated[str, typer.Argument(help="where to write it")] = "rondo.toml") -> None:
-    """Write a commented configuration to start from."""
+def init(
+    file: Annotated[str, typer.Argument(help="where to write it")] = "rondo.toml",
+    paper: Annotated[
+        str | None, typer.Option(help='a paper\'s setting, such as rolora/sst2; "list" shows them all')
+    ] = None,
+    scale: Annotated[
+        str, typer.Option(help='"paper", or "small": the same row on few cores, with a small model and fewer rows')
+    ] = "paper",
+) -> None:
+    """Write a commented configuration to start from, or the one of a paper."""
     with user_errors():
+        from rondo.config import papers
         from rondo.config.load import STARTER
         from rondo.errors import ConfigError
 
+        if paper == "list":
+            for name, row in papers.names().items():
+                print(f"{name:24} {row}")
+            return
+        if scale != "paper" and paper is None:
+            raise ConfigError.at("--scale", "is the scale of a paper's setting: name one by --paper", "rondo init")
+        text = STARTER.read_text() if paper is None else papers.text(paper, scale)
         path = Path(file)
         if path.exists():
             raise ConfigError.at(file, "already exists; name another file", "rondo init")
         try:
-            path.write_text(STARTER.read_text())
+            path.write_text(text)
         except OSError as error:
             raise ConfigError.at(file, f"cannot be written: {error.strerror}", "rondo init") from None
         print(f"wrote {file}; run it with: rondo run {shlex.quote(file)}")

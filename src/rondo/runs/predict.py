@@ -147,7 +147,7 @@ def _answers(
     output: Output, task: QuestionAnswering, rows: Rows, batch_size: int, device: torch.device
 ) -> list[dict[str, Any]]:
     windows, reader = task.unlabelled(rows), task.reader()
-    for batch in _batches([w.cost for w in windows], batch_size):
+    for batch in batches([w.cost for w in windows], batch_size):
         inputs, targets = task.collate([windows[i] for i in batch])
         reader.add(output(on_device(inputs, device)), targets)
     answers = [reader.answer(question) for question in dict.fromkeys(w.question for w in windows)]
