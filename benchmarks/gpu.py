@@ -173,7 +173,6 @@ def by_rondo(job: Job, model: str, data: Path, precision: str) -> dict[str, Any]
     return {
         "seconds": seconds,
         "first": watch.seconds[0],
-        "cohort": cohort,
         "loss": result.history[-1]["loss"],
         **memory,
     }
