@@ -47,12 +47,12 @@ def started(folder: Path, name: str, before: Sequence[str], *words: str) -> subp
         return subprocess.Popen([*before, *RONDO, *words], cwd=folder, env=ONE_THREAD, stdout=out, stderr=out)
 
 
-def until_said(folder: Path, name: str, text: str) -> str:
-    """What ``name`` has said up to a line with ``text``."""
+def until_said(folder: Path, program: subprocess.Popen[bytes], text: str) -> str:
+    """What the server has said up to a line with ``text``."""
     end = time.monotonic() + 300
-    while text not in (said := (folder / f"{name}.txt").read_text()):
-        if time.monotonic() > end:
-            raise SystemExit(f"{name} does not say {text!r}:\n{said}")
+    while text not in (said := (folder / "server.txt").read_text()):
+        if time.monotonic() > end or program.poll():
+            raise SystemExit(f"the server does not say {text!r}:\n{said}")
         time.sleep(0.05)
     return said
 
@@ -86,7 +86,7 @@ def over_line(algorithm: str, line: Line, rounds: int) -> dict[str, Any]:
             for site in SITES:
                 words = ("--server", address, "--keys", f"keys/{site}", "--data", f"{site}.csv", "--wait", "300")
                 programs.append(started(folder, site, hosts.command(site), "federate", "client", *words))
-            until_said(folder, "server", "round 1 of")
+            until_said(folder, programs[0], "round 1 of")
             sent = dict(hosts.sent)
             while programs[0].poll() is None:
                 time.sleep(0.2)
@@ -138,7 +138,7 @@ def tiny(folder: Path, names: Sequence[str], rounds: int, per_round: int | None)
         "algorithm": {"name": "rolora"},
         "adapter": {"r": 2, "target_modules": ["query"]},
         "model": {"name": str(folder / "bert")},
-        "task": {"text": "text", "label": "label", "labels": ["neg", "pos"]},
+        "task": {"text": "text", "label": "label", "labels": ["neg", "pos"], "max_length": 32},
         "data": {"test_split": "", "validation_fraction": 0.0},
         "train": {"local_steps": 1, "batch_size": 4},
         "simulation": {"cohort": 1},
@@ -179,7 +179,7 @@ def with_sites(count: int, rounds: int, per_round: int | None) -> dict[str, Any]
         words = ("federate", "server", "config.toml", "--listen", "127.0.0.1:0", "--run-dir", "run")
         server = started(folder, "server", (), *words)
         try:
-            said = until_said(folder, "server", "listening on")
+            said = until_said(folder, server, "listening on")
             port = said.split("listening on 127.0.0.1:")[1].split()[0]
 
             def work(name: str) -> None:
@@ -190,10 +190,10 @@ def with_sites(count: int, rounds: int, per_round: int | None) -> dict[str, Any]
             threads = [threading.Thread(target=work, args=(n,), daemon=True) for n in names]
             for thread in threads:
                 thread.start()
-            until_said(folder, "server", "round 1 of")
+            until_said(folder, server, "round 1 of")
             cpu, began = Cpu(server.pid), time.perf_counter()
             used = cpu.seconds()
-            until_said(folder, "server", f"round {rounds} of")
+            until_said(folder, server, f"round {rounds} of")
             used, waited = cpu.seconds() - used, time.perf_counter() - began
             for thread in threads:
                 thread.join(timeout=120)
