@@ -187,6 +187,8 @@ def test_personal_head(bert: Path, tmp_path: Path) -> None:
     made = rondo.export(result.run_dir, tmp_path / "out", client="client-1", verify=True)
     assert made.verification is not None
     assert made.verification.passed
+    adapted = rondo.adapt(result.run_dir, asked(20, seed=4), epochs=1, device="cpu")
+    assert (adapted.primary, adapted.scored_rows, adapted.shots[0].rows) == ("f1", 4, 16)
 
 
 @pytest.mark.slow

@@ -121,7 +121,8 @@ class _Newcomer:
         initial = self.opened.assembly.model.network.initial
         with _told():
             alone = self._fitting.tuned(initial, {}, client, examples, round, train=everything)
-        return Shot(len(examples), self._scores(*self.fitted(examples)), self._scores(alone, {}))
+        rows = len(self.opened.assembly.task.row_sizes(examples))
+        return Shot(rows, self._scores(*self.fitted(examples)), self._scores(alone, {}))
 
     def fitted(self, examples: Sequence[Example]) -> tuple[Any, Any]:
         """The tensors that the network sees after fitting to ``examples``, and the base's change."""
