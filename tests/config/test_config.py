@@ -135,7 +135,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     (own({"source": "hub", "clients_from": "sites"}), "data.clients_from", "not both"),
     ({"data": {"source": "hub"}, "partition": {"clients": 3}}, "task.text", "name the column"),
     ({"data": {"source": "hub"}, "partition": {"clients": 3}}, "task.label", "name the column with the label"),
-    ({"task": {"prompt": "q"}}, "task.prompt", "only kind = 'causal-lm' uses it"),
+    ({"task": {"prompt": "q"}}, "task.prompt", "only kind = 'causal-lm' and 'multiple-choice' use it"),
     ({"task": {"response": "a"}}, "task.response", "only kind = 'causal-lm' uses it"),
     ({"task": {"kind": "causal-lm"}}, "task.text", "either task.text, or task.prompt and task.response"),
     ({"task": {"kind": "causal-lm", "text": "t", "prompt": "q", "response": "a"}}, "task.text", "either"),

@@ -65,6 +65,9 @@ def evaluate(
     path: Result,
     data: Annotated[str | None, typer.Option(help="a file with the run's columns, in place of its test set")] = None,
     client: ClientId = None,
+    generate: Annotated[
+        bool, typer.Option("--generate", help="also score generated answers (multiple choice)")
+    ] = False,
     device: Device = "auto",
     allow_code: AllowCode = False,
     allow_changed: AllowChanged = False,
@@ -77,7 +80,8 @@ def evaluate(
         import rondo
 
         allowed = {"allow_code": allow_code, "allow_changed": allow_changed}
-        print(json.dumps(rondo.evaluate(path, data=data, client=client, device=device, **allowed), indent=2))
+        scores = rondo.evaluate(path, data=data, client=client, generate=generate, device=device, **allowed)
+        print(json.dumps(scores, indent=2))
 
 
 def predict(

@@ -116,7 +116,7 @@ class TaskConfig(Section):
 
     kind: str = "sequence-classification"
     """``"sequence-classification"``, ``"sequence-regression"`` (a number for a text), ``"question-answering"`` (the
-    answer is a part of a text), ``"causal-lm"``,
+    answer is a part of a text), ``"causal-lm"``, ``"multiple-choice"`` (the likeliest of several texts),
     ``"image-classification"``, ``"regression"`` (a number for numbers), ``"linear"`` (least squares in float64), or
     ``package.module:Class`` for a subclass of ``rondo.tasks.task.Task``."""
     text: str | Annotated[list[str], Field(min_length=1, max_length=2)] | None = None
@@ -128,18 +128,29 @@ class TaskConfig(Section):
     """Names of the classes, in order (classification); left out, the labels of the training rows. A row with another
     label is a bad row."""
     prompt: str | Annotated[list[str], Field(min_length=1)] | None = None
-    """Column or columns with the instruction (causal-lm)."""
+    """Column or columns with the instruction (causal-lm) or the question (multiple-choice)."""
     response: str | None = None
     """Column with the response (causal-lm). The loss is on the response only."""
     separator: str | None = None
-    """Text between the columns of the prompt, and between prompt and response where no chat template says. Left out, a
+    """Text between the columns of the prompt, and between prompt and answer where no chat template says. Left out, a
     blank line between columns and a newline before the response."""
     messages: str | None = None
     """Column with a conversation (causal-lm): a list of ``{"role", "content"}``, or of ShareGPT's ``{"from",
     "value"}``, in JSON lines, Parquet, or a Hugging Face data set. A system prompt may come first, then user and
     assistant take turns. The chat template renders it, and the loss is on the assistant's turns only."""
+    choices: str | Annotated[list[str], Field(min_length=2)] | None = None
+    """Column with a list of choices (multiple-choice), or one column per choice, of which a row's last ones may be
+    empty."""
+    answer: str | None = None
+    """Column with the right choice (multiple-choice): its text, its letter (``A`` is the first) or its number (``0`` is
+    the first)."""
+    answer_is: Literal["text", "letter", "number"] | None = None
+    """The form of ``answer`` (multiple-choice). Left out, any of these; a row that can be read in two ways is a bad
+    row."""
+    letters: bool | None = None
+    """List the choices below the question, and answer by letter (multiple-choice), as lm-eval does for MMLU."""
     chat_template: str | None = None
-    """Jinja file with the chat template (causal-lm), in place of the tokenizer's own."""
+    """Jinja file with the chat template (causal-lm, multiple-choice), in place of the tokenizer's own."""
     context: str | None = None
     """Column with the text that holds the answers (question-answering)."""
     question: str | None = None
@@ -162,8 +173,8 @@ class TaskConfig(Section):
     metric: str | None = None
     """Metric by which progress is shown, the best round kept (``adapter-best``) and a run ended by patience; left out,
     the task's own, the first: accuracy, f1, matthews, loss (classification); pearson, spearman, mse
-    (sequence-regression); f1, exact_match, loss (question-answering); loss, perplexity, accuracy (causal-lm); r2, rmse,
-    mae (regression)."""
+    (sequence-regression); f1, exact_match, loss (question-answering); loss, perplexity, accuracy (causal-lm);
+    accuracy_likelihood, accuracy_normalised, loss (multiple-choice); r2, rmse, mae (regression)."""
     max_length: Annotated[int, Field(ge=4)] = 128
     """Most tokens per example; of a window for question-answering."""
     image: str | None = None

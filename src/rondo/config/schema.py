@@ -224,7 +224,7 @@ class EvaluationConfig(Section):
     """Also train each client alone, as a baseline."""
     generate: Annotated[int, Field(ge=0)] = 0
     """Test rows, spread over the test set, that the model answers before and after training (language models). The
-    answers are in ``summary.json``."""
+    answers are in ``summary.json``, for multiple-choice with their accuracy."""
     max_new_tokens: Positive = 64
     """Most tokens of these answers."""
 

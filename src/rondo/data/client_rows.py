@@ -211,7 +211,7 @@ def other_rows(
     else:
         rows = rows_of(data, DATA)
     if not answers:
-        unread = dict.fromkeys(("label", "response", "target", "answers", "answer_start"))
+        unread = dict.fromkeys(("label", "response", "target", "answer", "answers", "answer_start"))
         task = config.task.model_copy(update=unread)
         config = config.model_copy(update={"task": task})
     whole = answers or (kind is not None and kind.inputs != "text")

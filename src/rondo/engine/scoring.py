@@ -127,7 +127,7 @@ def scores(
     has."""
     tally = task.tally()
     batched = add_client_axis(seen)
-    ordered = sorted(examples, key=lambda e: e.cost)
+    ordered = sorted(task.scored(examples), key=lambda e: e.cost)
     for start in range(0, len(ordered), batch_size):
         inputs, targets = task.collate(ordered[start : start + batch_size])
         inputs, targets = (on_device(part, network.device) for part in (inputs, targets))

@@ -90,7 +90,9 @@ class TransformerOutline:
 
     def load(self, config: RunConfig, device: torch.device) -> Transformer:
         """See :meth:`rondo.models.model.Outline.load`."""
-        return load_transformer(config, self.name, self.known, self.tokenizer, device, self.loaded)
+        model = load_transformer(config, self.name, self.known, self.tokenizer, device, self.loaded)
+        model.longest = self.longest
+        return model
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,8 @@ class Transformer:
     shortened: Shortened = field(default_factory=Shortened)
     head_inputs: Mapping[str, Any] = field(default_factory=dict)
     """The manifest's entry about the inputs of a head that is trained alone."""
+    longest: int = 0
+    """The most tokens that it takes; 0 for pictures."""
 
     @property
     def form(self) -> Literal["adapter", "merged"]:

@@ -178,6 +178,13 @@ def score_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         elif kind in after:
             yield f"{label}: mean {primary}", "", _number(after[kind][primary]["mean"])
             yield f"{label}: worst tenth", "", _number(after[kind][primary]["worst_tenth"])
+    generated = summary.get("generated") or {"after": {}}
+    for metric, value in generated["after"].items():
+        yield (
+            f"{generated['answers']} generated answers: {metric}",
+            _number(generated["before"][metric]),
+            _number(value),
+        )
     measures = summary.get("measures", {"before": {}, "after": {}})
     for name, value in measures["after"].items():
         yield name, f"{measures['before'][name]:.3g}" if name in measures["before"] else "-", f"{value:.3g}"

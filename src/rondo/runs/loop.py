@@ -25,7 +25,7 @@ from rondo.runs.baseline import local_only
 from rondo.runs.card import Facts, card, save
 from rondo.runs.progress import round_line
 from rondo.runs.result import RunResult
-from rondo.runs.samples import generated, samples
+from rondo.runs.samples import generated, sample_scores, samples
 from rondo.runs.storage import checkpoint, durable
 from rondo.runs.storage.checkpoint import Checkpoint
 from rondo.runs.storage.client_store import Kept
@@ -297,7 +297,7 @@ class Runner:
     def _summary(
         self, history: Sequence[dict[str, Any]], before: Mapping[str, Any], after: Mapping[str, Any]
     ) -> dict[str, Any]:
-        best = self.scores.get("best")
+        best, answers = self.scores.get("best"), (self.scores["answers"], self._answers(self.done))
         summary = {
             "algorithm": self.config.algorithm.name,
             "rounds": len(history),
@@ -309,7 +309,8 @@ class Runner:
             "after": dict(after),
             "measures": self.scores["measures"],
             "best": None if best is None else {k: v for k, v in best.items() if k != "scores_since"},
-            "samples": samples(self.assembly, self.scores["answers"], self._answers(self.done)),
+            "samples": samples(self.assembly, answers[0], answers[1]),
+            "generated": sample_scores(self.assembly, answers[0], answers[1]),
             **totals(history),
         }
         if self.config.evaluation.local_only:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from rondo.data.client_rows import other_rows, refuse
+from rondo.data.client_rows import DATA, other_rows, refuse
 from rondo.data.image_files import FILE
 from rondo.data.tables import Rows, Table
 from rondo.errors import ConfigError, Problem, headed
@@ -27,11 +27,13 @@ from rondo.runs.given import NOTHING
 from rondo.runs.reopen import HandedOver, handed_over, is_result
 from rondo.runs.storage.directory import RunDirectory
 from rondo.tasks.causal_lm import CausalLM
+from rondo.tasks.choice_store import ChoiceExample
 from rondo.tasks.classification import SequenceClassification
 from rondo.tasks.image_classification import ImageClassification
+from rondo.tasks.multiple_choice import MultipleChoice
 from rondo.tasks.question_answering import QuestionAnswering
 from rondo.tasks.regression import Regression
-from rondo.tasks.row_checks import RowProblem
+from rondo.tasks.row_checks import Row, RowProblem
 from rondo.tasks.sequence_regression import SequenceRegression
 from rondo.tasks.task import Batch, Task
 
@@ -62,7 +64,8 @@ def predict(
     ``allow_code``: import a network of one's own that the run names; a directory may be anybody's.
     ``allow_changed``: predict even if the base model is not that of the run.
 
-    A classifier gives ``label`` and its ``probability``, a regression ``prediction``. Question answering gives
+    A classifier gives ``label`` and its ``probability``, multiple choice ``choice`` and its ``probability``, a
+    regression ``prediction``. Question answering gives
     ``answer``, its ``probability`` among the answers that its window allows, and ``answer_start``, the character of the
     context where it starts (None, and an empty answer, where the question has none). A language model gives a
     ``response``, which continues the prompt, the conversation or the text greedily. Pictures of a folder have their
@@ -85,6 +88,8 @@ def predict(
         model = _stock(result, outline, allow_changed).to(target)
         if isinstance(task, QuestionAnswering):
             return _answers(partial(output_of, model), task, rows, batch_size, target)
+        if isinstance(task, MultipleChoice):
+            return _choices(model, task, rows, batch_size, target)
         if isinstance(task, CausalLM):
             return _responses(model, task, rows, batch_size, max_new_tokens, outline.longest)
         output: Output = partial(output_of, model)
@@ -152,6 +157,30 @@ def _answers(
         reader.add(output(on_device(inputs, device)), targets)
     answers = [reader.answer(question) for question in dict.fromkeys(w.question for w in windows)]
     return [{"answer": a.text, "probability": a.probability, "answer_start": a.start} for a in answers]
+
+
+def _choices(
+    model: Any, task: MultipleChoice, rows: Rows, batch_size: int, device: torch.device
+) -> list[dict[str, Any]]:
+    """The likeliest choice of every row, and its probability among the row's choices."""
+    parts = task.scored([_fitting(task, row, number) for number, row in enumerate(rows)])
+    texts = [task.texts(row) for row in rows]
+    likelihoods = [torch.zeros(len(choices), dtype=torch.float64) for choices in texts]
+    for batch in batches([part.cost for part in parts], batch_size):
+        inputs, targets = task.collate([parts[i] for i in batch])
+        losses, _ = task.loss(output_of(model, on_device(inputs, device)), on_device(targets, device))
+        for i, loss in zip(batch, losses.tolist(), strict=True):
+            likelihoods[parts[i].row][parts[i].place] = -loss
+    chosen = [(int(row.argmax()), row.softmax(-1)) for row in likelihoods]
+    return [{"choice": t[i], "probability": float(p[i])} for t, (i, p) in zip(texts, chosen, strict=True)]
+
+
+def _fitting(task: MultipleChoice, row: Row, number: int) -> ChoiceExample:
+    """The example of a row. Raises :class:`ConfigError` if a choice does not fit into the model's rows."""
+    try:
+        return task.unlabelled([row])[0]
+    except ValueError as reason:
+        raise ConfigError.at(DATA, f"row {number}: {reason}") from None
 
 
 def _responses(

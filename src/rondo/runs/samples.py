@@ -40,12 +40,29 @@ def generated(assembly: Assembly, scorer: Scorer, state: Any, rounds: int) -> li
 
 
 def answers_of(assembly: Assembly, seen: Params, base: Base, examples: Sequence[Any]) -> list[str]:
-    """The text that the model ``seen`` (no client axis) generates after the prompt of each example."""
-    task, evaluation, network = assembly.task, assembly.config.evaluation, assembly.model.network
+    """The text that the model ``seen`` (no client axis) generates after the prompt of each example. Raises
+    :class:`ConfigError` for a prompt that leaves no room."""
+    task, evaluation = assembly.task, assembly.config.evaluation
     assert isinstance(task, CausalLM)
     how = Generation(evaluation.max_new_tokens, evaluation.batch_size)
-    prompts = [task.prompt_and_answer(e)[0] for e in examples]
-    with put_back(network, task.output), network.lent(seen, base) as module:
+    return answers_to(assembly, seen, base, [task.prompt_and_answer(e)[0] for e in examples], how)
+
+
+def answers_to(
+    assembly: Assembly, seen: Params, base: Base, prompts: Sequence[Sequence[int]], how: Generation
+) -> list[str]:
+    """The text that the model ``seen`` (no client axis) generates after each prompt (token ids). Raises
+    :class:`ConfigError` for a prompt that leaves no room."""
+    task, model = assembly.task, assembly.model
+    assert isinstance(task, CausalLM)
+    assert isinstance(model, Transformer)
+    longest = max(map(len, prompts), default=0)
+    if longest + how.max_new_tokens > model.longest:
+        message = (
+            f"{how.max_new_tokens} after a prompt of {longest} tokens, and the model takes {model.longest}: lower it"
+        )
+        raise ConfigError.at("evaluation.max_new_tokens", message)
+    with put_back(model.network, task.output), model.network.lent(seen, base) as module:
         made = answers(module, task.tokenizer, prompts, how)
     return _texts(task, made)
 
@@ -61,6 +78,15 @@ def samples(assembly: Assembly, before: Sequence[str], after: Sequence[str]) -> 
     prompts, expected = (_texts(task, [half[side] for half in halves]) for side in (0, 1))
     names = ("prompt", "expected", "before", "after")
     return [dict(zip(names, row, strict=True)) for row in zip(prompts, expected, before, after, strict=True)]
+
+
+def sample_scores(assembly: Assembly, before: Sequence[str], after: Sequence[str]) -> dict[str, Any]:
+    """Scores of these answers by metric, where the task has any: the number of answers, before and after."""
+    task, chosen = assembly.task, _chosen(assembly) if before else ()
+    if not isinstance(task, CausalLM) or not chosen:
+        return {}
+    first, last = (task.scores_of_answers(chosen, texts) for texts in (before, after))
+    return {"answers": len(chosen), "before": first, "after": last} if first else {}
 
 
 def _chosen(assembly: Assembly) -> Sequence[Any]:

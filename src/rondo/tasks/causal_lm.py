@@ -102,7 +102,7 @@ class CausalLM(TextTask):
         if self.text is not None:
             ids = self.tokenizer(row[self.text])["input_ids"]
             return ids + [e for e in end_ids if ids[-1:] != end_ids], 0
-        question = self.between.join(str(row[c]) for c in self.prompt if row[c] is not None and str(row[c]).strip())
+        question = self._joined(row)
         if self.tokenizer.chat_template:
             turns = [{"role": "user", "content": question}, {"role": "assistant", "content": row[self.response]}]
             opening = conversation.rendered(self.tokenizer, turns[:1], tokenize=False, add_generation_prompt=True)
@@ -121,6 +121,10 @@ class CausalLM(TextTask):
             prompt_ids = prompt_ids[:-1]
         response_ids = self.tokenizer(row[self.response], add_special_tokens=False)["input_ids"]
         return prompt_ids + response_ids + end_ids, len(prompt_ids)
+
+    def _joined(self, row: Row) -> str:
+        """The texts of the columns of the prompt."""
+        return self.between.join(str(row[c]) for c in self.prompt if row[c] is not None and str(row[c]).strip())
 
     def prompt_ids(self, row: Row) -> list[int]:
         """Token ids for a model to continue: a row's prompt, its conversation up to the last turn by the user, or its
@@ -141,6 +145,10 @@ class CausalLM(TextTask):
         if start == 0:
             start, end = (len(example.ids) + 1) // 2, len(example.ids)
         return example.ids[:start], example.ids[start:end]
+
+    def scores_of_answers(self, examples: Sequence[Any], answers: Sequence[str]) -> Scores:
+        """Scores of the texts that a model generated after the prompts of ``examples``. Of free text there are none."""
+        return {}
 
     def collate(self, examples: Sequence[TextExample]) -> tuple[Batch, Batch]:
         """See :meth:`rondo.tasks.task.Task.collate`.

@@ -73,6 +73,8 @@ def columns(task: TaskConfig) -> list[tuple[str, str, bool]]:
         *(("task.question", name, True) for name in _several(task.question)),
         *(("task.answers", name, False) for name in _several(task.answers)),
         *(("task.answer_start", name, False) for name in _several(task.answer_start)),
+        *(("task.choices", name, False) for name in _several(task.choices)),
+        *(("task.answer", name, False) for name in _several(task.answer)),
         *(("task.image", name, False) for name in _several(task.image)),
         *(("task.features", name, False) for name in _several(task.features)),
         *(("task.target", name, False) for name in _several(task.target)),

@@ -49,7 +49,9 @@ _CLASS_METRICS = {"accuracy": True, "f1": True, "matthews": True, "loss": False}
 _KEYS = {
     "text": ("sequence-classification", "sequence-regression", "causal-lm"),
     **dict.fromkeys(("label", "labels"), ("sequence-classification", "image-classification")),
-    **dict.fromkeys(("prompt", "response", "messages", "separator", "chat_template"), ("causal-lm",)),
+    **dict.fromkeys(("response", "messages"), ("causal-lm",)),
+    **dict.fromkeys(("prompt", "separator", "chat_template"), ("causal-lm", "multiple-choice")),
+    **dict.fromkeys(("choices", "answer", "answer_is", "letters"), ("multiple-choice",)),
     **dict.fromkeys(("image", "image_size", "image_shape"), ("image-classification",)),
     **dict.fromkeys(
         ("context", "question", "answers", "answer_start", "stride", "max_answer_tokens"), ("question-answering",)
@@ -138,6 +140,19 @@ _SHORTEST_WINDOW = 32
 before, and special tokens are few."""
 
 
+def _multiple_choice(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
+    missing = (
+        ("prompt", "name the column, or the columns, with the question"),
+        ("choices", "name the column with lists of choices, or one column per choice"),
+        ("answer", "name the column with the right choice's text, letter or number"),
+    )
+    for key, remedy in missing:
+        if task[key] is None:
+            yield Problem(f"task.{key}", remedy)
+    if task["letters"] and task["separator"] is not None and isinstance(task["prompt"], str):
+        yield Problem("task.separator", "with letters, 'Answer:' stands before the choice: remove it")
+
+
 def _images(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
     size, shape = task["image_size"], task["image_shape"]
     if shape is not None and shape[2] not in (1, 3):
@@ -211,6 +226,18 @@ TABLE: dict[str, Kind] = {
         builtin="builtin:home-intents",
         metrics={"loss": False, "perplexity": False, "accuracy": True},
         checks=_causal_lm,
+    ),
+    "multiple-choice": Kind(
+        cls="rondo.tasks.multiple_choice:MultipleChoice",
+        inputs="text",
+        auto="AutoModelForCausalLM",
+        outputs=None,
+        peft="CAUSAL_LM",
+        pipeline="text-generation",
+        head=False,
+        builtin=None,
+        metrics={"accuracy_likelihood": True, "accuracy_normalised": True, "loss": False},
+        checks=_multiple_choice,
     ),
     "image-classification": Kind(
         cls="rondo.tasks.image_classification:ImageClassification",

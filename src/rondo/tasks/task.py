@@ -143,6 +143,11 @@ class Task(ABC):
         """Per row, the sum of its targets' losses and the number of its targets, both of shape (rows,). A client's
         loss is its sum of losses over all rows, divided by its number of targets."""
 
+    def scored(self, examples: Sequence[Any]) -> Sequence[Example]:
+        """The examples on which the network runs to score ``examples``, for :meth:`collate` and the tally. Default: as
+        they are. A row may have several (one per choice); their targets then say which row each belongs to."""
+        return examples
+
     @abstractmethod
     def tally(self) -> Tally:
         """An empty tally."""

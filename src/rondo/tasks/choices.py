@@ -1,0 +1,65 @@
+"""The choices of a row and its answer, as data sets write them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from rondo.tasks.row_checks import Row, text_problem, value_name
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def choices_of(row: Row, columns: str | Sequence[str]) -> list[str]:
+    """The texts of a row's choices: a list in one column, or one column each, of which the last ones may be empty.
+    Raises ValueError with the reason."""
+    if isinstance(columns, str):
+        values = row[columns]
+        if not isinstance(values, list | tuple):
+            raise ValueError(f"expected a list of choices, got {values!r:.60}")
+    else:
+        values = [row[column] for column in columns]
+        while values and (values[-1] is None or values[-1] == ""):
+            values.pop()
+    texts = [value_name(v) if isinstance(v, int | float) else v for v in values]
+    if len(texts) < 2:
+        raise ValueError(f"{len(texts)} choices; there should be two or more")
+    for place, text in enumerate(texts):
+        if (fault := text_problem({"choice": text}, place, "choice")) is not None:
+            raise ValueError(f"choice {LETTERS[place] if place < len(LETTERS) else place}: {fault.reason}")
+    return texts
+
+
+def right_of(answer: Any, choices: Sequence[str], written: str | None = None) -> int:
+    """The index of the right choice. ``answer`` is its text, its letter (A is the first), or its number (0 is the
+    first); ``written`` says which ("text", "letter", "number"). Raises ValueError with the reason, also if it can be
+    read in two ways: the letter of one choice may be the text of another."""
+    name = value_name(answer) if isinstance(answer, str | int | float) else ""
+    known = LETTERS[: len(choices)]
+    readings = {
+        "text": choices.index(name) if name in choices else None,
+        "letter": known.index(name) if len(name) == 1 and name in known else None,
+        "number": int(name) if re.fullmatch("[0-9]{1,4}", name) and int(name) < len(choices) else None,
+    }
+    found = {reading: i for reading, i in readings.items() if i is not None and written in (None, reading)}
+    if len(set(found.values())) == 1:
+        return next(iter(found.values()))
+    if found:
+        listed = " and ".join(f"the {reading} of {choices[i]!r:.40}" for reading, i in found.items())
+        raise ValueError(f"{answer!r} is {listed}: say which with task.answer_is")
+    forms = "the text of a choice, its letter (A is the first) or its number (0 is the first)"
+    if written is not None:
+        forms = f"the {written} of a choice, as task.answer_is says"
+    raise ValueError(f"{answer!r:.60} is not {forms}; there are {len(choices)} choices")
+
+
+def first_mentioned(text: str, candidates: Sequence[str]) -> int | None:
+    """The index of the candidate that occurs first in ``text``, of several at one place the first; None without any.
+
+    Source: LLM-Adapters (Hu et al. 2023), ``commonsense_evaluate.py``: ``re.findall("true|false", text)[0]``. A single
+    letter counts as a word of its own only.
+    """
+    patterns = [rf"\b{c}\b" if len(c) == 1 and c.isalpha() else re.escape(c) for c in candidates]
+    found = re.search("|".join(f"({p})" for p in patterns), text)
+    return None if found is None or found.lastindex is None else found.lastindex - 1

@@ -1,0 +1,227 @@
+"""Multiple choice with a language model: which of a row's choices is the likeliest after its prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+from torch import Tensor
+
+from rondo.config.inputs import TaskConfig
+from rondo.tasks import conversation
+from rondo.tasks.causal_lm import IGNORED, CausalLM
+from rondo.tasks.choice_store import Choice, ChoiceExample, ChoiceStore
+from rondo.tasks.choices import LETTERS, choices_of, first_mentioned, right_of
+from rondo.tasks.row_checks import Row, RowProblem, value_problem
+from rondo.tasks.task import Batch, Scores
+from rondo.tasks.token_store import TextExample
+
+
+class MultipleChoice(CausalLM):
+    """Multiple choice on ``prompt``, ``choices`` and ``answer``.
+
+    Training has a loss on the right choice's text after the prompt, and on the end token. A choice is scored by the
+    log-probability of its tokens after the prompt, without the end token.
+
+    ``choices``: a column with lists of texts, or one column per choice.
+    ``answer``: the column with the right choice's text, letter or number; ``answer_is`` says which.
+    ``letters``: list the choices below the question, ``A. ...``, and answer by letter.
+
+    Prompt and choice are divided into tokens as lm-eval does: together, with the blanks between them given to the
+    choice. A prompt that is too long loses its beginning.
+    """
+
+    primary = "accuracy_likelihood"
+    higher_is_better = True
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        prompt: Sequence[str],
+        choices: str | Sequence[str],
+        answer: str | None,
+        max_length: int,
+        *,
+        separator: str | None = None,
+        answer_is: str | None = None,
+        letters: bool = False,
+    ) -> None:
+        super().__init__(tokenizer, None, prompt, None, max_length, separator=separator)
+        self.choices, self.answer, self.answer_is, self.letters = choices, answer, answer_is, letters
+
+    @classmethod
+    def of(cls, config: TaskConfig, tokenizer: Any, labels: Sequence[str]) -> Self:
+        """See :meth:`rondo.tasks.task.Task.of`."""
+        prompt = [config.prompt] if isinstance(config.prompt, str) else list(config.prompt or ())
+        return cls(
+            tokenizer,
+            prompt,
+            config.choices or [],
+            config.answer,
+            config.max_length,
+            separator=config.separator,
+            answer_is=config.answer_is,
+            letters=bool(config.letters),
+        )
+
+    @classmethod
+    def problem(cls, config: TaskConfig, row: Row, number: int) -> RowProblem | None:
+        """See :meth:`rondo.tasks.task.Task.problem`."""
+        column = config.choices or []
+        name = column if isinstance(column, str) else column[0]
+        try:
+            choices = choices_of(row, column)
+            if config.letters and len(choices) > len(LETTERS):
+                raise ValueError(f"{len(choices)} choices, and only {len(LETTERS)} letters")
+            if config.answer is not None:
+                name = config.answer
+                if (missing := value_problem(row, number, name)) is not None:
+                    return missing
+                right_of(row[name], choices, config.answer_is)
+        except ValueError as reason:
+            return RowProblem(number, name, str(reason))
+        return None
+
+    def encode(self, rows: Sequence[Row]) -> list[TextExample]:
+        """See :meth:`rondo.tasks.task.Task.encode`. Rows of which a choice does not fit into ``max_length`` tokens are
+        left out."""
+        return [example for row in rows if (example := self._example(row, self.answer)) is not None]
+
+    def unlabelled(self, rows: Sequence[Row]) -> list[ChoiceExample]:
+        """Examples of rows without an answer, one per row. Raises ValueError for a choice that does not fit."""
+        examples = []
+        for row in rows:
+            example = self._example(row, None)
+            if example is None:
+                raise ValueError(f"a choice does not fit into task.max_length = {self.max_length} tokens")
+            examples.append(example)
+        return examples
+
+    def texts(self, row: Row) -> list[str]:
+        """The texts of a row's choices."""
+        return choices_of(row, self.choices)
+
+    def _example(self, row: Row, answer: str | None) -> ChoiceExample | None:
+        texts = self.texts(row)
+        right = 0 if answer is None else right_of(row[answer], texts, self.answer_is)
+        said = LETTERS[: len(texts)] if self.letters else texts
+        prompt, choices, end = self._ids_of(self._question(row, texts), said, right)
+        room = self.max_length - max(map(len, choices)) - len(end)
+        if room < 1:
+            return None
+        kept = prompt[-room:]
+        answered = choices[right] + end
+        return ChoiceExample(
+            tuple(kept + answered),
+            (IGNORED,) * len(kept) + tuple(answered),
+            lost=len(prompt) - len(kept),
+            prompt=len(kept),
+            choices=tuple(map(tuple, choices)),
+            sizes=tuple(len(text.encode()) for text in said),
+            right=right,
+        )
+
+    def _question(self, row: Row, texts: Sequence[str]) -> str:
+        question = self._joined(row)
+        if not self.letters:
+            return question
+        listed = (f"{letter}. {text}" for letter, text in zip(LETTERS, texts, strict=False))
+        return "\n".join([question, *listed, "Answer:"])
+
+    def _ids_of(self, question: str, said: Sequence[str], right: int) -> tuple[list[int], list[list[int]], list[int]]:
+        """Token ids of the prompt, of every choice, and of the end of an answer."""
+        chat = bool(self.tokenizer.chat_template)
+        if chat:
+            turns = [{"role": "user", "content": question}]
+            opening = conversation.rendered(self.tokenizer, turns, tokenize=False, add_generation_prompt=True)
+            end = self._ended(turns, said[right])
+        else:
+            opening = question + (" " if self.letters else self.before_response)
+            end = [self.tokenizer.eos_token_id] if self.tokenizer.eos_token_id is not None else []
+        bare = opening.rstrip()
+        blanks = opening[len(bare) :]
+        prompt = self._coded(bare, special=not chat)
+        choices = [self._coded(bare + blanks + text, special=not chat)[len(prompt) :] for text in said]
+        # A tokenizer may have one token for the end of the prompt and all of a choice.
+        alone = (self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in said)
+        return prompt, [choice or own for choice, own in zip(choices, alone, strict=True)], end
+
+    def _ended(self, turns: Sequence[conversation.Turn], choice: str) -> list[int]:
+        """What the chat template puts behind an answer, as token ids."""
+        whole = conversation.rendered(
+            self.tokenizer, [*turns, {"role": "assistant", "content": choice}], tokenize=False
+        )
+        ids: list[int] = self.tokenizer(whole.rpartition(choice)[2], add_special_tokens=False)["input_ids"]
+        return ids
+
+    def _coded(self, text: str, *, special: bool) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
+        ended = special and ids[-1:] == [self.tokenizer.eos_token_id]  # some tokenizers end every text
+        return ids[:-1] if ended else ids
+
+    def scored(self, examples: Sequence[Any]) -> Sequence[Choice]:
+        """See :meth:`rondo.tasks.task.Task.scored`: every choice of every row."""
+        return [part for row, example in enumerate(examples) for part in example.parts(row, IGNORED)]
+
+    def prompt_and_answer(self, example: TextExample) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """See :meth:`rondo.tasks.causal_lm.CausalLM.prompt_and_answer`."""
+        assert isinstance(example, ChoiceExample)
+        return example.ids[: example.prompt], example.choices[example.right]
+
+    def scores_of_answers(self, examples: Sequence[Any], answers: Sequence[str]) -> Scores:
+        """``accuracy_generation``: the share of generated answers in which the right choice is the first one named
+        (:func:`rondo.tasks.choices.first_mentioned`)."""
+        hits = 0
+        for example, answer in zip(examples, answers, strict=True):
+            texts = [t.strip() for t in self.tokenizer.batch_decode(list(example.choices), skip_special_tokens=True)]
+            hits += first_mentioned(answer, texts) == example.right
+        return {"accuracy_generation": hits / len(answers) if answers else None}
+
+    def collate(self, examples: Sequence[TextExample]) -> tuple[Batch, Batch]:
+        """See :meth:`rondo.tasks.causal_lm.CausalLM.collate`. Of choices to score the targets also have the number of
+        their ``row``, the ``place`` in it, whether each is ``right``, and the ``size`` of its text."""
+        import torch
+
+        inputs, targets = super().collate(examples)
+        choices = [e for e in examples if isinstance(e, Choice)]
+        if not choices:
+            return inputs, targets
+        names = ("row", "place", "right", "size")
+        return inputs, {**targets, **{n: torch.tensor([int(getattr(c, n)) for c in choices]) for n in names}}
+
+    def tally(self) -> _Tally:  # type: ignore[override]
+        """An empty tally of accuracy by likelihood, as it is and per byte of the choice's text, and of the right
+        choices' loss per token."""
+        return _Tally(self)
+
+    def store(self) -> ChoiceStore:
+        """See :meth:`rondo.tasks.task.Task.store`."""
+        return ChoiceStore()
+
+
+class _Tally:
+    def __init__(self, task: MultipleChoice) -> None:
+        self.task = task
+        self.rows: dict[int, dict[int, tuple[float, int, bool]]] = {}
+        """Of every choice by its place: its log-probability, its size, and whether it is right."""
+        self.loss, self.tokens = 0.0, 0
+
+    def add(self, output: Tensor, targets: Batch) -> None:
+        losses, counts = (part.tolist() for part in self.task.loss(output, targets))
+        columns = (losses, counts, *(targets[n].tolist() for n in ("row", "place", "size", "right")))
+        for loss, count, row, place, size, right in zip(*columns, strict=True):
+            self.rows.setdefault(row, {})[place] = (-loss, size, bool(right))
+            if right:
+                self.loss, self.tokens = self.loss + loss, self.tokens + count
+
+    def scores(self) -> Scores:
+        count = len(self.rows)
+        rows = [[row[place] for place in sorted(row)] for row in self.rows.values()]
+        plain = sum(max(row, key=lambda choice: choice[0])[2] for row in rows)
+        per_byte = sum(max(row, key=lambda choice: choice[0] / choice[1])[2] for row in rows)
+        return {
+            "accuracy_likelihood": plain / count if count else None,
+            "accuracy_normalised": per_byte / count if count else None,
+            "loss": self.loss / self.tokens if count else None,
+            "examples": count,
+        }

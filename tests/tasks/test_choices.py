@@ -1,0 +1,145 @@
+"""Rows of multiple choice: the forms of choices and answers, and the answers that a generated text names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from choice_rows import TEMPLATE, byte_pairs, questions
+from rondo.config.inputs import TaskConfig
+from rondo.tasks.choices import choices_of, first_mentioned, right_of
+from rondo.tasks.multiple_choice import MultipleChoice
+
+COLUMNS = ["c0", "c1", "c2", "c3"]
+
+
+def task_of(template: str | None = None, **keys: Any) -> MultipleChoice:
+    config = {"kind": "multiple-choice", "prompt": "question", "choices": "choices", "answer": "answer", **keys}
+    return MultipleChoice.of(TaskConfig.model_validate(config), byte_pairs(template), ())
+
+
+@pytest.mark.parametrize(
+    ("answer", "choices", "index"),
+    [
+        ("green", ["red", "green"], 1),
+        ("B", ["red", "green"], 1),
+        (1, ["red", "green"], 1),
+        (1.0, ["red", "green"], 1),
+        ("0", ["red", "green"], 0),
+        ("4", ["0", "4", "2"], 1),
+        ("C", ["0", "4", "2"], 2),
+        ("A", ["A", "B"], 0),
+    ],
+)
+def test_answer_is_a_text_a_letter_or_a_number(answer: Any, choices: list[str], index: int) -> None:
+    assert right_of(answer, choices) == index
+
+
+@pytest.mark.parametrize(
+    ("answer", "choices", "letter", "text"),
+    [("C", ["C", "D", "B", "A"], 2, 0), ("B", ["AB", "A", "O", "B"], 1, 3)],
+)
+def test_answer_with_two_readings_is_refused(answer: str, choices: list[str], letter: int, text: int) -> None:
+    """MMLU asks for vitamins and blood groups."""
+    with pytest.raises(ValueError, match=r"the text of .* and the letter of .*: say which with task.answer_is"):
+        right_of(answer, choices)
+    assert (right_of(answer, choices, "letter"), right_of(answer, choices, "text")) == (letter, text)
+    with pytest.raises(ValueError, match="the text of '2' and the number of '1'"):
+        right_of(2, ["3", "2", "1"])
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [("E", "is not the text"), (2, "is not the text"), (None, "is not"), ([1], "is not"), (-1, "is not"), ("b", "not")],
+)
+def test_answer_that_is_no_choice_is_refused(answer: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        right_of(answer, ["red", "green"])
+
+
+def test_choices_are_a_list_or_columns() -> None:
+    row = questions(3)[0]
+    assert choices_of(row, "choices") == choices_of(row, COLUMNS) == row["choices"]
+    assert choices_of({"c": [1, 2.0, "x"]}, "c") == ["1", "2", "x"]
+
+
+@pytest.mark.parametrize(
+    ("row", "columns", "words"),
+    [
+        ({"c": "red"}, "c", "expected a list"),
+        ({"c": ["red"]}, "c", "1 choices"),
+        ({"c": ["red", " "]}, "c", "choice B: the text is empty"),
+        ({"c": ["red", None]}, "c", "choice B: expected text"),
+        ({"c0": "red", "c1": None, "c2": "blue"}, ["c0", "c1", "c2"], "choice B: expected text"),
+        ({"c0": "red", "c1": None}, ["c0", "c1"], "1 choices"),
+    ],
+)
+def test_unusable_choices_are_refused(row: dict[str, Any], columns: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        choices_of(row, columns)
+
+
+@pytest.mark.parametrize(
+    ("text", "candidates", "index"),
+    [
+        ("the correct answer is false, not true", ["true", "false"], 1),
+        ("answer3 because answer1", ["answer1", "answer2", "answer3"], 2),
+        ("none of these", ["true", "false"], None),
+        ("", ["true", "false"], None),
+        ("it is a+b (c)", ["c)", "a+b"], 1),
+        ("Answer: B", ["A", "B"], 1),
+        ("An answer", ["A", "B"], None),
+        ("untrue", ["true", "false"], 0),
+    ],
+)
+def test_first_candidate_in_a_text_is_the_answer(text: str, candidates: list[str], index: int | None) -> None:
+    assert first_mentioned(text, candidates) == index
+
+
+def test_loss_is_on_the_right_choice_and_the_end() -> None:
+    task, row = task_of(), questions(5)[4]
+    (example,) = task.encode([row])
+    text = task.tokenizer.decode([t for t in example.target if t != -100])
+    assert text == "\n" + row["choices"]["ABCD".index(row["answer"])] + "<end>"
+    assert task.tokenizer.decode(example.ids) == f"{row['question']}{text}"
+
+
+def test_choices_are_listed_with_letters() -> None:
+    task, row = task_of(letters=True), questions(2)[1]
+    (example,) = task.encode([row])
+    listed = "".join(f"\n{letter}. {text}" for letter, text in zip("ABC", row["choices"], strict=True))
+    assert task.tokenizer.decode(example.ids) == f"{row['question']}{listed}\nAnswer: {row['answer']}<end>"
+    assert [task.tokenizer.decode(c) for c in example.choices] == [" A", " B", " C"]
+
+
+def test_chat_template_stands_around_question_and_choice() -> None:
+    task, row = task_of(TEMPLATE), questions(2)[1]
+    (example,) = task.encode([row])
+    right = row["choices"]["ABCD".index(row["answer"])]
+    whole = f"<|user|>\n{row['question']}<|end|>\n<|assistant|>\n{right}<|end|>\n"
+    assert task.tokenizer.decode(example.ids) == whole
+    assert [task.tokenizer.decode(c).strip() for c in example.choices] == row["choices"]
+
+
+def test_long_prompt_loses_its_beginning() -> None:
+    row = questions(2)[1]
+    (whole,), (cut,) = (task_of(max_length=n).encode([row]) for n in (128, 12))
+    assert cut.lost == len(whole.ids) - len(cut.ids) > 0
+    longest = max(map(len, cut.choices)) + 1
+    assert cut.prompt == 12 - longest
+    assert cut.ids == whole.ids[cut.lost :]
+    assert task_of(max_length=5).encode([row]) == []
+
+
+def test_store_gives_back_its_examples() -> None:
+    task = task_of()
+    examples = task.encode(questions(7))
+    store, other = task.store(), task.store()
+    assert store.add(examples[:3]) == range(3)
+    assert store.add(examples[3:]) == range(3, 7)
+    assert [store[i] for i in range(7)] == examples
+    assert [store.cost(i) for i in range(7)] == [len(e.ids) for e in examples]
+    other.add([*examples[:6], task.encode([{**questions(7)[6], "answer": 0}])[0]])
+    assert other.sha256() != store.sha256()
+    assert store.account()["rows"] == 7
