@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rondo.cli import algorithms, compare, results, run
+from rondo.cli import algorithms, compare, evaluate, results, run
 from rondo.cli.app import app, main
 from rondo.cli.federate import federate
 
@@ -20,7 +20,7 @@ _SHOWN: tuple[tuple[str, Callable[..., None]], ...] = (
     ("show", algorithms.show),
     ("check", algorithms.check),
     ("export", results.export),
-    ("evaluate", results.evaluate),
+    ("evaluate", evaluate.evaluate),
     ("predict", results.predict),
     ("adapt", results.adapt),
 )

@@ -1,4 +1,4 @@
-"""The commands on finished runs: export, evaluate and predict."""
+"""The commands on finished runs: export, predict and adapt."""
 
 from __future__ import annotations
 
@@ -61,29 +61,6 @@ def exported(
     return result.verification.passed
 
 
-def evaluate(
-    path: Result,
-    data: Annotated[str | None, typer.Option(help="a file with the run's columns, in place of its test set")] = None,
-    client: ClientId = None,
-    generate: Annotated[
-        bool, typer.Option("--generate", help="also score generated answers (multiple choice)")
-    ] = False,
-    device: Device = "auto",
-    allow_code: AllowCode = False,
-    allow_changed: AllowChanged = False,
-) -> None:
-    """Score a run, or a folder that it handed over, on the run's test set or on another file."""
-    with user_errors():
-        import json
-
-        quiet_libraries()
-        import rondo
-
-        allowed = {"allow_code": allow_code, "allow_changed": allow_changed}
-        scores = rondo.evaluate(path, data=data, client=client, generate=generate, device=device, **allowed)
-        print(json.dumps(scores, indent=2))
-
-
 def predict(
     path: Result,
     data: Annotated[str, typer.Option(help="a file with the run's columns, or a folder of pictures")],
@@ -96,7 +73,7 @@ def predict(
     """Predict a label, a number, an answer, or a language model's response, for every row of a file."""
     with user_errors():
         if to is not None:
-            _must_be_new(Path(to))
+            must_be_new(Path(to), "rondo predict")
         quiet_libraries()
         import rondo
 
@@ -105,11 +82,11 @@ def predict(
         if to is None:
             print(_text(predictions, ".jsonl"), end="")
         else:
-            _write(Path(to), predictions)
+            write_rows(Path(to), predictions, "rondo predict")
 
 
-def _must_be_new(to: Path) -> None:
-    """Raise :class:`ConfigError` if predictions cannot be written to ``to``, before any is made."""
+def must_be_new(to: Path, command: str) -> None:
+    """Raise :class:`ConfigError` if rows cannot be written to ``to``, before any is made."""
     reason = None
     if to.suffix not in (".csv", ".jsonl"):
         reason = "ends neither in .csv nor in .jsonl"
@@ -118,21 +95,22 @@ def _must_be_new(to: Path) -> None:
     elif not to.absolute().parent.is_dir():
         reason = "is in no folder"
     if reason is not None:
-        raise ConfigError.at("--to", f"{str(to)!r} {reason}; name another file", "rondo predict")
+        raise ConfigError.at("--to", f"{str(to)!r} {reason}; name another file", command)
 
 
-def _write(to: Path, predictions: list[dict[str, Any]]) -> None:
+def write_rows(to: Path, rows: list[dict[str, Any]], command: str) -> None:
+    """Write rows to a .csv or .jsonl file. Raises :class:`ConfigError`."""
     from rondo.runs.storage import durable
 
     try:
-        durable.write(to, _text(predictions, to.suffix).encode())
+        durable.write(to, _text(rows, to.suffix).encode())
     except OSError as error:
-        raise ConfigError.at("--to", f"{str(to)!r} cannot be written: {error.strerror}", "rondo predict") from None
-    print(f"wrote {to}, {len(predictions)} rows")
+        raise ConfigError.at("--to", f"{str(to)!r} cannot be written: {error.strerror}", command) from None
+    print(f"wrote {to}, {len(rows)} rows")
 
 
 def _text(predictions: list[dict[str, Any]], suffix: str) -> str:
-    """Predictions as CSV or as JSON lines. There is at least one."""
+    """Rows as CSV or as JSON lines. There is at least one."""
     import csv
     import io
     import json

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def evaluate(
     allow_changed: bool = False,
 ) -> dict[str, Any]:
     """Scores of a run directory, or of a folder that it handed over (a PEFT adapter, a whole model), on the run's test
-    set, and on each of ``data.more_tests`` under its name.
+    set, and on those of ``data.more_tests`` by name.
 
     For a run, the newcomer's model is scored. With ``client``, that client's model is, also on its own validation rows.
 
@@ -45,40 +46,62 @@ def evaluate(
     path = Path(path)
     if is_result(path):
         if client is not None:
-            raise ConfigError.at("--client", "an adapter folder has one model; name the run directory instead")
-        return _evaluate_result(path, data, device, generate, allow_code=allow_code, allow_changed=allow_changed)
+            raise ConfigError.at("--client", _ONE_MODEL)
+        with_rows = data is None
+        model = _handed_over(path, device, with_rows=with_rows, allow_code=allow_code, allow_changed=allow_changed)
+        return _on_tests(model, data, generate)
     rows = ["test_examples_sha256", "more_tests", *(() if client is None else ("examples_sha256", "clients_sha256"))]
     if data is not None:
         rows = []
     opened = reopen(path, device, source=_SOURCE, rows=rows, allow_code=allow_code, allow_changed=allow_changed)
-    assembly, (seen, base) = opened.assembly, opened.model(client)
-    result = _on_tests(assembly, seen, base, data, generate)
+    model = Scored(opened.assembly, *opened.model(client))
+    result = _on_tests(model, data, generate)
     if client is not None and data is None:
-        own = assembly.population.members[client].validation
-        result["validation"] = _scored(assembly, seen, base, own, generate)
+        own = opened.assembly.population.members[client].validation
+        result["validation"] = _scored(model, own, generate)
     return result
 
 
 _SOURCE = "rondo evaluate"
+_ONE_MODEL = "an adapter folder has one model; name the run directory instead"
 
 
-def _evaluate_result(
-    path: Path, data: str | Path | Table | None, device: str, generate: bool, *, allow_code: bool, allow_changed: bool
-) -> dict[str, Any]:
-    """Scores of the result in ``path``. The configuration in it names the data."""
-    result = handed_over(path, check_paths=data is None, allow_code=allow_code, source=_SOURCE)
-    assembly = assemble(result.config, device, labels=result.labels, with_rows=data is None)
+@dataclass(frozen=True)
+class Scored:
+    """A model to score: the tensors that its network sees (no client axis), and the change of its base."""
+
+    assembly: Assembly
+    seen: Params
+    base: Base
+
+
+def model_of(
+    path: str | Path, client: str | None, device: str, *, allow_code: bool = False, allow_changed: bool = False
+) -> Scored:
+    """The model of a run directory (the newcomer's, or that of ``client``), or of a folder that it handed over, without
+    any rows. Raises :class:`ConfigError`."""
+    path = Path(path)
+    if is_result(path):
+        if client is not None:
+            raise ConfigError.at("--client", _ONE_MODEL)
+        return _handed_over(path, device, with_rows=False, allow_code=allow_code, allow_changed=allow_changed)
+    opened = reopen(path, device, source=_SOURCE, allow_code=allow_code, allow_changed=allow_changed)
+    return Scored(opened.assembly, *opened.model(client))
+
+
+def _handed_over(path: Path, device: str, *, with_rows: bool, allow_code: bool, allow_changed: bool) -> Scored:
+    """The model in the folder ``path``. The configuration in it names the data."""
+    result = handed_over(path, check_paths=with_rows, allow_code=allow_code, source=_SOURCE)
+    assembly = assemble(result.config, device, labels=result.labels, with_rows=with_rows)
     result.check_base(assembly.model.identity, allow_changed=allow_changed, source=_SOURCE)
-    return _on_tests(assembly, result.tensors(assembly.model), {}, data, generate)
+    return Scored(assembly, result.tensors(assembly.model), {})
 
 
-def _on_tests(
-    assembly: Assembly, seen: Params, base: Base, data: str | Path | Table | None, generate: bool
-) -> dict[str, Any]:
+def _on_tests(model: Scored, data: str | Path | Table | None, generate: bool) -> dict[str, Any]:
     """Scores on ``data``, or on the run's test set and those of ``data.more_tests``, by name."""
-    result = {"test": _scored(assembly, seen, base, _examples(assembly, data), generate)}
-    more = assembly.population.more_tests if data is None else {}
-    return result | {name: _scored(assembly, seen, base, examples, generate) for name, examples in more.items()}
+    result = {"test": _scored(model, _examples(model.assembly, data), generate)}
+    more = model.assembly.population.more_tests if data is None else {}
+    return result | {name: _scored(model, examples, generate) for name, examples in more.items()}
 
 
 def _examples(assembly: Assembly, data: str | Path | Table | None) -> Sequence[Example]:
@@ -91,14 +114,13 @@ def _examples(assembly: Assembly, data: str | Path | Table | None) -> Sequence[E
     return examples
 
 
-def _scored(
-    assembly: Assembly, seen: Params, base: Base, examples: Sequence[Example], generate: bool
-) -> dict[str, float | None]:
-    scores = assembly.scorer({}).scores(seen, base, examples)
+def _scored(model: Scored, examples: Sequence[Example], generate: bool) -> dict[str, float | None]:
+    scores = model.assembly.scorer({}).scores(model.seen, model.base, examples)
     if not generate:
         return scores
-    task = assembly.task
+    task = model.assembly.task
     if not isinstance(task, CausalLM) or not task.scores_of_answers(examples[:0], []):
-        message = f"only multiple-choice scores generated answers, not {assembly.config.task.kind}: remove it"
+        message = f"only multiple-choice scores generated answers, not {model.assembly.config.task.kind}: remove it"
         raise ConfigError.at("--generate", message)
-    return {**scores, **task.scores_of_answers(examples, answers_of(assembly, seen, base, examples))}
+    answers = answers_of(model.assembly, model.seen, model.base, examples)
+    return {**scores, **task.scores_of_answers(examples, answers)}

@@ -22,7 +22,7 @@ def check_samples(assembly: Assembly) -> None:
     if not assembly.config.evaluation.generate:
         return
     reason = None
-    if not _generates(assembly.model, assembly.task):
+    if not generates(assembly.model, assembly.task):
         reason = "only a causal model of transformers generates: remove it"
     elif not assembly.population.test:
         reason = "there is no test set to answer: name data.test_source, or remove it"
@@ -49,10 +49,15 @@ def answers_of(assembly: Assembly, seen: Params, base: Base, examples: Sequence[
 
 
 def answers_to(
-    assembly: Assembly, seen: Params, base: Base, prompts: Sequence[Sequence[int]], how: Generation
+    assembly: Assembly,
+    seen: Params,
+    base: Base,
+    prompts: Sequence[Sequence[int]],
+    how: Generation,
+    option: str = "evaluation.max_new_tokens",
 ) -> list[str]:
     """The text that the model ``seen`` (no client axis) generates after each prompt (token ids). Raises
-    :class:`ConfigError` for a prompt that leaves no room."""
+    :class:`ConfigError`, about ``option``, for a prompt that leaves no room."""
     task, model = assembly.task, assembly.model
     assert isinstance(task, CausalLM)
     assert isinstance(model, Transformer)
@@ -61,7 +66,7 @@ def answers_to(
         message = (
             f"{how.max_new_tokens} after a prompt of {longest} tokens, and the model takes {model.longest}: lower it"
         )
-        raise ConfigError.at("evaluation.max_new_tokens", message)
+        raise ConfigError.at(option, message)
     with put_back(model.network, task.output), model.network.lent(seen, base) as module:
         made = answers(module, task.tokenizer, prompts, how)
     return _texts(task, made)
@@ -101,5 +106,6 @@ def _texts(task: CausalLM, ids: Sequence[Sequence[int]]) -> list[str]:
     return texts
 
 
-def _generates(model: Model, task: Any) -> bool:
+def generates(model: Model, task: Any) -> bool:
+    """Whether the run's model is a causal model of transformers."""
     return isinstance(model, Transformer) and isinstance(task, CausalLM)

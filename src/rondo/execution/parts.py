@@ -1,0 +1,126 @@
+"""The two parts of a trial, each in a jail of its own: the solver has the code under test, the tester has the tests.
+
+The tester calls a function that is not there: its arguments go to the solver as plain values, and the solver's result
+comes back as a plain value. So the code under test never shares a process with the tests. It cannot read them, replace
+what they are made of, or say that they have passed; all it can do is to answer calls.
+
+Values are None, bool, int, float, complex, str, bytes, list, tuple, dict, set and frozenset. What derives from them
+becomes what it derives from, without its own comparison.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import IO, Any
+
+_PLAIN: dict[type, Callable[[Any], Any]] = {
+    bool: lambda v: bool.__bool__(v),
+    int: lambda v: int.__int__(v),
+    float: lambda v: ["float", float.__repr__(v)],
+    complex: lambda v: ["complex", complex.__repr__(v)],
+    str: lambda v: ["str", str.__str__(v)],
+    bytes: lambda v: ["bytes", list(bytes.__iter__(v))],
+}
+_GROUPS: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset"}
+
+
+def to_json(value: Any) -> Any:
+    """A plain value as JSON. Raises TypeError for any other."""
+    if value is None:
+        return None
+    for kind, convert in _PLAIN.items():
+        if issubclass(type(value), kind):  # not isinstance, which a class can deceive
+            return convert(value)
+    for kind, name in _GROUPS.items():
+        if issubclass(type(value), kind):
+            return [name, [to_json(item) for item in kind.__iter__(value)]]  # type: ignore[attr-defined]
+    if issubclass(type(value), dict):
+        return ["dict", [[to_json(k), to_json(v)] for k, v in dict.items(value)]]
+    raise TypeError(f"{type(value).__name__} is no plain value")
+
+
+def from_json(content: Any) -> Any:
+    """The value of :func:`to_json`. Raises ValueError or TypeError for anything else."""
+    if content is None or isinstance(content, bool | int):
+        return content
+    name, inner = content
+    if name == "str" and isinstance(inner, str):
+        return inner
+    if name in ("float", "complex"):
+        return float(inner) if name == "float" else complex(inner)
+    if name == "bytes":
+        return bytes(inner)
+    if name == "dict":
+        return {from_json(k): from_json(v) for k, v in inner}
+    make = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}[name]
+    return make(from_json(item) for item in inner)
+
+
+def play(part: str, reading: IO[bytes], writing: IO[bytes]) -> None:
+    """Play "solver" or "tester" over these two files, one JSON object per line."""
+
+    def receive() -> Any:
+        line = reading.readline()
+        if not line:
+            raise EOFError("the other part is gone")
+        return json.loads(line)
+
+    def send(content: Any) -> None:
+        writing.write(json.dumps(content).encode() + b"\n")
+        writing.flush()
+
+    {"solver": _solve, "tester": _test}[part](receive(), receive, send)
+
+
+def _solve(task: dict[str, str], receive: Callable[[], Any], send: Callable[[Any], None]) -> None:
+    """Run ``task["code"]`` and answer calls of its function ``task["entry_point"]``."""
+    space: dict[str, Any] = {"__name__": "__solution__"}
+    failure = None
+    try:
+        exec(compile(task["code"], "<solution>", "exec"), space)
+    except BaseException as error:
+        failure = _named(error)
+    while True:
+        args, kwargs = from_json(receive())
+        try:
+            if failure is not None:
+                raise RuntimeError(failure)
+            answer = {"value": to_json(space[task["entry_point"]](*args, **kwargs))}
+        except BaseException as error:
+            answer = {"error": failure or _named(error)}
+        send(answer)
+
+
+class NoAnswer(Exception):
+    """The code under test raised an error."""
+
+
+def _test(task: dict[str, str], receive: Callable[[], Any], send: Callable[[Any], None]) -> None:
+    """Run the tests ``task["test"]`` of ``task["entry_point"]``, with all that the prompt defines, and send the
+    verdict: None, or the reason of a failure."""
+
+    def candidate(*args: Any, **kwargs: Any) -> Any:
+        send({"call": to_json((args, kwargs))})
+        answer = receive()
+        if "error" in answer:
+            raise NoAnswer(str(answer["error"])[:500])
+        return from_json(answer["value"])
+
+    space: dict[str, Any] = {"__name__": "__tests__"}
+    try:
+        exec(compile(task["prompt"], "<prompt>", "exec"), space)
+        space[task["entry_point"]] = candidate
+        exec(compile(task["test"], "<tests>", "exec"), space)
+        space["check"](candidate)
+        verdict = None
+    except BaseException as error:
+        verdict = _named(error)
+    send({"verdict": verdict})
+
+
+def _named(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"[:500]
+    except BaseException:  # code under test may define its own errors
+        return type(error).__name__
