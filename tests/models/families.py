@@ -22,7 +22,7 @@ Outcome = Literal["together", "one at a time", "refused", "none"]
 
 
 Kind = Literal["sequence-classification", "causal-lm", "image-classification"]
-Shortcut = Literal["clients together", "prefix reuse", "first token only", "targets-only logits"]
+Shortcut = Literal["clients together", "prefix reuse", "first token only", "targets-only logits", "checkpointing"]
 
 
 @dataclass(frozen=True)

@@ -111,11 +111,14 @@ def test_shortcuts_change_nothing(tmp_path: Path, name: str, kind: Kind) -> None
     alone = [
         client_row(trained(whole, task, config, examples, add_client_axis(p), [k]), 0) for k, p in enumerate(starts)
     ]
+    whole.network.recompute_layers()
+    again = trained(whole, task, config, examples, add_client_axis(starts[2]), [2])
+    assert all(torch.equal(tensor[0], alone[2][tensor_name]) for tensor_name, tensor in again.items())
     model, task, examples = opened(config)
     prefix = model.shorten(task, [e for client in examples for e in client])
     record = model.shortened.record()
     together = model.network.one_at_a_time
-    found = (together, *(record[key]["reason"] for key in ("prefix", "first_token_only", "targets_only")))
+    found = (together, *(record[key]["reason"] for key in ("prefix", "first_token_only", "targets_only")), None)
     assert {s: reason for s, reason in zip(SHORTCUTS, found, strict=True) if reason is not None} == family.shortcuts[
         kind
     ]

@@ -20,6 +20,7 @@ from rondo.models import attention
 from rondo.models.adapted_layer import AdaptedLayer, Site, frozen_matrix
 from rondo.models.call import Call, Rows, output_of
 from rondo.models.network import Base, Network
+from rondo.models.recomputed import Recomputed
 from rondo.params import HEAD_PREFIX, Params, add_client_axis, on_device
 from rondo.tasks.task import Batch
 
@@ -105,6 +106,17 @@ class AdaptedNetwork(Network):
             p: Weight(s.shape, s.scale, lambda layer=self._layers[p]: frozen_matrix(layer.module, layer.site))  # type: ignore[misc]
             for p, s in self.sites.items()
         }
+
+    def recompute_layers(self) -> None:
+        """See :meth:`rondo.models.network.Network.recompute_layers`."""
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        layers: list[nn.Module] = [m for m in self.module.modules() if isinstance(m, GradientCheckpointingLayer)]
+        if not layers:
+            super().recompute_layers()
+        self.recomputed = [Recomputed(layer, self._call) for layer in layers]
+        for layer, recomputed in zip(layers, self.recomputed, strict=True):
+            layer.forward = recomputed
 
     def __call__(
         self,

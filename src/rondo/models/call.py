@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -114,6 +116,20 @@ class Call(threading.local):
             output.grad_fn.metadata["rondo call"] = token  # type: ignore[index]
             self.open.append(weakref.ref(token))
 
+    def state(self) -> dict[str, Any]:
+        """What this thread's call reads, for :meth:`like`."""
+        return dict(vars(self))
+
+    @contextlib.contextmanager
+    def like(self, state: Mapping[str, Any]) -> Iterator[None]:
+        """Inside, this thread's call is the one of ``state``, whose layers run again."""
+        before = self.state()
+        vars(self).update(state, inside=False, open=[])
+        try:
+            yield
+        finally:
+            vars(self).update(before)
+
     def by_row(self, x: Tensor, path: str) -> Tensor:
         """A layer's input with the batch's rows on its first axis: as it is, or (rows * tokens, in) as (rows, tokens,
         in). The input of a single client is all its own and returned as it is.
@@ -140,7 +156,10 @@ def output_of(module: nn.Module, batch: Batch) -> Tensor:
     """The logits of ``module`` for ``batch``. ``forward`` takes the batch's tensors by name where it has these names,
     else in their order."""
     named = _takes(type(module).forward, tuple(batch))
-    args, kwargs = ((), dict(batch)) if named else (tuple(batch.values()), {})
+    args: tuple[Any, ...] = () if named else tuple(batch.values())
+    kwargs: dict[str, Any] = dict(batch) if named else {}
+    if "use_cache" in inspect.signature(type(module).forward).parameters:
+        kwargs["use_cache"] = False  # keys and values of earlier tokens are for generation
     result = module(*args, **kwargs)
     if hasattr(result, "start_logits"):  # of spans: (rows, tokens, 2)
         return torch.stack((result.start_logits, result.end_logits), -1)

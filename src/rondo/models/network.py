@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from rondo.algorithm import Weight
+from rondo.errors import ConfigError
 from rondo.lowrank import GrowingSum
 from rondo.models.adapted_layer import Site
 from rondo.models.call import Rows
+from rondo.models.recomputed import Recomputed
 from rondo.params import Params
 from rondo.tasks.task import Batch
 
@@ -35,6 +37,8 @@ class Network(ABC):
     a network in which a shared call goes wrong."""
     one_thread: bool = False
     """Whether calls cannot run in several threads at once."""
+    recomputed: Sequence[Recomputed] = ()
+    """Layers that keep their inputs alone for the backward pass."""
     _device = torch.device("cpu")
     _moved: tuple[Base, Base] | None = None
 
@@ -64,6 +68,11 @@ class Network(ABC):
         TypeError for a network that lends none."""
         raise TypeError(f"{type(self).__name__} lends no module")
         yield self.module
+
+    def recompute_layers(self) -> None:
+        """Make every layer keep its inputs alone for the backward pass. Raises :class:`ConfigError` if it cannot."""
+        message = "it is for low-rank factors in a model of transformers that divides into layers: remove it"
+        raise ConfigError.at("train.checkpointing", message)
 
     @abstractmethod
     def __call__(

@@ -217,6 +217,8 @@ def assemble(
         if head_policy == "frozen" and isinstance(model, OwnModel):
             message = "a network of one's own trains its head: set it to shared or local"
             raise ConfigError.at("model.head", message)
+        if config.train.checkpointing:
+            model.network.recompute_layers()
         with one_cohort(model.network):
             examples = population.sample(SAMPLE)
             try_out(config.model.name, model.network, outline.task, examples)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rondo.models.loading.pretrained import plain_parts
 from rondo.models.network import Network
+from rondo.models.recomputed import Recomputed
 from rondo.params import Params, add_client_axis, buffer, on_device
 from rondo.tasks.task import Example, Task
 
@@ -92,9 +93,33 @@ def budget(network: Network, task: Task, megabytes: int | Literal["auto"]) -> Bu
 
 def activation_bytes(network: Network, task: Task, seen: Params, examples: Sequence[Example]) -> float:
     """Bytes that a training step keeps for its backward pass, per unit of cost; measured on ``examples``, at least 1.
-    ``seen`` are the tensors that the network sees, without a client axis."""
+    ``seen`` are the tensors that the network sees, without a client axis. Of layers that run again in the backward
+    pass, a step keeps all inputs, and everything within one of them at a time."""
     if not examples:
         return 1.0
+    kept = _kept_bytes(network, task, seen, examples)
+    if layers := network.recomputed:
+        inputs = sum(layer.kept for layer in layers)
+        with _run_once(layers):
+            within = _kept_bytes(network, task, seen, examples) - kept
+        kept += inputs + within // len(layers)
+    cost = len(examples) * max(e.cost for e in examples)  # padding counts
+    return max(1.0, kept / max(1, cost))
+
+
+@contextlib.contextmanager
+def _run_once(layers: Sequence[Recomputed]) -> Iterator[None]:
+    """Inside, ``layers`` keep what they need for the backward pass."""
+    for layer in layers:
+        layer.on = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.on = True
+
+
+def _kept_bytes(network: Network, task: Task, seen: Params, examples: Sequence[Example]) -> int:
     kept: dict[int, torch.UntypedStorage] = {}
     weights = (part for p in network.module.parameters() for _, part in plain_parts("", p))
     frozen = {part.untyped_storage().data_ptr() for part in weights}
@@ -116,5 +141,4 @@ def activation_bytes(network: Network, task: Task, seen: Params, examples: Seque
     with torch.autograd.graph.saved_tensors_hooks(note, never):
         sums, _ = task.loss(network(leaves, {}, inputs), targets)
         sums.sum()
-    cost = len(examples) * max(e.cost for e in examples)  # padding counts
-    return max(1.0, sum(s.nbytes() for s in kept.values()) / max(1, cost))
+    return sum(s.nbytes() for s in kept.values())
