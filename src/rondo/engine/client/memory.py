@@ -20,7 +20,6 @@ from torch import Tensor
 
 from rondo.models.loading.pretrained import plain_parts
 from rondo.models.network import Network
-from rondo.models.recomputed import Recomputed
 from rondo.params import Params, add_client_axis, buffer, on_device
 from rondo.tasks.task import Example, Task
 
@@ -99,24 +98,14 @@ def activation_bytes(network: Network, task: Task, seen: Params, examples: Seque
         return 1.0
     kept = _kept_bytes(network, task, seen, examples)
     if layers := network.recomputed:
-        inputs = sum(layer.kept for layer in layers)
-        with _run_once(layers):
-            within = _kept_bytes(network, task, seen, examples) - kept
-        kept += inputs + within // len(layers)
+        inputs, last = sum(layer.kept for layer in layers), layers[-1]
+        last.on = False
+        try:
+            kept = inputs - last.kept + _kept_bytes(network, task, seen, examples)
+        finally:
+            last.on = True
     cost = len(examples) * max(e.cost for e in examples)  # padding counts
     return max(1.0, kept / max(1, cost))
-
-
-@contextlib.contextmanager
-def _run_once(layers: Sequence[Recomputed]) -> Iterator[None]:
-    """Inside, ``layers`` keep what they need for the backward pass."""
-    for layer in layers:
-        layer.on = False
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.on = True
 
 
 def _kept_bytes(network: Network, task: Task, seen: Params, examples: Sequence[Example]) -> int:
