@@ -36,7 +36,7 @@ from image_floor import image_floor
 from image_workloads import ImageWorkload
 from linear_floor import linear_floor
 from linear_workload import LinearWorkload
-from workloads import TOKENS, Workload, model_folder
+from workloads import Workload, model_folder
 
 ROWS = 1024
 """Rows of the matrices that are multiplied."""
@@ -61,6 +61,7 @@ def shapes(workload: Workload) -> tuple[Counter[tuple[int, int]], float]:
     layers = max((m for m in model.modules() if isinstance(m, nn.ModuleList)), key=len)
     adapted = range(len(layers)) if workload.layers is None else sorted(workload.layers)
     passes: Counter[tuple[int, int]] = Counter()
+    length = workload.tokens
     other = 0.0
     for number in range(adapted[0], len(layers)):
         last = classify and number == len(layers) - 1
@@ -69,15 +70,15 @@ def shapes(workload: Workload) -> tuple[Counter[tuple[int, int]], float]:
                 continue
             shape = (linear.out_features, linear.in_features)
             reads = path.endswith(("query", "key", "value", "q_proj", "k_proj", "v_proj"))
-            tokens = 1 if last and not path.endswith(("key", "value")) else TOKENS
+            tokens = 1 if last and not path.endswith(("key", "value")) else length
             # The input of the lowest adapted layer needs no gradient.
             passes[shape] += tokens * (1 if reads and number == adapted[0] else 2)
             if number in adapted and path.endswith(workload.targets):
-                other += 3 * 2 * TOKENS * workload.rank * sum(shape)
+                other += 3 * 2 * length * workload.rank * sum(shape)
         # Scores, and the values summed by them; the backward pass costs twice as much.
-        other += 3 * 2 * 2 * (1 if last else TOKENS) * TOKENS * config.hidden_size
+        other += 3 * 2 * 2 * (1 if last else length) * length * config.hidden_size
     if not classify:
-        passes[config.vocab_size, config.hidden_size] += 2 * TOKENS
+        passes[config.vocab_size, config.hidden_size] += 2 * length
     return passes, other
 
 

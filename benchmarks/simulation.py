@@ -3,7 +3,7 @@
     pip install -r benchmarks/requirements.txt          # after the steps that the file lists
     python benchmarks/simulation.py --work W --against loop,flower --rounds 5 --threads 2 --json w.json
 
-Works W to W5 train adapters on a language model, W6 and W7 whole networks on pictures, and W8 a linear problem
+Works W to W5 and W9 train adapters on a language model, W6 and W7 whole networks on pictures, and W8 a linear problem
 (``workloads.py``, ``image_workloads.py``, ``linear_workload.py``).
 
 Every contestant runs alone in a fresh process. Seconds per round are the median over the rounds. Memory is the peak of
@@ -29,12 +29,13 @@ import tempfile
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 from contests import PEERS, WORKS, Contest, Work, contest_of
+from workloads import Workload
 
 _MARK = "RONDO_BENCHMARK"
 _RSS_SECONDS, _LOOK_SECONDS, _PSS_SECONDS = 0.1, 0.5, 10.0
@@ -244,6 +245,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="of each pass")
     parser.add_argument("--passes", type=int, default=1, help="how often the contestants take turns")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--alpaca", type=Path, help="folder with Alpaca's train.parquet, for W9")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
 
@@ -257,7 +259,7 @@ def main() -> None:
     outcomes: dict[str, list[dict[str, Any]]] = {name: [] for name in turns}
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / contest.data
-        contest.write(workload, data)
+        contest.write(replace(workload, alpaca=args.alpaca) if isinstance(workload, Workload) else workload, data)
         for _ in range(args.passes):
             for name, (script, *extra) in turns.items():
                 python = pythons.get(name, sys.executable)

@@ -11,9 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-TOKENS = 64
-"""Tokens per row, special ones included."""
-
 WORDS = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
     "part place case week company system program question work government number night point home water room mother "
@@ -42,6 +39,17 @@ class Workload:
     lr: float = 1e-3
     clip: float = 1.0
     seed: int = 0
+    tokens: int = 64
+    """Tokens per row, special ones included; their mean where rows differ."""
+    lengths: tuple[int, int] | None = None
+    """Tokens of the shortest and of the longest row, drawn from Alpaca; None: all rows have ``tokens``."""
+    alpaca: Path | None = None
+    """Folder with Alpaca's ``train.parquet``, to write such rows from."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return self.tokens if self.lengths is None else self.lengths[1]
 
     @property
     def local_steps(self) -> int:
@@ -63,6 +71,16 @@ WORKLOADS = {
         replace(_W, name="W3", layers=(4, 5), steps=20),
         Workload("W4", kind="causal-lm", targets=("q_proj", "v_proj"), clients=4, samples=8, batch=8),
         replace(_W, name="W5", batch=1, steps=16),
+        Workload(
+            "W9",
+            kind="causal-lm",
+            targets=("q_proj", "v_proj"),
+            clients=4,
+            samples=32,
+            batch=8,
+            tokens=76,
+            lengths=(20, 400),
+        ),
     )
 }
 
@@ -108,21 +126,45 @@ def tokenizer(workload: Workload) -> Any:
 
 
 def write_rows(workload: Workload, file: Path) -> None:
-    """Write the rows (text, label, client) as CSV. Raises ValueError unless each has exactly ``TOKENS`` tokens.
+    """Write the rows (text, label, client) as CSV. Raises ValueError unless each has the workload's number of tokens.
 
     Each of the two labels draws from its own half of the words, so that a model can learn them.
     """
     coder = tokenizer(workload)
     generator, words = random.Random(workload.seed), WORDS.split()
-    count = TOKENS - len(coder("")["input_ids"])
+    if workload.lengths is not None:
+        _write(file, _alpaca_rows(workload, coder, generator))
+        return
+    count = workload.tokens - len(coder("")["input_ids"])
     rows = []
     for client in range(workload.clients):
         for index in range(workload.samples):
             label = index % 2
             rows.append((" ".join(generator.choices(words[label::2], k=count)), label, f"client-{client:03}"))
     for ids in coder([text for text, _, _ in rows])["input_ids"]:
-        if len(ids) != TOKENS:
-            raise ValueError(f"a text of {workload.name} has {len(ids)} tokens, not {TOKENS}")
+        if len(ids) != workload.tokens:
+            raise ValueError(f"a text of {workload.name} has {len(ids)} tokens, not {workload.tokens}")
+    _write(file, rows)
+
+
+def _alpaca_rows(workload: Workload, coder: Any, generator: random.Random) -> list[tuple[str, int, str]]:
+    """Instructions with their input and response, of so many tokens with the end token."""
+    import pyarrow.parquet
+
+    if workload.alpaca is None:
+        raise SystemExit(f"{workload.name} needs Alpaca's train.parquet: name its folder with --alpaca")
+    assert workload.lengths is not None
+    table = pyarrow.parquet.read_table(workload.alpaca / "train.parquet").to_pylist()
+    texts = ["\n\n".join(filter(None, (row["instruction"], row["input"], row["output"]))) for row in table]
+    shortest, longest = workload.lengths
+    fitting = [
+        t for t, ids in zip(texts, coder(texts)["input_ids"], strict=True) if shortest <= len(ids) + 1 <= longest
+    ]
+    drawn = generator.sample(fitting, workload.clients * workload.samples)
+    return [(text, 0, f"client-{number // workload.samples:03}") for number, text in enumerate(drawn)]
+
+
+def _write(file: Path, rows: list[tuple[str, int, str]]) -> None:
     with file.open("w", newline="", encoding="utf-8") as out:
         writer = csv.writer(out)
         writer.writerow(("text", "label", "client"))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import contestant  # noqa: F401  (puts this folder's parent on the path, and notes the start)
-from workloads import TOKENS, Workload, model_folder, tokenizer
+from workloads import Workload, model_folder, tokenizer
 
 
 def build_model(workload: Workload) -> Any:
@@ -51,7 +51,8 @@ def adapter_state(model: Any) -> dict[str, Any]:
 
 @functools.cache
 def clients(workload: Workload, file: Path) -> list[Any]:
-    """The tokenised rows of every client as a ``TensorDataset`` of ids, mask and labels, read once per process."""
+    """The tokenised rows of every client as a ``TensorDataset`` of ids, mask and labels, read once per process; where
+    rows differ in length, as a list of ids that end with the end token."""
     import torch
 
     coder = tokenizer(workload)
@@ -61,11 +62,24 @@ def clients(workload: Workload, file: Path) -> list[Any]:
             rows.setdefault(row["client"], []).append(row)
     datasets = []
     for client_rows in rows.values():
-        coded = coder([r["text"] for r in client_rows], truncation=True, max_length=TOKENS)
+        if workload.lengths is not None:
+            coded = coder([r["text"] for r in client_rows])["input_ids"]
+            datasets.append([torch.tensor([*ids, coder.eos_token_id]) for ids in coded])
+            continue
+        coded = coder([r["text"] for r in client_rows], truncation=True, max_length=workload.tokens)
         ids = torch.tensor(coded["input_ids"])
         labels = ids if workload.kind == "causal-lm" else torch.tensor([int(r["label"]) for r in client_rows])
         datasets.append(torch.utils.data.TensorDataset(ids, torch.tensor(coded["attention_mask"]), labels))
     return datasets
+
+
+def padded(rows: list[Any]) -> tuple[Any, Any, Any]:
+    """Ids, mask and labels of rows of ids, padded to the longest."""
+    from torch.nn.utils.rnn import pad_sequence
+
+    ids = pad_sequence(rows, batch_first=True)
+    mask = pad_sequence([row.new_ones(len(row)) for row in rows], batch_first=True)
+    return ids, mask, pad_sequence(rows, batch_first=True, padding_value=-100)
 
 
 def train(model: Any, workload: Workload, dataset: Any) -> float:
@@ -74,7 +88,8 @@ def train(model: Any, workload: Workload, dataset: Any) -> float:
 
     tensors = trained(model)
     optimizer = torch.optim.AdamW(tensors, lr=workload.lr, weight_decay=0.0)
-    loader = torch.utils.data.DataLoader(dataset, batch_size=workload.batch, shuffle=True)
+    together = padded if workload.lengths is not None else None
+    loader = torch.utils.data.DataLoader(dataset, batch_size=workload.batch, shuffle=True, collate_fn=together)
     losses = []
     while len(losses) < workload.local_steps:
         for ids, mask, labels in loader:

@@ -9,7 +9,7 @@ from typing import Any
 from contests import Work
 from image_workloads import HEAD, ImageWorkload
 from linear_workload import LinearWorkload, problem_config
-from workloads import TOKENS, Workload, model_folder
+from workloads import Workload, model_folder
 
 
 def configuration(workload: Work, data: Path, rounds: int, precision: str) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def _adapters(workload: Workload, data: Path, rounds: int, precision: str) -> di
             "kind": workload.kind,
             "text": "text",
             "label": "label" if classify else None,
-            "max_length": TOKENS,
+            "max_length": workload.longest,
         },
         "data": {"source": str(data), "test_split": "", "validation_fraction": 0.0},
         "partition": {"kind": "natural", "column": "client"},

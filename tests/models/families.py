@@ -22,7 +22,9 @@ Outcome = Literal["together", "one at a time", "refused", "none"]
 
 
 Kind = Literal["sequence-classification", "causal-lm", "image-classification"]
-Shortcut = Literal["clients together", "prefix reuse", "first token only", "targets-only logits", "checkpointing"]
+Shortcut = Literal[
+    "clients together", "prefix reuse", "first token only", "targets-only logits", "packing", "checkpointing"
+]
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,10 @@ _OWN = {"vocab_size": _SIZES["vocab_size"], **_IDS}  # families with names of th
 _QUERY, _Q, _QKV = ("query", "value"), ("q_proj", "v_proj"), ("query_key_value",)
 _BOTH_SIDES = "no causal language model unless `is_decoder` is set in its config.json"
 _POSITIONS = "two positions fewer than `max_position_embeddings`"
-_NO_LOGITS: Mapping[Shortcut, str] = {"targets-only logits": "a classifier has one row of logits per example"}
+_NO_LOGITS: Mapping[Shortcut, str] = {
+    "targets-only logits": "a classifier has one row of logits per example",
+    "packing": "a classifier reads a row's first or last token",
+}
 _FURTHER_TOKENS: Mapping[Shortcut, str] = {
     "first token only": "the model reads more than the first token of its last layer"
 }
@@ -235,7 +240,7 @@ FAMILIES: dict[str, Family] = {
         note="no text model",
         shortcuts={
             "image-classification": dict.fromkeys(
-                ("prefix reuse", "first token only", "targets-only logits"), "it is made for rows of tokens"
+                ("prefix reuse", "first token only", "targets-only logits", "packing"), "it is made for rows of tokens"
             )
         },
     ),

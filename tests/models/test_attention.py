@@ -109,7 +109,7 @@ def test_models_give_the_same_logits(kind: str, padding: str, chosen: Any) -> No
         assert module.config._attn_implementation.startswith("rondo_")
         after = module(**batch).logits
         if padding == "none":
-            with attention.padding(False):
+            with attention.rows_are(attention.RowsOfCall(padded=False)):
                 assert module(**batch).logits.equal(after) or chosen != "written out"
                 torch.testing.assert_close(module(**batch).logits, before, rtol=0, atol=1e-12)
     real = batch["attention_mask"].bool() if before.dim() == 3 else torch.ones(before.shape[:1], dtype=torch.bool)
@@ -131,7 +131,7 @@ def test_torchs_attention_gets_no_mask_without_padding(monkeypatch: pytest.Monke
         batch = {n: t[:1] for n, t in tiny.text_batch().items()}
         for padded in (True, False):
             masks.clear()
-            with torch.no_grad(), attention.padding(padded):
+            with torch.no_grad(), attention.rows_are(attention.RowsOfCall(padded)):
                 module(**batch)
             assert masks
             assert all((m is None) != padded for m in masks)

@@ -131,9 +131,9 @@ def test_trial_sees_a_wrong_deal_in_any_precision(dtype: torch.dtype, swapped: b
     if swapped:  # rows go to the client before theirs
         begin = chosen._call.begin
 
-        def begun(params: Any, base: Any, rows: Rows, tokens: int, dropout: Any) -> None:
+        def begun(params: Any, base: Any, rows: Rows, *others: Any) -> None:
             object.__setattr__(rows, "index", rows.index.roll(1))
-            begin(params, base, rows, tokens, dropout)
+            begin(params, base, rows, *others)
 
         chosen._call.begin = begun  # type: ignore[method-assign]
     assert (reason(chosen) is not None) == swapped

@@ -187,6 +187,9 @@ class TrainConfig(Section):
     or wide linear layers multiply in bfloat16 with ``"fast"``."""
     length_grouping: bool = True
     """Batch rows of similar length, which saves padding."""
+    packing: bool = True
+    """Lay the rows of a step end to end, without padding, where the model allows it (causal-lm): each row keeps its
+    positions, its attention and its part in the loss."""
     what: Literal["all", "head"] | Annotated[list[str], Field(min_length=1)] | None = None
     """Whole tensors to train: ``"all"``, those of the ``"head"``, or parameters by name (patterns with ``*``, as in
     ``"layer4.*"``). Low-rank factors are trained beside them where there is a section ``[adapter]``. Left out, factors

@@ -170,6 +170,14 @@ class AdaptedLayer:
     def _add(self, output: Tensor, x: Tensor, down: Tensor, up: Tensor, rows: Rows) -> Tensor:
         """``output + B (A x)`` for ``down`` (K, r, in) and ``up`` (K, out, r), without forming B A."""
         down, up = down.to(x.dtype), up.to(x.dtype)
+        packing = self.call.packing
+        if packing is not None and len(down) > 1:
+            parts = (torch.split(t.flatten(0, -2), list(packing.clients)) for t in (output.to(x.dtype), x))
+            each = [
+                add_low_rank(y_k[None], x_k[None], down[k : k + 1], up[k : k + 1])[0]
+                for k, (y_k, x_k) in enumerate(zip(*parts, strict=True))
+            ]
+            return torch.cat(each).reshape(output.shape).to(output.dtype)
         if self.site.kind == "conv2d":
             return output + self._convolved(x, down, up, rows)
         if not rows.even:
@@ -200,14 +208,17 @@ class AdaptedLayer:
         masks = call.masks.setdefault(self.site.path, [])
         if call.inside:
             keep = 1 - self.site.dropout
-            mask = torch.ones(x.shape)
+            packing = call.packing
+            mask = torch.ones(x.shape if packing is None else (len(call.rows.index), packing.longest, x.shape[-1]))
             alone = len(call.dropout) == 1
             parts = (mask,) if alone else torch.split(mask, list(call.rows.counts))
-            lengths = call.rows.longest if not alone and x.dim() == 3 and x.shape[1] == call.tokens else None
+            lengths = call.rows.longest if not alone and x.dim() == 3 and mask.shape[1] == call.tokens else None
             for k, (part, g) in enumerate(zip(parts, call.dropout, strict=True)):
                 # Draw nothing for padding that other clients cause, so that a client's masks do not depend on them.
                 tokens = part if lengths is None else part[:, : lengths[k]]
                 tokens.copy_(torch.empty(tokens.shape).bernoulli_(keep, generator=g))
+            if packing is not None:
+                mask = mask.flatten(0, 1)[packing.places.cpu()].reshape(x.shape)
             masks.append(to_device((mask / keep).to(x.dtype), x.device))
         elif len(masks) != 1:
             raise RuntimeError(f"{self.site.path} runs several times a call: no dropout with activation checkpointing")

@@ -20,6 +20,7 @@ from rondo.models import attention
 from rondo.models.adapted_layer import AdaptedLayer, Site, frozen_matrix
 from rondo.models.call import Call, Rows, output_of
 from rondo.models.network import Base, Network
+from rondo.models.packing import Packing
 from rondo.models.recomputed import Recomputed
 from rondo.params import HEAD_PREFIX, Params, add_client_axis, on_device
 from rondo.tasks.task import Batch
@@ -89,6 +90,8 @@ class AdaptedNetwork(Network):
             if type(owner) is nn.Linear:
                 _HeadLinear(path, owner, self._call, self.initial_head)
         self._factors = dict(factors or {})
+        self.packs = False
+        """Whether rows of different lengths are laid end to end (:mod:`rondo.models.packing`)."""
         if self._owners:
             # A call sets their tensors as attributes of their modules, which all threads see.
             kinds = sorted({type(owner).__name__ for owner, _ in self._owners.values()})
@@ -136,11 +139,15 @@ class AdaptedNetwork(Network):
             rows = Rows((first.shape[0] // clients,) * clients)
         self._place(params)
         tokens = first.shape[1] if first.dim() > 1 else 1
-        self._call.begin(params, base, rows, tokens, dropout)
+        packing = Packing.of(rows, self.device) if self.packs and rows.padded and rows.lengths is not None else None
+        self._call.begin(params, base, rows, tokens, dropout, packing)
         output = None
         try:
-            with attention.padding(rows.padded):
-                output = output_of(self.module, batch)
+            with attention.rows_are(attention.RowsOfCall(rows.padded, None if packing is None else packing.lengths)):
+                if packing is None:
+                    output = output_of(self.module, batch)
+                else:
+                    output = packing.padded(output_of(self.module, packing.inputs(batch)))
         finally:
             self._call.end(output)
         return output
@@ -163,3 +170,8 @@ class AdaptedNetwork(Network):
             if tensor.shape[0] != 1:
                 raise ValueError(f"{name} has {tensor.shape[0]} clients, but {self.one_at_a_time}")
             setattr(owner, attribute, tensor[0].to(self.device))
+
+    def laid(self, x: Tensor) -> Tensor:
+        """``x`` (rows, tokens, ...) in the layout of this thread's call."""
+        packing = self._call.packing
+        return x if packing is None else packing.laid(x)

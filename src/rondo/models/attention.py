@@ -6,14 +6,17 @@ of torch's fused attention takes several times as long there as the five product
 or value that needs no gradient gets none.
 
 On an accelerator, torch's fused attention is used with a different mask: transformers checks whether any row is padded,
-and every forward pass would wait for the answer. :func:`padding` gives the answer in advance.
+and every forward pass would wait for the answer. :func:`rows_are` gives the answer in advance.
+
+Where rows are laid end to end (:mod:`rondo.models.packing`), each attends within itself, at the cost of its own length.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -22,23 +25,80 @@ from torch import Tensor, nn
 Attention: TypeAlias = Literal["torch", "torch, mask unread", "written out"]
 
 
-class _Known(threading.local):
-    """Whether rows in this thread's calls may be padded."""
+@dataclass(frozen=True)
+class RowsOfCall:
+    """What attention must know of a call's rows."""
 
-    padded = True
+    padded: bool = True
+    """Whether any row may be padded."""
+    lengths: tuple[int, ...] | None = None
+    """Tokens of each row, where rows are laid end to end without padding."""
+
+
+class _Known(threading.local):
+    """The rows in this thread's calls."""
+
+    rows = RowsOfCall()
 
 
 _known = _Known()
 
 
+def rows_of_call() -> RowsOfCall:
+    """What this thread's call said of its rows."""
+    return _known.rows
+
+
 @contextlib.contextmanager
-def padding(there: bool) -> Iterator[None]:
-    """Say whether any row is padded in the calls inside. Outside, any row may be."""
-    _known.padded = there
+def rows_are(rows: RowsOfCall) -> Iterator[None]:
+    """Say what the rows are in the calls inside. Outside, any row may be padded."""
+    before, _known.rows = _known.rows, rows
     try:
         yield
     finally:
-        _known.padded = True
+        _known.rows = before
+
+
+def end_to_end(module: nn.Module) -> Callable[[], None] | None:
+    """Make a transformers model attend within each row where rows are laid end to end, and as before elsewhere. Returns
+    the undoing; None if its attention cannot be exchanged."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    name = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    kernels, masks = AttentionInterface(), AttentionMaskInterface()
+    if name is None or name not in masks or not hasattr(module, "set_attn_implementation"):
+        return None
+    if name != "sdpa" and not name.startswith("rondo_"):
+        return None
+    kernel: Any = sdpa_attention_forward if name == "sdpa" else kernels[name]
+    mask: Any = masks[name]
+
+    def within_rows(
+        layer: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    ) -> tuple[Tensor, None]:
+        lengths = _known.rows.lengths
+        if lengths is None:
+            result: tuple[Tensor, None] = kernel(layer, query, key, value, attention_mask, **kwargs)
+            return result
+        rows = zip(*(torch.split(t, list(lengths), dim=2) for t in (query, key, value)), strict=True)
+        seen = [None if attention_mask is None else attention_mask[:, :, :n, :n] for n in lengths]
+        parts = [kernel(layer, *qkv, mask_n, **kwargs)[0] for qkv, mask_n in zip(rows, seen, strict=True)]
+        return torch.cat(parts, dim=1), None
+
+    def mask_of_the_longest(**kwargs: Any) -> Tensor | None:
+        lengths = _known.rows.lengths
+        if lengths is not None:
+            longest = max(lengths)
+            kwargs |= {"batch_size": 1, "q_length": longest, "kv_length": longest, "attention_mask": None}
+        found: Tensor | None = mask(**kwargs)
+        return found
+
+    own = f"{name}_end_to_end"
+    AttentionInterface.register(own, within_rows)
+    AttentionMaskInterface.register(own, mask_of_the_longest)
+    module.set_attn_implementation(own)  # type: ignore[operator]
+    return lambda: module.set_attn_implementation(name)  # type: ignore[operator]
 
 
 def use(module: nn.Module, chosen: Attention) -> None:
@@ -60,7 +120,7 @@ def _unread_mask(*args: Any, **kwargs: Any) -> Tensor | None:
     """The mask for torch's attention, made without reading the values of the padding mask."""
     from transformers.masking_utils import sdpa_mask
 
-    if _known.padded:
+    if _known.rows.padded:
         kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     else:
         kwargs["attention_mask"] = None

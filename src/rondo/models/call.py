@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from torch import Tensor, nn
 from rondo.lowrank import GrowingSum
 from rondo.params import Params
 from rondo.tasks.task import Batch, Example
+
+if TYPE_CHECKING:
+    from rondo.models.packing import Packing
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -34,6 +37,8 @@ class Rows:
     """Tokens in each client's longest row, if rows are padded to the longest row of all clients."""
     padded: bool = True
     """Whether any row may be padded."""
+    lengths: tuple[int, ...] | None = None
+    """Tokens of each row, if they are known."""
     index: Tensor = field(init=False, repr=False)
     """The client of every row, shape (rows,)."""
 
@@ -48,7 +53,8 @@ class Rows:
         if not padded:
             return cls(counts)
         longest = tuple(max((e.cost for e in group), default=0) for group in groups)
-        return cls(counts, longest, len({e.cost for group in groups for e in group}) > 1)
+        lengths = tuple(e.cost for group in groups for e in group)
+        return cls(counts, longest, len(set(lengths)) > 1, lengths)
 
     @property
     def even(self) -> bool:
@@ -57,7 +63,7 @@ class Rows:
 
     def to(self, device: torch.device) -> Rows:
         """A copy with ``index`` on ``device``."""
-        moved = Rows(self.counts, self.longest, self.padded)
+        moved = Rows(self.counts, self.longest, self.padded, self.lengths)
         object.__setattr__(moved, "index", to_device(self.index, device))
         return moved
 
@@ -86,6 +92,7 @@ class Call(threading.local):
         self.params: Params = {}
         self.base: Mapping[str, GrowingSum] = {}
         self.rows, self.tokens = Rows((1,)), 1
+        self.packing: Packing | None = None
         self.dropout: Sequence[torch.Generator] | None = None
         self.masks: dict[str, list[Tensor]] = {}
         self.inside = False
@@ -99,11 +106,13 @@ class Call(threading.local):
         rows: Rows,
         tokens: int,
         dropout: Sequence[torch.Generator] | None,
+        packing: Packing | None = None,
     ) -> None:
-        """Take the tensors of a call whose batch has ``tokens`` tokens per row, padding included."""
+        """Take the tensors of a call whose batch has ``tokens`` tokens per row, padding included. ``packing``: how
+        its rows are laid end to end."""
         if self.again:  # layers ran again, so the earlier calls have had their backward
             self.open, self.again = [], False
-        self.params, self.base, self.rows, self.tokens = params, base, rows, tokens
+        self.params, self.base, self.rows, self.tokens, self.packing = params, base, rows, tokens, packing
         self.dropout, self.masks = dropout, {}
         self.inside = True
 
@@ -132,15 +141,16 @@ class Call(threading.local):
 
     def by_row(self, x: Tensor, path: str) -> Tensor:
         """A layer's input with the batch's rows on its first axis: as it is, or (rows * tokens, in) as (rows, tokens,
-        in). The input of a single client is all its own and returned as it is.
+        in). The input of a single client is all its own and returned as it is, and so is that of rows laid end to end.
 
         Raises :class:`RowsUnknown` for several clients where the input has neither form (relative positions, the
         tokens of one expert): a first axis that can be divided among clients need not be made of their rows.
         """
         rows = len(self.rows.index)
-        if len(self.rows.counts) == 1 or x.shape[0] == rows:
+        laid = self.packing is not None and x.numel() == len(self.packing.places) * x.shape[-1]
+        if len(self.rows.counts) == 1 or laid or (self.packing is None and x.shape[0] == rows):
             return x
-        if x.dim() == 2 and x.shape[0] == rows * self.tokens:
+        if self.packing is None and x.dim() == 2 and x.shape[0] == rows * self.tokens:
             return x.reshape(rows, self.tokens, -1)
         raise RowsUnknown(f"the clients' rows cannot be told apart in {path} (its input is not one row per example)")
 

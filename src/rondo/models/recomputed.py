@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from rondo.models import attention
 from rondo.models.call import Call
 
 
@@ -30,14 +31,14 @@ class Recomputed:
             return self.forward(*args, **kwargs)
         inputs = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and t.requires_grad]
         self.kept = sum(t.nbytes for t in inputs)
-        state, runs = self.call.state(), 0
+        state, rows, runs = self.call.state(), attention.rows_of_call(), 0
 
         def run(*inputs: Any, **options: Any) -> Any:
             nonlocal runs
             runs += 1
             if runs == 1:
                 return self.forward(*inputs, **options)
-            with self.call.like(state):
+            with self.call.like(state), attention.rows_are(rows):
                 return self.forward(*inputs, **options)
 
         # No random number is drawn in a layer: the base has no dropout, and the adapters' masks are kept.

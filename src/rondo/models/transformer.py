@@ -47,6 +47,8 @@ class Transformer:
     kernels: Mapping[str, Any]
     """The manifest's entry about precision and libraries."""
     simulation: SimulationConfig
+    packing: bool
+    """Whether rows may be laid end to end."""
     unused: list[str]
     """Parts of the checkpoint that the model has no place for."""
     quantizer: str | None
@@ -68,7 +70,7 @@ class Transformer:
         if isinstance(self.network, WholeNetwork):
             self.head_inputs = keep_head_inputs(self.network, task, examples, self.simulation)
             return None
-        self.shortened = shorten(self.network, task, examples, self.simulation)
+        self.shortened = shorten(self.network, task, examples, self.simulation, packing=self.packing)
         return self.shortened.prefix
 
     def record(self) -> Mapping[str, Any]:
@@ -139,6 +141,7 @@ def load_transformer(
         lora,
         kernels,
         config.simulation,
+        config.train.packing,
         loaded.unused,
         quantizer,
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 from rondo.config.schema import SimulationConfig
 from rondo.models.adapted_network import AdaptedNetwork
+from rondo.models.shortcuts.end_to_end import RowsApart, lay_end_to_end
 from rondo.models.shortcuts.first_token import AllTokensMatter, first_token_only
 from rondo.models.shortcuts.prefix import Prefix, PrefixRefused
 from rondo.models.shortcuts.target_logits import LogitsNeeded, split_off
@@ -32,6 +33,7 @@ class Shortened:
     no_prefix: str | None = _NOTHING
     all_tokens: str | None = _NOTHING
     all_logits: str | None = _NOTHING
+    apart: str | None = _NOTHING
 
     def record(self) -> dict[str, Any]:
         """The manifest's entry."""
@@ -40,22 +42,25 @@ class Shortened:
             "prefix": {"layers": layers, "reason": self.no_prefix},
             "first_token_only": {"on": self.all_tokens is None, "reason": self.all_tokens},
             "targets_only": {"on": self.all_logits is None, "reason": self.all_logits},
+            "packing": {"on": self.apart is None, "reason": self.apart},
         }
 
 
-def shorten(network: AdaptedNetwork, task: Task, examples: Sequence[Any], config: SimulationConfig) -> Shortened:
+def shorten(
+    network: AdaptedNetwork, task: Task, examples: Sequence[Any], config: SimulationConfig, *, packing: bool
+) -> Shortened:
     """Skip computation that the output does not need: tokens after the first at the end of a model that reads only the
-    first, layers below the lowest adapted one, logits of tokens without a target. ``examples`` are some of the
-    task's."""
+    first, layers below the lowest adapted one, padding, logits of tokens without a target. ``examples`` are some of the
+    task's. ``packing``: whether padding may be left out."""
     if not task.padded:
-        return Shortened(None, _ONLY_TEXT, _ONLY_TEXT, _ONLY_TEXT)
+        return Shortened(None, _ONLY_TEXT, _ONLY_TEXT, _ONLY_TEXT, _ONLY_TEXT)
     trial = telling(examples, cut=isinstance(task, CausalLM))
     if not trial:
         return Shortened()
     device = network.device
     seen = {n: t.to(device) for n, t in network.initial.items()}
     inputs = {n: t.to(device) for n, t in task.collate(trial)[0].items()}
-    all_tokens = all_logits = prefix = no_prefix = None
+    all_tokens = all_logits = apart = prefix = no_prefix = None
     try:
         first_token_only(network, seen, inputs)
     except AllTokensMatter as reason:
@@ -69,12 +74,20 @@ def shorten(network: AdaptedNetwork, task: Task, examples: Sequence[Any], config
     except PrefixRefused as reason:
         prefix, no_prefix = None, str(reason)
     try:
+        if not packing:
+            raise RowsApart("train.packing is off")
+        if not isinstance(task, CausalLM):
+            raise RowsApart("a classifier reads a row's first or last token")
+        lay_end_to_end(network, task, seen, trial)
+    except RowsApart as reason:
+        apart = str(reason)
+    try:
         if not isinstance(task, CausalLM):
             raise LogitsNeeded("only a language model has logits of a vocabulary")
         task.output = split_off(network, seen, inputs)
     except LogitsNeeded as reason:
         all_logits = str(reason)
-    return Shortened(prefix, no_prefix, all_tokens, all_logits)
+    return Shortened(prefix, no_prefix, all_tokens, all_logits, apart)
 
 
 def telling(examples: Sequence[TextExample], *, cut: bool) -> tuple[TextExample, ...]:

@@ -91,8 +91,8 @@ class Prefix:
         if mode.hidden is None:
             return None
         if args:
-            return (mode.hidden, *args[1:]), kwargs
-        return args, {**kwargs, "hidden_states": mode.hidden}
+            return (self.network.laid(mode.hidden), *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": self.network.laid(mode.hidden)}
 
     def check(self, seen: Params, inputs: Batch) -> None:
         """Compare the model with and without its prefix on ``inputs``. Raises :class:`PrefixRefused` if they differ:

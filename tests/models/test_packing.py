@@ -1,0 +1,199 @@
+"""Rows laid end to end: the losses, gradients and masks of padded rows, each row within itself; or refused."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import FAMILIES, save
+from family_runs import configured, opened
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import tiny
+from rondo.models import attention
+from rondo.models.adapted_network import AdaptedNetwork
+from rondo.models.attention import Attention
+from rondo.models.call import Rows
+from rondo.models.shortcuts.choose import shorten
+from rondo.models.shortcuts.end_to_end import RowsApart, lay_end_to_end
+from rondo.params import Params
+from rondo.tasks.causal_lm import CausalLM
+from rondo.tasks.token_store import TextExample
+
+TASK = CausalLM(tiny.tokenizer("llama"), "text", (), None, 48)
+KERNELS: tuple[Attention, ...] = ("torch", "torch, mask unread", "written out")
+MODELS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
+    "gpt2": (tiny.gpt2_lm, ("c_attn", "c_fc")),
+    "llama": (tiny.llama_lm, ("q_proj", "down_proj", "lm_head")),
+}
+
+
+def row(*lengths: int) -> list[TextExample]:
+    """Rows of so many tokens, whose later half has a loss."""
+    rows = []
+    for n, length in enumerate(lengths):
+        ids = tuple(4 + (7 * n + 3 * i) % (tiny.VOCABULARY - 4) for i in range(length))
+        rows.append(TextExample(ids, (-100,) * (length // 2) + ids[length // 2 :]))
+    return rows
+
+
+def pair(kind: str, kernel: Attention = "torch", dropout: float = 0.0) -> tuple[AdaptedNetwork, AdaptedNetwork]:
+    """The same network in float64 with padded rows, and with rows laid end to end."""
+    make, endings = MODELS[kind]
+    module = make().double()
+    sites = tiny.sites(module, endings, dropout=dropout)
+    networks = [AdaptedNetwork(copy.deepcopy(module), sites, ()) for _ in range(2)]
+    for network in networks:
+        attention.use(network.module, kernel)
+    seen = {n: t[0] for n, t in tiny.factors(sites, 3, clients=1).items()}
+    lay_end_to_end(networks[1], TASK, seen, row(9, 4))
+    return networks[0], networks[1]
+
+
+def step(network: AdaptedNetwork, groups: Sequence[Sequence[TextExample]], *, dropped: bool = False) -> list[Tensor]:
+    """Losses of all rows and the gradients of all clients, weighted unequally."""
+    inputs, targets = TASK.collate([e for group in groups for e in group])
+    leaves = {
+        n: t.requires_grad_() for n, t in tiny.factors(tuple(network.sites.values()), 1, clients=len(groups)).items()
+    }
+    dropout = [torch.Generator().manual_seed(k) for k in range(len(groups))] if dropped else None
+    rows = Rows.of(groups, padded=True)
+    sums, counts = TASK.loss(network(leaves, {}, inputs, dropout, rows), targets)
+    ((rows.sum(sums) / rows.sum(counts).clamp_min(1)) * torch.arange(1, 1 + len(groups))).sum().backward()
+    return [sums.detach(), *(t.grad for t in leaves.values() if t.grad is not None)]
+
+
+def assert_same(found: Sequence[Tensor], expected: Sequence[Tensor], allowed: float) -> None:
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=allowed)
+
+
+GPT2 = pair("gpt2")
+
+
+@settings(max_examples=30)
+@given(st.lists(st.lists(st.integers(2, 12), max_size=4), min_size=1, max_size=3).filter(any))
+def test_losses_and_gradients_are_those_of_padded_rows(lengths: list[list[int]]) -> None:
+    """For any clients, also without a row."""
+    padded, laid = GPT2
+    groups = [row(*client) for client in lengths]
+    assert_same(step(laid, groups), step(padded, groups), 1e-12)
+
+
+@pytest.mark.parametrize("dropped", [False, True], ids=["plain", "dropout"])
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kind", MODELS)
+def test_every_attention_gives_the_same(kind: str, kernel: Attention, dropped: bool) -> None:
+    """And the same masks of adapter dropout. Llama normalises in float32."""
+    padded, laid = pair(kind, kernel, 0.4 if dropped else 0.0)
+    for groups in ([row(5, 12), row(3)], [row(7, 2, 2)]):
+        found, expected = (step(n, groups, dropped=dropped) for n in (laid, padded))
+        assert_same(found, expected, 1e-12 if kind == "gpt2" else 1e-5)
+
+
+def test_padding_is_not_computed() -> None:
+    _, laid = pair("llama")
+    seen: list[torch.Size] = []
+    laid.module.model.layers[0].mlp.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape))  # type: ignore[union-attr, operator]
+    step(laid, [row(12, 2), row(3)])
+    step(laid, [row(5, 5)])  # there is no padding
+    assert [tuple(s) for s in seen] == [(1, 17, 32), (2, 5, 32)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_rows_do_not_see_each_other(kernel: Attention) -> None:
+    _, laid = pair("llama", kernel)
+    params = tiny.factors(tuple(laid.sites.values()), 1, clients=1)
+    first, second, third = row(6, 9, 4)
+    changed = TextExample((30, *second.ids[1:]), second.target)
+    outputs = []
+    for middle in (second, changed):
+        groups = [[first, middle, third]]
+        inputs, _ = TASK.collate(groups[0])
+        outputs.append(laid(params, {}, inputs, None, Rows.of(groups, padded=True)))
+    before, after = outputs
+    assert torch.equal(before[[0, 2]], after[[0, 2]])
+    assert not torch.equal(before[1, :9], after[1, :9])
+
+
+def test_layers_that_run_again_have_the_same_bits() -> None:
+    _, laid = pair("llama", "written out", 0.4)
+    groups = [row(5, 12), row(3)]
+    expected = step(laid, groups, dropped=True)
+    laid.recompute_layers()
+    found = step(laid, groups, dropped=True)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("Gemma 2", "the model's attention is its own"),
+        ("Bloom", "the model counts positions itself"),
+        ("BART", "the model counts positions itself"),
+        ("Mamba", "the model counts positions itself"),
+        ("Falcon", "rows laid end to end give other logits"),
+    ],
+)
+@pytest.mark.slow
+def test_family_that_needs_its_rows_apart(name: str, reason: str, tmp_path: Path) -> None:
+    family = FAMILIES[name]
+    config = configured(save(family, "causal-lm", tmp_path), "causal-lm", list(family.attention))
+    model, task, examples = opened(config)
+    kernel = model.network.module.config._attn_implementation  # type: ignore[union-attr]
+    model.shorten(task, [e for client in examples for e in client])
+    assert model.shortened.record()["packing"] == {"on": False, "reason": reason}
+    assert model.network.module.config._attn_implementation == kernel  # type: ignore[union-attr]
+    assert not model.network.packs  # type: ignore[union-attr]
+
+
+class Mixing(nn.Module):
+    """A language model whose tokens see all tokens before them in the call: rows laid end to end see one another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = tiny.llama_lm().double()
+        self.config = self.inner.config
+
+    def set_attn_implementation(self, name: str) -> None:
+        self.inner.set_attn_implementation(name)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        before = input_ids.double().cumsum(1)[..., None]
+        logits: Tensor = self.inner(
+            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids
+        ).logits
+        return logits + 1e-3 * before
+
+
+def test_model_whose_rows_see_one_another_is_refused() -> None:
+    module = Mixing()
+    network = AdaptedNetwork(module, tiny.sites(module, ("q_proj",)), ())
+    seen: Params = {n: t[0] for n, t in tiny.factors(tuple(network.sites.values()), 1, clients=1).items()}
+    with pytest.raises(RowsApart, match="rows laid end to end give other logits"):
+        lay_end_to_end(network, TASK, seen, row(9, 4))
+    assert not network.packs
+    assert module.inner.config._attn_implementation == "sdpa"
+
+
+def test_rows_of_one_length_have_nothing_to_gain() -> None:
+    network, _ = pair("llama")
+    with pytest.raises(RowsApart, match="no rows that it could be tried on differ in length"):
+        lay_end_to_end(network, TASK, {}, row(5, 5))
+
+
+def test_packing_can_be_turned_off(tmp_path: Path) -> None:
+    config = configured(save(FAMILIES["Llama"], "causal-lm", tmp_path), "causal-lm", ["q_proj"])
+    model, task, examples = opened(config)
+    network: Any = model.network
+    rows = [e for client in examples for e in client]
+    found = shorten(network, task, rows, config.simulation, packing=False)
+    assert found.record()["packing"] == {"on": False, "reason": "train.packing is off"}
+    assert not network.packs
