@@ -449,7 +449,7 @@ def test_resume_lists_and_refuses_differences(
             lambda f: edited(f / "manifest.json", ('"python": "3.', '"python": "2.')): ['python: was "2.'],
             lambda f: edited(f / "manifest.json", ('model_sha256": "', 'model_sha256": "0')): ["model_sha256: was"],
             lambda f: edited(f / "manifest.json", ('"targets_only"', '"word_of_another_version"')): [
-                'targets_only.reason: was null, is "a classifier'
+                'targets_only.reason: was null, is "only a language model'
             ],
             lambda f: edited(Path(rows), ("good", "great")): ["partition.examples_sha256: was"],
         }.items()

@@ -211,8 +211,10 @@ def test_processor_is_named_by_the_system(
 
 def test_rows_of_a_partition_are_taken_by_name() -> None:
     keys = ("rows", "examples_sha256", "clients_sha256", "test_rows", "test_examples_sha256")
-    assert rows_of({**{key: key.upper() for key in keys}, "labels": []}) == {key: key.upper() for key in keys}
-    assert rows_of({}) == dict.fromkeys(keys)
+    report = {key: key.upper() for key in keys}
+    assert rows_of({**report, "labels": []}) == {**report, "more_tests": {}}
+    assert rows_of({**report, "more_tests": {"b": "B"}})["more_tests"] == {"b": "B"}
+    assert rows_of({}) == {**dict.fromkeys(keys), "more_tests": {}}
 
 
 def test_resumption_compares_all_but_time_and_system() -> None:
