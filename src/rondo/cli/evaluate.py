@@ -34,48 +34,61 @@ def evaluate(
         bool, typer.Option("--weak-sandbox", help="run it without namespaces: files and network are in its reach")
     ] = False,
     to: Annotated[str | None, typer.Option(help="a new .csv or .jsonl file for HumanEval's completions")] = None,
+    lm_eval: Annotated[
+        str | None, typer.Option(help="tasks of lm-eval, divided by commas: let lm-eval score the adapter")
+    ] = None,
+    lm_eval_tasks: Annotated[
+        str | None, typer.Option(help="a folder of task files in place of lm-eval's own, whose data come from a hub")
+    ] = None,
     device: Device = "auto",
     allow_code: AllowCode = False,
     allow_changed: AllowChanged = False,
 ) -> None:
-    """Score a run, or a folder that it handed over, on the run's test set, on another file, or on HumanEval."""
+    """Score a run, or a folder that it handed over, on the run's test set, another file, HumanEval, or by lm-eval."""
     with user_errors():
         import json
 
-        allowed = {"allow_code": allow_code, "allow_changed": allow_changed}
-        if humaneval is None:
-            _only_with(
-                "--humaneval", {"--to": to, "--allow-execution": allow_execution, "--weak-sandbox": weak_sandbox}
-            )
-            quiet_libraries()
-            import rondo
-
-            scores = rondo.evaluate(path, data=data, client=client, generate=generate, device=device, **allowed)
-            print(json.dumps(scores, indent=2))
-            return
-        _not_with("--humaneval", {"--data": data, "--generate": generate})
+        given = {"--data": data, "--generate": generate}
+        _only_with("--lm-eval", lm_eval, {"--lm-eval-tasks": lm_eval_tasks})
+        own = {"--to": to, "--allow-execution": allow_execution, "--weak-sandbox": weak_sandbox}
+        _only_with("--humaneval", humaneval, own)
+        _not_with("--humaneval", humaneval, given)
+        _not_with("--lm-eval", lm_eval, {**given, "--humaneval": humaneval})
         if to is not None:
             must_be_new(Path(to), _COMMAND)
         quiet_libraries()
-        from rondo.runs.humaneval import HumanEval, evaluate_code
+        import rondo
 
-        how = HumanEval(humaneval, samples, temperature, max_new_tokens, allow_execution, weak_sandbox)
-        result = evaluate_code(path, how, client=client, device=device, tried=_progress, **allowed)
-        completions = result.pop("completions")
-        if to is not None:
-            write_rows(Path(to), completions, _COMMAND)
-        print(json.dumps({"humaneval": result}, indent=2))
+        allowed = {"allow_code": allow_code, "allow_changed": allow_changed}
+        if lm_eval is not None:
+            from rondo.runs.harness import evaluate_by_harness
+
+            names = [name.strip() for name in lm_eval.split(",") if name.strip()]
+            found = evaluate_by_harness(path, names, lm_eval_tasks, client=client, device=device, **allowed)
+            print(json.dumps({"lm-eval": found}, indent=2))
+        elif humaneval is not None:
+            from rondo.runs.humaneval import HumanEval, evaluate_code
+
+            how = HumanEval(humaneval, samples, temperature, max_new_tokens, allow_execution, weak_sandbox)
+            result = evaluate_code(path, how, client=client, device=device, tried=_progress, **allowed)
+            completions = result.pop("completions")
+            if to is not None:
+                write_rows(Path(to), completions, _COMMAND)
+            print(json.dumps({"humaneval": result}, indent=2))
+        else:
+            scores = rondo.evaluate(path, data=data, client=client, generate=generate, device=device, **allowed)
+            print(json.dumps(scores, indent=2))
 
 
-def _only_with(option: str, given: dict[str, Any]) -> None:
-    problems = [Problem(key, f"only {option} uses it: remove it") for key, value in given.items() if value]
+def _only_with(option: str, value: str | None, given: dict[str, Any]) -> None:
+    problems = [Problem(key, f"only {option} uses it: remove it") for key, v in given.items() if v and value is None]
     if problems:
         raise ConfigError(problems, _COMMAND)
 
 
-def _not_with(option: str, given: dict[str, Any]) -> None:
+def _not_with(option: str, value: str | None, given: dict[str, Any]) -> None:
     problems = [Problem(key, f"{option} has rows of its own: remove one of the two") for key, v in given.items() if v]
-    if problems:
+    if problems and value is not None:
         raise ConfigError(problems, _COMMAND)
 
 

@@ -75,7 +75,7 @@ def predict(
     if max_new_tokens < 1:
         raise ConfigError.at("--max-new-tokens", f"must be at least 1, got {max_new_tokens}")
     result = handed_over(
-        _result(Path(path)), check_paths=False, allow_code=allow_code, source=_SOURCE, with_method=False
+        handed_over_by(Path(path)), check_paths=False, allow_code=allow_code, source=_SOURCE, with_method=False
     )
     config = result.config
     NOTHING.check(config, with_rows=False)
@@ -85,7 +85,7 @@ def predict(
         raise ConfigError(outline.problems)
     batch_size, task = config.evaluation.batch_size, outline.task
     if isinstance(outline, TransformerOutline):
-        model = _stock(result, outline, allow_changed).to(target)
+        model = stock(result, outline, allow_changed).to(target)
         if isinstance(task, QuestionAnswering):
             return _answers(partial(output_of, model), task, rows, batch_size, target)
         if isinstance(task, MultipleChoice):
@@ -101,8 +101,8 @@ def predict(
     return predictions
 
 
-def _result(path: Path) -> Path:
-    """The folder with the model: ``path``, or the ``adapter/`` of this run directory."""
+def handed_over_by(path: Path) -> Path:
+    """The folder with the model: ``path``, or the ``adapter/`` of this run directory. Raises :class:`ConfigError`."""
     if is_result(path):
         return path
     directory = RunDirectory.open(path)
@@ -111,7 +111,7 @@ def _result(path: Path) -> Path:
     return directory.adapter
 
 
-def _stock(result: HandedOver, outline: TransformerOutline, allow_changed: bool) -> Any:
+def stock(result: HandedOver, outline: TransformerOutline, allow_changed: bool) -> Any:
     """The model as transformers and PEFT alone load it."""
     config = result.config
     base = load_base(config, outline.name, outline.known, outline.tokenizer, config.seed)
