@@ -9,7 +9,7 @@ import torch
 import transformers
 from families import FAMILIES, tokenizer
 
-from rondo.models import generation
+from rondo.models import attention, generation
 from rondo.models.generation import Generation, answers
 
 END, NEW = 2, 8
@@ -50,6 +50,14 @@ def test_batched_answers_are_those_of_each_prompt_alone(name: str, monkeypatch: 
     assert made == [likeliest(module, prompt, NEW) for prompt in PROMPTS]
     assert len({tuple(answer) for answer in made}) > 2
     assert verdicts == [name != "BART"]
+
+
+@pytest.mark.parametrize("kind", ["written out", "torch, mask unread"])
+def test_rondos_own_attention_generates_the_same(kind: attention.Attention) -> None:
+    module = model_of("Llama")
+    expected = [likeliest(module, prompt, NEW) for prompt in PROMPTS]
+    attention.use(module, kind)
+    assert answers(module, tokenizer(), PROMPTS, Generation(NEW, 3)) == expected
 
 
 class Miscounting(transformers.GPT2LMHeadModel):

@@ -24,6 +24,8 @@ from typing import Literal
 Mode = Literal["namespaces", "weak"]
 _LARGEST_LINE = 16 * 2**20
 """Bytes of one call, or of one answer."""
+_START_SECONDS = 60
+"""For a busy machine: a process that only starts late is no fault of the code under test."""
 
 
 class Unavailable(Exception):
@@ -60,18 +62,20 @@ class Trial:
 def attempt(trial: Trial, mode: Mode, limits: Limits | None = None) -> str | None:
     """Run the tests: None if they pass, else the reason. Raises :class:`Unavailable`."""
     limits = limits or Limits()
-    deadline = time.monotonic() + limits.seconds
-    try:
-        with ExitStack() as stack:
-            tester, solver = (stack.enter_context(_jailed(part, mode, limits)) for part in ("tester", "solver"))
-            tester.ready(deadline)
-            solver.ready(deadline)
+    with ExitStack() as stack:
+        tester, solver = (stack.enter_context(_jailed(part, mode, limits)) for part in ("tester", "solver"))
+        tester.ready()
+        solver.ready()
+        deadline = time.monotonic() + limits.seconds
+        try:
             task = asdict(trial)
             tester.send({k: task[k] for k in ("prompt", "test", "entry_point")}, deadline)
             solver.send({k: task[k] for k in ("code", "entry_point")}, deadline)
             return _verdict(tester, solver, deadline)
-    except TimeoutError:
-        return f"no verdict within {limits.seconds:g} s"
+        except TimeoutError:
+            return f"no verdict within {limits.seconds:g} s"
+        except OSError as error:
+            return f"no verdict: {error}"
 
 
 def _verdict(tester: _Jail, solver: _Jail, deadline: float) -> str | None:
@@ -104,11 +108,13 @@ class _Jail:
         self.into, self.out = process.stdin.fileno(), process.stdout.fileno()
         os.set_blocking(self.into, False)
 
-    def ready(self, deadline: float) -> None:
+    def ready(self) -> None:
         """Wait until it has locked itself up. Raises :class:`Unavailable`."""
         try:
-            if self.line(deadline) == b"ready\n":
+            if self.line(time.monotonic() + _START_SECONDS) == b"ready\n":
                 return
+        except TimeoutError:
+            raise Unavailable(f"a process did not start within {_START_SECONDS} s") from None
         except EOFError:
             pass
         assert self.process.stderr is not None
@@ -168,15 +174,18 @@ def _jailed(part: str, mode: Mode, limits: Limits) -> Iterator[_Jail]:
             "weak": mode == "weak",
             "limits": {k: int(v) for k, v in asdict(limits).items()},
         }
-        process = subprocess.Popen(
-            [sys.executable, "-s", "-S", "-P", "-B", str(here / "jail.py"), json.dumps(settings)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={"PYTHONHASHSEED": "0"},
-            cwd="/",
-            start_new_session=True,
-        )
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-s", "-S", "-P", "-B", str(here / "jail.py"), json.dumps(settings)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={"PYTHONHASHSEED": "0"},
+                cwd="/",
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise Unavailable(f"no process can be started: {error}") from None
         with process:
             try:
                 yield _Jail(process)

@@ -94,7 +94,11 @@ def evaluate_code(
     records = []
     for number, (row, completion) in enumerate(zip(rows, completions, strict=True), 1):
         trial = Trial(row["prompt"] + completion, row["prompt"], row["test"], row["entry_point"])
-        records.append({"task_id": row["task_id"], "completion": completion, "reason": attempt(trial, mode)})
+        try:
+            reason = attempt(trial, mode)
+        except Unavailable as error:
+            raise ConfigError.at(_FILE, f"this machine no longer locks code up: {error}") from None
+        records.append({"task_id": row["task_id"], "completion": completion, "reason": reason})
         tried(number, len(rows))
     return {**summary(records), "sandbox": mode, "completions": records}
 

@@ -297,7 +297,7 @@ class Runner:
     def _summary(
         self, history: Sequence[dict[str, Any]], before: Mapping[str, Any], after: Mapping[str, Any]
     ) -> dict[str, Any]:
-        best, answers = self.scores.get("best"), (self.scores["answers"], self._answers(self.done))
+        best, answers = self.scores.get("best"), (self.scores.get("answers", []), self._answers(self.done))
         summary = {
             "algorithm": self.config.algorithm.name,
             "rounds": len(history),
