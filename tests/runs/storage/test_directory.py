@@ -213,7 +213,7 @@ def test_rows_of_a_partition_are_taken_by_name() -> None:
     keys = ("rows", "examples_sha256", "clients_sha256", "test_rows", "test_examples_sha256")
     report = {key: key.upper() for key in keys}
     assert rows_of({**report, "labels": []}) == {**report, "more_tests": {}}
-    assert rows_of({**report, "more_tests": {"b": "B"}})["more_tests"] == {"b": "B"}
+    assert rows_of({**report, "more_tests": {"b": {"examples_sha256": "B"}}})["more_tests"] == {"b": "B"}
     assert rows_of({}) == {**dict.fromkeys(keys), "more_tests": {}}
 
 
