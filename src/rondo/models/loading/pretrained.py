@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rondo.config.inputs import BUILTIN_MODEL, ModelConfig
 from rondo.errors import ConfigError
-from rondo.models.loading import causality
+from rondo.models.loading import causality, quantised
 from rondo.models.loading.report import new_tensors, parts_of
 from rondo.models.out_of_memory import does_not_fit, is_out_of_memory
 from rondo.models.quiet import quiet
@@ -127,7 +127,7 @@ def load_pretrained(
     ``tokenizer``'s. The head is everything outside the base model (``base_model_prefix``) plus a pooler that the
     checkpoint lacks; new tensors are drawn from ``seed``. A causal language model has no head. Raises OSError,
     ValueError or RuntimeError as transformers does, and :class:`ConfigError` if the checkpoint lacks tensors other than
-    the head's, if a language model is not causal, or if no layer can be int8.
+    the head's, if a language model is not causal, if no layer can be int8, or if int8 layers give wrong products here.
     """
     import transformers
 
@@ -139,7 +139,7 @@ def load_pretrained(
     else:
         options |= {"gguf_file": gguf_file, "quantization_config": transformers.GgufConfig(dequantize=True)}
     if quantization is not None:
-        options["quantization_config"] = _int8(kind, config)
+        options["quantization_config"] = quantised.int8(_head_modules(kind, config) if kind.head else None)
     # GGUF files are read under a progress bar of their own, which no setting turns off.
     with quiet(stderr=gguf_file is not None), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -147,9 +147,8 @@ def load_pretrained(
         head = head_names(kind, module, new_tensors(kind, module, report))
         if kind.peft == "CAUSAL_LM":
             causality.check_logits(module)
-    if quantization is not None and not any(hasattr(p, "qdata") for p in module.parameters()):
-        message = f"{module.config.model_type} has no layer that int8 is made for (nn.Linear): remove it"
-        raise ConfigError.at("model.quantization", message)
+    if quantization is not None:
+        quantised.check_products(module)
     if tokenizer is not None and module.config.pad_token_id is None:
         module.config.pad_token_id = tokenizer.pad_token_id
     return Pretrained(module, head, parts_of(report["unexpected_keys"], module.state_dict().keys()))
@@ -211,16 +210,10 @@ def head_names(kind: Kind, module: nn.Module, fresh: Collection[str]) -> tuple[s
     return tuple(n for n, _ in module.named_parameters() if not n.startswith(prefix) or n in fresh)
 
 
-def _int8(kind: Kind, config: Any) -> Any:
-    """Weight-only int8 by torchao, without the head (transformers would quantise a classifier too)."""
-    import transformers
-    from torchao.quantization import Int8WeightOnlyConfig
-
-    if not kind.head:
-        return transformers.TorchAoConfig(Int8WeightOnlyConfig())
+def _head_modules(kind: Kind, config: Any) -> list[str]:
+    """Modules outside the base model, which transformers would quantise too."""
     empty, _ = load_structure(kind, config)
-    keep = [n for n, _ in empty.named_children() if n != empty.base_model_prefix]
-    return transformers.TorchAoConfig(Int8WeightOnlyConfig(), modules_to_not_convert=keep)
+    return [n for n, _ in empty.named_children() if n != empty.base_model_prefix]
 
 
 def locate(model: ModelConfig) -> str:
