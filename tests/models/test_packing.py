@@ -20,6 +20,7 @@ from rondo.models import attention
 from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.attention import Attention
 from rondo.models.call import Rows
+from rondo.models.network import Base
 from rondo.models.shortcuts.choose import shorten
 from rondo.models.shortcuts.end_to_end import RowsApart, lay_end_to_end
 from rondo.params import Params
@@ -56,7 +57,9 @@ def pair(kind: str, kernel: Attention = "torch", dropout: float = 0.0) -> tuple[
     return networks[0], networks[1]
 
 
-def step(network: AdaptedNetwork, groups: Sequence[Sequence[TextExample]], *, dropped: bool = False) -> list[Tensor]:
+def step(
+    network: AdaptedNetwork, groups: Sequence[Sequence[TextExample]], *, dropped: bool = False, base: Base | None = None
+) -> list[Tensor]:
     """Losses of all rows and the gradients of all clients, weighted unequally."""
     inputs, targets = TASK.collate([e for group in groups for e in group])
     leaves = {
@@ -64,7 +67,7 @@ def step(network: AdaptedNetwork, groups: Sequence[Sequence[TextExample]], *, dr
     }
     dropout = [torch.Generator().manual_seed(k) for k in range(len(groups))] if dropped else None
     rows = Rows.of(groups, padded=True)
-    sums, counts = TASK.loss(network(leaves, {}, inputs, dropout, rows), targets)
+    sums, counts = TASK.loss(network(leaves, base or {}, inputs, dropout, rows), targets)
     ((rows.sum(sums) / rows.sum(counts).clamp_min(1)) * torch.arange(1, 1 + len(groups))).sum().backward()
     return [sums.detach(), *(t.grad for t in leaves.values() if t.grad is not None)]
 
@@ -95,6 +98,31 @@ def test_every_attention_gives_the_same(kind: str, kernel: Attention, dropped: b
     for groups in ([row(5, 12), row(3)], [row(7, 2, 2)]):
         found, expected = (step(n, groups, dropped=dropped) for n in (laid, padded))
         assert_same(found, expected, 1e-12 if kind == "gpt2" else 1e-5)
+
+
+@pytest.mark.parametrize("clients", [1, 2])
+def test_change_of_the_base_is_in_every_row(clients: int) -> None:
+    padded, laid = GPT2
+    base = tiny.chunks(tuple(padded.sites.values()), 5)
+    groups = [row(5, 12), row(3)] if clients == 2 else [row(5, 12, 3)]
+    expected = step(padded, groups, base=base)
+    assert_same(step(laid, groups, base=base), expected, 1e-12)
+    assert not torch.allclose(step(laid, groups)[0], expected[0])
+
+
+def test_scores_and_answers_are_those_of_padded_rows() -> None:
+    """Neither is laid end to end."""
+    padded, laid = pair("llama")
+    params = tiny.factors(tuple(padded.sites.values()), 1, clients=1)
+    batch = tiny.text_batch()
+    assert torch.equal(laid(params, {}, batch), padded(params, {}, batch))
+    turned = {n: t.flip(1) for n, t in batch.items()}  # padded on the left, as answers are generated
+    options: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    answers = []
+    for network in (padded, laid):
+        with network.lent({n: t[0] for n, t in params.items()}, {}) as module:
+            answers.append(module.generate(**turned, **options))  # type: ignore[operator]
+    assert torch.equal(*answers)
 
 
 def test_padding_is_not_computed() -> None:

@@ -218,7 +218,7 @@ class AdaptedLayer:
                 tokens = part if lengths is None else part[:, : lengths[k]]
                 tokens.copy_(torch.empty(tokens.shape).bernoulli_(keep, generator=g))
             if packing is not None:
-                mask = mask.flatten(0, 1)[packing.places.cpu()].reshape(x.shape)
+                mask = mask.flatten(0, 1)[packing.drawn].reshape(x.shape)
             masks.append(to_device((mask / keep).to(x.dtype), x.device))
         elif len(masks) != 1:
             raise RuntimeError(f"{self.site.path} runs several times a call: no dropout with activation checkpointing")

@@ -27,6 +27,8 @@ class Packing:
     """Tokens of each client."""
     places: Tensor = field(repr=False)
     """Where each token lies in the padded batch, counted over all rows: shape (tokens,)."""
+    drawn: Tensor = field(repr=False)
+    """The same on the CPU, where masks of dropout are drawn."""
     positions: Tensor = field(repr=False)
     """Position of each token in its row, shape (1, tokens)."""
 
@@ -36,10 +38,9 @@ class Packing:
         assert rows.lengths is not None
         lengths = torch.tensor(rows.lengths)
         positions = torch.cat([torch.arange(n) for n in rows.lengths])
-        starts = (torch.arange(len(lengths)) * int(lengths.max())).repeat_interleave(lengths)
-        per_client = torch.zeros(len(rows.counts), dtype=torch.long).index_add(0, rows.index.cpu(), lengths)
-        tokens = tuple(per_client.tolist())
-        return cls(rows.lengths, tokens, to_device(starts + positions, device), to_device(positions[None], device))
+        places = (torch.arange(len(lengths)) * max(rows.lengths)).repeat_interleave(lengths) + positions
+        tokens = tuple(int(part.sum()) for part in torch.split(lengths, list(rows.counts)))
+        return cls(rows.lengths, tokens, to_device(places, device), places, to_device(positions[None], device))
 
     @property
     def longest(self) -> int:
