@@ -147,19 +147,22 @@ def write_rows(workload: Workload, file: Path) -> None:
     _write(file, rows)
 
 
-def _alpaca_rows(workload: Workload, coder: Any, generator: random.Random) -> list[tuple[str, int, str]]:
-    """Instructions with their input and response, of so many tokens with the end token."""
+def alpaca_texts(workload: Workload, coder: Any, folder: Path) -> list[str]:
+    """All instructions of Alpaca, with their input and response, of the workload's lengths with the end token."""
     import pyarrow.parquet
 
-    if workload.alpaca is None:
-        raise SystemExit(f"{workload.name} needs Alpaca's train.parquet: name its folder with --alpaca")
     assert workload.lengths is not None
-    table = pyarrow.parquet.read_table(workload.alpaca / "train.parquet").to_pylist()
+    table = pyarrow.parquet.read_table(folder / "train.parquet").to_pylist()
     texts = ["\n\n".join(filter(None, (row["instruction"], row["input"], row["output"]))) for row in table]
     shortest, longest = workload.lengths
-    fitting = [
-        t for t, ids in zip(texts, coder(texts)["input_ids"], strict=True) if shortest <= len(ids) + 1 <= longest
-    ]
+    return [t for t, ids in zip(texts, coder(texts)["input_ids"], strict=True) if shortest <= len(ids) + 1 <= longest]
+
+
+def _alpaca_rows(workload: Workload, coder: Any, generator: random.Random) -> list[tuple[str, int, str]]:
+    """Instructions with their input and response, of so many tokens with the end token."""
+    if workload.alpaca is None:
+        raise SystemExit(f"{workload.name} needs Alpaca's train.parquet: name its folder with --alpaca")
+    fitting = alpaca_texts(workload, coder, workload.alpaca)
     drawn = generator.sample(fitting, workload.clients * workload.samples)
     return [(text, 0, f"client-{number // workload.samples:03}") for number, text in enumerate(drawn)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import rondo
 import tiny
-from rondo.models import attention
+from rondo.models import attention, peft
 from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.attention import Attention
 from rondo.models.call import Rows
@@ -26,6 +28,8 @@ from rondo.models.shortcuts.end_to_end import RowsApart, lay_end_to_end
 from rondo.params import Params
 from rondo.tasks.causal_lm import CausalLM
 from rondo.tasks.token_store import TextExample
+from small_runs import settings as run_settings
+from small_runs import write_rows
 
 TASK = CausalLM(tiny.tokenizer("llama"), "text", (), None, 48)
 KERNELS: tuple[Attention, ...] = ("torch", "torch, mask unread", "written out")
@@ -225,3 +229,30 @@ def test_packing_can_be_turned_off(tmp_path: Path) -> None:
     found = shorten(network, task, rows, config.simulation, packing=False)
     assert found.record()["packing"] == {"on": False, "reason": "train.packing is off"}
     assert not network.packs
+
+
+@pytest.mark.slow
+def test_run_has_the_records_of_padded_rows(tmp_path: Path) -> None:
+    """Within rounding, with micro-batches, layers that run again, and states of the lower layer kept."""
+    rows = [{"text": " ".join(f"w{(5 * i + j) % 96}" for j in range(3 + (7 * i) % 40))} for i in range(24)]
+    source = write_rows(tmp_path / "rows.csv", rows)
+    model = save(FAMILIES["Llama"], "causal-lm", tmp_path / "model")
+    results = []
+    for packing in (True, False):
+        config = run_settings(
+            model,
+            adapter={"target_modules": r".*\.1\..*\.(q_proj|down_proj)"},
+            task={"kind": "causal-lm", "label": None, "max_length": 64},
+            data={"source": str(source), "validation_fraction": 0.0},
+            train={"optimizer": "sgd", "lr": 0.1, "precision": "exact", "packing": packing},
+        )
+        if packing:
+            config["train"] |= {"micro_batch": 3, "checkpointing": True}
+        results.append(rondo.run(config, run_dir=tmp_path / f"run-{packing}", device="cpu"))
+    manifests = [json.loads((r.run_dir / "manifest.json").read_text()) for r in results]
+    assert [m["packing"]["on"] for m in manifests] == [True, False]
+    assert manifests[0]["prefix"]["layers"] == 1
+    laid, padded = ([record["loss"] for record in r.history] for r in results)
+    assert laid == pytest.approx(padded, rel=1e-5)
+    for tensor, expected in zip(*(peft.read_tensors(r.run_dir / "adapter").values() for r in results), strict=True):
+        torch.testing.assert_close(tensor, expected, rtol=0, atol=1e-5)
