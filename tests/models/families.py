@@ -67,7 +67,7 @@ _QUERY, _Q, _QKV = ("query", "value"), ("q_proj", "v_proj"), ("query_key_value",
 _BOTH_SIDES = "no causal language model unless `is_decoder` is set in its config.json"
 _POSITIONS = "two positions fewer than `max_position_embeddings`"
 _NO_LOGITS: Mapping[Shortcut, str] = {
-    "targets-only logits": "a classifier has one row of logits per example",
+    "targets-only logits": "only a language model has logits of a vocabulary",
     "packing": "a classifier reads a row's first or last token",
 }
 _FURTHER_TOKENS: Mapping[Shortcut, str] = {
