@@ -174,7 +174,7 @@ class TrainConfig(Section):
     """Steps per round, in place of ``local_epochs``."""
     checkpointing: bool = False
     """Activation checkpointing: a transformer's layers keep their inputs alone, and run again in the backward pass.
-    Training takes less memory and up to a third more time; its bits are the same."""
+    Training takes less memory and up to half more time; its bits are the same."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate as a function of the round: constant, or decay towards zero after the last round."""
     warmup_rounds: Annotated[int, Field(ge=0)] = 0
