@@ -124,14 +124,16 @@ class NoResidual(FedEx):
 
 
 def test_correct_fedex_breaks_no_law() -> None:
-    results = check_algorithm(FedEx(), seeds=range(3))
+    results = check_algorithm(FedEx(), seeds=(1,))
     # It is not linear, and no formula was given.
     assert {r.law: r.outcome for r in results if r.outcome != "passed"} == dict.fromkeys(
         ("raw sum", "bytes"), "not applicable"
     )
 
 
-@pytest.mark.parametrize("cls", [ScaleDropped, ScaleTwice, SquareResidualTransposed, NoResidual])
+@pytest.mark.parametrize(
+    "cls", [ScaleDropped, pytest.param(ScaleTwice, marks=pytest.mark.slow), SquareResidualTransposed, NoResidual]
+)
 def test_wrong_residual_breaks_only_exactness(cls: type[FedEx]) -> None:
     assert set(failures(cls())) == {"exactness"}
 

@@ -184,8 +184,8 @@ def kill_everywhere(config: dict[str, Any], tmp_path: Path, names: tuple[str, ..
 
 @pytest.mark.usefixtures("no_pictures")
 def test_run_killed_at_a_write_resumes_to_same_bytes(sources: tuple[Path, Path], tmp_path: Path) -> None:
-    """Killed at every seventh write, flush or rename; the slow tests kill at every call."""
-    kill_everywhere(run_settings(*sources, "rolora"), tmp_path, WRITES, every=7)
+    """Killed at every thirteenth write, flush or rename; the slow tests kill at every call."""
+    kill_everywhere(run_settings(*sources, "rolora"), tmp_path, WRITES, every=13)
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -225,7 +225,7 @@ def killed_at_random(times: int, sources: tuple[Path, Path], tmp_path: Path) -> 
 
 @pytest.mark.usefixtures("no_pictures")
 def test_runs_killed_at_random_resume_to_same_bytes(sources: tuple[Path, Path], tmp_path: Path) -> None:
-    killed_at_random(10, sources, tmp_path)
+    killed_at_random(5, sources, tmp_path)
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -235,7 +235,7 @@ def test_hundred_random_kills_resume_to_same_bytes(sources: tuple[Path, Path], t
 
 
 @pytest.mark.usefixtures("no_pictures")
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_full_or_broken_disk_stops_run_and_loses_nothing(
     every: int, sources: tuple[Path, Path], tmp_path: Path
 ) -> None:
