@@ -68,7 +68,7 @@ _BOTH_SIDES = "no causal language model unless `is_decoder` is set in its config
 _POSITIONS = "two positions fewer than `max_position_embeddings`"
 _NO_LOGITS: Mapping[Shortcut, str] = {
     "targets-only logits": "only a language model has logits of a vocabulary",
-    "packing": "a classifier reads a row's first or last token",
+    "packing": "only a language model's rows are tried",
 }
 _FURTHER_TOKENS: Mapping[Shortcut, str] = {
     "first token only": "the model reads more than the first token of its last layer"

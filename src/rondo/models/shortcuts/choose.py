@@ -77,7 +77,7 @@ def shorten(
         if not packing:
             raise RowsApart("train.packing is off")
         if not isinstance(task, CausalLM):
-            raise RowsApart("a classifier reads a row's first or last token")
+            raise RowsApart("only a language model's rows are tried")
         lay_end_to_end(network, task, seen, trial)
     except RowsApart as reason:
         apart = str(reason)
