@@ -32,6 +32,7 @@ from tiny_federation import (
     ALONE,
     EVERY_HEAD,
     HEADS,
+    HEADS_OF_KINDS,
     NAMES,
     POISON,
     RANK,
@@ -62,7 +63,7 @@ OWN_MODELS = ("ditto", "apfl", "l2gd", "fed-mtl")
 """Methods whose clients have whole models of their own, a shared head included."""
 
 
-@pytest.mark.parametrize(("name", "policy"), EVERY_HEAD)
+@pytest.mark.parametrize(("name", "policy"), HEADS_OF_KINDS)
 def test_two_rounds_run_learn_and_are_scored(name: str, policy: str) -> None:
     sim = make(name, policy)
     before = change(sim, *sim.newcomer(0))
@@ -99,7 +100,7 @@ def test_two_rounds_run_learn_and_are_scored(name: str, policy: str) -> None:
     assert {c for part in client_scores.values() for c in part["per_client"]} == set(SIZES)
 
 
-@pytest.mark.parametrize(("name", "policy"), EVERY_HEAD)
+@pytest.mark.parametrize(("name", "policy"), HEADS_OF_KINDS)
 def test_seed_fixes_all_bits_in_any_order_of_clients(name: str, policy: str) -> None:
     one = make(name, policy)
     people = population(dict(reversed(SIZES.items())))
@@ -175,7 +176,7 @@ def test_mean_of_factors_is_not_the_mean_of_models() -> None:
 @pytest.mark.parametrize(
     "settings", [pytest.param(ALONE, marks=pytest.mark.slow), config()], ids=["alone", "in cohorts"]
 )
-@pytest.mark.parametrize(("name", "policy"), EVERY_HEAD)
+@pytest.mark.parametrize(("name", "policy"), HEADS_OF_KINDS)
 def test_failed_client_leaves_no_trace(
     name: str, policy: str, settings: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,7 +288,7 @@ def test_rounds_loss_is_weighted_by_the_uploads() -> None:
         assert record["loss"] == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every_method())
 def test_round_with_too_few_clients_is_skipped(name: str) -> None:
     """The state and the local tensors stay, and the run continues."""
     people = population(SIZES, poisoned=["bob", "cid"])

@@ -36,7 +36,7 @@ from rondo.tasks import output_layer
 from rondo.tasks.causal_lm import CausalLM
 from rondo.tasks.text import TextTask
 from rondo.tasks.token_store import TextExample
-from tiny_federation import EVERY_HEAD, HEADS, POISON, Task
+from tiny_federation import HEADS, HEADS_OF_KINDS, POISON, Task
 
 SIZES = {"ann": 3, "bob": 9, "cid": 6, "dee": 1}
 """With batches of 4: one, three, two and one steps per epoch; the last batches have 3, 1, 2 and 1 rows."""
@@ -167,7 +167,7 @@ def test_cohort_equals_clients_alone(name: str, policy: str, train: Any, dropout
         assert any(not t.equal(start[n]) for n, t in tensors.items() if n in start)
 
 
-@pytest.mark.parametrize("name", algorithms.names())
+@pytest.mark.parametrize("name", every_method())
 def test_language_cohort_equals_clients_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the loss computed a few tokens at a time, so that the logits are never whole."""
     monkeypatch.setattr(output_layer, "_CPU_BYTES", 5 * 4 * tiny.VOCABULARY)  # 5 tokens, of several clients
@@ -189,7 +189,7 @@ def test_dropout_changes_every_clients_loss() -> None:
         assert one.loss != pytest.approx(other.loss, abs=1e-6)
 
 
-@pytest.mark.parametrize(("name", "policy"), EVERY_HEAD)
+@pytest.mark.parametrize(("name", "policy"), HEADS_OF_KINDS)
 def test_cohort_equals_clients_alone_in_float32(name: str, policy: str) -> None:
     run = config(optimizer="sgd", momentum=0.9, weight_decay=0.01, lr=1e-3)
     sim = make(name, policy, run=run, dtype=torch.float32)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 import tiny
 from composed import Composed
+from methods import every_method
 from rondo import algorithms
 from rondo.algorithm import Algorithm, Client, Round, Shared, Upload
 from rondo.algorithms.wrappers.local import Local
@@ -192,7 +193,7 @@ def test_diagnostics_equal_textbook(name: str, fields: dict[str, Any], partial: 
         assert_textbook(played, OPAQUE.get(name))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every_method())
 def test_diagnostics_with_local_head(name: str) -> None:
     for played in play(Local(algorithms.get(name)), rounds=2):
         assert_textbook(played, OPAQUE.get(name))
@@ -356,7 +357,7 @@ def simulated(name: str, every: int | None = None) -> Composed:
     return Composed(algorithms.get(name), network, task, population(), config(every), initial)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every_method())
 def test_diagnostics_change_no_bit_of_a_run(name: str) -> None:
     on, off = simulated(name, 1), simulated(name, 0)
     with warnings.catch_warnings():

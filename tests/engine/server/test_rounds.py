@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from composed import Composed
+from methods import every_method
 from rondo.algorithm import Round, Upload
 from rondo.engine import serialization
 from rondo.engine.server.rounds import Server
 from rondo.engine.transport import Answer, Transport, Work
 from rondo.errors import StopRequested
-from tiny_federation import NAMES, SIZES, config, make, population
+from tiny_federation import SIZES, config, make, population
 
 
 @dataclass
@@ -81,7 +82,7 @@ def raising(error: BaseException) -> Callable[[], object]:
 
 
 @pytest.mark.parametrize("after", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every_method())
 def test_failed_aggregation_skips_the_round(name: str, after: int) -> None:
     """With the error's type and message as the reason. Every client is asked, the state stays, the run goes on."""
     sim, plain = make(name), make(name)
