@@ -107,6 +107,12 @@ class Links(InMemoryLinkState):
                 return None
         return number
 
+    def has_letter(self, node: int) -> bool:
+        """Whether a letter waits for ``node`` to fetch it."""
+        with self.lock:
+            waiting = (message.metadata for message in self.message_ins_store.values())
+            return any(letter.dst_node_id == node and not letter.delivered_at for letter in waiting)
+
     def is_for(self, node: int, name: str) -> bool:
         """Whether the object ``name`` is part of a letter to ``node``."""
         with self.lock:

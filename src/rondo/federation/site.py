@@ -23,8 +23,9 @@ from rondo.federation.supernode import Refused, SuperNode, Unreachable
 
 _TIMEOUT = 4.0
 """Seconds in which a server must accept a first connection."""
-_QUICK, _SLOW = 0.05, 2.0
-"""Seconds between looks for letters: at first, and when none has come for a while."""
+_PAUSE, _AGAIN = 0.05, 2.0
+"""Seconds between questions for letters, which the server holds back while there is none, and between attempts to
+connect."""
 
 
 @dataclass(frozen=True)
@@ -89,21 +90,19 @@ def take_part(
             if not lost:
                 told(f"the connection to {address} is lost ({unreachable}); trying again")
             lost = True
-        if stop.wait(_SLOW):
+        if stop.wait(_AGAIN):
             raise StopRequested
 
 
 def _answer(desk: Desk, node: SuperNode, stop: threading.Event, *, stay: bool) -> bool:
     """Answer letters as they come. False once a run is over and the site does not ``stay``."""
-    pause = _QUICK
     while True:
         message = node.next()
         if message is None:
-            if stop.wait(pause):
+            if stop.wait(_PAUSE):
                 raise StopRequested
-            pause = min(_SLOW, pause * 1.1)
             continue
-        pause, kind = _QUICK, kind_of(message)
+        kind = kind_of(message)
         node.answer(message, desk.answer(kind, content_of(message)))
         if kind == "end":
             desk.told("the run is over")
@@ -155,7 +154,7 @@ def _await(
         if not waits:
             told(f"waiting for {host}:{port}")
         waits = True
-        if stop.wait(_SLOW):
+        if stop.wait(_AGAIN):
             raise StopRequested
 
 

@@ -7,6 +7,7 @@ every request with its key.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import threading
@@ -19,7 +20,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
-from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
 from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NodeStatus
@@ -37,6 +38,10 @@ from rondo.errors import ConfigError
 from rondo.federation.door import Door, Prompt
 from rondo.federation.links import Links
 from rondo.federation.roster import Roster
+
+_HELD, _LOOK = 1.0, 0.03
+"""Seconds that a site's question for letters is held back while there is none, and between looks. Fifty sites that
+asked twenty times a second would keep a processor busy with signatures."""
 
 
 class SuperLink:
@@ -126,10 +131,14 @@ class SuperLink:
 
     async def _own(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
         """Turn away a site that asks for another one's letters, or sends in another one's name. That the node is that
-        of the key was checked before."""
+        of the key was checked before. Hold back a question for letters until there is one."""
         asked = request.state.protobuf_request
         reason = None
-        if isinstance(asked, PushMessagesRequest):
+        if isinstance(asked, PullMessagesRequest):
+            end = time.monotonic() + _HELD
+            while not self._links.has_letter(asked.node.node_id) and time.monotonic() < end:
+                await asyncio.sleep(_LOOK)
+        elif isinstance(asked, PushMessagesRequest):
             senders = {m.metadata.src_node_id for m in asked.messages_list}
             if senders != {asked.node.node_id} or len(asked.messages_list) != 1 or len(asked.message_object_trees) != 1:
                 reason = "not one letter in the site's own name"
