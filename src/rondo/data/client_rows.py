@@ -254,7 +254,7 @@ class _Checker:
         self.room = Room(config.data.max_read_mb)
         self.loaded = self.dropped = 0
         self._places: list[tuple[str, int]] = []
-        """Of every usable row that is opened later: where it is, and its number there."""
+        """Place and number there of every usable row that is opened later."""
 
     def usable(self, rows: Sequence[Row], where: str) -> Rows:
         """The usable rows. All are counted in ``loaded``, the others in ``dropped``.

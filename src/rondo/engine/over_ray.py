@@ -35,11 +35,11 @@ _LOADINGS = 3
 
 
 class Hand(Protocol):
-    """What a worker does, on its own machine."""
+    """The work of a worker, on its own machine."""
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What must be the same at every worker."""
+        """Versions and settings that must be the same at every worker."""
 
     def train(self, job: bytes, name: str, common: bytes) -> bytes:
         """The answers to a job. ``name`` is that of the ``common`` bytes."""
@@ -295,7 +295,7 @@ def _own_signals() -> Iterator[None]:
 
 
 def _cause(error: Any) -> Exception:
-    """What a worker's code raised, as if it had been raised here."""
+    """The exception of a worker's code, as if it had been raised here."""
     return error.cause if isinstance(error.cause, Exception) else error
 
 

@@ -179,7 +179,7 @@ def gather(assembly: Elsewhere, seconds: float) -> None:
 
 
 def _report(test: int, labels: tuple[str, ...]) -> dict[str, Any]:
-    """What a simulation's ``partition.json`` tells of rows, as far as a server knows it."""
+    """The entries about rows of a simulation's ``partition.json``, as far as a server knows it."""
     counts = ("rows", "rows_used", "rows_bad", "rows_not_sampled", "rows_without_target")
     report: dict[str, Any] = {f"{prefix}{key}": 0 for prefix in ("", "test_") for key in counts}
     report |= {"test_rows": test, "test_rows_used": test, "rows_without_client": 0, "rows_moved": 0}

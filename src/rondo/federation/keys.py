@@ -40,7 +40,7 @@ _LONGEST = 36500
 
 @dataclass(frozen=True)
 class Made:
-    """What :func:`make` made.
+    """The files and names that :func:`make` made.
 
     - ``folder``: the folder of keys.
     - ``hosts``: the server's host names and addresses.

@@ -28,7 +28,7 @@ class NotAPlan(ValueError):
 
 @dataclass(frozen=True)
 class Plan:
-    """What a site must know of a run before it takes part."""
+    """The description of a run that a site gets before it takes part."""
 
     run: str
     """A name that no other run has."""

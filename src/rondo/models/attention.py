@@ -27,7 +27,7 @@ Attention: TypeAlias = Literal["torch", "torch, mask unread", "written out"]
 
 @dataclass(frozen=True)
 class RowsOfCall:
-    """What attention must know of a call's rows."""
+    """Facts about a call's rows that attention needs."""
 
     padded: bool = True
     """Whether any row may be padded."""
@@ -45,7 +45,7 @@ _known = _Known()
 
 
 def rows_of_call() -> RowsOfCall:
-    """What this thread's call said of its rows."""
+    """The facts about the rows of this thread's call."""
     return _known.rows
 
 

@@ -34,7 +34,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Common:
-    """What the jobs of a round have in common: the tensors and base changes of the first job's broadcasts. Most methods
+    """The common part of a round's jobs: the tensors and base changes of the first job's broadcasts. Most methods
     send every client the same."""
 
     tensors: tuple[Tensor, ...]
@@ -42,7 +42,7 @@ class Common:
 
     @staticmethod
     def of(job: Job) -> Common:
-        """What ``job`` has in common with later ones."""
+        """The part of ``job`` that later ones share."""
         return Common(tuple(_distinct(job)), job.shared[0].base)
 
     def encode(self) -> bytes:
