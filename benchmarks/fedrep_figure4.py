@@ -25,7 +25,7 @@ from torch import Tensor
 
 import rondo
 from rondo.config import load
-from rondo.tasks.linear_problem import LinearProblem
+from rondo.tasks.numbers.linear_problem import LinearProblem
 
 RUN = Path(__file__).parent / "runs" / "fedrep-figure4.toml"
 FEDSGD = ('algorithm.name="fedavg"', "algorithm.start_rounds=", "train.local_steps=1")

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 import rondo
 from rondo.config import load
 from rondo.runs.assemble import assemble
-from rondo.tasks.linear_problem import LinearProblem
+from rondo.tasks.numbers.linear_problem import LinearProblem
 
 RUNS = Path(__file__).parent / "runs"
 SIZES = ((2, 5), (5, 10), (20, 4))

@@ -21,9 +21,9 @@ from rondo.lowrank import GrowingSum
 from rondo.models.adapted_network import AdaptedNetwork
 from rondo.params import Params, head, pick
 from rondo.runs.wrapping import with_policies
-from rondo.tasks.classification import SequenceClassification
+from rondo.tasks.language.classification import SequenceClassification
+from rondo.tasks.language.token_store import TextExample
 from rondo.tasks.task import Batch
-from rondo.tasks.token_store import TextExample
 
 NAMES = algorithms.names()
 

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 import rondo
 from rondo.config.inputs import ProblemConfig
-from rondo.tasks.linear_problem import LinearProblem
+from rondo.tasks.numbers.linear_problem import LinearProblem
 
 SEED, LR = 3, 0.2
 Array = NDArray[np.float64]

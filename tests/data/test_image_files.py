@@ -20,7 +20,7 @@ from rondo.data.client_rows import Dealt, deal_rows, resolved
 from rondo.data.labels import find_labels
 from rondo.data.sources import Source, load, read_rows
 from rondo.errors import ConfigError
-from rondo.tasks.images import opened
+from rondo.tasks.images.reading import opened
 
 PUBLISHED = Path(__file__).parents[3] / "shared" / "data"
 """Real sets, where they lie beside the repository."""
@@ -206,7 +206,7 @@ def test_pictures_are_sampled_before_they_are_opened(tmp_path: Path, monkeypatch
         count.append(value)
         return opened(value, **options)
 
-    monkeypatch.setattr("rondo.tasks.image_classification.opened", counted)
+    monkeypatch.setattr("rondo.tasks.images.image_classification.opened", counted)
     result = dealt(tmp_path, **limits)
     assert len(count) == 6 + 3 + 1  # the first picture tells the shape
     assert (result.loaded, result.unsampled, result.bad) == (12, 6, 0)

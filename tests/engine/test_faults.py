@@ -17,8 +17,8 @@ from rondo.engine.faults import KINDS, Rehearsal, fault_of
 from rondo.engine.server import rounds
 from rondo.engine.server.sampling import sample
 from rondo.engine.transport import Answer, Turnout, Work
+from rondo.tasks.language.token_store import TextExample
 from rondo.tasks.task import Batch
-from rondo.tasks.token_store import TextExample
 from tiny_federation import ALLOWED, ALONE, NAMES, POISON, SIZES, config, make, population
 
 FOUR = {**SIZES, "dee": 5}

@@ -26,8 +26,8 @@ from rondo.engine.server.sampling import sample
 from rondo.engine.transport import Observer
 from rondo.lowrank import GrowingSum, LowRank, total
 from rondo.params import HEAD_PREFIX, adapted_modules, head, num_bytes
+from rondo.tasks.language.token_store import TextExample
 from rondo.tasks.task import Batch
-from rondo.tasks.token_store import TextExample
 from tiny_federation import (
     ALONE,
     EVERY_HEAD,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rondo.config.inputs import TaskConfig
 from rondo.models.whole.hashing_tokenizer import HashingTokenizer
-from rondo.tasks.classification import SequenceClassification
+from rondo.tasks.language.classification import SequenceClassification
 
 TOKENIZER = HashingTokenizer(8192)
 

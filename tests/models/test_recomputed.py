@@ -19,8 +19,8 @@ from rondo.errors import ConfigError
 from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.call import Rows
 from rondo.params import Params
-from rondo.tasks.causal_lm import CausalLM
-from rondo.tasks.token_store import TextExample
+from rondo.tasks.language.causal_lm import CausalLM
+from rondo.tasks.language.token_store import TextExample
 from small_runs import write_rows
 
 MODELS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {

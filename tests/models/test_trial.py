@@ -17,8 +17,8 @@ from rondo.models.call import Rows, RowsUnknown
 from rondo.models.loading.pretrained import fingerprint
 from rondo.models.trial import try_out
 from rondo.params import add_client_axis, client_row
-from rondo.tasks.causal_lm import CausalLM
-from rondo.tasks.token_store import TextExample
+from rondo.tasks.language.causal_lm import CausalLM
+from rondo.tasks.language.token_store import TextExample
 from tiny_federation import Task
 
 LAYER = ("layer",)

@@ -30,7 +30,7 @@ from rondo.models.peft import read_tensors
 from rondo.models.shortcuts.choose import telling
 from rondo.runs import assemble, card, evaluate, export, runner
 from rondo.runs.wrapping import make_algorithm
-from rondo.tasks.token_store import TextExample
+from rondo.tasks.language.token_store import TextExample
 from small_runs import Rows, reviews, save_tiny_bert, save_tiny_gpt2, save_tiny_pythia, settings, write_rows
 
 Run = Callable[..., runner.RunResult]

@@ -9,8 +9,8 @@ import pytest
 import tiny
 from rondo.config.inputs import TaskConfig
 from rondo.errors import ConfigError
-from rondo.tasks.causal_lm import CausalLM
-from rondo.tasks.conversation import turns
+from rondo.tasks.language.causal_lm import CausalLM
+from rondo.tasks.language.conversation import turns
 from rondo.tasks.row_checks import RowProblem
 
 BOS, EOS = 2, 3

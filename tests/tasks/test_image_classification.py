@@ -18,10 +18,10 @@ from rondo.data.digits import digits
 from rondo.engine.client.trainer import CohortTrainer
 from rondo.errors import ConfigError
 from rondo.runs.storage.directory import RunDirectory
-from rondo.tasks.image_batches import cropped_and_flipped, normalized
-from rondo.tasks.image_classification import ImageClassification
-from rondo.tasks.image_store import ImageExample
-from rondo.tasks.images import opened
+from rondo.tasks.images.batches import cropped_and_flipped, normalized
+from rondo.tasks.images.image_classification import ImageClassification
+from rondo.tasks.images.reading import opened
+from rondo.tasks.images.store import ImageExample
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))

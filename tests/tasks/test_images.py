@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rondo.tasks.images import Unreadable, opened
+from rondo.tasks.images.reading import Unreadable, opened
 
 GREY = np.arange(48, dtype=np.uint8).reshape(6, 8)
 COLOUR = np.arange(144, dtype=np.uint8).reshape(6, 8, 3)

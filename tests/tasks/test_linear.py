@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 import rondo
 from rondo.config import load
 from rondo.config.inputs import ProblemConfig
-from rondo.tasks.linear import LinearRegression, largest_sine
-from rondo.tasks.linear_problem import LinearProblem
+from rondo.tasks.numbers.linear import LinearRegression, largest_sine
+from rondo.tasks.numbers.linear_problem import LinearProblem
 
 
 def raw(**sections: Any) -> dict[str, Any]:

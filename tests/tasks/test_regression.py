@@ -13,7 +13,7 @@ import torch
 import rondo
 from rondo.config.inputs import TaskConfig
 from rondo.errors import ConfigError
-from rondo.tasks.regression import Regression
+from rondo.tasks.numbers.regression import Regression
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
 

@@ -15,9 +15,9 @@ from scipy import stats
 import rondo
 from rondo.config.inputs import TaskConfig
 from rondo.runs.runner import RunResult
+from rondo.tasks.language.sequence_regression import SequenceRegression
+from rondo.tasks.language.token_store import TextExample
 from rondo.tasks.number_scores import NumberTally
-from rondo.tasks.sequence_regression import SequenceRegression
-from rondo.tasks.token_store import TextExample
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 
 KEYS = TaskConfig(kind="sequence-regression", text="text", target="score")

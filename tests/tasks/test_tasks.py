@@ -14,10 +14,10 @@ from torch import Tensor
 
 import tiny
 from rondo.models.call import Rows
-from rondo.tasks.causal_lm import CausalLM
-from rondo.tasks.classification import SequenceClassification
+from rondo.tasks.language.causal_lm import CausalLM
+from rondo.tasks.language.classification import SequenceClassification
+from rondo.tasks.language.token_store import TextExample
 from rondo.tasks.task import Task
-from rondo.tasks.token_store import TextExample
 
 BOS, EOS = 2, 3
 

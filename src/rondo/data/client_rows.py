@@ -19,7 +19,7 @@ from rondo.data.sources import Source, read_pictures, read_rows
 from rondo.data.tables import Rows, Table, rows_of
 from rondo.errors import ConfigError, Problem
 from rondo.tasks import table as tasks
-from rondo.tasks.image_classification import ImageClassification
+from rondo.tasks.images.image_classification import ImageClassification
 from rondo.tasks.row_checks import Row, columns, row_check, value_name
 from rondo.tasks.task import Task
 

@@ -120,7 +120,7 @@ def _homes(config: RunConfig) -> Source:
 
 
 def _linear(config: RunConfig) -> Source:
-    from rondo.tasks.linear_problem import LinearProblem
+    from rondo.tasks.numbers.linear_problem import LinearProblem
 
     return Source(LINEAR, LinearProblem.draw(config.problem, config.seed).rows(), None, None, natural="client")
 

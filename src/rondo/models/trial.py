@@ -23,9 +23,9 @@ from rondo.models.out_of_memory import does_not_fit, is_out_of_memory
 from rondo.models.whole.checks import check_buffers, check_training_mode
 from rondo.models.whole.network import WholeNetwork
 from rondo.params import Params, add_client_axis, buffer, module_of, on_device, stack_clients, up
-from rondo.tasks.causal_lm import CausalLM
+from rondo.tasks.language.causal_lm import CausalLM
+from rondo.tasks.language.token_store import TextExample
 from rondo.tasks.task import Example, Task
-from rondo.tasks.token_store import TextExample
 
 _COSTS = (23, 34, 45, 56, 64)
 """Lengths that texts are cut to. Other rows are at most as costly as the last, if any is."""

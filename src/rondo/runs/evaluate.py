@@ -15,7 +15,7 @@ from rondo.params import Params
 from rondo.runs.assemble import Assembly, assemble
 from rondo.runs.reopen import handed_over, is_result, reopen
 from rondo.runs.samples import answers_of
-from rondo.tasks.causal_lm import CausalLM
+from rondo.tasks.language.causal_lm import CausalLM
 from rondo.tasks.task import Example
 
 

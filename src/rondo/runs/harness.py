@@ -21,7 +21,7 @@ from rondo.runs.assemble import find_device
 from rondo.runs.export import export
 from rondo.runs.predict import handed_over_by, stock
 from rondo.runs.reopen import handed_over, is_result
-from rondo.tasks.causal_lm import CausalLM
+from rondo.tasks.language.causal_lm import CausalLM
 
 _SOURCE, _OPTION, _FOLDER = "rondo evaluate", "--lm-eval", "--lm-eval-tasks"
 

@@ -26,15 +26,15 @@ from rondo.runs.assemble import find_device
 from rondo.runs.given import NOTHING
 from rondo.runs.reopen import HandedOver, handed_over, is_result
 from rondo.runs.storage.directory import RunDirectory
-from rondo.tasks.causal_lm import CausalLM
-from rondo.tasks.choice_store import ChoiceExample
-from rondo.tasks.classification import SequenceClassification
-from rondo.tasks.image_classification import ImageClassification
-from rondo.tasks.multiple_choice import MultipleChoice
-from rondo.tasks.question_answering import QuestionAnswering
-from rondo.tasks.regression import Regression
+from rondo.tasks.images.image_classification import ImageClassification
+from rondo.tasks.language.causal_lm import CausalLM
+from rondo.tasks.language.choice_store import ChoiceExample
+from rondo.tasks.language.classification import SequenceClassification
+from rondo.tasks.language.multiple_choice import MultipleChoice
+from rondo.tasks.language.question_answering import QuestionAnswering
+from rondo.tasks.language.sequence_regression import SequenceRegression
+from rondo.tasks.numbers.regression import Regression
 from rondo.tasks.row_checks import Row, RowProblem
-from rondo.tasks.sequence_regression import SequenceRegression
 from rondo.tasks.task import Batch, Task
 
 _SOURCE = "rondo predict"

@@ -14,7 +14,7 @@ from rondo.models.shortcuts.target_logits import put_back
 from rondo.models.transformer import Transformer
 from rondo.params import Params
 from rondo.runs.assemble import Assembly
-from rondo.tasks.causal_lm import CausalLM
+from rondo.tasks.language.causal_lm import CausalLM
 
 
 def check_samples(assembly: Assembly) -> None:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rondo.tasks.language.text import wide
 from rondo.tasks.task import Batch, Scores
-from rondo.tasks.text import wide
 
 
 def class_losses(logits: Tensor, targets: Batch, classes: int) -> tuple[Tensor, Tensor]:

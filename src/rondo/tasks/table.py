@@ -180,7 +180,7 @@ def _linear(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
 
 TABLE: dict[str, Kind] = {
     "sequence-classification": Kind(
-        cls="rondo.tasks.classification:SequenceClassification",
+        cls="rondo.tasks.language.classification:SequenceClassification",
         inputs="text",
         auto="AutoModelForSequenceClassification",
         outputs=None,
@@ -192,7 +192,7 @@ TABLE: dict[str, Kind] = {
         checks=_classification,
     ),
     "sequence-regression": Kind(
-        cls="rondo.tasks.sequence_regression:SequenceRegression",
+        cls="rondo.tasks.language.sequence_regression:SequenceRegression",
         inputs="text",
         auto="AutoModelForSequenceClassification",
         outputs=1,
@@ -204,7 +204,7 @@ TABLE: dict[str, Kind] = {
         checks=_sequence_regression,
     ),
     "question-answering": Kind(
-        cls="rondo.tasks.question_answering:QuestionAnswering",
+        cls="rondo.tasks.language.question_answering:QuestionAnswering",
         inputs="text",
         auto="AutoModelForQuestionAnswering",
         outputs=2,
@@ -216,7 +216,7 @@ TABLE: dict[str, Kind] = {
         checks=_question_answering,
     ),
     "causal-lm": Kind(
-        cls="rondo.tasks.causal_lm:CausalLM",
+        cls="rondo.tasks.language.causal_lm:CausalLM",
         inputs="text",
         auto="AutoModelForCausalLM",
         outputs=None,
@@ -228,7 +228,7 @@ TABLE: dict[str, Kind] = {
         checks=_causal_lm,
     ),
     "multiple-choice": Kind(
-        cls="rondo.tasks.multiple_choice:MultipleChoice",
+        cls="rondo.tasks.language.multiple_choice:MultipleChoice",
         inputs="text",
         auto="AutoModelForCausalLM",
         outputs=None,
@@ -240,7 +240,7 @@ TABLE: dict[str, Kind] = {
         checks=_multiple_choice,
     ),
     "image-classification": Kind(
-        cls="rondo.tasks.image_classification:ImageClassification",
+        cls="rondo.tasks.images.image_classification:ImageClassification",
         inputs="image",
         auto="AutoModelForImageClassification",
         outputs=None,
@@ -252,7 +252,7 @@ TABLE: dict[str, Kind] = {
         checks=_images,
     ),
     "regression": Kind(
-        cls="rondo.tasks.regression:Regression",
+        cls="rondo.tasks.numbers.regression:Regression",
         inputs="numbers",
         auto=None,
         outputs=1,
@@ -264,7 +264,7 @@ TABLE: dict[str, Kind] = {
         checks=_regression,
     ),
     "linear": Kind(
-        cls="rondo.tasks.linear:LinearRegression",
+        cls="rondo.tasks.numbers.linear:LinearRegression",
         inputs="numbers",
         auto=None,
         outputs=None,

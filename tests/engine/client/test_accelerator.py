@@ -31,10 +31,10 @@ from rondo.models.shortcuts.first_token import first_token_only
 from rondo.models.shortcuts.prefix import Prefix
 from rondo.models.shortcuts.target_logits import split_off
 from rondo.params import Params, add_client_axis
-from rondo.tasks.causal_lm import CausalLM
-from rondo.tasks.classification import SequenceClassification
+from rondo.tasks.language.causal_lm import CausalLM
+from rondo.tasks.language.classification import SequenceClassification
+from rondo.tasks.language.token_store import TextExample
 from rondo.tasks.task import Task
-from rondo.tasks.token_store import TextExample
 
 CUDA = torch.device("cuda")
 META = torch.device("meta")

@@ -20,8 +20,8 @@ from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.call import Rows
 from rondo.models.shortcuts import target_logits
 from rondo.params import Params
-from rondo.tasks.causal_lm import CausalLM
-from rondo.tasks.token_store import TextExample
+from rondo.tasks.language.causal_lm import CausalLM
+from rondo.tasks.language.token_store import TextExample
 
 FAST = ("fedit", "florg")
 SLOW = pytest.mark.slow

@@ -21,9 +21,9 @@ from rondo.models.adapted_layer import Site
 from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.precision import Kernels, apply
 from rondo.params import Params, add_client_axis, down, everything, head, up
-from rondo.tasks.classification import SequenceClassification
+from rondo.tasks.language.classification import SequenceClassification
+from rondo.tasks.language.token_store import TextExample
 from rondo.tasks.task import Batch
-from rondo.tasks.token_store import TextExample
 
 LABELS = ("no", "yes", "maybe")
 

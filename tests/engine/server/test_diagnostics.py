@@ -29,8 +29,8 @@ from rondo.engine.server.diagnostics import KEYS, diagnose, measure
 from rondo.models.adapted_layer import Site
 from rondo.models.adapted_network import AdaptedNetwork
 from rondo.params import Params, Role, add_client_axis, client_row, down, pick, role, up
-from rondo.tasks.classification import SequenceClassification
-from rondo.tasks.token_store import TextExample
+from rondo.tasks.language.classification import SequenceClassification
+from rondo.tasks.language.token_store import TextExample
 from rondo.testing import LinearProblem, SgdTrainer
 
 NAMES = algorithms.names()

@@ -17,9 +17,9 @@ from rondo.models.shortcuts import head_inputs
 from rondo.models.shortcuts.head_inputs import HeadInputsRefused, head_layer
 from rondo.models.whole.network import WholeNetwork
 from rondo.params import Params, Select, add_client_axis, everything, head
-from rondo.tasks.image_classification import ImageClassification
-from rondo.tasks.image_store import ImageExample
-from rondo.tasks.linear import LinearRegression
+from rondo.tasks.images.image_classification import ImageClassification
+from rondo.tasks.images.store import ImageExample
+from rondo.tasks.numbers.linear import LinearRegression
 from rondo.tasks.task import Task
 
 ROWS = 13

@@ -24,10 +24,10 @@ from rondo.data.population import Member, Population
 from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.shortcuts.prefix import Prefix, PrefixRefused
 from rondo.params import Params, add_client_axis
-from rondo.tasks.causal_lm import CausalLM
-from rondo.tasks.classification import SequenceClassification
+from rondo.tasks.language.causal_lm import CausalLM
+from rondo.tasks.language.classification import SequenceClassification
+from rondo.tasks.language.token_store import TextExample
 from rondo.tasks.task import Task
-from rondo.tasks.token_store import TextExample
 
 LOTS = 2**30
 SIZES = {"ann": 5, "bob": 9, "cid": 2}

@@ -12,9 +12,9 @@ from rondo.models.shortcuts.end_to_end import RowsApart, lay_end_to_end
 from rondo.models.shortcuts.first_token import AllTokensMatter, first_token_only
 from rondo.models.shortcuts.prefix import Prefix, PrefixRefused
 from rondo.models.shortcuts.target_logits import LogitsNeeded, split_off
-from rondo.tasks.causal_lm import CausalLM
+from rondo.tasks.language.causal_lm import CausalLM
+from rondo.tasks.language.token_store import TextExample
 from rondo.tasks.task import Task
-from rondo.tasks.token_store import TextExample
 
 SAMPLE = 256
 """Rows to choose from: a shortened model is tried on two of them."""

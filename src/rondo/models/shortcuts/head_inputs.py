@@ -20,7 +20,7 @@ from rondo.models.shortcuts.prefix import TOLERANCE
 from rondo.models.whole.checks import Dropout
 from rondo.models.whole.network import HEAD_INPUT, WholeNetwork
 from rondo.params import HEAD_PREFIX, Params, head, on_device
-from rondo.tasks.image_classification import ImageClassification
+from rondo.tasks.images.image_classification import ImageClassification
 from rondo.tasks.task import Batch, Example, Task
 
 _MOST_BYTES = 64 * 2**20

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.network import Network
 from rondo.params import Params, add_client_axis
-from rondo.tasks.output_layer import OutputLayer, itself
+from rondo.tasks.language.output_layer import OutputLayer, itself
 from rondo.tasks.task import Batch
 
 

@@ -20,8 +20,8 @@ from rondo.models.network import Base, Network
 from rondo.models.own_network import OwnModel
 from rondo.models.whole.outline import unused
 from rondo.params import Params, module_of
-from rondo.tasks.linear import BODY, DOWN, HEAD, UP, LinearRegression
-from rondo.tasks.linear_problem import LinearProblem
+from rondo.tasks.numbers.linear import BODY, DOWN, HEAD, UP, LinearRegression
+from rondo.tasks.numbers.linear_problem import LinearProblem
 from rondo.tasks.task import Batch
 
 

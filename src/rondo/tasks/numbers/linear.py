@@ -13,8 +13,8 @@ from rondo.config.inputs import TaskConfig
 from rondo.errors import ConfigError
 from rondo.lowrank import GrowingSum
 from rondo.params import Params
-from rondo.tasks.linear_problem import LinearProblem
-from rondo.tasks.number_store import NumberStore, Point, gathered
+from rondo.tasks.numbers.linear_problem import LinearProblem
+from rondo.tasks.numbers.store import NumberStore, Point, gathered
 from rondo.tasks.row_checks import Row, RowProblem
 from rondo.tasks.task import Batch, Scores, Task
 

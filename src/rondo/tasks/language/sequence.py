@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rondo.tasks.language.text import TextTask, pad
+from rondo.tasks.language.token_store import TextExample
 from rondo.tasks.row_checks import Row
 from rondo.tasks.task import Batch
-from rondo.tasks.text import TextTask, pad
-from rondo.tasks.token_store import TextExample
 
 
 class SequenceTask(TextTask):

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rondo.tasks.language.text import wide
+from rondo.tasks.language.windows import IGNORED, Question
 from rondo.tasks.task import Batch, Scores
-from rondo.tasks.text import wide
-from rondo.tasks.windows import IGNORED, Question
 
 _MOST_SPANS = 2**22
 """Scores of spans that are computed at a time."""

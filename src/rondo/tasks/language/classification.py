@@ -11,10 +11,10 @@ from torch import Tensor
 
 from rondo.config.inputs import TaskConfig
 from rondo.tasks.class_scores import ClassTally, class_losses
+from rondo.tasks.language.sequence import SequenceTask
+from rondo.tasks.language.token_store import TextExample
 from rondo.tasks.row_checks import Row, value_name
-from rondo.tasks.sequence import SequenceTask
 from rondo.tasks.task import Batch
-from rondo.tasks.token_store import TextExample
 
 
 class SequenceClassification(SequenceTask):

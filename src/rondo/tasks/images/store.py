@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rondo.tasks.images import Pixels
+from rondo.tasks.images.reading import Pixels
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,13 +8,13 @@ from typing import Any, Self
 from torch import Tensor
 
 from rondo.config.inputs import TaskConfig
-from rondo.tasks import conversation
-from rondo.tasks.causal_lm import IGNORED, CausalLM
-from rondo.tasks.choice_store import Choice, ChoiceExample, ChoiceStore
-from rondo.tasks.choices import LETTERS, choices_of, first_mentioned, right_of
+from rondo.tasks.language import conversation
+from rondo.tasks.language.causal_lm import IGNORED, CausalLM
+from rondo.tasks.language.choice_store import Choice, ChoiceExample, ChoiceStore
+from rondo.tasks.language.choices import LETTERS, choices_of, first_mentioned, right_of
+from rondo.tasks.language.token_store import TextExample
 from rondo.tasks.row_checks import Row, RowProblem, value_problem
 from rondo.tasks.task import Batch, Scores
-from rondo.tasks.token_store import TextExample
 
 
 class MultipleChoice(CausalLM):
@@ -164,13 +164,13 @@ class MultipleChoice(CausalLM):
         return [part for row, example in enumerate(examples) for part in example.parts(row, IGNORED)]
 
     def prompt_and_answer(self, example: TextExample) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """See :meth:`rondo.tasks.causal_lm.CausalLM.prompt_and_answer`."""
+        """See :meth:`rondo.tasks.language.causal_lm.CausalLM.prompt_and_answer`."""
         assert isinstance(example, ChoiceExample)
         return example.ids[: example.prompt], example.choices[example.right]
 
     def scores_of_answers(self, examples: Sequence[Any], answers: Sequence[str]) -> Scores:
         """``accuracy_generation``: the share of generated answers in which the right choice is the first one named
-        (:func:`rondo.tasks.choices.first_mentioned`)."""
+        (:func:`rondo.tasks.language.choices.first_mentioned`)."""
         hits = 0
         for example, answer in zip(examples, answers, strict=True):
             texts = [t.strip() for t in self.tokenizer.batch_decode(list(example.choices), skip_special_tokens=True)]
@@ -178,8 +178,8 @@ class MultipleChoice(CausalLM):
         return {"accuracy_generation": hits / len(answers) if answers else None}
 
     def collate(self, examples: Sequence[TextExample]) -> tuple[Batch, Batch]:
-        """See :meth:`rondo.tasks.causal_lm.CausalLM.collate`. Of choices to score the targets also have the number of
-        their ``row``, the ``place`` in it, whether each is ``right``, and the ``size`` of its text."""
+        """See :meth:`rondo.tasks.language.causal_lm.CausalLM.collate`. Targets of choices to score also have the number
+        of their ``row``, the ``place`` in it, whether each is ``right``, and the ``size`` of its text."""
         import torch
 
         inputs, targets = super().collate(examples)

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from rondo.config.inputs import TaskConfig
-from rondo.tasks import conversation
-from rondo.tasks.output_layer import OutputLayer
+from rondo.tasks.language import conversation
+from rondo.tasks.language.output_layer import OutputLayer
+from rondo.tasks.language.text import TextTask, pad, wide
+from rondo.tasks.language.token_store import TextExample
 from rondo.tasks.row_checks import Row, RowProblem
 from rondo.tasks.task import Batch, Scores
-from rondo.tasks.text import TextTask, pad, wide
-from rondo.tasks.token_store import TextExample
 
 IGNORED = -100  # torch's index for targets without a loss
 
@@ -26,7 +26,7 @@ class CausalLM(TextTask):
     ``text``: one column of plain text.
     ``prompt``: columns joined by ``separator``, or by a blank line without one; empty ones are left out.
     ``response``: the response column. Only the response, and the end token after it, have a loss.
-    ``messages``: a column of conversations (:mod:`rondo.tasks.conversation`). Only the answers have a loss.
+    ``messages``: a column of conversations (:mod:`rondo.tasks.language.conversation`). Only the answers have a loss.
 
     With a chat template the prompt is the user's turn and the response the assistant's. Without one the prompt ends
     with ``separator``, or with a newline without one.

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from rondo.config.inputs import TaskConfig
+from rondo.tasks.language.sequence import SequenceTask
+from rondo.tasks.language.text import wide
+from rondo.tasks.language.token_store import TextExample, TokenStore
 from rondo.tasks.number_scores import NumberTally
 from rondo.tasks.row_checks import Row, RowProblem, number_problem
-from rondo.tasks.sequence import SequenceTask
 from rondo.tasks.task import Batch
-from rondo.tasks.text import wide
-from rondo.tasks.token_store import TextExample, TokenStore
 
 
 class SequenceRegression(SequenceTask):

@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from rondo.tasks.language.token_store import TokenStore
 from rondo.tasks.task import Store, Task
-from rondo.tasks.token_store import TokenStore
 
 
 class TextTask(Task):

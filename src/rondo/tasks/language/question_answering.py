@@ -15,12 +15,12 @@ from torch import Tensor
 
 from rondo.config.inputs import TaskConfig
 from rondo.errors import ConfigError
-from rondo.tasks.answer_scores import AnswerReader, AnswerTally, span_losses
-from rondo.tasks.answers import answers_of
+from rondo.tasks.language.answer_scores import AnswerReader, AnswerTally, span_losses
+from rondo.tasks.language.answers import answers_of
+from rondo.tasks.language.text import TextTask, pad
+from rondo.tasks.language.windows import IGNORED, Question, Window, WindowStore, row_sizes
 from rondo.tasks.row_checks import Row, RowProblem
 from rondo.tasks.task import Batch
-from rondo.tasks.text import TextTask, pad
-from rondo.tasks.windows import IGNORED, Question, Window, WindowStore, row_sizes
 
 _MAX_ANSWER = 30
 """Tokens of the longest answer, if ``task.max_answer_tokens`` is left out, as in BERT's and transformers' scripts."""

@@ -11,9 +11,9 @@ from torch import Tensor
 from rondo.config.inputs import Augmentation, Normalization, TaskConfig
 from rondo.errors import ConfigError
 from rondo.tasks.class_scores import ClassTally, class_losses
-from rondo.tasks.image_batches import channels, cropped_and_flipped, normalized
-from rondo.tasks.image_store import ImageExample, ImageStore
-from rondo.tasks.images import Pixels, Unreadable, opened
+from rondo.tasks.images.batches import channels, cropped_and_flipped, normalized
+from rondo.tasks.images.reading import Pixels, Unreadable, opened
+from rondo.tasks.images.store import ImageExample, ImageStore
 from rondo.tasks.row_checks import Row, RowProblem, value_name
 from rondo.tasks.task import Batch, Picture, Task
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rondo.config.inputs import Normalization
-from rondo.tasks.images import Pixels
+from rondo.tasks.images.reading import Pixels
 
 _MEAN_AND_SPREAD: dict[Normalization, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "unit": ((0.0,), (1.0,)),

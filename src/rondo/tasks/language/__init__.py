@@ -1,0 +1,1 @@
+"""Tasks on text, for models that read tokens."""
