@@ -17,7 +17,7 @@ from typing import Any
 
 from rondo.config.paper_settings import GLUE
 
-ROUNDS, CLIENTS, STEPS, BATCH = 12, 10, 8, 8
+ROUNDS, CLIENTS, STEPS, BATCH = 8, 10, 8, 16
 
 
 def configuration(args: argparse.Namespace, name: str, method: str) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def configuration(args: argparse.Namespace, name: str, method: str) -> dict[str,
         "seed": args.seed,
         "rounds": ROUNDS,
         "algorithm": {"name": method},
-        "adapter": {"r": 4, "lora_alpha": 16, "target_modules": ["query", "value"]},
+        "adapter": {"r": 8, "lora_alpha": 16, "target_modules": "all-linear"},
         "task": task if metric is None else {**task, "metric": metric},
         "data": {
             "source": f"{args.data}/glue_{name}",
@@ -43,7 +43,7 @@ def configuration(args: argparse.Namespace, name: str, method: str) -> dict[str,
             "max_test_rows": 1000,
         },
         "partition": {"kind": "iid", "clients": CLIENTS},
-        "train": {"lr": 5e-3, "batch_size": BATCH, "local_steps": STEPS},
+        "train": {"lr": 3e-3, "batch_size": BATCH, "local_steps": STEPS},
         "evaluation": {"every": 0, "diagnostics_every": 0},
     }
 
