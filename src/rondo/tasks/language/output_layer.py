@@ -18,10 +18,13 @@ from torch.nn import functional
 
 from rondo.tasks.language.text import wide
 
-_CPU_BYTES = 24 * 2**20
+_CPU_BYTES = 12 * 2**20
 """Size of the logits held at a time on a CPU, where these stay in the cache
-(docs/log/decisions.md, "Output layer, one client at a time")."""
+(docs/log/decisions.md, "Output layer, in place")."""
 _GPU_BYTES = 256 * 2**20
+_STEP_BYTES = 2**20
+"""Size of the logits that are turned into a gradient at a time on a CPU: four passes over them stay in a core's own
+cache."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class OutputLayer:
 
 class _Losses(torch.autograd.Function):
     """The forward pass also computes each token's gradient, which the backward pass only scales: a token's loss depends
-    on its own state alone."""
+    on its own state alone. The gradient of the logits is written over them."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, targets: Tensor, output: OutputLayer) -> Tensor:
@@ -55,10 +58,13 @@ class _Losses(torch.autograd.Function):
         with torch.set_grad_enabled(needs_grad), torch.autograd.graph.saved_tensors_hooks(itself, itself):
             for part in output.parts(states):
                 leaf = states[part].detach().requires_grad_(needs_grad)
-                token_losses = functional.cross_entropy(wide(output.layer(leaf)), targets[part], reduction="none")
-                losses[part] = token_losses.detach()
-                if grads is not None:
-                    (grads[part],) = torch.autograd.grad(token_losses.sum(), leaf)
+                logits = output.layer(leaf)
+                if grads is None:
+                    losses[part] = functional.cross_entropy(wide(logits), targets[part], reduction="none")
+                else:
+                    values = wide(logits.detach())
+                    losses[part] = _to_gradient(values, targets[part])
+                    (grads[part],) = torch.autograd.grad(logits, leaf, values.to(logits.dtype))
         ctx.save_for_backward(grads)
         return losses
 
@@ -67,6 +73,21 @@ class _Losses(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (grads,) = ctx.saved_tensors
         return (grads * grad.unsqueeze(1)).to(grads.dtype), None, None
+
+
+def _to_gradient(logits: Tensor, targets: Tensor) -> Tensor:
+    """The cross-entropies (tokens,) of ``logits`` (tokens, vocabulary), which become the gradient of their sum: softmax
+    minus one at the target. In place, because another tensor of this size would cost as much time as the product."""
+    step = len(logits) if logits.is_cuda else max(1, _STEP_BYTES // (logits.element_size() * logits.shape[1]))
+    losses = []
+    for values, places in zip(torch.split(logits, step), torch.split(targets, step), strict=True):
+        places = places.unsqueeze(1)
+        values.sub_(values.amax(1, keepdim=True))
+        target = values.gather(1, places)
+        total = values.exp_().sum(1, keepdim=True)
+        losses.append((total.log() - target).squeeze(1))
+        values.div_(total).scatter_add_(1, places, values.new_full((), -1.0).expand_as(places))
+    return torch.cat(losses)
 
 
 def itself(tensor: Tensor) -> Tensor:
