@@ -239,8 +239,8 @@ class SimulationConfig(Section):
     """The way the clients of a round share this machine, or several."""
 
     engine: Literal["process", "ray"] = "process"
-    """Where clients train: in this process, or at workers of Ray, which are processes on this machine or on a cluster
-    (``docs/how-to/ray.md``)."""
+    """Place where clients train: in this process, or at workers of Ray, which are processes on this machine or on a
+    cluster (``docs/how-to/ray.md``)."""
     workers: Positive | None = None
     """Workers of Ray. Left out, one for every GPU or, without any, for every machine of the cluster."""
     cohort: Positive | Literal["auto"] = "auto"

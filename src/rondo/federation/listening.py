@@ -18,7 +18,7 @@ PORT = 9092
 
 @dataclass(frozen=True)
 class Listening:
-    """How a server is reached.
+    """The way in which a server is reached.
 
     - ``keys``: its folder of keys.
     - ``host``, ``port``: its address; port 0 is any free one.

@@ -146,7 +146,7 @@ def _record(run: str, listening: Listening) -> dict[str, Any]:
 
 
 def _listening(record: Mapping[str, Any]) -> Listening:
-    """How a run's server was reached. Raises :class:`ConfigError` for another's record."""
+    """The way in which a run's server was reached. Raises :class:`ConfigError` for another's record."""
     try:
         known = {f.name: record[f.name] for f in fields(Listening)}
         return Listening(**{**known, "keys": Path(known["keys"])})

@@ -126,7 +126,7 @@ class Call(threading.local):
             self.open.append(weakref.ref(token))
 
     def state(self) -> dict[str, Any]:
-        """What this thread's call reads, for :meth:`like`."""
+        """Everything that this thread's call reads, for :meth:`like`."""
         return dict(vars(self))
 
     @contextlib.contextmanager

@@ -27,8 +27,8 @@ _TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 3e-2, t
 
 @dataclass(frozen=True)
 class Generation:
-    """How answers are generated. Without ``temperature`` every token is the likeliest one, and the answers are the
-    same each time."""
+    """The way in which answers are generated. Without ``temperature`` every token is the likeliest one, and the
+    answers are the same each time."""
 
     max_new_tokens: int
     batch_size: int

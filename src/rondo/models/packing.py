@@ -26,7 +26,7 @@ class Packing:
     clients: tuple[int, ...]
     """Tokens of each client."""
     places: Tensor = field(repr=False)
-    """Where each token lies in the padded batch, counted over all rows: shape (tokens,)."""
+    """Place of each token in the padded batch, counted over all rows: shape (tokens,)."""
     drawn: Tensor = field(repr=False)
     """The same on the CPU, where masks of dropout are drawn."""
     positions: Tensor = field(repr=False)

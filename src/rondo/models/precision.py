@@ -25,7 +25,7 @@ _NATIVE_BF16 = ("avx512_bf16", "amx_bf16", "bf16")  # x86 and ARM names
 
 @dataclass(frozen=True)
 class Kernels:
-    """How the frozen layers are computed."""
+    """Arithmetic of the frozen layers."""
 
     dtype: torch.dtype
     """Type of the frozen layers."""
@@ -33,7 +33,7 @@ class Kernels:
     """Library that multiplies."""
     attention: Attention
     reason: str | None = None
-    """Why ``fast`` is not faster than ``exact``; None if it is, or if ``exact`` was asked for."""
+    """Reason why ``fast`` is not faster than ``exact``; None if it is, or if ``exact`` was asked for."""
 
     def record(self) -> dict[str, Any]:
         """The manifest's entry."""

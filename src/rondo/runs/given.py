@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _ROWS = "to score or predict other rows, name them with data"
 _MODEL = "its finished adapter is loaded by peft.PeftModel.from_pretrained(model, FOLDER)"
 _OTHERWISE = {**dict.fromkeys(("data.source", "data.test_source", "data.clients_from"), _ROWS), "model.name": _MODEL}
-"""What is left to commands that take no such object."""
+"""Remedies, by key, in commands that take no such object."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ _REMEDY = Problem("simulation.engine", "every machine of the cluster needs the s
 
 @dataclass(frozen=True)
 class Order:
-    """What a worker is told of a run."""
+    """Everything that a worker is told of a run."""
 
     config: str
     """The configuration as TOML."""
@@ -72,7 +72,7 @@ class Hand:
 
 
 def facts(assembly: Assembly) -> dict[str, Any]:
-    """What must be the same at every worker for the run to be the same: versions, model and rows."""
+    """Everything that must be the same at every worker for the run to be the same: versions, model and rows."""
     return {
         "versions": environment()["versions"],
         **assembly.identity(),

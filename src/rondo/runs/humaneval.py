@@ -30,7 +30,7 @@ _FILE = "--humaneval"
 
 @dataclass(frozen=True)
 class HumanEval:
-    """How functions are completed and tried.
+    """The way in which functions are completed and tried.
 
     ``file``: the problems, with the columns of HumanEval.
     ``samples``: completions per problem; with one it is the likeliest, with more they are drawn at ``temperature``.

@@ -1,4 +1,4 @@
-"""Where the clients of a run train: in its own process, or at workers of Ray."""
+"""Places where the clients of a run train: in its own process, or at workers of Ray."""
 
 from __future__ import annotations
 

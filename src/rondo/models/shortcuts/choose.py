@@ -1,4 +1,4 @@
-"""Which shortcuts a model allows: each is tried on real rows before the first round."""
+"""Choice of the shortcuts that a model allows: each is tried on real rows before the first round."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def answers_of(context: str, value: Any, starts: Any, *, separate: bool) -> list
 
 
 def _parsed(value: Any) -> Any:
-    """What a text says as JSON, and the numbers of an array; anything else as it is."""
+    """Content of a text read as JSON, and the numbers of an array; anything else as it is."""
     value = _list(value)
     if not isinstance(value, str):
         return value

@@ -147,7 +147,7 @@ class MultipleChoice(CausalLM):
         return prompt, [choice or own for choice, own in zip(choices, alone, strict=True)], end
 
     def _ended(self, turns: Sequence[conversation.Turn], choice: str) -> list[int]:
-        """What the chat template puts behind an answer, as token ids."""
+        """Everything that the chat template puts behind an answer, as token ids."""
         whole = conversation.rendered(
             self.tokenizer, [*turns, {"role": "assistant", "content": choice}], tokenize=False
         )
@@ -203,7 +203,7 @@ class _Tally:
     def __init__(self, task: MultipleChoice) -> None:
         self.task = task
         self.rows: dict[int, dict[int, tuple[float, int, bool]]] = {}
-        """Of every choice by its place: its log-probability, its size, and whether it is right."""
+        """Figures of every choice by its place: its log-probability, its size, and whether it is right."""
         self.loss, self.tokens = 0.0, 0
 
     def add(self, output: Tensor, targets: Batch) -> None:

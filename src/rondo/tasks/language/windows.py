@@ -75,7 +75,7 @@ class WindowStore:
     def __init__(self) -> None:
         self._ids, self._ends, self._segments = array("i"), array("q", [0]), array("b")
         self._places = array("i")
-        """Of every window: its question here, ``first``, ``tokens``, ``skipped``, ``nothing`` and ``target``."""
+        """For every window: its question here, ``first``, ``tokens``, ``skipped``, ``nothing`` and ``target``."""
         self._questions: list[Question] = []
         self._cut_rows = self._lost_tokens = self._beyond = 0
 
