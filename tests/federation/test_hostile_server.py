@@ -242,7 +242,7 @@ def test_limits_of_the_owner(plan: Plan, request_: Request, tmp_path: Path, desk
     for limits, reason in (
         (Limits(min_clients=99), "clients are asked"),
         (Limits(uploads_per_day=0), "uploads have left"),
-        (Limits(upload_bytes=100), "bytes, and its owner allows"),
+        (Limits(upload_mb=1e-4), "bytes, and its owner allows"),
     ):
         here = desk(tmp_path, limits=limits)
         assert asked(here, plan).clients

@@ -208,8 +208,7 @@ def client(
             with headed("rondo federate client"):
                 folder = Path("runs", f"site-{SiteKeys.read(keys).site}")
         names = tuple(_names(algorithms)) if algorithms is not None else None
-        largest = None if upload_mb is None else int(upload_mb * 1e6)
-        limits = Limits(names, uploads_per_day, largest, min_clients)
+        limits = Limits(names, uploads_per_day, upload_mb, min_clients)
         site = Site(server, keys, data, folder, device, model, memory_mb, limits, insecure, stay, wait, allow_code)
         take_part(site, told=_told, stop=stop)
 

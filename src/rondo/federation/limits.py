@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rondo import algorithms
 from rondo.engine.letters import Request
+from rondo.errors import Problem, UnknownAlgorithm
 from rondo.federation.plan import Plan
 
 
@@ -17,10 +21,27 @@ class Limits:
     uploads_per_day: int | None = None
     """Uploads that may leave it in a day (UTC), of all its clients together. As many replies with scores may: they
     tell of its rows too, one number at a time."""
-    upload_bytes: int | None = None
-    """Bytes of its largest upload."""
+    upload_mb: float | None = None
+    """Megabytes of its largest upload."""
     min_clients: int = 1
     """A round must ask so many clients at least: the fewer, the more an average says about each."""
+
+    def problems(self) -> Iterator[Problem]:
+        """Everything that is no limit, by the option that sets it."""
+        for name in self.algorithms or ():
+            try:
+                if ":" not in name:  # code of one's own is loaded once a run asks for it, if at all
+                    algorithms.entry(name)
+            except UnknownAlgorithm as error:
+                yield Problem("--algorithms", str(error))
+        if self.algorithms == ():
+            yield Problem("--algorithms", "names no method, so every run would be refused: name one, or leave it out")
+        if self.uploads_per_day is not None and self.uploads_per_day < 0:
+            yield Problem("--uploads-per-day", f"should be 0 or more, got {self.uploads_per_day}")
+        if self.upload_mb is not None and not 0 < self.upload_mb < math.inf:
+            yield Problem("--upload-mb", f"should be a number of megabytes above 0, got {self.upload_mb}")
+        if self.min_clients < 1:
+            yield Problem("--min-clients", f"should be 1 or more, got {self.min_clients}")
 
     def against_plan(self, plan: Plan) -> str | None:
         """The reason to refuse ``plan``; None if there is none."""
@@ -42,6 +63,6 @@ class Limits:
 
     def against_upload(self, data: bytes) -> str | None:
         """The reason to keep an upload back; None if there is none."""
-        if self.upload_bytes is not None and len(data) > self.upload_bytes:
-            return f"the upload has {len(data)} bytes, and its owner allows {self.upload_bytes}"
+        if self.upload_mb is not None and len(data) > self.upload_mb * 1e6:
+            return f"the upload has {len(data)} bytes, and its owner allows {self.upload_mb:g} MB"
         return None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rondo.errors import ConfigError
+from rondo.errors import ConfigError, Problem
 from rondo.federation.keys import ServerKeys
 from rondo.federation.roster import FILE, Roster
 from rondo.federation.superlink import SuperLink
@@ -35,10 +36,18 @@ class Listening:
     patience: float = 60.0
 
     def check(self) -> None:
-        """Raise :class:`ConfigError` where anybody could read along."""
+        """Raise :class:`ConfigError` for times that are none, and where anybody could read along."""
+        times = (("--wait", self.wait), ("--patience", self.patience))
+        if problems := [Problem(option, r) for option, time in times if (r := no_seconds(time)) is not None]:
+            raise ConfigError(problems)
         if self.insecure and self.host not in ("127.0.0.1", "::1", "localhost"):
             message = f"without TLS only the loopback address is served, not {self.host}: set --listen 127.0.0.1"
             raise ConfigError.at("--insecure", message)
+
+
+def no_seconds(time: float) -> str | None:
+    """The reason why ``time`` is no number of seconds to wait; None if it is one."""
+    return None if 0 <= time < math.inf else f"should be a number of seconds, 0 or more, got {time}"
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from rondo.federation.listening import Listening, link
 from rondo.federation.sites import Sites
 from rondo.federation.status import RECORD, SITES
 from rondo.federation.superlink import SuperLink
+from rondo.runs.assemble import find_device
 from rondo.runs.loop import Runner
 from rondo.runs.progress import Quiet
 from rondo.runs.reopen import check_code
@@ -55,6 +56,8 @@ def serve(
     began = time.perf_counter()
     settings = load(config, [*sets, *ELSEWHERE], check_paths=False)
     check(settings)
+    find_device(device)
+    RunDirectory.check(run_dir)
     with link(listening, told) as (line, clients):
         stop = stop or threading.Event()
         observer = observer or Quiet()

@@ -10,16 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rondo.config.checks import is_path
 from rondo.data.room import Room
 from rondo.data.sources import client_rows, read_rows
 from rondo.data.tables import Rows
-from rondo.errors import ConfigError, StopRequested, headed
+from rondo.errors import ConfigError, Problem, StopRequested, headed
 from rondo.federation.desk import Desk
 from rondo.federation.keys import SiteKeys
 from rondo.federation.letter import content_of, kind_of
 from rondo.federation.limits import Limits
-from rondo.federation.listening import PORT
+from rondo.federation.listening import PORT, no_seconds
 from rondo.federation.supernode import Refused, SuperNode, Unreachable
+from rondo.runs.assemble import find_device
+from rondo.runs.storage import durable
 
 _TIMEOUT = 4.0
 """Seconds in which a server must accept a first connection."""
@@ -56,6 +59,24 @@ class Site:
     wait: float = 0.0
     allow_code: bool = False
 
+    def check(self) -> None:
+        """Raise :class:`ConfigError` with all faults that show without a connection, the keys' and the rows' apart."""
+        problems = list(self.limits.problems())
+        if (reason := no_seconds(self.wait)) is not None:
+            problems.append(Problem("--wait", reason))
+        if self.memory_mb is not None and self.memory_mb < 1:
+            problems.append(Problem("--memory-mb", f"should be 1 or more, got {self.memory_mb}"))
+        if self.model is not None and is_path(self.model) and not Path(self.model).expanduser().exists():
+            problems.append(Problem("--model", f"no such file or folder: {self.model!r}; mend the path"))
+        if (reason := durable.no_folder(self.folder)) is not None:
+            problems.append(Problem("--state", f"{str(self.folder)!r} cannot be made: {reason}; name another folder"))
+        try:
+            find_device(self.device)
+        except ConfigError as error:
+            problems += error.problems
+        if problems:
+            raise ConfigError(problems)
+
 
 @headed("rondo federate client")
 def take_part(
@@ -64,6 +85,7 @@ def take_part(
     """Take part in the server's run until it is over. Raises :class:`ConfigError` for anything that the owner must fix,
     and :class:`~rondo.errors.StopRequested` after ``stop``."""
     stop = stop or threading.Event()
+    site.check()
     keys = SiteKeys.read(site.keys)
     rows = _rows(site.data, keys.clients)
     host, port = _address(site.server)

@@ -71,6 +71,7 @@ def run(
     began = time.perf_counter()
     given = Given(train, test, clients, model, tokenizer)
     settings = load(config, [*listed(sets, "sets"), *given.sets])
+    RunDirectory.check(run_dir)
     with _watching(observer, settings) as observer, elsewhere(settings, device) as workers:
         observer.phase("loading")
         assembly = assemble(settings, device, given=given)

@@ -31,6 +31,10 @@ from rondo.errors import ConfigError
 from rondo.runs.storage import durable
 
 
+def _not_made(path: str | Path, reason: str | None) -> ConfigError:
+    return ConfigError.at("--run-dir", f"{str(path)!r} cannot be made: {reason}; name another folder", "rondo")
+
+
 @dataclass(frozen=True)
 class RunDirectory:
     """The paths of a run directory, and its small files."""
@@ -66,18 +70,26 @@ class RunDirectory:
             path, count = stem, 1
             while path.exists():
                 path, count = stem.with_name(f"{stem.name}-{count}"), count + 1
+        RunDirectory.check(path)
+        try:
+            durable.make_folder(Path(path))
+        except OSError as error:
+            raise _not_made(path, error.strerror) from None
+        return RunDirectory(Path(path))
+
+    @staticmethod
+    def check(path: str | Path | None) -> None:
+        """Raise :class:`ConfigError` where :meth:`create` would, with nothing made."""
+        if path is None:
+            path = Path("runs")
         path = Path(path)
         # All but the manifest can be left over from a run that was taken apart, and would be taken for the new run's.
         for name in ("manifest.json", "checkpoint", "metrics.jsonl", "summary.json"):
             if (path / name).exists():
                 message = f"{str(path)!r} already holds a run, or what is left of one ({name}); name another folder"
                 raise ConfigError.at("--run-dir", message, "rondo")
-        try:
-            durable.make_folder(path)
-        except OSError as error:
-            message = f"{str(path)!r} cannot be made: {error.strerror}; name another folder"
-            raise ConfigError.at("--run-dir", message, "rondo") from None
-        return RunDirectory(path)
+        if (reason := durable.no_folder(path)) is not None:
+            raise _not_made(path, reason)
 
     @staticmethod
     def open(path: str | Path) -> RunDirectory:

@@ -7,6 +7,7 @@ failure could otherwise lose the new name.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -69,6 +70,18 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
             _remove(temporary)
         raise
     sync(path.parent)
+
+
+def no_folder(path: Path) -> str | None:
+    """The reason why ``path`` is no folder to write into and cannot be made one; None if there is none. Nothing is
+    made."""
+    try:
+        place = next(p for p in (path.absolute(), *path.absolute().parents) if os.path.lexists(p))
+        if not place.is_dir():
+            return os.strerror(errno.EEXIST if place == path.absolute() else errno.ENOTDIR)
+        return None if os.access(place, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or str(error)
 
 
 def _remove(path: Path) -> None:

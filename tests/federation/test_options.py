@@ -1,0 +1,92 @@
+"""Options of the server and of a site that are wrong: told in one message, before anything listens or connects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rondo.cli.app import app
+
+CONFIG = """
+rounds = 1
+[algorithm]
+name = "fedit"
+[task]
+text = "text"
+label = "label"
+labels = ["a", "b"]
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with keys, a configuration, rows and a file that is no folder."""
+    monkeypatch.chdir(tmp_path)
+    made = CliRunner().invoke(app, ["federate", "keys", "make", "--server", "127.0.0.1", "--clients", "north"])
+    assert made.exit_code == 0, made.stderr
+    (tmp_path / "config.toml").write_text(CONFIG)
+    (tmp_path / "rows.csv").write_text("text,label\nyes,a\nno,b\n")
+    (tmp_path / "file").write_text("x")
+    return tmp_path
+
+
+def refused(place: Path, *arguments: str) -> str:
+    before = sorted(place.rglob("*"))
+    result = CliRunner().invoke(app, ["federate", *arguments])
+    assert result.exit_code == 2, result.output
+    assert "Traceback" not in result.stderr
+    assert "listening" not in result.stderr
+    assert "connected" not in result.stderr
+    assert sorted(place.rglob("*")) == before
+    return " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--wait", "nan"), "--wait: should be a number of seconds, 0 or more, got nan"),
+        (("--wait", "-1"), "--wait: should be a number of seconds, 0 or more, got -1"),
+        (("--patience", "inf"), "--patience: should be a number of seconds, 0 or more, got inf"),
+        (("--run-dir", "file"), "--run-dir: 'file' cannot be made: File exists"),
+        (("--run-dir", "file/run"), "--run-dir: 'file/run' cannot be made: Not a directory"),
+        (("--device", "gpu"), "--device: 'gpu' is unknown; use auto, cpu, cuda, cuda:INDEX or mps"),
+        (("--listen", "127.0.0.1:99999"), "--listen: '127.0.0.1:99999' is no address"),
+        (("--insecure",), "--insecure: without TLS only the loopback address is served, not 0.0.0.0"),
+        (("--keys", "keys/north"), "keys/north/roster.json"),
+        (("--keys", "none"), "--keys: 'none' is no folder"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, tuple) else "",
+)
+def test_server_refuses(place: Path, options: tuple[str, ...], message: str) -> None:
+    assert message in refused(place, "server", "config.toml", *options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--wait", "nan"), "--wait: should be a number of seconds, 0 or more, got nan"),
+        (("--state", "file"), "--state: 'file' cannot be made: File exists"),
+        (("--device", "cuda:x"), "--device: 'cuda:x' is unknown"),
+        (("--memory-mb", "0"), "--memory-mb: should be 1 or more, got 0"),
+        (("--model", "./none"), "--model: no such file or folder: './none'"),
+        (("--algorithms", "fedlt"), "--algorithms: no algorithm is called 'fedlt'; did you mean"),
+        (("--algorithms", "fedit,"), "--algorithms: no algorithm is called ''"),
+        (("--uploads-per-day", "-1"), "--uploads-per-day: should be 0 or more, got -1"),
+        (("--upload-mb", "nan"), "--upload-mb: should be a number of megabytes above 0, got nan"),
+        (("--min-clients", "0"), "--min-clients: should be 1 or more, got 0"),
+        (("--keys", "keys/server"), "keys/server/site.json"),
+        (("--data", "none.csv"), "--data: no such file or folder: 'none.csv'"),
+        (("--server", "127.0.0.1:0"), "--server: '127.0.0.1:0' is no address"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, tuple) else "",
+)
+def test_site_refuses(place: Path, options: tuple[str, ...], message: str) -> None:
+    given = ("--server", "127.0.0.1:1", "--keys", "keys/north", "--data", "rows.csv", *options)
+    assert message in refused(place, "client", *given)
+
+
+def test_all_faults_of_a_site_are_told_at_once(place: Path) -> None:
+    given = ("--server", "127.0.0.1:1", "--keys", "keys/north", "--data", "rows.csv", "--min-clients", "0")
+    assert "2 problems" in refused(place, "client", *given, "--wait", "-3")
