@@ -131,6 +131,10 @@ CAUSAL: dict[str, Any] = {
     "task": {"kind": "causal-lm", "label": None, "text": "text"},
     "adapter": {"target_modules": "all-linear"},
 }
+PAIRS: dict[str, Any] = {
+    "task": {"kind": "seq2seq-lm", "label": None, "text": None, "prompt": "text", "response": "label"},
+    "adapter": {"target_modules": "all-linear"},
+}
 CHAT: dict[str, Any] = {
     **CAUSAL,
     **JSONL,
@@ -138,6 +142,18 @@ CHAT: dict[str, Any] = {
 }
 BERT = {"model_type": "bert", "vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 DECODER = {"model/config.json": json.dumps({**BERT, "is_decoder": True})}
+T5 = {"model_type": "t5", "vocab_size": 40, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 2}
+MBART = {
+    "model_type": "mbart",
+    "vocab_size": 40,
+    "d_model": 32,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "decoder_start_token_id": 2,
+    "max_position_embeddings": 64,
+}
 LORA = {"peft_type": "LORA", "r": 2, "target_modules": ["query"]}
 
 
@@ -239,6 +255,9 @@ CASES = [
     Case("config", "a client's rank above the run's", {"clients": {"ranks": [2, 2, 4]}}),
     Case("config", "a server option without an optimizer", {"server": {"beta1": 0.9}}),
     Case("config", "a language model with a label", {"task": {"kind": "causal-lm"}}),
+    Case("config", "one text of two", {**PAIRS, "task": {**PAIRS["task"], "response": None}}),
+    Case("config", "conversations for an encoder", {**PAIRS, "task": {**PAIRS["task"], "messages": "chat"}}),
+    Case("config", "a chat template for an encoder", {**PAIRS, "task": {**PAIRS["task"], "chat_template": "rows.csv"}}),
     Case("config", "a prompt for a classifier", {"task": {"prompt": "q"}}),
     Case("config", "conversations for a classifier", {"task": {"messages": "chat"}}),
     Case("config", "conversations beside a text", {**CAUSAL, "task": {**CAUSAL["task"], "messages": "chat"}}),
@@ -469,6 +488,19 @@ CASES = [
         files=DECODER,
     ),
     Case("structure", "an encoder as a language model", CAUSAL),
+    Case("structure", "an encoder that has no decoder", PAIRS),
+    Case("structure", "a decoder without a first token", PAIRS, files={"model/config.json": json.dumps(T5)}),
+    Case("structure", "a decoder that begins with a row's end", PAIRS, files={"model/config.json": json.dumps(MBART)}),
+    Case(
+        "structure",
+        "more tokens than a decoder has positions",
+        {
+            **PAIRS,
+            "task": {**PAIRS["task"], "max_target_length": 65},
+            "evaluation": {"generate": 1, "max_new_tokens": 70},
+        },
+        files={"model/config.json": json.dumps({**MBART, "model_type": "bart"})},
+    ),
     Case("structure", "no chat template", CHAT, files={**jsonl(*TALK), **DECODER}),
     Case(
         "structure",

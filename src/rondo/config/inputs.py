@@ -116,7 +116,8 @@ class TaskConfig(Section):
 
     kind: str = "sequence-classification"
     """``"sequence-classification"``, ``"sequence-regression"`` (a number for a text), ``"question-answering"`` (the
-    answer is a part of a text), ``"causal-lm"``, ``"multiple-choice"`` (the likeliest of several texts),
+    answer is a part of a text), ``"causal-lm"``, ``"seq2seq-lm"`` (an encoder reads one text and a decoder writes the
+    other), ``"multiple-choice"`` (the likeliest of several texts),
     ``"image-classification"``, ``"regression"`` (a number for numbers), ``"linear"`` (least squares in float64), or
     ``package.module:Class`` for a subclass of ``rondo.tasks.task.Task``."""
     text: str | Annotated[list[str], Field(min_length=1, max_length=2)] | None = None
@@ -128,12 +129,13 @@ class TaskConfig(Section):
     """Names of the classes, in order (classification); left out, the labels of the training rows. A row with another
     label is a bad row."""
     prompt: str | Annotated[list[str], Field(min_length=1)] | None = None
-    """Column or columns with the instruction (causal-lm) or the question (multiple-choice)."""
+    """Column or columns with the instruction (causal-lm), the text to read (seq2seq-lm) or the question
+    (multiple-choice)."""
     response: str | None = None
-    """Column with the response (causal-lm). The loss is on the response only."""
+    """Column with the response (causal-lm) or the text to write (seq2seq-lm). The loss is on it only."""
     separator: str | None = None
-    """Text between the columns of the prompt, and between prompt and answer where no chat template says. Left out, a
-    blank line between columns and a newline before the response."""
+    """Text between the columns of the prompt, and between prompt and answer where no chat template says and one model
+    reads both. Left out, a blank line between columns and a newline before the response."""
     messages: str | None = None
     """Column with a conversation (causal-lm): a list of ``{"role", "content"}``, or of ShareGPT's ``{"from",
     "value"}``, in JSON lines, Parquet, or a Hugging Face data set. A system prompt may come first, then user and
@@ -173,10 +175,13 @@ class TaskConfig(Section):
     metric: str | None = None
     """Metric by which progress is shown, the best round kept (``adapter-best``) and a run ended by patience; left out,
     the task's own, the first: accuracy, f1, matthews, loss (classification); pearson, spearman, mse
-    (sequence-regression); f1, exact_match, loss (question-answering); loss, perplexity, accuracy (causal-lm);
+    (sequence-regression); f1, exact_match, loss (question-answering); loss, perplexity, accuracy (causal-lm,
+    seq2seq-lm);
     accuracy_likelihood, accuracy_normalised, loss (multiple-choice); r2, rmse, mae (regression)."""
     max_length: Annotated[int, Field(ge=4)] = 128
-    """Most tokens per example; of a window for question-answering."""
+    """Most tokens per example; of a window for question-answering, of the prompt for seq2seq-lm."""
+    max_target_length: Annotated[int, Field(ge=4)] | None = None
+    """Most tokens of the response (seq2seq-lm); left out, ``max_length``."""
     image: str | None = None
     """Column with the picture (image-classification); left out, ``image``."""
     image_size: Positive | None = None

@@ -210,13 +210,14 @@ class AdaptedLayer:
             keep = 1 - self.site.dropout
             packing = call.packing
             mask = torch.ones(x.shape if packing is None else (len(call.rows.index), packing.longest, x.shape[-1]))
-            alone = len(call.dropout) == 1
-            parts = (mask,) if alone else torch.split(mask, list(call.rows.counts))
-            lengths = call.rows.longest if not alone and x.dim() == 3 and mask.shape[1] == call.tokens else None
+            parts = (mask,) if len(call.dropout) == 1 else torch.split(mask, list(call.rows.counts))
+            lengths = call.rows.longest if x.dim() == 3 and mask.shape[1] in call.tokens else None
             for k, (part, g) in enumerate(zip(parts, call.dropout, strict=True)):
-                # Draw nothing for padding that other clients cause, so that a client's masks do not depend on them.
-                tokens = part if lengths is None else part[:, : lengths[k]]
-                tokens.copy_(torch.empty(tokens.shape).bernoulli_(keep, generator=g))
+                # Draw as much as the client's own longest sequence takes, whichever this one is and however far it is
+                # padded, so that a client's masks do not depend on the others.
+                size = part.shape if lengths is None else (len(part), lengths[k], *part.shape[2:])
+                drawn = torch.empty(size).bernoulli_(keep, generator=g)
+                part[:, : drawn.shape[1]] = drawn[:, : part.shape[1]]
             if packing is not None:
                 mask = mask.flatten(0, 1)[packing.drawn].reshape(x.shape)
             masks.append(to_device((mask / keep).to(x.dtype), x.device))

@@ -138,7 +138,7 @@ class AdaptedNetwork(Network):
         if rows is None:
             rows = Rows((first.shape[0] // clients,) * clients)
         self._place(params)
-        tokens = first.shape[1] if first.dim() > 1 else 1
+        tokens = frozenset(t.shape[1] if t.dim() > 1 else 1 for t in batch.values())
         packing = Packing.of(rows, self.device) if self.packs and rows.padded and rows.lengths is not None else None
         self._call.begin(params, base, rows, tokens, dropout, packing)
         output = None
@@ -157,7 +157,7 @@ class AdaptedNetwork(Network):
         """See :meth:`rondo.models.network.Network.lent`."""
         params = add_client_axis(on_device(seen, self.device))
         self._place(params)
-        self._call.begin(params, self.on_device(base), Rows((1,)), 1, None)
+        self._call.begin(params, self.on_device(base), Rows((1,)), frozenset((1,)), None)
         try:
             yield self.module
         finally:

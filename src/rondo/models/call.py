@@ -34,11 +34,11 @@ class Rows:
     counts: tuple[int, ...]
     """Rows per client, for K clients. A count may be zero."""
     longest: tuple[int, ...] | None = None
-    """Tokens in each client's longest row, if rows are padded to the longest row of all clients."""
+    """Tokens in each client's longest sequence, if sequences are padded to the longest of all clients."""
     padded: bool = True
     """Whether any row may be padded."""
     lengths: tuple[int, ...] | None = None
-    """Tokens of each row, if they are known."""
+    """Tokens of each row, if they are known and a row is one sequence."""
     index: Tensor = field(init=False, repr=False)
     """The client of every row, shape (rows,)."""
 
@@ -47,14 +47,17 @@ class Rows:
         object.__setattr__(self, "index", torch.arange(len(counts)).repeat_interleave(counts))
 
     @classmethod
-    def of(cls, groups: Sequence[Sequence[Example]], *, padded: bool) -> Rows:
-        """The rows of a batch, one group of examples per client. ``padded``: rows are padded to the longest one."""
+    def of(cls, groups: Sequence[Sequence[Example]], lengths: Callable[[Example], tuple[int, ...]]) -> Rows:
+        """The rows of a batch, one group of examples per client. ``lengths``: the tokens of an example in every
+        sequence that is padded (:meth:`rondo.tasks.task.Task.lengths`)."""
         counts = tuple(map(len, groups))
-        if not padded:
+        by_client = [[lengths(e) for e in group] for group in groups]
+        by_row = [row for client in by_client for row in client]
+        if () in by_row:
             return cls(counts)
-        longest = tuple(max((e.cost for e in group), default=0) for group in groups)
-        lengths = tuple(e.cost for group in groups for e in group)
-        return cls(counts, longest, len(set(lengths)) > 1, lengths)
+        longest = tuple(max((n for row in client for n in row), default=0) for client in by_client)
+        single = tuple(row[0] for row in by_row) if all(len(row) == 1 for row in by_row) else None
+        return cls(counts, longest, len(set(by_row)) > 1, single)
 
     @property
     def even(self) -> bool:
@@ -91,7 +94,7 @@ class Call(threading.local):
     def __init__(self) -> None:
         self.params: Params = {}
         self.base: Mapping[str, GrowingSum] = {}
-        self.rows, self.tokens = Rows((1,)), 1
+        self.rows, self.tokens = Rows((1,)), frozenset((1,))
         self.packing: Packing | None = None
         self.dropout: Sequence[torch.Generator] | None = None
         self.masks: dict[str, list[Tensor]] = {}
@@ -104,12 +107,12 @@ class Call(threading.local):
         params: Params,
         base: Mapping[str, GrowingSum],
         rows: Rows,
-        tokens: int,
+        tokens: frozenset[int],
         dropout: Sequence[torch.Generator] | None,
         packing: Packing | None = None,
     ) -> None:
-        """Take the tensors of a call whose batch has ``tokens`` tokens per row, padding included. ``packing``: how
-        its rows are laid end to end."""
+        """Take the tensors of a call. ``tokens``: those per row, padding included, in each sequence of the batch.
+        ``packing``: how its rows are laid end to end."""
         if self.again:  # layers ran again, so the earlier calls have had their backward
             self.open, self.again = [], False
         self.params, self.base, self.rows, self.tokens, self.packing = params, base, rows, tokens, packing
@@ -150,8 +153,8 @@ class Call(threading.local):
         laid = self.packing is not None and x.numel() == len(self.packing.places) * x.shape[-1]
         if len(self.rows.counts) == 1 or laid or (self.packing is None and x.shape[0] == rows):
             return x
-        if self.packing is None and x.dim() == 2 and x.shape[0] == rows * self.tokens:
-            return x.reshape(rows, self.tokens, -1)
+        if self.packing is None and x.dim() == 2 and x.shape[0] in {rows * tokens for tokens in self.tokens}:
+            return x.reshape(rows, x.shape[0] // rows, -1)
         raise RowsUnknown(f"the clients' rows cannot be told apart in {path} (its input is not one row per example)")
 
     def layer_runs(self) -> None:

@@ -1,7 +1,8 @@
 """Generation by transformers' ``generate``: batches of prompts, padded on the left where the architecture copes with
-it, with a cache of keys and values. One place, whoever asks for text.
+it, with a cache of keys and values. An encoder's prompts are padded on the right, as in training. One place, whoever
+asks for text.
 
-Not every architecture copes with padding before a prompt (positions that count from the row's start, states that run
+Not every architecture copes with padding beside a prompt (positions that count from the row's start, states that run
 over all tokens). It is therefore tried on the prompts themselves before the first batch: the logits after a padded
 prompt must be those of the prompt alone. Where they are not, prompts of one length go together.
 """
@@ -45,18 +46,20 @@ class Generation:
 def answers(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], how: Generation) -> list[list[int]]:
     """Token ids of the answer to every prompt (ids), in their order, up to the token that ended it.
 
-    ``model``: a causal model of transformers, or stock PEFT around one. Its own way to generate, which may draw at
-    random or penalise repetitions, is put aside; the tokens that end an answer are its own and the tokenizer's.
+    ``model``: a language model of transformers, or stock PEFT around one. Its own way to generate, which may draw at
+    random or penalise repetitions, is put aside; the tokens that begin a decoder's answer and those that it never says
+    are its own, and those that end an answer its own and the tokenizer's.
     """
     ends = _end_ids(model, tokenizer)
     result: list[list[int]] = [[]] * len(prompts)
     with torch.no_grad(), _configured(model, tokenizer, how, ends), _seeded(model, how):
         together = _copes_with_padding(model, tokenizer, prompts, how)
         for numbers in batches(list(map(len, prompts)), how.batch_size, one_cost=not together):
-            ids, mask = _padded([prompts[i] for i in numbers], tokenizer.pad_token_id, model.device)
-            stopping = [_Stop(tokenizer, how.stop, ids.shape[1])] if how.stop else None
+            ids, mask = _padded([prompts[i] for i in numbers], tokenizer.pad_token_id, model)
+            start = _start(model, ids)
+            stopping = [_Stop(tokenizer, how.stop, start)] if how.stop else None
             made = model.generate(input_ids=ids, attention_mask=mask, stopping_criteria=stopping)
-            made = made[:, ids.shape[1] :].tolist()
+            made = made[:, start:].tolist()
             for i, row in zip(numbers, made, strict=True):
                 result[i] = row[: next((n + 1 for n, token in enumerate(row) if token in ends), len(row))]
     return result
@@ -83,13 +86,25 @@ class _Stop:
         return torch.tensor([any(t in tail for t in self.texts) for tail in tails], device=ids.device)
 
 
-def _padded(prompts: Sequence[Sequence[int]], pad: int | None, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The prompts as ids (rows, longest), padded on the left, and their mask."""
-    longest = max(map(len, prompts))
-    gaps = [longest - len(p) for p in prompts]
-    ids = [[*[pad or 0] * gap, *p] for gap, p in zip(gaps, prompts, strict=True)]
-    mask = [[*[0] * gap, *[1] * len(p)] for gap, p in zip(gaps, prompts, strict=True)]
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+def _padded(prompts: Sequence[Sequence[int]], pad: int | None, model: Any) -> tuple[Tensor, Tensor]:
+    """The prompts as ids (rows, longest), padded on the left, or on the right for an encoder, and their mask."""
+    longest, right = max(map(len, prompts)), _has_encoder(model)
+
+    def full(values: Sequence[int], padding: int) -> list[int]:
+        gap = [padding] * (longest - len(values))
+        return [*values, *gap] if right else [*gap, *values]
+
+    ids, mask = ([full(p, pad or 0) for p in prompts], [full([1] * len(p), 0) for p in prompts])
+    return torch.tensor(ids, device=model.device), torch.tensor(mask, device=model.device)
+
+
+def _has_encoder(model: Any) -> bool:
+    return bool(model.config.is_encoder_decoder)
+
+
+def _start(model: Any, ids: Tensor) -> int:
+    """The place of the first new token in what is generated: behind the prompt, or behind a decoder's own start."""
+    return 1 if _has_encoder(model) else ids.shape[1]
 
 
 def _copes_with_padding(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], how: Generation) -> bool:
@@ -103,9 +118,9 @@ def _copes_with_padding(model: Any, tokenizer: Any, prompts: Sequence[Sequence[i
         "output_logits": True,
         "return_dict_in_generate": True,
     }
-    alone = _first_row(model, *_padded(by_length[:1], tokenizer.pad_token_id, model.device), options)
+    alone = _first_row(model, *_padded(by_length[:1], tokenizer.pad_token_id, model), options)
     try:
-        ids, mask = _padded([by_length[0], by_length[-1]], tokenizer.pad_token_id, model.device)
+        ids, mask = _padded([by_length[0], by_length[-1]], tokenizer.pad_token_id, model)
         padded = _first_row(model, ids, mask, options)
     except Exception as error:  # a model may raise anything on what it does not cope with
         if is_out_of_memory(error):
@@ -123,7 +138,7 @@ def _copes_with_padding(model: Any, tokenizer: Any, prompts: Sequence[Sequence[i
 def _first_row(model: Any, ids: Tensor, mask: Tensor, options: dict[str, Any]) -> list[tuple[int, Tensor]]:
     """The first row's new tokens, each with the logits that it was taken by."""
     made = model.generate(input_ids=ids, attention_mask=mask, **options)
-    tokens = made.sequences[0, ids.shape[1] :].tolist()
+    tokens = made.sequences[0, _start(model, ids) :].tolist()
     return list(zip(tokens, (step[0].float() for step in made.logits), strict=False))
 
 
@@ -141,18 +156,31 @@ def _configured(model: Any, tokenizer: Any, how: Generation, ends: Sequence[int]
 
     own, draws = model.generation_config, how.temperature is not None
     drawing = {"temperature": how.temperature, "top_p": how.top_p, "top_k": 0} if draws else {}
-    model.generation_config = GenerationConfig(
+    # Around an encoder-decoder, PEFT generates by the base model's settings; around other models, by its own.
+    holders = [model, model.get_base_model()] if hasattr(model, "get_base_model") else [model]
+    before = [holder.generation_config for holder in holders]
+    chosen = GenerationConfig(
         max_new_tokens=how.max_new_tokens,
         do_sample=draws,
         use_cache=True,
         eos_token_id=list(ends) or None,
         pad_token_id=tokenizer.pad_token_id,
+        **(_own_start(model, own) if _has_encoder(model) else {}),
         **drawing,
     )
+    for holder in holders:
+        holder.generation_config = chosen
     try:
         yield
     finally:
-        model.generation_config = own
+        for holder, config in zip(holders, before, strict=True):
+            holder.generation_config = config
+
+
+def _own_start(model: Any, own: Any) -> dict[str, Any]:
+    """What a decoder was trained to begin with, and never to say (Marian's padding, which is also its start)."""
+    kept = {name: getattr(own, name, None) for name in ("forced_bos_token_id", "bad_words_ids")}
+    return {"decoder_start_token_id": model.config.decoder_start_token_id, **kept}
 
 
 @contextmanager

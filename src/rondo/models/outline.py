@@ -18,6 +18,7 @@ from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, Problem
 from rondo.models import own_network, peft
 from rondo.models.adapted_layer import Site
+from rondo.models.decoder_inputs import decoder_start
 from rondo.models.loading.given import copied, copied_tokenizer
 from rondo.models.loading.pretrained import (
     Pretrained,
@@ -29,11 +30,13 @@ from rondo.models.loading.pretrained import (
     locate,
 )
 from rondo.models.model import Outline
+from rondo.models.row_limits import RowLimits, row_limits
 from rondo.models.transformer import Transformer, load_transformer
 from rondo.models.whole import linear_problem
 from rondo.models.whole import outline as builtin_outline
 from rondo.models.whole.model import trained_names
 from rondo.tasks import table as tasks
+from rondo.tasks.language.seq2seq_lm import Seq2SeqLM
 from rondo.tasks.make import make as make_task
 from rondo.tasks.task import Task
 
@@ -83,15 +86,14 @@ class TransformerOutline:
     known: Any
     """The model's configuration, from transformers."""
     tokenizer: Any
-    longest: int
-    """The most tokens that the model takes; 0 for pictures."""
+    limits: RowLimits
     loaded: Pretrained | None
     """The model with its weights, if a program gave it."""
 
     def load(self, config: RunConfig, device: torch.device) -> Transformer:
         """See :meth:`rondo.models.model.Outline.load`."""
         model = load_transformer(config, self.name, self.known, self.tokenizer, device, self.loaded)
-        model.longest = self.longest
+        model.limits = self.limits
         return model
 
 
@@ -114,7 +116,7 @@ def _given(
     if used:
         raise ConfigError([Problem(f"model.{key}", "a model object does not use it: remove it") for key in used])
     own = None if tokenizer is None else copied_tokenizer(tokenizer)
-    loaded = copied(tasks.TABLE[config.task.kind], model, None if own is None else own.pad_token_id, labels)
+    loaded = copied(tasks.TABLE[config.task.kind], model, own, labels)
     known = loaded.module.config
     return _Found(model.name_or_path or GIVEN, known, loaded.module, loaded.head, own, loaded)
 
@@ -141,11 +143,11 @@ def _named(config: RunConfig, labels: Sequence[str]) -> _Found:
 def _outline(config: RunConfig, labels: Sequence[str], found: _Found) -> TransformerOutline:
     kind, tokenizer = tasks.TABLE[config.task.kind], found.tokenizer
     if tokenizer is None:
-        limit, problems = 0, list(_picture_problems(config, found.known))
+        limits, problems = RowLimits(0), list(_picture_problems(config, found.known))
     else:
         _set_template(tokenizer, config)
-        limit = _longest(found.module, tokenizer)
-        problems = list(_text_problems(config, found, limit))
+        limits = row_limits(found.module, tokenizer)
+        problems = list(_text_problems(config, found, limits))
     sites: tuple[Site, ...] = ()
     try:
         with warnings.catch_warnings():
@@ -157,7 +159,9 @@ def _outline(config: RunConfig, labels: Sequence[str], found: _Found) -> Transfo
         problems += error.problems
     problems += _of_whole_training(config)
     task = make_task(config.task, tokenizer, labels)
-    return TransformerOutline(task, sites, problems, found.name, found.known, tokenizer, limit, found.loaded)
+    if isinstance(task, Seq2SeqLM):
+        task.start = decoder_start(found.module, tokenizer)
+    return TransformerOutline(task, sites, problems, found.name, found.known, tokenizer, limits, found.loaded)
 
 
 def _of_whole_training(config: RunConfig) -> Iterator[Problem]:
@@ -170,13 +174,16 @@ def _of_whole_training(config: RunConfig) -> Iterator[Problem]:
         yield Problem("model.quantization", message)
 
 
-def _text_problems(config: RunConfig, found: _Found, limit: int) -> Iterator[Problem]:
+def _text_problems(config: RunConfig, found: _Found, limits: RowLimits) -> Iterator[Problem]:
     """Everything that a model does not allow of texts."""
+    limit, evaluation = limits.read, config.evaluation
     if config.task.max_length > limit:
         message = f"{config.task.max_length}, but this model takes {limit} tokens: lower it to {limit}"
         yield Problem("task.max_length", message)
-    room, evaluation = limit - config.task.max_length, config.evaluation
-    if evaluation.generate and 0 <= room < evaluation.max_new_tokens:
+    room = limit - config.task.max_length
+    if limits.written is not None:
+        yield from _decoder_problems(config, limits.written)
+    elif evaluation.generate and 0 <= room < evaluation.max_new_tokens:
         message = f"{evaluation.max_new_tokens} after up to task.max_length = {config.task.max_length} tokens, and "
         yield Problem("evaluation.max_new_tokens", f"{message}this model takes {limit}: lower one of the two")
     embedded, tokens = int(found.module.get_input_embeddings().num_embeddings), len(found.tokenizer)  # type: ignore[operator]
@@ -186,6 +193,18 @@ def _text_problems(config: RunConfig, found: _Found, limit: int) -> Iterator[Pro
     if tasks.TABLE[config.task.kind].head and getattr(found.known, "summary_type", None) == "last":
         message = "it classifies by a row's last token (XLNet), and rows are padded behind it: name another"
         yield Problem("model.name", message)
+
+
+def _decoder_problems(config: RunConfig, limit: int) -> Iterator[Problem]:
+    """Everything that a decoder, which writes at most ``limit`` tokens, does not allow."""
+    task, evaluation = config.task, config.evaluation
+    longest = task.max_length if task.max_target_length is None else task.max_target_length
+    if config.task.kind == "seq2seq-lm" and longest > limit:
+        message = f"{longest}, but this model writes {limit} tokens: set it to {limit} or less"
+        yield Problem("task.max_target_length", message)
+    if evaluation.generate and evaluation.max_new_tokens > limit:
+        message = f"{evaluation.max_new_tokens}, but this model writes {limit} tokens: lower it to {limit}"
+        yield Problem("evaluation.max_new_tokens", message)
 
 
 def _picture_problems(config: RunConfig, known: Any) -> Iterator[Problem]:
@@ -220,19 +239,3 @@ def _missing_packages(config: RunConfig) -> Iterator[Problem]:
                 f"needs the package {package}, which is not installed: pip install 'rondo-fl[{extra}]', or remove it"
             )
             yield Problem(f"model.{key}", message)
-
-
-def _longest(module: Any, tokenizer: Any) -> int:
-    """The most tokens that a row may have: as many as the tokenizer allows and the model has positions for."""
-    config, limits = module.config, [int(tokenizer.model_max_length)]
-    positions = getattr(config, "max_position_embeddings", None)
-    if positions is not None and positions > 0:  # XLNet says -1 for no limit
-        limits.append(int(positions))
-    for path, layer in module.named_modules():
-        if path.endswith("position_embeddings") and getattr(layer, "padding_idx", None) is not None:
-            # RoBERTa and its kin count positions from the padding token's id on. Only some tokenizers know it.
-            limits.append(layer.num_embeddings - layer.padding_idx - 1)
-    if getattr(config, "attention_type", None) == "block_sparse":
-        # In longer rows BigBird's blocks depend on the length that the batch is padded to.
-        limits.append((5 + 2 * config.num_random_blocks) * config.block_size)
-    return min(limits)

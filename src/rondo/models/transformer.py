@@ -21,6 +21,7 @@ from rondo.models.loading.report import listed
 from rondo.models.network import Base
 from rondo.models.precision import apply, choose
 from rondo.models.quiet import quiet
+from rondo.models.row_limits import RowLimits
 from rondo.models.shortcuts.choose import Shortened, shorten
 from rondo.models.shortcuts.head_inputs import keep_head_inputs
 from rondo.models.shortcuts.prefix import Prefix
@@ -56,8 +57,7 @@ class Transformer:
     shortened: Shortened = field(default_factory=Shortened)
     head_inputs: Mapping[str, Any] = field(default_factory=dict)
     """The manifest's entry about the inputs of a head that is trained alone."""
-    longest: int = 0
-    """The most tokens that it takes; 0 for pictures."""
+    limits: RowLimits = field(default_factory=lambda: RowLimits(0))
 
     @property
     def form(self) -> Literal["adapter", "merged"]:

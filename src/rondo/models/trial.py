@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,7 +23,8 @@ from rondo.models.out_of_memory import does_not_fit, is_out_of_memory
 from rondo.models.whole.checks import check_buffers, check_training_mode
 from rondo.models.whole.network import WholeNetwork
 from rondo.params import Params, add_client_axis, buffer, module_of, on_device, stack_clients, up
-from rondo.tasks.language.causal_lm import CausalLM
+from rondo.tasks.language.language_model import LanguageModel
+from rondo.tasks.language.pair_store import PairExample
 from rondo.tasks.language.token_store import TextExample
 from rondo.tasks.task import Example, Task
 
@@ -95,7 +96,7 @@ def _step(
 ) -> _Step:
     """A training step of clients with one group of rows each. Their masks of adapter dropout come from ``seeds``."""
     inputs, targets = (on_device(part, network.device) for part in task.collate([e for g in groups for e in g]))
-    rows = Rows.of(groups, padded=task.padded).to(network.device)
+    rows = Rows.of(groups, task.lengths).to(network.device)
     leaves = {n: t.detach().clone().requires_grad_(t.is_floating_point() and not buffer(n)) for n, t in params.items()}
     trained = {n: t for n, t in leaves.items() if t.requires_grad}
     dropout = [torch.Generator().manual_seed(seed) for seed in seeds]
@@ -115,14 +116,15 @@ def _groups(task: Task, examples: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
     distinct = list({e.cost: e for e in short}.values())
     chosen = distinct if len(distinct) >= len(_COSTS) else short
     rows = [chosen[i * (len(chosen) - 1) // (len(_COSTS) - 1)] for i in range(len(_COSTS))]
-    if isinstance(task, CausalLM):  # any part of a text is one; a classifier may read a row's end
+    if isinstance(task, LanguageModel):  # any part of a text is one; a classifier may read a row's end
         rows = [_opening(row, size) for row, size in zip(rows, _COSTS, strict=True)]
     return (rows[0],), (rows[1], rows[2]), (rows[3],), (rows[4],)
 
 
 def _opening(example: TextExample, size: int) -> TextExample:
-    """The first tokens of a text, each of them a target: the prompt alone would have no loss."""
-    return TextExample(example.ids[:size], example.ids[:size], example.segments and example.segments[:size])
+    """The first tokens of a text, each of them a target: the prompt alone would have no loss. A decoder's are."""
+    opening = example.opening(size)
+    return opening if isinstance(example, PairExample) else replace(opening, target=opening.ids)
 
 
 def _drawn(network: Network, client: int) -> Params:

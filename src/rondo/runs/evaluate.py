@@ -15,7 +15,7 @@ from rondo.params import Params
 from rondo.runs.assemble import Assembly, assemble
 from rondo.runs.reopen import handed_over, is_result, reopen
 from rondo.runs.samples import answers_of
-from rondo.tasks.language.causal_lm import CausalLM
+from rondo.tasks.language.language_model import LanguageModel
 from rondo.tasks.task import Example
 
 
@@ -119,7 +119,7 @@ def _scored(model: Scored, examples: Sequence[Example], generate: bool) -> dict[
     if not generate:
         return scores
     task = model.assembly.task
-    if not isinstance(task, CausalLM) or not task.scores_of_answers(examples[:0], []):
+    if not isinstance(task, LanguageModel) or not task.scores_of_answers(examples[:0], []):
         message = f"only multiple-choice scores generated answers, not {model.assembly.config.task.kind}: remove it"
         raise ConfigError.at("--generate", message)
     answers = answers_of(model.assembly, model.seen, model.base, examples)

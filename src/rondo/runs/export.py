@@ -26,6 +26,10 @@ from rondo.runs.reopen import Reopened, reopen
 from rondo.runs.storage import durable
 from rondo.runs.storage.directory import RunDirectory
 from rondo.tasks import table as tasks
+from rondo.tasks.language.language_model import IGNORED
+from rondo.tasks.language.pair_store import PairExample
+from rondo.tasks.language.seq2seq_lm import Seq2SeqLM
+from rondo.tasks.task import Batch
 
 
 @dataclass(frozen=True)
@@ -204,8 +208,15 @@ _TEXTS = (
 @torch.no_grad()
 def _verify(opened: Reopened, model: Transformer, seen: Params, base: Base, folder: Path, merged: bool) -> Verification:
     """Compare logits with ``folder`` as transformers and peft alone load it."""
-    if model.tokenizer is not None:
+    task, real = opened.assembly.task, None  # logits at padding mean nothing
+    batch: Batch
+    if isinstance(task, Seq2SeqLM):
+        texts = [tuple(ids) for ids in model.tokenizer(list(_TEXTS))["input_ids"]]
+        batch, targets = task.collate([PairExample(ids, ids) for ids in texts])
+        real = targets["labels"] != IGNORED
+    elif model.tokenizer is not None:
         batch = dict(model.tokenizer(list(_TEXTS), padding=True, return_tensors="pt"))
+        real = batch["attention_mask"].bool()
     else:
         height, width, channels = opened.assembly.config.task.image_shape or (0, 0, 0)
         noise = torch.rand(len(_TEXTS), channels, height, width, generator=torch.Generator().manual_seed(0))
@@ -213,11 +224,9 @@ def _verify(opened: Reopened, model: Transformer, seen: Params, base: Base, fold
     ours = model.network(add_client_axis(seen), base, batch)
     stock = _stock_whole(opened, folder).eval() if merged else peft.stock_model(_stock_base(opened, model), folder)
     theirs = output_of(stock, batch)
-    mask = torch.ones_like(ours, dtype=torch.bool)
-    if ours.dim() == 3:  # logits at padding mean nothing
-        mask = batch["attention_mask"].bool()[:, :, None].expand_as(ours)
-    difference = float((ours - theirs).abs()[mask].max())
-    return Verification(difference, float(ours.abs()[mask].max()))
+    if ours.dim() == 3 and real is not None:
+        ours, theirs = ours[real], theirs[real]
+    return Verification(float((ours - theirs).abs().max()), float(ours.abs().max()))
 
 
 def _verify_whole(opened: Reopened, seen: Params, base: Base, folder: Path) -> Verification:

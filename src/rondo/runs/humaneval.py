@@ -17,8 +17,10 @@ from rondo.data.tables import Rows
 from rondo.errors import ConfigError, Problem, headed
 from rondo.execution.sandbox import Mode, Trial, Unavailable, attempt, check
 from rondo.models.generation import Generation
+from rondo.models.transformer import Transformer
 from rondo.runs.evaluate import Scored, model_of
-from rondo.runs.samples import answers_to, generates
+from rondo.runs.samples import answers_to
+from rondo.tasks.language.causal_lm import CausalLM
 
 STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 """Texts that end a completion (Chen et al., section 2.2 and the paper's own list)."""
@@ -87,7 +89,7 @@ def evaluate_code(
     """
     mode, problems = how.check(), read_problems(how.file)
     model = model_of(path, client, device, allow_code=allow_code, allow_changed=allow_changed)
-    if not generates(model.assembly.model, model.assembly.task):
+    if not isinstance(model.assembly.model, Transformer) or not isinstance(model.assembly.task, CausalLM):
         raise ConfigError.at(_FILE, "only a causal model of transformers completes code: name the run of one")
     rows = [problem for problem in problems for _ in range(how.samples)]
     completions = [cut(text) for text in _completed(model, how, rows)]

@@ -20,6 +20,7 @@ from rondo.models.generation import Generation, answers, batches
 from rondo.models.loading.pretrained import identity
 from rondo.models.model import Outline
 from rondo.models.outline import TransformerOutline, look
+from rondo.models.row_limits import RowLimits
 from rondo.models.transformer import load_base
 from rondo.params import add_client_axis, on_device
 from rondo.runs.assemble import find_device
@@ -27,9 +28,9 @@ from rondo.runs.given import NOTHING
 from rondo.runs.reopen import HandedOver, handed_over, is_result
 from rondo.runs.storage.directory import RunDirectory
 from rondo.tasks.images.image_classification import ImageClassification
-from rondo.tasks.language.causal_lm import CausalLM
 from rondo.tasks.language.choice_store import ChoiceExample
 from rondo.tasks.language.classification import SequenceClassification
+from rondo.tasks.language.language_model import LanguageModel
 from rondo.tasks.language.multiple_choice import MultipleChoice
 from rondo.tasks.language.question_answering import QuestionAnswering
 from rondo.tasks.language.sequence_regression import SequenceRegression
@@ -68,8 +69,8 @@ def predict(
     regression ``prediction``. Question answering gives
     ``answer``, its ``probability`` among the answers that its window allows, and ``answer_start``, the character of the
     context where it starts (None, and an empty answer, where the question has none). A language model gives a
-    ``response``, which continues the prompt, the conversation or the text greedily. Pictures of a folder have their
-    ``file`` first. Weights are in float32. Raises :class:`ConfigError`.
+    ``response``, which continues or answers the prompt, the conversation or the text greedily. Pictures of a folder
+    have their ``file`` first. Weights are in float32. Raises :class:`ConfigError`.
     """
     target = find_device(device)
     if max_new_tokens < 1:
@@ -90,8 +91,8 @@ def predict(
             return _answers(partial(output_of, model), task, rows, batch_size, target)
         if isinstance(task, MultipleChoice):
             return _choices(model, task, rows, batch_size, target)
-        if isinstance(task, CausalLM):
-            return _responses(model, task, rows, batch_size, max_new_tokens, outline.longest)
+        if isinstance(task, LanguageModel):
+            return _responses(model, task, rows, batch_size, max_new_tokens, outline.limits)
         output: Output = partial(output_of, model)
     else:
         output = _whole(result, outline, target, allow_changed)
@@ -185,20 +186,20 @@ def _fitting(task: MultipleChoice, row: Row, number: int) -> ChoiceExample:
 
 def _responses(
     model: Any,
-    task: CausalLM,
+    task: LanguageModel,
     rows: Rows,
     batch_size: int,
     max_new_tokens: int,
-    longest: int,
+    limits: RowLimits,
 ) -> list[dict[str, Any]]:
     prompts = _prompts(task, rows)
-    if problems := list(_too_long(prompts, max_new_tokens, longest)):
+    if problems := list(_too_long(prompts, max_new_tokens, limits)):
         raise ConfigError(problems)
     made = answers(model, task.tokenizer, prompts, Generation(max_new_tokens, batch_size))
     return [{"response": text} for text in task.tokenizer.batch_decode(made, skip_special_tokens=True)]
 
 
-def _prompts(task: CausalLM, rows: Rows) -> list[list[int]]:
+def _prompts(task: LanguageModel, rows: Rows) -> list[list[int]]:
     """Token ids of every row's prompt. Raises :class:`ConfigError` with rows that are no conversation."""
     prompts, problems = [], []
     for number, row in enumerate(rows):
@@ -212,10 +213,10 @@ def _prompts(task: CausalLM, rows: Rows) -> list[list[int]]:
     return prompts
 
 
-def _too_long(prompts: Sequence[Sequence[int]], max_new_tokens: int, longest: int) -> Iterator[Problem]:
+def _too_long(prompts: Sequence[Sequence[int]], max_new_tokens: int, limits: RowLimits) -> Iterator[Problem]:
     """The first prompt that leaves no room for a response."""
     for number, ids in enumerate(prompts):
-        if len(ids) + max_new_tokens > longest:
-            message = f"{max_new_tokens} after the {len(ids)} tokens of row {number}, and the model takes {longest}"
-            yield Problem("--max-new-tokens", f"{message}: lower it, or shorten the row")
+        prompt = f"the {len(ids)} tokens of row {number}"
+        if (fault := limits.fault(len(ids), max_new_tokens, prompt)) is not None:
+            yield Problem("--max-new-tokens", fault)
             return

@@ -14,7 +14,7 @@ from rondo.models.shortcuts.target_logits import put_back
 from rondo.models.transformer import Transformer
 from rondo.params import Params
 from rondo.runs.assemble import Assembly
-from rondo.tasks.language.causal_lm import CausalLM
+from rondo.tasks.language.language_model import LanguageModel
 
 
 def check_samples(assembly: Assembly) -> None:
@@ -23,7 +23,7 @@ def check_samples(assembly: Assembly) -> None:
         return
     reason = None
     if not generates(assembly.model, assembly.task):
-        reason = "only a causal model of transformers generates: remove it"
+        reason = "only a language model of transformers generates: remove it"
     elif not assembly.population.test:
         reason = "there is no test set to answer: name data.test_source, or remove it"
     if reason is not None:
@@ -43,7 +43,7 @@ def answers_of(assembly: Assembly, seen: Params, base: Base, examples: Sequence[
     """The text that the model ``seen`` (no client axis) generates after the prompt of each example. Raises
     :class:`ConfigError` for a prompt that leaves no room."""
     task, evaluation = assembly.task, assembly.config.evaluation
-    assert isinstance(task, CausalLM)
+    assert isinstance(task, LanguageModel)
     how = Generation(evaluation.max_new_tokens, evaluation.batch_size)
     return answers_to(assembly, seen, base, [task.prompt_and_answer(e)[0] for e in examples], how)
 
@@ -59,14 +59,11 @@ def answers_to(
     """The text that the model ``seen`` (no client axis) generates after each prompt (token ids). Raises
     :class:`ConfigError`, about ``option``, for a prompt that leaves no room."""
     task, model = assembly.task, assembly.model
-    assert isinstance(task, CausalLM)
+    assert isinstance(task, LanguageModel)
     assert isinstance(model, Transformer)
     longest = max(map(len, prompts), default=0)
-    if longest + how.max_new_tokens > model.longest:
-        message = (
-            f"{how.max_new_tokens} after a prompt of {longest} tokens, and the model takes {model.longest}: lower it"
-        )
-        raise ConfigError.at(option, message)
+    if (fault := model.limits.fault(longest, how.max_new_tokens, f"a prompt of {longest} tokens")) is not None:
+        raise ConfigError.at(option, fault)
     with put_back(model.network, task.output), model.network.lent(seen, base) as module:
         made = answers(module, task.tokenizer, prompts, how)
     return _texts(task, made)
@@ -78,7 +75,7 @@ def samples(assembly: Assembly, before: Sequence[str], after: Sequence[str]) -> 
     if not assembly.config.evaluation.generate:
         return []
     task = assembly.task
-    assert isinstance(task, CausalLM)
+    assert isinstance(task, LanguageModel)
     halves = [task.prompt_and_answer(e) for e in _chosen(assembly)]
     prompts, expected = (_texts(task, [half[side] for half in halves]) for side in (0, 1))
     names = ("prompt", "expected", "before", "after")
@@ -88,7 +85,7 @@ def samples(assembly: Assembly, before: Sequence[str], after: Sequence[str]) -> 
 def sample_scores(assembly: Assembly, before: Sequence[str], after: Sequence[str]) -> dict[str, Any]:
     """Scores of these answers by metric, where the task has any: the number of answers, before and after."""
     task, chosen = assembly.task, _chosen(assembly) if before else ()
-    if not isinstance(task, CausalLM) or not chosen:
+    if not isinstance(task, LanguageModel) or not chosen:
         return {}
     first, last = (task.scores_of_answers(chosen, texts) for texts in (before, after))
     return {"answers": len(chosen), "before": first, "after": last} if first else {}
@@ -101,11 +98,11 @@ def _chosen(assembly: Assembly) -> Sequence[Any]:
     return [test[i * len(test) // count] for i in range(count)]
 
 
-def _texts(task: CausalLM, ids: Sequence[Sequence[int]]) -> list[str]:
+def _texts(task: LanguageModel, ids: Sequence[Sequence[int]]) -> list[str]:
     texts: list[str] = task.tokenizer.batch_decode(ids, skip_special_tokens=True)
     return texts
 
 
 def generates(model: Model, task: Any) -> bool:
-    """Whether the run's model is a causal model of transformers."""
-    return isinstance(model, Transformer) and isinstance(task, CausalLM)
+    """Whether the run's model is a language model of transformers."""
+    return isinstance(model, Transformer) and isinstance(task, LanguageModel)

@@ -32,7 +32,7 @@ class Kind:
     """Transformers' class for its models; None if it has none."""
     outputs: int | None
     """Outputs of the head; None: one per label."""
-    peft: Literal["SEQ_CLS", "CAUSAL_LM"] | None
+    peft: Literal["SEQ_CLS", "CAUSAL_LM", "SEQ_2_SEQ_LM"] | None
     """PEFT's name for it; None if it has none."""
     pipeline: str | None
     """The hub's name for it; None if it has none."""
@@ -44,13 +44,21 @@ class Kind:
     """Metrics that ``task.metric`` may name, and whether higher is better; the first is the task's own."""
     checks: Checks
 
+    @property
+    def generates(self) -> bool:
+        """Whether its models write texts."""
+        return self.peft in ("CAUSAL_LM", "SEQ_2_SEQ_LM")
+
 
 _CLASS_METRICS = {"accuracy": True, "f1": True, "matthews": True, "loss": False}
 _KEYS = {
     "text": ("sequence-classification", "sequence-regression", "causal-lm"),
     **dict.fromkeys(("label", "labels"), ("sequence-classification", "image-classification")),
-    **dict.fromkeys(("response", "messages"), ("causal-lm",)),
-    **dict.fromkeys(("prompt", "separator", "chat_template"), ("causal-lm", "multiple-choice")),
+    "messages": ("causal-lm",),
+    "response": ("causal-lm", "seq2seq-lm"),
+    "max_target_length": ("seq2seq-lm",),
+    "chat_template": ("causal-lm", "multiple-choice"),
+    **dict.fromkeys(("prompt", "separator"), ("causal-lm", "seq2seq-lm", "multiple-choice")),
     **dict.fromkeys(("choices", "answer", "answer_is", "letters"), ("multiple-choice",)),
     **dict.fromkeys(("image", "image_size", "image_shape"), ("image-classification",)),
     **dict.fromkeys(
@@ -121,6 +129,13 @@ def _causal_lm(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
         yield Problem("task.text", message)
     if (task["prompt"] is None) != (task["response"] is None):
         yield Problem("task.response", "task.prompt and task.response go together: name both")
+
+
+def _seq2seq_lm(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
+    if task["prompt"] is None:
+        yield Problem("task.prompt", "name the column, or the columns, with the text to read")
+    if task["response"] is None:
+        yield Problem("task.response", "name the column with the text to write")
 
 
 def _question_answering(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
@@ -226,6 +241,18 @@ TABLE: dict[str, Kind] = {
         builtin="builtin:home-intents",
         metrics={"loss": False, "perplexity": False, "accuracy": True},
         checks=_causal_lm,
+    ),
+    "seq2seq-lm": Kind(
+        cls="rondo.tasks.language.seq2seq_lm:Seq2SeqLM",
+        inputs="text",
+        auto="AutoModelForSeq2SeqLM",
+        outputs=None,
+        peft="SEQ_2_SEQ_LM",
+        pipeline="text2text-generation",
+        head=False,
+        builtin="builtin:home-intents",
+        metrics={"loss": False, "perplexity": False, "accuracy": True},
+        checks=_seq2seq_lm,
     ),
     "multiple-choice": Kind(
         cls="rondo.tasks.language.multiple_choice:MultipleChoice",

@@ -129,6 +129,11 @@ class Task(ABC):
     def collate(self, examples: Sequence[Any]) -> tuple[Batch, Batch]:
         """Network inputs and targets. The first axis of every tensor counts the examples."""
 
+    def lengths(self, example: Any) -> tuple[int, ...]:
+        """The tokens of ``example`` in every sequence that batches pad: one, or an encoder's and a decoder's. Default:
+        its cost where rows are :attr:`padded`, else none."""
+        return (example.cost,) if self.padded else ()
+
     def augment(self, inputs: Batch, rows_per_client: Sequence[int], generators: Sequence[torch.Generator]) -> Batch:
         """``inputs`` of a training step, changed at random. Default: as they are.
 

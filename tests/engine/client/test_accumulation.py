@@ -61,7 +61,7 @@ def test_loss_and_gradients_are_those_of_the_whole_batch(
         task.output = target_logits.split_off(NETWORK, tensors, task.collate([TextExample((4, 5), (4, 5))])[0])
 
     def passed(groups: Any) -> Any:
-        rows = Rows.of(groups, padded=True)
+        rows = Rows.of(groups, task.lengths)
         inputs, targets = task.collate([e for group in groups for e in group])
 
         def sums(seen: Params) -> Any:

@@ -189,7 +189,7 @@ class CohortTrainer:
         """See :meth:`rondo.algorithm.Trainer.solve`. All rows of the cohort are in one call; adapter dropout is off."""
         self._must_have_rows()
         batch = [list(examples) for examples in self.examples]
-        rows = Rows.of(batch, padded=self.task.padded).to(self.network.device)
+        rows = Rows.of(batch, self.task.lengths).to(self.network.device)
         inputs, targets, hidden = self._to_device(batch, None)
         kinds = [self.failing.get(c.id) for c in self.clients]
         if "out_of_memory" in kinds:
@@ -208,7 +208,7 @@ class CohortTrainer:
         """See :meth:`rondo.algorithm.Trainer.second_moment`. Every row is a client of its own in one call."""
         self._must_have_rows()
         batch = [[e] for examples in self.examples for e in examples]
-        rows = Rows.of(batch, padded=self.task.padded).to(self.network.device)
+        rows = Rows.of(batch, self.task.lengths).to(self.network.device)
         inputs, targets, hidden = self._to_device(batch, None)
         owner = torch.arange(len(self.clients)).repeat_interleave(torch.tensor([len(e) for e in self.examples]))
         each = {n: t[owner.to(t.device)] for n, t in params.items()}
@@ -294,7 +294,7 @@ class CohortTrainer:
         kept: HeadInputs | None,
     ) -> Part:
         """One forward pass over a batch or a part of it."""
-        rows = Rows.of(batch, padded=self.task.padded).to(self.network.device)
+        rows = Rows.of(batch, self.task.lengths).to(self.network.device)
         inputs, targets, hidden = self._to_device(batch, augmenting)
         if kept is not None:
             inputs = kept.of([e for group in batch for e in group])

@@ -17,7 +17,7 @@ def check_architecture(config: Any, module: nn.Module) -> None:
     the meta device. Raises :class:`ConfigError`."""
     if getattr(config, "is_encoder_decoder", False):
         message = f"{config.model_type} has an encoder, whose output its decoder needs to predict a token"
-        raise ConfigError.at("model.name", f"{message}: {_REMEDY}")
+        raise ConfigError.at("model.name", f"{message}: name a causal model, or set task.kind = 'seq2seq-lm'")
     flags = [m.is_causal for m in module.modules() if isinstance(getattr(m, "is_causal", None), bool)]
     if getattr(config, "is_decoder", None) is False and flags and not any(flags):
         raise ConfigError.at("model.name", _both_ways(config))

@@ -10,6 +10,7 @@ from torch import nn
 
 from rondo.errors import ConfigError
 from rondo.models import peft
+from rondo.models.decoder_inputs import check_decoder
 from rondo.models.loading import causality
 from rondo.models.loading.pretrained import Pretrained, auto, head_names, padded
 from rondo.tasks.table import Kind
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-def copied(kind: Kind, model: PreTrainedModel, pad_token_id: int | None, labels: Sequence[str]) -> Pretrained:
+def copied(kind: Kind, model: PreTrainedModel, tokenizer: Any, labels: Sequence[str]) -> Pretrained:
     """A copy of ``model`` in float32 that a run may change. Weights that are in float32 already are shared with
     ``model``, which costs no memory: a run replaces tensors and never writes into them.
 
-    The head is everything outside the base model. A model without a padding token takes ``pad_token_id``. Raises
+    The head is everything outside the base model. A model without a padding token takes its ``tokenizer``'s. Raises
     :class:`ConfigError` if ``model`` cannot be trained as ``kind``.
     """
     _check(kind, model, labels)
@@ -34,8 +35,10 @@ def copied(kind: Kind, model: PreTrainedModel, pad_token_id: int | None, labels:
     if kind.peft == "CAUSAL_LM":
         causality.check_architecture(module.config, module)
         causality.check_logits(module)
-    if pad_token_id is not None and module.config.pad_token_id is None:
-        module.config.pad_token_id = pad_token_id
+    if tokenizer is not None and module.config.pad_token_id is None:
+        module.config.pad_token_id = tokenizer.pad_token_id
+    if kind.peft == "SEQ_2_SEQ_LM":
+        check_decoder(module, tokenizer)
     return Pretrained(module, head_names(kind, module, ()), [])
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from rondo.config.inputs import BUILTIN_MODEL, ModelConfig
 from rondo.errors import ConfigError
+from rondo.models.decoder_inputs import check_decoder
 from rondo.models.loading import causality, quantised
 from rondo.models.loading.report import new_tensors, parts_of
 from rondo.models.out_of_memory import does_not_fit, is_out_of_memory
@@ -151,6 +152,8 @@ def load_pretrained(
         quantised.check_products(module)
     if tokenizer is not None and module.config.pad_token_id is None:
         module.config.pad_token_id = tokenizer.pad_token_id
+    if kind.peft == "SEQ_2_SEQ_LM":
+        check_decoder(module, tokenizer)
     return Pretrained(module, head, parts_of(report["unexpected_keys"], module.state_dict().keys()))
 
 
@@ -165,6 +168,9 @@ def load_structure(kind: Kind, config: Any) -> tuple[nn.Module, tuple[str, ...]]
         module = auto(kind).from_config(copy.deepcopy(config), trust_remote_code=False)
     if kind.peft == "CAUSAL_LM":
         causality.check_architecture(config, module)
+    if kind.peft == "SEQ_2_SEQ_LM" and not config.is_encoder_decoder:
+        message = f"{config.model_type} has no encoder and decoder of texts: name one such as T5 or BART"
+        raise ConfigError.at("model.name", message)
     return module, head_names(kind, module, frozenset())
 
 

@@ -13,6 +13,8 @@ from rondo.models.shortcuts.first_token import AllTokensMatter, first_token_only
 from rondo.models.shortcuts.prefix import Prefix, PrefixRefused
 from rondo.models.shortcuts.target_logits import LogitsNeeded, split_off
 from rondo.tasks.language.causal_lm import CausalLM
+from rondo.tasks.language.language_model import LanguageModel
+from rondo.tasks.language.seq2seq_lm import Seq2SeqLM
 from rondo.tasks.language.token_store import TextExample
 from rondo.tasks.task import Task
 
@@ -54,7 +56,7 @@ def shorten(
     task's. ``packing``: whether padding may be left out."""
     if not task.padded:
         return Shortened(None, _ONLY_TEXT, _ONLY_TEXT, _ONLY_TEXT, _ONLY_TEXT)
-    trial = telling(examples, cut=isinstance(task, CausalLM))
+    trial = telling(examples, cut=isinstance(task, LanguageModel))
     if not trial:
         return Shortened()
     device = network.device
@@ -68,6 +70,8 @@ def shorten(
     try:
         if not config.reuse_prefix:
             raise PrefixRefused("simulation.reuse_prefix is off")
+        if isinstance(task, Seq2SeqLM):
+            raise PrefixRefused("an encoder's states and a decoder's would have to be kept for every row")
         memory, disk = config.prefix_memory_mb * 2**20, config.prefix_disk_mb * 2**20
         prefix = Prefix(network, task, memory=memory, disk=disk)
         prefix.check(seen, inputs)
@@ -76,13 +80,15 @@ def shorten(
     try:
         if not packing:
             raise RowsApart("train.packing is off")
+        if isinstance(task, Seq2SeqLM):
+            raise RowsApart("a decoder attends from one sequence to another, which are not laid out together")
         if not isinstance(task, CausalLM):
             raise RowsApart("only a language model's rows are tried")
         lay_end_to_end(network, task, seen, trial)
     except RowsApart as reason:
         apart = str(reason)
     try:
-        if not isinstance(task, CausalLM):
+        if not isinstance(task, LanguageModel):
             raise LogitsNeeded("only a language model has logits of a vocabulary")
         task.output = split_off(network, seen, inputs)
     except LogitsNeeded as reason:
@@ -98,14 +104,5 @@ def telling(examples: Sequence[TextExample], *, cut: bool) -> tuple[TextExample,
     by_length = sorted(examples, key=lambda e: e.cost)
     longest, shortest = by_length[-1], by_length[0]
     if cut:
-        longest, shortest = _cut(longest, _TRIED_TOKENS), _cut(shortest, _TRIED_TOKENS // 2)
+        longest, shortest = longest.opening(_TRIED_TOKENS), shortest.opening(_TRIED_TOKENS // 2)
     return (longest,) if longest == shortest else (longest, shortest)
-
-
-def _cut(example: TextExample, size: int) -> TextExample:
-    target, segments = example.target, example.segments
-    return TextExample(
-        example.ids[:size],
-        target[:size] if isinstance(target, tuple) else target,
-        None if segments is None else segments[:size],
-    )

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, Self
 
-from torch import Tensor
 from torch.nn import functional
 
 from rondo.config.inputs import TaskConfig
 from rondo.tasks.language import conversation
-from rondo.tasks.language.output_layer import OutputLayer
-from rondo.tasks.language.text import TextTask, pad, wide
+from rondo.tasks.language.language_model import IGNORED, LanguageModel
+from rondo.tasks.language.text import pad
 from rondo.tasks.language.token_store import TextExample
 from rondo.tasks.row_checks import Row, RowProblem
-from rondo.tasks.task import Batch, Scores
-
-IGNORED = -100  # torch's index for targets without a loss
+from rondo.tasks.task import Batch
 
 
-class CausalLM(TextTask):
+class CausalLM(LanguageModel):
     """Causal language modelling on ``text``, on ``prompt`` and ``response``, or on ``messages``.
 
     ``text``: one column of plain text.
@@ -32,7 +28,7 @@ class CausalLM(TextTask):
     with ``separator``, or with a newline without one.
     """
 
-    primary = "loss"
+    ahead = 1
 
     def __init__(
         self,
@@ -45,11 +41,9 @@ class CausalLM(TextTask):
         messages: str | None = None,
         separator: str | None = None,
     ) -> None:
-        self.tokenizer, self.text, self.max_length = tokenizer, text, max_length
-        self.prompt, self.response, self.messages = tuple(prompt), response or "", messages
-        self.between, self.before_response = ("\n\n", "\n") if separator is None else (separator, separator)
-        self.output: OutputLayer | None = None
-        """The model's output layer, if the network leaves it to :meth:`loss` and :meth:`tally`."""
+        super().__init__(tokenizer, prompt, response, max_length, separator)
+        self.text, self.messages = text, messages
+        self.before_response = "\n" if separator is None else separator
 
     @classmethod
     def of(cls, config: TaskConfig, tokenizer: Any, labels: Sequence[str]) -> Self:
@@ -122,13 +116,9 @@ class CausalLM(TextTask):
         response_ids = self.tokenizer(row[self.response], add_special_tokens=False)["input_ids"]
         return prompt_ids + response_ids + end_ids, len(prompt_ids)
 
-    def _joined(self, row: Row) -> str:
-        """The texts of the columns of the prompt."""
-        return self.between.join(str(row[c]) for c in self.prompt if row[c] is not None and str(row[c]).strip())
-
     def prompt_ids(self, row: Row) -> list[int]:
-        """Token ids for a model to continue: a row's prompt, its conversation up to the last turn by the user, or its
-        plain text without the end token. They are not cut. Raises :class:`ValueError` if it has no conversation."""
+        """See :meth:`rondo.tasks.language.language_model.LanguageModel.prompt_ids`: a row's prompt, its conversation up
+        to the last turn by the user, or its plain text without the end token."""
         if self.messages is not None:
             return conversation.prompt_ids(self.tokenizer, row[self.messages])
         ids, start = self._text_ids({**row, self.response: ""})
@@ -145,10 +135,6 @@ class CausalLM(TextTask):
         if start == 0:
             start, end = (len(example.ids) + 1) // 2, len(example.ids)
         return example.ids[:start], example.ids[start:end]
-
-    def scores_of_answers(self, examples: Sequence[Any], answers: Sequence[str]) -> Scores:
-        """Scores of the texts that a model generated after the prompts of ``examples``. Of free text there are none."""
-        return {}
 
     def collate(self, examples: Sequence[TextExample]) -> tuple[Batch, Batch]:
         """See :meth:`rondo.tasks.task.Task.collate`.
@@ -167,61 +153,7 @@ class CausalLM(TextTask):
         followed = functional.pad(labels[:, 1:] != IGNORED, (0, 1))
         return inputs, {"labels": labels, "places": followed.flatten().nonzero().flatten()}
 
-    def loss(self, logits: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
-        """See :meth:`rondo.tasks.task.Task.loss`: cross-entropy of the target tokens.
-
-        ``logits``: (rows, tokens, vocabulary), or states (rows, tokens, width) if :attr:`output` is set.
-        """
-        labels = targets["labels"][:, 1:]
-        if self.output is not None:
-            places, counts = targets["places"], (labels != IGNORED).sum(1)
-            target_losses = self.output.losses(logits.flatten(0, 1)[places], targets["labels"].flatten()[places + 1])
-            token_losses = target_losses.new_zeros(targets["labels"].numel()).scatter(0, places, target_losses)
-            return token_losses.view(targets["labels"].shape).sum(1), counts
-        token_losses = functional.cross_entropy(
-            wide(logits[:, :-1]).transpose(1, 2), labels, ignore_index=IGNORED, reduction="none"
-        )
-        return token_losses.sum(1), (labels != IGNORED).sum(1)
-
-    def tally(self) -> _Tally:
-        """An empty tally of loss per target token, perplexity, and accuracy of the next token."""
-        return _Tally(self.output)
-
 
 def _from(text: str, whole: str) -> str:
     """The part of ``whole`` from ``text`` on; ``text`` itself if a template changed it, so that ``whole`` lacks it."""
     return whole[whole.index(text) :] if text in whole else text
-
-
-class _Tally:
-    def __init__(self, output: OutputLayer | None) -> None:
-        self.output = output
-        self.loss = 0.0
-        self.hits = self.tokens = self.examples = 0
-
-    def add(self, logits: Tensor, batch: Batch) -> None:
-        places = batch["places"]
-        outputs, labels = logits.flatten(0, 1)[places], batch["labels"].flatten()[places + 1]
-        self.tokens += len(places)
-        self.examples += len(batch["labels"])
-        if self.output is None:
-            self._count(outputs, labels)
-            return
-        for part in self.output.parts(outputs):
-            self._count(self.output.layer(outputs[part]), labels[part])
-
-    def _count(self, logits: Tensor, labels: Tensor) -> None:
-        self.loss += float(functional.cross_entropy(logits.float(), labels, reduction="sum"))
-        self.hits += int((logits.argmax(-1) == labels).sum())
-
-    def scores(self) -> Scores:
-        if self.tokens == 0:
-            return {"loss": None, "perplexity": None, "accuracy": None, "tokens": 0, "examples": self.examples}
-        loss = self.loss / self.tokens
-        return {
-            "loss": loss,
-            "perplexity": math.exp(loss) if loss < 700 else None,
-            "accuracy": self.hits / self.tokens,
-            "tokens": self.tokens,
-            "examples": self.examples,
-        }

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from rondo.config.inputs import TaskConfig
 from rondo.tasks.language import conversation
-from rondo.tasks.language.causal_lm import IGNORED, CausalLM
+from rondo.tasks.language.causal_lm import CausalLM
 from rondo.tasks.language.choice_store import Choice, ChoiceExample, ChoiceStore
 from rondo.tasks.language.choices import LETTERS, choices_of, first_mentioned, right_of
+from rondo.tasks.language.language_model import IGNORED
 from rondo.tasks.language.token_store import TextExample
 from rondo.tasks.row_checks import Row, RowProblem, value_problem
 from rondo.tasks.task import Batch, Scores

@@ -1,0 +1,120 @@
+"""The base class of tasks that train a model to predict tokens: prompts, the loss on target tokens, and scores."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor
+from torch.nn import functional
+
+from rondo.tasks.language.output_layer import OutputLayer
+from rondo.tasks.language.text import TextTask, wide
+from rondo.tasks.row_checks import Row
+from rondo.tasks.task import Batch, Scores
+
+IGNORED = -100  # torch's index for targets without a loss
+
+
+class LanguageModel(TextTask):
+    """A task whose targets are tokens.
+
+    ``tokenizer``: the model's.
+    ``prompt``: columns joined by ``separator``, or by a blank line without one; empty ones are left out.
+    ``response``: the response column.
+    ``max_length``: most tokens that the model reads of a row.
+    """
+
+    primary = "loss"
+    ahead: ClassVar[int]
+    """Places from a token to the one that its output predicts: 1 for a model that reads its own targets, 0 where the
+    inputs are shifted already."""
+    messages: str | None = None
+    """The column of conversations, if the task reads any."""
+
+    def __init__(
+        self, tokenizer: Any, prompt: Sequence[str], response: str | None, max_length: int, separator: str | None
+    ) -> None:
+        self.tokenizer, self.max_length = tokenizer, max_length
+        self.prompt, self.response = tuple(prompt), response or ""
+        self.between = "\n\n" if separator is None else separator
+        self.output: OutputLayer | None = None
+        """The model's output layer, if the network leaves it to :meth:`loss` and :meth:`tally`."""
+
+    def _joined(self, row: Row) -> str:
+        """The texts of the columns of the prompt."""
+        return self.between.join(str(row[c]) for c in self.prompt if row[c] is not None and str(row[c]).strip())
+
+    @abstractmethod
+    def prompt_ids(self, row: Row) -> list[int]:
+        """Token ids for a model to answer. They are not cut. Raises :class:`ValueError` if a row's conversation is none
+        that can be answered."""
+
+    @abstractmethod
+    def prompt_and_answer(self, example: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Token ids of the prompt in ``example``, and of its answer."""
+
+    def scores_of_answers(self, examples: Sequence[Any], answers: Sequence[str]) -> Scores:
+        """Scores of the texts that a model generated after the prompts of ``examples``. Of free text there are none."""
+        return {}
+
+    def loss(self, logits: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
+        """See :meth:`rondo.tasks.task.Task.loss`: cross-entropy of the target tokens.
+
+        ``logits``: (rows, tokens, vocabulary), or states (rows, tokens, width) if :attr:`output` is set.
+        ``targets``: ``labels`` (rows, tokens), ignored where there is no loss, and ``places``, the tokens, counted over
+        all rows, whose output has a loss.
+        """
+        labels = targets["labels"][:, self.ahead :]
+        counts = (labels != IGNORED).sum(1)
+        if self.output is not None:
+            places = targets["places"]
+            expected = targets["labels"].flatten()[places + self.ahead]
+            target_losses = self.output.losses(logits.flatten(0, 1)[places], expected)
+            token_losses = target_losses.new_zeros(targets["labels"].numel()).scatter(0, places, target_losses)
+            return token_losses.view(targets["labels"].shape).sum(1), counts
+        predicting = logits[:, : logits.shape[1] - self.ahead]
+        token_losses = functional.cross_entropy(
+            wide(predicting).transpose(1, 2), labels, ignore_index=IGNORED, reduction="none"
+        )
+        return token_losses.sum(1), counts
+
+    def tally(self) -> _Tally:
+        """An empty tally of loss per target token, perplexity, and accuracy of the next token."""
+        return _Tally(self.output, self.ahead)
+
+
+class _Tally:
+    def __init__(self, output: OutputLayer | None, ahead: int) -> None:
+        self.output, self.ahead = output, ahead
+        self.loss = 0.0
+        self.hits = self.tokens = self.examples = 0
+
+    def add(self, logits: Tensor, batch: Batch) -> None:
+        places = batch["places"]
+        outputs, labels = logits.flatten(0, 1)[places], batch["labels"].flatten()[places + self.ahead]
+        self.tokens += len(places)
+        self.examples += len(batch["labels"])
+        if self.output is None:
+            self._count(outputs, labels)
+            return
+        for part in self.output.parts(outputs):
+            self._count(self.output.layer(outputs[part]), labels[part])
+
+    def _count(self, logits: Tensor, labels: Tensor) -> None:
+        self.loss += float(functional.cross_entropy(logits.float(), labels, reduction="sum"))
+        self.hits += int((logits.argmax(-1) == labels).sum())
+
+    def scores(self) -> Scores:
+        if self.tokens == 0:
+            return {"loss": None, "perplexity": None, "accuracy": None, "tokens": 0, "examples": self.examples}
+        loss = self.loss / self.tokens
+        return {
+            "loss": loss,
+            "perplexity": math.exp(loss) if loss < 700 else None,
+            "accuracy": self.hits / self.tokens,
+            "tokens": self.tokens,
+            "examples": self.examples,
+        }
