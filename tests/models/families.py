@@ -21,7 +21,7 @@ Outcome = Literal["together", "one at a time", "refused", "none"]
 """The clients of a run share calls, or train one at a time; the model is refused; transformers has no such model."""
 
 
-Kind = Literal["sequence-classification", "causal-lm", "image-classification"]
+Kind = Literal["sequence-classification", "causal-lm", "seq2seq-lm", "image-classification"]
 Shortcut = Literal[
     "clients together", "prefix reuse", "first token only", "targets-only logits", "packing", "checkpointing"
 ]
@@ -40,6 +40,8 @@ class Family:
     """As a classifier, with all linear layers adapted and with those of ``attention``."""
     speaks: tuple[Outcome, Outcome] = ("none", "none")
     """As a causal language model, likewise."""
+    writes: tuple[Outcome, Outcome] = ("none", "none")
+    """As a sequence-to-sequence model, likewise."""
     note: str = ""
     """For the reader of the table."""
     shortcuts: Mapping[Kind, Mapping[Shortcut, str]] = field(default_factory=dict)
@@ -83,6 +85,38 @@ _NEOX: Mapping[Kind, Mapping[Shortcut, str]] = {
     "sequence-classification": {**_NO_LOGITS, **_FURTHER_TOKENS},
     "causal-lm": _FURTHER_TOKENS,
 }
+_BART = {
+    **_OWN,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": LONGEST,
+    "decoder_start_token_id": 2,
+}
+_T5 = {
+    **_OWN,
+    "d_model": 32,
+    "d_kv": 16,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_heads": 2,
+    "decoder_start_token_id": 1,
+    "initializer_factor": 0.5,  # its attention is not scaled, and steep softmaxes round more
+}
+_PAIRS: Mapping[Shortcut, str] = {
+    **_NO_ATTENTION,
+    "prefix reuse": "an encoder's states and a decoder's would have to be kept for every row",
+    "packing": "a decoder attends from one sequence to another, which are not laid out together",
+}
+_BIASED: Mapping[Shortcut, str] = {
+    **_PAIRS,
+    "targets-only logits": "the model does not do the same without its output layer",
+}
+_CROSS = "as a language model its cross-attention stays untrained"
 _RELATIVE = "projections of relative positions are shared by all rows"
 _EXPERTS = "experts and routers cannot be adapted: name layers in `adapter.target_modules`"
 
@@ -170,36 +204,56 @@ FAMILIES: dict[str, Family] = {
     ),
     "BART": Family(
         "BartConfig",
-        {
-            **_OWN,
-            "d_model": 32,
-            "encoder_layers": 2,
-            "decoder_layers": 2,
-            "encoder_attention_heads": 2,
-            "decoder_attention_heads": 2,
-            "encoder_ffn_dim": 48,
-            "decoder_ffn_dim": 48,
-            "max_position_embeddings": LONGEST,
-            "decoder_start_token_id": 2,
-        },
+        _BART,
         _Q,
         speaks=ALL,
-        note="its tokenizer must end every row; as a language model its cross-attention stays untrained",
+        writes=ALL,
+        note=f"as a classifier its tokenizer must end every row; {_CROSS}",
+        shortcuts={"seq2seq-lm": _BIASED},
+    ),
+    "mBART": Family(
+        "MBartConfig",
+        _BART,
+        _Q,
+        speaks=ALL,
+        writes=ALL,
+        note="its tokenizer must end every row, for sequence to sequence with `decoder_start_token_id`, as mBART-50's "
+        f"does; {_CROSS}",
+    ),
+    "Marian": Family("MarianConfig", _BART, _Q, classifies=NONE, speaks=ALL, writes=ALL, note=_CROSS),
+    "Pegasus": Family("PegasusConfig", _BART, _Q, classifies=NONE, speaks=ALL, writes=ALL, note=_CROSS),
+    "M2M100": Family("M2M100Config", _BART, _Q, classifies=NONE, writes=ALL, note="NLLB too"),
+    "LED": Family(
+        "LEDConfig",
+        {
+            **{name: value for name, value in _BART.items() if name != "max_position_embeddings"},
+            "max_encoder_position_embeddings": LONGEST,
+            "max_decoder_position_embeddings": LONGEST,
+            "attention_window": 8,
+        },
+        ("query", "value"),
+        classifies=NONE,
+        writes=ONE,
+        note="tokens come before rows in its encoder's attention; rows are read in whole windows (`attention_window`)",
     ),
     "T5": Family(
         "T5Config",
-        {**_OWN, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 2, "decoder_start_token_id": 1},
+        _T5,
         ("q", "v"),
-        note="its tokenizer must end every row",
+        writes=ALL,
+        note="Flan-T5 and mT5 too; as a classifier its tokenizer must end every row",
         shortcuts={
             "sequence-classification": {
                 **_NO_LOGITS,
                 **_NO_ATTENTION,
                 "prefix reuse": "adapted layers are in several lists: "
                 "transformer.decoder.block, transformer.encoder.block",
-            }
+            },
+            "seq2seq-lm": _PAIRS,
         },
     ),
+    "UMT5": Family("UMT5Config", _T5, ("q", "v"), writes=ALL, note="as a classifier its tokenizer must end every row"),
+    "LongT5": Family("LongT5Config", {**_T5, "local_radius": 4}, ("q", "v"), classifies=NONE, writes=ALL),
     "Llama": Family("LlamaConfig", _LLAMA, _Q, speaks=ALL, shortcuts=_DECODER),
     "Qwen3": Family("Qwen3Config", _GEMMA, _Q, speaks=ALL, shortcuts=_DECODER),
     "Qwen3-MoE": Family("Qwen3MoeConfig", _MOE, _Q, classifies=NAMED, speaks=NAMED, note=_EXPERTS),
@@ -264,9 +318,10 @@ def tokenizer() -> Any:
     )
 
 
-_AUTO = {
+AUTO = {
     "sequence-classification": "AutoModelForSequenceClassification",
     "causal-lm": "AutoModelForCausalLM",
+    "seq2seq-lm": "AutoModelForSeq2SeqLM",
     "image-classification": "AutoModelForImageClassification",
 }
 
@@ -278,7 +333,7 @@ def save(family: Family, kind: Kind, folder: Path) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
-            module = getattr(transformers, _AUTO[kind]).from_config(config)
+            module = getattr(transformers, AUTO[kind]).from_config(config)
         except ValueError:
             module = transformers.AutoModel.from_config(config)
     module.save_pretrained(folder)
@@ -288,9 +343,10 @@ def save(family: Family, kind: Kind, folder: Path) -> Path:
 
 def table() -> list[str]:
     """The rows of the table in docs/models.md."""
-    rows = ["| family | classification | language model | clients | note |", "|---|---|---|---|---|"]
+    rows = ["| family | classification | language model | sequence to sequence | clients | note |", "|---" * 6 + "|"]
     for name, family in FAMILIES.items():
-        cells = [_allowed(family.classifies), _allowed(family.speaks), _clients(family), family.note]
+        allowed = map(_allowed, (family.classifies, family.speaks, family.writes))
+        cells = [*allowed, _clients(family), family.note]
         rows.append(f"| {' | '.join([name, *cells])} |".replace("|  |", "| |"))
     return rows
 
@@ -320,7 +376,7 @@ def _allowed(outcomes: tuple[Outcome, Outcome]) -> str:
 
 
 def _clients(family: Family) -> str:
-    trained = [o for o in (*family.classifies, *family.speaks) if o not in ("refused", "none")]
+    trained = [o for o in (*family.classifies, *family.speaks, *family.writes) if o not in ("refused", "none")]
     if len(set(trained)) == 2:
         return "one at a time; together without such projections"
     return trained[0] if trained else ""

@@ -28,21 +28,25 @@ LABELS = ("neg", "pos")
 WORDS_PER_ROW = ((7, 3), (LONGEST - 2,), (11, 5, 16))
 """Of each client's rows. The longest one has as many tokens as the model takes."""
 
+ANSWER_WORDS = (4, 9, 6, LONGEST - 2, 3, 7)
+"""Of each row's answer, over all clients."""
+
 
 def configured(folder: Path, kind: Kind, layers: Any, **adapter: Any) -> RunConfig:
-    columns: dict[str, Any] = {} if kind == "causal-lm" else {"label": "label"}
-    columns |= (
-        {"image": "image", "image_shape": [16, 16, 3]}
-        if kind == "image-classification"
-        else {"text": "text", "max_length": LONGEST}
-    )
+    columns: dict[str, Any] = {"text": "text", "max_length": LONGEST}
+    if kind == "image-classification":
+        columns = {"image": "image", "image_shape": [16, 16, 3]}
+    if kind == "seq2seq-lm":
+        columns = {"prompt": "text", "response": "answer", "max_length": LONGEST}
+    elif kind != "causal-lm":
+        columns["label"] = "label"
     return load(
         {
             "algorithm": {"name": "fedit"},
             "adapter": {"r": 2, "lora_alpha": 4, "target_modules": layers, **adapter},
             "model": {"name": str(folder)},
             "task": {"kind": kind, **columns},
-            "data": {"source": str(write_rows(folder / "rows.csv", [{"text": "w1", "label": "pos"}]))},
+            "data": {"source": str(write_rows(folder / "rows.csv", [{"text": "w1", "label": "pos", "answer": "w2"}]))},
             "partition": {"kind": "iid", "clients": 1},
             "train": {"optimizer": "sgd", "lr": 0.1, "batch_size": 4, "local_epochs": 1, "precision": "exact"},
         }
@@ -56,8 +60,11 @@ def sentences() -> tuple[list[dict[str, str]], ...]:
         texts = []
         for length in lengths:
             count += 1
-            words = (WORDS[(17 * count + 5 * i) % len(WORDS)] for i in range(length))
-            texts.append({"text": " ".join(words), "label": LABELS[count % 2]})
+            words, answer = (
+                " ".join(WORDS[(17 * count + step * i) % len(WORDS)] for i in range(size))
+                for step, size in ((5, length), (7, ANSWER_WORDS[count - 1]))
+            )
+            texts.append({"text": words, "label": LABELS[count % 2], "answer": answer})
         clients.append(texts)
     return tuple(clients)
 

@@ -24,13 +24,18 @@ from small_runs import settings, write_rows
 
 ROUNDING = 1e-3
 """Of the largest change in a step. A row dealt to another client changes it as much as it is large."""
-FAST = ("BERT", "RoBERTa", "DeBERTa v2", "Funnel", "XLNet", "Llama", "Qwen3-MoE")
+FAST = ("BERT", "RoBERTa", "DeBERTa v2", "Funnel", "XLNet", "LED", "Llama", "Qwen3-MoE")
 
 
 def cases() -> list[Any]:
     found = []
     for name, family in FAMILIES.items():
-        for kind, outcomes in (("sequence-classification", family.classifies), ("causal-lm", family.speaks)):
+        kinds = (
+            ("sequence-classification", family.classifies),
+            ("causal-lm", family.speaks),
+            ("seq2seq-lm", family.writes),
+        )
+        for kind, outcomes in kinds:
             for layers, outcome in zip(("all-linear", list(family.attention)), outcomes, strict=True):
                 if outcome != "none":
                     which = "all" if layers == "all-linear" else "attention"
@@ -69,10 +74,11 @@ def assert_stock_peft_agrees(
     """A client's trained tensors, written and loaded by stock PEFT, give its logits."""
     model.save(folder, seen, {}, LABELS)
     base = load_base(config, model.name, model.known, model.tokenizer, config.seed + 1).module
-    inputs, _ = task.collate(examples)
+    inputs, targets = task.collate(examples)
     ours, theirs = model.network(add_client_axis(seen), {}, inputs), peft.stock_model(base, folder)(**inputs).logits
     if ours.dim() == 3:  # logits at padding mean nothing
-        ours, theirs = (logits[inputs["attention_mask"].bool()] for logits in (ours, theirs))
+        real = targets["labels"] >= 0 if "decoder_input_ids" in inputs else inputs["attention_mask"].bool()
+        ours, theirs = ours[real], theirs[real]
     assert_close(ours, theirs, 1e-4 * max(1.0, float(theirs.abs().max())))
     start = {n: t for n, t in model.network.initial.items() if not n.startswith(HEAD_PREFIX)}
     before = model.network(add_client_axis({**seen, **start}), {}, inputs)
@@ -84,11 +90,18 @@ POSITIONS = [
 ]
 
 
-def problems(family: Family, folder: Path, longest: int) -> list[str]:
-    """The faults of a configuration with rows of ``longest`` tokens."""
-    kind: Kind = "sequence-classification" if family.classifies[0] != "none" else "causal-lm"
+def problems(family: Family, folder: Path, longest: int, answer: int = LONGEST) -> list[str]:
+    """The faults of a configuration with rows of ``longest`` tokens, and of ``answer`` tokens that a decoder writes."""
+    outcomes: dict[Kind, Outcome] = {
+        "sequence-classification": family.classifies[0],
+        "causal-lm": family.speaks[0],
+        "seq2seq-lm": family.writes[0],
+    }
+    kind = next(kind for kind, outcome in outcomes.items() if outcome != "none")
+    if answer != LONGEST:
+        kind = "seq2seq-lm"
     config = configured(save(family, kind, folder), kind, list(family.attention))
-    task = config.task.model_copy(update={"max_length": longest})
+    task = config.task.model_copy(update={"max_length": longest, "max_target_length": answer})
     return [p.message for p in look(config.model_copy(update={"task": task}), LABELS).problems]
 
 
@@ -96,6 +109,29 @@ def problems(family: Family, folder: Path, longest: int) -> list[str]:
 def test_longer_rows_than_positions_are_refused(tmp_path: Path, name: str) -> None:
     assert problems(FAMILIES[name], tmp_path, LONGEST) == []
     assert problems(FAMILIES[name], tmp_path, LONGEST + 1) == ["65, but this model takes 64 tokens: lower it to 64"]
+
+
+SIDES = {
+    "BART": (
+        "65, but this model takes 64 tokens: lower it to 64",
+        "65, but this model writes 64 tokens: set it to 64 or less",
+    ),
+    "LED": (
+        "65, but this model takes 64 tokens: lower it to 64",
+        "65, but this model writes 48 tokens: set it to 48 or less",
+    ),
+    "T5": (),
+}
+
+
+@pytest.mark.parametrize("name", SIDES)
+def test_each_side_of_an_encoder_decoder_has_its_own_limit(tmp_path: Path, name: str) -> None:
+    """LED pads to whole windows; T5's positions are relative, whatever its tokenizer says."""
+    family = FAMILIES[name]
+    if name == "LED":
+        limits = {"max_encoder_position_embeddings": LONGEST + 7, "max_decoder_position_embeddings": 48}
+        family = Family(family.config, {**family.options, **limits}, family.attention, writes=family.writes)
+    assert tuple(problems(family, tmp_path, LONGEST + 1, LONGEST + 1)) == SIDES[name]
 
 
 def test_rows_that_sparse_attention_would_divide_are_refused(tmp_path: Path) -> None:
@@ -114,6 +150,22 @@ def test_adapter_dropout_of_pooled_tokens_trains_one_at_a_time(tmp_path: Path) -
     assert opened(config)[0].network.one_at_a_time is None
     dropped = config.model_copy(update={"adapter": config.adapter.model_copy(update={"lora_dropout": 0.3})})
     assert opened(dropped)[0].network.one_at_a_time is not None
+
+
+def test_adapter_dropout_of_two_sequences_is_the_clients_own(tmp_path: Path) -> None:
+    """Prompts and answers are padded to the same length here, and no client's longest have the same."""
+    config = configured(save(FAMILIES["T5"], "seq2seq-lm", tmp_path), "seq2seq-lm", "all-linear", lora_dropout=0.3)
+    model, task, examples = opened(config)
+    assert model.network.one_at_a_time is None
+    inputs, _ = task.collate([e for client in examples for e in client])
+    assert inputs["input_ids"].shape == inputs["decoder_input_ids"].shape == (6, LONGEST)
+    starts = [drawn(model, k) for k in range(len(examples))]
+    together = trained(model, task, config, examples, stack_clients(starts), range(len(examples)))
+    for k, start in enumerate(starts):
+        alone = trained(model, task, config, examples, add_client_axis(start), [k])
+        largest = max(float((alone[n][0] - t).abs().max()) for n, t in start.items())
+        for name, tensor in alone.items():
+            assert_close(together[name][k], tensor[0], ROUNDING * largest)
 
 
 def test_page_of_models_has_the_tables_rows() -> None:

@@ -13,7 +13,7 @@ import peft as stock
 import pytest
 import torch
 import transformers
-from families import FAMILIES, SHORTCUTS, Family, Kind, rows_of_shortcuts, save, tokenizer
+from families import AUTO, FAMILIES, SHORTCUTS, Family, Kind, rows_of_shortcuts, save, tokenizer
 from family_runs import LABELS, assert_close, configured, drawn, opened, pictures, sentences, trained
 
 from rondo.config import RunConfig
@@ -23,7 +23,7 @@ from rondo.models.transformer import load_base
 from rondo.params import HEAD_PREFIX, Params, add_client_axis, client_row, stack_clients
 
 CASES: list[tuple[str, Kind]] = [(name, kind) for name, family in FAMILIES.items() for kind in family.shortcuts]
-QUICK = {name: kind for name, kind in reversed(CASES) if name != "T5"}
+QUICK = {name: kind for name, kind in reversed(CASES) if (name, kind) != ("T5", "sequence-classification")}
 """One case of each family."""
 HEADS = {
     "DeBERTa v3": ["pooler", "classifier"],
@@ -52,7 +52,11 @@ def by_hand(folder: Path, config: RunConfig, heads: Sequence[str] | None, seen: 
     batch = dict(words([row["text"] for row in rows], padding=True, return_tensors="pt"))
     auto: Any = transformers.AutoModelForSequenceClassification
     task, labels = "SEQ_CLS", torch.tensor([LABELS.index(row["label"]) for row in rows])
-    if config.task.kind == "causal-lm":
+    if config.task.kind == "seq2seq-lm":
+        auto, task = transformers.AutoModelForSeq2SeqLM, "SEQ_2_SEQ_LM"
+        answers = words(text_target=[row["answer"] for row in rows], padding=True, return_tensors="pt")
+        labels = answers["input_ids"].masked_fill(answers["attention_mask"] == 0, -100)
+    elif config.task.kind == "causal-lm":
         auto, task = transformers.AutoModelForCausalLM, "CAUSAL_LM"
         labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
     elif config.task.kind == "image-classification":
@@ -101,7 +105,9 @@ def test_training_equals_a_plain_loop_over_stock_peft(tmp_path: Path, name: str,
     assert_equal_steps(ours, by_hand(tmp_path, config, HEADS.get(name), seen, tokenizer()), seen)
 
 
-@pytest.mark.parametrize(("name", "kind"), marked([("BERT", "sequence-classification"), ("Llama", "causal-lm")]))
+@pytest.mark.parametrize(
+    ("name", "kind"), marked([("BERT", "sequence-classification"), ("Llama", "causal-lm"), ("T5", "seq2seq-lm")])
+)
 def test_shortcuts_change_nothing(tmp_path: Path, name: str, kind: Kind) -> None:
     """Three clients, each alone in the whole model, and all with every shortcut that the model allows."""
     family = FAMILIES[name]
@@ -134,34 +140,37 @@ def test_shortcuts_change_nothing(tmp_path: Path, name: str, kind: Kind) -> None
 
 
 TIES = [
-    pytest.param(name, tied, marks=() if (name, tied) == ("Llama", True) else pytest.mark.slow)
-    for name in ("Llama", "Gemma 3", "GPT-2", "OPT", "GPT-NeoX")
+    pytest.param(name, kind, tied, marks=() if tied and name in ("Llama", "T5") else pytest.mark.slow)
+    for name, kind in (
+        *((name, "causal-lm") for name in ("Llama", "Gemma 3", "GPT-2", "OPT", "GPT-NeoX")),
+        *((name, "seq2seq-lm") for name in ("T5", "BART", "Marian")),
+    )
     for tied in (True, False)
 ]
 
 
-@pytest.mark.parametrize(("name", "tied"), TIES)
+@pytest.mark.parametrize(("name", "kind", "tied"), TIES)
 @pytest.mark.filterwarnings("ignore:Model with `tie_word_embeddings")
-def test_output_layer_can_be_adapted(tmp_path: Path, name: str, tied: bool) -> None:
+def test_output_layer_can_be_adapted(tmp_path: Path, name: str, kind: Kind, tied: bool) -> None:
     """Also where its weight is the embeddings', which have no adapter: in training, and merged and loaded again."""
     family = FAMILIES[name]
     family = dataclasses.replace(family, options={**family.options, "tie_word_embeddings": tied})
-    config = run_of(tmp_path, family, "causal-lm", [*family.attention, "lm_head"], use_rslora=True)
+    config = run_of(tmp_path, family, kind, [*family.attention, "lm_head"], use_rslora=True)
     model, task, examples = opened(config)
     model.shorten(task, examples[2])
     seen = drawn(model, 0)
     ours = client_row(trained(model, task, config, examples, add_client_axis(seen), [2]), 0)
     assert_equal_steps(ours, by_hand(tmp_path, config, None, seen, tokenizer()), seen)
 
-    inputs, _ = task.collate(examples[2])
-    real = inputs["attention_mask"].bool()
+    inputs, targets = task.collate(examples[2])
+    real = targets["labels"] >= 0
     with torch.no_grad():
         expected = model.network(add_client_axis(ours), {}, inputs)[real]
         model.save(tmp_path / "adapter", ours, {}, ())
         base = load_base(config, model.name, model.known, model.tokenizer, config.seed).module
         merged: Any = peft.merged(base, tmp_path / "adapter")
         merged.save_pretrained(tmp_path / "merged")
-        loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+        loaded: Any = getattr(transformers, AUTO[kind]).from_pretrained(tmp_path / "merged")
         assert_close(loaded(**inputs).logits[real], expected, 1e-4 * float(expected.abs().max()))
 
 

@@ -56,8 +56,8 @@ def check_decoder(module: Any, tokenizer: Any) -> None:
     ours, changed = (module(input_ids=ids, decoder_input_ids=i).logits for i in (inputs, other))
     allowed = 1e-4 * float(own.abs().max())
     if not float((own - ours).abs().max()) <= allowed:
-        message = f"the decoder of {module.config.model_type} shifts labels in a way of its own: {_REMEDY}"
-        raise ConfigError.at("model.name", message)
+        message = f"{module.config.model_type} computes other logits from labels than from the tokens one place later"
+        raise ConfigError.at("model.name", f"{message}: {_REMEDY}")
     if not float((ours - changed)[:, :-1].abs().max()) <= allowed:
         message = f"the decoder of {module.config.model_type} sees the tokens that it is to predict: {_REMEDY}"
         raise ConfigError.at("model.name", message)

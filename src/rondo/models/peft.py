@@ -33,6 +33,7 @@ from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.network import Base
 from rondo.models.quiet import quiet
 from rondo.models.result_factors import adapter_factors
+from rondo.models.ties import untie
 from rondo.params import HEAD_PREFIX, Params
 
 if TYPE_CHECKING:
@@ -390,8 +391,7 @@ def merged(module: nn.Module, folder: str | Path) -> nn.Module:
     with contextlib.suppress(NotImplementedError):  # a model of pictures
         output = base.get_output_embeddings()
     if hasattr(output, "get_base_layer"):
-        layer = output.get_base_layer()
-        layer.weight = nn.Parameter(layer.weight.detach().clone())
+        untie(base)
         base.config.tie_word_embeddings = False
     result: nn.Module = loaded.merge_and_unload()
     return result
