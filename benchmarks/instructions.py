@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-BASE = ("rounds=1", "train.local_steps=1", "train.lr=1e-30", "data.max_test_rows=8")
+BASE = ("rounds=1", "train.local_steps=1", "train.lr=1e-30")
 
 
 def tuned(folder: Path, args: argparse.Namespace, extra: tuple[str, ...]) -> Any:
@@ -66,7 +66,7 @@ def main() -> None:
     tuned(args.runs / "base", args, BASE)
     line = {
         "seed": args.seed,
-        "test": {"before": result.summary["before"]["global"], "after": result.summary["after"]["global"]},
+        "losses": [record["loss"] for record in result.history],
         "bytes": result.summary["bytes"],
         "seconds": result.summary["seconds"],
         "humaneval": {name: humaneval(args.runs / name, args) for name in ("base", "tuned")},
