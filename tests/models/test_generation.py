@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers
-from families import FAMILIES, tokenizer
+from families import AUTO, FAMILIES, Kind, tokenizer
 
 from rondo.models import attention, generation
 from rondo.models.generation import Generation, answers
@@ -15,19 +16,29 @@ from rondo.models.generation import Generation, answers
 END, NEW = 2, 8
 PROMPTS = [[5 + (7 * i + 3 * n) % 90 for i in range(n)] for n in (3, 9, 4, 9, 17)]
 SPEAKING = [name for name, family in FAMILIES.items() if "together" in family.speaks]
-FAST = ("BART", "Llama", "GPT-2")
+WRITING = [name for name, family in FAMILIES.items() if family.writes[0] != "none"]
+FAST = ("BART", "Llama", "GPT-2", "T5")
 
 
-def model_of(name: str) -> Any:
+def some(names: list[str]) -> list[Any]:
+    return [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in names]
+
+
+def model_of(name: str, kind: Kind = "causal-lm") -> Any:
     """A random model with weights so large that its answers differ."""
     family = FAMILIES[name]
+    g = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        config = getattr(transformers, family.config)(**family.options)
-        module = transformers.AutoModelForCausalLM.from_config(config).eval()
+        # Where the output layer is the embeddings, a random decoder repeats its own start.
+        tied = {} if kind == "causal-lm" else {"tie_word_embeddings": False}
+        config = getattr(transformers, family.config)(**family.options, **tied)
+        module = getattr(transformers, AUTO[kind]).from_config(config).eval()
         for parameter in module.parameters():
-            if parameter.dim() > 1:
+            if parameter.dim() > 1 and kind == "causal-lm":
                 parameter.data *= 6
+            elif parameter.dim() > 1 and parameter.requires_grad:
+                parameter.data = 0.2 * torch.randn(parameter.shape, generator=g)
     return module
 
 
@@ -40,16 +51,41 @@ def likeliest(module: Any, prompt: list[int], count: int) -> list[int]:
     return ids[len(prompt) :]
 
 
-@pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in SPEAKING])
+@pytest.mark.parametrize("name", some(SPEAKING))
 def test_batched_answers_are_those_of_each_prompt_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all families only BART's positions count from the row's start, so its prompts go by length."""
+    """The decoders of encoder-decoders count positions from the row's start, so their prompts go by length."""
     verdicts, tried = [], generation._copes_with_padding
     monkeypatch.setattr(generation, "_copes_with_padding", lambda *a: verdicts.append(tried(*a)) or verdicts[0])
     module = model_of(name)
     made = answers(module, tokenizer(), PROMPTS, Generation(NEW, 3))
     assert made == [likeliest(module, prompt, NEW) for prompt in PROMPTS]
     assert len({tuple(answer) for answer in made}) > 2
-    assert verdicts == [name != "BART"]
+    assert verdicts == [name not in ("BART", "mBART", "Marian", "Pegasus")]
+
+
+@torch.no_grad()
+def written(module: Any, prompt: list[int], count: int) -> list[int]:
+    """The answer of an encoder-decoder, likewise."""
+    ids = [module.config.decoder_start_token_id]
+    while len(ids) <= count and (len(ids) == 1 or ids[-1] != END):
+        inputs = {"input_ids": torch.tensor([prompt]), "decoder_input_ids": torch.tensor([ids])}
+        ids.append(int(module(**inputs, use_cache=False).logits[0, -1].argmax()))
+    return ids[1:]
+
+
+@pytest.mark.parametrize("name", some(WRITING))
+def test_batched_answers_of_a_decoder_are_those_of_each_prompt_alone(name: str) -> None:
+    """Also where stock PEFT is around the model, whose own settings of generation are put aside."""
+    module = model_of(name, "seq2seq-lm")
+    module.generation_config.max_length = 3
+    expected = [written(module, prompt, NEW) for prompt in PROMPTS]
+    assert len({tuple(answer) for answer in expected}) > 2
+    assert answers(module, tokenizer(), PROMPTS, Generation(NEW, 3)) == expected
+    wrapped = peft.get_peft_model(
+        module, peft.LoraConfig(task_type="SEQ_2_SEQ_LM", target_modules=["k_proj", "k", "key"])
+    )
+    assert answers(wrapped, tokenizer(), PROMPTS, Generation(NEW, 3)) == expected
+    assert module.generation_config.max_length == 3
 
 
 @pytest.mark.parametrize("kind", ["written out", "torch, mask unread"])

@@ -165,6 +165,8 @@ def _procedure(facts: Facts, rounds: int) -> Iterator[tuple[str, str]]:
     kind = tasks.TABLE.get(config.task.kind)
     if kind is None or kind.inputs == "text":
         yield "most tokens per row", str(config.task.max_length)
+        if config.task.max_target_length is not None:
+            yield "most tokens per response", str(config.task.max_target_length)
     elif kind.inputs == "image":
         shape = " x ".join(map(str, config.task.image_shape or ()))
         yield "pictures", f"{shape}, normalised as {_code(config.task.normalize)}, augmented by {config.task.augment}"
@@ -224,6 +226,15 @@ model = PeftModel.from_pretrained(model, folder)
         options = ", id2label=labels, ignore_mismatched_sizes=True"
     if facts.config.model.gguf is not None:
         options += f", gguf_file={json.dumps(facts.config.model.gguf)}"
+    if kind.pipeline not in _PIPELINES:
+        return f"""```python
+from peft import {auto}
+from transformers import AutoTokenizer
+
+folder = "."{_FOLDER}
+model = {auto}.from_pretrained(folder{options})
+tokenizer = AutoTokenizer.from_pretrained(folder)
+```"""
     return f"""```python
 {before}from peft import {auto}
 from transformers import AutoTokenizer, pipeline
@@ -235,7 +246,7 @@ model = pipeline("{kind.pipeline}", model, tokenizer=AutoTokenizer.from_pretrain
 
 
 _PIPELINES = ("text-classification", "text-generation")
-"""Pipelines of transformers for texts; version 5 has none for question answering."""
+"""Pipelines of transformers for texts; version 5 has none for question answering or sequence to sequence."""
 _FOLDER = "  # the folder of this card"
 
 
