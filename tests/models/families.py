@@ -219,10 +219,37 @@ FAMILIES: dict[str, Family] = {
         writes=ALL,
         note="its tokenizer must end every row, for sequence to sequence with `decoder_start_token_id`, as mBART-50's "
         f"does; {_CROSS}",
+        shortcuts={"seq2seq-lm": _BIASED},
     ),
-    "Marian": Family("MarianConfig", _BART, _Q, classifies=NONE, speaks=ALL, writes=ALL, note=_CROSS),
-    "Pegasus": Family("PegasusConfig", _BART, _Q, classifies=NONE, speaks=ALL, writes=ALL, note=_CROSS),
-    "M2M100": Family("M2M100Config", _BART, _Q, classifies=NONE, writes=ALL, note="NLLB too"),
+    "Marian": Family(
+        "MarianConfig",
+        _BART,
+        _Q,
+        classifies=NONE,
+        speaks=ALL,
+        writes=ALL,
+        note=_CROSS,
+        shortcuts={"seq2seq-lm": _BIASED},
+    ),
+    "Pegasus": Family(
+        "PegasusConfig",
+        _BART,
+        _Q,
+        classifies=NONE,
+        speaks=ALL,
+        writes=ALL,
+        note=_CROSS,
+        shortcuts={"seq2seq-lm": _BIASED},
+    ),
+    "M2M100": Family(
+        "M2M100Config",
+        _BART,
+        _Q,
+        classifies=NONE,
+        writes=ALL,
+        note="NLLB too",
+        shortcuts={"seq2seq-lm": _PAIRS},
+    ),
     "LED": Family(
         "LEDConfig",
         {
@@ -235,6 +262,13 @@ FAMILIES: dict[str, Family] = {
         classifies=NONE,
         writes=ONE,
         note="tokens come before rows in its encoder's attention; rows are read in whole windows (`attention_window`)",
+        shortcuts={
+            "seq2seq-lm": {
+                **_BIASED,
+                "clients together": "the clients' rows cannot be told apart in "
+                "led.encoder.layers.1.self_attn.longformer_self_attn.query (its input is not one row per example)",
+            }
+        },
     ),
     "T5": Family(
         "T5Config",
@@ -252,8 +286,22 @@ FAMILIES: dict[str, Family] = {
             "seq2seq-lm": _PAIRS,
         },
     ),
-    "UMT5": Family("UMT5Config", _T5, ("q", "v"), writes=ALL, note="as a classifier its tokenizer must end every row"),
-    "LongT5": Family("LongT5Config", {**_T5, "local_radius": 4}, ("q", "v"), classifies=NONE, writes=ALL),
+    "UMT5": Family(
+        "UMT5Config",
+        _T5,
+        ("q", "v"),
+        writes=ALL,
+        note="as a classifier its tokenizer must end every row",
+        shortcuts={"seq2seq-lm": _PAIRS},
+    ),
+    "LongT5": Family(
+        "LongT5Config",
+        {**_T5, "local_radius": 4},
+        ("q", "v"),
+        classifies=NONE,
+        writes=ALL,
+        shortcuts={"seq2seq-lm": _PAIRS},
+    ),
     "Llama": Family("LlamaConfig", _LLAMA, _Q, speaks=ALL, shortcuts=_DECODER),
     "Qwen3": Family("Qwen3Config", _GEMMA, _Q, speaks=ALL, shortcuts=_DECODER),
     "Qwen3-MoE": Family("Qwen3MoeConfig", _MOE, _Q, classifies=NAMED, speaks=NAMED, note=_EXPERTS),

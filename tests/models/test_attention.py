@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from families import FAMILIES
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -114,6 +116,28 @@ def test_models_give_the_same_logits(kind: str, padding: str, chosen: Any) -> No
                 torch.testing.assert_close(module(**batch).logits, before, rtol=0, atol=1e-12)
     real = batch["attention_mask"].bool() if before.dim() == 3 else torch.ones(before.shape[:1], dtype=torch.bool)
     torch.testing.assert_close(after[real], before[real], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("chosen", ["written out", "torch, mask unread"])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("name", ["T5", "BART"])
+@torch.no_grad()
+def test_encoder_decoders_give_the_same_logits(name: str, padded: bool, chosen: Any) -> None:
+    """From one sequence to another, and with T5's position bias."""
+    family, g = FAMILIES[name], torch.Generator().manual_seed(0)
+    config = getattr(transformers, family.config)(**family.options)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = transformers.AutoModelForSeq2SeqLM.from_config(config).double().eval()
+    ids, answer = (torch.randint(4, 90, (3, tokens), generator=g) for tokens in (9, 7))
+    mask = torch.ones_like(ids)
+    if padded:
+        mask[0, 5:] = 0
+    batch = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": answer}
+    before = module(**batch).logits
+    attention.use(module, chosen)
+    with attention.rows_are(attention.RowsOfCall(padded)):
+        torch.testing.assert_close(module(**batch).logits, before, rtol=0, atol=1e-11)
 
 
 def test_torchs_attention_gets_no_mask_without_padding(monkeypatch: pytest.MonkeyPatch) -> None:

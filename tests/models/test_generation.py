@@ -88,6 +88,16 @@ def test_batched_answers_of_a_decoder_are_those_of_each_prompt_alone(name: str) 
     assert module.generation_config.max_length == 3
 
 
+def test_decoder_keeps_what_it_was_trained_to_begin_with_and_never_to_say() -> None:
+    module = model_of("BART", "seq2seq-lm")
+    likely = answers(module, tokenizer(), PROMPTS[:1], Generation(NEW, 1))[0][1]
+    module.generation_config.forced_bos_token_id = 7
+    module.generation_config.bad_words_ids = [[likely]]
+    made = answers(module, tokenizer(), PROMPTS, Generation(NEW, 3))
+    assert {answer[0] for answer in made} == {7}
+    assert likely not in {token for answer in made for token in answer}
+
+
 @pytest.mark.parametrize("kind", ["written out", "torch, mask unread"])
 def test_rondos_own_attention_generates_the_same(kind: attention.Attention) -> None:
     module = model_of("Llama")
