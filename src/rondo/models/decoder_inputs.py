@@ -6,6 +6,7 @@ outside of the model, so the two must be the same.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import torch
@@ -65,7 +66,6 @@ def check_decoder(module: Any, tokenizer: Any) -> None:
 
 def _labels(tokenizer: Any) -> Tensor:
     """The targets of one row, which ends with the end token as those of a task do."""
-    end = tokenizer.eos_token_id
-    plain = [n for n in range(len(tokenizer)) if n not in tokenizer.all_special_ids]
-    ids = [plain[i % len(plain)] for i in range(7)]
+    end, special = tokenizer.eos_token_id, set(tokenizer.all_special_ids)
+    ids = list(islice((n for n in range(len(tokenizer)) if n not in special), 7))
     return torch.tensor([[*ids, *([] if end is None else [end])]])
