@@ -106,7 +106,9 @@ def test_run_over_flowers_own_programs_equals_the_simulation(config: Path, tmp_p
     running = [start("flower-superlink", *link)]
     try:
         for site, port in (("north", ports[1]), ("south", ports[2])):
-            own = f'rondo-data="{folder / "data" / site}" rondo-state="{tmp_path / site}"'
+            own = (
+                f'rondo-data="{folder / "data" / site}" rondo-state="{tmp_path / site}" rondo-model="{folder / "bert"}"'
+            )
             way = ("--insecure", "--superlink", f"127.0.0.1:{ports[0]}", "--port", str(port))
             running.append(start(f"flower-supernode-of-{site}", *way, "--node-config", own))
         time.sleep(5)
