@@ -83,19 +83,23 @@ class SuperNode:
         self._client.close()
 
     def next(self) -> Message | None:
-        """The next message to this site, with everything in it; None while there is none."""
+        """The next message to this site, with everything in it; None while there is none, and where the server withdrew
+        it while it was fetched."""
         pulled = _asked(lambda: self._client.PullMessages(PullMessagesRequest(node=self._here)))
         if not pulled.messages_list:
             return None
         metadata = message_from_proto(pulled.messages_list[0]).metadata
         parts = {t.object_id: b"" for t in iterate_object_tree(pulled.message_object_trees[0])}
-        for name in parts:
-            asked = PullObjectRequest(node=self._here, run_id=metadata.run_id, object_id=name)
-            parts[name] = _asked(partial(self._client.PullObject, asked)).object_content
         received = ConfirmMessageReceivedRequest(
             node=self._here, run_id=metadata.run_id, message_object_id=metadata.message_id
         )
-        _asked(lambda: self._client.ConfirmMessageReceived(received))
+        try:
+            for name in parts:
+                asked = PullObjectRequest(node=self._here, run_id=metadata.run_id, object_id=name)
+                parts[name] = _asked(partial(self._client.PullObject, asked)).object_content
+            _asked(lambda: self._client.ConfirmMessageReceived(received))
+        except Refused:  # withdrawn; a site that is turned away hears it again at its next question
+            return None
         try:
             message = inflate_object_from_contents(metadata.message_id, parts)
         except Exception:  # the server dropped it meanwhile
