@@ -178,7 +178,7 @@ def _configured(model: Any, tokenizer: Any, how: Generation, ends: Sequence[int]
 
 
 def _own_start(model: Any, own: Any) -> dict[str, Any]:
-    """What a decoder was trained to begin with, and never to say (Marian's padding, which is also its start)."""
+    """Tokens that a decoder was trained to begin with, and never to say (Marian's padding, which is also its start)."""
     kept = {name: getattr(own, name, None) for name in ("forced_bos_token_id", "bad_words_ids")}
     return {"decoder_start_token_id": model.config.decoder_start_token_id, **kept}
 
