@@ -72,11 +72,25 @@ def test_run_learns_and_says_what_it_used(finished: rondo.RunResult) -> None:
 
 
 def test_cohort_equals_one_client_at_a_time(finished: rondo.RunResult, tmp_path: Path) -> None:
-    """With adapter dropout, and clients whose longest request and answer have other lengths."""
-    alone = rondo.run(again(finished, tmp_path, simulation={"cohort": 1}), run_dir=tmp_path / "run", device="cpu")
-    expected = read_tensors(alone.run_dir / "adapter")
-    for name, tensor in read_tensors(finished.run_dir / "adapter").items():
-        assert float((tensor - expected[name]).abs().max()) < 1e-4, name
+    """With adapter dropout, and clients whose longest request and answer have other lengths.
+
+    By SGD: where a gradient is nearly zero, Adam divides its rounding by itself, which some processors show.
+    """
+    train = {"optimizer": "sgd", "lr": 0.5}
+    together, alone = (
+        read_tensors(
+            rondo.run(
+                again(finished, tmp_path, train=train, simulation={"cohort": cohort}),
+                run_dir=tmp_path / f"cohort-{cohort}",
+                device="cpu",
+            ).run_dir
+            / "adapter"
+        )
+        for cohort in ("auto", 1)
+    )
+    assert together.keys() == alone.keys()
+    for name, tensor in together.items():
+        assert float((tensor - alone[name]).abs().max()) < 1e-5 * float(tensor.abs().max()), name
 
 
 @pytest.mark.parametrize("rounds", [pytest.param(0, marks=pytest.mark.slow), 1])
