@@ -581,7 +581,8 @@ def test_structure_is_checked_without_weights(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "extra"), [("gguf_file", "model.gguf", "gguf"), ("quantization", "int8", "quant")]
+    ("key", "value", "extra"),
+    [("gguf_file", "model.gguf", "gguf"), ("quantization", "int8", "quant"), ("quantization", "nf4", "quant4")],
 )
 def test_missing_package_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: str, extra: str

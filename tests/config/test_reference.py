@@ -50,7 +50,7 @@ def test_page_is_up_to_date() -> None:
         ("clients.ranks", ["clients.ranks (not set)", "    list of integers > 0 or table of numbers > 0 and <= 1"]),
         ("adapter.init_lora_weights", ["adapter.init_lora_weights = true", '    true, "gaussian", "orthogonal"']),
         ("adapter.rank_pattern", ["adapter.rank_pattern = {}", "    table of integers > 0"]),
-        ("model.quantization", ["model.quantization (not set)", '    "int8"']),
+        ("model.quantization", ["model.quantization (not set)", '    "int8", "nf4"']),
         ("task.text", ["task.text (not set)", "    text or list of at most 2 texts"]),
         ("algorithm.restart", ["algorithm.restart (not set)", '    "random", "momentum"']),
     ],

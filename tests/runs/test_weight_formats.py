@@ -1,4 +1,4 @@
-"""Runs on int8 weights and on GGUF files, from a configuration to an exported adapter, and through a stop."""
+"""Runs on rounded weights and on GGUF files, from a configuration to an exported adapter, and through a stop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from rondo.errors import RunInterrupted
 from rondo.runs.assemble import Assembly, assemble
 from small_runs import reviews, save_tiny_bert, save_tiny_gpt2, settings, write_rows
 
-INT8 = {"quantization": "int8"}
+ROUNDED = {"int8": "torchao", "nf4": "bitsandbytes"}
+"""What rounds the weights, by the format."""
 
 
 def adapter(folder: Path) -> bytes:
@@ -52,16 +53,17 @@ def same_result(one: rondo.RunResult, other: rondo.RunResult) -> bool:
     return histories[0] == histories[1] and adapter(one.run_dir / "adapter") == adapter(other.run_dir / "adapter")
 
 
-# int8
+# int8 and nf4
 
 
-@pytest.fixture(scope="module")
-def classified(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A run in int8 on a tiny BERT."""
-    folder = tmp_path_factory.mktemp("int8")
+@pytest.fixture(scope="module", params=ROUNDED)
+def classified(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A run on a tiny BERT with rounded weights."""
+    folder = tmp_path_factory.mktemp(request.param)
     rows = write_rows(folder / "rows.csv", reviews(36))
     data = {"source": str(rows), "test_source": str(rows)}
-    return settings(save_tiny_bert(folder / "bert"), model=INT8, data=data, train={"local_epochs": 1})
+    model = {"quantization": request.param}
+    return settings(save_tiny_bert(folder / "bert"), model=model, data=data, train={"local_epochs": 1})
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +71,7 @@ def finished(classified: dict[str, Any], tmp_path_factory: pytest.TempPathFactor
     return rondo.run(classified, run_dir=tmp_path_factory.mktemp("finished") / "run")
 
 
-def test_int8_run_trains_and_its_adapter_verifies(finished: rondo.RunResult, tmp_path: Path) -> None:
+def test_rounded_run_trains_and_its_adapter_verifies(finished: rondo.RunResult, tmp_path: Path) -> None:
     tensors = safetensors.torch.load_file(finished.run_dir / "adapter" / "adapter_model.safetensors")
     assert all(t.any() for n, t in tensors.items() if "lora_B" in n)
     exported = rondo.export(finished.run_dir, tmp_path / "out", verify=True)
@@ -78,29 +80,30 @@ def test_int8_run_trains_and_its_adapter_verifies(finished: rondo.RunResult, tmp
     assert adapter(tmp_path / "out") == adapter(finished.run_dir / "adapter")
 
 
-def test_int8_run_scores_the_same_when_reopened(finished: rondo.RunResult) -> None:
+def test_rounded_run_scores_the_same_when_reopened(finished: rondo.RunResult) -> None:
     expected = finished.metrics["global"]
     assert rondo.evaluate(finished.run_dir)["test"] == expected
     assert rondo.evaluate(finished.run_dir / "adapter")["test"] == expected
 
 
-def test_int8_run_resumes_to_the_same_bits(
+def test_rounded_run_resumes_to_the_same_bits(
     classified: dict[str, Any], finished: rondo.RunResult, tmp_path: Path
 ) -> None:
     assert same_result(stopped_and_resumed(classified, tmp_path / "run"), finished)
 
 
-def test_int8_is_the_same_in_every_precision(
+def test_rounded_is_the_same_in_every_precision(
     classified: dict[str, Any], finished: rondo.RunResult, tmp_path: Path
 ) -> None:
     exact = {**classified, "train": {**classified["train"], "precision": "exact"}}
     assert same_result(rondo.run(exact, run_dir=tmp_path / "run"), finished)
     manifest = json.loads((finished.run_dir / "manifest.json").read_text())
     assert manifest["kernels"]["reason"] == "the base is quantised; it is used as it is"
-    assert manifest["quantizer"] == f"torchao {importlib.metadata.version('torchao')}"
+    package = ROUNDED[classified["model"]["quantization"]]
+    assert manifest["quantizer"] == f"{package} {importlib.metadata.version(package)}"
 
 
-def test_int8_weights_are_not_kept_by_a_step(classified: dict[str, Any]) -> None:
+def test_rounded_weights_are_not_kept_by_a_step(classified: dict[str, Any]) -> None:
     """torchao alone would keep a float copy of every weight until the backward pass."""
 
     def kept(config: dict[str, Any]) -> float:
@@ -113,9 +116,10 @@ def test_int8_weights_are_not_kept_by_a_step(classified: dict[str, Any]) -> None
 
 
 def test_int8_of_a_model_without_linear_layers_is_refused(tmp_path: Path) -> None:
+    """GPT-2's layers hold their weights transposed. bitsandbytes takes them, torchao does not."""
     rows = write_rows(tmp_path / "rows.csv", reviews(12))
     config = settings(
-        save_tiny_gpt2(tmp_path / "gpt2"), model=INT8, data={"source": str(rows)},
+        save_tiny_gpt2(tmp_path / "gpt2"), model={"quantization": "int8"}, data={"source": str(rows)},
         adapter={"target_modules": ["c_attn"]},
         task={"kind": "causal-lm", "label": None},
     )  # fmt: skip

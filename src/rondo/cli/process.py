@@ -84,8 +84,8 @@ def quiet_libraries() -> None:
     import logging
     import warnings
 
-    # torchao, which transformers imports, names each of its libraries that this machine has no use for.
-    for name in ("torchao", "torch.utils._pytree"):
+    # torchao and bitsandbytes, which transformers and peft import, name libraries that this machine has no use for.
+    for name in ("torchao", "bitsandbytes", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|torch|pyarrow")

@@ -155,7 +155,8 @@ def _whole_checks(config: RunConfig) -> Iterator[Problem]:
 
 def _gguf_checks(model: ModelConfig) -> Iterator[Problem]:
     if model.gguf and model.quantization:
-        message = "a GGUF file is rounded already, and int8 would round it again: remove it, or name another model"
+        message = f"a GGUF file is rounded already, and {model.quantization} would round it again"
+        message += ": remove it, or name another model"
         yield Problem("model.quantization", message)
     if model.gguf_file and model.name.endswith(".gguf") and Path(model.name).expanduser().is_file():
         yield Problem("model.gguf_file", "model.name is a GGUF file already: remove gguf_file, or name the folder")

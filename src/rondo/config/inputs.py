@@ -88,8 +88,9 @@ class ModelConfig(Section):
     """Revision on the Hugging Face hub."""
     gguf_file: str | None = None
     """GGUF file in the folder or repository ``name``. Its weights are loaded dequantised."""
-    quantization: Literal["int8"] | None = None
-    """Quantisation of the frozen linear layers, by torchao. Activations stay in float32."""
+    quantization: Literal["int8", "nf4"] | None = None
+    """Rounding of the frozen linear layers: to 8 bits by torchao, or to 4 (nf4 in blocks of 64) by bitsandbytes.
+    Activations stay in float32."""
     head_layers: Annotated[list[str], Field(min_length=1)] | None = None
     """Layers of the head, by module path, of a model that is trained whole (``train.what``); left out, the last layer
     with parameters. What lies below is the body."""

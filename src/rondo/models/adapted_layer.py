@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from rondo.lowrank import GrowingSum
 from rondo.models.call import Call, Rows, to_device
+from rondo.models.rounded import is_rounded, read_back
 from rondo.params import Params
 
 
@@ -108,9 +109,7 @@ def frozen_matrix(module: nn.Module, site: Site) -> Tensor:
     """W (out, in) of an adapted layer in float32. A weight in an unknown packed format is read by applying its layer to
     the identity."""
     out, inp = site.shape
-    weight = module.weight
-    if hasattr(weight, "qdata"):  # torchao
-        weight = weight.dequantize()  # type: ignore[operator]
+    weight = read_back(module) if is_rounded(module) else module.weight
     if isinstance(weight, Tensor) and weight.is_floating_point() and weight.numel() == out * inp:
         plain = weight.detach().float()
         return plain.T if site.kind == "conv1d" else plain.reshape(out, inp)

@@ -170,7 +170,9 @@ def _of_whole_training(config: RunConfig) -> Iterator[Problem]:
         message = "it would set pre-trained weights to zero: remove it, or take a built-in network"
         yield Problem("adapter.from_scratch", message)
     if config.model.quantization is not None and config.whole_tensors is not None:
-        message = "weights that are trained whole cannot be int8: remove it, or remove train.what"
+        message = (
+            f"weights that are trained whole cannot be {config.model.quantization}: remove it, or remove train.what"
+        )
         yield Problem("model.quantization", message)
 
 
@@ -233,7 +235,8 @@ def _missing_packages(config: RunConfig) -> Iterator[Problem]:
     """One problem per package that the model's format needs and that is not installed."""
     model = config.model
     gguf = ("name" if model.is_gguf_path else "gguf_file", model.gguf, "gguf", "gguf")
-    for key, value, package, extra in (gguf, ("quantization", model.quantization, "torchao", "quant")):
+    package, extra = ("bitsandbytes", "quant4") if model.quantization == "nf4" else ("torchao", "quant")
+    for key, value, package, extra in (gguf, ("quantization", model.quantization, package, extra)):
         if value is not None and find_spec(package) is None:
             message = (
                 f"needs the package {package}, which is not installed: pip install 'rondo-fl[{extra}]', or remove it"

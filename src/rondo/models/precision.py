@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rondo.models.attention import Attention, use
+from rondo.models.rounded import use_frozen
 
 _NATIVE_BF16 = ("avx512_bf16", "amx_bf16", "bf16")  # x86 and ARM names
 
@@ -92,14 +93,12 @@ def has_onednn() -> bool:
 
 
 def apply(module: nn.Module, kernels: Kernels) -> None:
-    """Make a frozen module use ``kernels``: cast it and replace the forward of its plain and its int8 linear layers.
+    """Make a frozen module use ``kernels``: cast it and replace the forward of its plain and its rounded linear layers.
     Layers with trained tensors keep their forward."""
     if kernels.dtype is not torch.float32:
         module.to(kernels.dtype)
     use(module, kernels.attention)
-    for layer in module.modules():
-        if isinstance(layer, nn.Linear) and hasattr(layer.weight, "qdata"):
-            layer.forward = _Int8(layer)  # type: ignore[method-assign, assignment]
+    use_frozen(module)
     if kernels.linear == "onednn":
         _bound_caches()
         for layer in module.modules():
@@ -150,29 +149,3 @@ class _FrozenLinear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (weight,) = ctx.saved_tensors
         return torch.ops.mkldnn._linear_pointwise(grad.contiguous(), weight.t(), None, "none", [], ""), None, None
-
-
-class _Int8:
-    """The forward of a frozen int8 linear layer by torchao, which keeps nothing for the backward pass. torchao's own
-    keeps the weight in float32 until then, so a step would hold the whole model in full size."""
-
-    def __init__(self, layer: nn.Linear) -> None:
-        self.layer = layer
-
-    def __call__(self, x: Tensor) -> Tensor:
-        result: Tensor = _Int8Linear.apply(x, self.layer.weight, self.layer.bias)  # type: ignore[no-untyped-call]
-        return result
-
-
-class _Int8Linear(torch.autograd.Function):
-    """``x W^T + b`` with a gradient for x only."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.weight = weight
-        return functional.linear(x, weight, bias)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return grad @ ctx.weight.dequantize().to(grad.dtype), None, None

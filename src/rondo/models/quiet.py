@@ -12,11 +12,11 @@ from collections.abc import Iterator
 @contextlib.contextmanager
 def quiet(*, stderr: bool = False) -> Iterator[None]:
     """Silence the progress bars, advice and announced changes of transformers and peft: Rondo reports problems in its
-    own words. With torchao installed, transformers imports it with every model, and the import warns of kernels for
+    own words. torchao and bitsandbytes, where they are installed, are imported with models, and warn of kernels for
     other processors. ``stderr`` silences all that is written there, for a progress bar that no setting turns off."""
     import transformers
 
-    loggers = [logging.getLogger(name) for name in ("transformers", "torchao", "torch.utils._pytree")]
+    loggers = [logging.getLogger(name) for name in ("transformers", "torchao", "bitsandbytes", "torch.utils._pytree")]
     levels = [logger.level for logger in loggers]
     bar = transformers.logging.is_progress_bar_enabled()
     transformers.logging.disable_progress_bar()

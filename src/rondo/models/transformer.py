@@ -131,7 +131,8 @@ def load_transformer(
         for tensor in network.initial_head:
             if tensor in planned.params:
                 network.initial_head[tensor] = planned.params[tensor].to(device)
-    quantizer = f"torchao {importlib.metadata.version('torchao')}" if config.model.quantization is not None else None
+    package = {None: None, "int8": "torchao", "nf4": "bitsandbytes"}[config.model.quantization]
+    quantizer = None if package is None else f"{package} {importlib.metadata.version(package)}"
     return Transformer(
         os.path.abspath(name) if os.path.isdir(name) else name,
         whose,

@@ -87,8 +87,8 @@ def export(
     if rank is not None and rank < 1:
         raise ConfigError.at("--rank", f"must be at least 1, got {rank}")
     to = check_target(to)
-    if merged and RunDirectory.open(run_dir).config().model.quantization is not None:
-        message = "the base is int8, and merging would round the adapter away with it; export the adapter alone"
+    if merged and (bits := RunDirectory.open(run_dir).config().model.quantization) is not None:
+        message = f"the base is {bits}, and merging would round the adapter away with it; export the adapter alone"
         raise ConfigError.at("--merged", message)
     # Stock libraries load the model in float32, so their logits are compared with float32.
     opened = reopen(

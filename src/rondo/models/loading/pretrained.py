@@ -22,6 +22,7 @@ from rondo.models.loading import causality, quantised
 from rondo.models.loading.report import new_tensors, parts_of
 from rondo.models.out_of_memory import does_not_fit, is_out_of_memory
 from rondo.models.quiet import quiet
+from rondo.models.rounded import use_frozen
 from rondo.tasks.table import Kind
 
 
@@ -120,7 +121,7 @@ def load_pretrained(
     seed: int,
     revision: str | None = None,
     gguf_file: str | None = None,
-    quantization: Literal["int8"] | None = None,
+    quantization: Literal["int8", "nf4"] | None = None,
 ) -> Pretrained:
     """Load a pre-trained model from a folder or a hub.
 
@@ -128,7 +129,8 @@ def load_pretrained(
     ``tokenizer``'s. The head is everything outside the base model (``base_model_prefix``) plus a pooler that the
     checkpoint lacks; new tensors are drawn from ``seed``. A causal language model has no head. Raises OSError,
     ValueError or RuntimeError as transformers does, and :class:`ConfigError` if the checkpoint lacks tensors other than
-    the head's, if a language model is not causal, if no layer can be int8, or if int8 layers give wrong products here.
+    the head's, if a language model is not causal, if no layer can be rounded, or if rounded layers give wrong products
+    here.
     """
     import transformers
 
@@ -140,16 +142,19 @@ def load_pretrained(
     else:
         options |= {"gguf_file": gguf_file, "quantization_config": transformers.GgufConfig(dequantize=True)}
     if quantization is not None:
-        options["quantization_config"] = quantised.int8(_head_modules(kind, config) if kind.head else None)
+        keep = _head_modules(kind, config) if kind.head else None
+        options["quantization_config"] = quantised.rounding(quantization, keep)
     # GGUF files are read under a progress bar of their own, which no setting turns off.
     with quiet(stderr=gguf_file is not None), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module, report = auto(kind).from_pretrained(name, output_loading_info=True, **options)
+        if quantization == "nf4":
+            use_frozen(module)  # before anything runs, which would pack the weights anew
         head = head_names(kind, module, new_tensors(kind, module, report))
         if kind.peft == "CAUSAL_LM":
             causality.check_logits(module)
     if quantization is not None:
-        quantised.check_products(module)
+        quantised.check_rounding(module, quantization)
     if tokenizer is not None and module.config.pad_token_id is None:
         module.config.pad_token_id = tokenizer.pad_token_id
     if kind.peft == "SEQ_2_SEQ_LM":
