@@ -54,9 +54,12 @@ def one(args: argparse.Namespace) -> dict[str, Any]:
         ids = coder(" ".join(draw.choices(words, k=2 * args.tokens)))["input_ids"][: args.tokens]
         texts.append(coder.decode(ids))
     train: dict[str, Any] = {"batch_size": args.rows, "lr": 1e-3, "precision": args.precision}
+    model = {"name": model_folder(workload)}
     for setting in args.settings:
-        if setting != "plain":
-            key, _, value = setting.partition("=")
+        key, _, value = setting.partition("=")
+        if key == "quantization":
+            model[key] = value
+        elif setting != "plain":
             train[key] = int(value) if value else True
     with tempfile.TemporaryDirectory() as folder:
         result = run(
@@ -64,7 +67,7 @@ def one(args: argparse.Namespace) -> dict[str, Any]:
                 "rounds": args.rounds,
                 "algorithm": {"name": "fedit"},
                 "adapter": {"r": 4, "target_modules": list(workload.targets)},
-                "model": {"name": model_folder(workload)},
+                "model": model,
                 "task": {"kind": "causal-lm", "text": "text", "max_length": args.tokens},
                 "data": {"test_split": "", "validation_fraction": 0.0},
                 "partition": {"kind": "iid", "clients": 1},
@@ -93,7 +96,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precision", choices=("exact", "fast"), default="fast")
-    parser.add_argument("--settings", nargs="+", default=["plain"], help="plain, or keys of [train], joined by commas")
+    parser.add_argument("--settings", nargs="+", default=["plain"], help="plain, or keys of [train] and quantization")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.here:

@@ -30,7 +30,7 @@ def read_back(layer: nn.Module) -> Tensor:
 def unpacked(packed: Tensor, state: Any) -> Tensor:
     """Numbers of 4 bits in float32, in the shape of ``state`` (QLoRA, Dettmers et al. 2023, section 3): two codes in a
     byte, the first in its upper half, and the largest absolute value of every block. bitsandbytes 0.50.2 reads them
-    wrongly on a CPU in rows of 32, 80 or 96 numbers, among others, and compiles C++ for rows of 200."""
+    wrongly on a CPU in rows of 32, 80 or 96 numbers, among others, and compiles C++ for rows of odd lengths."""
     code, block = state.code.float(), state.blocksize
     pairs = torch.stack([code.repeat_interleave(16), code.repeat(16)], dim=-1)  # what every byte stands for
     # As one number of 8 bytes a pair is copied twice as fast.
