@@ -235,8 +235,8 @@ def _missing_packages(config: RunConfig) -> Iterator[Problem]:
     """One problem per package that the model's format needs and that is not installed."""
     model = config.model
     gguf = ("name" if model.is_gguf_path else "gguf_file", model.gguf, "gguf", "gguf")
-    package, extra = ("bitsandbytes", "quant4") if model.quantization == "nf4" else ("torchao", "quant")
-    for key, value, package, extra in (gguf, ("quantization", model.quantization, package, extra)):
+    rounds = ("bitsandbytes", "quant4") if model.quantization == "nf4" else ("torchao", "quant")
+    for key, value, package, extra in (gguf, ("quantization", model.quantization, *rounds)):
         if value is not None and find_spec(package) is None:
             message = (
                 f"needs the package {package}, which is not installed: pip install 'rondo-fl[{extra}]', or remove it"
