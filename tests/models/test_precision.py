@@ -191,13 +191,28 @@ def test_heads_keep_their_forward_and_adapters_their_hook() -> None:
 # The choice of kernels
 
 
-@pytest.mark.parametrize("has", [True, False])
+@pytest.mark.parametrize(
+    ("has", "vendor", "mkl"),
+    [
+        (True, "AuthenticAMD", True),
+        (True, "GenuineIntel", True),
+        (True, "GenuineIntel", False),
+        (False, "GenuineIntel", True),
+        (False, "AuthenticAMD", True),
+    ],
+)
 @pytest.mark.parametrize("native", [True, False])
-def test_kernels_chosen_for_a_processor(native: bool, has: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "native_bf16", lambda: native)
+def test_kernels_chosen_for_a_processor(
+    native: bool, has: bool, vendor: str, mkl: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = "avx512_bf16" if native else "avx512f"
+    processor = f"processor : 0\nvendor_id : {vendor}\nflags : fpu {flags}\n"
+    monkeypatch.setattr(precision.Path, "read_text", lambda _: processor)
     monkeypatch.setattr(precision, "has_onednn", lambda: has)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
     exact = choose("exact", CPU)
-    assert exact == Kernels(torch.float32, "onednn" if has else "torch", "torch")
+    by_onednn = has and not (vendor == "GenuineIntel" and mkl)
+    assert exact == Kernels(torch.float32, "onednn" if by_onednn else "torch", "torch")
     fast = choose("fast", CPU)
     assert fast.dtype is (torch.bfloat16 if native else torch.float32)
     assert (fast.reason is None) == native

@@ -45,11 +45,10 @@ class Kernels:
 def choose(precision: Literal["exact", "fast"], device: torch.device, *, quantized: bool = False) -> Kernels:
     """Choose the kernels for ``precision`` on ``device``."""
     cpu = device.type == "cpu"
-    # MKL favours one maker's processors; where it is slow, oneDNN's float32 is up to twice as fast
-    # (docs/log/decisions.md, "Threads and linear layers").
-    plain = Kernels(
-        torch.float32, "onednn" if cpu and has_onednn() else "torch", "torch" if cpu else "torch, mask unread"
-    )
+    # MKL, by which torch multiplies, favours its maker's processors: 5 to 25 % faster than oneDNN there in float32,
+    # elsewhere up to twice as slow (docs/log/decisions.md, "Threads and linear layers").
+    by_onednn = cpu and has_onednn() and not (torch.backends.mkl.is_available() and _is_intel())
+    plain = Kernels(torch.float32, "onednn" if by_onednn else "torch", "torch" if cpu else "torch, mask unread")
     if precision == "exact":
         return plain
     if quantized:
@@ -79,12 +78,21 @@ _WIDE = 256
 
 def native_bf16() -> bool:
     """Whether this processor multiplies bfloat16 natively. Only Linux tells; elsewhere the answer is False."""
+    return bool(_processor("flags", "Features") & set(_NATIVE_BF16))
+
+
+def _is_intel() -> bool:
+    """Whether this is a processor of Intel's. Only Linux tells; elsewhere the answer is False."""
+    return "GenuineIntel" in _processor("vendor_id")
+
+
+def _processor(*names: str) -> set[str]:
+    """The words that Linux says of the first processor under the first of ``names`` that it has; elsewhere none."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return False
-    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return bool(set(flags.split()) & set(_NATIVE_BF16))
+        return set()
+    return set(next((line for line in lines if line.startswith(names)), "").split())
 
 
 def has_onednn() -> bool:
@@ -99,8 +107,8 @@ def apply(module: nn.Module, kernels: Kernels) -> None:
         module.to(kernels.dtype)
     use(module, kernels.attention)
     use_frozen(module)
+    _bound_caches()  # torch multiplies bfloat16 by oneDNN
     if kernels.linear == "onednn":
-        _bound_caches()
         for layer in module.modules():
             if type(layer) is nn.Linear and type(layer._parameters.get("weight")) is nn.Parameter:
                 layer.forward = _OneDnn(layer)  # type: ignore[method-assign, assignment]
