@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rondo.models.attention import Attention, use
+from rondo.models.frozen_norm import use_frozen_norms
 from rondo.models.rounded import use_frozen
 
 _NATIVE_BF16 = ("avx512_bf16", "amx_bf16", "bf16")  # x86 and ARM names
@@ -47,7 +48,7 @@ def choose(precision: Literal["exact", "fast"], device: torch.device, *, quantiz
     cpu = device.type == "cpu"
     # MKL, by which torch multiplies, favours its maker's processors: 5 to 25 % faster than oneDNN there in float32,
     # elsewhere up to twice as slow (docs/log/decisions.md, "Threads and linear layers").
-    by_onednn = cpu and has_onednn() and not (torch.backends.mkl.is_available() and _is_intel())
+    by_onednn = cpu and has_onednn() and not (_has_mkl() and _is_intel())
     plain = Kernels(torch.float32, "onednn" if by_onednn else "torch", "torch" if cpu else "torch, mask unread")
     if precision == "exact":
         return plain
@@ -100,13 +101,19 @@ def has_onednn() -> bool:
     return bool(torch._C._has_mkldnn) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
+def _has_mkl() -> bool:
+    """Whether torch multiplies float32 by MKL."""
+    return bool(torch._C.has_mkl)
+
+
 def apply(module: nn.Module, kernels: Kernels) -> None:
-    """Make a frozen module use ``kernels``: cast it and replace the forward of its plain and its rounded linear layers.
-    Layers with trained tensors keep their forward."""
+    """Make a frozen module use ``kernels``: cast it, and replace the forward of its plain and its rounded linear layers
+    and of its norms. Layers with trained tensors keep their forward."""
     if kernels.dtype is not torch.float32:
         module.to(kernels.dtype)
     use(module, kernels.attention)
     use_frozen(module)
+    use_frozen_norms(module)
     _bound_caches()  # torch multiplies bfloat16 by oneDNN
     if kernels.linear == "onednn":
         for layer in module.modules():
