@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import Any
 
@@ -11,10 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
+from rondo.config.load import load
 from rondo.errors import ConfigError
-from rondo.models.adapted_layer import UnsupportedLayer, layer_kind
+from rondo.models.adapted_layer import Site, UnsupportedLayer, layer_kind
 from rondo.models.whole.checks import check_module, check_training_mode
-from rondo.models.whole.model import state_of
+from rondo.models.whole.model import state_of, trained_names
 from rondo.models.whole.network import WholeNetwork
 from rondo.params import add_client_axis
 
@@ -150,3 +152,19 @@ def test_dropout_that_occurs_twice_drops_at_both_places() -> None:
     network = WholeNetwork(module, ["2.weight", "2.bias"])
     output = network(add_client_axis(network.initial), {}, INPUTS, [torch.Generator().manual_seed(0)])
     assert 0.3 < float((output == 0).float().mean()) < 0.7
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("second.weight", "is the same tensor as 'first.weight': name that"),
+        ("inner.weight", "is the weight of an adapted layer, whose factors are trained"),
+        ("first.wieght", "did you mean first.weight"),
+        ("zzz", "there are: first.weight, second.bias, inner.bias"),
+    ],
+)
+def test_refusal_of_a_parameter_says_why(name: str, reason: str) -> None:
+    config = load({"algorithm": {"name": "fedit"}, "adapter": {"r": 2}, "train": {"what": [name]}})
+    site = Site("inner", "linear", (16, 16), 2, 1.0, 0.0)
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        trained_names(config, Tied(), [], [site])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -154,10 +155,7 @@ def trained_names(config: RunConfig, module: nn.Module, head: Sequence[str], sit
     if isinstance(what, list):
         for pattern in what:
             if not fnmatch.filter(names, pattern):
-                shown = ", ".join(names[:20]) + (" ..." if len(names) > 20 else "")
-                raise ConfigError.at(
-                    "train.what", f"{pattern!r} is no parameter that can be trained; there are: {shown}"
-                )
+                raise ConfigError.at("train.what", f"{pattern!r} {_not_trained(module, pattern, names, frozen)}")
         names = [n for n in names if any(fnmatch.fnmatchcase(n, p) for p in what)]
     elif what != "all":
         names = [n for n in names if n in head]
@@ -166,6 +164,19 @@ def trained_names(config: RunConfig, module: nn.Module, head: Sequence[str], sit
             message = f"the parameter {name!r} ends like a factor's name, so it cannot be trained whole: name others"
             raise ConfigError.at("train.what", message)
     return tuple(names)
+
+
+def _not_trained(module: nn.Module, pattern: str, names: Sequence[str], adapted: Collection[str]) -> str:
+    """The reason why ``pattern`` names none of the parameters ``names``, and the remedy."""
+    if pattern in adapted:
+        return "is the weight of an adapted layer, whose factors are trained: remove it, or do not adapt the layer"
+    same = next((name for name in _aliases(module).get(pattern, ()) if name in names), None)
+    if same is not None:
+        return f"is the same tensor as {same!r}: name that"
+    near = difflib.get_close_matches(pattern, names, n=3)
+    if near:
+        return f"is no parameter that can be trained; did you mean {' or '.join(near)}?"
+    return f"is no parameter that can be trained; there are: {', '.join(names[:20])}{' ...' if len(names) > 20 else ''}"
 
 
 def make_network(
