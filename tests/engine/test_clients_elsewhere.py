@@ -11,6 +11,8 @@ import pytest
 
 from composed import IDENTITY, Composed
 from rondo.algorithm import Client, Round
+from rondo.algorithms.table import Rule
+from rondo.algorithms.wrappers.robust import Robust
 from rondo.engine import serialization
 from rondo.engine.client.holdings import Holdings
 from rondo.engine.client.local_round import LocalRound
@@ -111,6 +113,19 @@ def test_network_equals_the_simulation(name: str, policy: Any) -> None:
     kept = {c: sim.locals.get(c) for c in SIZES}
     assert serialization.same(settled(post), kept)
     assert server.ledger.held == sim.ledger.held
+
+
+@pytest.mark.parametrize(("name", "rule"), [("fedit", "krum"), ("fedit", "nnm-trimmed-mean"), ("flexlora", "clip")])
+def test_rules_and_a_clip_act_on_bytes_as_on_objects(name: str, rule: Rule) -> None:
+    """safetensors gives an upload's tensors in another order each time."""
+    run = config(simulation={"cohort": 1}, admission={"max_norm": 0.05, "clip": True})
+    sim, other = make(name, run=run), make(name, run=run)
+    sim.algorithm, other.algorithm = Robust(sim.algorithm, rule, 1), Robust(other.algorithm, rule, 1)
+    server, _ = federation(other)
+    for index in range(3):
+        sim.run_round(index)
+        server.run_round(index)
+        assert serialization.same(server.state, sim.state), f"round {index}"
 
 
 @pytest.mark.parametrize("name", ["fedsa-lora", "flora", "fedloru", "rolora"])

@@ -238,6 +238,15 @@ def test_claimed_weights_count_for_nothing(name: str, rule: Rule) -> None:
     assert all(t.equal(expected[n]) for n, t in new.items())
 
 
+@pytest.mark.parametrize(("name", "rule"), [(n, r) for n, r in PAIRS if n in ("fedit", "rolora", "flexlora")])
+def test_order_of_an_uploads_tensors_counts_for_nothing(name: str, rule: Rule) -> None:
+    state, received, round = uploads(name)
+    turned = [replace(u, params=dict(reversed(list(u.params.items())))) if k % 2 else u for k, u in enumerate(received)]
+    robust = Robust(algorithms.get(name), rule, 2)
+    expected, new = (robust.aggregate(state, sent, round).params for sent in (received, turned))
+    assert all(t.equal(expected[n]) for n, t in new.items())
+
+
 @pytest.mark.parametrize(("name", "rule"), PAIRS)
 def test_wild_uploads_do_not_move_the_model_far(name: str, rule: Rule) -> None:
     state, received, round = uploads(name)

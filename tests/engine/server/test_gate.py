@@ -99,6 +99,20 @@ def test_honest_uploads_are_admitted_unchanged(name: str, ranks: bool) -> None:
             assert isinstance(admitted.params, Packed) is one_type  # so that the server adds it in one call
 
 
+@pytest.mark.parametrize(("name", "ranks"), VARIANTS)
+def test_admitted_tensors_have_one_order_whatever_the_uploads(name: str, ranks: bool) -> None:
+    """A rule that lays a client's tensors end to end compares each with its like (safetensors keeps no order)."""
+    setup = server(name, ranks)
+    direct = setup.gate()
+    orders = [list(direct.check(u).params) for u in setup.uploads]
+    reversed_order = [replace(u, params=dict(reversed(list(u.params.items())))) for u in setup.uploads]
+    gate = setup.gate()
+    assert [list(gate.check(u).params) for u in reversed_order] == orders
+    for _ in range(4):
+        gate = setup.gate()
+        assert [list(gate.admit(data).params) for data in setup.sent] == orders
+
+
 def test_upload_without_tensors_is_admitted_and_no_other() -> None:
     """A method that sends nothing still answers, and its answer is held to its names and its weight."""
     setup = server("local")

@@ -71,7 +71,7 @@ class Robust(Wrapper[Any]):
         if not self.algorithm.linear:
             return self.algorithm.aggregate(state, self._chosen(expanded, changes), round)
         names = list(expanded[0].params)
-        flat = torch.stack([torch.cat([c[n].flatten() for n in names]) for c in changes])
+        flat = _flat(changes, names)
         result = combined(self.rule, flat, _distances(changes, expanded, flat), self.byzantine)
         start = state.params if self.algorithm.same_coordinates else {}
         mean, offset = {}, 0
@@ -84,7 +84,7 @@ class Robust(Wrapper[Any]):
 
     def _chosen(self, uploads: Sequence[Upload], changes: Sequence[Params]) -> list[Upload]:
         """The uploads that the rule chooses or scales, all with weight 1."""
-        flat = torch.stack([torch.cat([t.flatten() for t in c.values()]) for c in changes])
+        flat = _flat(changes, list(changes[0]))
         if self.rule == "clip":
             factors = clip_factors(flat).tolist()
             return [_scaled(u, c, f) for u, c, f in zip(uploads, changes, factors, strict=True)]
@@ -98,6 +98,11 @@ def _changes(uploads: Sequence[Upload], start: Params) -> list[dict[str, Tensor]
     return [
         {n: t.double() - start[n].double() if n in start else t.double() for n, t in u.params.items()} for u in uploads
     ]
+
+
+def _flat(changes: Sequence[Params], names: Sequence[str]) -> Tensor:
+    """The tensors ``names`` of each change end to end, (n, d), in one order for all."""
+    return torch.stack([torch.cat([change[name].flatten() for name in names]) for change in changes])
 
 
 def _scaled(upload: Upload, change: Params, factor: float) -> Upload:
@@ -119,8 +124,8 @@ def _distances(changes: Sequence[Params], uploads: Sequence[Upload], flat: Tenso
         inner = _inner(products)
         total += inner.diagonal()[:, None] + inner.diagonal() - 2 * inner
     factors = {f"{p}.{part}" for p in paths for part in "AB"}
-    rest = [torch.cat([t.flatten() for n, t in c.items() if n not in factors] or [flat.new_zeros(1)]) for c in changes]
-    return total.clamp_min(0) + squared_distances(torch.stack(rest))
+    rest = [name for name in changes[0] if name not in factors]
+    return total.clamp_min(0) + (squared_distances(_flat(changes, rest)) if rest else 0)
 
 
 def _inner(products: Sequence[LowRank]) -> Tensor:

@@ -157,8 +157,9 @@ class Gate:
             _must_be_like(name, upload.params[name], tensor, shapes=not self.algorithm.varying_shapes)
         if self.algorithm.varying_shapes:
             self._must_expand(upload, trial)
-        if len({t.dtype for t in expected.values()}) == 1:
-            upload = replace(upload, params=Packed.of(upload.params))
+        # In one order for all clients: methods and rules may lay a client's tensors end to end.
+        params = {name: upload.params[name] for name in expected}
+        upload = replace(upload, params=Packed.of(params) if len({t.dtype for t in expected.values()}) == 1 else params)
         _must_be_finite(upload.params, self._used)
         examples, max_examples = upload.client.num_examples, self.limits.max_examples
         if not 1 <= examples <= (max_examples or math.inf):
@@ -189,7 +190,7 @@ class Gate:
         same_coordinates = self.algorithm.same_coordinates
         start: Params = self.state.params if same_coordinates else {}
         change = {n: t.double() - start[n].double() if n in start else t.double() for n, t in params.items()}
-        norm = math.sqrt(sum(float(t.square().sum()) for t in change.values()))
+        norm = math.sqrt(math.fsum(float(t.square().sum()) for t in change.values()))
         if norm <= bound:
             return upload
         if not self.limits.clip:
