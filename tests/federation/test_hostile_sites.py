@@ -341,3 +341,20 @@ def test_site_that_dies_of_every_letter_does_not_hold_up_the_run(wire: tuple[Wir
     finally:
         over.set()
         thread.join()
+
+
+def test_site_that_comes_back_and_refuses_does_not_hold_up_the_run(wire: tuple[Wire, Sites]) -> None:
+    """It was started anew in the middle of a round, with other limits or other data."""
+    line, sites = wire
+    consent = Consent({"ann": 3})
+    line.answers = lambda kind, letter: consent.encode() if kind == "plan" else None
+    line.since = "start 0"
+    sites.offer(PLAN)
+    until(lambda: bool(sites.present()))
+    sites.send("ann", b"work", 100)
+    consent = Consent({}, refused="its data are others than before")
+    line.since = "start 1"
+    timer = threading.Timer(10, sites._stop.set)
+    timer.start()
+    assert list(sites.replies()) == []
+    timer.cancel()

@@ -240,8 +240,10 @@ class Sites:
 
     def _look_after(self, absent: dict[str, float]) -> None:
         """Send letters to sites that are there, and anew to those that came back. Give up letters that are overdue or
-        whose site stays away. ``absent``: since when each site has been away."""
+        whose site stays away or came back and refuses the plan. ``absent``: since when each site has been away."""
         present, consents, now = self._link.present(), self.consents(), time.monotonic()
+        with self._lock:
+            refusing = {n for n, (since, c) in self._consents.items() if c.refused and present.get(n) == since}
         for name in present:
             absent.pop(name, None)
         for letter in list(self._waiting):
@@ -249,7 +251,7 @@ class Sites:
             overdue = self._deadline is not None and now - letter.sent > self._deadline
             anew = site in consents and present[site] != letter.since
             away = site not in present and now - absent.setdefault(site, now) >= self._patience
-            if overdue or away or (anew and letter.times == _TIMES):
+            if overdue or away or site in refusing or (anew and letter.times == _TIMES):
                 self._link.forget(letter.number)
                 self._waiting.remove(letter)
             elif anew:
