@@ -65,6 +65,9 @@ def test_app_of_a_simulation_is_refused(config: Path, tmp_path: Path) -> None:
         ({}, "rondo-data: missing"),
         ({"rondo-data": "x.csv"}, "rondo-state: missing"),
         ({"rondo-data": "x.csv", "rondo-state": "s", "rondo-sate": "s"}, "rondo-sate: unknown"),
+        ({"rondo-data": "x", "rondo-state": "s", "rondo-min-clients": "two"}, "rondo-min-clients: should be a whole"),
+        ({"rondo-data": "x", "rondo-state": "s", "rondo-uploads-per-day": -1}, "rondo-uploads-per-day: should be 0"),
+        ({"rondo-data": "x", "rondo-state": "s", "rondo-algorithms": "fedt"}, "rondo-algorithms: .*fedit"),
     ],
 )
 def test_node_without_rows_is_told(node: dict[str, Any], message: str) -> None:

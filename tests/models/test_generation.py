@@ -169,3 +169,17 @@ def test_stop_text_ends_an_answer() -> None:
     stop = tokenizer().decode(whole[2])
     (made,) = answers(module, tokenizer(), PROMPTS[1:2], Generation(NEW, 1, stop=(stop,)))
     assert made == whole[: whole.index(whole[2]) + 1]
+
+
+def test_stop_text_is_found_whatever_its_bytes() -> None:
+    """A character may take four tokens of a byte each."""
+    from rondo.models.generation import _Stop
+
+    class Bytes:
+        def batch_decode(self, ids: torch.Tensor) -> list[str]:
+            return [bytes(row.tolist()).decode(errors="replace") for row in ids]
+
+    text = "ただいまの答えは以上です"
+    row = torch.tensor([[65, 65, *text.encode()]])
+    assert _Stop(Bytes(), [text], 2)(row, row).tolist() == [True]
+    assert _Stop(Bytes(), [text], 2)(row[:, :-1], row).tolist() == [False]

@@ -16,8 +16,9 @@ import rondo
 import rondo.runs.humaneval as humaneval
 from choice_rows import save_tiny_llama
 from rondo.cli.app import app
+from rondo.data.room import Room
 from rondo.execution.sandbox import Mode, Unavailable, check
-from rondo.runs.humaneval import HumanEval, cut, evaluate_code, pass_at_k, summary
+from rondo.runs.humaneval import HumanEval, cut, evaluate_code, pass_at_k, read_problems, summary
 from small_runs import settings, write_rows
 
 MODES: tuple[Mode, Mode] = ("namespaces", "weak")
@@ -170,3 +171,17 @@ def test_command_writes_completions(run_dir: Path, file: str, tmp_path: Path) ->
     assert [json.loads(line)["task_id"] for line in to.read_text().splitlines()] == ["Own/0", "Own/1", "Own/2"]
     alone = CliRunner().invoke(app, ["evaluate", str(run_dir), "--allow-execution"])
     assert "only --humaneval uses it" in alone.stderr
+
+
+def test_prompt_that_ends_in_no_line_break_is_tried_as_the_model_read_it(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = str(write_rows(tmp_path / "problems.jsonl", [{**ROWS[1], "prompt": ROWS[1]["prompt"].rstrip("\n")}]))
+    monkeypatch.setattr(humaneval, "answers_to", lambda *a, **k: ["    return x + 1\n"])
+    assert evaluate_code(run_dir, consent(file), device="cpu")["pass@1"] == 1.0
+
+
+def test_file_of_problems_has_a_size_that_no_key_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(humaneval, "Room", lambda megabytes, key: Room(0, key))
+    file = str(write_rows(tmp_path / "problems.jsonl", ROWS))
+    assert "take more memory than the 0 MiB that such a file may" in problems(lambda: read_problems(file))[file]

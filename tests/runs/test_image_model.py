@@ -93,3 +93,26 @@ def test_regression_has_no_model_of_transformers(vit: Path, tmp_path: Path) -> N
     rows = [{"a": i, "b": 2 * i} for i in range(40)]
     with pytest.raises(ConfigError, match="transformers has no models for regression: name a network"):
         rondo.run(settings, train=rows, run_dir=tmp_path / "run")
+
+
+MODELS = {
+    # Its first convolution does not cast the pixels.
+    "Swin": {"image_size": 8, "patch_size": 2, "embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 2},
+    # It says nothing of the pictures' size.
+    "ResNet": {"embedding_size": 4, "hidden_sizes": [4, 8], "depths": [1, 1], "layer_type": "basic"},
+}
+
+
+@pytest.mark.parametrize(("name", "layers"), [("Swin", ["q_proj", "v_proj"]), ("ResNet", ["convolution"])])
+def test_model_of_another_family_runs_in_fast(name: str, layers: list[str], tmp_path: Path) -> None:
+    options = {"num_channels": 1, **MODELS[name]}
+    model = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**options))
+    model.save_pretrained(tmp_path / "model")
+    settings = config(tmp_path / "model", image_shape=[8, 8, 1])
+    settings |= {"adapter": {"r": 2, "target_modules": layers}, "train": {"lr": 0.01, "precision": "fast"}}
+    rondo.run(settings, run_dir=tmp_path / "run")
+    exported = rondo.export(tmp_path / "run", to=tmp_path / "out", verify=True)
+    assert exported.verification is not None
+    assert exported.verification.passed
+    with pytest.raises(ConfigError, match="this model takes 1 channels"):
+        rondo.run(settings | {"task": {**settings["task"], "image_shape": [8, 8, 3]}}, run_dir=tmp_path / "other")

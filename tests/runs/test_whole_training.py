@@ -152,6 +152,7 @@ def test_patience_of_a_personal_method_counts_the_scores_at_clients(tmp_path: Pa
     settings = config("fedper", evaluation=evaluation, train={"lr": 1e-12}) | {"rounds": 9}
     result = rondo.run(settings, train=rows(96), test=rows(30, 1), run_dir=tmp_path / "run", device="cpu")
     assert len(result.history) == result.summary["best"]["rounds"] + 2 < 9
+    assert result.summary["after"]["cold_start"].keys() == result.summary["before"]["cold_start"].keys()
     settings["algorithm"] = {"name": "fedavg"}
     with pytest.raises(ConfigError, match=r"evaluation\.patience: no round but the last is scored.*every"):
         rondo.run(settings, train=rows(96), test=rows(30, 1), run_dir=tmp_path / "global", device="cpu")
@@ -324,3 +325,9 @@ def test_exported_model_is_verified(fedrep: Path, tmp_path: Path) -> None:
     assert tensors(tmp_path / "out").keys() == Small(3).state_dict().keys()
     with pytest.raises(ConfigError, match="no adapter to truncate"):
         rondo.export(fedrep, tmp_path / "other", rank=2, allow_code=True)
+
+
+def test_bad_rows_to_score_an_adapted_model_are_told_by_their_option(fedrep: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        adapted(fedrep, test=[{"image": np.zeros((5, 5, 1), np.uint8), "label": "unheard of"}])
+    assert {p.path for p in caught.value.problems} == {"--test"}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
+import torch
 
 from choice_rows import TEMPLATE, byte_pairs, questions
 from rondo.config.inputs import TaskConfig
@@ -143,3 +145,26 @@ def test_store_gives_back_its_examples() -> None:
     other.add([*examples[:6], task.encode([{**questions(7)[6], "answer": 0}])[0]])
     assert other.sha256() != store.sha256()
     assert store.account()["rows"] == 7
+
+
+def test_more_choices_than_letters_are_refused_with_and_without_an_answer() -> None:
+    task = task_of(letters=True)
+    row = {**questions(1)[0], "choices": [f"choice {i}" for i in range(27)]}
+    with pytest.raises(ValueError, match="27 choices, and only 26 letters"):
+        task.unlabelled([row])
+    assert "only 26 letters" in str(
+        MultipleChoice.problem(TaskConfig(kind="multiple-choice", choices="choices", letters=True), row, 0)
+    )
+
+
+def test_diverged_model_has_no_accuracy() -> None:
+    """Of likelihoods that are no numbers none is the largest."""
+    task = task_of()
+    parts = task.scored(task.encode(questions(2)))
+    _, targets = task.collate(parts)
+    output = torch.full((*targets["labels"].shape, 400), math.nan)
+    tally = task.tally()
+    tally.add(output, targets)
+    scores = tally.scores()
+    assert scores["examples"] == 2
+    assert scores["accuracy_likelihood"] is scores["accuracy_normalised"] is None

@@ -128,6 +128,8 @@ def test_own_rows_need_no_truth(tmp_path: Path) -> None:
         ({"x": [], "y": [1.0]}, "column 'x': expected a list of numbers"),
         ({"x": [1.0, "a"], "y": [1.0]}, "column 'x': not a finite number: 'a'"),
         ({"x": [1.0, 2.0], "y": [math.nan]}, "column 'y': not a finite number: nan"),
+        ({"x": [10**400], "y": [1.0]}, "column 'x': not a finite number: 1000"),
+        ({"x": [True], "y": [1.0]}, "column 'x': not a finite number: True"),
         ({"x": [1.0, 2.0]}, "column 'y': expected a list of numbers, got None"),
     ],
 )

@@ -143,12 +143,12 @@ def init(
             return
         if scale != "paper" and paper is None:
             raise ConfigError.at("--scale", "is the scale of a paper's setting: name one by --paper", "rondo init")
-        text = STARTER.read_text() if paper is None else papers.text(paper, scale)
+        text = STARTER.read_text(encoding="utf-8") if paper is None else papers.text(paper, scale)
         path = Path(file)
         if path.exists():
             raise ConfigError.at(file, "already exists; name another file", "rondo init")
         try:
-            path.write_text(text)
+            path.write_text(text, encoding="utf-8")
         except OSError as error:
             raise ConfigError.at(file, f"cannot be written: {error.strerror}", "rondo init") from None
         print(f"wrote {file}; run it with: rondo run {shlex.quote(file)}")

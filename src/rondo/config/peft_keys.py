@@ -15,7 +15,7 @@ _SET_BY_RONDO = {
 }
 
 _BY_NAME = "the task head is trained anyway, and train.what names other tensors to train whole beside the factors"
-_HEAD_ONLY = "besides the factors only the task head is trained, see model.head"
+_HEAD_ONLY = "Rondo trains factors, the task head (model.head) and the tensors that train.what names"
 _CHANGES_BASE = "it changes the base weights, which is a method's part here"
 _NEEDS_DATA = "it starts from activations or gradients of data, and the server has no rows"
 _TWO_FACTORS = "methods combine plain A and B, whose product is added to the weight"

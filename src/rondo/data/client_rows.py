@@ -195,11 +195,12 @@ def _too_few(config: RunConfig, count: int) -> list[Problem]:
 
 
 def other_rows(
-    config: RunConfig, data: str | os.PathLike[str] | Table, labels: Sequence[str], *, answers: bool = True
+    config: RunConfig, data: str | os.PathLike[str] | Table, labels: Sequence[str], *, key: str, answers: bool = True
 ) -> Rows:
     """The rows of the file or table ``data``, in place of those of the run. The task can use all of them.
 
     ``labels``: the known classes.
+    ``key``: the option or key that names them.
     ``answers``: False looks at the input only, and not at labels, responses and answers.
 
     Raises :class:`ConfigError` with the first five rows that the task cannot use.
@@ -207,9 +208,9 @@ def other_rows(
     kind = tasks.TABLE.get(config.task.kind)
     if isinstance(data, str | os.PathLike):
         pictures = not answers and kind is not None and kind.inputs == "image"
-        rows = (read_pictures if pictures else read_rows)(data, DATA, Room(config.data.max_read_mb))
+        rows = (read_pictures if pictures else read_rows)(data, key, Room(config.data.max_read_mb))
     else:
-        rows = rows_of(data, DATA)
+        rows = rows_of(data, key)
     if not answers:
         unread = dict.fromkeys(("label", "response", "target", "answer", "answers", "answer_start"))
         task = config.task.model_copy(update=unread)
@@ -217,18 +218,14 @@ def other_rows(
     whole = answers or (kind is not None and kind.inputs != "text")
     places = (("", number) for number in range(len(rows)))
     kept, problems = _Checker(config, labels, None).sorted_out(rows, places, whole=whole)
-    refuse(problems)
+    refuse(problems, key)
     return list(kept.values())
 
 
-DATA = "--data"
-"""The option that names rows in place of those of the run."""
-
-
-def refuse(problems: Sequence[object]) -> None:
-    """Raise :class:`ConfigError` with the first five problems of :data:`DATA`, if there are any."""
+def refuse(problems: Sequence[object], key: str) -> None:
+    """Raise :class:`ConfigError` with the first five problems of the rows that ``key`` names, if there are any."""
     if problems:
-        raise ConfigError([*_first_five(problems, DATA), Problem(DATA, "mend the rows, or name another file")])
+        raise ConfigError([*_first_five(problems, key), Problem(key, "mend the rows, or name another file")])
 
 
 def _first_five(problems: Sequence[object], key: str) -> list[Problem]:

@@ -104,7 +104,8 @@ def _become_nobody() -> None:
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
-    _libc.prctl(_SET_DUMPABLE, 1, 0, 0, 0)  # otherwise its files in /proc are root's
+    if sys.platform == "linux":
+        _libc.prctl(_SET_DUMPABLE, 1, 0, 0, 0)  # otherwise its files in /proc are root's
 
 
 def _follow_parent() -> None:

@@ -150,15 +150,21 @@ def _desk(node: Mapping[str, Any]) -> Desk:
     for key in ("data", "state"):
         if not options.get(key):
             problems.append(Problem(f"--node-config rondo-{key}", "missing: set it where flower-supernode is started"))
+    numbers = {key: options.get(key) for key in ("uploads-per-day", "min-clients")}
+    for key, value in numbers.items():
+        if value is not None and type(value) is not int:
+            problems.append(Problem(f"--node-config rondo-{key}", f"should be a whole number, got {value!r}"))
     if problems:
         raise ConfigError(problems, "flower-supernode")
-    algorithms = options.get("algorithms")
+    algorithms, least = options.get("algorithms"), numbers["min-clients"]
     limits = Limits(
         None if algorithms is None else tuple(str(algorithms).split(",")),
-        options.get("uploads-per-day"),
+        numbers["uploads-per-day"],
         None,
-        int(options.get("min-clients", 1)),
+        1 if least is None else least,
     )
+    if wrong := [Problem(f"--node-config rondo-{p.path.removeprefix('--')}", p.message) for p in limits.problems()]:
+        raise ConfigError(wrong, "flower-supernode")
     device, model = str(options.get("device", "auto")), options.get("model")
     rows = _rows(Path(str(options["data"])), options.get("client"))
     return Desk(rows, Path(str(options["state"])), device, limits, print, threading.Event(), model)

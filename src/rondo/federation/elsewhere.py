@@ -147,9 +147,9 @@ def assembled(
     ranks = client_ranks(config, assembly.algorithm, assembly.model.network.sites.values(), len(names))
     test: tuple[Example, ...] = ()
     if config.data.test_source is not None:
-        test = tuple(assembly.task.encode(other_rows(config, config.data.test_source, labels)))
+        test = tuple(assembly.task.encode(other_rows(config, config.data.test_source, labels, key="data.test_source")))
     more = {
-        name: tuple(assembly.task.encode(other_rows(config, file, labels)))
+        name: tuple(assembly.task.encode(other_rows(config, file, labels, key=f"data.more_tests.{name}")))
         for name, file in config.data.more_tests.items()
     }
     population = Population(_Roll(names, sites, ranks), test, _report(len(test), labels), more)

@@ -100,7 +100,7 @@ def resume(
         if directory.finished:
             history = directory.rounds()
             return RunResult(history, directory.path, history[-1]["scores"], directory.read("summary.json"))
-        record, then, settings = directory.read(RECORD), directory.read("manifest.json"), directory.config()
+        record, then, settings = directory.read(RECORD), directory.manifest(), directory.config()
         listening = listening or _listening(record)
         check_code(settings, allow_code, "rondo resume")
         now = {**environment(), "config": recorded(settings), "threads": torch.get_num_threads()}

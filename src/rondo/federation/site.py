@@ -94,18 +94,23 @@ def take_part(
     desk = Desk(rows, site.folder, site.device, site.limits, told, stop, site.model, site.memory_mb, site.allow_code)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     lost = first = True
+    turned_away = ""
     while True:
         try:
             with SuperNode(address, keys.private_key, ca) as node:
                 if lost:
                     told(f"connected to {address} as {keys.site}")
                 lost = first = False
+                turned_away = ""
                 if not _answer(desk, node, stop, stay=site.stay):
                     return
         except Refused as refused:
             if first or "key" in str(refused):
                 raise ConfigError.at("--keys", f"the server turns it away: {refused}") from None
             # A server that was started anew does not know who is connected.
+            if str(refused) != turned_away:
+                turned_away = str(refused)
+                told(f"{address} turns the site away ({turned_away}); trying again")
         except Unreachable as unreachable:
             if first:
                 raise ConfigError.at("--server", f"{address} cannot be reached: {unreachable}") from None

@@ -138,6 +138,7 @@ class AdaptedNetwork(Network):
         if rows is None:
             rows = Rows((first.shape[0] // clients,) * clients)
         self._place(params)
+        batch = self._typed(batch)
         tokens = frozenset(t.shape[1] if t.dim() > 1 else 1 for t in batch.values())
         packing = Packing.of(rows, self.device) if self.packs and rows.padded and rows.lengths is not None else None
         self._call.begin(params, base, rows, tokens, dropout, packing)
@@ -151,6 +152,13 @@ class AdaptedNetwork(Network):
         finally:
             self._call.end(output)
         return output
+
+    def _typed(self, batch: Batch) -> Batch:
+        """``batch`` with its real numbers (pixels) in the type of the frozen layers: not every model casts them."""
+        if not any(t.is_floating_point() for t in batch.values()):
+            return batch
+        dtype = next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float32)
+        return {name: t.to(dtype) if t.is_floating_point() else t for name, t in batch.items()}
 
     @contextmanager
     def lent(self, seen: Params, base: Base) -> Iterator[nn.Module]:

@@ -79,7 +79,7 @@ class _Stop:
 
     def __init__(self, tokenizer: Any, texts: Sequence[str], start: int) -> None:
         self.tokenizer, self.texts, self.start = tokenizer, texts, start
-        self.window = max(map(len, texts)) + 4  # no token is shorter than a byte
+        self.window = max(len(text.encode()) for text in texts) + 4  # no token is shorter than a byte
 
     def __call__(self, ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
         tails = self.tokenizer.batch_decode(ids[:, self.start :][:, -self.window :])

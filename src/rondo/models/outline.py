@@ -211,12 +211,17 @@ def _decoder_problems(config: RunConfig, limit: int) -> Iterator[Problem]:
 
 def _picture_problems(config: RunConfig, known: Any) -> Iterator[Problem]:
     """Everything that a model does not allow of pictures. ``known``: its configuration."""
-    shape, side, channels = config.task.image_shape, known.image_size, known.num_channels
+    shape = config.task.image_shape
+    if shape is None:
+        return
+    side, channels = getattr(known, "image_size", None), getattr(known, "num_channels", None)
     sides = list(side) if isinstance(side, list | tuple) else [side, side]
-    if shape is not None and shape[:2] != sides:
+    if side is None:  # convolutions take any size
+        sides = shape[:2]
+    if shape[:2] != sides:
         message = f"this model takes pictures of {sides[0]} x {sides[1]} pixels, and these are {shape[0]} x {shape[1]}"
         yield Problem("task.image_size", f"{message}: set it to {sides[0]}")
-    if shape is not None and shape[2] != channels:
+    if channels is not None and shape[2] != channels:
         message = f"this model takes {channels} channels, and the pictures have {shape[2]}: set it to "
         yield Problem("task.image_shape", f"{message}{[*sides, channels]}")
 

@@ -24,7 +24,7 @@ from rondo.runs.reopen import Reopened, reopen
 from rondo.tasks.row_checks import value_name
 from rondo.tasks.task import Example, Scores
 
-_SOURCE = "rondo adapt"
+_SOURCE, _DATA, _TEST = "rondo adapt", "--data", "--test"
 _HELD_OUT = 0.2
 """Share of a new client's rows that its models are scored on."""
 
@@ -85,22 +85,22 @@ def adapt(
     if not assembly.algorithm.personal:
         message = f"{assembly.config.algorithm.name} keeps nothing at its clients, so a new one has the global model: "
         raise ConfigError.at("RUN_DIR", message + "score it with rondo evaluate --data, or train a personal method")
-    rows = other_rows(assembly.config, data, assembly.labels)
-    held_out = other_rows(assembly.config, test, assembly.labels) if test is not None else None
+    rows = other_rows(assembly.config, data, assembly.labels, key=_DATA)
+    held_out = other_rows(assembly.config, test, assembly.labels, key=_TEST) if test is not None else None
     if held_out is None:
         if len(rows) < 2:
-            raise ConfigError.at("--data", "one row cannot be fitted to and scored: give more, or name --test")
+            raise ConfigError.at(_DATA, "one row cannot be fitted to and scored: give more, or name --test")
         rows, held_out = _divided(opened, rows, max(1, round(_HELD_OUT * len(rows))))
     sizes = tuple(shots) or (len(rows),)
     if max(sizes) > len(rows):
         message = f"{max(sizes)} of {len(rows)} rows that are not held out: lower it, or give more rows"
         raise ConfigError.at("--shots", message)
-    newcomer = _Newcomer(opened, _encoded(opened, held_out), epochs)
+    newcomer = _Newcomer(opened, _encoded(opened, held_out, _DATA if test is None else _TEST), epochs)
     cold_start = newcomer.cold_start()
     results = tuple(newcomer.shot(_chosen(opened, rows, n)) for n in sizes)
     if target is not None:
         note = f"Its personal tensors are fitted to {len(rows)} rows of a client that took no part in the run."
-        write(target, opened, *newcomer.fitted(_encoded(opened, rows)), (note,))
+        write(target, opened, *newcomer.fitted(_encoded(opened, rows, _DATA)), (note,))
     return Adapted(assembly.task.primary, len(held_out), cold_start, results)
 
 
@@ -154,7 +154,7 @@ def _told() -> Iterator[None]:
         yield
     except ClientFailed as failure:
         message = f"the rows cannot be fitted to: {failure.reason}, {failure.detail}"
-        raise ConfigError.at("--data", message) from None
+        raise ConfigError.at(_DATA, message) from None
 
 
 def _divided(opened: Reopened, rows: Rows, count: int) -> tuple[Rows, Rows]:
@@ -164,7 +164,7 @@ def _divided(opened: Reopened, rows: Rows, count: int) -> tuple[Rows, Rows]:
 
 
 def _chosen(opened: Reopened, rows: Rows, count: int) -> Sequence[Example]:
-    return _encoded(opened, [rows[i] for i in _sample(opened, rows, count, "shot")])
+    return _encoded(opened, [rows[i] for i in _sample(opened, rows, count, "shot")], _DATA)
 
 
 def _sample(opened: Reopened, rows: Rows, count: int, tag: str) -> Sequence[int]:
@@ -173,8 +173,8 @@ def _sample(opened: Reopened, rows: Rows, count: int, tag: str) -> Sequence[int]
     return sample(count, len(rows), labels, None, opened.assembly.round(0).generator("adapt", tag, count))
 
 
-def _encoded(opened: Reopened, rows: Rows) -> Sequence[Example]:
+def _encoded(opened: Reopened, rows: Rows, key: str) -> Sequence[Example]:
     examples = opened.assembly.task.encode(rows)
     if not examples:
-        raise ConfigError.at("--data", "nothing is left of the rows within task.max_length: name others")
+        raise ConfigError.at(key, "nothing is left of the rows within task.max_length: name others")
     return examples

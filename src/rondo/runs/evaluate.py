@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rondo.data.client_rows import DATA, other_rows
+from rondo.data.client_rows import other_rows
 from rondo.data.tables import Table
 from rondo.errors import ConfigError, headed
 from rondo.models.network import Base
@@ -17,6 +17,8 @@ from rondo.runs.reopen import handed_over, is_result, reopen
 from rondo.runs.samples import answers_of
 from rondo.tasks.language.language_model import LanguageModel
 from rondo.tasks.task import Example
+
+_DATA = "--data"
 
 
 @headed("rondo evaluate")
@@ -108,9 +110,9 @@ def _examples(assembly: Assembly, data: str | Path | Table | None) -> Sequence[E
     """The examples of ``data``, or of the run's test set. Raises :class:`ConfigError`."""
     if data is None:
         return assembly.population.test
-    examples = assembly.task.encode(other_rows(assembly.config, data, assembly.labels))
+    examples = assembly.task.encode(other_rows(assembly.config, data, assembly.labels, key=_DATA))
     if not examples:
-        raise ConfigError.at(DATA, "nothing to score is left of the rows within task.max_length: name others")
+        raise ConfigError.at(_DATA, "nothing to score is left of the rows within task.max_length: name others")
     return examples
 
 

@@ -165,7 +165,7 @@ def _put(to: Path, fill: Callable[[Path], None]) -> None:
 def _card(opened: Reopened, form: Form, notes: Sequence[str]) -> tuple[Facts, str]:
     """The facts of the run, and the text of the model card."""
     directory, point = opened.directory, opened.point
-    report, manifest = directory.read("partition.json"), directory.read("manifest.json")
+    report, manifest = directory.read("partition.json"), directory.manifest()
     facts = Facts.of(directory.config(), opened.assembly, report, manifest["versions"])
     after = directory.rounds()[point.rounds - 1]["scores"] if point.rounds else {}
     return facts, card(facts, form, rounds=point.rounds, before=point.scores["before"], after=after, notes=notes)

@@ -88,7 +88,7 @@ def _results(
         if unknown or not names:
             known = ", ".join(sorted(manager.all_tasks)[:20])
             raise ConfigError.at(_OPTION, f"no task {', '.join(map(repr, unknown))}; there are: {known}")
-        model = stock(result, outline, allow_changed).to(find_device(device))
+        model = stock(result, outline, allow_changed, _SOURCE).to(find_device(device))
         scored = HFLM(pretrained=model, tokenizer=outline.tokenizer, batch_size=result.config.evaluation.batch_size)
         try:
             found = simple_evaluate(scored, tasks=list(names), task_manager=manager, log_samples=False)

@@ -32,7 +32,7 @@ _FILE = "--humaneval"
 
 @dataclass(frozen=True)
 class HumanEval:
-    """The way in which functions are completed and tried.
+    """Settings of HumanEval.
 
     ``file``: the problems, with the columns of HumanEval.
     ``samples``: completions per problem; with one it is the likeliest, with more they are drawn at ``temperature``.
@@ -95,7 +95,8 @@ def evaluate_code(
     completions = [cut(text) for text in _completed(model, how, rows)]
     records = []
     for number, (row, completion) in enumerate(zip(rows, completions, strict=True), 1):
-        trial = Trial(row["prompt"] + completion, row["prompt"], row["test"], row["entry_point"])
+        prompt = _prompt(row)
+        trial = Trial(prompt + completion, prompt, row["test"], row["entry_point"])
         try:
             reason = attempt(trial, mode)
         except Unavailable as error:
@@ -107,7 +108,7 @@ def evaluate_code(
 
 def read_problems(file: str) -> Rows:
     """The problems. Raises :class:`ConfigError` if the file cannot be read or has no such columns."""
-    rows = read_rows(Path(file), _FILE, Room(64))
+    rows = read_rows(Path(file), _FILE, Room(64, None))
     for number, row in enumerate(rows):
         for column in _COLUMNS:
             if not isinstance(row.get(column), str) or not row[column].strip():
@@ -129,11 +130,16 @@ def _completed(model: Scored, how: HumanEval, rows: Rows) -> list[str]:
         seed=config.seed,
         stop=STOPS,
     )
-    # No blank at the end: the model writes it, as its tokens begin with one.
-    prompts = [coder(row["prompt"].rstrip("\n") + "\n")["input_ids"] for row in rows]
+    prompts = [coder(_prompt(row))["input_ids"] for row in rows]
     ends = [coder.eos_token_id]
     prompts = [ids[:-1] if ids[-1:] == ends else ids for ids in prompts]
     return answers_to(model.assembly, model.seen, model.base, prompts, generation, option="--max-new-tokens")
+
+
+def _prompt(row: Mapping[str, Any]) -> str:
+    """A problem's prompt with one line break at its end. The blanks of the next line are the model's to write, as its
+    tokens begin with them."""
+    return str(row["prompt"]).rstrip("\n") + "\n"
 
 
 def cut(completion: str) -> str:

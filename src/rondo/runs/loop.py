@@ -61,7 +61,7 @@ class Runner:
         """``past_skips``: whether a run that stopped after skipped rounds goes on. ``elsewhere``: workers that train
         the clients."""
         self.assembly, self.config, self.task = assembly, assembly.config, assembly.task
-        report, versions = assembly.population.report, directory.read("manifest.json")["versions"]
+        report, versions = assembly.population.report, directory.manifest()["versions"]
         self.facts = Facts.of(assembly.config, assembly, report, versions)
         report.clear()  # one entry per client, and on the disk by now
         self.directory, self.observer, self.stop, self.began = directory, observer, stop, began
@@ -202,6 +202,8 @@ class Runner:
             scores |= self.federation.scorer.at_clients(server.state, server.round(done))
         if self.assembly.best_at_clients:
             self._note_best(record, done)
+            if self._early(done) and not _due(done, self.scores_every):  # these scores are the run's last
+                scores |= self._on_test(done)
         record["evaluation_seconds"] = time.perf_counter() - started
 
     def _note_best(self, record: Mapping[str, Any], done: int) -> None:
@@ -238,7 +240,8 @@ class Runner:
 
     def _answers(self, rounds: int) -> list[str]:
         """Answers to test rows after ``rounds`` rounds, if any are asked for."""
-        return generated(self.assembly, self.federation.scorer, self.federation.server.state, rounds)
+        server = self.federation.server
+        return generated(self.assembly, self.federation.scorer, server.state, server.round(rounds))
 
     def _measures(self, rounds: int, before: Mapping[str, float]) -> dict[str, float]:
         """The task's numbers about the server's model after ``rounds`` rounds. ``before``: those before the last."""

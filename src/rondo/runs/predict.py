@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from rondo.data.client_rows import DATA, other_rows, refuse
+from rondo.data.client_rows import other_rows, refuse
 from rondo.data.image_files import FILE
 from rondo.data.tables import Rows, Table
 from rondo.errors import ConfigError, Problem, headed
@@ -38,7 +39,7 @@ from rondo.tasks.numbers.regression import Regression
 from rondo.tasks.row_checks import Row, RowProblem
 from rondo.tasks.task import Batch, Task
 
-_SOURCE = "rondo predict"
+_SOURCE, _DATA = "rondo predict", "--data"
 Output: TypeAlias = Callable[[Batch], Tensor]
 """The output of a model for a batch."""
 
@@ -66,11 +67,11 @@ def predict(
     ``allow_changed``: predict even if the base model is not that of the run.
 
     A classifier gives ``label`` and its ``probability``, multiple choice ``choice`` and its ``probability``, a
-    regression ``prediction``. Question answering gives
-    ``answer``, its ``probability`` among the answers that its window allows, and ``answer_start``, the character of the
-    context where it starts (None, and an empty answer, where the question has none). A language model gives a
-    ``response``, which continues or answers the prompt, the conversation or the text greedily. Pictures of a folder
-    have their ``file`` first. Weights are in float32. Raises :class:`ConfigError`.
+    regression ``prediction``. Question answering gives ``answer``, its ``probability`` among the answers that its
+    window allows, and ``answer_start``, the character of the context where it starts (None, and an empty answer, where
+    the question has none). A language model gives a ``response``, which continues or answers the prompt, the
+    conversation or the text greedily. Pictures of a folder have their ``file`` first. Weights are in float32. Raises
+    :class:`ConfigError`.
     """
     target = find_device(device)
     if max_new_tokens < 1:
@@ -80,13 +81,13 @@ def predict(
     )
     config = result.config
     NOTHING.check(config, with_rows=False)
-    rows = other_rows(config, data, (), answers=False)
+    rows = other_rows(config, data, (), key=_DATA, answers=False)
     outline = look(config, result.labels)
     if outline.problems:
         raise ConfigError(outline.problems)
     batch_size, task = config.evaluation.batch_size, outline.task
     if isinstance(outline, TransformerOutline):
-        model = stock(result, outline, allow_changed).to(target)
+        model = stock(result, outline, allow_changed, _SOURCE).to(target)
         if isinstance(task, QuestionAnswering):
             return _answers(partial(output_of, model), task, rows, batch_size, target)
         if isinstance(task, MultipleChoice):
@@ -112,12 +113,13 @@ def handed_over_by(path: Path) -> Path:
     return directory.adapter
 
 
-def stock(result: HandedOver, outline: TransformerOutline, allow_changed: bool) -> Any:
-    """The model as transformers and PEFT alone load it."""
+def stock(result: HandedOver, outline: TransformerOutline, allow_changed: bool, source: str) -> Any:
+    """The model as transformers and PEFT alone load it. ``source``: the command, for the message about a changed
+    base."""
     config = result.config
     base = load_base(config, outline.name, outline.known, outline.tokenizer, config.seed)
     changed = identity(base.module, outline.tokenizer)
-    result.check_base(changed, allow_changed=allow_changed, source=_SOURCE)
+    result.check_base(changed, allow_changed=allow_changed, source=source)
     return peft.stock_model(base.module, result.folder) if result.form == "adapter" else base.module.eval()
 
 
@@ -166,7 +168,7 @@ def _choices(
     """The likeliest choice of every row, and its probability among the row's choices."""
     parts = task.scored([_fitting(task, row, number) for number, row in enumerate(rows)])
     texts = [task.texts(row) for row in rows]
-    likelihoods = [torch.zeros(len(choices), dtype=torch.float64) for choices in texts]
+    likelihoods = [torch.full((len(choices),), -math.inf, dtype=torch.float64) for choices in texts]
     for batch in batches([part.cost for part in parts], batch_size):
         inputs, targets = task.collate([parts[i] for i in batch])
         losses, _ = task.loss(output_of(model, on_device(inputs, device)), on_device(targets, device))
@@ -181,7 +183,7 @@ def _fitting(task: MultipleChoice, row: Row, number: int) -> ChoiceExample:
     try:
         return task.unlabelled([row])[0]
     except ValueError as reason:
-        raise ConfigError.at(DATA, f"row {number}: {reason}") from None
+        raise ConfigError.at(_DATA, f"row {number}: {reason}") from None
 
 
 def _responses(
@@ -209,7 +211,7 @@ def _prompts(task: LanguageModel, rows: Rows) -> list[list[int]]:
             raise
         except ValueError as reason:
             problems.append(RowProblem(number, task.messages or "", str(reason)))
-    refuse(problems)
+    refuse(problems, _DATA)
     return prompts
 
 

@@ -98,8 +98,8 @@ def reopen(
     check_code(config, allow_code, source)
     if exact:
         config = config.model_copy(update={"train": config.train.model_copy(update={"precision": "exact"})})
-    then = directory.read("manifest.json")
-    labels = then.get("labels") if isinstance(then, dict) else None
+    then = directory.manifest()
+    labels = then.get("labels")
     if not isinstance(labels, list):
         raise ConfigError.at("RUN_DIR", "manifest.json has no labels: it is not one that a run has written")
     assembly = assemble(config, device, labels=tuple(map(str, labels)), with_rows=bool(rows))

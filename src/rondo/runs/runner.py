@@ -123,7 +123,7 @@ def resume(
         if directory.finished:
             history = directory.rounds()
             return RunResult(history, directory.path, history[-1]["scores"], directory.read("summary.json"))
-        then = directory.read("manifest.json")
+        then = directory.manifest()
         only_places(sets)
         settings = directory.config(sets)
         check_code(settings, allow_code, "rondo resume")

@@ -1,10 +1,11 @@
-"""Answers that a run's model generates to rows of the test set, because people look at them."""
+"""Generated answers to test rows, for people to look at."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rondo.algorithm import Round
 from rondo.engine.scoring import Scorer
 from rondo.errors import ConfigError
 from rondo.models.generation import Generation, answers
@@ -30,12 +31,12 @@ def check_samples(assembly: Assembly) -> None:
         raise ConfigError.at("evaluation.generate", reason)
 
 
-def generated(assembly: Assembly, scorer: Scorer, state: Any, rounds: int) -> list[str]:
-    """Answers of the newcomer's model after ``rounds`` rounds to ``evaluation.generate`` test rows; empty if none is
-    asked for."""
+def generated(assembly: Assembly, scorer: Scorer, state: Any, round: Round) -> list[str]:
+    """Answers of the newcomer's model before ``round`` to ``evaluation.generate`` test rows; empty if none is asked
+    for."""
     if not assembly.config.evaluation.generate:
         return []
-    seen, base = scorer.newcomer(state, assembly.round(rounds))
+    seen, base = scorer.newcomer(state, round)
     return answers_of(assembly, seen, base, _chosen(assembly))
 
 

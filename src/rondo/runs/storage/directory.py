@@ -122,6 +122,13 @@ class RunDirectory:
         except (OSError, ValueError, RecursionError) as error:
             raise ConfigError.at("RUN_DIR", f"{name} cannot be read: {error}") from None
 
+    def manifest(self) -> dict[str, Any]:
+        """``manifest.json``. Raises :class:`ConfigError` if it is missing, broken or no manifest."""
+        content = self.read("manifest.json")
+        if not isinstance(content, dict):
+            raise ConfigError.at("RUN_DIR", "manifest.json is not one that a run has written")
+        return content
+
     def write(self, name: str, content: Mapping[str, Any]) -> None:
         durable.write(self.path / name, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -72,8 +73,7 @@ class MultipleChoice(CausalLM):
         name = column if isinstance(column, str) else column[0]
         try:
             choices = choices_of(row, column)
-            if config.letters and len(choices) > len(LETTERS):
-                raise ValueError(f"{len(choices)} choices, and only {len(LETTERS)} letters")
+            _must_have_letters(choices, bool(config.letters))
             if config.answer is not None:
                 name = config.answer
                 if (missing := value_problem(row, number, name)) is not None:
@@ -104,6 +104,7 @@ class MultipleChoice(CausalLM):
 
     def _example(self, row: Row, answer: str | None) -> ChoiceExample | None:
         texts = self.texts(row)
+        _must_have_letters(texts, self.letters)
         right = 0 if answer is None else right_of(row[answer], texts, self.answer_is)
         said = LETTERS[: len(texts)] if self.letters else texts
         prompt, choices, end = self._ids_of(self._question(row, texts), said, right)
@@ -200,6 +201,12 @@ class MultipleChoice(CausalLM):
         return ChoiceStore()
 
 
+def _must_have_letters(choices: Sequence[str], letters: bool) -> None:
+    """Raise ValueError for choices that are answered by ``letters`` and more than these."""
+    if letters and len(choices) > len(LETTERS):
+        raise ValueError(f"{len(choices)} choices, and only {len(LETTERS)} letters")
+
+
 class _Tally:
     def __init__(self, task: MultipleChoice) -> None:
         self.task = task
@@ -218,11 +225,13 @@ class _Tally:
     def scores(self) -> Scores:
         count = len(self.rows)
         rows = [[row[place] for place in sorted(row)] for row in self.rows.values()]
+        if not count or any(math.isnan(choice[0]) for row in rows for choice in row):
+            return {"accuracy_likelihood": None, "accuracy_normalised": None, "loss": None, "examples": count}
         plain = sum(max(row, key=lambda choice: choice[0])[2] for row in rows)
         per_byte = sum(max(row, key=lambda choice: choice[0] / choice[1])[2] for row in rows)
         return {
-            "accuracy_likelihood": plain / count if count else None,
-            "accuracy_normalised": per_byte / count if count else None,
-            "loss": self.loss / self.tokens if count else None,
+            "accuracy_likelihood": plain / count,
+            "accuracy_normalised": per_byte / count,
+            "loss": self.loss / self.tokens,
             "examples": count,
         }

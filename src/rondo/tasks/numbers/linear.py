@@ -51,7 +51,7 @@ class LinearRegression(Task):
             values = row.get(column)
             if not isinstance(values, list | tuple) or not values:
                 return RowProblem(number, column, f"expected a list of numbers, got {values!r:.60}")
-            bad = next((v for v in values if not isinstance(v, int | float) or not math.isfinite(v)), None)
+            bad = next((v for v in values if not _is_finite(v)), None)
             if bad is not None:
                 return RowProblem(number, column, f"not a finite number: {bad!r:.60}")
         return None
@@ -130,3 +130,10 @@ class _Tally:
 
     def scores(self) -> Scores:
         return {"loss": self.sum / self.count if self.count else None, "examples": self.count}
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return type(value) in (int, float) and math.isfinite(value)
+    except OverflowError:  # a whole number beyond the range of float64
+        return False
