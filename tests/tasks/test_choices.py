@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from choice_rows import TEMPLATE, byte_pairs, questions
 from rondo.config.inputs import TaskConfig
@@ -168,3 +170,47 @@ def test_diverged_model_has_no_accuracy() -> None:
     scores = tally.scores()
     assert scores["examples"] == 2
     assert scores["accuracy_likelihood"] is scores["accuracy_normalised"] is None
+
+
+CHATS = {
+    # Llama 3's and Gemma's trim; Command R's end token has letters that are answers.
+    "trims": "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}<|eot|>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}",
+    "has letters": "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|END_OF_TURN|>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}",
+}
+
+
+@pytest.mark.parametrize(
+    ("template", "choices", "keys", "learned"),
+    [
+        ("trims", [" a cat", " no one "], {}, " a cat<|eot|>"),
+        ("has letters", ["END", "TURN"], {}, "END<|END_OF_TURN|>"),
+        ("has letters", ["w", "x", "y", "z"], {"letters": True}, "A<|END_OF_TURN|>"),
+        ("has letters", ["_", "|>"], {}, "_<|END_OF_TURN|>"),
+    ],
+)
+def test_answer_ends_as_the_template_ends_it(
+    template: str, choices: list[str], keys: dict[str, Any], learned: str
+) -> None:
+    task = task_of(CHATS[template], answer_is="number", **keys)
+    (example,) = task.encode([{"question": "Who?", "choices": choices, "answer": 0}])
+    assert task.tokenizer.decode([t for t in example.target if t != -100]) == learned
+
+
+def test_choice_keeps_its_words_where_a_tokenizer_ends_texts_without_an_end_token() -> None:
+    """BERT's puts a separator behind every text, also in models that generate."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "where", "is", "it", "in", "the", "city", "two"]
+    inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    inner.post_processor = processors.TemplateProcessing("[CLS] $0 [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    coder = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
+    )
+    keys = {"kind": "multiple-choice", "prompt": "question", "choices": "choices", "answer": "answer"}
+    task = MultipleChoice.of(TaskConfig.model_validate(keys), coder, ())
+    row = {"question": "where is it", "choices": ["in the city", "two"], "answer": 0}
+    (example,) = task.encode([row])
+    assert [coder.decode(c) for c in example.choices] == ["in the city", "two"]
+    assert coder.decode(example.ids) == "[CLS] where is it in the city [SEP]"
+    assert coder.decode(task.begun("where is it")) == "[CLS] where is it"

@@ -3,6 +3,8 @@ predicted and exported."""
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import transformers
 from scipy import stats
 
 import rondo
+from choice_rows import save_tiny_llama
 from rondo.config.inputs import TaskConfig
 from rondo.runs.runner import RunResult
 from rondo.tasks.language.sequence_regression import SequenceRegression
@@ -127,7 +130,31 @@ def test_result_loads_in_stock_libraries(finished: RunResult, tmp_path: Path) ->
     assert whole(**batch).logits.shape == (1, 1)
     assert torch.allclose(loaded.eval()(**batch).logits, whole(**batch).logits, atol=1e-4)
     card = (tmp_path / "False" / "README.md").read_text()
-    assert "from_pretrained(folder, num_labels=1, ignore_mismatched_sizes=True)" in card
+    assert 'from_pretrained(folder, num_labels=1, problem_type="regression", ignore_mismatched_sizes=True)' in card
+    (predicted,) = rondo.predict(finished.run_dir, [{"first": "good film", "second": "a plot"}])
+    shown = transformers.pipeline("text-classification", str(tmp_path / "True"))(
+        {"text": "good film", "text_pair": "a plot"}
+    )
+    assert shown["score"] == pytest.approx(predicted["prediction"], abs=1e-4)  # not squeezed into 0 to 1
+
+
+@pytest.mark.parametrize("known", [None, 0])
+def test_decoder_reads_the_last_word_whatever_its_configuration_pads_with(known: int | None, tmp_path: Path) -> None:
+    """Early checkpoints of Llama say 0, and their tokenizers have no padding token."""
+    folder = save_tiny_llama(tmp_path / "llama")
+    written = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**written, "pad_token_id": known}))
+    adapter = {"r": 4, "target_modules": ["q_proj", "v_proj"]}
+    config = settings(folder, task=TASK, rounds=1, adapter=adapter, train={"precision": "exact", "lr": 0.02})
+    result = rondo.run(config, train=rated(24), test=rated(8, 1), run_dir=tmp_path / "run", device="cpu")
+    rows = [{"first": "good", "second": "film"}, {"first": "good " * 9, "second": "bad " * 9}]
+    together, alone = rondo.predict(result.run_dir, rows), [rondo.predict(result.run_dir, [row])[0] for row in rows]
+    for one, other in zip(together, alone, strict=True):
+        assert one["prediction"] == pytest.approx(other["prediction"], abs=1e-5)
+    again = rondo.evaluate(result.run_dir, data=rated(8, 1))["test"]
+    assert again["mse"] == pytest.approx(result.metrics["global"]["mse"], rel=1e-5)
+    card = (result.run_dir / "adapter" / "README.md").read_text()
+    assert re.search(r"problem_type=\"regression\", ignore_mismatched_sizes=True, pad_token_id=\d+\)", card)
 
 
 def test_personal_head(finished: RunResult, tmp_path: Path) -> None:

@@ -215,9 +215,9 @@ def _picture_problems(config: RunConfig, known: Any) -> Iterator[Problem]:
     if shape is None:
         return
     side, channels = getattr(known, "image_size", None), getattr(known, "num_channels", None)
-    sides = list(side) if isinstance(side, list | tuple) else [side, side]
-    if side is None:  # convolutions take any size
-        sides = shape[:2]
+    sides = shape[:2] if side is None else [side, side]  # convolutions take any size
+    if isinstance(side, list | tuple):
+        sides = list(side)
     if shape[:2] != sides:
         message = f"this model takes pictures of {sides[0]} x {sides[1]} pixels, and these are {shape[0]} x {shape[1]}"
         yield Problem("task.image_size", f"{message}: set it to {sides[0]}")

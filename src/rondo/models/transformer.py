@@ -60,6 +60,13 @@ class Transformer:
     limits: RowLimits = field(default_factory=lambda: RowLimits(0))
 
     @property
+    def pad_token_id(self) -> int | None:
+        """The padding token's id, where the model's own configuration has none or another one."""
+        if self.tokenizer is None or self.known.pad_token_id == self.tokenizer.pad_token_id:
+            return None
+        return int(self.tokenizer.pad_token_id)
+
+    @property
     def form(self) -> Literal["adapter", "merged"]:
         """See :attr:`rondo.models.model.Model.form`."""
         return "merged" if isinstance(self.network, WholeNetwork) else "adapter"

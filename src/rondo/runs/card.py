@@ -14,6 +14,7 @@ from rondo.config.inputs import GIVEN
 from rondo.config.schema import RunConfig
 from rondo.models.model import Form, Model
 from rondo.models.network import Base
+from rondo.models.transformer import Transformer
 from rondo.params import Params
 from rondo.report.terminal import score_rows
 from rondo.runs.assemble import Assembly
@@ -36,6 +37,7 @@ class Facts:
     ``primary``: the score that comes first.
     ``rows``, ``test_rows``, ``clients``: their numbers.
     ``versions``: of packages, as in the manifest.
+    ``pad_token_id``: the padding token's id, where the base model's own configuration has none or another one.
     """
 
     config: RunConfig
@@ -46,14 +48,15 @@ class Facts:
     test_rows: int
     clients: int
     versions: Mapping[str, str]
+    pad_token_id: int | None = None
 
     @classmethod
     def of(cls, config: RunConfig, assembly: Assembly, report: Mapping[str, Any], versions: Mapping[str, str]) -> Self:
         """The facts of a run. ``report``: the content of ``partition.json``."""
-        clients, primary, model = report["clients"], assembly.task.primary, assembly.model.name
-        return cls(
-            config, model, assembly.labels, primary, report["rows_used"], report["test_rows"], len(clients), versions
-        )
+        primary, model = assembly.task.primary, assembly.model
+        rows, test_rows, clients = report["rows_used"], report["test_rows"], len(report["clients"])
+        padding = model.pad_token_id if isinstance(model, Transformer) else None
+        return cls(config, model.name, assembly.labels, primary, rows, test_rows, clients, versions, padding)
 
 
 def save(folder: Path, model: Model, seen: Params, base: Base, facts: Facts, text: str) -> None:
@@ -218,12 +221,15 @@ model = PeftModel.from_pretrained(model, folder)
     auto = f"AutoPeftModelFor{(kind.auto or '').removeprefix('AutoModelFor')}"
     options, labels, before = "", "", ""
     if kind.outputs is not None:
-        options = f", num_labels={kind.outputs}, ignore_mismatched_sizes=True"
+        regression = ', problem_type="regression"' if kind.outputs == 1 else ""
+        options = f", num_labels={kind.outputs}{regression}, ignore_mismatched_sizes=True"
     elif kind.head:
         # PEFT loads the base model by the base's own configuration, which does not know these labels.
         before = "import json\n\n"
         labels = 'labels = dict(enumerate(json.load(open(f"{folder}/labels.json", encoding="utf-8"))))\n'
         options = ", id2label=labels, ignore_mismatched_sizes=True"
+    if kind.head and facts.pad_token_id is not None:  # by which a decoder finds a row's last token
+        options += f", pad_token_id={facts.pad_token_id}"
     if facts.config.model.gguf is not None:
         options += f", gguf_file={json.dumps(facts.config.model.gguf)}"
     if kind.pipeline not in _PIPELINES:

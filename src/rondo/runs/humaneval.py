@@ -121,7 +121,7 @@ def read_problems(file: str) -> Rows:
 
 def _completed(model: Scored, how: HumanEval, rows: Rows) -> list[str]:
     task, config = model.assembly.task, model.assembly.config
-    coder = task.tokenizer  # type: ignore[attr-defined]  # a causal language model's
+    assert isinstance(task, CausalLM)
     generation = Generation(
         how.max_new_tokens,
         config.evaluation.batch_size,
@@ -130,9 +130,7 @@ def _completed(model: Scored, how: HumanEval, rows: Rows) -> list[str]:
         seed=config.seed,
         stop=STOPS,
     )
-    prompts = [coder(_prompt(row))["input_ids"] for row in rows]
-    ends = [coder.eos_token_id]
-    prompts = [ids[:-1] if ids[-1:] == ends else ids for ids in prompts]
+    prompts = [task.begun(_prompt(row)) for row in rows]
     return answers_to(model.assembly, model.seen, model.base, prompts, generation, option="--max-new-tokens")
 
 

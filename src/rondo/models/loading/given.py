@@ -12,7 +12,7 @@ from rondo.errors import ConfigError
 from rondo.models import peft
 from rondo.models.decoder_inputs import check_decoder
 from rondo.models.loading import causality
-from rondo.models.loading.pretrained import Pretrained, auto, head_names, padded
+from rondo.models.loading.pretrained import Pretrained, auto, head_names, pad_by, padded
 from rondo.tasks.table import Kind
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def copied(kind: Kind, model: PreTrainedModel, tokenizer: Any, labels: Sequence[
     """A copy of ``model`` in float32 that a run may change. Weights that are in float32 already are shared with
     ``model``, which costs no memory: a run replaces tensors and never writes into them.
 
-    The head is everything outside the base model. A model without a padding token takes its ``tokenizer``'s. Raises
+    The head is everything outside the base model. The padding token is the ``tokenizer``'s. Raises
     :class:`ConfigError` if ``model`` cannot be trained as ``kind``.
     """
     _check(kind, model, labels)
@@ -35,8 +35,7 @@ def copied(kind: Kind, model: PreTrainedModel, tokenizer: Any, labels: Sequence[
     if kind.peft == "CAUSAL_LM":
         causality.check_architecture(module.config, module)
         causality.check_logits(module)
-    if tokenizer is not None and module.config.pad_token_id is None:
-        module.config.pad_token_id = tokenizer.pad_token_id
+    pad_by(tokenizer, module)
     if kind.peft == "SEQ_2_SEQ_LM":
         check_decoder(module, tokenizer)
     return Pretrained(module, head_names(kind, module, ()), [])

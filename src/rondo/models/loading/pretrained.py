@@ -92,6 +92,8 @@ def load_config(
     options: dict[str, Any] = {"revision": revision or "main", "trust_remote_code": False}
     if gguf_file is not None:
         options["gguf_file"] = gguf_file
+    if kind.head:  # by this word, transformers' pipelines give a regression's number as it is
+        options["problem_type"] = "regression" if kind.outputs == 1 else None
     if kind.outputs is not None:
         options["num_labels"] = kind.outputs
     elif kind.head:
@@ -125,8 +127,8 @@ def load_pretrained(
 ) -> Pretrained:
     """Load a pre-trained model from a folder or a hub.
 
-    ``config`` comes from :func:`load_config` and is not changed. A model without a padding token takes its
-    ``tokenizer``'s. The head is everything outside the base model (``base_model_prefix``) plus a pooler that the
+    ``config`` comes from :func:`load_config` and is not changed. The padding token is the ``tokenizer``'s
+    (:func:`pad_by`). The head is everything outside the base model (``base_model_prefix``) plus a pooler that the
     checkpoint lacks; new tensors are drawn from ``seed``. A causal language model has no head. Raises OSError,
     ValueError or RuntimeError as transformers does, and :class:`ConfigError` if the checkpoint lacks tensors other than
     the head's, if a language model is not causal, if no layer can be rounded, or if rounded layers give wrong products
@@ -155,8 +157,7 @@ def load_pretrained(
             causality.check_logits(module)
     if quantization is not None:
         quantised.check_rounding(module, quantization)
-    if tokenizer is not None and module.config.pad_token_id is None:
-        module.config.pad_token_id = tokenizer.pad_token_id
+    pad_by(tokenizer, module)
     if kind.peft == "SEQ_2_SEQ_LM":
         check_decoder(module, tokenizer)
     return Pretrained(module, head, parts_of(report["unexpected_keys"], module.state_dict().keys()))
@@ -203,6 +204,15 @@ def padded(tokenizer: Any) -> Any:
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         raise ValueError("it knows no words, as where its files are not beside the model")
     return tokenizer
+
+
+def pad_by(tokenizer: Any, module: Any) -> None:
+    """Make ``module`` know the id that ``tokenizer`` pads with. A decoder that classifies reads a row's last token that
+    is no padding, by its own configuration: with another id there (Llama's early checkpoints say 0), it would read
+    padding. An encoder-decoder keeps its own, which begins its decoder's inputs."""
+    config = module.config
+    if tokenizer is not None and (config.pad_token_id is None or not config.is_encoder_decoder):
+        config.pad_token_id = tokenizer.pad_token_id
 
 
 def auto(kind: Kind) -> Any:

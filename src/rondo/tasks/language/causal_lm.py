@@ -10,7 +10,7 @@ from torch.nn import functional
 from rondo.config.inputs import TaskConfig
 from rondo.tasks.language import conversation
 from rondo.tasks.language.language_model import IGNORED, LanguageModel
-from rondo.tasks.language.text import pad
+from rondo.tasks.language.text import pad, text_ids, without
 from rondo.tasks.language.token_store import TextExample
 from rondo.tasks.row_checks import Row, RowProblem
 from rondo.tasks.task import Batch
@@ -92,7 +92,7 @@ class CausalLM(LanguageModel):
 
     def _text_ids(self, row: Row) -> tuple[list[int], int]:
         """The token ids of a row of texts, and the position where the loss starts."""
-        end_ids = [self.tokenizer.eos_token_id] if self.tokenizer.eos_token_id is not None else []
+        end_ids = self.end_ids
         if self.text is not None:
             ids = self.tokenizer(row[self.text])["input_ids"]
             return ids + [e for e in end_ids if ids[-1:] != end_ids], 0
@@ -108,23 +108,29 @@ class CausalLM(LanguageModel):
                 if chat.startswith(opening)
                 else _from(row[self.response], chat[len(bare_prompt) :])
             )
-            prompt_ids = self.tokenizer(opening, add_special_tokens=False)["input_ids"]
-            return prompt_ids + self.tokenizer(rest, add_special_tokens=False)["input_ids"], len(prompt_ids)
-        prompt_ids = self.tokenizer(question + self.before_response)["input_ids"]
-        if end_ids and prompt_ids[-1:] == end_ids:  # some tokenizers end every text
-            prompt_ids = prompt_ids[:-1]
-        response_ids = self.tokenizer(row[self.response], add_special_tokens=False)["input_ids"]
-        return prompt_ids + response_ids + end_ids, len(prompt_ids)
+            prompt_ids = text_ids(self.tokenizer, opening)
+            return prompt_ids + text_ids(self.tokenizer, rest), len(prompt_ids)
+        prompt_ids = self.begun(question + self.before_response)
+        return prompt_ids + text_ids(self.tokenizer, row[self.response]) + end_ids, len(prompt_ids)
+
+    @property
+    def end_ids(self) -> list[int]:
+        """The tokens that end an answer."""
+        return self.ending if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
+
+    def begun(self, text: str) -> list[int]:
+        """The token ids of a text that goes on: without what the tokenizer puts behind every text."""
+        return without(list(self.tokenizer(text)["input_ids"]), self.ending)
 
     def prompt_ids(self, row: Row) -> list[int]:
         """See :meth:`rondo.tasks.language.language_model.LanguageModel.prompt_ids`: a row's prompt, its conversation up
         to the last turn by the user, or its plain text without the end token."""
         if self.messages is not None:
             return conversation.prompt_ids(self.tokenizer, row[self.messages])
+        if self.text is not None:
+            return self.begun(row[self.text])
         ids, start = self._text_ids({**row, self.response: ""})
-        if self.text is None:
-            return ids[:start]
-        return ids[:-1] if ids[-1:] == [self.tokenizer.eos_token_id] else ids
+        return ids[:start]
 
     def prompt_and_answer(self, example: TextExample) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Token ids of all before the last answer in ``example``, and of that answer. Plain text, which is no answer

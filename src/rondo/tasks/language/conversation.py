@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any, TypeAlias
 
 from rondo.errors import ConfigError
+from rondo.tasks.language.text import text_ids
 from rondo.tasks.row_checks import text_problem
 
 Turn: TypeAlias = dict[str, str]
@@ -75,8 +76,20 @@ def prompt_ids(tokenizer: Any, value: Any) -> list[int]:
     if not conversation:
         raise ValueError("no turn is by the user")
     text = rendered(tokenizer, conversation, tokenize=False, add_generation_prompt=True)
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return ids
+    return text_ids(tokenizer, text)
+
+
+def closing_ids(tokenizer: Any, conversation: Sequence[Turn]) -> list[int]:
+    """The token ids of what the chat template puts behind the answer to ``conversation``. It is shown a word that is
+    nowhere else in its text: it may trim an answer, and an answer may be a part of its own marks."""
+    word = "zqzq"
+    while word in rendered(tokenizer, conversation, tokenize=False, add_generation_prompt=True):
+        word += "zq"
+    answered = [*conversation, {"role": "assistant", "content": word}]
+    _, found, closing = rendered(tokenizer, answered, tokenize=False).rpartition(word)
+    if not found:
+        raise _refusal(conversation, "the template leaves the answer out; name another template")
+    return text_ids(tokenizer, closing)
 
 
 def rendered(tokenizer: Any, conversation: Sequence[Turn], **options: bool) -> Any:

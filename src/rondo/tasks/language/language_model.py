@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rondo.tasks.language.output_layer import OutputLayer
-from rondo.tasks.language.text import TextTask, wide
+from rondo.tasks.language.text import TextTask, ending, wide
 from rondo.tasks.row_checks import Row
 from rondo.tasks.task import Batch, Scores
 
@@ -38,6 +38,8 @@ class LanguageModel(TextTask):
         self, tokenizer: Any, prompt: Sequence[str], response: str | None, max_length: int, separator: str | None
     ) -> None:
         self.tokenizer, self.max_length = tokenizer, max_length
+        self.ending = ending(tokenizer)
+        """Special tokens that the tokenizer puts behind every text."""
         self.prompt, self.response = tuple(prompt), response or ""
         self.between = "\n\n" if separator is None else separator
         self.output: OutputLayer | None = None

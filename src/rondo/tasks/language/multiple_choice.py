@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Self
 
 from torch import Tensor
@@ -14,6 +15,7 @@ from rondo.tasks.language.causal_lm import CausalLM
 from rondo.tasks.language.choice_store import Choice, ChoiceExample, ChoiceStore
 from rondo.tasks.language.choices import LETTERS, choices_of, first_mentioned, right_of
 from rondo.tasks.language.language_model import IGNORED
+from rondo.tasks.language.text import text_ids
 from rondo.tasks.language.token_store import TextExample
 from rondo.tasks.row_checks import Row, RowProblem, value_problem
 from rondo.tasks.task import Batch, Scores
@@ -136,30 +138,18 @@ class MultipleChoice(CausalLM):
         if chat:
             turns = [{"role": "user", "content": question}]
             opening = conversation.rendered(self.tokenizer, turns, tokenize=False, add_generation_prompt=True)
-            end = self._ended(turns, said[right])
+            end = conversation.closing_ids(self.tokenizer, turns)
         else:
             opening = question + (" " if self.letters else self.before_response)
-            end = [self.tokenizer.eos_token_id] if self.tokenizer.eos_token_id is not None else []
+            end = self.end_ids
         bare = opening.rstrip()
         blanks = opening[len(bare) :]
-        prompt = self._coded(bare, special=not chat)
-        choices = [self._coded(bare + blanks + text, special=not chat)[len(prompt) :] for text in said]
+        coded = self.begun if not chat else partial(text_ids, self.tokenizer)
+        prompt = coded(bare)
+        choices = [coded(bare + blanks + text)[len(prompt) :] for text in said]
         # A tokenizer may have one token for the end of the prompt and all of a choice.
-        alone = (self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in said)
+        alone = (text_ids(self.tokenizer, text) for text in said)
         return prompt, [choice or own for choice, own in zip(choices, alone, strict=True)], end
-
-    def _ended(self, turns: Sequence[conversation.Turn], choice: str) -> list[int]:
-        """Everything that the chat template puts behind an answer, as token ids."""
-        whole = conversation.rendered(
-            self.tokenizer, [*turns, {"role": "assistant", "content": choice}], tokenize=False
-        )
-        ids: list[int] = self.tokenizer(whole.rpartition(choice)[2], add_special_tokens=False)["input_ids"]
-        return ids
-
-    def _coded(self, text: str, *, special: bool) -> list[int]:
-        ids: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
-        ended = special and ids[-1:] == [self.tokenizer.eos_token_id]  # some tokenizers end every text
-        return ids[:-1] if ended else ids
 
     def scored(self, examples: Sequence[Any]) -> Sequence[Choice]:
         """See :meth:`rondo.tasks.task.Task.scored`: every choice of every row."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,23 @@ def pad(rows: Sequence[Sequence[int]], value: int) -> Tensor:
     """Rows of ids as one int64 tensor (rows, longest), padded on the right with ``value``."""
     longest = max(map(len, rows))
     return torch.tensor([[*row, *[value] * (longest - len(row))] for row in rows])
+
+
+def text_ids(tokenizer: Any, text: str) -> list[int]:
+    """The token ids of ``text`` alone, without special tokens around it."""
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def ending(tokenizer: Any) -> list[int]:
+    """The special tokens that ``tokenizer`` puts behind every text: none, an end token, or a separator (BERT's)."""
+    own, whole = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
+    starts = [i for i in range(len(whole) - len(own) + 1) if whole[i : i + len(own)] == own]
+    return list(whole[starts[-1] + len(own) :]) if own and starts else []
+
+
+def without(ids: list[int], end: Sequence[int]) -> list[int]:
+    """``ids`` without the tokens ``end`` at their end, if they are there."""
+    return ids[: -len(end)] if end and ids[-len(end) :] == list(end) else ids
 
 
 def wide(logits: Tensor) -> Tensor:
