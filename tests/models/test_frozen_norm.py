@@ -106,6 +106,18 @@ class _OtherEps(LlamaRMSNorm):
         return self.weight * x * (x.square().mean(-1, keepdim=True) + 10 * self.variance_epsilon).rsqrt()
 
 
+class _Gated(LlamaRMSNorm):
+    """Mamba 2's and its kin's: without a gate it is the formula."""
+
+    def forward(self, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
+        return super().forward(hidden_states if gate is None else hidden_states * gate)
+
+
+class _AlwaysGated(LlamaRMSNorm):
+    def forward(self, hidden_states: Tensor, gate: Tensor) -> Tensor:
+        return super().forward(hidden_states * gate)
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -118,8 +130,13 @@ class _OtherEps(LlamaRMSNorm):
         lambda: nn.Linear(WIDTH, WIDTH),
         _Centred,
         lambda: _OtherEps(WIDTH, 1e-5),
+        lambda: _Gated(WIDTH, 1e-5),
+        lambda: _AlwaysGated(WIDTH, 1e-5),
     ],
-    ids=["1 + w", "LayerNorm", "without bias", "two axes", "no weight", "batch", "linear", "centred", "other eps"],
+    ids=[
+        *["1 + w", "LayerNorm", "without bias", "two axes", "no weight", "batch", "linear", "centred", "other eps"],
+        *["gated", "always gated"],
+    ],
 )
 def test_other_layers_keep_their_forward(make: Callable[[], nn.Module]) -> None:
     assert not replaced(frozen(make()).eval())

@@ -640,3 +640,11 @@ def test_adapter_with_what_rondo_lacks_is_refused(key: str, value: Any, tmp_path
     file = tmp_path / "adapter_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
     assert f"has {key}: PEFT has it, Rondo does not: " in str(_refused(tmp_path, tiny.bert()))
+
+
+def test_start_from_an_adapter_with_the_frozen_output_layer_beside_its_factors(tmp_path: Path) -> None:
+    """Stock PEFT saves the weight of an adapted lm_head too."""
+    base, logits = trained_by_peft("llama-lm", tmp_path, target_modules=["q_proj", "lm_head"])
+    assert any("base_layer" in name for name in peft.load_peft_weights(str(tmp_path), device="cpu"))
+    _, found = started(base, tmp_path, "CAUSAL_LM", ())
+    torch.testing.assert_close(found, logits, rtol=0, atol=1e-9)

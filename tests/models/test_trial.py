@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -105,6 +106,20 @@ def test_network_of_separate_rows_is_shared(reads: str, dropout: float) -> None:
 )
 def test_rows_that_mix_train_one_at_a_time(reads: str, words: str) -> None:
     assert reason(reader(reads)) == words
+
+
+@pytest.mark.parametrize(("reads", "minds"), [("rows", False), ("padding", True), ("few rows", False)])
+def test_network_that_reads_padding_is_told(reads: str, minds: bool) -> None:
+    chosen = reader(reads)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        reason(chosen)
+    assert chosen.minds_padding is minds
+    assert any("scores depend on the batch size" in str(w.message) for w in told) is minds
+    same = [TextExample((2, 5 + i, 3), i % 3) for i in range(6)]
+    even = reader(reads)
+    reason(even, examples=same)
+    assert not even.minds_padding  # no row is padded
 
 
 def test_gradients_that_mix_train_one_at_a_time() -> None:

@@ -278,6 +278,16 @@ def test_response_ends_where_generation_prompt_is_no_prefix() -> None:
     assert list(example.target) == [*[-100] * len(user), *ids("w4 w5"), EOS]
 
 
+@pytest.mark.parametrize("answer", ["w31", "w30 w1", "w4 "])
+def test_response_that_a_template_says_or_trims_is_whole(answer: str) -> None:
+    """With an end behind it: it is not looked for in the template's own words."""
+    thinking = TEMPLATE.replace("<s> w31 {% endif %}", "<s> w31 w35 {% endif %}").replace(
+        "m['content']", "m['content'] | trim"
+    )
+    (example,) = language(template=thinking).encode([{**ROW, "answer": answer}])
+    assert [t for t in example.target if t != -100] == [*ids(answer), EOS]
+
+
 def test_long_rows_are_cut_and_rows_without_target_dropped() -> None:
     task = language(max_length=4)
     rows = [

@@ -210,7 +210,8 @@ class AdaptedLayer:
             packing = call.packing
             mask = torch.ones(x.shape if packing is None else (len(call.rows.index), packing.longest, x.shape[-1]))
             parts = (mask,) if len(call.dropout) == 1 else torch.split(mask, list(call.rows.counts))
-            lengths = call.rows.longest if x.dim() == 3 and mask.shape[1] in call.tokens else None
+            by_token = packing is not None or (x.dim() == 3 and mask.shape[1] in call.tokens)
+            lengths = call.rows.longest if by_token else None
             for k, (part, g) in enumerate(zip(parts, call.dropout, strict=True)):
                 # Draw as much as the client's own longest sequence takes, whichever this one is and however far it is
                 # padded, so that a client's masks do not depend on the others.

@@ -37,6 +37,8 @@ class Network(ABC):
     a network in which a shared call goes wrong."""
     one_thread: bool = False
     """Whether calls cannot run in several threads at once."""
+    minds_padding: bool = False
+    """Whether a row's output depends on how far it is padded, as the trial finds."""
     recomputed: Sequence[Recomputed] = ()
     """Layers that keep their inputs alone for the backward pass."""
     _device = torch.device("cpu")

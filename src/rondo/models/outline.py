@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,7 +31,7 @@ from rondo.models.loading.pretrained import (
     locate,
 )
 from rondo.models.model import Outline
-from rondo.models.row_limits import RowLimits, row_limits
+from rondo.models.row_limits import RowLimits, rotary_turn, row_limits
 from rondo.models.transformer import Transformer, load_transformer
 from rondo.models.whole import linear_problem
 from rondo.models.whole import outline as builtin_outline
@@ -182,15 +183,23 @@ def _text_problems(config: RunConfig, found: _Found, limits: RowLimits) -> Itera
     if config.task.max_length > limit:
         message = f"{config.task.max_length}, but this model takes {limit} tokens: lower it to {limit}"
         yield Problem("task.max_length", message)
+    turn = rotary_turn(found.known)
+    if turn is not None and config.task.max_length > turn:
+        message = f"{config.task.max_length}, but with a row of more than {turn} tokens this model's rotary embedding "
+        message += "changes for all rows of a call (longrope), which are several clients': lower it to "
+        yield Problem("task.max_length", f"{message}{turn}")
     room = limit - config.task.max_length
     if limits.written is not None:
         yield from _decoder_problems(config, limits.written)
     elif evaluation.generate and 0 <= room < evaluation.max_new_tokens:
         message = f"{evaluation.max_new_tokens} after up to task.max_length = {config.task.max_length} tokens, and "
         yield Problem("evaluation.max_new_tokens", f"{message}this model takes {limit}: lower one of the two")
-    embedded, tokens = int(found.module.get_input_embeddings().num_embeddings), len(found.tokenizer)  # type: ignore[operator]
-    if tokens > embedded:
-        message = f"its tokenizer has {tokens} tokens and its embedding only {embedded}: is it another model's?"
+    embedding = None
+    with suppress(NotImplementedError):  # CANINE has hashes of characters; Perceiver's is no layer
+        embedding = getattr(found.module.get_input_embeddings(), "num_embeddings", None)  # type: ignore[operator]
+    tokens = len(found.tokenizer)
+    if embedding is not None and tokens > embedding:
+        message = f"its tokenizer has {tokens} tokens and its embedding only {embedding}: is it another model's?"
         yield Problem("model.name", message)
     if tasks.TABLE[config.task.kind].head and getattr(found.known, "summary_type", None) == "last":
         message = "it classifies by a row's last token (XLNet), and rows are padded behind it: name another"

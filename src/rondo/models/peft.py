@@ -298,6 +298,8 @@ def read_tensors(folder: str | Path) -> dict[str, Tensor]:
     result = {}
     for key, tensor in loaded.items():
         name = key.removeprefix(_KEY)
+        if name.endswith(".base_layer.weight"):  # PEFT saves the frozen weight of an adapted output layer too
+            continue
         for ending, factor in ((".lora_A.weight", ".A"), (".lora_B.weight", ".B")):
             if name.endswith(ending):
                 result[name.removesuffix(ending) + factor] = tensor.flatten(1) if tensor.dim() > 2 else tensor

@@ -61,3 +61,17 @@ def _read(module: Any, config: Any, allowed: int) -> int:
         # In longer rows BigBird's blocks depend on the length that the batch is padded to.
         limits.append((5 + 2 * config.num_random_blocks) * config.block_size)
     return min(limits)
+
+
+def rotary_turn(config: Any) -> int | None:
+    """The tokens of a row beyond which a model's rotary embedding is another one for the whole call, as LongRoPE's is
+    (Phi-3 with 128k tokens); transformers changes it in place. None where it never is."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    by_layer = [p for p in parameters.values() if isinstance(p, dict)] or [parameters]
+    if not any(p.get("rope_type", p.get("type")) == "longrope" for p in by_layer):
+        return None
+    original = [p.get("original_max_position_embeddings") for p in by_layer]
+    original += [
+        getattr(config, name, None) for name in ("original_max_position_embeddings", "max_position_embeddings")
+    ]
+    return next(int(n) for n in original if n is not None)

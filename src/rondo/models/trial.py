@@ -9,6 +9,7 @@ each alone. Clients of a network that fails the comparison train one at a time.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -49,12 +50,18 @@ def try_out(name: str, network: Network, task: Task, examples: Sequence[Any]) ->
         if is_out_of_memory(error):
             raise does_not_fit(name, error) from None
         remedy = "name other layers in adapter.target_modules, or another model" if network.sites else "mend it"
+        if network.sites and _precision(network, task) > torch.finfo(torch.float32).eps:
+            remedy = f"set train.precision = 'exact', {remedy}"
         message = f"{name!r} does not train on rows of the data: {type(error).__name__}: {error}; {remedy}"
         raise ConfigError.at("model.name", message) from None
     check_buffers(buffers, dict(network.module.named_buffers()))
     if isinstance(network, WholeNetwork):
         inputs, _ = task.collate([example for group in groups for example in group])
         check_training_mode(network.module, on_device(inputs, network.device))
+    network.minds_padding = _minds_padding(network, task, [row for group in groups for row in group], params[0])
+    if network.minds_padding:
+        message = "model.name: a row's output depends on how far it is padded, so scores depend on the batch size, and "
+        warnings.warn(f"{message}predictions on the rows beside a row", stacklevel=2)
     if network.one_at_a_time is None:
         network.one_at_a_time = _reason(network, task, groups, params, alone)
 
@@ -81,6 +88,25 @@ def _reason(
             if not _close(together.grads[tensor][k], grad[0], allowed, largest / 100):
                 return f"the gradient of {tensor} is not what it is when its client is alone in a call"
     return None
+
+
+@torch.no_grad()
+def _minds_padding(network: Network, task: Task, rows: Sequence[Example], params: Params) -> bool:
+    """Whether a row has another loss beside longer ones than alone."""
+    if not task.padded or len({row.cost for row in rows}) == 1:
+        return False
+
+    def losses(rows: Sequence[Example]) -> Tensor:
+        inputs, targets = (on_device(part, network.device) for part in task.collate(rows))
+        call = Rows.of([rows], task.lengths).to(network.device)
+        return task.loss(network(add_client_axis(params), {}, inputs, None, call), targets)[0]
+
+    alone = torch.cat([losses([row]) for row in rows])
+    try:
+        together = losses(rows)
+    except Exception:  # the comparison of clients says why
+        return False
+    return not _close(together, alone, _precision(network, task) ** 0.5, 0.0)
 
 
 @dataclass(frozen=True)

@@ -222,6 +222,9 @@ def assemble(
         with one_cohort(model.network):
             examples = population.sample(SAMPLE)
             try_out(config.model.name, model.network, outline.task, examples)
+            if config.train.micro_batch is not None and model.network.minds_padding:
+                message = "a row's output depends on how far this model's rows are padded, so a step in parts would be "
+                raise ConfigError.at("train.micro_batch", f"{message}another step: remove it")
             prefix = model.shorten(outline.task, examples)
         return Assembly(
             config, target, algorithm, head_policy, labels, outline.task, population, model, initial, prefix

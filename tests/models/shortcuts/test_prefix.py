@@ -115,7 +115,7 @@ def counted(sim: Composed, start: int) -> Counter[int]:
 
 def with_prefix(sim: Composed, memory: int = LOTS, disk: int = 0) -> Prefix:
     sim.prefix = Prefix(sim.network, sim.task, memory=memory, disk=disk)
-    sim.prefix.check({**sim.network.initial_head, **sim.initial}, sim.task.collate(sim.population.sample(2))[0])
+    sim.prefix.check({**sim.network.initial_head, **sim.initial}, sim.population.sample(2))
     return sim.prefix
 
 
@@ -257,7 +257,7 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """Layers whose outputs are all read, or only the last one's."""
+    """Layers whose outputs are all read, or only the last one's; or the lowest reads padding too (FNet, ConvBERT)."""
 
     def __init__(self, reads: str) -> None:
         super().__init__()
@@ -271,15 +271,18 @@ class Stack(nn.Module):
         x, outputs = self.embed(input_ids), []
         for layer in self.layers:
             x = layer(x)
+            if self.reads == "padding" and not outputs:
+                x = x + x.mean(1, keepdim=True)
             outputs.append(x)
         if self.reads == "all":
             x = x + sum(outputs)
         for layer in self.others:
             x = layer(x)
-        return SimpleNamespace(logits=self.out(x.mean(1)))
+        first = x[:, 0] if self.reads == "padding" else x.mean(1)
+        return SimpleNamespace(logits=self.out(first))
 
 
-def stack(reads: str, endings: Sequence[str]) -> Prefix:
+def stack(reads: str, endings: Sequence[str], lengths: tuple[int, int] = (3, 3)) -> Prefix:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         module = Stack(reads).double()
@@ -287,11 +290,12 @@ def stack(reads: str, endings: Sequence[str]) -> Prefix:
     network = AdaptedNetwork(module, sites, ())
     task = SequenceClassification(tiny.tokenizer("gpt"), ["text"], "label", ("a", "b", "c"), 32)
     prefix = Prefix(network, task, memory=LOTS, disk=0)
-    inputs, _ = task.collate([TextExample((5, 6, 7), 0), TextExample((8, 9, 10), 1)])
+    examples = [TextExample((5, 6, 7, 4, 9)[:n], label) for label, n in enumerate(lengths)]
+    inputs, _ = task.collate(examples)
     params = add_client_axis(tiny.factors(sites, 1))
     before = network(params, {}, inputs)
     try:
-        prefix.check(tiny.factors(sites, 1), inputs)
+        prefix.check(tiny.factors(sites, 1), examples)
     finally:  # accepted or refused, the model is whole outside
         assert network(params, {}, inputs).equal(before)
     return prefix
@@ -301,6 +305,13 @@ def test_model_reading_lower_layers_elsewhere_is_refused() -> None:
     assert stack("last", ("layers.2.dense",)).layers == 2
     with pytest.raises(PrefixRefused, match="in other ways"):
         stack("all", ("layers.2.dense",))
+
+
+def test_lower_layers_that_read_padding_are_refused() -> None:
+    """A row's states are computed beside others than it is trained with."""
+    assert stack("padding", ("layers.2.dense",)).layers == 2
+    with pytest.raises(PrefixRefused, match="in other ways"):
+        stack("padding", ("layers.2.dense",), (5, 2))
 
 
 @pytest.mark.parametrize(("dtype", "allowed"), [(torch.float64, 1e-10), (torch.float32, 1e-4), (torch.bfloat16, 3e-2)])
@@ -314,7 +325,7 @@ def test_check_allows_rounding_and_nothing_beyond(
         outputs = iter(torch.tensor([[largest, 0.0], [largest, difference]], dtype=dtype))
         monkeypatch.setattr(AdaptedNetwork, "__call__", lambda *_: next(outputs))
         try:
-            prefix.check({}, {"input_ids": torch.tensor([[5, 6]])})
+            prefix.check({}, [TextExample((5, 6), 0)])
         except PrefixRefused:
             return False
         return True

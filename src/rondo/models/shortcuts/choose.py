@@ -74,7 +74,7 @@ def shorten(
             raise PrefixRefused("an encoder's states and a decoder's would have to be kept for every row")
         memory, disk = config.prefix_memory_mb * 2**20, config.prefix_disk_mb * 2**20
         prefix = Prefix(network, task, memory=memory, disk=disk)
-        prefix.check(seen, inputs)
+        prefix.check(seen, trial)
     except PrefixRefused as reason:
         prefix, no_prefix = None, str(reason)
     try:

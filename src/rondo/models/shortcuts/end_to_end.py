@@ -26,6 +26,11 @@ def lay_end_to_end(network: AdaptedNetwork, task: Task, seen: Params, examples: 
         raise RowsApart("no rows that it could be tried on differ in length")
     if "position_ids" not in inspect.signature(type(network.module).forward).parameters:
         raise RowsApart("the model counts positions itself")
+    if any(
+        getattr(m.config, "attn_temperature_tuning", False) for m in network.module.modules() if hasattr(m, "config")
+    ):
+        # Llama 4 scales late queries by their place in the call, which no short trial reaches.
+        raise RowsApart("the model counts places in a call")
     undo = attention.end_to_end(network.module)
     if undo is None:
         raise RowsApart("the model's attention is its own")

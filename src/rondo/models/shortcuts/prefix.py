@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from rondo.models.adapted_network import AdaptedNetwork
+from rondo.models.out_of_memory import is_out_of_memory
 from rondo.models.shortcuts.spill import Spill
 from rondo.params import Params, add_client_axis
 from rondo.tasks.task import Batch, Example, Task
@@ -94,19 +95,26 @@ class Prefix:
             return (self.network.laid(mode.hidden), *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": self.network.laid(mode.hidden)}
 
-    def check(self, seen: Params, inputs: Batch) -> None:
-        """Compare the model with and without its prefix on ``inputs``. Raises :class:`PrefixRefused` if they differ:
-        the model then does more with its lower layers than pass a hidden state on."""
-        params = add_client_axis(seen)
+    def check(self, seen: Params, examples: Sequence[Example]) -> None:
+        """Compare the model with and without its prefix on ``examples``, whose states are computed one by one and
+        padded as in training. Raises :class:`PrefixRefused` if they differ: the model then does more with its lower
+        layers than pass a hidden state on, or these read padding."""
+        params, inputs = add_client_axis(seen), self._inputs(examples)
         with torch.no_grad():
             whole = self.network(params, {}, inputs)
             try:
-                with self.replaced(self._capture(inputs)):
+                states = States({id(e): self._compute([e]) for e in examples})
+                with self.replaced(states.padded(examples).to(whole.device)):
                     short = self.network(params, {}, inputs)
-            except (TypeError, ValueError, RuntimeError, KeyError, AttributeError) as error:
+            except Exception as error:  # a model may raise anything
+                if is_out_of_memory(error):
+                    raise
                 raise PrefixRefused(f"the model does not run without its lower layers: {error}") from None
+        real = inputs["attention_mask"].bool()
+        if short.shape == whole.shape and whole.dim() > 2 and whole.shape[:2] == real.shape:
+            whole, short = whole[real], short[real]
         allowed = TOLERANCE.get(whole.dtype, 1e-4) * max(1.0, float(whole.abs().max()))
-        if not float((whole - short).abs().max()) <= allowed:
+        if short.shape != whole.shape or not float((whole - short).abs().max()) <= allowed:
             raise PrefixRefused("the model uses its lower layers in other ways than through the hidden state")
 
     @contextlib.contextmanager

@@ -102,12 +102,9 @@ class CausalLM(LanguageModel):
             opening = conversation.rendered(self.tokenizer, turns[:1], tokenize=False, add_generation_prompt=True)
             chat = conversation.rendered(self.tokenizer, turns, tokenize=False)
             # Some templates (reasoning models) open a section in the generation prompt that a finished turn lacks.
-            bare_prompt = conversation.rendered(self.tokenizer, turns[:1], tokenize=False)
-            rest = (
-                chat[len(opening) :]
-                if chat.startswith(opening)
-                else _from(row[self.response], chat[len(bare_prompt) :])
-            )
+            rest = chat[len(opening) :] if chat.startswith(opening) else None
+            if rest is None:
+                rest = row[self.response] + conversation.closing(self.tokenizer, turns[:1])
             prompt_ids = text_ids(self.tokenizer, opening)
             return prompt_ids + text_ids(self.tokenizer, rest), len(prompt_ids)
         prompt_ids = self.begun(question + self.before_response)
@@ -158,8 +155,3 @@ class CausalLM(LanguageModel):
         # Find the places here, on the CPU: nonzero would have to wait for a GPU.
         followed = functional.pad(labels[:, 1:] != IGNORED, (0, 1))
         return inputs, {"labels": labels, "places": followed.flatten().nonzero().flatten()}
-
-
-def _from(text: str, whole: str) -> str:
-    """The part of ``whole`` from ``text`` on; ``text`` itself if a template changed it, so that ``whole`` lacks it."""
-    return whole[whole.index(text) :] if text in whole else text

@@ -79,17 +79,17 @@ def prompt_ids(tokenizer: Any, value: Any) -> list[int]:
     return text_ids(tokenizer, text)
 
 
-def closing_ids(tokenizer: Any, conversation: Sequence[Turn]) -> list[int]:
-    """The token ids of what the chat template puts behind the answer to ``conversation``. It is shown a word that is
+def closing(tokenizer: Any, conversation: Sequence[Turn]) -> str:
+    """The text that the chat template puts behind the answer to ``conversation``. It is shown a word that is
     nowhere else in its text: it may trim an answer, and an answer may be a part of its own marks."""
     word = "zqzq"
     while word in rendered(tokenizer, conversation, tokenize=False, add_generation_prompt=True):
         word += "zq"
     answered = [*conversation, {"role": "assistant", "content": word}]
-    _, found, closing = rendered(tokenizer, answered, tokenize=False).rpartition(word)
+    _, found, end = rendered(tokenizer, answered, tokenize=False).rpartition(word)
     if not found:
         raise _refusal(conversation, "the template leaves the answer out; name another template")
-    return text_ids(tokenizer, closing)
+    return str(end)
 
 
 def rendered(tokenizer: Any, conversation: Sequence[Turn], **options: bool) -> Any:

@@ -138,7 +138,7 @@ class MultipleChoice(CausalLM):
         if chat:
             turns = [{"role": "user", "content": question}]
             opening = conversation.rendered(self.tokenizer, turns, tokenize=False, add_generation_prompt=True)
-            end = conversation.closing_ids(self.tokenizer, turns)
+            end = text_ids(self.tokenizer, conversation.closing(self.tokenizer, turns))
         else:
             opening = question + (" " if self.letters else self.before_response)
             end = self.end_ids
