@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import datasets
 import pytest
 
 from rondo.config import ConfigError, load
-from rondo.data.labels import find_labels
+from rondo.data.labels import find_labels, merged
 from rondo.data.sources import Source
+from rondo.data.tables import rows_of
 
 CONFIG = load({"task": {"text": "t", "label": "l"}})
 
@@ -113,3 +116,32 @@ def test_column_of_lists_is_refused_with_a_row() -> None:
 def test_example_in_a_client_file_names_the_client() -> None:
     clients = {"north": [{"l": None}, {"l": 0.5}], "south": [{"l": i + 0.25} for i in range(20)]}
     assert "'0.5' in north, row 1" in fault(None, clients)
+
+
+def test_data_set_that_numbers_its_classes_gives_their_order() -> None:
+    """By GLUE's order of MRPC's classes F1 is that of "equivalent"; the alphabet has it the other way round."""
+    features = datasets.Features(
+        t=datasets.Value("string"), l=datasets.ClassLabel(names=["not_equivalent", "unused", "equivalent"])
+    )
+    rows = [{"t": "w", "l": i % 2 * 2} for i in range(6)]
+    table = rows_of(datasets.Dataset.from_list(rows, features=features), "train")
+    again = pickle.loads(pickle.dumps(table))
+    for copied in (table, again):
+        assert find_labels(CONFIG, Source("", copied, None, None)) == ("not_equivalent", "equivalent")
+    mixed = [*table, {"t": "w", "l": "another"}]
+    assert find_labels(CONFIG, Source("", mixed, None, None)) == ("another", "equivalent", "not_equivalent")
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ([("1", "10"), ("2", "10", "a")], ("1", "2", "10", "a")),
+        ([("no", "yes"), ("maybe", "no")], ("maybe", "no", "yes")),
+        ([("b", "a"), ("a", "c")], ("b", "a", "c")),
+        ([("b", "a"), ("a", "b")], ("a", "b")),
+        ([("b",), ("a",)], ("a", "b")),
+        ([], ()),
+    ],
+)
+def test_labels_of_several_sites_have_one_order(parts: list[tuple[str, ...]], expected: tuple[str, ...]) -> None:
+    assert merged(parts) == expected

@@ -86,8 +86,8 @@ def test_text_of_a_megabyte_is_read(write: Write, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "fragment"),
     [
-        ("a.csv", "t,l\nx,1\ny\n", "row 1 has not 2 columns"),
-        ("a.csv", "t,l\nx,1\n\n\ny,2\nz,3,4\n", "row 2 has not 2 columns"),
+        ("a.csv", "t,l\nx,1\ny\n", "row 1 (line 3) has not 2 columns"),
+        ("a.csv", "t,l\nx,1\n\n\ny,2\nz,3,4\n", "row 2 (line 6) has not 2 columns"),
         ("a.csv", 't,l\nx,1\n"y,2\n', "unexpected end of data"),
         ("a.csv", 't,l\n"x"y,1\n', "expected"),
         ("a.csv", "t;l\nx;1\n", "its columns are separated by semicolons, and a .csv file has commas"),
@@ -285,3 +285,29 @@ def test_all_files_share_one_room(write: Write, tmp_path: Path) -> None:
 
 def test_unknown_data_set_is_named() -> None:
     assert "'no-such-data-set' cannot be loaded" in source_fault({"source": "no-such-data-set"})["data.source"]
+
+
+# --- tab-separated files ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        # GLUE's: quotes are signs of the texts, also over several lines, and one may be alone.
+        ('1\t"Open here\n0\tA good row .\n1\tand closing" it\n', ['"Open here', "A good row .", 'and closing" it']),
+        ('1\t"Open here\n0\tA good row .\n1\tand closing"\n', ['"Open here', "A good row .", 'and closing"']),
+        ('1\t"So" he said\n0\tno\n', ['"So" he said', "no"]),
+        ('1\tone " sign\n', ['one " sign']),
+        # Written as a CSV file is: with line breaks, tabs and quotes inside of quotes.
+        ('1\t"two\nlines"\n0\tno\n', ["two\nlines", "no"]),
+        ('1\t"a\tb"\n', ["a\tb"]),
+        ('1\t"he said ""hi"""\n', ['he said "hi"']),
+    ],
+)
+def test_quotes_in_a_tab_separated_file(write: Write, content: str, expected: list[str]) -> None:
+    rows = read_rows(write("a.tsv", "label\tsentence\n" + content), "data.source")
+    assert [row["sentence"] for row in rows] == expected
+
+
+def test_rows_of_other_lengths_in_a_tab_separated_file_are_named(write: Write) -> None:
+    assert "row 1 (line 3) has not 2 columns" in fault(write("a.tsv", "label\tsentence\n1\ta\n0\n"))

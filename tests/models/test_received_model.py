@@ -102,3 +102,15 @@ def test_identity_is_of_content_not_of_place(folder: Path, tmp_path: Path) -> No
     assert identified(folder) == identified(tmp_path / "moved")
     content = identified(folder)
     assert json.loads(json.dumps(content, allow_nan=False)) == content
+
+
+def test_classes_that_a_model_has_learned_in_another_order_are_told(folder: Path, tmp_path: Path) -> None:
+    """Its head would answer for the other class."""
+    changed(folder / "config.json", id2label={"0": "POS", "1": "NEG"}, label2id={"POS": 0, "NEG": 1})
+    config = settings(folder, data={"source": str(write_rows(tmp_path / "rows.csv", reviews(12)))}, rounds=1)
+    with pytest.raises(ConfigError, match=r'task\.labels: the model has learned these classes .* \["pos", "neg"\]'):
+        runner.run(config, run_dir=tmp_path / "run", device="cpu")
+    chosen = {**config, "task": {**config["task"], "labels": ["pos", "neg"]}}
+    runner.run(chosen, run_dir=tmp_path / "run", device="cpu")
+    changed(folder / "config.json", id2label={"0": "NEG", "1": "POS"}, label2id={"POS": 1, "NEG": 0})
+    runner.run(config, run_dir=tmp_path / "other", device="cpu")

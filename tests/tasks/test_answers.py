@@ -56,12 +56,13 @@ def test_starts_in_a_column_of_their_own(value: Any, starts: Any, expected: list
 def test_answers_may_be_none() -> None:
     assert answers_of(CONTEXT, {"text": [], "answer_start": []}, None, separate=False) == []
     assert answers_of(CONTEXT, [], None, separate=False) == []
+    for empty in (None, "", float("nan")):
+        assert answers_of(CONTEXT, empty, None, separate=False) == answers_of(CONTEXT, empty, "", separate=True) == []
 
 
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (None, "expected {"),
         ("Rome", "which is no JSON"),
         ("{'text': ['Rome'], 'answer_start': [0]}", "which is no JSON"),
         (["Rome"], "expected {"),

@@ -66,6 +66,8 @@ def test_choices_are_a_list_or_columns() -> None:
     row = questions(3)[0]
     assert choices_of(row, "choices") == choices_of(row, COLUMNS) == row["choices"]
     assert choices_of({"c": [1, 2.0, "x"]}, "c") == ["1", "2", "x"]
+    for empty in (None, "", math.nan):
+        assert choices_of({"c0": "red", "c1": "green", "c2": empty}, ["c0", "c1", "c2"]) == ["red", "green"]
 
 
 @pytest.mark.parametrize(
@@ -95,6 +97,10 @@ def test_unusable_choices_are_refused(row: dict[str, Any], columns: Any, words: 
         ("Answer: B", ["A", "B"], 1),
         ("An answer", ["A", "B"], None),
         ("untrue", ["true", "false"], 0),
+        ("it is 12", ["1", "2", "12"], 2),
+        ("Greenland, not Green", ["Green", "Greenland"], 1),
+        ("not likely", ["not", "not likely", ""], 1),
+        ("anything", ["", ""], None),
     ],
 )
 def test_first_candidate_in_a_text_is_the_answer(text: str, candidates: list[str], index: int | None) -> None:

@@ -288,6 +288,16 @@ def test_response_that_a_template_says_or_trims_is_whole(answer: str) -> None:
     assert [t for t in example.target if t != -100] == [*ids(answer), EOS]
 
 
+@pytest.mark.parametrize("empty", [None, "", " ", float("nan")])
+def test_empty_part_of_a_prompt_is_left_out(empty: Any) -> None:
+    task = CausalLM(tiny.tokenizer("llama"), None, ("ask", "more"), "answer", 32)
+    (with_empty,) = task.encode([{"ask": "w1 w2", "more": empty, "answer": "w4"}])
+    (without,) = CausalLM(tiny.tokenizer("llama"), None, ("ask",), "answer", 32).encode(
+        [{"ask": "w1 w2", "answer": "w4"}]
+    )
+    assert with_empty == without
+
+
 def test_long_rows_are_cut_and_rows_without_target_dropped() -> None:
     task = language(max_length=4)
     rows = [

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from rondo.config.schema import RunConfig
 from rondo.data.sources import Source
+from rondo.data.tables import ClassName
 from rondo.errors import ConfigError
 from rondo.tasks import table as tasks
 from rondo.tasks.row_checks import Row, value_name, value_problem
@@ -18,8 +20,8 @@ MOST = 1000
 
 
 def find_labels(config: RunConfig, source: Source) -> tuple[str, ...]:
-    """Label names from all training rows: first numbers in numeric order, then other labels in alphabetical order. A
-    label that only the test set has is reported as a bad row.
+    """Label names from all training rows, in the order of the data set that numbers them (its ``ClassLabel``). Others
+    are in numeric order, then in alphabetical order. A label that only the test set has is reported as a bad row.
 
     Raises :class:`ConfigError` if no row has the label column, or if the column has no classes: fewer than 2 labels or
     more than 1000, numbers to predict, or names of rows.
@@ -29,7 +31,7 @@ def find_labels(config: RunConfig, source: Source) -> tuple[str, ...]:
     if config.task.labels is not None:
         return tuple(config.task.labels)
     column = config.task.label or ""
-    places, count, unusable = _labels(config, source)
+    places, count, unusable, numbers = _labels(config, source)
     if len(places) < 2:
         only_label = "".join(f", {name!r}" for name in places)
         fault = f"{len(places)} distinct labels{only_label}; classification needs two: name another{unusable}"
@@ -37,35 +39,61 @@ def find_labels(config: RunConfig, source: Source) -> tuple[str, ...]:
         fault = _fault(places, count)
     if fault:
         raise ConfigError.at("task.label", f"column {column!r} has {fault}")
-    return in_order(places)
+    return in_order(places, numbers)
 
 
 def label_names(config: RunConfig, source: Source) -> tuple[str, ...]:
     """The labels of a part of a run's rows, which may be a single one; none for a task without classes. Raises
     :class:`ConfigError` if the rows have no column of labels."""
-    return in_order(_labels(config, source)[0]) if tasks.load(config.task.kind).classes else ()
+    if not tasks.load(config.task.kind).classes:
+        return ()
+    places, _, _, numbers = _labels(config, source)
+    return in_order(places, numbers)
 
 
-def in_order(names: Iterable[str]) -> tuple[str, ...]:
-    """Label names in the order of the classes: numbers in numeric order, then other names in alphabetical order."""
+def in_order(names: Collection[str], numbers: Mapping[str, int] = MappingProxyType({})) -> tuple[str, ...]:
+    """Label names in the order of the classes: by ``numbers`` if each has one, else numbers in numeric order, then
+    other names in alphabetical order."""
+    if names and all(name in numbers for name in names):
+        return tuple(sorted(names, key=numbers.__getitem__))
     return tuple(sorted(names, key=_order))
 
 
-def _labels(config: RunConfig, source: Source) -> tuple[dict[str, str], int, str]:
-    """The place of the first row with each label, the number of rows with a label, and the first row without one."""
+def merged(parts: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    """The labels of several parts of a run's rows, each in its order, in one order that agrees with all, and else with
+    :func:`in_order`, which counts alone where parts contradict each other."""
+    before: dict[str, set[str]] = {}
+    for names in parts:
+        for place, name in enumerate(names):
+            before.setdefault(name, set()).update(names[max(0, place - 1) : place])
+    left, result = in_order(before), list[str]()
+    while len(result) < len(before):
+        following = next((n for n in left if n not in result and before[n] <= set(result)), None)
+        if following is None:
+            return left
+        result.append(following)
+    return tuple(result)
+
+
+def _labels(config: RunConfig, source: Source) -> tuple[dict[str, str], int, str, dict[str, int]]:
+    """The place of the first row with each label, the number of rows with a label, the first row without one, and the
+    numbers of labels in a data set that numbers its classes."""
     column = config.task.label or ""
     if not any(column in row for _, row in _placed(source)):
         existing = next((", ".join(map(str, row)) for _, row in _placed(source)), "none")
         raise ConfigError.at("task.label", f"no column {column!r}; there are: {existing}")
     places: dict[str, str] = {}  # of the first row with each label
+    numbers: dict[str, int] = {}
     count, unusable = 0, ""
     for place, row in _placed(source):
         if (problem := value_problem(row, 0, column)) is None:
             places.setdefault(value_name(row[column]), place)
+            if isinstance(row[column], ClassName):
+                numbers[value_name(row[column])] = row[column].place
             count += 1
         else:
             unusable = unusable or f"; {place}: {problem.reason}"
-    return places, count, unusable
+    return places, count, unusable, numbers
 
 
 def _fault(places: Mapping[str, str], count: int) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TextIO
 
 from rondo.config.checks import data_source, is_path, missing_files
 from rondo.config.inputs import AT_SITES, BUILTIN_DATA, BUILTIN_IMAGES, GIVEN, LINEAR, DataConfig
@@ -258,27 +259,8 @@ def _read(path: Path, room: Room) -> Rows:
     room.take(path.stat().st_size, str(path))
     rows: Rows
     if suffix in (".csv", ".tsv"):
-        import csv
-
-        csv.field_size_limit(2**31 - 1)
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, delimiter=_SUFFIXES[suffix], strict=True)
-            names = list(reader.fieldnames or ())
-            if duplicates := sorted({n for n in names if names.count(n) > 1}):
-                raise ValueError(f"two columns are called {duplicates[0]!r}")
-            if len(names) == 1:
-                _refuse_separator(names[0], suffix)
-            rows = []
-            try:
-                for number, row in enumerate(reader):
-                    if None in row or None in row.values():
-                        raise ValueError(
-                            f"row {number} has not {len(names)} columns like the header (quote a text with commas)"
-                        )
-                    rows.append(row)
-            except csv.Error as error:
-                raise ValueError(f"line {reader.line_num}: {error}") from None
-            return rows
+            return _separated(file, suffix)
     text = path.read_text(encoding="utf-8-sig")
     if suffix == ".json" and text.lstrip().startswith("["):
         rows = json.loads(text)
@@ -294,6 +276,62 @@ def _read(path: Path, room: Room) -> Rows:
         if not isinstance(row, dict):
             raise ValueError(f"row {number} is not an object with columns, but {row!r:.60}")
     return rows
+
+
+def _separated(file: TextIO, suffix: str) -> Rows:
+    """The rows of a CSV or TSV file. In a TSV file quotes are either all signs of its texts, as in GLUE's files, or
+    stand around texts as in a CSV file: it is read in the way in which every row has the header's columns, and if that
+    is so in both, without more rows, in the second."""
+    if suffix == ".csv":
+        return _quoted(file, suffix)
+    lines = [line.rstrip("\r\n").split("\t") for line in file]
+    lines = [line for line in lines if line != [""]]
+    plain = len({len(line) for line in lines}) == 1
+    file.seek(0)
+    try:
+        rows = _quoted(file, suffix)
+    except ValueError:
+        if not plain:
+            raise
+        rows = []
+    if plain and len(rows) != len(lines) - 1:
+        names = _header(lines[0], suffix)
+        return [dict(zip(names, line, strict=True)) for line in lines[1:]]
+    return rows
+
+
+def _quoted(file: TextIO, suffix: str) -> Rows:
+    """The rows of a file whose texts may have quotes around them. Raises ValueError for any that is not one."""
+    import csv
+
+    csv.field_size_limit(2**31 - 1)
+    reader = csv.reader(file, delimiter=_SUFFIXES[suffix], strict=True)
+    rows: Rows = []
+    names: list[str] = []
+    line = 1
+    try:
+        for values in reader:
+            if not names:
+                names = _header(values, suffix)
+            elif values and len(values) != len(names):
+                own = "commas" if suffix == ".csv" else "tabs"
+                message = f"has not {len(names)} columns like the header (quote a text with {own})"
+                raise ValueError(f"row {len(rows)} (line {line}) {message}")
+            elif values:
+                rows.append(dict(zip(names, values, strict=True)))
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise ValueError(f"line {line}: {error}") from None
+    return rows
+
+
+def _header(names: list[str], suffix: str) -> list[str]:
+    """The names of the columns. Raises ValueError for names that repeat, and for a separator of another kind."""
+    if duplicates := sorted({n for n in names if names.count(n) > 1}):
+        raise ValueError(f"two columns are called {duplicates[0]!r}")
+    if len(names) == 1:
+        _refuse_separator(names[0], suffix)
+    return names
 
 
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}

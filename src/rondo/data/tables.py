@@ -18,6 +18,20 @@ Table: TypeAlias = "datasets.Dataset | pandas.DataFrame | Sequence[Mapping[str, 
 """A split of a Hugging Face data set, a data frame, or a list with one dict per row."""
 
 
+class ClassName(str):
+    """The name of a class in a data set that numbers its classes. ``place``: its number there."""
+
+    place: int
+
+    def __new__(cls, name: str, place: int) -> ClassName:
+        made = super().__new__(cls, name)
+        made.place = place
+        return made
+
+    def __reduce__(self) -> tuple[type[ClassName], tuple[str, int]]:
+        return ClassName, (str(self), self.place)
+
+
 def rows_of(table: Table, argument: str) -> Rows:
     """All rows of ``table``, copied. Missing cells of a data frame are None.
 
@@ -86,6 +100,7 @@ def named_classes(rows: Rows, schema: pyarrow.Schema) -> None:
 
 
 def _name_classes(rows: Rows, column: str, names: Sequence[str]) -> None:
+    named = [ClassName(name, place) for place, name in enumerate(names)]
     for row in rows:
         value = row[column]
-        row[column] = names[value] if isinstance(value, int) and 0 <= value < len(names) else None
+        row[column] = named[value] if isinstance(value, int) and 0 <= value < len(named) else None

@@ -14,7 +14,7 @@ from rondo.config.checks import is_path
 from rondo.config.inputs import AT_SITES
 from rondo.config.schema import FaultsConfig, RunConfig
 from rondo.data.client_rows import other_rows, resolved
-from rondo.data.labels import MOST, in_order
+from rondo.data.labels import MOST, merged
 from rondo.data.population import Member, Population
 from rondo.data.sources import Source
 from rondo.engine.crew import Workers
@@ -126,7 +126,7 @@ def labels_of(config: RunConfig, sites: Sites, run: str, clients: Mapping[str, s
         missing = ", ".join(sorted(wanted - sites.consents().keys()))
         message = f"after {seconds:g} s the labels of {missing} are not known: wait longer, or name them in task.labels"
         raise ConfigError.at("--wait", message)
-    labels = in_order({label for consent in sites.consents().values() for label in consent.labels})
+    labels = merged(consent.labels for consent in sites.consents().values())
     if len(labels) < 2:
         raise ConfigError.at("task.label", f"the sites have {len(labels)} distinct labels; classification needs two")
     if len(labels) > MOST:

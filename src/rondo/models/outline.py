@@ -24,11 +24,13 @@ from rondo.models.loading.given import copied, copied_tokenizer
 from rondo.models.loading.pretrained import (
     Pretrained,
     check_files,
+    check_order,
     load_config,
     load_structure,
     load_tokenizer,
     loading,
     locate,
+    own_classes,
 )
 from rondo.models.model import Outline
 from rondo.models.row_limits import RowLimits, rotary_turn, row_limits
@@ -116,6 +118,8 @@ def _given(
     used = [key for key in ("revision", "gguf_file", "quantization") if getattr(config.model, key) is not None]
     if used:
         raise ConfigError([Problem(f"model.{key}", "a model object does not use it: remove it") for key in used])
+    if _orders_classes(config):
+        check_order(labels, getattr(getattr(model, "config", None), "id2label", None) or {})
     own = None if tokenizer is None else copied_tokenizer(tokenizer)
     loaded = copied(tasks.TABLE[config.task.kind], model, own, labels)
     known = loaded.module.config
@@ -132,6 +136,8 @@ def _named(config: RunConfig, labels: Sequence[str]) -> _Found:
     check_files(model, name)
     kind = tasks.TABLE[config.task.kind]
     with loading(model.name, "it"):
+        if _orders_classes(config) and model.gguf is None:
+            check_order(labels, own_classes(name, model.revision))
         known = load_config(kind, name, labels=labels, revision=model.revision, gguf_file=model.gguf)
         empty, head_names = load_structure(kind, known)
     tokenizer = None
@@ -139,6 +145,12 @@ def _named(config: RunConfig, labels: Sequence[str]) -> _Found:
         with loading(model.name, "its tokenizer"):
             tokenizer = load_tokenizer(name, revision=model.revision, gguf_file=model.gguf)
     return _Found(name, known, empty, head_names, tokenizer)
+
+
+def _orders_classes(config: RunConfig) -> bool:
+    """Whether the order of the classes follows from the rows: the user has not set it."""
+    kind = tasks.TABLE[config.task.kind]
+    return kind.head and kind.outputs is None and config.task.labels is None
 
 
 def _outline(config: RunConfig, labels: Sequence[str], found: _Found) -> TransformerOutline:

@@ -109,7 +109,7 @@ def value_problem(row: Row, number: int, column: str) -> RowProblem | None:
     value = row[column]
     if isinstance(value, list | tuple | dict | set | bytes):
         return RowProblem(number, column, f"expected text or a number, got {value!r:.60}")
-    if value is None or (isinstance(value, float) and math.isnan(value)) or not str(value).strip():
+    if is_missing(value) or not str(value).strip():
         return RowProblem(number, column, "the value is missing")
     return text_problem({column: str(value)}, number, column)
 
@@ -126,6 +126,11 @@ def number_problem(row: Row, number: int, column: str) -> RowProblem | None:
     if abs(value) > _LARGEST:
         return RowProblem(number, column, f"{row[column]!r:.60} is beyond float32: use another unit")
     return None
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a cell is empty: None, or NaN, as tables without None have it."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def value_name(value: Any) -> str:

@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from rondo.tasks.row_checks import is_missing
+
 _FORMS = 'expected {"text": [...], "answer_start": [...]}, or texts with task.answer_start'
 
 
@@ -14,11 +16,13 @@ def answers_of(context: str, value: Any, starts: Any, *, separate: bool) -> list
 
     ``value`` is SQuAD's ``{"text": [...], "answer_start": [...]}`` as ``datasets`` stores it, or a list of
     ``{"text", "answer_start"}`` as in SQuAD's own files. With ``separate``, it is a text or a list of texts, and
-    ``starts`` the start or starts. Each may be JSON, as in a CSV file.
+    ``starts`` the start or starts. Each may be JSON, as in a CSV file. An empty cell is no answer.
 
     Raises :class:`ValueError` with the reason for another form, and for an answer that is not in the context at its
     start.
     """
+    if _empty(value) and (not separate or _empty(starts)):
+        return []
     if separate:
         starts = _parsed(starts)
         texts = value if isinstance(value, str) and not isinstance(starts, list | tuple) else _parsed(value)
@@ -38,6 +42,10 @@ def answers_of(context: str, value: Any, starts: Any, *, separate: bool) -> list
     if len(texts) != len(places):
         raise ValueError(f"{len(texts)} answers and {len(places)} starts")
     return [(text, _checked(context, text, place)) for text, place in zip(texts, places, strict=True)]
+
+
+def _empty(value: Any) -> bool:
+    return is_missing(value) or value == ""
 
 
 def _parsed(value: Any) -> Any:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from rondo.tasks.row_checks import Row, text_problem, value_name
+from rondo.tasks.row_checks import Row, is_missing, text_problem, value_name
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -20,9 +20,9 @@ def choices_of(row: Row, columns: str | Sequence[str]) -> list[str]:
             raise ValueError(f"expected a list of choices, got {values!r:.60}")
     else:
         values = [row[column] for column in columns]
-        while values and (values[-1] is None or values[-1] == ""):
+        while values and (is_missing(values[-1]) or values[-1] == ""):
             values.pop()
-    texts = [value_name(v) if isinstance(v, int | float) else v for v in values]
+    texts = [value_name(v) if isinstance(v, int | float) and not is_missing(v) else v for v in values]
     if len(texts) < 2:
         raise ValueError(f"{len(texts)} choices; there should be two or more")
     for place, text in enumerate(texts):
@@ -55,11 +55,13 @@ def right_of(answer: Any, choices: Sequence[str], written: str | None = None) ->
 
 
 def first_mentioned(text: str, candidates: Sequence[str]) -> int | None:
-    """The index of the candidate that occurs first in ``text``, of several at one place the first; None without any.
+    """The index of the candidate that occurs first in ``text``, of several at one place the longest; None without any.
 
     Source: LLM-Adapters (Hu et al. 2023), ``commonsense_evaluate.py``: ``re.findall("true|false", text)[0]``. A single
     letter counts as a word of its own only.
     """
-    patterns = [rf"\b{c}\b" if len(c) == 1 and c.isalpha() else re.escape(c) for c in candidates]
-    found = re.search("|".join(f"({p})" for p in patterns), text)
-    return None if found is None or found.lastindex is None else found.lastindex - 1
+    order = sorted((i for i, c in enumerate(candidates) if c), key=lambda i: -len(candidates[i]))
+    words = (candidates[i] for i in order)
+    patterns = [rf"\b{c}\b" if len(c) == 1 and c.isalpha() else re.escape(c) for c in words]
+    found = re.search("|".join(f"({p})" for p in patterns), text) if patterns else None
+    return None if found is None or found.lastindex is None else order[found.lastindex - 1]

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from rondo.tasks.language.output_layer import OutputLayer
 from rondo.tasks.language.text import TextTask, ending, wide
-from rondo.tasks.row_checks import Row
+from rondo.tasks.row_checks import Row, is_missing
 from rondo.tasks.task import Batch, Scores
 
 IGNORED = -100  # torch's index for targets without a loss
@@ -47,7 +47,7 @@ class LanguageModel(TextTask):
 
     def _joined(self, row: Row) -> str:
         """The texts of the columns of the prompt."""
-        return self.between.join(str(row[c]) for c in self.prompt if row[c] is not None and str(row[c]).strip())
+        return self.between.join(str(row[c]) for c in self.prompt if not is_missing(row[c]) and str(row[c]).strip())
 
     @abstractmethod
     def prompt_ids(self, row: Row) -> list[int]:
