@@ -197,6 +197,11 @@ CASES = [
     Case("config", "a key outside its section", {"lr": 0.1}),
     Case("config", "a key of PEFT's", {"adapter": {"use_dora": True}}),
     Case("config", "modules to train whole", {"adapter": {"modules_to_save": ["lm_head"]}}),
+    Case(
+        "config",
+        "layers by number of all kinds",
+        {"adapter": {"target_modules": "all-linear", "layers_to_transform": [1]}},
+    ),
     Case("config", "a start of PEFT's", {"adapter": {"init_lora_weights": "pissa_niter_16"}}),
     Case("config", "a section that is a value", {"adapter": 5}),
     Case("config", "several faults at once", {"rounds": "2", "seed": -1, "adapter": {"rr": 3}, "train": {"lr": 0}}),

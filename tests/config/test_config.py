@@ -503,7 +503,7 @@ RAW = st.fixed_dictionaries(
                 "alpha_pattern": st.dictionaries(TEXT, NUMBER, max_size=2),
                 "init_lora_weights": st.sampled_from([True, "gaussian"]),
             },
-        ),
+        ).map(lambda a: {**a, "target_modules": ["x"]} if "layers_to_transform" in a else a),
         "task": st.fixed_dictionaries({"text": TEXT | st.lists(TEXT, min_size=1, max_size=2), "label": TEXT}),
         "model": st.fixed_dictionaries({}, optional={"head": st.sampled_from(["shared", "local", "frozen", None])}),
         "clients": st.fixed_dictionaries(

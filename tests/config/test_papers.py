@@ -102,7 +102,7 @@ def test_init_writes_a_setting(tmp_path: Path) -> None:
     assert result.exit_code == 0
     text = (tmp_path / "a.toml").read_text()
     assert text == papers.text("rolora/sst2", "small")
-    assert "# - rounds: 500" in text
+    assert "# - rounds = 6, in place of 500" in text
     assert load(tmp_path / "a.toml", check_paths=False).rounds == 6
 
 
@@ -126,3 +126,36 @@ def test_wrong_setting_is_refused(words: list[str], message: str, tmp_path: Path
     assert result.exit_code == 2
     assert message in result.stderr
     assert not (tmp_path / "a.toml").exists()
+
+
+@pytest.mark.parametrize("scale", ["paper", "small"])
+@pytest.mark.parametrize("name", [n for n in SETTINGS if n.startswith("fedloru/") and n != "fedloru/alpaca"])
+def test_ranks_of_images_fit_the_networks_layers(name: str, scale: str) -> None:
+    from rondo.models.outline import look
+
+    settings = config(name, scale)
+    settings = settings.model_copy(update={"task": settings.task.model_copy(update={"image_shape": [32, 32, 3]})})
+    outline = look(settings, tuple(map(str, range(10))))
+    assert not outline.problems
+    assert {site.rank for site in outline.sites} == {64, 128}
+    assert all(site.rank <= min(site.shape) for site in outline.sites)
+
+
+def test_small_scale_keeps_what_tells_rows_apart() -> None:
+    """Layers in proportion, and factors that are merged within the rounds."""
+    adapters = {name: config(f"rolora/{name}", "small").adapter for name in ("sst2", "sst2-p1", "sst2-p3")}
+    assert [a.layers_to_transform for a in adapters.values()] == [[4, 5], [5], [0, 1, 2, 3, 4, 5]]
+    assert adapters["sst2-p1"].target_modules == ["value"]
+    assert config("rolora/alpaca", "small").adapter.layers_to_transform == list(range(22, 30))
+    for name in ("fedloru/cifar10", "fedloru/alpaca"):
+        settings = config(name, "small")
+        assert settings.algorithm.fields["tau"] < settings.rounds
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_text_says_each_value_that_a_paper_leaves_open_or_the_scale_changes(name: str) -> None:
+    whole, small = papers.text(name), papers.text(name, "small")
+    for key in SETTINGS[name].open:
+        assert f"# - {key} = " in whole
+        assert f"# - {key} " in small
+    assert "f1" not in whole  # GLUE's own metric for MRPC and QQP; the papers have accuracy

@@ -168,6 +168,15 @@ def test_no_other_process_can_be_reached() -> None:
 
 
 @pytest.mark.slow
+def test_no_memory_is_taken_that_no_limit_counts() -> None:
+    """Detached segments of System V's shared memory are no process's."""
+    shmget = "__import__('ctypes').CDLL(None).shmget(0, 1 << 20, 0o1600)"
+    msgget = "__import__('ctypes').CDLL(None).msgget(0, 0o1600)"
+    if os.geteuid() != 0:
+        pytest.skip("a user's namespaces may leave these limits to root")
+    assert told(shmget, msgget) == ["-1", "-1"]
+
+
 def test_inmate_has_no_rights_and_gets_none() -> None:
     """Neither those of root, nor those that anybody has in namespaces of their own."""
     library = "ctypes.CDLL(None)"

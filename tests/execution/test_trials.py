@@ -19,7 +19,21 @@ TEST = "def check(candidate):\n    assert candidate(2) == 4\n"
 @pytest.mark.parametrize(
     "value",
     [
-        *(None, True, 0, -(10**30), 1.5, float("inf"), -0.0, 2j, "a\ud800 é", b"\x00\xff", [1, [2]], (1, (2,))),
+        *(
+            None,
+            True,
+            0,
+            -(10**30),
+            -(10**3999) + 1,
+            1.5,
+            float("inf"),
+            -0.0,
+            2j,
+            "a\ud800 é",
+            b"\x00\xff",
+            [1, [2]],
+            (1, (2,)),
+        ),
         *({1, 2}, {"a": (1, None), 2: [True]}, frozenset({(1, 2)}), [], {}, "", ((), [])),
     ],
 )
@@ -28,6 +42,11 @@ def test_plain_values_come_back(value: Any) -> None:
     assert found == value
     assert type(found) is type(value)
     assert repr(found) == repr(value)
+
+
+def test_number_of_any_length_comes_back() -> None:
+    for value in (10**4000, -(10**4000), 7**9999):
+        assert from_json(json.loads(json.dumps(to_json([value])))) == [value]
 
 
 def test_derived_values_become_plain() -> None:
@@ -80,3 +99,59 @@ def test_weak_mode_limits_processes_files_and_rights() -> None:
     assert found.startswith(f"ValueError: [{user}, [], ['HOME', 'TMPDIR'], '")
     sleeping = Trial("import time\ntime.sleep(60)\n", "", TEST, "square")
     assert attempt(sleeping, "weak", Limits(seconds=0.5)) == "no verdict within 0.5 s"
+
+
+SQUARES = {
+    "dataclass": """
+from dataclasses import dataclass
+@dataclass
+class N:
+    x: int
+def square(x):
+    return N(x).x ** 2
+""",
+    "named module": """
+import sys
+def square(x):
+    return sys.modules[__name__].other(x)
+def other(x):
+    return x * x
+""",
+    "bytes to the output": """
+import sys
+def square(x):
+    sys.stdout.buffer.write(b"x")
+    return x * x
+""",
+}
+
+
+@pytest.mark.parametrize("name", SQUARES)
+@pytest.mark.parametrize("mode", ["namespaces", "weak"])
+def test_odd_but_right_solution_passes(name: str, mode: Mode) -> None:
+    need(mode)
+    assert attempt(Trial(SQUARES[name], "def square(x):\n    pass\n", TEST, "square"), mode) is None
+
+
+@pytest.mark.parametrize("mode", ["namespaces", "weak"])
+def test_number_of_thousands_of_digits_is_an_answer(mode: Mode) -> None:
+    need(mode)
+    test = "def check(candidate):\n    assert candidate(10 ** 5000) == 10 ** 10000\n"
+    assert attempt(Trial(RIGHT, "def square(x):\n    pass\n", test, "square"), mode) is None
+
+
+def test_tester_of_the_weak_mode_cannot_be_traced() -> None:
+    """Both parts are of one user there: what the tester says would be the solver's to write."""
+    need("weak")
+    code = """
+import ctypes, os
+def square(x):
+    libc, found = ctypes.CDLL(None, use_errno=True), []
+    for pid in [int(p) for p in os.listdir("/proc") if p.isdigit() and int(p) != os.getpid()]:
+        handle = libc.syscall(434, pid, 0)
+        if handle >= 0 and libc.syscall(438, handle, 1, 0) >= 0:
+            found.append(pid)
+    return found
+"""
+    test = "def check(candidate):\n    assert candidate(2) == []\n"
+    assert attempt(Trial(code, "def square(x):\n    pass\n", test, "square"), "weak") is None

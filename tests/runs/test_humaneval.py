@@ -120,7 +120,7 @@ def test_machine_that_locks_nothing_up_is_refused(run_dir: Path, file: str, monk
 
 def test_completions_are_tried(run_dir: Path, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a model that knows one answer."""
-    monkeypatch.setattr(humaneval, "answers_to", lambda *a, **k: ["    return x + 1\n\ndef other(): pass"] * 3)
+    monkeypatch.setattr(humaneval, "_completed", lambda *a: ["    return x + 1\n\ndef other(): pass"] * 3)
     result = evaluate_code(run_dir, consent(file), device="cpu")
     assert [c["reason"] for c in result["completions"]] == ["AssertionError: ", None, "AssertionError: "]
     assert result["pass@1"] == pytest.approx(1 / 3)
@@ -177,7 +177,7 @@ def test_prompt_that_ends_in_no_line_break_is_tried_as_the_model_read_it(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = str(write_rows(tmp_path / "problems.jsonl", [{**ROWS[1], "prompt": ROWS[1]["prompt"].rstrip("\n")}]))
-    monkeypatch.setattr(humaneval, "answers_to", lambda *a, **k: ["    return x + 1\n"])
+    monkeypatch.setattr(humaneval, "_completed", lambda *a: ["    return x + 1\n"])
     assert evaluate_code(run_dir, consent(file), device="cpu")["pass@1"] == 1.0
 
 

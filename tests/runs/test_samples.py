@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from rich.console import Console
+from tokenizers import Tokenizer, decoders, models
 
 import rondo
 from rondo.report.terminal import samples_table
+from rondo.runs.samples import continuations
 from small_runs import POSITIONS, reviews, save_tiny_bert, save_tiny_gpt2, settings, write_rows
 
 NEW = 6
@@ -131,3 +134,14 @@ def test_answers_that_cannot_be_given_are_refused(gpt2: Path, tmp_path: Path) ->
     assert f"takes {POSITIONS}: lower one" in problem(long, "evaluation.max_new_tokens")
     bert = settings(save_tiny_bert(tmp_path / "bert"), data=raw["data"], evaluation={"generate": 1})
     assert "generates no text" in problem(bert, "evaluation.generate")
+
+
+def test_continuation_keeps_the_blanks_that_it_begins_with() -> None:
+    """Llama's tokenizer reads no blank at the start of a text, and code begins with some."""
+    words = ["[PAD]", "[UNK]", "\u2581", "def", "return", "x", ":", "\n"]
+    inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    inner.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    coder = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="[PAD]", unk_token="[UNK]")
+    prompt, made = [3, 2, 5, 6, 7], [2, 2, 4, 2, 5]
+    assert coder.decode(made) == " return x"
+    assert continuations(coder, [prompt, []], [made, made]) == ["  return x", " return x"]

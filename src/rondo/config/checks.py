@@ -148,6 +148,11 @@ def _whole_checks(config: RunConfig) -> Iterator[Problem]:
         yield Problem("model.head_layers", "the head of a transformers model is known: remove it")
     if model.buffers != "average" and not own and config.whole_tensors is None:
         yield Problem("model.buffers", "the frozen layers' statistics stay as they are: remove it, or set train.what")
+    if config.adapter.layers_to_transform is not None and isinstance(config.adapter.target_modules, str):
+        message = (
+            "it counts the layers of names, as PEFT does: give adapter.target_modules a list of names, or remove it"
+        )
+        yield Problem("adapter.layers_to_transform", message)
     if config.adapter.from_scratch and config.adapter.init_lora_weights is not True:
         message = "both factors are drawn as A is by default: remove init_lora_weights"
         yield Problem("adapter.from_scratch", message)

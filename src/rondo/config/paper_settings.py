@@ -32,6 +32,9 @@ _NOT_STATED = {
     "adapter.lora_alpha": (16, "not stated"),
     "train.optimizer": ("sgd", "not stated; FederatedScope-LLM's default"),
     "train.lr": (2e-2, _GRID),
+    "train.weight_decay": (0.0, "not stated"),
+    "train.max_grad_norm": (1.0, "not stated"),
+    "adapter.lora_dropout": (0.0, "not stated"),
 }
 
 GLUE: dict[str, tuple[str, list[str], str | None]] = {
@@ -49,7 +52,7 @@ GLUE: dict[str, tuple[str, list[str], str | None]] = {
 
 
 def _glue(name: str) -> dict[str, Any]:
-    subset, columns, metric = GLUE[name]
+    subset, columns, _ = GLUE[name]  # the papers report accuracy, also of MRPC and QQP
     keys: dict[str, Any] = {
         "task.kind": "sequence-regression" if name == "stsb" else "sequence-classification",
         "task.text": columns if len(columns) > 1 else columns[0],
@@ -60,14 +63,14 @@ def _glue(name: str) -> dict[str, Any]:
         "data.validation_fraction": 0.0,
     }
     keys["task.target" if name == "stsb" else "task.label"] = "label"
-    if metric is not None:
-        keys["task.metric"] = metric
     if name == "mnli":
         keys["data.more_tests"] = {"mismatched": "validation_mismatched"}
     return keys
 
 
-def _rolora_glue(name: str, clients: int, layers: range, types: list[str], tables: str) -> Setting:
+def _rolora_glue(
+    name: str, clients: int, layers: range, types: list[str], tables: str, others: str = '"fedit" and "ffa-lora"'
+) -> Setting:
     rounds, batch_size = 200 if name == "rte" else 500, 64 if name == "sst2" else 32
     keys = {
         "rounds": max(1, round(rounds * 3 / clients)),
@@ -83,24 +86,31 @@ def _rolora_glue(name: str, clients: int, layers: range, types: list[str], table
         "train.batch_size": batch_size,
         "train.local_epochs": 20,
     }
-    row = f"{name}, RoBERTa-Large, {clients} clients, rank 4: {tables}. Rounds fall with the clients"
-    others = '"fedit" (LoRA in the paper), "ffa-lora", "flexlora" and "flora"'
+    row = f"{name}, RoBERTa-Large, {clients} clients, rank 4: {tables}."
+    if clients > 3:
+        row += f" Rounds are Table 5's {rounds} times 3 / {clients}: the paper lets them fall with the clients."
+    epochs = "train.local_epochs is as printed; 20 passes over the rows in a round may be meant as steps."
+    source = (_ROLORA, row, f"Its other methods are algorithm.name = {others} (LoRA in the paper is fedit).", epochs)
     length = {"task.max_length": (keys.pop("task.max_length"), "not stated")}
-    source = (_ROLORA, f"{row}.", f"Its other methods are algorithm.name = {others}.")
-    return Setting(source, keys, {**_NOT_STATED, **length})
+    return Setting(source, keys, {**_NOT_STATED, **length, **_HEAD})
 
 
+_HEAD = {"model.head": ("shared", "not stated; it decides results more than aggregation does")}
 _BOTH = ["query", "value"]
 _P2 = {"sst2": range(18, 24), "qnli": range(15, 24), "mnli": range(15, 24), "qqp": range(15, 24), "rte": range(16, 24)}
 """The layers of Table 6, which are the second set of Table 9."""
+
+
+_TABLE_1 = '"fedit", "ffa-lora", "flexlora" and "flora"'
 
 
 def _rolora_rows() -> dict[str, Setting]:
     """Table 1 with three numbers of clients, Table 9's other sets of layers, and Figure 11's budgets (Table 10)."""
     rows = {}
     for name, layers in _P2.items():
+        others = '"fedit", "ffa-lora" and "flexlora"' if name in ("sst2", "rte") else _TABLE_1
         for clients in (3, 20, 50):
-            row = _rolora_glue(name, clients, layers, _BOTH, "Tables 1, 5 and 6")
+            row = _rolora_glue(name, clients, layers, _BOTH, "Tables 1, 5 and 6", others)
             rows[f"rolora/{name}" if clients == 3 else f"rolora/{name}-{clients}"] = row
         for number, start in ((1, 21), (3, 0 if name == "sst2" else 12)):
             types = ["value"] if (name, number) == ("sst2", 1) else _BOTH
@@ -108,12 +118,21 @@ def _rolora_rows() -> dict[str, Setting]:
             rows[f"rolora/{name}-p{number}"] = _rolora_glue(name, 3, range(start, 24), types, sets)
         if name != "sst2":
             for budget, start in (("187kb", 18), ("250kb", 16)):
-                tables = f"Tables 5 and 10, Figure 11, {budget} up ({'21' if start == 18 else '20'}..23 for LoRA)"
+                own = range(21 if start == 18 else 20, 24)
+                tables = f"Tables 5 and 10, Figure 11, {'187.5' if start == 18 else '250'} KB up a round; LoRA (fedit) "
+                tables += f"has the budget with adapter.layers_to_transform = {list(own)}"
                 rows[f"rolora/{name}-{budget}"] = _rolora_glue(name, 3, range(start, 24), _BOTH, tables)
     return rows
 
 
-def _rolora_language(what: str, data: Keys, layers: range, rounds: int, rank: int, tables: str) -> Setting:
+_LENGTH = {"task.max_length": (512, "not stated")}
+_EMPTY_OUTPUTS = {"data.bad_rows": ("drop", "some rows have no output")}
+_RANK = {"adapter.r": (8, "not stated")}
+
+
+def _rolora_language(
+    what: str, data: Keys, layers: range, rounds: int, rank: int, tables: str, unknown: Mapping[str, tuple[Any, str]]
+) -> Setting:
     keys = {
         "rounds": rounds,
         "algorithm.name": "rolora",
@@ -122,29 +141,37 @@ def _rolora_language(what: str, data: Keys, layers: range, rounds: int, rank: in
         "adapter.target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
         "adapter.layers_to_transform": list(layers),
         **data,
+        "data.test_split": "",
+        "data.validation_fraction": 0.0,
         "partition.kind": "iid",
         "partition.clients": 50,
         "clients.weighting": "uniform",
         "train.batch_size": 1,
         "train.local_epochs": 30,
     }
-    more = {"task.max_length": (512, "not stated")}
-    return Setting((_ROLORA, f"{what}: {tables}"), keys, {**_NOT_STATED, **more})
+    epochs = "train.local_epochs is as printed; 30 passes over the rows in a round may be meant as steps."
+    others = 'Its other methods are algorithm.name = "fedit" (LoRA in the paper) and "ffa-lora".'
+    return Setting((_ROLORA, f"{what}: {tables}.", others, epochs), keys, {**_NOT_STATED, **unknown, **_LENGTH})
 
 
 _COMMONSENSE = {
     "task.kind": "causal-lm",
     "task.prompt": ["instruction", "input"],
     "task.response": "output",
-    "data.source": "commonsense_170k.jsonl",
-    "data.test_split": "",
+}
+_COMMONSENSE_DATA = {
+    "data.source": (
+        "commonsense_170k.jsonl",
+        "the file of LLM-Adapters (Hu et al. 2023); the paper merges the training sets of eight tasks and deals them "
+        "evenly",
+    )
 }
 _INSTRUCTIONS = {"task.kind": "causal-lm", "task.prompt": ["instruction", "input"], "task.response": "output"}
 
 
 # FLoRG
 
-_FLORG = "FLoRG: Federated Low-Rank Gram-matrix aggregation"
+_FLORG = "FLoRG: Federated Fine-tuning with Low-rank Gram Matrices and Procrustes Alignment"
 
 
 def _florg(name: str, data: Keys, partition: Keys) -> Setting:
@@ -152,7 +179,6 @@ def _florg(name: str, data: Keys, partition: Keys) -> Setting:
         "algorithm.name": "florg",
         "model.name": "FacebookAI/roberta-large",
         "adapter.r": 4,
-        "adapter.lora_alpha": 16,
         **data,
         "task.max_length": 128,
         **partition,
@@ -163,11 +189,22 @@ def _florg(name: str, data: Keys, partition: Keys) -> Setting:
         "train.batch_size": 4,
         "train.local_epochs": 1,
     }
-    row = f"{name}, RoBERTa-large, 20 clients, rank 4: section 4.1 and appendix A.6; Tables 1 and 9"
-    others = 'algorithm.name = "fedit", "federa", "ffa-lora", "fedsa-lora" and "fedex-lora"'
+    number = 9 if name == "SQuAD v1.1" else 10 if name in ("mrpc", "qqp") else 1
+    row = f"{name}, RoBERTa-large, 20 clients, rank 4: section 4.1 and appendix A.6; Table {number}."
+    others = '"fedit", "federa" (with algorithm.aggregation = "product"), "ffa-lora", "fedsa-lora"'
+    others += "" if number == 10 else ' and "fedex-lora"'
     rate = "the learning rate is the default of section 4.1; the paper takes the best of 5e-4, 1e-4, 5e-5 and 1e-5"
-    modules = {"adapter.target_modules": (["query", "value"], "not stated"), "rounds": (50, "not stated")}
-    return Setting((_FLORG, row, f"The tables' other methods are {others}; {rate}."), keys, modules)
+    unknown = {
+        "adapter.target_modules": (["query", "value"], "not stated"),
+        "rounds": (50, "not stated"),
+        "adapter.lora_alpha": (16, "a 'scaling factor' of 16 in A.6, which may be alpha or alpha / r"),
+        "algorithm.gram_init": ("gaussian", "the start of A is not stated"),
+        "train.weight_decay": (0.0, "not stated"),
+        "train.max_grad_norm": (1.0, "not stated"),
+        "adapter.lora_dropout": (0.0, "not stated"),
+        **_HEAD,
+    }
+    return Setting((_FLORG, row, f"The table's other methods are algorithm.name = {others}; {rate}."), keys, unknown)
 
 
 _DIRICHLET = {"partition.kind": "dirichlet", "partition.alpha": 0.5}
@@ -182,7 +219,9 @@ _SQUAD = {
 
 # FedLoRU
 
-_FEDLORU = "FedLoRU: Federated Low-Rank Updates"
+_FEDLORU = (
+    "FedLoRU: Communication-Efficient Federated Low-Rank Update Algorithm and its Connection to Implicit Regularization"
+)
 _IMAGES: dict[str, tuple[str, str, str, str]] = {
     "fashion-mnist": ("zalando-datasets/fashion_mnist", "image", "label", "builtin:resnet10"),
     "cifar10": ("uoft-cs/cifar10", "img", "label", "builtin:resnet10"),
@@ -196,6 +235,7 @@ def _fedloru_images(name: str, clients: int) -> Setting:
         "algorithm.name": "fedloru",
         "adapter.r": 128,
         "adapter.target_modules": r".*layer[1-4].*conv[12]",
+        "data.max_train_rows": 50000 if name == "fashion-mnist" else 40000,
         "task.kind": "image-classification",
         "task.image": image,
         "task.label": label,
@@ -211,20 +251,34 @@ def _fedloru_images(name: str, clients: int) -> Setting:
         "train.optimizer": "sgd",
         "train.momentum": 0.9,
         "train.max_grad_norm": 0,
-        "train.schedule": "cosine",
         "train.batch_size": 32,
         "train.local_epochs": 5,
     }
-    row = f"{name}, {clients} clients, half of them in a round: section 5.1 and appendix D.2; Tables 1 and 6"
+    tables = "Table 6" if clients == 200 else "Table 5" if name != "cifar100" else "Tables 5 and 6"
+    row = f"{name}, {clients} clients, half of them in a round: section 5.1 and appendix D.2; {tables}."
+    aside = "10,000 training rows are left aside, as the paper's validation set; its test set is the test split."
+    restarts = 'The paper\'s two ways to start the factors anew are algorithm.restart = "random" and "momentum".'
+    depth = "as in F.4" if name == "cifar100" else "ResNet-10 or ResNet-18, not stated for each data set"
     unknown = {
-        "model.name": (model, "ResNet-10 or ResNet-18, not stated for each data set"),
+        "model.name": (model, depth),
+        "train.schedule": (
+            "cosine",
+            "the paper's falls to a rate of 0.001 in 50 or all rounds, this one to zero in all",
+        ),
+        "adapter.rank_pattern": (
+            {"layer1.*": 64},
+            "the paper has rank 128 there too; a rank above the 64 channels of a layer is refused here",
+        ),
         "rounds": (200, "not stated"),
         "algorithm.tau": (40, "the paper takes the best of 20, 30, ..., 80"),
         "train.lr": (0.1, "the paper takes the best of 0.3, 0.2, 0.1, 0.05 and 0.01"),
         "adapter.lora_alpha": (64, "alpha / r is 1/2, which the paper states for mFedLoRU"),
-        "adapter.from_scratch": (True, "as in the official code"),
+        "adapter.from_scratch": (
+            True,
+            "as in the official code: no frozen weight, and both factors random; the paper says that B starts at zero",
+        ),
     }
-    return Setting((_FEDLORU, row), keys, unknown)
+    return Setting((_FEDLORU, row, aside, restarts), keys, unknown)
 
 
 _FEDLORU_ALPACA = Setting(
@@ -237,7 +291,6 @@ _FEDLORU_ALPACA = Setting(
         **_INSTRUCTIONS,
         "data.source": "tatsu-lab/alpaca",
         "data.test_split": "",
-        "data.validation_fraction": 0.04,
         "partition.kind": "iid",
         "partition.clients": 10,
         "clients.per_round": 5,
@@ -248,7 +301,17 @@ _FEDLORU_ALPACA = Setting(
         "train.local_epochs": 1,
     },
     {
-        "model.name": ("meta-llama/Llama-3.2-3B", "there is no public LLaMA2 of 3B parameters"),
+        "model.name": (
+            "meta-llama/Llama-2-7b-hf",
+            "there is no public LLaMA2 of 3B parameters, and 0.124 % of trained parameters (D.2) are this model's",
+        ),
+        "data.validation_fraction": (
+            0.04,
+            "for the test loss; the paper tests on 2,000 rows, and trains on 48,000 (5.1) or 50,000 (D.1)",
+        ),
+        **_EMPTY_OUTPUTS,
+        "train.weight_decay": (0.0, "not stated"),
+        "train.max_grad_norm": (1.0, "not stated"),
         "rounds": (40, "not stated; Figure 4 shows 40"),
         "adapter.lora_alpha": (16, "not stated"),
         "task.max_length": (512, "not stated"),
@@ -276,11 +339,13 @@ def _fedrep(data: Keys, row: str, clients: int, rounds: int, batch_size: int, bo
         "train.momentum": 0.5,
         "train.max_grad_norm": 0,
         "train.batch_size": batch_size,
-        "evaluation.clients_every": max(1, rounds // 10),
+        "evaluation.clients_every": 1,
         "train.local_epochs": 1,
     }
-    unknown = {"data.validation_fraction": (0.2, "the share of each client's rows that its accuracy is measured on")}
-    return Setting((_FEDREP, f"{row}: Table 1, section 5.2 and appendix A.2"), keys, unknown)
+    scores = "Clients are scored in every round: the paper's figure is the mean over the last ten."
+    aside = "the paper trains on all of a client's rows, and scores on rows of its classes in the test set"
+    unknown = {"data.validation_fraction": (0.2, f"rows that a client is scored on; {aside}")}
+    return Setting((_FEDREP, f"{row}: Table 1, section 5.2 and appendix A.2.", scores), keys, unknown)
 
 
 def _cifar(classes: int, *, hundred: bool = False) -> dict[str, Any]:
@@ -300,29 +365,45 @@ def _cifar(classes: int, *, hundred: bool = False) -> dict[str, Any]:
     }
 
 
+_EIGHT = 'scored on the test sets of eight tasks (task.kind = "multiple-choice" scores such rows)'
+
 SETTINGS: dict[str, Setting] = {
     **_rolora_rows(),
     "rolora/commonsense-rank2": _rolora_language(
-        "commonsense reasoning, 50 clients, rank 2", _COMMONSENSE, range(26, 32), 10, 2, "Tables 11 and 12"
+        f"commonsense reasoning, {_EIGHT}, 50 clients, rank 2",
+        _COMMONSENSE,
+        range(26, 32),
+        10,
+        2,
+        "Tables 11 and 12",
+        _COMMONSENSE_DATA,
     ),
     "rolora/commonsense": _rolora_language(
-        "commonsense reasoning, 50 clients, rank 8", _COMMONSENSE, range(26, 32), 10, 8, "Tables 3 and 11"
+        f"commonsense reasoning, {_EIGHT}, 50 clients, rank 8",
+        _COMMONSENSE,
+        range(26, 32),
+        10,
+        8,
+        "Tables 3 and 11",
+        _COMMONSENSE_DATA,
     ),
     "rolora/code-alpaca": _rolora_language(
-        "CodeAlpaca, scored by HumanEval, 50 clients",
-        {**_INSTRUCTIONS, "data.source": "sahil2801/CodeAlpaca-20k", "data.test_split": ""},
+        "CodeAlpaca, scored by HumanEval (rondo evaluate RUN_DIR --humaneval FILE), 50 clients",
+        {**_INSTRUCTIONS, "data.source": "sahil2801/CodeAlpaca-20k"},
         range(24, 32),
         100,
         8,
-        "Tables 13 and 14; the rank is not stated",
+        "Tables 13 and 14",
+        _RANK,
     ),
     "rolora/alpaca": _rolora_language(
-        "Alpaca, scored by MMLU, 50 clients",
-        {**_INSTRUCTIONS, "data.source": "tatsu-lab/alpaca", "data.test_split": ""},
+        "Alpaca, scored by MMLU (rondo evaluate RUN_DIR --lm-eval mmlu), 50 clients",
+        {**_INSTRUCTIONS, "data.source": "tatsu-lab/alpaca"},
         range(24, 32),
         100,
         8,
-        "Tables 13 and 14; the rank is not stated",
+        "Tables 13 and 14",
+        {**_RANK, **_EMPTY_OUTPUTS},
     ),
     **{
         f"florg/{name}": _florg(name, _glue(name), _DIRICHLET)
@@ -332,7 +413,7 @@ SETTINGS: dict[str, Setting] = {
     **{
         f"fedloru/{name}{'' if clients == 20 else f'-{clients}'}": _fedloru_images(name, clients)
         for name in _IMAGES
-        for clients in (20, 100, 200)
+        for clients in ((20, 100, 200) if name == "cifar100" else (20, 100))
     },
     "fedloru/alpaca": _FEDLORU_ALPACA,
     "fedrep/cifar10": _fedrep(_cifar(2), "CIFAR-10, 100 clients with 2 classes each", 100, 100, 10, 1),

@@ -32,14 +32,20 @@ def text(name: str, scale: str = "paper") -> str:
         raise ConfigError.at("--scale", f"{scale!r} is neither 'paper' nor 'small'", "rondo init")
     setting = SETTINGS[name]
     keys = {**setting.keys, **{key: value for key, (value, _) in setting.open.items()}}
-    lines = [*setting.source, *(["Not stated there, and so chosen here:"] if setting.open else [])]
-    lines += [f"- {key}: {reason}" for key, (_, reason) in setting.open.items()]
-    if scale == "small":
-        changes = {key: value for key, value in _small(keys).items() if keys.get(key) != value}
-        lines += ["Changed for the small scale, from:"]
-        lines += [f"- {key}: {keys.get(key, 'left out')}" for key in changes if key not in setting.open]
-        keys = {key: value for key, value in {**keys, **changes}.items() if value is not None}
-    folded = [part for line in lines for part in textwrap.wrap(line, 115, subsequent_indent="  ")]
+    changes = {} if scale == "paper" else {k: v for k, v in _small(keys).items() if keys.get(k) != v}
+    lines = list(setting.source)
+    lines.append("Data and model come from a hub. For files of your own set data.source, its splits and its columns.")
+    chosen = {key: reason for key, (_, reason) in setting.open.items() if key not in changes}
+    lines += ["Chosen here:"] if chosen else []
+    lines += [f"- {key} = {_shown(keys[key])}: {reason}" for key, reason in chosen.items()]
+    lines += ["Changed for the small scale:"] if changes else []
+    for key, value in changes.items():
+        before = f"in place of {_shown(keys[key])}" if key in keys else "which the paper's scale leaves out"
+        lines.append(f"- {key} {f'= {_shown(value)}' if value is not None else 'left out'}, {before}")
+    keys = {key: value for key, value in {**keys, **changes}.items() if value is not None}
+    folded = [
+        part for line in lines for part in textwrap.wrap(line, 115, subsequent_indent="  ", break_on_hyphens=False)
+    ]
     toml = re.sub(
         r"\[\n    ([^\[\]]*?),\n\]", lambda m: f"[{m[1].replace(chr(10) + '   ', '')}]", tomli_w.dumps(_nested(keys))
     )
@@ -62,6 +68,8 @@ def _small(keys: Keys) -> dict[str, Any]:
     kind = keys.get("task.kind", "sequence-classification")
     clients = min(keys.get("partition.clients", 10), 10)
     few["partition.clients"] = clients
+    if "algorithm.tau" in keys:  # factors are merged within the rounds that are left
+        few["algorithm.tau"] = min(keys["algorithm.tau"], 2)
     if "clients.per_round" in keys:
         few["clients.per_round"] = max(2, round(clients * keys["clients.per_round"] / keys["partition.clients"]))
     if kind == "image-classification" or keys.get("model.name") == "builtin:lstm":
@@ -69,8 +77,17 @@ def _small(keys: Keys) -> dict[str, Any]:
     generated = kind in ("causal-lm", "multiple-choice")
     few |= {"train.local_epochs": None, "train.local_steps": 8, "train.batch_size": 4 if generated else 8}
     few |= {"task.max_length": min(keys["task.max_length"], 128), "train.lr": 2e-3 if generated else 5e-3}
-    few["train.optimizer"] = "adamw"
-    modules = ["q_proj", "v_proj"] if generated else ["query", "value"]
-    layers = list(range(24, 30)) if generated else [3, 4, 5]  # of 30 and of 6
-    model = "HuggingFaceTB/SmolLM2-135M" if generated else "builtin:minilm"
-    return {**few, "model.name": model, "adapter.target_modules": modules, "adapter.layers_to_transform": layers}
+    few |= {"train.optimizer": "adamw", "model.name": "HuggingFaceTB/SmolLM2-135M" if generated else "builtin:minilm"}
+    if "adapter.layers_to_transform" in keys:
+        there, here = (32, 30) if generated else (24, 6)  # layers of the paper's model, and of the small one
+        layers = keys["adapter.layers_to_transform"]
+        few["adapter.layers_to_transform"] = sorted({layer * here // there for layer in layers})
+    return few
+
+
+def _shown(value: Any) -> str:
+    """A value as TOML writes it."""
+    import tomli_w
+
+    text = tomli_w.dumps({"x": value}).partition("=")[2] if not isinstance(value, dict) else str(value)
+    return " ".join(text.split()).replace("[ ", "[").replace(", ]", "]").replace(",]", "]")

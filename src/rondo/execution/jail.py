@@ -14,6 +14,7 @@ plays the part. When the first process of a process namespace ends, the kernel e
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import json
@@ -51,6 +52,7 @@ def main(settings: dict[str, Any]) -> None:
         _follow_parent()
         _wait_for_child(os.fork())  # the child is the first process of its namespace
         _follow_parent()
+        _no_shared_memory()
         _enter_root(settings["root"], settings["limits"]["folder"], NOBODY if root else 0)
         _wait_for_child(os.fork())
         os.chroot("/inner")  # not the root of its mounts: a process in such a place gets no user namespace
@@ -58,14 +60,16 @@ def main(settings: dict[str, Any]) -> None:
         _bound_capabilities()
         if root:
             _become_nobody()
-    if not os.path.isfile(os.__file__):
-        raise OSError(f"{os.path.dirname(os.__file__)} cannot be read by user {NOBODY}, which root becomes")
     _follow_parent()
     _limit(settings["limits"])
     os.environ.clear()
     os.environ.update(dict.fromkeys(("HOME", "TMPDIR"), os.getcwd()))
     channel = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     _give_up_capabilities()
+    if not os.path.isfile(os.__file__):
+        raise OSError(f"{os.path.dirname(os.__file__)} cannot be read by user {NOBODY}, which root becomes")
+    if sys.platform == "linux":
+        _libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0)  # no process of the same user can read or trace it
     os.write(1, b"ready\n")
     _silence()
     parts.play(settings["part"], *channel)
@@ -84,6 +88,14 @@ def _new_namespaces() -> bool:
         with open(f"/proc/self/{file}", "w") as written:
             written.write(text)
     return False
+
+
+def _no_shared_memory() -> None:
+    """Allow no System V shared memory and no queues in these namespaces: limits of a process do not count them. A
+    kernel that leaves them to the machine's root (before Linux 6.0, for users) keeps its own limits."""
+    for name in ("shmmni", "shmall", "msgmni"):
+        with contextlib.suppress(OSError), open(f"/proc/sys/kernel/{name}", "w") as limit:
+            limit.write("0")
 
 
 def _module(path: str) -> Any:
@@ -199,14 +211,18 @@ def _silence() -> None:
 
 
 class _Nothing:
-    """A file that takes any text and keeps none."""
+    """A file that discards all text, and all bytes."""
 
     encoding, errors = "utf-8", "strict"
 
-    def write(self, text: str) -> int:
+    @property
+    def buffer(self) -> _Nothing:
+        return self
+
+    def write(self, text: str | bytes) -> int:
         return len(text)
 
-    def writelines(self, lines: Sequence[str]) -> None: ...
+    def writelines(self, lines: Sequence[str | bytes]) -> None: ...
 
     def flush(self) -> None: ...
 

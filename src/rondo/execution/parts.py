@@ -11,18 +11,26 @@ becomes what it derives from, without its own comparison.
 from __future__ import annotations
 
 import json
+import sys
+import types
 from collections.abc import Callable
 from typing import IO, Any
 
 _PLAIN: dict[type, Callable[[Any], Any]] = {
     bool: lambda v: bool.__bool__(v),
-    int: lambda v: int.__int__(v),
+    int: lambda v: _integer(int.__int__(v)),
     float: lambda v: ["float", float.__repr__(v)],
     complex: lambda v: ["complex", complex.__repr__(v)],
     str: lambda v: ["str", str.__str__(v)],
     bytes: lambda v: ["bytes", list(bytes.__iter__(v))],
 }
+_DIGITS = 4000
+"""Decimal digits of a number beyond which JSON's reader may refuse it."""
 _GROUPS: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset"}
+
+
+def _integer(value: int) -> Any:
+    return value if abs(value) < 10**_DIGITS else ["int", hex(value)]
 
 
 def to_json(value: Any) -> Any:
@@ -45,6 +53,8 @@ def from_json(content: Any) -> Any:
     if content is None or isinstance(content, bool | int):
         return content
     name, inner = content
+    if name == "int":
+        return int(inner, 16)
     if name == "str" and isinstance(inner, str):
         return inner
     if name in ("float", "complex"):
@@ -73,9 +83,15 @@ def play(part: str, reading: IO[bytes], writing: IO[bytes]) -> None:
     {"solver": _solve, "tester": _test}[part](receive(), receive, send)
 
 
+def _namespace(name: str) -> dict[str, Any]:
+    """The namespace of a new module that code finds by its name, as dataclasses do."""
+    sys.modules[name] = types.ModuleType(name)
+    return vars(sys.modules[name])
+
+
 def _solve(task: dict[str, str], receive: Callable[[], Any], send: Callable[[Any], None]) -> None:
     """Run ``task["code"]`` and answer calls of its function ``task["entry_point"]``."""
-    space: dict[str, Any] = {"__name__": "__solution__"}
+    space = _namespace("__solution__")
     failure = None
     try:
         exec(compile(task["code"], "<solution>", "exec"), space)
@@ -107,7 +123,7 @@ def _test(task: dict[str, str], receive: Callable[[], Any], send: Callable[[Any]
             raise NoAnswer(str(answer["error"])[:500])
         return from_json(answer["value"])
 
-    space: dict[str, Any] = {"__name__": "__tests__"}
+    space = _namespace("__tests__")
     try:
         exec(compile(task["prompt"], "<prompt>", "exec"), space)
         space[task["entry_point"]] = candidate

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from rondo.errors import ConfigError
 from rondo.tasks.language.seq2seq_lm import DecoderStart
@@ -45,15 +46,16 @@ def shifted(labels: Tensor, start: DecoderStart) -> Tensor:
 @torch.no_grad()
 def check_decoder(module: Any, tokenizer: Any) -> None:
     """Compare the logits that ``module``, with its weights, computes from labels and from the shifted labels, and those
-    of two rows that differ in their last target alone. Raises :class:`ConfigError` if they differ by more than
-    rounding before it."""
+    of two rows that differ in their last target alone; and its loss with the cross-entropy. Raises
+    :class:`ConfigError` if they differ by more than rounding."""
     labels = _labels(tokenizer).to(module.device)
     ids = labels.clamp_min(0)
     start = decoder_start(module, tokenizer)
     inputs = shifted(labels, start)
     other = inputs.clone()
     other[:, -1] = (other[:, -1] + 1) % int(module.get_input_embeddings().num_embeddings)
-    own = module(input_ids=ids, labels=labels).logits
+    output = module(input_ids=ids, labels=labels)
+    own = output.logits
     ours, changed = (module(input_ids=ids, decoder_input_ids=i).logits for i in (inputs, other))
     allowed = 1e-4 * float(own.abs().max())
     if not float((own - ours).abs().max()) <= allowed:
@@ -62,6 +64,10 @@ def check_decoder(module: Any, tokenizer: Any) -> None:
     if not float((ours - changed)[:, :-1].abs().max()) <= allowed:
         message = f"the decoder of {module.config.model_type} sees the tokens that it is to predict: {_REMEDY}"
         raise ConfigError.at("model.name", message)
+    expected = functional.cross_entropy(own.flatten(0, 1).float(), labels.flatten())
+    if not float((output.loss - expected).abs()) <= 1e-3 * float(expected):
+        message = f"{module.config.model_type} has another loss than the cross-entropy of its targets (ProphetNet's)"
+        raise ConfigError.at("model.name", f"{message}: name another model")
 
 
 def _labels(tokenizer: Any) -> Tensor:

@@ -147,7 +147,7 @@ class _OneDnn:
             return functional.linear(x, weight, bias)
         # Reshape outside: a model may not change in place (Longformer) a view that was made within the function.
         flat: Tensor = _FrozenLinear.apply(x.reshape(-1, x.shape[-1]), weight, bias)  # type: ignore[no-untyped-call]
-        return flat.reshape(*x.shape[:-1], -1)
+        return flat.reshape(*x.shape[:-1], len(weight))  # there may be no row (LongT5 with short texts)
 
 
 class _FrozenLinear(torch.autograd.Function):

@@ -17,18 +17,20 @@ from rondo.params import Params
 def adapter_factors(sites: Sequence[Site], seen: Params, base: Base) -> dict[str, tuple[Tensor, Tensor, float]]:
     """A, B and the scale of every site such that ``scale * B A`` is all that the network adds to the frozen weight.
 
-    Base changes are concatenated to the factors, so the rank grows by theirs; past min(in, out) the whole change stands
-    beside an identity. Nothing is truncated. With a base change, a row of A and its column of B are left out if either
-    is zero.
+    Base changes are concatenated to the factors, so the rank grows by theirs; past min(in, out), where a method's own
+    factors may be too (pFedLoRA), the whole change stands beside an identity. Nothing is truncated. With a base change,
+    a row of A and its column of B are left out if either is zero.
     """
     factors = {}
     for site in sites:
         a, b = seen[f"{site.path}.A"].float(), seen[f"{site.path}.B"].float()
+        whole = LowRank(b, a)
         if site.path in base:
-            whole = LowRank(b, a) + (1 / site.scale) * base[site.path].factors().to(torch.float32)
-            if whole.rank > min(whole.shape):
-                whole = LowRank.whole(whole.dense())
-            a, b = whole.down, whole.up
+            whole = whole + (1 / site.scale) * base[site.path].factors().to(torch.float32)
+        if whole.rank > min(whole.shape):
+            whole = LowRank.whole(whole.dense())
+        a, b = whole.down, whole.up
+        if site.path in base:
             used = a.any(1) & b.any(0)
             used[0] |= not used.any()  # an adapter has at least rank 1
             a, b = a[used], b[:, used]

@@ -19,7 +19,7 @@ from rondo.execution.sandbox import Mode, Trial, Unavailable, attempt, check
 from rondo.models.generation import Generation
 from rondo.models.transformer import Transformer
 from rondo.runs.evaluate import Scored, model_of
-from rondo.runs.samples import answers_to
+from rondo.runs.samples import answers_to, continuations
 from rondo.tasks.language.causal_lm import CausalLM
 
 STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
@@ -131,7 +131,8 @@ def _completed(model: Scored, how: HumanEval, rows: Rows) -> list[str]:
         stop=STOPS,
     )
     prompts = [task.begun(_prompt(row)) for row in rows]
-    return answers_to(model.assembly, model.seen, model.base, prompts, generation, option="--max-new-tokens")
+    made = answers_to(model.assembly, model.seen, model.base, prompts, generation, option="--max-new-tokens")
+    return continuations(task.tokenizer, prompts, made)
 
 
 def _prompt(row: Mapping[str, Any]) -> str:

@@ -46,7 +46,8 @@ def answers_of(assembly: Assembly, seen: Params, base: Base, examples: Sequence[
     task, evaluation = assembly.task, assembly.config.evaluation
     assert isinstance(task, LanguageModel)
     how = Generation(evaluation.max_new_tokens, evaluation.batch_size)
-    return answers_to(assembly, seen, base, [task.prompt_and_answer(e)[0] for e in examples], how)
+    prompts = [task.prompt_and_answer(e)[0] for e in examples]
+    return _texts(task, answers_to(assembly, seen, base, prompts, how))
 
 
 def answers_to(
@@ -56,9 +57,9 @@ def answers_to(
     prompts: Sequence[Sequence[int]],
     how: Generation,
     option: str = "evaluation.max_new_tokens",
-) -> list[str]:
-    """The text that the model ``seen`` (no client axis) generates after each prompt (token ids). Raises
-    :class:`ConfigError`, about ``option``, for a prompt that leaves no room."""
+) -> list[list[int]]:
+    """The token ids that the model ``seen`` (no client axis) generates after each prompt. Raises :class:`ConfigError`,
+    about ``option``, for a prompt that leaves no room."""
     task, model = assembly.task, assembly.model
     assert isinstance(task, LanguageModel)
     assert isinstance(model, Transformer)
@@ -66,8 +67,17 @@ def answers_to(
     if (fault := model.limits.fault(longest, how.max_new_tokens, f"a prompt of {longest} tokens")) is not None:
         raise ConfigError.at(option, fault)
     with put_back(model.network, task.output), model.network.lent(seen, base) as module:
-        made = answers(module, task.tokenizer, prompts, how)
-    return _texts(task, made)
+        return answers(module, task.tokenizer, prompts, how)
+
+
+def continuations(tokenizer: Any, prompts: Sequence[Sequence[int]], made: Sequence[Sequence[int]]) -> list[str]:
+    """The texts of ``made`` as they go on behind their prompts. Alone, some tokenizers (Llama's) read no blank at a
+    text's start."""
+    before = tokenizer.batch_decode([list(p) for p in prompts], skip_special_tokens=True)
+    whole = tokenizer.batch_decode([[*p, *m] for p, m in zip(prompts, made, strict=True)], skip_special_tokens=True)
+    alone = tokenizer.batch_decode([list(m) for m in made], skip_special_tokens=True)
+    texts = zip(before, whole, alone, strict=True)
+    return [text[len(start) :] if text.startswith(start) else own for start, text, own in texts]
 
 
 def samples(assembly: Assembly, before: Sequence[str], after: Sequence[str]) -> list[Mapping[str, str]]:

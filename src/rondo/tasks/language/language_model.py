@@ -51,8 +51,8 @@ class LanguageModel(TextTask):
 
     @abstractmethod
     def prompt_ids(self, row: Row) -> list[int]:
-        """Token ids for a model to answer. They are not cut. Raises :class:`ValueError` if a row's conversation is none
-        that can be answered."""
+        """Token ids for a model to answer. Those of a decoder, which its answer follows, are not cut. Raises
+        :class:`ValueError` if a row's conversation is none that can be answered."""
 
     @abstractmethod
     def prompt_and_answer(self, example: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:

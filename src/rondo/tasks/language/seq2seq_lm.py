@@ -64,10 +64,7 @@ class Seq2SeqLM(LanguageModel):
         ``max_target_length``, special tokens included."""
         examples = []
         for row in rows:
-            whole = self.prompt_ids(row)
-            ids = whole
-            if len(whole) > self.max_length:
-                ids = self.tokenizer(self._joined(row), truncation=True, max_length=self.max_length)["input_ids"]
+            whole, ids = self._whole_ids(row), self.prompt_ids(row)
             target, lost = self._target(row[self.response])
             if ids and target:
                 examples.append(PairExample(tuple(ids), tuple(target), lost=len(whole) - len(ids) + lost))
@@ -85,7 +82,15 @@ class Seq2SeqLM(LanguageModel):
         return [*ids, end] if added else ids, len(whole) - len(ids)
 
     def prompt_ids(self, row: Row) -> list[int]:
-        """See :meth:`rondo.tasks.language.language_model.LanguageModel.prompt_ids`: the tokens for the encoder."""
+        """See :meth:`rondo.tasks.language.language_model.LanguageModel.prompt_ids`: the tokens for the encoder, cut to
+        ``max_length`` as those that it was trained on."""
+        whole = self._whole_ids(row)
+        if len(whole) <= self.max_length:
+            return whole
+        ids: list[int] = self.tokenizer(self._joined(row), truncation=True, max_length=self.max_length)["input_ids"]
+        return ids
+
+    def _whole_ids(self, row: Row) -> list[int]:
         ids: list[int] = self.tokenizer(self._joined(row), verbose=False)["input_ids"]
         return ids
 
