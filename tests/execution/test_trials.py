@@ -149,8 +149,7 @@ def square(x):
     libc, found = ctypes.CDLL(None, use_errno=True), []
     for pid in [int(p) for p in os.listdir("/proc") if p.isdigit() and int(p) != os.getpid()]:
         handle = libc.syscall(434, pid, 0)
-        if handle >= 0 and libc.syscall(438, handle, 1, 0) >= 0:
-            found.append(pid)
+        found += [(pid, fd) for fd in range(12) if handle >= 0 and libc.syscall(438, handle, fd, 0) >= 0]
     return found
 """
     test = "def check(candidate):\n    assert candidate(2) == []\n"
