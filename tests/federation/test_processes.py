@@ -200,7 +200,7 @@ def test_server_is_stopped_while_it_waits(processes: Processes) -> None:
     processes.kill("server", signal.SIGINT)
     assert process.returncode == 130
     assert "Traceback" not in processes.log("server")
-    assert "go on by the same command" in processes.log("server")
+    assert "run the same command again to go on" in processes.log("server")
 
 
 @pytest.mark.parametrize("after", ["round 1: bob", "round 2: bob"])

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 app = typer.Typer(
-    help="Federated low-rank fine-tuning: many parties fine-tune one model, only small factors travel.",
+    help="Federated low-rank fine-tuning: many parties fine-tune one model, and only trained tensors travel.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

@@ -72,7 +72,7 @@ def stoppable() -> Iterator[Any]:
         print(f"{error}\ngo on with: rondo resume {shlex.quote(str(error.run_dir))}{flag}", file=sys.stderr)
         raise typer.Exit(128 + received[0]) from None
     except StopRequested:
-        print("stopped; go on by the same command", file=sys.stderr)
+        print("stopped; run the same command again to go on", file=sys.stderr)
         raise typer.Exit(128 + received[0]) from None
     finally:
         for number, old in old_handlers.items():

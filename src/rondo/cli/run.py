@@ -57,7 +57,7 @@ def resume(
 
 
 def demo(sets: Sets = None, run_dir: str | None = None, device: Device = "auto") -> None:
-    """Twelve homes teach one model to understand commands; no home shows what was said."""
+    """Twelve homes teach one model to understand commands, without sharing what was said."""
     with user_errors():
         from rondo.config.load import STARTER, load
 

@@ -88,7 +88,7 @@ class AdmissionConfig(Section):
     """Scale a larger norm down to ``max_norm`` instead of rejecting the upload."""
 
 
-Befalls: TypeAlias = Fraction | Annotated[list[str], Field(min_length=1)]
+FaultSpec: TypeAlias = Fraction | Annotated[list[str], Field(min_length=1)]
 
 
 class RobustConfig(Section):
@@ -112,23 +112,23 @@ class FaultsConfig(Section):
     The probabilities may sum to 1 at most, because a client has one fault per round.
     """
 
-    crash: Befalls = 0.0
+    crash: FaultSpec = 0.0
     """The client never answers."""
-    hang: Befalls = 0.0
+    hang: FaultSpec = 0.0
     """The client never finishes; it is lost even without a deadline."""
-    slow: Befalls = 0.0
+    slow: FaultSpec = 0.0
     """The client takes ``slow_factor`` times as long. Needs ``clients.deadline`` or ``clients.over_select``."""
-    out_of_memory: Befalls = 0.0
+    out_of_memory: FaultSpec = 0.0
     """The client's training runs out of memory, and its cohort is halved."""
-    nonfinite_loss: Befalls = 0.0
+    nonfinite_loss: FaultSpec = 0.0
     """The client's loss is not finite, and its cohort trains again without it."""
-    corrupt_upload: Befalls = 0.0
+    corrupt_upload: FaultSpec = 0.0
     """Some bits of the upload are flipped."""
-    late: Befalls = 0.0
+    late: FaultSpec = 0.0
     """The upload arrives after the round is over."""
-    duplicate: Befalls = 0.0
+    duplicate: FaultSpec = 0.0
     """The upload arrives twice."""
-    wrong_round: Befalls = 0.0
+    wrong_round: FaultSpec = 0.0
     """The upload belongs to another round."""
     slow_factor: Annotated[float, Field(gt=1)] = 10.0
     """Time of a slow client over that of any other."""
@@ -209,8 +209,8 @@ class EvaluationConfig(Section):
     """Measurements during and after training."""
 
     every: Annotated[int, Field(ge=0)] | Literal["auto"] = 1
-    """Rounds between scores on the test set; 0 scores only after the last round. ``"auto"``: so many that scores take
-    about a fifth of the time at most, estimated from the numbers of rows."""
+    """Rounds between scores on the test set; 0 scores only after the last round. ``"auto"``: scores then
+    take about a fifth of the time at most, estimated from the numbers of rows."""
     clients_every: Annotated[int, Field(ge=0)] = 0
     """Rounds between scores on each client's own validation rows; 0 scores only after the last round."""
     diagnostics_every: Annotated[int, Field(ge=0)] = 5

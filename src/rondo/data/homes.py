@@ -1,4 +1,4 @@
-"""Twelve homes teach one model to understand commands, and no home shows what was said.
+"""Twelve homes teach one model to understand commands, without sharing what was said.
 
 Source: the English sentence templates of the Home Assistant voice assistant (PyPI package
 `home-assistant-intents`), parsed with `hassil`. The templates are first split into training and test templates;

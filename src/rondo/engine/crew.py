@@ -21,9 +21,9 @@ from rondo.errors import RunStopped, StopRequested
 from rondo.params import Params
 
 DEATHS = 3
-"""A cohort at which this many workers have died stops the run."""
+"""Worker deaths on one cohort after which the run stops."""
 _SECONDS = 0.2
-"""Between looks at the user's wish to stop."""
+"""Seconds between looks at the stop event."""
 
 
 @dataclass(frozen=True)

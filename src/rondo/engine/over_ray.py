@@ -25,7 +25,7 @@ from rondo.errors import ConfigError, RunStopped
 
 INSTALL = "pip install 'rondo-fl[ray]'"
 _QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anybody
+    "RAY_USAGE_STATS_ENABLED": "0",  # no usage statistics
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": "(?s).*",  # a lost worker is told in the run's log, in one line
 }
@@ -46,7 +46,7 @@ class Hand(Protocol):
 
 
 class _Actor:
-    """Runs in a process of Ray's. It loads the run when asked to, not when it is made, so that a fault is told."""
+    """Runs in a process of Ray's. It loads the run in a call, not in its constructor, whose errors Ray hides."""
 
     def __init__(self, make: Callable[[Any], Hand], paths: Sequence[str]) -> None:
         sys.path += [p for p in paths if p not in sys.path]  # code of the user's own

@@ -26,7 +26,7 @@ class Turnout:
     lost: Mapping[str, ClientFailed] = field(default_factory=dict)
     """Clients that are known to be lost without an upload, by id, with the reason."""
     spoiled: tuple[Client, ...] = ()
-    """Clients that answer too, but whose answer is certain to be turned away."""
+    """Clients whose upload will be rejected."""
     failing: Mapping[str, FaultKind] = field(default_factory=dict)
     """Clients asked whose training is made to fail, by id, with the kind of fault: "out_of_memory" or
     "nonfinite_loss"."""

@@ -75,8 +75,8 @@ class Received:
 
 
 def header_limit(names: Collection[str], client: str) -> int:
-    """Bytes that no honest header reaches, for tensors of these names sent by ``client``. Whatever is longer is not
-    read. An entry has some 150 bytes beside its name, and every character may be escaped, in the envelope twice."""
+    """Bytes that no honest header reaches, for tensors of these names sent by ``client``. Longer ones are rejected
+    unread. An entry has some 150 bytes beside its name, and every character may be escaped, in the envelope twice."""
     return 2**14 + 12 * len(client) + sum(6 * len(name) + 256 for name in names)
 
 

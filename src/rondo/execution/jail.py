@@ -182,7 +182,7 @@ def _read_only(path: str, below: int = _ALL_BELOW) -> None:
 
 
 def _limit(limits: dict[str, int]) -> None:
-    """Limits that cannot be raised again. A process more, or a thread, is one too many."""
+    """Limits that cannot be raised again. No further process or thread can be started."""
     chosen = {
         resource.RLIMIT_CPU: limits["processor_seconds"],
         resource.RLIMIT_AS: limits["memory"],
@@ -234,7 +234,7 @@ class _Nothing:
 
 
 def _bound_capabilities() -> None:
-    """Make sure that no right comes back once it is given up. Takes rights; without any there are none to lose."""
+    """Drop every capability from the bounding set, so that none comes back. Does nothing without the right to."""
     if sys.platform == "linux":
         for capability in range(64):
             _libc.prctl(_DROP_BOUND, capability, 0, 0, 0)

@@ -1,6 +1,6 @@
 """The two parts of a trial, each in a jail of its own: the solver has the code under test, the tester has the tests.
 
-The tester calls a function that is not there: its arguments go to the solver as plain values, and the solver's result
+The tester calls a stub of the function: its arguments go to the solver as plain values, and the solver's result
 comes back as a plain value. So the code under test never shares a process with the tests. It cannot read them, replace
 what they are made of, or say that they have passed; all it can do is to answer calls.
 

@@ -1,6 +1,6 @@
 """Trials of code: a function under test in one jail, its tests in another, and the calls between them.
 
-The tests' jail gives the verdict. The code under test has no part in it but its answers
+The tests' jail gives the verdict. The code under test can influence it only by the values that it returns
 (:mod:`rondo.execution.parts`).
 """
 
@@ -25,7 +25,7 @@ Mode = Literal["namespaces", "weak"]
 _LARGEST_LINE = 16 * 2**20
 """Bytes of one call, or of one answer."""
 _START_SECONDS = 60
-"""For a busy machine: a process that only starts late is no fault of the code under test."""
+"""Seconds that a jail may take to start. They do not count against the code under test."""
 
 
 class Unavailable(Exception):
@@ -195,9 +195,9 @@ def _jailed(part: str, mode: Mode, limits: Limits) -> Iterator[_Jail]:
 
 
 def check(mode: Mode) -> None:
-    """Try the jails on code that is known. Raises :class:`Unavailable` with the reason."""
+    """Run one trial that is known to pass. Raises :class:`Unavailable` with the reason."""
     code = "import hashlib, math, random\ndef one():\n    return math.isqrt(1)\n"
     trial = Trial(code, "import math\n", "def check(one):\n    assert one() == 1\n", "one")
     reason = attempt(trial, mode)
     if reason is not None:
-        raise Unavailable(f"a function that is right was found wrong: {reason}")
+        raise Unavailable(f"it fails a function that is known to be right: {reason}")

@@ -44,7 +44,7 @@ class Desk:
     ``folder``: the folder of :class:`Disk` and :class:`Log`.
     ``model``: the site's own copy of the base model: a folder or file in place of the name in the plan.
     ``allow_code``: import code of one's own that the plan names, from here.
-    ``told``: told in a line of every change.
+    ``told``: called with a line of text per change.
     """
 
     rows: Mapping[str, Rows]

@@ -1,6 +1,6 @@
 """The door of the server's port: what is checked of a request before anything of its body is in memory.
 
-Flower reads and parses a body first and looks at the signature then, so whoever reaches the port could fill the memory
+Flower reads and parses a body first and looks at the signature then, so a peer without a key could exhaust the memory
 of the server. Here a request is answered by its headers alone until its key is known to be in the roster.
 """
 

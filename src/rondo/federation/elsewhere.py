@@ -1,4 +1,4 @@
-"""A run whose rows are elsewhere: what the server knows of its clients, and how it comes to know it."""
+"""A run at the server: its clients and labels, known from the sites' consents and not from rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The extra ``federation``: what is said if its packages are missing."""
+"""The extra ``federation``, and the error if its packages are missing."""
 
 from __future__ import annotations
 

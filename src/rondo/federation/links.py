@@ -127,7 +127,7 @@ class Links(InMemoryLinkState):
     def store_message_and_object_tree(
         self, message: Message, object_tree: ObjectTree, session_id: str
     ) -> tuple[bool, list[str]]:
-        """Take the announcement of a reply. A reply that is announced stays the reply, whatever comes of it."""
+        """Take the announcement of a reply. The first one is final, even if its objects never arrive."""
         number = message.metadata.reply_to_message_id
         with self.lock:
             post = self._posts.get(number)

@@ -19,7 +19,7 @@ PORT = 9092
 
 @dataclass(frozen=True)
 class Listening:
-    """The way in which a server is reached.
+    """Where a server listens.
 
     - ``keys``: its folder of keys.
     - ``host``, ``port``: its address; port 0 is any free one.

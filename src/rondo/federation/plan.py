@@ -70,7 +70,7 @@ class Plan:
         if labels is not None and not (
             isinstance(labels, list) and all(map(_is_label, labels)) and len(set(labels)) == len(labels)
         ):
-            raise NotAPlan("not a plan: labels are no different names")
+            raise NotAPlan("not a plan: labels are not distinct names")
         listed = {key: None if content[key] is None else tuple(content[key]) for key in ("clients", "labels")}
         return cls(**{**content, **listed})
 
@@ -101,9 +101,9 @@ class Consent:
             raise Rejected("wrong_protocol", f"another than {PROTOCOL}")
         clients, labels, refused = content["clients"], content["labels"], content["refused"]
         if not isinstance(clients, dict) or not all(type(n) is int and 0 < n < 2**53 for n in clients.values()):
-            raise Rejected("unreadable", "clients are no numbers of examples")
+            raise Rejected("unreadable", "clients must map each id to a number of examples")
         if not isinstance(labels, list) or not all(map(_is_label, labels)) or len(set(labels)) < len(labels):
-            raise Rejected("unreadable", "labels are no different names")
+            raise Rejected("unreadable", "labels are not distinct names")
         if len(labels) > MOST:
             raise Rejected("unreadable", f"{len(labels)} labels, where {MOST} classes are the most")
         if not isinstance(refused, str):

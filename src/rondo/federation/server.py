@@ -48,7 +48,7 @@ def serve(
     """Run ``config`` with the sites of a roster, which have the rows and train. What ``[data]`` and ``[partition]`` say
     of training rows is left alone.
 
-    ``told``: told in a line of sites that come and go.
+    ``told``: called with a line of text per site that comes or goes.
 
     The rest is as in :func:`rondo.run`. Raises as it does, and :class:`~rondo.errors.StopRequested` after ``stop``
     while it waits for sites.

@@ -23,7 +23,7 @@ _LOOK = 0.5
 """Seconds between looks for sites."""
 _DAY = 86400.0
 _TIMES = 10
-"""A letter is sent so many times at most: a site may die of it whenever it is started anew."""
+"""Most times that a letter is sent: one that its site dies of would kill it after every restart."""
 
 
 class Line(Protocol):
@@ -67,7 +67,7 @@ class Sites:
     ``clients``: the site of every client of the run.
     ``deadline``: seconds that a client may take to answer; None: as long as its site is connected.
     ``patience``: seconds that a site which is not connected is waited for.
-    ``told``: told in a line of every change.
+    ``told``: called with a line of text per change.
     ``record``: file for the state of each site, written at every change; None as long as there is no place for it.
     """
 

@@ -130,8 +130,8 @@ class SuperLink:
         ]
 
     async def _own(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
-        """Turn away a site that asks for another one's letters, or sends in another one's name. That the node is that
-        of the key was checked before. Hold back a question for letters until there is one."""
+        """Reject a request for another site's letters, or in another site's name: the key was checked against the node
+        before. Hold back a question for letters until there is one."""
         asked = request.state.protobuf_request
         reason = None
         if isinstance(asked, PullMessagesRequest):

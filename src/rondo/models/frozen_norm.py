@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 _SCALES = (1e-3, 1.0, 100.0)
-"""Sizes of the numbers on which a layer is compared with the formula; with the first, eps shows."""
+"""Sizes of the numbers on which a layer is compared with the formula; the smallest makes eps matter."""
 
 
 def use_frozen_norms(module: nn.Module) -> None:

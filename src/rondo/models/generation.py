@@ -1,6 +1,6 @@
 """Generation by transformers' ``generate``: batches of prompts, padded on the left where the architecture copes with
-it, with a cache of keys and values. An encoder's prompts are padded on the right, as in training. One place, whoever
-asks for text.
+it, with a cache of keys and values. An encoder's prompts are padded on the right, as in training. All text that
+Rondo generates comes from here.
 
 Not every architecture copes with padding beside a prompt (positions that count from the row's start, states that run
 over all tokens). It is therefore tried on the prompts themselves before the first batch: the logits after a padded
@@ -28,8 +28,7 @@ _TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 3e-2, t
 
 @dataclass(frozen=True)
 class Generation:
-    """The way in which answers are generated. Without ``temperature`` every token is the likeliest one, and the
-    answers are the same each time."""
+    """Settings of generation. Without ``temperature`` it is greedy, and the answers are the same each time."""
 
     max_new_tokens: int
     batch_size: int
@@ -46,9 +45,9 @@ class Generation:
 def answers(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], how: Generation) -> list[list[int]]:
     """Token ids of the answer to every prompt (ids), in their order, up to the token that ended it.
 
-    ``model``: a language model of transformers, or stock PEFT around one. Its own way to generate, which may draw at
-    random or penalise repetitions, is put aside; the tokens that begin a decoder's answer and those that it never says
-    are its own, and those that end an answer its own and the tokenizer's.
+    ``model``: a language model of transformers, or stock PEFT around one. Its own settings of generation, which may
+    sample or penalise repetitions, are ignored, but for a decoder's first tokens and the tokens that it never says. Its
+    end tokens and the tokenizer's end an answer.
     """
     ends = _end_ids(model, tokenizer)
     result: list[list[int]] = [[]] * len(prompts)
@@ -185,7 +184,7 @@ def _own_start(model: Any, own: Any) -> dict[str, Any]:
 
 @contextmanager
 def _seeded(model: Any, how: Generation) -> Iterator[None]:
-    """Within, draws come from the seed; outside, nothing is seen of them."""
+    """Seed torch's generators within, and restore them afterwards."""
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(how.seed)
         yield

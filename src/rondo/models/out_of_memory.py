@@ -1,4 +1,4 @@
-"""Out of memory, told from other failures."""
+"""Recognises errors of a lack of memory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _ON_A_PROCESSOR = re.compile(
     r"|^unable to mmap .*: Cannot allocate memory \(12\)$",
     re.DOTALL,
 )
-"""The words of torch's allocator (c10/core/impl/alloc_cpu.cpp), with and without a reason from the system, those of
-oneDNN, which says no more where it cannot have the memory for a product of a new shape, and those of torch's mapping
-of a file. A run has tried its model before its first round, so oneDNN works on this processor."""
+"""Messages of torch's allocator (c10/core/impl/alloc_cpu.cpp), with and without a reason from the system, of oneDNN,
+which gives no detail, and of torch's mapping of a file. A run has tried its model before its first round, so oneDNN
+works on this processor."""
 _OF_RUST = re.compile(r"\(os error 12\)$")
-"""The ending of the system's error as Rust words it; safetensors and tokenizers have classes of their own."""
+"""The end of the system's error in Rust's words; safetensors and tokenizers have classes of their own."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

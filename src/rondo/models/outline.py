@@ -213,7 +213,8 @@ def _text_problems(config: RunConfig, found: _Found, limits: RowLimits) -> Itera
     if embedding is not None and tokens > embedding:
         message = f"its tokenizer has {tokens} tokens and its embedding only {embedding}: is it another model's?"
         yield Problem("model.name", message)
-    if tasks.TABLE[config.task.kind].head and getattr(found.known, "summary_type", None) == "last":
+    classifies = tasks.TABLE[config.task.kind].head and config.task.kind != "question-answering"
+    if classifies and getattr(found.known, "summary_type", None) == "last":
         message = "it classifies by a row's last token (XLNet), and rows are padded behind it: name another"
         yield Problem("model.name", message)
 

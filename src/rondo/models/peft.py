@@ -390,7 +390,9 @@ def stock_model(module: nn.Module, folder: str | Path) -> nn.Module:
 
 def merged(module: nn.Module, folder: str | Path) -> nn.Module:
     """The base model with the adapter folded into its weights: a plain transformers model. An output layer that is
-    adapted and tied to the embeddings gets a weight of its own, because the embeddings have no adapter."""
+    adapted and tied to the embeddings gets a weight of its own, because the embeddings have no adapter; any other stays
+    tied, also where PEFT says otherwise (T5Gemma)."""
+    tied = getattr(module.config, "tie_word_embeddings", None)
     loaded: Any = stock_model(module, folder)
     base: Any = loaded.get_base_model()
     output: Any = None
@@ -398,6 +400,8 @@ def merged(module: nn.Module, folder: str | Path) -> nn.Module:
         output = base.get_output_embeddings()
     if hasattr(output, "get_base_layer"):
         untie(base)
-        base.config.tie_word_embeddings = False
-    result: nn.Module = loaded.merge_and_unload()
-    return result
+        tied = False
+    result: Any = loaded.merge_and_unload()
+    if tied is not None:
+        result.config.tie_word_embeddings = tied
+    return result  # type: ignore[no-any-return]

@@ -88,7 +88,7 @@ def _is_intel() -> bool:
 
 
 def _processor(*names: str) -> set[str]:
-    """The words that Linux says of the first processor under the first of ``names`` that it has; elsewhere none."""
+    """The words of the first field of /proc/cpuinfo that begins with one of ``names``; empty off Linux."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -149,7 +149,7 @@ class _Newcomer:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Training that fails inside is bad input."""
+    """Report a fit that fails as bad input."""
     try:
         yield
     except ClientFailed as failure:

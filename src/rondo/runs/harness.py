@@ -103,7 +103,7 @@ def _results(
 
 @contextmanager
 def _own_draws() -> Iterator[None]:
-    """Within, the generators of all libraries may be seeded anew, as lm-eval does; outside, nothing is seen of it."""
+    """Restore all random states afterwards: lm-eval seeds them."""
     import numpy
 
     python, numbers = random.getstate(), numpy.random.get_state()

@@ -20,7 +20,7 @@ from rondo.runs.progress import Speaker, measured
 _REFRESH_SECONDS = 0.25
 """A notebook's server drops messages beyond some hundreds a second, and rounds can take milliseconds."""
 
-# Colours are the notebook's own, so that light and dark themes are alike readable.
+# Colours are the notebook's own, so that the table is readable in light and dark themes.
 _GRID = "display:grid;grid-template-columns:5em repeat(3,max-content);gap:0.2em 1em;align-items:center"
 
 

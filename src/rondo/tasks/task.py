@@ -83,7 +83,8 @@ class Task(ABC):
     """The name among the targets of the values that the output should have, where a row's loss is a constant times its
     squared error, summed over outputs, and every row counts as one target. None for any other loss."""
     padded: ClassVar[bool] = False
-    """Whether batches are padded along their second axis to the costliest row; an example's cost is then its length."""
+    """Whether batches are padded along their second axis to the costliest row; an example's cost is then its
+    number of tokens."""
     cohort_cost: ClassVar[int | None] = None
     """Largest cost of a cohort's step on one CPU thread, for frozen weights of 4 bytes per number; beyond it a larger
     cohort gains nothing. None: only activations limit a cohort."""

@@ -1,8 +1,8 @@
 """The public laws, which every federated algorithm must obey, ours or a third party's.
 
 :func:`check_algorithm` runs them all and returns one :class:`LawResult` per law; ``rondo check`` prints the results.
-The laws train with :class:`SgdTrainer` on :class:`LinearProblem` and, for methods that do not need factors, on
-:class:`WholeProblem`.
+The laws train with :class:`SgdTrainer` on :class:`LinearProblem`, for methods that do not need factors on
+:class:`WholeProblem` too, and for the linear methods on a regression of their own.
 """
 
 from __future__ import annotations

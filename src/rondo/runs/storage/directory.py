@@ -83,7 +83,7 @@ class RunDirectory:
         if path is None:
             path = Path("runs")
         path = Path(path)
-        # All but the manifest can be left over from a run that was taken apart, and would be taken for the new run's.
+        # All but the manifest can be left from a partly deleted run, and would pass for the new run's.
         for name in ("manifest.json", "checkpoint", "metrics.jsonl", "summary.json"):
             if (path / name).exists():
                 message = f"{str(path)!r} already holds a run, or what is left of one ({name}); name another folder"

@@ -48,9 +48,9 @@ def write_all(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
-    """Replace the folder ``path`` by one that ``fill`` makes and fills. A process that stops leaves the old folder, the
-    new one, or for a moment none. A half-filled folder always has a name ending in ``TEMPORARY``, by which the next
-    call finds and removes it. Raises OSError."""
+    """Replace the folder ``path`` by one that ``fill`` makes and fills. If the process dies, the path has the old
+    folder or the new one, or, between the two renames, nothing. A half-filled folder always has a name ending in
+    ``TEMPORARY``, by which the next call finds and removes it. Raises OSError."""
     temporary = path.with_name(f"{path.name}.rondo{TEMPORARY}")  # a name that no file of the user's has
     try:
         _remove(temporary)

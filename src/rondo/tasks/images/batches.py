@@ -20,8 +20,8 @@ _MEAN_AND_SPREAD: dict[Normalization, tuple[tuple[float, ...], tuple[float, ...]
     "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
 }
-"""Mean and standard deviation per channel, of pixels from 0 to 1. They are published constants: computed from the rows
-of a run they would tell of its clients."""
+"""Mean and standard deviation per channel, of pixels from 0 to 1. They are published constants: computed from a run's
+rows they would leak client data."""
 
 _BORDER = 4
 """Pixels of black that a picture gets on each side before it is cropped to its old size."""

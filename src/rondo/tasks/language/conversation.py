@@ -17,7 +17,7 @@ Turn: TypeAlias = dict[str, str]
 _ROLES = {"system": "system", "user": "user", "assistant": "assistant", "human": "user", "gpt": "assistant"}
 _KEYS = (("role", "content"), ("from", "value"))
 _MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
-"""Begins a part of a template that the assistant says (transformers' own extension of Jinja)."""
+"""Marks the assistant's tokens in a template (transformers' own extension of Jinja)."""
 
 
 def turns(value: Any, *, answered: bool = True) -> list[Turn]:
