@@ -358,3 +358,23 @@ def test_site_that_comes_back_and_refuses_does_not_hold_up_the_run(wire: tuple[W
     timer.start()
     assert list(sites.replies()) == []
     timer.cancel()
+
+
+def test_site_that_has_just_come_back_is_asked(wire: tuple[Wire, Sites]) -> None:
+    """A round may begin before it has consented anew; its letter waits for that."""
+    line, sites = wire
+    consenting = True
+    replies = {"plan": Consent({"ann": 3}).encode(), "round": b"done"}
+    line.answers = lambda kind, letter: replies[kind] if consenting else None
+    line.since = "start 0"
+    sites.offer(PLAN)
+    until(lambda: bool(sites.present()))
+    consenting, line.since = False, "start 1"
+    time.sleep(0.1)
+    assert sites.consents() == {}
+    assert sites.present() == {"ann"}
+    sites.send("ann", b"work", 100)
+    threading.Timer(0.2, lambda: line.__dict__.update(answers=lambda kind, letter: replies[kind])).start()
+    assert list(sites.replies()) == [("ann", b"done")]
+    line.since = None
+    until(lambda: not sites.present())

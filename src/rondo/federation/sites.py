@@ -208,8 +208,16 @@ class Sites:
     # --- letters --------------------------------------------------------------------------------------------------
 
     def present(self) -> Collection[str]:
-        """Ids of the clients whose sites are connected and have consented."""
-        return {client for consent in self.consents().values() for client in consent.clients}
+        """Ids of the clients whose sites are connected and have consented, in this connection or an earlier one: a site
+        that has just come back is asked too, and gets its letter once it has consented anew."""
+        connected = self._link.present()
+        with self._lock:
+            return {
+                client
+                for name, (_, consent) in self._consents.items()
+                if name in connected and not consent.refused
+                for client in consent.clients
+            }
 
     def send(self, client: str, data: bytes, largest: int) -> None:
         """See :class:`rondo.engine.network.Messenger`."""
