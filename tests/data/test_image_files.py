@@ -300,4 +300,4 @@ def test_published_sets_are_read_whole(name: str) -> None:
     assert len(labels) == (100 if name == "cifar100" else 10)
     result = deal_rows(settings, rows, labels)
     assert sum(map(len, result.rows.values())) == train
-    assert len(result.test) == test
+    assert len(result.test.rows) == test
