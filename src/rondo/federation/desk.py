@@ -92,7 +92,8 @@ class Desk:
             self.parties, self._plan = {}, ""
             (self.folder / _PLAN).unlink(missing_ok=True)
             answer = Consent({}, refused=_for_the_server(error))
-            self.told(f"not taking part: {error if str(error) else type(error).__name__}")
+            reason = "; ".join(line.strip() for line in str(error).splitlines()) or type(error).__name__
+            self.told(f"not taking part: {reason}")
         data = answer.encode()
         self.log.note("out", "consent", data)
         return data
