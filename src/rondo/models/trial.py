@@ -58,12 +58,14 @@ def try_out(name: str, network: Network, task: Task, examples: Sequence[Any]) ->
     if isinstance(network, WholeNetwork):
         inputs, _ = task.collate([example for group in groups for example in group])
         check_training_mode(network.module, on_device(inputs, network.device))
+    if network.one_at_a_time is None:
+        network.one_at_a_time = _reason(network, task, groups, params, alone)
+        if network.one_at_a_time is None:
+            return  # rows of one client are padded to another's
     network.minds_padding = _minds_padding(network, task, [row for group in groups for row in group], params[0])
     if network.minds_padding:
         message = "model.name: a row's output depends on how far it is padded, so scores depend on the batch size, and "
         warnings.warn(f"{message}predictions on the rows beside a row", stacklevel=2)
-    if network.one_at_a_time is None:
-        network.one_at_a_time = _reason(network, task, groups, params, alone)
 
 
 def _reason(
