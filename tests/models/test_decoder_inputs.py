@@ -75,3 +75,17 @@ def test_decoder_that_sees_what_it_is_to_predict_is_refused() -> None:
     module.forward = pooled
     with pytest.raises(ConfigError, match="sees the tokens that it is to predict"):
         check_decoder(module, WORDS)
+
+
+def test_model_with_a_loss_of_its_own_is_refused() -> None:
+    """ProphetNet's is over several tokens ahead."""
+    config = transformers.ProphetNetConfig(
+        vocab_size=len(WORDS), hidden_size=16, encoder_ffn_dim=24, decoder_ffn_dim=24, num_encoder_layers=1,
+        num_decoder_layers=1, num_encoder_attention_heads=2, num_decoder_attention_heads=2, max_position_embeddings=64,
+        pad_token_id=1, bos_token_id=0, eos_token_id=2, decoder_start_token_id=0,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = transformers.ProphetNetForConditionalGeneration(config).eval()
+    with pytest.raises(ConfigError, match="prophetnet"):
+        check_decoder(module, WORDS)

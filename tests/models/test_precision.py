@@ -286,3 +286,11 @@ def test_fast_logits_are_near_the_exact_ones(make: Any) -> None:
         exact, fast = exact[mask], fast[mask]
     assert 0 < float((fast - exact).norm() / exact.norm()) < 0.05  # zero would mean no rounding
     assert float((rough - slope).norm() / slope.norm()) < 0.1
+
+
+@needs_onednn
+def test_layer_of_no_rows_gives_none() -> None:
+    """LongT5 has a row per block of a text, and a short text has no block."""
+    layer = nn.Linear(16, 24)
+    apply(layer, ONEDNN)
+    assert layer(torch.zeros(1, 0, 16)).shape == (1, 0, 24)

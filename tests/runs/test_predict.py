@@ -329,3 +329,29 @@ def test_adapter_folder_works_without_its_run(finished: RunResult, tmp_path: Pat
     made = rondo.predict(tmp_path / "alone", folder / "test.csv", device="cpu")
     right = [p["label"] == r["label"] for p, r in zip(made, reviews(12, seed=1), strict=True)]
     assert sum(right) / len(right) == pytest.approx(scores["accuracy"])
+
+
+def test_result_of_factors_larger_than_a_layer_is_predicted_with(tmp_path: Path) -> None:
+    """pFedLoRA's shared change has full rank, and a personal pair beside it."""
+    result = classifier_run(save_tiny_bert(tmp_path / "bert"), tmp_path, algorithm={"name": "pfedlora"})
+    rows = [{"text": row["text"]} for row in reviews(6, seed=1)]
+    assert len(rondo.predict(result.run_dir, rows, device="cpu")) == 6
+    scores = rondo.evaluate(result.run_dir / "adapter", device="cpu")["test"]
+    assert scores["loss"] == pytest.approx(rondo.evaluate(result.run_dir, device="cpu")["test"]["loss"], rel=1e-4)
+    assert rondo.export(result.run_dir, tmp_path / "out", verify=True).verification.passed
+
+
+def test_result_with_a_pooler_that_the_checkpoint_lacks_is_predicted_with(tmp_path: Path) -> None:
+    """A BERT that was trained on masked words has none; the run's is in its head."""
+    folder = save_tiny_bert(tmp_path / "bert")
+    config = transformers.BertConfig.from_pretrained(folder)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        transformers.BertForMaskedLM(config).save_pretrained(folder)
+    result = classifier_run(folder, tmp_path)
+    rows = reviews(12, seed=1)
+    predictions = rondo.predict(result.run_dir, [{"text": row["text"]} for row in rows], device="cpu")
+    right = sum(p["label"] == row["label"] for p, row in zip(predictions, rows, strict=True))
+    assert right / 12 == pytest.approx(rondo.evaluate(result.run_dir / "adapter", device="cpu")["test"]["accuracy"])
+    again = settings(folder, adapter={"start_from": str(result.run_dir / "adapter")}, rounds=1)
+    rondo.run(again, train=reviews(24), run_dir=tmp_path / "again", device="cpu")
