@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from rondo.config.paper_settings import GLUE
+from rondo.config.paper_rows.data_sets import GLUE
 
 ROUNDS, CLIENTS, STEPS, BATCH = 8, 10, 8, 16
 

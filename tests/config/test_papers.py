@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from rondo.cli import app
 from rondo.config import papers
 from rondo.config.load import load
-from rondo.config.paper_settings import SETTINGS
+from rondo.config.papers import SETTINGS
 
 PUBLISHED = Path(__file__).parents[3] / "shared" / "published"
 published = pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the papers' tables are not here")

@@ -26,7 +26,8 @@ from rondo.lowrank import GrowingSum, LowRank
 from rondo.models.adapted_layer import Site
 from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.loading.pretrained import fingerprint
-from rondo.models.peft import Plan, merged, plan, read_tensors, stock_model, write_adapter
+from rondo.models.merged import merge_adapter
+from rondo.models.peft import Plan, plan, read_tensors, stock_model, write_adapter
 from rondo.params import add_client_axis, fresh_factors, pick
 
 
@@ -360,7 +361,7 @@ def test_merged_plain_model_gives_the_networks_logits(kind: str, tmp_path: Path)
     run.write(tmp_path)
     batch = tiny.text_batch()
     fresh = tiny.redraw_head(run.base, 99) if run.head else copy.deepcopy(run.base)
-    plain = merged(fresh, tmp_path)
+    plain = merge_adapter(fresh, tmp_path)
     assert not [n for n, _ in plain.named_parameters() if "lora" in n or "modules_to_save" in n]
     with torch.no_grad():
         difference = (run.logits(batch) - plain(**batch).logits).abs().max()

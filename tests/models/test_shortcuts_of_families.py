@@ -17,7 +17,7 @@ from families import AUTO, FAMILIES, SHORTCUTS, Family, Kind, rows_of_shortcuts,
 from family_runs import LABELS, assert_close, configured, drawn, opened, pictures, sentences, trained
 
 from rondo.config import RunConfig
-from rondo.models import peft
+from rondo.models.merged import merge_adapter
 from rondo.models.shortcuts.prefix import States
 from rondo.models.transformer import load_base
 from rondo.params import HEAD_PREFIX, Params, add_client_axis, client_row, stack_clients
@@ -168,7 +168,7 @@ def test_output_layer_can_be_adapted(tmp_path: Path, name: str, kind: Kind, tied
         expected = model.network(add_client_axis(ours), {}, inputs)[real]
         model.save(tmp_path / "adapter", ours, {}, ())
         base = load_base(config, model.name, model.known, model.tokenizer, config.seed).module
-        merged: Any = peft.merged(base, tmp_path / "adapter")
+        merged: Any = merge_adapter(base, tmp_path / "adapter")
         merged.save_pretrained(tmp_path / "merged")
         loaded: Any = getattr(transformers, AUTO[kind]).from_pretrained(tmp_path / "merged")
         assert_close(loaded(**inputs).logits[real], expected, 1e-4 * float(expected.abs().max()))

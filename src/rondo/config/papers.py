@@ -6,12 +6,20 @@ At small scale the same row runs on a laptop, with another model and fewer rows,
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import textwrap
 from typing import Any
 
-from rondo.config.paper_settings import SETTINGS, Keys
+from rondo.config.paper_rows.fedloru import FEDLORU
+from rondo.config.paper_rows.fedrep import FEDREP
+from rondo.config.paper_rows.florg import FLORG
+from rondo.config.paper_rows.rolora import ROLORA
+from rondo.config.paper_rows.setting import Keys
 from rondo.errors import ConfigError
+
+SETTINGS = {**ROLORA, **FLORG, **FEDLORU, **FEDREP}
+"""All rows that have a name, by it."""
 
 
 def names() -> dict[str, str]:
@@ -89,5 +97,7 @@ def _shown(value: Any) -> str:
     """A value as TOML writes it."""
     import tomli_w
 
-    text = tomli_w.dumps({"x": value}).partition("=")[2] if not isinstance(value, dict) else str(value)
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{json.dumps(key)} = {_shown(part)}' for key, part in value.items())}}}"
+    text = tomli_w.dumps({"x": value}).partition("=")[2]
     return " ".join(text.split()).replace("[ ", "[").replace(", ]", "]").replace(",]", "]")

@@ -19,7 +19,7 @@ PORT = 9092
 
 @dataclass(frozen=True)
 class Listening:
-    """Where a server listens.
+    """Address, keys and patience of a server.
 
     - ``keys``: its folder of keys.
     - ``host``, ``port``: its address; port 0 is any free one.

@@ -33,7 +33,6 @@ from rondo.models.adapted_network import AdaptedNetwork
 from rondo.models.network import Base
 from rondo.models.quiet import quiet
 from rondo.models.result_factors import adapter_factors
-from rondo.models.ties import untie
 from rondo.params import HEAD_PREFIX, Params
 
 if TYPE_CHECKING:
@@ -386,22 +385,3 @@ def stock_model(module: nn.Module, folder: str | Path) -> nn.Module:
     with quiet():
         loaded: nn.Module = peft.PeftModel.from_pretrained(module, str(folder)).eval()
     return loaded
-
-
-def merged(module: nn.Module, folder: str | Path) -> nn.Module:
-    """The base model with the adapter folded into its weights: a plain transformers model. An output layer that is
-    adapted and tied to the embeddings gets a weight of its own, because the embeddings have no adapter; any other stays
-    tied, also where PEFT says otherwise (T5Gemma)."""
-    tied = getattr(module.config, "tie_word_embeddings", None)
-    loaded: Any = stock_model(module, folder)
-    base: Any = loaded.get_base_model()
-    output: Any = None
-    with contextlib.suppress(NotImplementedError):  # a model of pictures
-        output = base.get_output_embeddings()
-    if hasattr(output, "get_base_layer"):
-        untie(base)
-        tied = False
-    result: Any = loaded.merge_and_unload()
-    if tied is not None:
-        result.config.tie_word_embeddings = tied
-    return result  # type: ignore[no-any-return]

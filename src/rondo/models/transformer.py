@@ -61,10 +61,9 @@ class Transformer:
 
     @property
     def pad_token_id(self) -> int | None:
-        """The padding token's id, where the model's own configuration has none or another one."""
-        if self.tokenizer is None or self.known.pad_token_id == self.tokenizer.pad_token_id:
-            return None
-        return int(self.tokenizer.pad_token_id)
+        """The padding token's id, where the model's own configuration (``known``) has none or another one."""
+        used = getattr(self.network.module.config, "pad_token_id", None)
+        return None if used == getattr(self.known, "pad_token_id", None) else used
 
     @property
     def form(self) -> Literal["adapter", "merged"]:

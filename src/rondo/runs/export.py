@@ -14,6 +14,7 @@ from rondo.errors import ConfigError, RunStopped, headed
 from rondo.models import peft, result_factors
 from rondo.models.call import output_of
 from rondo.models.loading.pretrained import auto
+from rondo.models.merged import merge_adapter
 from rondo.models.model import Form
 from rondo.models.network import Base
 from rondo.models.quiet import quiet
@@ -119,7 +120,7 @@ def export(
             return
         adapter = folder / "adapter"
         model.save(adapter, seen, base, facts.labels)
-        merged_model = peft.merged(_stock_base(opened, model), adapter)
+        merged_model = merge_adapter(_stock_base(opened, model), adapter)
         with quiet():
             merged_model.save_pretrained(str(folder))  # type: ignore[operator]
         shutil.rmtree(adapter)

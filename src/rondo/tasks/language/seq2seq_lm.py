@@ -64,7 +64,8 @@ class Seq2SeqLM(LanguageModel):
         ``max_target_length``, special tokens included."""
         examples = []
         for row in rows:
-            whole, ids = self._whole_ids(row), self.prompt_ids(row)
+            whole = self._whole_ids(row)
+            ids = self._cut(row, whole)
             target, lost = self._target(row[self.response])
             if ids and target:
                 examples.append(PairExample(tuple(ids), tuple(target), lost=len(whole) - len(ids) + lost))
@@ -84,7 +85,10 @@ class Seq2SeqLM(LanguageModel):
     def prompt_ids(self, row: Row) -> list[int]:
         """See :meth:`rondo.tasks.language.language_model.LanguageModel.prompt_ids`: the tokens for the encoder, cut to
         ``max_length`` as those that it was trained on."""
-        whole = self._whole_ids(row)
+        return self._cut(row, self._whole_ids(row))
+
+    def _cut(self, row: Row, whole: list[int]) -> list[int]:
+        """``whole``, the tokens of the row's prompt, as the tokenizer cuts them to ``max_length``."""
         if len(whole) <= self.max_length:
             return whole
         ids: list[int] = self.tokenizer(self._joined(row), truncation=True, max_length=self.max_length)["input_ids"]
