@@ -1,13 +1,13 @@
-"""The plan of a run, which the server sends to a site that connects, and the site's consent.
+"""The plan of a run, which the server sends to a site that connects, the site's consent, and the run's end.
 
-Both are JSON. The site checks the plan before it loads anything; the server trusts nothing in the consent.
+All are JSON. The site checks the plan before it loads anything; the server trusts nothing in the consent.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 from rondo.data.labels import MOST
@@ -84,6 +84,9 @@ class Consent:
     """Numbers of training examples by client id; of rows as long as labels are asked for."""
     labels: tuple[str, ...] = ()
     refused: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Where the site computes: ``torch``, ``threads`` and ``cpu`` (its instructions). Sites of equal environments give
+    the bits of a simulation on one of them."""
 
     def encode(self) -> bytes:
         """The consent as bytes."""
@@ -100,6 +103,7 @@ class Consent:
         if content.pop("protocol") != PROTOCOL:
             raise Rejected("wrong_protocol", f"another than {PROTOCOL}")
         clients, labels, refused = content["clients"], content["labels"], content["refused"]
+        environment = content["environment"]
         if not isinstance(clients, dict) or not all(type(n) is int and 0 < n < 2**53 for n in clients.values()):
             raise Rejected("unreadable", "clients must map each id to a number of examples")
         if not isinstance(labels, list) or not all(map(_is_label, labels)) or len(set(labels)) < len(labels):
@@ -108,7 +112,36 @@ class Consent:
             raise Rejected("unreadable", f"{len(labels)} labels, where {MOST} classes are the most")
         if not isinstance(refused, str):
             raise Rejected("unreadable", "refused is no text")
-        return cls(clients, tuple(labels), refused)
+        if not isinstance(environment, dict) or not all(map(_is_line, (*environment, *environment.values()))):
+            raise Rejected("unreadable", "environment is no mapping of texts")
+        return cls(clients, tuple(labels), refused, environment)
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of a run."""
+
+    reason: str = ""
+    """The reason why the run failed for good; empty: it is finished."""
+
+    def encode(self) -> bytes:
+        """The end as bytes."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """The end from :meth:`encode`, with a reason cut short. Any other bytes are an end without a known reason."""
+        try:
+            content = strict_object("unreadable", "the end", data)
+        except Rejected:
+            return cls("its server gives no reason")
+        reason = content.get("reason")
+        return cls(reason[:_LABEL] if isinstance(reason, str) else "its server gives no reason")
+
+
+def _is_line(value: object) -> bool:
+    """Whether ``value`` is a short text that can be printed."""
+    return isinstance(value, str) and len(value) <= _NAME and value.isprintable()
 
 
 def _is_label(value: object) -> bool:
