@@ -15,7 +15,8 @@ pytest.importorskip("flwr")
 import rondo
 from rondo.engine.transport import Observer
 from rondo.errors import StopRequested
-from rondo.federation import desk, keys
+from rondo.federation import joining, keys
+from rondo.federation.contract import Contract
 from rondo.federation.listening import Listening
 from rondo.federation.server import resume, serve
 from rondo.federation.site import Site, take_part
@@ -26,6 +27,17 @@ Sites = Mapping[str, Sequence[str]]
 SITES: Sites = {"north": ("ann",), "south": ("bob", "cid")}
 ROWS = {"ann": reviews(20), "bob": reviews(14, seed=1), "cid": reviews(26, seed=2)}
 TEST = reviews(12, seed=3)
+OPEN = Contract.model_validate(
+    {
+        "rows": {
+            "inputs": ["text", "first", "second", "context", "question", "image"],
+            "labels": ["label", "who", "answers", "score"],
+        },
+        "training": {"tensors": "whole", "least_rows": 1, "least_steps": 1, "least_clients": 1},
+        "outgoing": {"least_rows_scored": 1},
+    }
+)
+"""A contract that allows nearly all."""
 
 
 def write_sites(folder: Path, sites: Sites = SITES, rows: Mapping[str, Any] = ROWS) -> None:
@@ -110,14 +122,14 @@ class Parties:
         folder = self.folder
         state = self.state or folder
         model = {"model": str(folder / "bert")} if (folder / "bert").exists() else {}
-        setting = {"device": "cpu", **model, **self.options, **options}
+        setting = {"device": "cpu", "contract": OPEN, **model, **self.options, **options}
         server, own = f"localhost:{self.port}", folder / "keys" / site
         program = Site(server, own, folder / "data" / site, state / f"at-{site}", **setting)
 
         def work() -> None:
             try:
-                desk.assemble = _assembled
-                take_part(program, told=self.told.append, stop=stop)
+                joining.assemble = _assembled
+                take_part(program, asked=lambda offer: True, told=self.told.append, stop=stop)
             except StopRequested:
                 pass
             except BaseException as error:

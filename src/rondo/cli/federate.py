@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from rondo.cli.app import AllowCode, Device, Sets
-from rondo.cli.process import quiet_libraries, stoppable, user_errors
+from rondo.cli.app import Device, Sets
+from rondo.cli.federate_site import (
+    BaseModel,
+    ContractFile,
+    Data,
+    Insecure,
+    Keys,
+    Server,
+    State,
+    Wait,
+    by_hand,
+    program,
+    site,
+    told,
+)
+from rondo.cli.federate_site import shown as shown_plan
+from rondo.cli.process import stoppable, user_errors
 from rondo.cli.run import shown
 from rondo.errors import ConfigError, headed, visible
 
 federate = typer.Typer(help="Run a federation between real parties.", no_args_is_help=True)
 keys = typer.Typer(help="Make, revoke and show the keys of a federation.", no_args_is_help=True)
 federate.add_typer(keys, name="keys")
+federate.add_typer(site, name="site")
 
 ServerKeys = Annotated[Path, typer.Option("--keys", help="the server's folder of keys")]
 
@@ -144,7 +159,7 @@ def server(
         def started(observer: Any, stop: Any) -> Any:
             from rondo.federation.server import serve
 
-            return serve(settings, listening, run_dir=run_dir, device=device, observer=observer, told=_told, stop=stop)
+            return serve(settings, listening, run_dir=run_dir, device=device, observer=observer, told=told, stop=stop)
 
         shown(settings.rounds, started)
 
@@ -164,7 +179,7 @@ def serve_on(settings: Any, run_dir: str, device: str, *, whatever: bool, code: 
             allow_nondeterministic=whatever,
             allow_code=code,
             observer=observer,
-            told=_told,
+            told=told,
             stop=stop,
         )
 
@@ -173,44 +188,32 @@ def serve_on(settings: Any, run_dir: str, device: str, *, whatever: bool, code: 
 
 @federate.command()
 def client(
-    server: Annotated[str, typer.Option(help="the server's address, HOST or HOST:PORT")],
-    data: Annotated[Path, typer.Option(help="a file with this client's rows, or a folder with one file per client")],
-    keys: Annotated[Path, typer.Option("--keys", help="the site's folder of keys")],
-    model: Annotated[str | None, typer.Option(help="the site's copy of the base model: a folder or a file")] = None,
-    state: Annotated[
-        Path | None, typer.Option(help="where the site keeps its state and its log; default: runs/site-NAME")
-    ] = None,
+    server: Server,
+    data: Data,
+    keys: Keys,
+    contract: ContractFile = Path("site.toml"),
+    model: BaseModel = None,
+    state: State = None,
     device: Device = "auto",
-    memory_mb: Annotated[int | None, typer.Option(help="memory for training, in MiB")] = None,
-    algorithms: Annotated[
-        str | None, typer.Option(help="methods to take part in, NAME[,NAME...]; default: any")
-    ] = None,
-    uploads_per_day: Annotated[int | None, typer.Option(help="most uploads that leave in a day")] = None,
-    upload_mb: Annotated[float | None, typer.Option(help="largest upload, in MB")] = None,
-    min_clients: Annotated[int, typer.Option(help="fewest clients that a round must ask")] = 1,
-    wait: Annotated[float, typer.Option(help="seconds to wait for a server that is not there yet")] = 0.0,
-    insecure: Annotated[bool, typer.Option("--insecure", help="without TLS")] = False,
+    wait: Wait = 0.0,
+    insecure: Insecure = False,
     stay: Annotated[bool, typer.Option("--stay", help="wait for further runs when one is over")] = False,
-    allow_code: AllowCode = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="consent to every plan within the contract, for services; default: ask")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="print the plan beside the contract, and go, as site show-plan does")
+    ] = False,
 ) -> None:
-    """Take part in a federation: train on this site's rows, which do not leave it."""
-    with user_errors(), stoppable() as stop:
-        from rondo.federation.extra import needed
-
-        needed()
-        quiet_libraries()
-        from rondo.federation.keys import SiteKeys
-        from rondo.federation.limits import Limits
+    """Take part in a federation: train on this site's rows, within its contract."""
+    with user_errors(), stoppable() as stop, program(server, data, keys, contract, model, state, device) as options:
         from rondo.federation.site import Site, take_part
 
-        folder = state
-        if folder is None:
-            with headed("rondo federate client"):
-                folder = Path("runs", f"site-{SiteKeys.read(keys).site}")
-        names = tuple(_names(algorithms)) if algorithms is not None else None
-        limits = Limits(names, uploads_per_day, upload_mb, min_clients)
-        site = Site(server, keys, data, folder, device, model, memory_mb, limits, insecure, stay, wait, allow_code)
-        take_part(site, told=_told, stop=stop)
+        own = Site(**options, wait=wait, insecure=insecure, stay=stay)
+        if dry_run:
+            shown_plan(own, stop)
+        else:
+            take_part(own, asked=(lambda offer: True) if yes else by_hand(stop), told=told, stop=stop)
 
 
 @federate.command()
@@ -228,7 +231,7 @@ def app(
 
         flower.write(folder, config, nodes)
         print(f"wrote {folder}; run it by: flwr run {shlex.quote(str(folder))} FEDERATION")
-        print('start each SuperNode with --node-config \'rondo-data="rows.csv" rondo-state="state"\'')
+        print('start each SuperNode with --node-config \'rondo-data="rows.csv" rondo-contract="site.toml" ...\'')
 
 
 @federate.command()
@@ -239,10 +242,6 @@ def status(run_dir: Annotated[Path, typer.Argument(help="the run directory of a 
 
         for line in status_lines(run_dir):
             print(visible(line))
-
-
-def _told(line: str) -> None:
-    print(visible(line), file=sys.stderr, flush=True)
 
 
 def _host_and_port(text: str) -> tuple[str, int]:

@@ -27,8 +27,8 @@ def merged(problems: Iterator[Problem]) -> list[Problem]:
     return list(by_path.values())
 
 
-def explain(error: Any, raw: Mapping[str, Any]) -> Problem:
-    """A pydantic error in Rondo's words: key path, fault and fix."""
+def explain(error: Any, raw: Mapping[str, Any], schema: type[BaseModel] = RunConfig) -> Problem:
+    """A pydantic error about ``raw``, which should fit ``schema``, in Rondo's words: key path, fault and fix."""
     # Branches of a union add their own names to the location; keep what exists in the input.
     loc: list[str] = []
     node: Any = raw
@@ -41,7 +41,7 @@ def explain(error: Any, raw: Mapping[str, Any]) -> Problem:
             node = node[part] if part < len(node) else None
     path = ".".join(loc) or ".".join(str(p) for p in error["loc"])
     if error["type"] == "extra_forbidden":
-        return Problem(path, unknown_key(loc))
+        return Problem(path, unknown_key(loc, schema))
     wanted = (
         error["msg"]
         .replace("Input should be ", "should be ")
@@ -88,17 +88,17 @@ def unknown(loc: list[str]) -> Problem | None:
             break
         if part not in section.model_fields:
             own_keys = section.model_config.get("extra") == "allow"
-            return None if own_keys else Problem(".".join(loc[:depth]), unknown_key(loc[:depth]))
+            return None if own_keys else Problem(".".join(loc[:depth]), unknown_key(loc[:depth], RunConfig))
         section = section.model_fields[part].annotation
     return None
 
 
-def unknown_key(loc: list[str]) -> str:
-    """The message for a key that does not exist: PEFT's own, else a near match in its section, else the section that
-    has it, else the keys known there."""
+def unknown_key(loc: list[str], schema: type[BaseModel]) -> str:
+    """The message for a key that ``schema`` does not have: PEFT's own, else a near match in its section, else the
+    section that has it, else the keys known there."""
     if loc[:-1] == ["adapter"] and (reason := not_taken(loc[-1])):
         return reason
-    section: Any = RunConfig
+    section: Any = schema
     for part in loc[:-1]:
         section = section.model_fields[part].annotation
     near = difflib.get_close_matches(loc[-1], section.model_fields, n=1)
@@ -106,7 +106,7 @@ def unknown_key(loc: list[str]) -> str:
         return f"unknown key; did you mean {near[0]!r}?"
     sections = [
         name
-        for name, f in RunConfig.model_fields.items()
+        for name, f in schema.model_fields.items()
         if isinstance(f.annotation, type) and issubclass(f.annotation, BaseModel)
         if loc[-1] in f.annotation.model_fields
     ]

@@ -16,6 +16,7 @@ import pydantic
 from pydantic import ConfigDict
 
 from rondo import algorithms
+from rondo.config import toml_file
 from rondo.config.checks import cross_checks, is_path, missing_files, missing_packages
 from rondo.config.explain import explain, merged, unknown
 from rondo.config.inputs import AT_SITES, GIVEN
@@ -24,9 +25,6 @@ from rondo.errors import ConfigError, Problem
 
 STARTER = Path(__file__).with_name("starter.toml")
 """The configuration that ``rondo init`` writes and ``rondo demo`` runs."""
-
-_LARGEST = 2**24
-"""Bytes of the largest configuration file that is read: a list with one entry per client has some hundred thousand."""
 
 
 def load(
@@ -48,7 +46,7 @@ def load(
     elif isinstance(source, Mapping):
         name, raw = "config", _copied(source)
     else:
-        name, raw = str(source), _read(Path(source))
+        name, raw = str(source), toml_file.read(Path(source), "config", "write one with: rondo init")
     set_problems = [p for text in listed(sets, "sets") if (p := _override(raw, text)) is not None]
     try:
         config = RunConfig.model_validate(raw)
@@ -107,27 +105,6 @@ def _despite(problems: Sequence[Problem], raw: Mapping[str, Any]) -> list[Proble
     except pydantic.ValidationError:
         return []
     return [p for p in [*cross_checks(rest), *missing_files(rest)] if p.path.partition(".")[0] in raw.keys() - faulty]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            raise ConfigError.at(str(path), "a pipe or a device, not a file: write it to a .toml file and name that")
-        if (size := path.stat().st_size) > _LARGEST:
-            raise ConfigError.at(str(path), f"{size >> 20} MiB are no configuration: name a .toml file")
-        return tomllib.loads(path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n"))
-    except FileNotFoundError:
-        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.toml")], n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "write one with: rondo init"
-        raise ConfigError.at(str(path), f"no such file; {hint}", "config") from None
-    except IsADirectoryError:
-        raise ConfigError.at(str(path), "this is a folder; name a .toml file", "config") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError.at(
-            str(path), f"not TOML: {error}; mend it there (text is written in quotes)", "config"
-        ) from None
-    except OSError as error:
-        raise ConfigError.at(str(path), f"cannot be read: {error.strerror}", "config") from None
 
 
 def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:

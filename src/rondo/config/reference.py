@@ -46,16 +46,16 @@ class Section:
 
 def sections() -> tuple[Section, ...]:
     """Every section with its keys, in the order of the schema."""
-    found = [Section("", "Keys outside of any section.", tuple(_keys(RunConfig, "")))]
+    found = [Section("", "Keys outside of any section.", tuple(keys(RunConfig, "")))]
     for name, field in RunConfig.model_fields.items():
         model = field.annotation
         if isinstance(model, type) and issubclass(model, BaseModel):
             own = _algorithm_fields() if model is AlgorithmConfig else ()
-            found.append(Section(name, _prose(model.__doc__), (*_keys(model, f"{name}."), *own)))
+            found.append(Section(name, _prose(model.__doc__), (*keys(model, f"{name}."), *own)))
     return tuple(found)
 
 
-def _keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
+def keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:
     """The keys of ``model`` that are not sections."""
     schemas = model.model_json_schema()["properties"]
     for name, field in model.model_fields.items():
@@ -116,11 +116,11 @@ def text(path: str | None = None, width: int = 100) -> str:
     """The reference in lines of at most ``width`` characters: all of it, or the section or key at ``path``. Raises
     :class:`ConfigError` if there is none."""
     every = sections()
-    keys = [key for section in every for key in section.keys]
+    known = [key for section in every for key in section.keys]
     blocks = [_section_text(section, width) for section in every if path is None or section.name == path]
-    blocks = blocks or [_key_text(key, width) for key in keys if key.path == path]
+    blocks = blocks or [_key_text(key, width) for key in known if key.path == path]
     if not blocks:
-        paths = [key.path for key in keys]
+        paths = [key.path for key in known]
         near = difflib.get_close_matches(str(path), paths, n=1) or [p for p in paths if p.endswith(f".{path}")]
         hint = f"did you mean {near[0]!r}?" if near else "rondo show config lists all"
         raise ConfigError.at("KEY", f"no key or section {path!r}; {hint}", "rondo show config")

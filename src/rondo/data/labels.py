@@ -44,10 +44,12 @@ def find_labels(config: RunConfig, source: Source) -> tuple[str, ...]:
 
 def label_names(config: RunConfig, source: Source) -> tuple[str, ...]:
     """The labels of a part of a run's rows, which may be a single one; none for a task without classes. Raises
-    :class:`ConfigError` if the rows have no column of labels."""
+    :class:`ConfigError` as :func:`find_labels` does, but for too few labels."""
     if not tasks.load(config.task.kind).classes:
         return ()
-    places, _, _, numbers = _labels(config, source)
+    places, count, _, numbers = _labels(config, source)
+    if places and (fault := _fault(places, count)):
+        raise ConfigError.at("task.label", f"column {config.task.label!r} has {fault}")
     return in_order(places, numbers)
 
 

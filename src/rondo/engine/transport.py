@@ -65,6 +65,8 @@ class Answer:
     failure: ClientFailed | None = None
     late: bool = False
     """Whether the answer came after the round was over."""
+    work: tuple[tuple[int, int], ...] = ()
+    """Numbers of steps and of rows in each local training; empty where the client is elsewhere."""
 
 
 class Transport(Protocol):

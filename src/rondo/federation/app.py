@@ -25,10 +25,10 @@ from rondo.data.sources import client_rows, read_rows
 from rondo.data.tables import Rows
 from rondo.engine.wire import Rejected
 from rondo.errors import ConfigError, Problem
-from rondo.federation.desk import Desk
+from rondo.federation.contract import Contract
+from rondo.federation.desk import Desk, Exhausted
 from rondo.federation.elsewhere import ELSEWHERE, assembled, check, gather, labels_of, plan_of, without_rows
 from rondo.federation.letter import KINDS, content_of, kind_of, record
-from rondo.federation.limits import Limits
 from rondo.federation.plan import LARGEST, Consent
 from rondo.federation.sites import Sites
 from rondo.runs.loop import Runner
@@ -138,36 +138,30 @@ def _answer(message: Message, context: Context) -> Message:
     try:
         answer = _desk(context.node_config).answer(kind_of(message), letter)
     except ConfigError as error:
-        answer = Consent({}, refused=str(error)).encode()
+        print(error)
+        answer = Consent({}, refused="its desk cannot be set up; its owner sees why").encode()
+    except (Exhausted, OSError) as error:
+        print(error)
+        answer = Consent({}, refused="it cannot answer now; its owner sees why").encode()
     return Message(record(answer), reply_to=message)
 
 
 def _desk(node: Mapping[str, Any]) -> Desk:
     """The desk of a SuperNode, which Flower starts anew for every message. Raises :class:`ConfigError`."""
-    known = {"data", "state", "client", "model", "algorithms", "uploads-per-day", "min-clients", "device"}
+    known = {"data", "state", "contract", "client", "model", "device"}
     options = {key.removeprefix("rondo-"): value for key, value in node.items() if key.startswith("rondo-")}
     problems = [Problem(f"--node-config rondo-{key}", "unknown; remove it") for key in options.keys() - known]
-    for key in ("data", "state"):
+    for key in ("data", "state", "contract"):
         if not options.get(key):
             problems.append(Problem(f"--node-config rondo-{key}", "missing: set it where flower-supernode is started"))
-    numbers = {key: options.get(key) for key in ("uploads-per-day", "min-clients")}
-    for key, value in numbers.items():
-        if value is not None and type(value) is not int:
-            problems.append(Problem(f"--node-config rondo-{key}", f"should be a whole number, got {value!r}"))
     if problems:
         raise ConfigError(problems, "flower-supernode")
-    algorithms, least = options.get("algorithms"), numbers["min-clients"]
-    limits = Limits(
-        None if algorithms is None else tuple(str(algorithms).split(",")),
-        numbers["uploads-per-day"],
-        None,
-        1 if least is None else least,
-    )
-    if wrong := [Problem(f"--node-config rondo-{p.path.removeprefix('--')}", p.message) for p in limits.problems()]:
-        raise ConfigError(wrong, "flower-supernode")
+    contract = Contract.read(Path(str(options["contract"])))
     device, model = str(options.get("device", "auto")), options.get("model")
     rows = _rows(Path(str(options["data"])), options.get("client"))
-    return Desk(rows, Path(str(options["state"])), device, limits, print, threading.Event(), model)
+    state, stop = Path(str(options["state"])), threading.Event()
+    # Nobody is asked: whoever starts the SuperNode names the contract.
+    return Desk(rows, state, device, contract, lambda offer: True, print, stop, model)
 
 
 def _rows(data: Path, name: str | None) -> Mapping[str, Rows]:

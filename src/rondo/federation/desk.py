@@ -1,41 +1,50 @@
-"""A site's desk: it answers the letters of a server, by its clients' training. It knows no network."""
+"""A site's desk: it answers the letters of a server, by its clients' training, within the contract of its owner. It
+knows no network."""
 
 from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from rondo import __version__
-from rondo.config.checks import is_path, own_names
-from rondo.config.inputs import GIVEN
-from rondo.config.load import load
-from rondo.config.schema import RunConfig
-from rondo.data.client_rows import resolved
-from rondo.data.labels import label_names
-from rondo.data.sources import Source
 from rondo.data.tables import Rows
 from rondo.engine.client.local_round import LocalRound
 from rondo.engine.client.party import Party
 from rondo.engine.letters import Reply, Request
+from rondo.engine.transport import Answer
 from rondo.engine.wire import short
-from rondo.errors import ConfigError, StopRequested
-from rondo.federation.disk import Disk, Log
-from rondo.federation.limits import Limits
-from rondo.federation.plan import Consent, NotAPlan, Plan
+from rondo.errors import StopRequested
+from rondo.federation import audit, terms
+from rondo.federation.audit import Audit
+from rondo.federation.contract import Contract
+from rondo.federation.disk import Disk
+from rondo.federation.joining import Declined, Joining, Offer, environment, for_the_server
+from rondo.federation.plan import Consent, End, NotAPlan, Plan
 from rondo.params import Params
-from rondo.runs.assemble import assemble
-from rondo.runs.given import Given
+from rondo.runs.assemble import Assembly
 from rondo.runs.storage import durable
 
+_BEAT = 2.0
+"""Seconds between the moments at which a refusal leaves that comes after rows were read: its time would tell of
+them."""
 
-class Declined(Exception):
-    """A site takes no part, for a reason that the server may read."""
+
+class Exhausted(Exception):
+    """A limit per day is reached: no letter may come or leave any more today (UTC)."""
+
+
+class Until(threading.Event):
+    """A program's ``stop``, and the end of the time that a letter may take."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        super().__init__()
+        self._stop, self.end = stop, float("inf")
+
+    def is_set(self) -> bool:
+        return self._stop.is_set() or time.monotonic() > self.end
 
 
 @dataclass
@@ -43,128 +52,131 @@ class Desk:
     """The desk of a site.
 
     ``rows``: the rows of each client, by its id.
-    ``folder``: the folder of :class:`Disk` and :class:`Log`.
-    ``model``: the site's own copy of the base model: a folder or file in place of the name in the plan.
-    ``allow_code``: import code of one's own that the plan names, from here.
+    ``folder``: the folder of :class:`Disk` and :class:`Audit`.
+    ``contract``: what its owner allows.
+    ``asked``: asks the owner about a plan that was not seen before.
     ``told``: called with a line of text per change.
+    ``model``: see :class:`Joining`.
     """
 
     rows: Mapping[str, Rows]
     folder: Path
     device: str
-    limits: Limits
+    contract: Contract
+    asked: Callable[[Offer], bool]
     told: Callable[[str], None]
     stop: threading.Event
     model: str | None = None
-    memory_mb: int | None = None
-    allow_code: bool = False
     parties: dict[str, Party] = field(default_factory=dict)
     _plan: str = ""
     """Digest of the plan that ``parties`` were made for."""
     _run: str = ""
     """The name of its run."""
     _disk: Disk | None = None
-    _log: Log | None = None
+    _audit: Audit | None = None
+
+    def __post_init__(self) -> None:
+        allowed = {*self.contract.rows.inputs, *self.contract.rows.labels}
+        rows = {name: [{c: row[c] for c in row if c in allowed} for row in own] for name, own in self.rows.items()}
+        self.joining = Joining(rows, self.device, self.contract, self.model)
+        self._until = Until(self.stop)
 
     def answer(self, kind: str | None, letter: bytes) -> bytes:
         """The answer to a letter of a kind of :data:`rondo.federation.letter.KINDS`. Raises
-        :class:`~rondo.errors.StopRequested`."""
+        :class:`~rondo.errors.StopRequested`, :class:`Exhausted`, and OSError where the audit cannot be written."""
+        self._within_the_day(len(letter))
         if kind == "plan":
             return self._consent(letter)
         if kind == "round":
             return self._round(letter)
+        if kind == "end":
+            self.audit.note("in", "end", letter, {"reason": End.decode(letter).reason}, run=self._run)
         return b""
 
     @property
-    def log(self) -> Log:
-        """The log of letters."""
-        if self._log is None:
-            self._log = Log(self.folder / "letters.jsonl")
-        return self._log
+    def audit(self) -> Audit:
+        """The audit of letters."""
+        if self._audit is None:
+            self._audit = Audit(self.folder / audit.FILE)
+        return self._audit
+
+    def _within_the_day(self, size: int) -> None:
+        """Raise :class:`Exhausted` where a letter of ``size`` bytes or its answer is beyond a day's limit."""
+        outgoing, incoming = self.contract.outgoing, self.contract.incoming
+        for key, used, most in (
+            ("outgoing.letters_per_day", self.audit.left() + 1, outgoing.letters_per_day),
+            ("outgoing.mb_per_day", self.audit.bytes("out") / 1e6, outgoing.mb_per_day),
+            ("incoming.mb_per_day", (self.audit.bytes("in") + size) / 1e6, incoming.mb_per_day),
+        ):
+            if used > most:
+                raise Exhausted(f"{key} = {most:g} of the contract is reached")
 
     # --- the plan -------------------------------------------------------------------------------------------------
 
     def _consent(self, letter: bytes) -> bytes:
-        self.log.note("in", "plan", letter)
+        run, looked = "", False
         try:
-            answer = self._joined(Plan.decode(letter))
-        except StopRequested:
+            plan = Plan.decode(letter)
+            run = plan.run
+            self.audit.note("in", "plan", letter, audit.of_plan(plan, self.audit.plan), run=run)
+            if (reason := terms.refusal(self.joining.terms(plan))) is not None:
+                raise Declined(reason)
+            looked = True
+            answer = self._joined(plan)
+        except (StopRequested, OSError):
             raise
         except Exception as error:  # a plan can be anything
+            if isinstance(error, NotAPlan):
+                self.audit.note("in", "unreadable", letter, {"reason": str(error)})
             self.parties, self._plan = {}, ""
             (self.folder / _PLAN).unlink(missing_ok=True)
-            answer = Consent({}, refused=_for_the_server(error))
+            answer = Consent({}, refused=for_the_server(error))
             reason = "; ".join(line.strip() for line in str(error).splitlines()) or type(error).__name__
             self.told(f"not taking part: {reason}")
+            if looked:
+                self.stop.wait(-time.monotonic() % _BEAT)
         data = answer.encode()
-        self.log.note("out", "consent", data)
+        self.audit.note("out", "consent", data, audit.of_consent(answer), run=run)
         return data
 
     def _joined(self, plan: Plan) -> Consent:
         """Take part. Raises :class:`Declined`, :class:`ConfigError`, and whatever a plan that is none leads to."""
-        if plan.rondo != __version__:
-            raise Declined(f"the server has Rondo {plan.rondo}, this site {__version__}")
-        if (reason := self.limits.against_plan(plan)) is not None:
-            raise Declined(reason)
-        own = {name: rows for name, rows in self.rows.items() if plan.clients is None or name in plan.clients}
-        if not own:
-            raise Declined(f"its data are of {_listed(self.rows)}, the roster has {_listed(plan.clients or ())}")
-        config = self._config(plan)
-        if plan.labels is None:
-            source = Source(GIVEN, None, own, None)
-            names = label_names(resolved(config, source), source)
-            return Consent({name: len(rows) for name, rows in own.items()}, labels=names, environment=_environment())
         digest = hashlib.sha256(replace(plan, clients=()).encode()).hexdigest()
-        if digest != self._plan:
-            self.told(f"run {plan.run}: {config.algorithm.name} with {config.model.name}; loading")
-            self.parties = self._assembled(plan, config, own)
+        if plan.labels is None or digest != self._plan:
+            self.told(f"run {plan.run}: a plan has come; reading it")
+            offer = self.joining.offer(plan)
+            if (reason := terms.refusal(offer.terms)) is not None:
+                raise Declined(reason)
+            self._ask(offer)
+            if plan.labels is None:
+                return Consent(self.joining.counts(plan), offer.labels, environment=environment())
+            assert offer.assembly is not None
+            self.parties = self._parties(plan, offer.assembly)
             self._plan, self._run = digest, plan.run
             durable.write(self.folder / _PLAN, plan.encode())
-            self.told("ready: " + ", ".join(f"{n} ({len(p.examples)} examples)" for n, p in self.parties.items()))
+            self.told("ready: " + ", ".join(f"{name} ({count} examples)" for name, count in offer.examples.items()))
         clients = {name: len(party.examples) for name, party in self.parties.items()}
-        return Consent(clients, environment=_environment())
+        return Consent(clients, environment=environment())
 
-    def _config(self, plan: Plan) -> RunConfig:
-        """The plan's configuration with this site's data, model and memory. Raises :class:`ConfigError`, and
-        :class:`Declined` if it names files or code: the server does not say what is read or run here."""
-        content: dict[str, Any] = {k: v for k, v in plan.config.items() if k not in ("data", "partition", "problem")}
-        data = {k: v for k, v in _section(plan, "data").items() if k in _OF_THE_RUN}
-        content["data"] = {**data, "clients_from": GIVEN, "test_split": ""}
-        for section, key in (("task", "chat_template"), ("adapter", "start_from")):
-            if _section(plan, section).get(key) is not None:
-                raise Declined(f"{section}.{key} names a file, and the server's files are not here")
-        model = dict(_section(plan, "model"))
-        if self.model is None and (is_path(str(model.get("name"))) or Path(str(model.get("name"))).exists()):
-            raise Declined("model.name is a path of the server's: this site's owner names a copy by --model")
-        if ".." in Path(str(model.get("gguf_file"))).parts:
-            raise Declined("model.gguf_file leads out of the model's folder, and the server's files are not here")
-        if self.model is not None:
-            content["model"] = {**model, "name": self.model}
-        content["simulation"] = {k: v for k, v in _section(plan, "simulation").items() if k in _OF_ONE_CLIENT}
-        if self.memory_mb is not None:
-            content["simulation"]["memory_mb"] = self.memory_mb
-        config = load(_without_none(content), [])
-        if (own := own_names(config)) and not self.allow_code:
-            names = ", ".join(f"{key} = {name!r}" for key, name in own.items())
-            raise Declined(f"the run asks for code from here ({names}): its owner looks at it, then sets --allow-code")
-        return config
+    def _ask(self, offer: Offer) -> None:
+        """Ask the owner, unless it has consented to such a plan before. Raises :class:`Declined`."""
+        file = self.folder / _CONSENTED
+        consented = set(file.read_text(encoding="utf-8").split()) if file.is_file() else set()
+        if offer.digest not in consented:
+            if not self.asked(offer):
+                raise Declined("its owner has not consented to this plan")
+            durable.write(file, "".join(f"{digest}\n" for digest in sorted({*consented, offer.digest})).encode())
 
-    def _assembled(self, plan: Plan, config: RunConfig, rows: Mapping[str, Rows]) -> dict[str, Party]:
-        alone = {"per_round": None, "min_clients": 1, "ranks": None, "bytes_budget": None}
-        here = config.model_copy(update={"clients": config.clients.model_copy(update=alone)})
-        assembly = assemble(here, self.device, labels=plan.labels, given=Given(clients=rows))
-        assembly = replace(assembly, config=assembly.config.model_copy(update={"clients": config.clients}))
-        if assembly.model_sha256 != plan.model:
-            other = assembly.model_sha256
-            raise Declined(f"model: the server's is {plan.model}, this site's {other}: take a copy of the same model")
+    def _parties(self, plan: Plan, assembly: Assembly) -> dict[str, Party]:
         self._disk = Disk(self.folder, plan.run)
+        embedded = terms.embeddings(assembly.model.network.module)
         parties = {}
         for name, member in assembly.population.members.items():
             kept: dict[str, Params] = {}
-            network, task = assembly.model.network, assembly.task
-            local = LocalRound(assembly.algorithm, network, task, assembly.config, kept, assembly.prefix, self.stop)
-            scorer = assembly.scorer(kept)
-            party = Party(name, plan.model, local, tuple(member.train), scorer, tuple(member.validation), kept)
+            network, task, train = assembly.model.network, assembly.task, tuple(member.train)
+            local = LocalRound(assembly.algorithm, network, task, assembly.config, kept, assembly.prefix, self._until)
+            party = Party(name, plan.model, local, train, assembly.scorer(kept), tuple(member.validation), kept)
+            party.withheld = _Withheld(self.contract, len(train), embedded)
             if (damage := self._disk.load(party)) is not None:
                 self.told(damage)
             parties[name] = party
@@ -176,30 +188,37 @@ class Desk:
         try:
             request = Request.decode(letter)
         except ValueError as error:
-            self.log.note("in", "unreadable", letter)
-            return Reply(reason="refused", detail=str(error)).encode()
-        client, round = request.client.id, request.round.attempt
+            self.audit.note("in", "unreadable", letter, {"reason": str(error)}, run=self._run)
+            reply = Reply(reason="refused", detail="this is no request")
+            data = reply.encode()
+            self.audit.note("out", "reason", data, audit.of_reply(reply), run=self._run)
+            return data
+        client, attempt = request.client.id, request.round.attempt
         client = client if client in self.parties else short(client)
-        self.log.note("in", "scores asked" if request.scores else "work", letter, client, round)
+        kind = "scores asked" if request.scores else "work"
+        self.audit.note("in", kind, letter, audit.of_request(request), run=self._run, client=client, round=attempt)
+        began = time.monotonic()
         try:
-            reply = self._reply(request)
-            data = reply.encode()
+            reply = self._cut(request, self._reply(request))
         except StopRequested:
-            raise
-        except Exception as error:  # tensors can be anything, and the disk full
-            self.told(f"round {round + 1}: {type(error).__name__}: {error}")
+            if self.stop.is_set():
+                raise
+            reply = Reply(reason="refused", detail="it took longer than its owner allows")
+        except Exception as error:  # tensors can be anything
+            self.told(f"round {attempt + 1}: {type(error).__name__}: {error}")
             reply = Reply(reason="refused", detail=f"it cannot be answered: {type(error).__name__}")
+        data, most = reply.encode(), self.contract.outgoing.largest_mb
+        if len(data) > most * 1e6:
+            reply = Reply(reason="refused", detail=f"its answer is larger than the {most:g} MB that its owner allows")
             data = reply.encode()
-        if (reason := self.limits.against_upload(data)) is not None:
-            reply = Reply(reason="refused", detail=reason)
-            data = reply.encode()
-        kind = "upload" if reply.upload else "scores" if reply.scores is not None else "reason"
-        self.log.note("out", kind, data, client, round)
+        seconds = round(time.monotonic() - began, 3)
+        content, kind = audit.of_reply(reply), audit.kind_of(reply)
+        self.audit.note("out", kind, data, content, run=self._run, client=client, round=attempt, seconds=seconds)
         if reply.upload:
             loss = "" if reply.loss is None else f", loss {reply.loss:.3f}"
-            self.told(f"round {round + 1}: {client} trained{loss}, {len(letter)} bytes in, {len(data)} out")
+            self.told(f"round {attempt + 1}: {client} trained{loss}, {len(letter)} bytes in, {len(data)} out")
         elif reply.reason:
-            self.told(f"round {round + 1}: {client} has no upload: {reply.reason}: {reply.detail}")
+            self.told(f"round {attempt + 1}: {client} has no upload: {reply.reason}: {reply.detail}")
         return data
 
     def _reply(self, request: Request) -> Reply:
@@ -210,49 +229,76 @@ class Desk:
             return Reply(reason="refused", detail=f"{short(request.client.id)} is no client of this site")
         if request.identity.run != self._run:
             return Reply(reason="refused", detail=f"this is run {self._run}, not {request.identity.run}")
-        left = self.log.left_today("scores" if request.scores else "upload")
-        if (reason := self.limits.against_request(request, left)) is not None:
+        if (reason := self._beyond(request)) is not None:
             return Reply(reason="refused", detail=reason)
-        reply = party.reply(request)
+        training = self.contract.training
+        left = training.minutes_per_run * 60 - self.audit.seconds(self._run)
+        self._until.end = time.monotonic() + min(training.minutes_per_round * 60, left)
+        try:
+            reply = party.reply(request)
+        finally:
+            self._until.end = float("inf")
         if not request.scores:
             # On the disk before it leaves: what was trained counts once the server says so.
             assert self._disk is not None
             self._disk.save(party)
         return reply
 
+    def _beyond(self, request: Request) -> str | None:
+        """The reason why a round's work, or scores, are beyond the contract; None if they are not."""
+        training, most = self.contract.training, self.contract.outgoing.uploads_per_day
+        if request.asked < training.least_clients and not request.scores:
+            return f"{request.asked} clients are asked, and its owner wants {training.least_clients} at least"
+        if (left := self.audit.left("scores" if request.scores else "upload")) >= most:
+            what = "scores" if request.scores else "uploads"
+            return f"{left} {what} have left it today, as many as its owner allows"
+        if self.audit.seconds(self._run) >= training.minutes_per_run * 60:
+            return f"it has computed {training.minutes_per_run:g} minutes for this run, as many as its owner allows"
+        return None
 
-def _for_the_server(error: Exception) -> str:
-    """The reason why a site takes no part, without what is in its rows and on its disk."""
-    if isinstance(error, Declined | NotAPlan):
-        return str(error)
-    keys = ", ".join(dict.fromkeys(p.path for p in error.problems)) if isinstance(error, ConfigError) else ""
-    return f"it cannot run the plan as it is{keys and ': ' + keys}; its owner sees why"
-
-
-def _environment() -> dict[str, str]:
-    """Everything about this machine that decides on bits."""
-    cpu = torch.backends.cpu.get_cpu_capability()
-    return {"torch": torch.__version__, "threads": str(torch.get_num_threads()), "cpu": cpu}
-
-
-def _section(plan: Plan, name: str) -> Mapping[str, Any]:
-    section = plan.config.get(name)
-    return section if isinstance(section, dict) else {}
-
-
-_PLAN = "plan.json"
-"""The file of the last plan that the site consented to."""
-_OF_THE_RUN = ("validation_fraction", "bad_rows", "min_examples")
-"""Keys of ``[data]`` that the server sets."""
-_OF_ONE_CLIENT = ("cohort", "reuse_prefix")
-"""Keys of ``[simulation]`` that the server sets. Memory, disk space and other processes are the site's own."""
-
-
-def _without_none(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """``tree`` without keys that are not set, as in a file."""
-    return {k: _without_none(v) if isinstance(v, dict) else v for k, v in tree.items() if v is not None}
+    def _cut(self, request: Request, reply: Reply) -> Reply:
+        """``reply`` without what its owner keeps back."""
+        outgoing, party = self.contract.outgoing, self.parties.get(request.client.id)
+        trained, held_back = (0, 0) if party is None else (len(party.examples), len(party.validation))
+        loss, scores = reply.loss, reply.scores
+        if not outgoing.losses or trained < outgoing.least_rows_scored:
+            loss = None
+        if scores and (not outgoing.scores or held_back < outgoing.least_rows_scored):
+            scores = {}
+        loss = _rounded(loss, outgoing.decimals)
+        if scores:
+            scores = {k: {n: _rounded(v, outgoing.decimals) for n, v in m.items()} for k, m in scores.items()}
+        if reply.reason and reply.reason not in _FOR_THE_SERVER:
+            # The words about a training that failed can hold a loss or a row's length: they are the owner's.
+            self.told(f"{request.client.id}: {reply.reason}: {reply.detail}")
+            return replace(reply, loss=None, detail="its owner sees why")
+        return replace(reply, loss=loss, scores=scores)
 
 
-def _listed(names: Mapping[str, Any] | tuple[str, ...]) -> str:
-    shown = list(names)
-    return ", ".join(shown[:5]) + (f" and {len(shown) - 5} more" if len(shown) > 5 else "") or "no client"
+_FOR_THE_SERVER = ("refused", "wrong_model", "wrong_protocol")
+"""Reasons whose words are this program's own."""
+_PLAN, _CONSENTED = "plan.json", "consented"
+"""Files of the last plan that the site consented to, and of the digests of all that its owner has consented to."""
+
+
+def _rounded(number: float | None, decimals: int | None) -> float | None:
+    return number if number is None or decimals is None else round(number, decimals)
+
+
+@dataclass(frozen=True)
+class _Withheld:
+    """Gives the reason why an upload must not leave, by the work behind it and the tensors in it."""
+
+    contract: Contract
+    rows: int
+    """The client's training rows."""
+    embedded: Collection[str]
+
+    def __call__(self, answer: Answer) -> str | None:
+        rows, steps = self.contract.training.least_rows, self.contract.training.least_steps
+        for done, seen in answer.work:
+            if done and (min(seen, self.rows) < rows or (done < steps and seen < self.rows)):
+                return f"less is behind it than the {rows} rows and {steps} steps that its owner wants"
+        assert answer.upload is not None
+        assert not isinstance(answer.upload, bytes)
+        return terms.refusal(terms.of_tensors(self.contract, answer.upload.params.keys(), self.embedded))

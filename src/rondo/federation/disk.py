@@ -1,13 +1,9 @@
-"""A site's disk: what each of its clients must still have after a restart, and a log of every letter."""
+"""A site's disk: what each of its clients must still have after a restart."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-from collections import Counter
-from contextlib import suppress
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
@@ -73,57 +69,3 @@ class Disk:
     def _file(self, party: Party) -> Path:
         run = hashlib.sha256(self.run.encode()).hexdigest()[:16]
         return self.path / run / f"{quote(party.id, safe='')}.safetensors"
-
-
-@dataclass
-class Log:
-    """``letters.jsonl``: a line for every letter that came or went, with its digest."""
-
-    path: Path
-    _day: str = ""
-    _left: Counter[str] = field(default_factory=Counter)
-    """Letters that left on that day, by kind."""
-
-    def __post_init__(self) -> None:
-        self._day = _now().date().isoformat()
-        with suppress(FileNotFoundError):
-            lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
-            self._left.update(kind for line in lines if (kind := _kind_that_left(line, self._day)) is not None)
-
-    def note(self, direction: str, kind: str, letter: bytes, client: str = "", round: int | None = None) -> None:
-        """Add a line. ``direction``: "in" or "out"."""
-        now = _now()
-        entry = {
-            "time": now.isoformat(timespec="seconds"),
-            "direction": direction,
-            "kind": kind,
-            "client": client,
-            "round": round,
-            "bytes": len(letter),
-            "sha256": hashlib.sha256(letter).hexdigest(),
-        }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry, ensure_ascii=False) + "\n")
-        if direction == "out":
-            self.left_today(kind)
-            self._left[kind] += 1
-
-    def left_today(self, kind: str) -> int:
-        """Letters of a kind that left this site today (UTC)."""
-        if (day := _now().date().isoformat()) != self._day:
-            self._day, self._left = day, Counter()
-        return self._left[kind]
-
-
-def _kind_that_left(line: str, day: str) -> str | None:
-    try:
-        entry = json.loads(line)
-        left = entry["direction"] == "out" and entry["time"].startswith(day)
-        return str(entry["kind"]) if left else None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

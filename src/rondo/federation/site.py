@@ -7,7 +7,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from rondo.config.checks import is_path
@@ -15,20 +15,22 @@ from rondo.data.room import Room
 from rondo.data.sources import client_rows, read_rows
 from rondo.data.tables import Rows
 from rondo.errors import ConfigError, Problem, StopRequested, headed
-from rondo.federation.desk import Desk
+from rondo.federation.contract import Contract
+from rondo.federation.desk import Desk, Exhausted
+from rondo.federation.joining import Declined, Offer
 from rondo.federation.keys import SiteKeys
 from rondo.federation.letter import content_of, kind_of
-from rondo.federation.limits import Limits
 from rondo.federation.listening import PORT, no_seconds
+from rondo.federation.plan import NotAPlan, Plan
 from rondo.federation.supernode import Refused, SuperNode, Unreachable
 from rondo.runs.assemble import find_device
 from rondo.runs.storage import durable
 
 _TIMEOUT = 4.0
 """Seconds in which a server must accept a first connection."""
-_PAUSE, _AGAIN = 0.05, 2.0
-"""Seconds between questions for letters, which the server holds back while there is none, and between attempts to
-connect."""
+_PAUSE, _AGAIN, _WITHHELD = 0.05, 2.0, 60.0
+"""Seconds between questions for letters, which the server holds back while there is none; between attempts to connect;
+and between looks whether letters may leave again."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,9 @@ class Site:
     - ``server``: the server's address, HOST or HOST:PORT.
     - ``keys``: the site's folder of keys.
     - ``data``: a file with the rows of its one client, or a folder with a file for each.
-    - ``folder``: what it keeps: see :mod:`rondo.federation.disk`.
+    - ``folder``: what it keeps: see :mod:`rondo.federation.disk` and :mod:`rondo.federation.audit`.
+    - ``contract``: what its owner allows.
     - ``model``: its own copy of the base model, in place of the name in the plan.
-    - ``memory_mb``: memory for training, in MiB.
     - ``insecure``: without TLS.
     - ``stay``: wait for further runs when one is over.
     - ``wait``: seconds to wait for a server that is not there yet.
@@ -50,22 +52,18 @@ class Site:
     keys: Path
     data: Path
     folder: Path
+    contract: Contract
     device: str = "auto"
     model: str | None = None
-    memory_mb: int | None = None
-    limits: Limits = field(default_factory=Limits)
     insecure: bool = False
     stay: bool = False
     wait: float = 0.0
-    allow_code: bool = False
 
     def check(self) -> None:
         """Raise :class:`ConfigError` with all faults that show without a connection, the keys' and the rows' apart."""
-        problems = list(self.limits.problems())
+        problems = []
         if (reason := no_seconds(self.wait)) is not None:
             problems.append(Problem("--wait", reason))
-        if self.memory_mb is not None and self.memory_mb < 1:
-            problems.append(Problem("--memory-mb", f"should be 1 or more, got {self.memory_mb}"))
         if self.model is not None and is_path(self.model) and not Path(self.model).expanduser().exists():
             problems.append(Problem("--model", f"no such file or folder: {self.model!r}; mend the path"))
         if (reason := durable.no_folder(self.folder)) is not None:
@@ -80,29 +78,29 @@ class Site:
 
 @headed("rondo federate client")
 def take_part(
-    site: Site, *, told: Callable[[str], None] = lambda line: None, stop: threading.Event | None = None
+    site: Site,
+    *,
+    asked: Callable[[Offer], bool],
+    told: Callable[[str], None] = lambda line: None,
+    stop: threading.Event | None = None,
 ) -> None:
-    """Take part in the server's run until it is over. Raises :class:`ConfigError` for anything that the owner must fix,
-    and :class:`~rondo.errors.StopRequested` after ``stop``."""
+    """Take part in the server's run until it is over. ``asked``: asks the owner about a plan that was not seen before.
+
+    Raises :class:`ConfigError` for anything that the owner must fix, and :class:`~rondo.errors.StopRequested` after
+    ``stop``."""
     stop = stop or threading.Event()
-    site.check()
-    keys = SiteKeys.read(site.keys)
-    rows = _rows(site.data, keys.clients)
-    host, port = _address(site.server)
-    ca = None if site.insecure else keys.ca
-    _await(host, port, ca, site.wait, told, stop)
-    desk = Desk(rows, site.folder, site.device, site.limits, told, stop, site.model, site.memory_mb, site.allow_code)
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    here = _Here.of(site, asked, told, stop)
     lost = first = True
-    turned_away = ""
+    turned_away = paused = ""
     while True:
+        pause = _AGAIN
         try:
-            with SuperNode(address, keys.private_key, ca) as node:
+            with here.node() as node:
                 if lost:
-                    told(f"connected to {address} as {keys.site}")
+                    told(f"connected to {here.address} as {here.keys.site}")
                 lost = first = False
                 turned_away = ""
-                if not _answer(desk, node, stop, stay=site.stay):
+                if not _answer(here.desk, node, stop, stay=site.stay):
                     return
         except Refused as refused:
             if first or "key" in str(refused):
@@ -110,15 +108,75 @@ def take_part(
             # A server that was started anew does not know who is connected.
             if str(refused) != turned_away:
                 turned_away = str(refused)
-                told(f"{address} turns the site away ({turned_away}); trying again")
+                told(f"{here.address} turns the site away ({turned_away}); trying again")
         except Unreachable as unreachable:
             if first:
-                raise ConfigError.at("--server", f"{address} cannot be reached: {unreachable}") from None
+                raise ConfigError.at("--server", f"{here.address} cannot be reached: {unreachable}") from None
             if not lost:
-                told(f"the connection to {address} is lost ({unreachable}); trying again")
+                told(f"the connection to {here.address} is lost ({unreachable}); trying again")
             lost = True
-        if stop.wait(_AGAIN):
+        except (Exhausted, OSError) as error:
+            # Nothing leaves that is not in the audit. The server sends its letters anew once the site is back.
+            if str(error) != paused:
+                paused = str(error)
+                told(f"nothing leaves now, and no letter is taken: {paused}; looking again every minute")
+            pause = _WITHHELD
+        if stop.wait(pause):
             raise StopRequested
+
+
+@headed("rondo federate site show-plan")
+def show_plan(
+    site: Site, *, told: Callable[[str], None] = lambda line: None, stop: threading.Event | None = None
+) -> Offer:
+    """The plan that the server offers, beside the contract. Nothing is answered: the site is gone again, and the server
+    offers the plan anew when it comes back. Raises as :func:`take_part` does, and :class:`ConfigError` for a plan that
+    this site cannot read."""
+    stop = stop or threading.Event()
+    here = _Here.of(site, lambda offer: False, told, stop)
+    try:
+        with here.node() as node:
+            told(f"connected to {here.address} as {here.keys.site}; waiting for a plan")
+            while True:
+                message = node.next()
+                if message is not None and kind_of(message) == "plan":
+                    return here.desk.joining.offer(Plan.decode(content_of(message)))
+                if stop.wait(_PAUSE):
+                    raise StopRequested
+    except Refused as refused:
+        raise ConfigError.at("--keys", f"the server turns it away: {refused}") from None
+    except Unreachable as unreachable:
+        raise ConfigError.at("--server", f"{here.address} cannot be reached: {unreachable}") from None
+    except (Declined, NotAPlan) as error:
+        raise ConfigError.at("the plan", f"is refused: {error}") from None
+
+
+@dataclass(frozen=True)
+class _Here:
+    """A site's program, set up."""
+
+    address: str
+    keys: SiteKeys
+    ca: Path | None
+    desk: Desk
+
+    @classmethod
+    def of(
+        cls, site: Site, asked: Callable[[Offer], bool], told: Callable[[str], None], stop: threading.Event
+    ) -> _Here:
+        """Raises :class:`ConfigError`, and :class:`StopRequested` while it waits for the server."""
+        site.check()
+        keys = SiteKeys.read(site.keys)
+        rows = _rows(site.data, keys.clients)
+        host, port = _address(site.server)
+        ca = None if site.insecure else keys.ca
+        _await(host, port, ca, site.wait, told, stop)
+        desk = Desk(rows, site.folder, site.device, site.contract, asked, told, stop, site.model)
+        return cls(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", keys, ca, desk)
+
+    def node(self) -> SuperNode:
+        """A connection to the server."""
+        return SuperNode(self.address, self.keys.private_key, self.ca)
 
 
 def _answer(desk: Desk, node: SuperNode, stop: threading.Event, *, stay: bool) -> bool:
@@ -135,6 +193,15 @@ def _answer(desk: Desk, node: SuperNode, stop: threading.Event, *, stay: bool) -
             desk.told("the run is over")
             if not stay:
                 return False
+
+
+def clients_in(data: Path) -> Mapping[str, Rows]:
+    """The rows of a file, or of each file in a folder. Raises :class:`ConfigError`."""
+    if not data.exists():
+        raise ConfigError.at("DATA", f"no such file or folder: {str(data)!r}; mend the path")
+    if data.is_file():
+        return {data.stem: read_rows(data, "DATA", Room())}
+    return client_rows(str(data), "DATA", Room())
 
 
 def _rows(data: Path, clients: Sequence[str]) -> Mapping[str, Rows]:

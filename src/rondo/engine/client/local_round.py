@@ -101,7 +101,9 @@ class LocalRound:
                 continue
             upload = by_client[client.id]
             upload = replace(upload, params=on_device(upload.params, cpu))
-            answers.append(Answer(client, upload, on_device(client_row(after, k), cpu), trainer.mean_loss(k)))
+            work = tuple((int(steps[k]), int(rows[k])) for steps, rows in trainer.work)
+            kept_now = on_device(client_row(after, k), cpu)
+            answers.append(Answer(client, upload, kept_now, trainer.mean_loss(k), work=work))
         return answers
 
 

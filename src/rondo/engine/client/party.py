@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rondo.algorithm import Upload
@@ -35,6 +35,8 @@ class Party:
     holdings: Holdings = field(default_factory=Holdings)
     pending: tuple[int, Params] | None = None
     """The last attempt that the client trained in, and what it keeps if that attempt counts."""
+    withheld: Callable[[Answer], str | None] = lambda answer: None
+    """Gives the reason why an upload must not leave; None if it may."""
 
     def answer(self, data: bytes) -> bytes:
         """The reply to a request, both as bytes. Raises ValueError where ``data`` is none."""
@@ -59,6 +61,8 @@ class Party:
         (answer,) = self.local.train((request.client,), (self.examples,), (shared,), request.round, {})
         if answer.failure is not None:
             return Reply(reason=answer.failure.reason, detail=answer.failure.detail)
+        if (reason := self.withheld(answer)) is not None:
+            return Reply(reason="refused", detail=reason)
         self.pending = (request.round.attempt, answer.kept or {})
         return Reply(self._encoded(request, answer), answer.loss)
 

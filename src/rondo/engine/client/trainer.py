@@ -92,6 +92,8 @@ class CohortTrainer:
     """Failures by client id."""
     losses: list[Tensor] = field(default_factory=list)
     """Losses of every fit, shape (steps, K); NaN where a client took no step."""
+    work: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Numbers of steps and of rows in every fit, both of shape (K,)."""
     _fits: int = 0
 
     @property
@@ -163,6 +165,7 @@ class CohortTrainer:
         final = {n: result.get(n, t) for n, t in params.items()}
         table = torch.stack(losses).cpu() if losses else torch.zeros(0, len(self.clients))
         self.losses.append(table)
+        self.work.append((taken, seen))
         self._find_failed(final, table, taken)
         mean = table.nan_to_num(0.0).sum(0) / taken.clamp_min(1)
         return Fit(final, taken, seen, mean)
@@ -201,6 +204,7 @@ class CohortTrainer:
         loss = loss.masked_fill(torch.tensor([k == "nonfinite_loss" for k in kinds], device=loss.device), math.nan)
         once = torch.ones(len(self.clients), dtype=torch.long)
         self.losses.append(loss[None].cpu())
+        self.work.append((once, torch.tensor(rows.counts)))
         self._find_failed(final, self.losses[-1], once)
         return Fit(final, once, torch.tensor(rows.counts), loss.cpu())
 

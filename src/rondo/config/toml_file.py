@@ -1,0 +1,34 @@
+"""A TOML file of a user's, read with a message for every fault."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from rondo.errors import ConfigError
+
+_LARGEST = 2**24
+"""Bytes of the largest file that is read: a list with one entry per client has some hundred thousand."""
+
+
+def read(path: Path, what: str, remedy: str) -> dict[str, Any]:
+    """The content of ``path``. Raises :class:`ConfigError` whose source is ``what``. ``remedy``: how to get such a
+    file."""
+    try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise ConfigError.at(str(path), "a pipe or a device, not a file: write it to a .toml file and name that")
+        if (size := path.stat().st_size) > _LARGEST:
+            raise ConfigError.at(str(path), f"{size >> 20} MiB are no {what}: name a .toml file")
+        return tomllib.loads(path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n"))
+    except FileNotFoundError:
+        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.toml")], n=1)
+        hint = f"did you mean {near[0]!r}?" if near else remedy
+        raise ConfigError.at(str(path), f"no such file; {hint}", what) from None
+    except IsADirectoryError:
+        raise ConfigError.at(str(path), "this is a folder; name a .toml file", what) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError.at(str(path), f"not TOML: {error}; mend it there (text is written in quotes)", what) from None
+    except OSError as error:
+        raise ConfigError.at(str(path), f"cannot be read: {error.strerror}", what) from None

@@ -1,0 +1,115 @@
+"""The account of an audit, for people: what left this site, per day and run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rondo.federation.audit import Line
+from rondo.report.terminal import human_bytes
+
+
+@dataclass
+class _Sum:
+    """The letters of one day and run."""
+
+    letters: list[Mapping[str, Any]] = field(default_factory=list)
+
+
+def account(lines: Iterable[Line]) -> Iterator[str]:
+    """What left, per day and run, and whether the audit is whole."""
+    days: dict[tuple[str, str], _Sum] = {}
+    count, faults = 0, list[str]()
+    for line in lines:
+        count += 1
+        if line.entry is None:
+            faults.append(
+                f"line {line.number} is not whole: the machine stopped while it was written, or it was changed"
+            )
+        elif not line.linked:
+            faults.append(
+                f"line {line.number} does not follow the line before it: one was changed, taken out or put in"
+            )
+        if line.entry is not None:
+            key = (line.entry["time"][:10], line.entry["run"])
+            days.setdefault(key, _Sum()).letters.append(line.entry)
+    for (day, run), summed in days.items():
+        yield f"{day}, run {run}" if run else f"{day}, before a run"
+        yield from (f"  {sentence}" for sentence in _sentences(summed.letters))
+    yield f"{count} letters; " + ("; ".join(faults) if faults else "each line follows the one before it")
+
+
+def letters(lines: Iterable[Line]) -> Iterator[str]:
+    """Every letter in clear, a line each."""
+    for line in lines:
+        if line.entry is None:
+            yield f"line {line.number}: not whole"
+            continue
+        e = line.entry
+        client = "" if not e["client"] else f", {e['client']}"
+        attempt = "" if e["round"] is None else f", round {e['round'] + 1}"
+        yield f"{e['time']} {e['direction']} {e['kind']}{client}{attempt}, {e['bytes']} bytes: {_clear(e['content'])}"
+
+
+def _clear(content: Mapping[str, Any]) -> str:
+    return "; ".join(f"{key} {_value(value)}" for key, value in content.items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k}: {_value(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return str(value)
+
+
+def _sentences(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for entry in entries:
+        if entry["direction"] == "in" and entry["kind"] == "plan":
+            content = entry["content"]
+            method = content.get("config", {}).get("algorithm", {}).get("name", "?")
+            changes = ", ".join(c["key"] for c in content.get("changes", ()))
+            yield f"a plan came: {method}" + (f"; changed since the last one: {changes}" if changes else "")
+        if entry["direction"] == "out" and entry["kind"] == "consent":
+            content = entry["content"]
+            clients = ", ".join(f"{name} ({rows})" for name, rows in content["clients"].items())
+            names = f", class names {', '.join(content['labels'])}" if content["labels"] else ""
+            yield f"refused: {content['refused']}" if content["refused"] else f"consented: {clients}{names}"
+    left = [entry for entry in entries if entry["direction"] == "out"]
+    uploads = [entry for entry in left if entry["kind"] == "upload"]
+    if uploads:
+        yield from _uploads(uploads)
+    scores = [entry for entry in left if entry["kind"] == "scores"]
+    if scores:
+        yield f"{_of(scores, 'letters with scores')}, such as {_value(scores[-1]['content'].get('scores'))}"
+    reasons: dict[str, int] = {}
+    for entry in left:
+        if entry["kind"] == "reason":
+            reason = f"{entry['content'].get('reason')}: {entry['content'].get('detail', '')}"
+            reasons[reason] = reasons.get(reason, 0) + 1
+    yield from (f"{number} refusals: {reason}" for reason, number in reasons.items())
+    held = [entry for entry in left if entry["kind"] == "held"]
+    if held:
+        yield _of(held, "letters with the digests of what it had been sent")
+    came = [entry for entry in entries if entry["direction"] == "in"]
+    yield f"out {human_bytes(_bytes(left))} in {len(left)} letters; in {human_bytes(_bytes(came))} in {len(came)}"
+
+
+def _uploads(uploads: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    clients = ", ".join(sorted({entry["client"] for entry in uploads}))
+    losses = [entry["content"]["loss"] for entry in uploads if "loss" in entry["content"]]
+    tensors = sorted({name for entry in uploads for name in entry["content"]["tensors"]})
+    minutes = sum(entry["seconds"] for entry in uploads) / 60
+    yield f"{_of(uploads, 'uploads')} of {clients}, {minutes:.1f} minutes of training"
+    shown = ", ".join(tensors[:4]) + (f" and {len(tensors) - 4} more" if len(tensors) > 4 else "")
+    yield f"  tensors: {shown}"
+    yield f"  losses: {losses[0]:.3f} to {losses[-1]:.3f}" if losses else "  losses: none left"
+
+
+def _of(entries: Sequence[Mapping[str, Any]], what: str) -> str:
+    return f"{len(entries)} {what} ({human_bytes(_bytes(entries))})"
+
+
+def _bytes(entries: Sequence[Mapping[str, Any]]) -> int:
+    return sum(entry["bytes"] for entry in entries)

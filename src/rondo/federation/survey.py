@@ -1,0 +1,102 @@
+"""A look at a site's rows, and the contract that its owner starts from."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from pydantic import BaseModel
+
+from rondo.config.reference import keys
+from rondo.data.tables import Rows
+from rondo.errors import ConfigError, Problem
+from rondo.federation.contract import Contract
+from rondo.tasks.row_checks import is_missing, value_name
+
+_FEW = 20
+"""Most distinct values that are listed: the contract's own default for class names."""
+_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a site's rows."""
+
+    name: str
+    words: str
+    """What is in it."""
+    values: tuple[str, ...] | None
+    """Its distinct values where they are few, and so may be classes."""
+
+
+def columns(clients: Mapping[str, Rows]) -> list[Column]:
+    """The columns of the rows of all clients."""
+    rows = [row for own in clients.values() for row in own]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [_column(name, [row.get(name) for row in rows]) for name in names]
+
+
+def _column(name: str, cells: Sequence[object]) -> Column:
+    filled = [cell for cell in cells if not is_missing(cell) and cell != ""]
+    empty = f", {len(cells) - len(filled)} empty" if len(filled) < len(cells) else ""
+    if any(not isinstance(cell, str | int | float) for cell in filled):
+        return Column(name, f"{len(filled)} lists or pictures{empty}", None)
+    counts = Counter(value_name(cell) for cell in filled)
+    kind = "texts" if any(isinstance(cell, str) for cell in filled) else "numbers"
+    if 0 < len(counts) <= _FEW and 2 * len(counts) <= len(filled):
+        shown = ", ".join(f"{value} ({count})" for value, count in sorted(counts.items()))
+        return Column(name, f"{len(filled)} {kind}, {len(counts)} distinct: {shown}{empty}", tuple(sorted(counts)))
+    nearly = " (nearly one per row: may name a person)" if 2 * len(counts) > len(filled) > 0 else ""
+    return Column(name, f"{len(filled)} {kind}, {len(counts)} distinct{nearly}{empty}", None)
+
+
+def contract(found: Sequence[Column], inputs: Sequence[str], labels: Sequence[str]) -> str:
+    """The text of ``site.toml``: every key with its meaning, those that are set and those that have their default.
+
+    ``inputs``, ``labels``: columns that the owner names; without them the lists are left to be filled in. Raises
+    :class:`ConfigError` for a column that is not there.
+    """
+    known = [column.name for column in found]
+    problems = []
+    for option, names in (("--inputs", inputs), ("--labels", labels)):
+        for name in names:
+            if name not in known:
+                near = get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known)}"
+                problems.append(Problem(option, f"no column {name!r}; {hint}"))
+    if problems:
+        raise ConfigError(problems)
+    values = [column.values for column in found if column.name in labels]
+    classes = sorted({v for own in values for v in own or ()}) if values and None not in values else None
+    chosen = {"rows.inputs": list(inputs), "rows.labels": list(labels), "rows.label_names": classes}
+    head = "The contract of this site: what may be read, trained and sent. Rondo refuses whatever is beyond it. Lines "
+    head += "that begin with # key = value show the default."
+    lines = [*_comment(head), "#", "# The columns of the rows:"]
+    for column in found:
+        lines += _comment(f"{json.dumps(column.name, ensure_ascii=False)}: {column.words}", "#   ")
+    for section, field in Contract.model_fields.items():
+        model = field.annotation
+        assert isinstance(model, type)
+        assert issubclass(model, BaseModel)
+        lines += ["", *_comment(" ".join((model.__doc__ or "").split())), f"[{section}]"]
+        lines += _keys(model, section, chosen)
+    return "\n".join(lines) + "\n"
+
+
+def _keys(model: type[BaseModel], section: str, chosen: Mapping[str, list[str] | None]) -> Iterator[str]:
+    for key in keys(model, f"{section}."):
+        yield from _comment(key.meaning.replace("`", ""))
+        value = chosen.get(key.path)
+        if value is not None:
+            yield f"{key.name} = {json.dumps(value, ensure_ascii=False)}"
+        else:
+            yield f"# {key.name} = {key.default or '...'}"
+
+
+def _comment(text: str, indent: str = "# ") -> Iterable[str]:
+    shown = "".join(c if c.isprintable() else " " for c in text)
+    return textwrap.wrap(shown, _WIDTH, initial_indent=indent, subsequent_indent="# " + " " * (len(indent) - 2))

@@ -1,0 +1,235 @@
+"""The terms of a plan: everything that it asks of a site, beside what the site's contract allows.
+
+The terms of the plan itself are known before a row is read for it. The terms of its training (rows, tensors, bytes) are
+known once model and rows are there, and nothing has left yet.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from torch import nn
+
+from rondo import own_code
+from rondo.algorithm import Upload
+from rondo.config.checks import own_names
+from rondo.config.inputs import BUILTIN_MODEL, BUILTIN_NETWORKS
+from rondo.config.schema import RunConfig
+from rondo.engine.server.expected_upload import trial_upload
+from rondo.federation.contract import Contract
+from rondo.federation.plan import Plan
+from rondo.params import AUXILIARY_PREFIX, HEAD_PREFIX, Role, module_of, num_bytes, role
+from rondo.report.terminal import human_bytes
+from rondo.runs.assemble import Assembly
+from rondo.tasks import table as tasks
+from rondo.tasks.row_checks import columns
+
+
+@dataclass(frozen=True)
+class Term:
+    """One thing that a plan asks."""
+
+    subject: str
+    asked: str
+    """The plan's wish. It may be told to the server, so no row is in it and no number of rows."""
+    allowed: str
+    """The contract's word on it."""
+    kept: bool = True
+    """Whether the wish is within the contract."""
+
+    @property
+    def reason(self) -> str:
+        """The reason to refuse it."""
+        return f"{self.subject}: {self.asked}, and its owner allows {self.allowed}"
+
+
+def refusal(terms: Iterable[Term]) -> str | None:
+    """The reason to refuse a plan of these terms, all that are not kept in one; None if all are."""
+    return "; ".join(term.reason for term in terms if not term.kept) or None
+
+
+# --- the plan -----------------------------------------------------------------------------------------------------
+
+
+def of_plan(plan: Plan, config: RunConfig, contract: Contract, own_model: str | None) -> Iterator[Term]:
+    """The terms that show without rows and model. ``config``: the plan's, settled. ``own_model``: the site's copy
+    of the base model."""
+    rows, training, outgoing = contract.rows, contract.training, contract.outgoing
+    name = config.algorithm.name
+    yield Term("method", name, _any(training.methods), training.methods is None or name in training.methods)
+    yield of_code(config, contract)
+    built_in = config.model.name in (BUILTIN_MODEL, *BUILTIN_NETWORKS) or own_code.is_name(config.model.name)
+    fetched = own_model is None and not built_in
+    base = "this site's copy" if own_model is not None else config.model.name
+    known = "any" if training.fetch_models else "built-in models and this site's copy (--model), and no hub"
+    yield Term("base model", base, known, training.fetch_models or not fetched)
+    yield from _columns(config, contract)
+    yield from _classes(plan, config, contract)
+    held_back = config.data.validation_fraction
+    share = f"{rows.largest_held_back:.0%} at most"
+    yield Term("rows held back", f"{held_back:.0%}", share, held_back <= rows.largest_held_back)
+    whole = config.whole_tensors not in (None, "head")
+    tensors = "factors" if config.has_factors else "no factors"
+    tensors += f", and whole tensors ({config.whole_tensors})" if whole else ", and the head where there is one"
+    yield Term("trained tensors", tensors, training.tensors, training.tensors == "whole" or not whole)
+    if config.has_factors:
+        rank = max(config.adapter.r, *config.adapter.rank_pattern.values(), 0)
+        yield Term("rank", str(rank), f"{training.largest_rank} at most", rank <= training.largest_rank)
+    yield from map(_pattern, _patterns(config))
+    per_round = config.clients.per_round
+    clients = "all" if per_round is None else str(per_round)
+    least = f"{training.least_clients} at least"
+    yield Term("clients per round", clients, least, per_round is None or per_round >= training.least_clients)
+    minutes = f"{training.minutes_per_round:g} minutes per letter, {training.minutes_per_run:g} in all"
+    yield Term("rounds", str(config.rounds), minutes)
+    exact = "" if outgoing.decimals is None else f", to {outgoing.decimals} decimals"
+    yield Term("training losses", "asked", f"yes{exact}" if outgoing.losses else "no: they are kept back")
+    if held_back and (config.evaluation.clients_every or plan.labels is not None):
+        yield Term("scores", "asked", f"yes{exact}" if outgoing.scores else "no: they are kept back")
+
+
+def of_code(config: RunConfig, contract: Contract) -> Term:
+    """The term of code of one's own, which is imported only if this is kept."""
+    code = ", ".join(f"{key} = {value}" for key, value in own_names(config).items())
+    allowed = contract.training.allow_code
+    words = "yes" if allowed else "none: look at it first, then set training.allow_code"
+    return Term("code of one's own", code or "none", words, allowed or not code)
+
+
+_PREDICTED = ("task.response", "task.answers", "task.answer_start", "task.answer", "task.target")
+"""Keys of columns that a run learns to predict, beside ``task.label``."""
+
+
+def _columns(config: RunConfig, contract: Contract) -> Iterator[Term]:
+    """The columns that are read. A task of one's own gets the columns of the contract, and no other."""
+    asked = [(key, name) for key, name, _ in columns(config.task)]
+    predicted = [name for key, name in asked if key in _PREDICTED]
+    predicted += [config.task.label] if config.task.label is not None else []
+    read = [name for key, name in asked if key not in _PREDICTED]
+    for subject, names, allowed in (
+        ("input columns", read, contract.rows.inputs),
+        ("label columns", predicted, contract.rows.labels),
+    ):
+        if names:
+            yield Term(subject, ", ".join(names), ", ".join(allowed) or "none", set(names) <= set(allowed))
+
+
+def _classes(plan: Plan, config: RunConfig, contract: Contract) -> Iterator[Term]:
+    if not tasks.load(config.task.kind).classes:
+        return
+    names, most = contract.rows.label_names, contract.rows.most_labels
+    allowed = f"at most {most} names" if names is None else ", ".join(names)
+    if plan.labels is None:
+        yield Term("class names", "asked: they leave", allowed)
+        return
+    # A run whose classes are some of the site's would count the rows that have them.
+    within = names is None or set(names) <= set(plan.labels)
+    yield Term("class names", ", ".join(plan.labels), f"runs that have {allowed}" if names else "any", within)
+
+
+def _patterns(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """The regular expressions of a plan, by key."""
+    adapter = config.adapter
+    for key in ("target_modules", "exclude_modules", "layers_pattern"):
+        value = getattr(adapter, key)
+        if isinstance(value, str) and value != "all-linear":
+            yield f"adapter.{key}", value
+    for key in ("rank_pattern", "alpha_pattern"):
+        yield from ((f"adapter.{key}", value) for value in getattr(adapter, key))
+
+
+_LONGEST_PATTERN, _MOST_REPEATS = 500, 3
+
+
+def _pattern(entry: tuple[str, str]) -> Term:
+    """A regular expression takes a time that grows with its nested repeats exponentially, and with other repeats as a
+    power."""
+    key, pattern = entry
+    nested = re.search(r"\)\s*[*+{]", pattern) is not None
+    simple = len(pattern) <= _LONGEST_PATTERN and len(re.findall(r"[*+{]", pattern)) <= _MOST_REPEATS and not nested
+    shown = pattern if len(pattern) <= 60 else pattern[:57] + "..."
+    return Term(
+        key, f"{shown!r}", f"patterns without repeated groups, and with {_MOST_REPEATS} repeats at most", simple
+    )
+
+
+# --- rows and tensors ---------------------------------------------------------------------------------------------
+
+
+def of_training(contract: Contract, config: RunConfig, assembly: Assembly) -> Iterator[Term]:
+    """The terms that show once model and rows are there."""
+    training = contract.training
+    for name, member in assembly.population.members.items():
+        rows = len(member.train)
+        few = Term(f"rows of {name}", "too few", f"{training.least_rows} at least", rows >= training.least_rows)
+        yield Term(few.subject, "enough", few.allowed) if few.kept else few
+        steps = config.train.local_steps
+        passed = steps is None or steps >= training.least_steps or steps * config.train.batch_size >= rows
+        asked = "a pass over the rows" if steps is None else f"{steps} steps of {config.train.batch_size} rows"
+        yield Term(f"steps of {name}", asked, f"{training.least_steps}, or a pass over the rows, at least", passed)
+    sites = assembly.model.network.sites.values()
+    rank = max((site.rank for site in sites), default=0)
+    yield Term("rank in the model", str(rank), f"{training.largest_rank} at most", rank <= training.largest_rank)
+    uploads = list(trials(assembly))
+    names = {name for upload in uploads for name in upload.params}
+    yield from of_tensors(contract, names, embeddings(assembly.model.network.module))
+    largest, most = max(num_bytes(upload.params) for upload in uploads), contract.outgoing.largest_mb
+    yield Term("an upload's tensors", human_bytes(largest), f"{most:g} MB at most", largest <= most * 1e6)
+
+
+def trials(assembly: Assembly) -> Iterator[Upload]:
+    """Uploads of a client that learned nothing, of the first two rounds: methods may take turns."""
+    state, client = assembly.first_state(), next(iter(assembly.population.members.values())).client
+    trial = partial(trial_upload, assembly.algorithm, state, client)
+    yield from (trial(assembly.round(index)) for index in range(min(2, assembly.config.rounds)))
+
+
+def of_tensors(contract: Contract, names: Collection[str], embedded: Collection[str]) -> Iterator[Term]:
+    """The terms of tensors that leave. ``embedded``: paths of the model's embeddings."""
+    allowed, named = contract.training.tensors, contract.training.embeddings
+    kinds = {kind: [n for n in sorted(names) if kind_of(n) == kind] for kind in ("factors", "head", "whole")}
+    leaving = {kind: found for kind, found in kinds.items() if found}
+    unfit = {kind: found for kind, found in leaving.items() if kind not in _ALLOWED[allowed]}
+    shown = ", ".join(leaving)
+    if unfit:
+        shown += f" ({', '.join(next(iter(unfit.values()))[:3])} ...)"
+    yield Term("tensors that leave", shown, allowed, not unfit)
+    asked = sorted({path for name in names if (path := _layer(name)) in embedded})
+    if asked:
+        within = set(asked) <= set(named)
+        yield Term("embeddings", ", ".join(asked), ", ".join(named) or "none by name", within)
+
+
+_ALLOWED: Mapping[str, tuple[str, ...]] = {
+    "factors": ("factors",),
+    "factors+head": ("factors", "head"),
+    "whole": ("factors", "head", "whole"),
+}
+_OF_FULL_RANK = (Role.DENSE, Role.SPARSE, Role.BODY, Role.BUFFER)
+
+
+def kind_of(name: str) -> str:
+    """``"factors"``, ``"head"`` or ``"whole"``, for the tensor called ``name``."""
+    own = name.removeprefix(AUXILIARY_PREFIX)
+    return "head" if role(own) is Role.HEAD else "whole" if role(own) in _OF_FULL_RANK else "factors"
+
+
+def embeddings(module: nn.Module) -> frozenset[str]:
+    """Module paths of the layers in which a row of a matrix belongs to a token: embeddings, and the layer that gives
+    tokens."""
+    paths = {path for path, layer in module.named_modules() if isinstance(layer, nn.Embedding)}
+    find = getattr(module, "get_output_embeddings", None)
+    output = find() if find is not None else None
+    return frozenset(paths | {path for path, layer in module.named_modules() if layer is output})
+
+
+def _layer(name: str) -> str:
+    """The path of the layer that a tensor belongs to."""
+    return module_of(name.removeprefix(AUXILIARY_PREFIX).removeprefix(HEAD_PREFIX))
+
+
+def _any(names: Collection[str] | None) -> str:
+    return "any" if names is None else ", ".join(names)
