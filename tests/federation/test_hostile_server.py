@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,92 +14,18 @@ import pytest
 pytest.importorskip("flwr")
 
 import torch
+from desks import Make, asked, with_
 from hypothesis import given
 from hypothesis import strategies as st
-from parties import OPEN, ROWS, Parties, write_sites
+from parties import ROWS
 
 from rondo.algorithm import Client, Round
-from rondo.data.room import Room
-from rondo.data.sources import read_rows
 from rondo.engine import serialization
 from rondo.engine.letters import Reply, Request
 from rondo.engine.parcel import Parcel
 from rondo.engine.wire import Identity
 from rondo.federation.audit import Audit
-from rondo.federation.contract import Contract
-from rondo.federation.desk import Desk
-from rondo.federation.plan import Consent, Plan
-from rondo.report import pictures
-from small_runs import save_tiny_bert, settings, write_rows
-
-
-@pytest.fixture(scope="module")
-def letters(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
-    """A folder with the base model, and the letters of an honest server to the client ann."""
-    folder = tmp_path_factory.mktemp("letters")
-    save_tiny_bert(folder / "bert")
-    write_sites(folder)
-    config = settings(
-        folder / "bert",
-        data={"test_source": str(folder / "data" / "test.csv"), "validation_fraction": 0.25},
-        partition={"kind": None, "clients": None},
-        simulation={"cohort": 1},
-        rounds=1,
-    )
-    heard: dict[str, bytes] = {}
-    real = Desk.answer
-
-    def noted(self: Desk, kind: str | None, letter: bytes) -> bytes:
-        if "ann" in self.rows and kind is not None:
-            scores = kind == "round" and Request.decode(letter).scores
-            heard["scores" if scores else kind] = letter  # the last plan has the labels
-        return real(self, kind, letter)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Desk, "answer", noted)
-        for name in ("partition", "curve"):
-            patch.setattr(pictures, name, lambda *_: b"")
-        Parties(folder).run(config, folder / "run")
-    return folder, heard
-
-
-@pytest.fixture(scope="module")
-def plan(letters: tuple[Path, dict[str, bytes]]) -> Plan:
-    return Plan.decode(letters[1]["plan"])
-
-
-@pytest.fixture(scope="module")
-def request_(letters: tuple[Path, dict[str, bytes]]) -> Request:
-    return Request.decode(letters[1]["round"])
-
-
-Make = Callable[..., Desk]
-
-
-@pytest.fixture
-def desk(letters: tuple[Path, dict[str, bytes]]) -> Make:
-    """Makes the desk of ann's site in a folder, by default with the owner's copy of the base model."""
-
-    def make(folder: Path, told: list[str] | None = None, contract: Contract = OPEN, **options: Any) -> Desk:
-        write_rows(folder / "ann.csv", ROWS["ann"])
-        rows = {"ann": read_rows(folder / "ann.csv", "--data", Room())}
-        own = {"model": str(letters[0] / "bert"), **options}
-        heard = [] if told is None else told
-        stop = threading.Event()
-        return Desk(rows, folder / "state", "cpu", contract, lambda offer: True, heard.append, stop, **own)
-
-    return make
-
-
-def asked(desk: Desk, plan: Plan | bytes) -> Consent:
-    return Consent.decode(desk.answer("plan", plan if isinstance(plan, bytes) else plan.encode()))
-
-
-def with_(plan: Plan, **sections: Mapping[str, Any]) -> Plan:
-    config = dict(plan.config)
-    for name, changes in sections.items():
-        config[name] = {**(config.get(name) or {}), **changes}
-    return replace(plan, config=config)
+from rondo.federation.plan import Plan
 
 
 def test_honest_plan_and_request(plan: Plan, request_: Request, tmp_path: Path, desk: Make) -> None:

@@ -28,6 +28,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     assert made.exit_code == 0, made.stderr
     (tmp_path / "config.toml").write_text(CONFIG)
     (tmp_path / "rows.csv").write_text("text,label\nyes,a\nno,b\n")
+    (tmp_path / "site.toml").write_text('[rows]\ninputs = ["text"]\nlabels = ["label"]\n')
+    (tmp_path / "open.toml").write_text("[rows]\n")
     (tmp_path / "file").write_text("x")
     return tmp_path
 
@@ -69,13 +71,10 @@ def test_server_refuses(place: Path, options: tuple[str, ...], message: str) -> 
         (("--wait", "nan"), "--wait: should be a number of seconds, 0 or more, got nan"),
         (("--state", "file"), "--state: 'file' cannot be made: File exists"),
         (("--device", "cuda:x"), "--device: 'cuda:x' is unknown"),
-        (("--memory-mb", "0"), "--memory-mb: should be 1 or more, got 0"),
         (("--model", "./none"), "--model: no such file or folder: './none'"),
-        (("--algorithms", "fedlt"), "--algorithms: no algorithm is called 'fedlt'; did you mean"),
-        (("--algorithms", "fedit,"), "--algorithms: no algorithm is called ''"),
-        (("--uploads-per-day", "-1"), "--uploads-per-day: should be 0 or more, got -1"),
-        (("--upload-mb", "nan"), "--upload-mb: should be a number of megabytes above 0, got nan"),
-        (("--min-clients", "0"), "--min-clients: should be 1 or more, got 0"),
+        (("--contract", "none.toml"), "none.toml: no such file; did you mean 'open.toml'?"),
+        (("--contract", "open.toml"), "rows.inputs: names no column"),
+        (("--contract", "rows.csv"), "rows.csv: not TOML"),
         (("--keys", "keys/server"), "keys/server/site.json"),
         (("--data", "none.csv"), "--data: no such file or folder: 'none.csv'"),
         (("--server", "127.0.0.1:0"), "--server: '127.0.0.1:0' is no address"),
@@ -88,5 +87,5 @@ def test_site_refuses(place: Path, options: tuple[str, ...], message: str) -> No
 
 
 def test_all_faults_of_a_site_are_told_at_once(place: Path) -> None:
-    given = ("--server", "127.0.0.1:1", "--keys", "keys/north", "--data", "rows.csv", "--min-clients", "0")
+    given = ("--server", "127.0.0.1:1", "--keys", "keys/north", "--data", "rows.csv", "--device", "gpu")
     assert "2 problems" in refused(place, "client", *given, "--wait", "-3")

@@ -1,0 +1,33 @@
+"""Desks of a site, and letters to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from rondo.federation.contract import Contract
+from rondo.federation.desk import Desk
+from rondo.federation.plan import Consent, Plan
+
+Make: TypeAlias = Callable[..., Desk]
+"""The type of the fixture ``desk``."""
+
+
+def asked(desk: Desk, plan: Plan | bytes) -> Consent:
+    """The desk's consent to ``plan``."""
+    return Consent.decode(desk.answer("plan", plan if isinstance(plan, bytes) else plan.encode()))
+
+
+def with_(plan: Plan, **sections: Mapping[str, Any]) -> Plan:
+    """``plan`` with other keys in sections of its configuration."""
+    config = dict(plan.config)
+    for name, changes in sections.items():
+        config[name] = {**(config.get(name) or {}), **changes}
+    return replace(plan, config=config)
+
+
+def contract(**sections: Mapping[str, Any]) -> Contract:
+    """A contract for texts and labels, with the defaults for all that is not in ``sections``."""
+    rows = {"inputs": ["text"], "labels": ["label"], **sections.pop("rows", {})}
+    return Contract.model_validate({"rows": rows, **sections})

@@ -1,0 +1,209 @@
+"""A site's program over the real line: what leaves it, byte by byte, a look at a plan, and a disk that is full."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+import httpx
+from desks import contract
+from flwr.proto.message_pb2 import PushObjectRequest
+from flwr.supercore.constant import HEAD_BODY_DIVIDER
+from flwr.supercore.inflatable.inflatable_object import get_object_head_values_from_object_content
+from parties import OPEN, ROWS, Parties, write_sites
+
+from rondo.errors import ConfigError
+from rondo.federation import account, audit, site
+from rondo.federation.contract import Contract
+from rondo.federation.site import Site, show_plan
+from rondo.report import pictures
+from small_runs import save_tiny_bert, settings
+
+SITES = {"north": ("ann",), "south": ("bob",)}
+PATIENTS = {name: [{**row, "patient": f"Patient {i}"} for i, row in enumerate(rows)] for name, rows in ROWS.items()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("partition", "curve"):
+        monkeypatch.setattr(pictures, name, lambda *_: b"")
+    save_tiny_bert(tmp_path / "bert")
+    write_sites(tmp_path, SITES, PATIENTS)
+    return tmp_path
+
+
+def config(folder: Path, **changes: Any) -> dict[str, Any]:
+    own = {
+        "data": {"test_source": str(folder / "data" / "test.csv"), "validation_fraction": 0.25},
+        "partition": {"kind": None, "clients": None},
+        "simulation": {"cohort": 1},
+        "evaluation": {"clients_every": 1},
+        "rounds": 2,
+    }
+    return settings(folder / "bert", **{**own, **changes})
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bytes]]:
+    """The route and the body of every request that leaves a site from now on."""
+    seen: list[tuple[str, bytes]] = []
+    real = httpx.HTTPTransport.handle_request
+
+    def noted(self: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
+        seen.append((request.url.path.rpartition("/")[2], request.read()))
+        return real(self, request)
+
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", noted)
+    return seen
+
+
+def chunks(bodies: list[tuple[str, bytes]]) -> Iterator[bytes]:
+    """The letters' bytes among the objects that were pushed."""
+    for route, body in bodies:
+        if route == "push-object":
+            content = PushObjectRequest.FromString(body).object_content
+            if get_object_head_values_from_object_content(content)[0] == "ArrayChunk":
+                yield content.partition(HEAD_BODY_DIVIDER)[2]
+
+
+SMALL = 4096
+"""Bytes of the largest request without a letter: ids, a key, and the tree of a letter's objects."""
+
+
+def test_every_byte_that_left_is_in_the_audit(folder: Path, sent: list[tuple[str, bytes]]) -> None:
+    parties = Parties(folder, SITES)
+    parties.run(config(folder), folder / "run")
+    assert not parties.errors
+    lines = [line for name in SITES for line in audit.lines(folder / f"at-{name}" / audit.FILE)]
+    assert all(line.linked and line.entry is not None for line in lines)
+    out = [line.entry for line in lines if line.entry is not None and line.entry["direction"] == "out"]
+    left = sorted(hashlib.sha256(chunk).hexdigest() for chunk in chunks(sent) if chunk)
+    assert left == sorted(entry["sha256"] for entry in out)
+    other = [(r, b) for r, b in sent if not (r == "push-object" and len(b) >= SMALL)]
+    assert max(len(body) for _, body in other) < SMALL
+    assert {entry["kind"] for entry in out} == {"consent", "upload", "scores"}
+    bodies = b"".join(body for _, body in sent)
+    assert not any(row["text"].encode() in bodies or row["patient"].encode() in bodies for row in PATIENTS["ann"])
+    # In clear, as an owner reads it.
+    text = "\n".join(account.account(audit.lines(folder / "at-north" / audit.FILE)))
+    assert "consented: ann (20), class names neg, pos" in text
+    assert "2 uploads" in text
+    assert "each line follows the one before it" in text
+    letters = "\n".join(account.letters(audit.lines(folder / "at-north" / audit.FILE)))
+    assert "head:classifier.bias" in letters
+    assert "examples 15" in letters
+
+
+def test_audit_that_was_changed(folder: Path) -> None:
+    Parties(folder, SITES).run(config(folder, rounds=1), folder / "run")
+    file = folder / "at-north" / audit.FILE
+    lines = file.read_bytes().splitlines(keepends=True)
+    for changed, fault in (
+        (lines, ""),
+        ([*lines[:2], lines[2].replace(b'"bytes": ', b'"bytes": 1'), *lines[3:]], "line 4 does not follow"),
+        ([*lines[:2], *lines[3:]], "line 3 does not follow"),
+        ([*lines[:-1], lines[-1][:40]], f"line {len(lines)} is not whole"),
+    ):
+        file.write_bytes(b"".join(changed))
+        (*_, verdict) = account.account(audit.lines(file))
+        assert fault in verdict
+        assert ("each line follows" in verdict) == (not fault)
+    # After a crash in the middle of a line the audit goes on.
+    audit.Audit(file).note("out", "reason", b"x", {})
+    *_, torn, last = audit.lines(file)
+    assert torn.entry is None
+    assert last.linked
+    assert last.entry is not None
+
+
+def test_label_column_that_is_not_allowed(folder: Path, sent: list[tuple[str, bytes]]) -> None:
+    """The whole way: the server's run ends, and no value of the column left either site."""
+    parties = Parties(folder, SITES, options={"contract": OPEN})
+    with pytest.raises(ConfigError):
+        parties.run(config(folder, task={"label": "patient"}), folder / "run", wait=4.0)
+    assert any("label columns: patient" in line for line in parties.told)
+    assert b"Patient" not in b"".join(body for _, body in sent)
+
+
+def test_plan_is_shown_and_nothing_leaves(folder: Path, sent: list[tuple[str, bytes]]) -> None:
+    shown: list[Any] = []
+
+    def look(told: str) -> None:
+        if told.startswith("listening on "):
+            port = told.split(":")[1].split()[0]
+            own = Site(
+                f"localhost:{port}",
+                folder / "keys" / "north",
+                folder / "data" / "north",
+                folder / "look",
+                contract(),
+                "cpu",
+                str(folder / "bert"),
+            )
+            threading.Thread(target=lambda: shown.append(show_plan(own)), daemon=True).start()
+
+    parties = Parties(folder, {})
+    parties.told = _Calling(look)
+    with pytest.raises(ConfigError):
+        parties.run(config(folder), folder / "run", wait=6.0)
+    (offer,) = shown
+    assert all(term.kept for term in offer.terms)
+    assert "class names" in {term.subject for term in offer.terms}
+    assert any("an upload of" in line for line in offer.leaving)
+    assert not any(route.startswith("push") for route, _ in sent), "a letter left"
+    assert not (folder / "look" / audit.FILE).exists()
+
+
+class _Calling(list[str]):
+    def __init__(self, call: Any) -> None:
+        super().__init__()
+        self._call = call
+
+    def append(self, line: str) -> None:
+        super().append(line)
+        self._call(line)
+
+
+@pytest.mark.parametrize("fault", ["full disk", "exhausted"])
+def test_site_that_cannot_let_letters_leave(folder: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    """It says so, stays, and goes on when it can; the run ends as if nothing had been."""
+    monkeypatch.setattr(site, "_WITHHELD", 0.5)
+    real, left = audit.Audit.note, {"ann": 2}
+
+    def note(self: audit.Audit, direction: Any, kind: str, *args: Any, **options: Any) -> None:
+        if "at-north" in str(self.path) and direction == "out" and kind == "upload" and left["ann"] > 0:
+            left["ann"] -= 1
+            if fault == "full disk":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            raise site.Exhausted("outgoing.letters_per_day = 1 of the contract is reached")
+        real(self, direction, kind, *args, **options)
+
+    monkeypatch.setattr(audit.Audit, "note", note)
+    parties = Parties(folder, SITES)
+    result = parties.run(config(folder), folder / "run", patience=60.0)
+    assert not parties.errors
+    assert [record["clients"] for record in result.history] == [2, 2]
+    assert sum("nothing leaves now" in line for line in parties.told) == 1
+    entries = [json.loads(line) for line in (folder / "at-north" / audit.FILE).read_text().splitlines()]
+    assert sum(entry["kind"] == "upload" for entry in entries) == 2
+
+
+def test_contract_of_the_default_runs_over_the_line(folder: Path) -> None:
+    own = contract(rows={"labels": ["label", "who"]})
+    assert isinstance(own, Contract)
+    parties = Parties(folder, SITES, options={"contract": own})
+    began = time.monotonic()
+    result = parties.run(config(folder), folder / "run")
+    assert not parties.errors
+    assert len(result.history) == 2
+    assert time.monotonic() - began < 120
