@@ -22,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,19 @@ from small_runs import reviews, save_tiny_bert, write_rows
 RONDO = [sys.executable, "-c", "from rondo.cli import main; main()"]
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 SITES = ("north", "middle", "south")
+CONTRACT = """
+[rows]
+inputs = ["text"]
+labels = ["intent", "label"]
+most_labels = 100
+[training]
+least_rows = 1
+least_steps = 1
+least_clients = 1
+[outgoing]
+uploads_per_day = 1000000
+letters_per_day = 1000000
+"""
 
 
 def started(folder: Path, name: str, before: Sequence[str], *words: str) -> subprocess.Popen[bytes]:
@@ -78,6 +92,7 @@ def over_line(algorithm: str, line: Line, rounds: int) -> dict[str, Any]:
             "simulation": {"cohort": 1},
         }
         (folder / "config.toml").write_text(tomli_w.dumps(config))
+        (folder / "site.toml").write_text(CONTRACT)
         keys.make([hosts.address("server")], list(SITES), folder / "keys", days=2, clients={})
         address, listen = f"{hosts.address('server')}:9092", f"{hosts.address('server')}:9092"
         words = ("federate", "server", "config.toml", "--listen", listen, "--run-dir", "run")
@@ -85,6 +100,7 @@ def over_line(algorithm: str, line: Line, rounds: int) -> dict[str, Any]:
         try:
             for site in SITES:
                 words = ("--server", address, "--keys", f"keys/{site}", "--data", f"{site}.csv", "--wait", "300")
+                words += ("--contract", "site.toml", "--yes")
                 programs.append(started(folder, site, hosts.command(site), "federate", "client", *words))
             until_said(folder, programs[0], "round 1 of")
             sent = dict(hosts.sent)
@@ -161,7 +177,8 @@ class Cpu:
 
 def with_sites(count: int, rounds: int, per_round: int | None) -> dict[str, Any]:
     """The server's processor seconds per round with ``count`` sites connected."""
-    from rondo.federation import desk
+    from rondo.federation import joining
+    from rondo.federation.contract import Contract
     from rondo.federation.site import Site, take_part
     from rondo.runs.assemble import assemble
 
@@ -171,7 +188,8 @@ def with_sites(count: int, rounds: int, per_round: int | None) -> dict[str, Any]
         with one_at_a_time:
             return assemble(*args, **options)
 
-    desk.assemble = assembled  # type: ignore[attr-defined]
+    joining.assemble = assembled  # type: ignore[attr-defined]
+    contract = Contract.model_validate(tomllib.loads(CONTRACT))
     names = [f"site-{i:02d}" for i in range(count)]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -185,7 +203,8 @@ def with_sites(count: int, rounds: int, per_round: int | None) -> dict[str, Any]
             def work(name: str) -> None:
                 address, data = f"localhost:{port}", folder / "data" / f"{name}.csv"
                 model = str(folder / "bert")
-                take_part(Site(address, folder / "keys" / name, data, folder / f"at-{name}", "cpu", model))
+                site = Site(address, folder / "keys" / name, data, folder / f"at-{name}", contract, "cpu", model)
+                take_part(site, asked=lambda offer: True)
 
             threads = [threading.Thread(target=work, args=(n,), daemon=True) for n in names]
             for thread in threads:

@@ -43,6 +43,13 @@ batch_size = 16
 [simulation]
 cohort = 1
 """
+# As rondo federate site init writes it, without comments.
+CONTRACT = """\
+[rows]
+inputs = ["text"]
+labels = ["intent"]
+most_labels = 50
+"""
 
 
 def main(sets: list[str]) -> int:
@@ -94,6 +101,8 @@ def federate(folder: Path, options: list[str]) -> bool:
         ids = ",".join(sorted(path.stem for path in (folder / "data" / site).iterdir()))
         make += ["--site", f"{site}={ids}"]
     subprocess.run([*RONDO, *make], cwd=folder, env=ONE_THREAD, check=True)
+    for site in SITES:
+        (folder / f"{site}.toml").write_text(CONTRACT, encoding="utf-8")
     programs: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str) -> subprocess.Popen[str]:
@@ -108,7 +117,8 @@ def federate(folder: Path, options: list[str]) -> bool:
         address = f"localhost:{port(server)}"
         repeat(server, "server")
         for site in SITES:
-            repeat(start("client", "--server", address, "--keys", f"keys/{site}", "--data", f"data/{site}"), site)
+            own = ("--keys", f"keys/{site}", "--data", f"data/{site}", "--contract", f"{site}.toml", "--yes")
+            repeat(start("client", "--server", address, *own), site)
         while None in (codes := [program.poll() for program in programs]) and not any(codes):
             time.sleep(0.2)
         return codes == [0] * len(programs)

@@ -12,6 +12,8 @@ import pytest
 
 pytest.importorskip("flwr")
 
+import tomli_w
+
 import rondo
 from rondo.engine.transport import Observer
 from rondo.errors import StopRequested
@@ -41,7 +43,9 @@ OPEN = Contract.model_validate(
 
 
 def write_sites(folder: Path, sites: Sites = SITES, rows: Mapping[str, Any] = ROWS) -> None:
-    """Keys in ``keys``, rows of each site in its folder below ``data``, those of all in ``data/all``."""
+    """Keys in ``keys``, rows of each site in its folder below ``data``, those of all in ``data/all``, and an open
+    contract."""
+    (folder / "site.toml").write_text(tomli_w.dumps(OPEN.model_dump(exclude_none=True)))
     keys.make(["localhost"], list(sites), folder / "keys", days=10, clients=sites)
     for site, clients in sites.items():
         for client in clients:

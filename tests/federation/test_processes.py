@@ -111,7 +111,8 @@ class Processes:
         keys, data = str(self.folder / "keys" / name), str(self.folder / "data" / name)
         server = f"localhost:{port or self.port}"
         model = str(self.folder / "bert")
-        options = ("--keys", keys, "--data", data, "--model", model, *more)
+        contract = str(self.folder / "site.toml")
+        options = ("--keys", keys, "--data", data, "--model", model, "--contract", contract, "--yes", *more)
         self.rondo(name, "federate", "client", "--server", server, *options)
 
     def log(self, name: str) -> str:

@@ -101,7 +101,7 @@ def test_federation_of_three_hosts_equals_the_simulation(tmp_path: Path) -> None
         try:
             for site in SITES:
                 words = ("client", "--server", host, "--keys", f"keys/{site}", "--data", f"data/{site}", "--wait", "60")
-                more = ("--model", str(tmp_path / "bert"))
+                more = ("--model", str(tmp_path / "bert"), "--contract", "site.toml", "--yes")
                 programs.append(subprocess.Popen([*hosts.command(site), *command, *words, *more], **options))  # type: ignore[call-overload]
             end = time.monotonic() + 300
             while any(program.poll() is None for program in programs):
