@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import socket
-import ssl
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,21 +11,22 @@ from rondo.config.checks import is_path
 from rondo.data.room import Room
 from rondo.data.sources import client_rows, read_rows
 from rondo.data.tables import Rows
+from rondo.engine.letters import Reply
 from rondo.errors import ConfigError, Problem, StopRequested, headed
+from rondo.federation.connection import Refused, Unreachable
 from rondo.federation.desk import Desk
 from rondo.federation.keys import SiteKeys
 from rondo.federation.letter import content_of, kind_of
 from rondo.federation.limits import Limits
-from rondo.federation.listening import PORT, no_seconds
-from rondo.federation.supernode import Refused, SuperNode, Unreachable
+from rondo.federation.listening import no_seconds
+from rondo.federation.plan import Consent
+from rondo.federation.reaching import AGAIN, address_of, await_server
+from rondo.federation.supernode import SuperNode, TooLarge
 from rondo.runs.assemble import find_device
 from rondo.runs.storage import durable
 
-_TIMEOUT = 4.0
-"""Seconds in which a server must accept a first connection."""
-_PAUSE, _AGAIN = 0.05, 2.0
-"""Seconds between questions for letters, which the server holds back while there is none, and between attempts to
-connect."""
+_PAUSE = 0.05
+"""Seconds between questions for letters, which the server holds back while there is none."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +86,9 @@ def take_part(
     site.check()
     keys = SiteKeys.read(site.keys)
     rows = _rows(site.data, keys.clients)
-    host, port = _address(site.server)
+    host, port = address_of(site.server)
     ca = None if site.insecure else keys.ca
-    _await(host, port, ca, site.wait, told, stop)
+    await_server(host, port, ca, site.wait, told, stop)
     desk = Desk(rows, site.folder, site.device, site.limits, told, stop, site.model, site.memory_mb, site.allow_code)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     lost = first = True
@@ -117,14 +115,19 @@ def take_part(
             if not lost:
                 told(f"the connection to {address} is lost ({unreachable}); trying again")
             lost = True
-        if stop.wait(_AGAIN):
+        if stop.wait(AGAIN):
             raise StopRequested
 
 
 def _answer(desk: Desk, node: SuperNode, stop: threading.Event, *, stay: bool) -> bool:
     """Answer letters as they come. False once a run is over and the site does not ``stay``."""
     while True:
-        message = node.next()
+        try:
+            message = node.next()
+        except TooLarge as large:
+            desk.told(f"not taken: {large}")
+            node.answer(large.message, _refusal(kind_of(large.message), str(large)))
+            continue
         if message is None:
             if stop.wait(_PAUSE):
                 raise StopRequested
@@ -135,6 +138,11 @@ def _answer(desk: Desk, node: SuperNode, stop: threading.Event, *, stay: bool) -
             desk.told("the run is over")
             if not stay:
                 return False
+
+
+def _refusal(kind: str | None, reason: str) -> bytes:
+    """The answer to a letter that was not read."""
+    return (Consent({}, refused=reason) if kind == "plan" else Reply(reason="refused", detail=reason)).encode()
 
 
 def _rows(data: Path, clients: Sequence[str]) -> Mapping[str, Rows]:
@@ -151,53 +159,3 @@ def _rows(data: Path, clients: Sequence[str]) -> Mapping[str, Rows]:
         message = f"{str(data)!r} has no file for {missing[0]!r}: name a file after it, for instance {missing[0]}.csv"
         raise ConfigError.at("--data", message)
     return {client: rows[client] for client in clients}
-
-
-def _address(server: str) -> tuple[str, int]:
-    """Host and port. Raises :class:`ConfigError`."""
-    host, colon, port = server.rpartition(":") if server.count(":") == 1 or "]" in server else (server, "", "")
-    if not colon:
-        host, port = server, str(PORT)
-    host = host.strip("[]")
-    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise ConfigError.at("--server", f"{server!r} is no address: give HOST or HOST:PORT")
-    return host, int(port)
-
-
-def _await(
-    host: str, port: int, ca: Path | None, seconds: float, told: Callable[[str], None], stop: threading.Event
-) -> None:
-    """Wait at most ``seconds`` until something answers at this address. Raises :class:`ConfigError` with the reason if
-    nothing does, or it is not the server that ``ca`` vouches for; and :class:`StopRequested`."""
-    end, waits = time.monotonic() + seconds, False
-    while True:
-        try:
-            return _reach(host, port, ca)
-        except (OSError, UnicodeError) as error:
-            if time.monotonic() >= end:
-                reason = getattr(error, "strerror", None) or str(error)
-                message = f"{host}:{port} cannot be reached: {reason}; mend the address, or wait for it by --wait"
-                raise ConfigError.at("--server", message) from None
-        if not waits:
-            told(f"waiting for {host}:{port}")
-        waits = True
-        if stop.wait(_AGAIN):
-            raise StopRequested
-
-
-def _reach(host: str, port: int, ca: Path | None) -> None:
-    """Raise :class:`ConfigError` with the reason if the server is not the one that ``ca`` vouches for, and OSError or
-    UnicodeError if there is none."""
-    try:
-        with socket.create_connection((host, port), timeout=_TIMEOUT) as plain:
-            if ca is not None:
-                context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-                context.load_verify_locations(ca)
-                with context.wrap_socket(plain, server_hostname=host):
-                    pass
-    except ssl.SSLCertVerificationError as error:
-        message = f"the certificate of {host}:{port} is not accepted: {error.verify_message}"
-        raise ConfigError.at("--server", f"{message}; ask the server's owner for the right ca.crt and host") from None
-    except ssl.SSLError as error:
-        message = f"{host}:{port} does not speak TLS ({error.reason}): it is another server, or one with --insecure"
-        raise ConfigError.at("--server", message) from None
