@@ -107,20 +107,21 @@ class Connection:
             raise self._unreachable(error) from None
 
     def _unreachable(self, error: Exception) -> Unreachable:
-        """The reason of ``error``, which httpcore wraps in its own."""
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return NotTheServer(f"its certificate is not accepted: {cause.verify_message}{self._through}")
-        in_handshake = isinstance(error, httpcore.ConnectError)
-        if in_handshake and isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError):
-            return NotTheServer(f"it does not speak TLS ({cause.reason}){self._through}")
+        """The reason of ``error``, in which httpcore hides the socket's own."""
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__context__
+        if isinstance(error, httpcore.TimeoutException):
+            return Unreachable(f"{_LATE}{self._through}")
         if isinstance(error, httpcore.ProxyError):
             return Unreachable(f"the proxy answers {str(error)[:_LINE]}{self._through}")
-        if isinstance(error, httpcore.TimeoutException):
-            return Unreachable(f"no answer in {self._timeout['read']:g} s{self._through}")
-        reason = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return NotTheServer(f"its certificate is not accepted: {cause.verify_message}{self._through}")
+        if isinstance(cause, ssl.SSLEOFError):
+            return Unreachable(f"the connection is closed{self._through}")
+        if isinstance(cause, ssl.SSLError) and isinstance(error, httpcore.ConnectError):
+            return NotTheServer(f"it does not speak TLS ({cause.reason}){self._through}")
+        reason = getattr(cause, "strerror", None) or str(cause or error) or type(error).__name__
         return Unreachable(f"{reason[:_LINE]}{self._through}")
 
 
@@ -134,7 +135,9 @@ _FAULTS = (
     ValueError,
 )
 """Whatever a server can make these libraries raise."""
+_LATE = "it does not answer in time"
 _LINE = 200
+"""Characters of a reason that is not ours."""
 
 
 def _pool(proxy: Proxy | None, context: ssl.SSLContext, backend: httpcore.NetworkBackend) -> httpcore.ConnectionPool:
@@ -178,7 +181,7 @@ class _Meter:
         """Seconds for the next bytes, at most ``timeout``."""
         left = self._began + _PATIENCE + self._moved / _SLOWEST - time.monotonic()
         if left <= 0:
-            raise Unreachable("it answers too slowly")
+            raise Unreachable(_LATE)
         return left if timeout is None else min(left, timeout)
 
     def sent(self, count: int) -> None:

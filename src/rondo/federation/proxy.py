@@ -31,20 +31,21 @@ def proxy_to(host: str, port: int) -> Proxy | None:
     scheme = next((scheme for scheme in ("https", "all") if proxies.get(scheme)), None)
     if scheme is None or proxy_bypass(f"{host}:{port}", proxies) or proxy_bypass(host, proxies):
         return None
-    name = next(name for name in os.environ if name.lower() == f"{scheme}_proxy")
+    name = f"{scheme}_proxy"
+    if not os.environ.get(name):
+        name = next(key for key in os.environ if key.lower() == name)
     address = proxies[scheme] if "://" in proxies[scheme] else f"http://{proxies[scheme]}"
     try:
         parts = urlsplit(address)
-        kind, proxy, proxy_port = parts.scheme.lower(), parts.hostname, parts.port or _PORT
-        (proxy or "").encode("ascii")
+        proxy, proxy_port = parts.hostname or "", parts.port or _PORT
+        proxy.encode("ascii")
     except ValueError:
-        kind, proxy, proxy_port = "http", None, 0
+        proxy = ""
     if not proxy:
         raise ConfigError.at(name, f"is no address of a proxy: {_REMEDY}")
-    if kind != "http":
-        raise ConfigError.at(
-            name, f"the proxy {proxy}:{proxy_port} is spoken to over {kind}, which a site cannot: {_REMEDY}"
-        )
+    if parts.scheme.lower() != "http":
+        where = parts.netloc.rpartition("@")[2]
+        raise ConfigError.at(name, f"the proxy {where} speaks {parts.scheme.lower()}, and a site HTTP: {_REMEDY}")
     login = None if parts.username is None else (unquote(parts.username), unquote(parts.password or ""))
     return Proxy(proxy, proxy_port, login)
 

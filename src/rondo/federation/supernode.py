@@ -142,8 +142,8 @@ class SuperNode:
             self._ask("confirm-message-received", received, ConfirmMessageReceivedResponse)
         except (Refused, _Withdrawn):  # a site that is turned away hears it again at its next question
             return None
-        except (ValueError, LookupError, TypeError, RecursionError) as error:
-            raise Unreachable(f"it sends what is no letter: {str(error)[:200]}") from None
+        except (ValueError, LookupError, TypeError, RecursionError):
+            raise Unreachable("it sends what is no letter") from None
         if letter is None:
             raise TooLarge(make_message(metadata, content=RecordDict()), self._largest)
         return make_message(metadata, content=record(letter))
