@@ -36,16 +36,19 @@ def http(body: bytes = b"", status: str = "200 OK", *headers: str) -> bytes:
 
 
 @contextmanager
-def serving(answer: Answer, keys: Path | None) -> Iterator[int]:
+def serving(answer: Answer, keys: Path | None, port: int = 0) -> Iterator[int]:
     """A server with the keys of a federation's server, or without TLS; yields its port."""
     context = None
     if keys is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(keys / "server.crt", keys / "server.key")
-    listening = socket.create_server(("127.0.0.1", 0))
+    listening = socket.create_server(("127.0.0.1", port))
 
     def serve(side: socket.socket) -> None:
         with suppress(OSError, ValueError), side:
+            if context is None and side.recv(1, socket.MSG_PEEK) == b"\x16":  # TLS, of which it knows nothing
+                side.sendall(b"".join(answer("", b"")))
+                return
             stream = side if context is None else context.wrap_socket(side, server_side=True)
             with stream, stream.makefile("rb") as asked:
                 while line := asked.readline():

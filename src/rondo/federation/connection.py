@@ -62,7 +62,9 @@ class Connection:
 
     def reach(self) -> None:
         """Find out whether a server answers there. Raises :class:`Unreachable`."""
-        self._answer("GET", "/", {}, b"", 2**14)
+        response = self._answer("GET", "/", {}, b"", 2**14)
+        if response.status >= 500:
+            raise Unreachable(f"it answers {response.status}{self._through}")
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str], largest: int) -> bytes:
         """The answer to ``body``: at most ``largest`` bytes. Raises :class:`Unreachable` and :class:`Refused`."""

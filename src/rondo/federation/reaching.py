@@ -19,10 +19,9 @@ _TIMEOUT = 4.0
 
 def address_of(server: str) -> tuple[str, int]:
     """Host and port. Raises :class:`ConfigError`."""
-    host, colon, port = server.rpartition(":") if server.count(":") == 1 or "]" in server else (server, "", "")
-    if not colon:
-        host, port = server, str(PORT)
-    host = host.strip("[]")
+    alone = server.count(":") != 1 and "]:" not in server
+    host, _, port = (server, "", str(PORT)) if alone else server.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16 or not _is_name(host):
         raise ConfigError.at("--server", f"{server!r} is no address: give HOST or HOST:PORT")
     return host, int(port)

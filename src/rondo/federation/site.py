@@ -91,15 +91,13 @@ def take_part(
     await_server(host, port, ca, site.wait, told, stop)
     desk = Desk(rows, site.folder, site.device, site.limits, told, stop, site.model, site.memory_mb, site.allow_code)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    lost = first = True
-    turned_away = ""
+    first, lost, turned_away = True, "", ""
     while True:
         try:
             with SuperNode(address, keys.private_key, ca) as node:
-                if lost:
+                if first or lost:
                     told(f"connected to {address} as {keys.site}")
-                lost = first = False
-                turned_away = ""
+                first, lost, turned_away = False, "", ""
                 if not _answer(desk, node, stop, stay=site.stay):
                     return
         except Refused as refused:
@@ -112,9 +110,9 @@ def take_part(
         except Unreachable as unreachable:
             if first:
                 raise ConfigError.at("--server", f"{address} cannot be reached: {unreachable}") from None
-            if not lost:
-                told(f"the connection to {address} is lost ({unreachable}); trying again")
-            lost = True
+            if str(unreachable) != lost:
+                lost = str(unreachable)
+                told(f"the connection to {address} is lost ({lost}); trying again")
         if stop.wait(AGAIN):
             raise StopRequested
 
