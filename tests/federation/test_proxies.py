@@ -186,6 +186,7 @@ def test_proxy_that_is_not_spoken_to(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     keys.make(["localhost"], ["north"], tmp_path / "keys", days=10, clients={})
     (tmp_path / "rows.csv").write_text("text,label\nyes,a\nno,b\n")
+    (tmp_path / "site.toml").write_text('[rows]\ninputs = ["text"]\nlabels = ["label"]\n')
     monkeypatch.setenv("HTTPS_PROXY", value)
     arguments = ("--server", "localhost:1", "--keys", "keys/north", "--data", "rows.csv")
     result = CliRunner().invoke(app, ["federate", "client", *arguments])
