@@ -18,10 +18,16 @@ pytest.importorskip("flwr")
 from flwr.proto.message_pb2 import ObjectTree, PullObjectRequest
 from flwr.supercore.inflatable.inflatable_object import get_object_id, get_object_tree
 from hostile_server import Apart, Honest, http, message, part, pulled, serving
+from parties import Parties, write_sites
 
+from rondo.engine.letters import Reply
 from rondo.federation import keys
+from rondo.federation import site as site_program
 from rondo.federation.connection import Refused, Unreachable
+from rondo.federation.keys import ServerKeys
 from rondo.federation.letter import content_of
+from rondo.federation.plan import Consent
+from rondo.federation.superlink import SuperLink
 from rondo.federation.supernode import SuperNode, TooLarge
 
 MEGABYTE = bytes(2**20)
@@ -214,6 +220,32 @@ def test_letter_of_the_same_chunks(folder: Path, site: Apart) -> None:
     for letter in (b"", b"\0", b"a\0b"):
         with serving(Honest(message(letter)), folder / "server") as port:
             assert site.asks(port)[0] == f"letter of {len(letter)}"
+
+
+def test_site_tells_of_a_letter_beyond_the_limit_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_sites(tmp_path)
+    server = ServerKeys.read(tmp_path / "keys" / "server")
+    link = SuperLink(lambda: server.roster, ("127.0.0.1", 0), certificate=server.certificate, key=server.key)
+    monkeypatch.setattr(site_program, "SuperNode", lambda address, key, ca, *_: SuperNode(address, key, ca, 10_000))
+    link.start()
+    parties = Parties(tmp_path, port=link.port)
+    try:
+        parties.start("north")
+        for kind, size in (("round", 10_001), ("plan", 10_001), ("round", 100), ("plan", 100)):
+            parties.told.clear()
+            while (number := link.send("north", kind, bytes(size), 60.0, 10_000)) is None:
+                time.sleep(0.05)
+            while (reply := link.reply(number)) is None:
+                assert not parties.errors
+                time.sleep(0.01)
+            reason = Consent.decode(reply).refused if kind == "plan" else Reply.decode(reply).detail
+            too_large = "a letter of more than 10000 bytes, where the site's owner allows no more"
+            assert (reason == too_large) == (size > 10_000)
+            assert (f"not taken: {too_large}" in parties.told) == (size > 10_000)
+    finally:
+        parties.stop("north")
+        link.stop()
+    assert parties.errors == {}
 
 
 @pytest.mark.parametrize("route", ["activate-node", "pull-messages", "pull-object", "push-messages", "push-object"])

@@ -76,7 +76,7 @@ A = TypeVar("A", bound=Protobuf)
 
 
 class TooLarge(Exception):
-    """A letter has more bytes than the site's owner allows. It was not fetched.
+    """A letter has more bytes than the site's owner allows. It was not fetched to its end.
 
     ``message``: the message without its letter, to be answered by the reason.
     """
