@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -272,4 +273,19 @@ def test_interrupted_server_says_how_to_go_on(processes: Processes, folder: Path
     assert "fedsa-lora: not running" in processes.log("status")
     processes.rondo("server", "resume", "run")
     processes.end()
+    assert processes.weights() == weights(folder / "simulation")
+
+
+def test_disk_of_a_site_is_full(processes: Processes, folder: Path) -> None:
+    """For a while: files end at some bytes, as on a full disk. The site says so, and goes on once there is room."""
+    processes.serve()
+    for name in SITES:
+        processes.site(name)
+    north = processes.running["north"].pid
+    resource.prlimit(north, resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
+    processes.until("north", "File too large")
+    time.sleep(3)
+    resource.prlimit(north, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    processes.end()
+    assert "Traceback" not in processes.log("north")
     assert processes.weights() == weights(folder / "simulation")

@@ -93,6 +93,20 @@ class Desk:
             self.audit.note("in", "end", letter, {"reason": End.decode(letter).reason}, run=self._run)
         return b""
 
+    def refused(self, kind: str | None, reason: str) -> bytes:
+        """The answer to a letter that was not fetched. Raises as :meth:`answer` does."""
+        self._within_the_day(0)
+        self.told(f"not taken: {reason}")
+        self.audit.note("in", "not taken", b"", {"reason": reason}, run=self._run)
+        if kind == "plan":
+            consent = Consent({}, refused=reason)
+            content, data = audit.of_consent(consent), consent.encode()
+        else:
+            reply = Reply(reason="refused", detail=reason)
+            content, data = audit.of_reply(reply), reply.encode()
+        self.audit.note("out", "consent" if kind == "plan" else "reason", data, content, run=self._run)
+        return data
+
     @property
     def audit(self) -> Audit:
         """The audit of letters."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import socket
-import ssl
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,22 +12,22 @@ from rondo.data.room import Room
 from rondo.data.sources import client_rows, read_rows
 from rondo.data.tables import Rows
 from rondo.errors import ConfigError, Problem, StopRequested, headed
+from rondo.federation.connection import Refused, Unreachable
 from rondo.federation.contract import Contract
 from rondo.federation.desk import Desk, Exhausted
 from rondo.federation.joining import Declined, Offer
 from rondo.federation.keys import SiteKeys
 from rondo.federation.letter import content_of, kind_of
-from rondo.federation.listening import PORT, no_seconds
+from rondo.federation.listening import no_seconds
 from rondo.federation.plan import NotAPlan, Plan
-from rondo.federation.supernode import Refused, SuperNode, Unreachable
+from rondo.federation.reaching import AGAIN, address_of, await_server
+from rondo.federation.supernode import SuperNode, TooLarge
 from rondo.runs.assemble import find_device
 from rondo.runs.storage import durable
 
-_TIMEOUT = 4.0
-"""Seconds in which a server must accept a first connection."""
-_PAUSE, _AGAIN, _WITHHELD = 0.05, 2.0, 60.0
-"""Seconds between questions for letters, which the server holds back while there is none; between attempts to connect;
-and between looks whether letters may leave again."""
+_PAUSE, _WITHHELD = 0.05, 60.0
+"""Seconds between questions for letters, which the server holds back while there is none; and between looks whether
+letters may leave again."""
 
 
 @dataclass(frozen=True)
@@ -90,16 +87,14 @@ def take_part(
     ``stop``."""
     stop = stop or threading.Event()
     here = _Here.of(site, asked, told, stop)
-    lost = first = True
-    turned_away = paused = ""
+    first, lost, turned_away, paused = True, "", "", ""
     while True:
-        pause = _AGAIN
+        pause = AGAIN
         try:
             with here.node() as node:
-                if lost:
+                if first or lost:
                     told(f"connected to {here.address} as {here.keys.site}")
-                lost = first = False
-                turned_away = ""
+                first, lost, turned_away = False, "", ""
                 if not _answer(here.desk, node, stop, stay=site.stay):
                     return
         except Refused as refused:
@@ -112,9 +107,9 @@ def take_part(
         except Unreachable as unreachable:
             if first:
                 raise ConfigError.at("--server", f"{here.address} cannot be reached: {unreachable}") from None
-            if not lost:
-                told(f"the connection to {here.address} is lost ({unreachable}); trying again")
-            lost = True
+            if str(unreachable) != lost:
+                lost = str(unreachable)
+                told(f"the connection to {here.address} is lost ({lost}); trying again")
         except (Exhausted, OSError) as error:
             # Nothing leaves that is not in the audit. The server sends its letters anew once the site is back.
             if str(error) != paused:
@@ -147,7 +142,7 @@ def show_plan(
         raise ConfigError.at("--keys", f"the server turns it away: {refused}") from None
     except Unreachable as unreachable:
         raise ConfigError.at("--server", f"{here.address} cannot be reached: {unreachable}") from None
-    except (Declined, NotAPlan) as error:
+    except (Declined, NotAPlan, TooLarge) as error:
         raise ConfigError.at("the plan", f"is refused: {error}") from None
 
 
@@ -168,21 +163,26 @@ class _Here:
         site.check()
         keys = SiteKeys.read(site.keys)
         rows = _rows(site.data, keys.clients)
-        host, port = _address(site.server)
+        host, port = address_of(site.server)
         ca = None if site.insecure else keys.ca
-        _await(host, port, ca, site.wait, told, stop)
+        await_server(host, port, ca, site.wait, told, stop)
         desk = Desk(rows, site.folder, site.device, site.contract, asked, told, stop, site.model)
         return cls(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", keys, ca, desk)
 
     def node(self) -> SuperNode:
         """A connection to the server."""
-        return SuperNode(self.address, self.keys.private_key, self.ca)
+        largest = int(self.desk.contract.incoming.largest_mb * 1e6)
+        return SuperNode(self.address, self.keys.private_key, self.ca, largest)
 
 
 def _answer(desk: Desk, node: SuperNode, stop: threading.Event, *, stay: bool) -> bool:
     """Answer letters as they come. False once a run is over and the site does not ``stay``."""
     while True:
-        message = node.next()
+        try:
+            message = node.next()
+        except TooLarge as large:
+            node.answer(large.message, desk.refused(kind_of(large.message), str(large)))
+            continue
         if message is None:
             if stop.wait(_PAUSE):
                 raise StopRequested
@@ -218,53 +218,3 @@ def _rows(data: Path, clients: Sequence[str]) -> Mapping[str, Rows]:
         message = f"{str(data)!r} has no file for {missing[0]!r}: name a file after it, for instance {missing[0]}.csv"
         raise ConfigError.at("--data", message)
     return {client: rows[client] for client in clients}
-
-
-def _address(server: str) -> tuple[str, int]:
-    """Host and port. Raises :class:`ConfigError`."""
-    host, colon, port = server.rpartition(":") if server.count(":") == 1 or "]" in server else (server, "", "")
-    if not colon:
-        host, port = server, str(PORT)
-    host = host.strip("[]")
-    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise ConfigError.at("--server", f"{server!r} is no address: give HOST or HOST:PORT")
-    return host, int(port)
-
-
-def _await(
-    host: str, port: int, ca: Path | None, seconds: float, told: Callable[[str], None], stop: threading.Event
-) -> None:
-    """Wait at most ``seconds`` until something answers at this address. Raises :class:`ConfigError` with the reason if
-    nothing does, or it is not the server that ``ca`` vouches for; and :class:`StopRequested`."""
-    end, waits = time.monotonic() + seconds, False
-    while True:
-        try:
-            return _reach(host, port, ca)
-        except (OSError, UnicodeError) as error:
-            if time.monotonic() >= end:
-                reason = getattr(error, "strerror", None) or str(error)
-                message = f"{host}:{port} cannot be reached: {reason}; mend the address, or wait for it by --wait"
-                raise ConfigError.at("--server", message) from None
-        if not waits:
-            told(f"waiting for {host}:{port}")
-        waits = True
-        if stop.wait(_AGAIN):
-            raise StopRequested
-
-
-def _reach(host: str, port: int, ca: Path | None) -> None:
-    """Raise :class:`ConfigError` with the reason if the server is not the one that ``ca`` vouches for, and OSError or
-    UnicodeError if there is none."""
-    try:
-        with socket.create_connection((host, port), timeout=_TIMEOUT) as plain:
-            if ca is not None:
-                context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-                context.load_verify_locations(ca)
-                with context.wrap_socket(plain, server_hostname=host):
-                    pass
-    except ssl.SSLCertVerificationError as error:
-        message = f"the certificate of {host}:{port} is not accepted: {error.verify_message}"
-        raise ConfigError.at("--server", f"{message}; ask the server's owner for the right ca.crt and host") from None
-    except ssl.SSLError as error:
-        message = f"{host}:{port} does not speak TLS ({error.reason}): it is another server, or one with --insecure"
-        raise ConfigError.at("--server", message) from None

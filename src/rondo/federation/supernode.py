@@ -1,77 +1,120 @@
 """A site's end of the line to the server: a Flower SuperNode that runs no code but this program's.
 
-Flower's own command runs the code that its server sends. Here a site answers letters (docs/adr/0017-flower.md).
+Flower's own command runs the code that its server sends. Here a site answers letters (docs/adr/0017-flower.md). Of a
+message it fetches the letter alone, and no more of it than its owner allows: see :mod:`rondo.federation.connection`.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-import ssl
 import threading
-from collections.abc import Callable
+from base64 import b64encode
 from contextlib import suppress
-from functools import partial
+from io import BytesIO
+from math import isfinite
 from pathlib import Path
 from typing import Self, TypeVar
 
-import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.app import Message
-from flwr.app.message import remove_content_from_message
-from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
-from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.app import Message, RecordDict
+from flwr.app.message import make_message, remove_content_from_message
+from flwr.common.constant import (
+    FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE,
+    HEARTBEAT_CALL_TIMEOUT,
+    HEARTBEAT_DEFAULT_INTERVAL,
+    TIMESTAMP_HEADER,
+)
+from flwr.common.serde import message_to_proto
+from flwr.common.serde_utils import metadata_from_proto
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
+    ActivateNodeResponse,
     DeactivateNodeRequest,
+    DeactivateNodeResponse,
     PullMessagesRequest,
+    PullMessagesResponse,
     PushMessagesRequest,
+    PushMessagesResponse,
 )
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    ConfirmMessageReceivedResponse,
+    ObjectTree,
+    PullObjectRequest,
+    PullObjectResponse,
+    PushObjectRequest,
+    PushObjectResponse,
+)
 from flwr.proto.node_pb2 import Node
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, HEAD_BODY_DIVIDER
+from flwr.supercore.date import now
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_head_values_from_object_content,
+    get_object_tree,
+)
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
+from google.protobuf.message import DecodeError
+from google.protobuf.message import Message as Protobuf
 
+from rondo.federation.connection import Connection, Refused, Unreachable
 from rondo.federation.letter import record
 
-T = TypeVar("T")
+LARGEST = 2**31
+"""Bytes of the largest letter, unless a site's owner says otherwise."""
+_SMALL = 2**20
+"""Bytes of the largest answer that is no part of a letter: the names of 13,000 parts."""
+_PART = 2**20 + FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
+"""Bytes of the largest part of a letter."""
+_PARTS = 10_000
+"""Most parts of a letter: of 5 MiB each in Flower's settings."""
+
+A = TypeVar("A", bound=Protobuf)
 
 
-class Unreachable(Exception):
-    """The server cannot be reached now. It may come back."""
+class TooLarge(Exception):
+    """A letter has more bytes than the site's owner allows. It was not fetched to its end.
+
+    ``message``: the message without its letter, to be answered by the reason.
+    """
+
+    def __init__(self, message: Message, largest: int) -> None:
+        super().__init__(f"a letter of more than {largest} bytes, where the site's owner allows no more")
+        self.message = message
 
 
-class Refused(Exception):
-    """The server turns this site away, with its reason."""
+class _Withdrawn(Exception):
+    """The server dropped the letter while it was fetched."""
 
 
 class SuperNode:
-    """A site's connection to the server at ``address``.
+    """A site's connection to the server at ``address``, HOST:PORT.
 
     ``key``: the private key that signs every request.
     ``ca``: file with the certificate of the authority that vouches for the server; None connects without TLS.
+    ``largest``: bytes of the largest letter that is taken.
 
     Every method raises :class:`Unreachable` and :class:`Refused`.
     """
 
-    def __init__(self, address: str, key: ec.EllipticCurvePrivateKey, ca: Path | None) -> None:
+    def __init__(self, address: str, key: ec.EllipticCurvePrivateKey, ca: Path | None, largest: int = LARGEST) -> None:
         logging.getLogger("flwr").setLevel(logging.CRITICAL)
-        public = key.public_key()
-        self._public_key = public_key_to_bytes(public)
-        trusted = None if ca is None else ca.read_bytes()
-        signed = (RuntimeVersionHttpInterceptor("SuperNode"), NodeAuthHttpInterceptor(key, public))
-        self._client = FleetHttpClient.from_server_address(address, ca is None, trusted, signed)
+        host, _, port = address.rpartition(":")
+        way = (host.strip("[]"), int(port), ca)
+        self._key, self._public_key = key, public_key_to_bytes(key.public_key())
+        self._line = Connection(*way)
+        self._pulse = Connection(*way, HEARTBEAT_CALL_TIMEOUT)
+        self._largest = largest
         self._node: Node | None = None
         self._over = threading.Event()
 
     def __enter__(self) -> Self:
         """Connect, and from then on say every few seconds that the site is there."""
         asked = ActivateNodeRequest(public_key=self._public_key, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
-        self._node = Node(node_id=_asked(lambda: self._client.ActivateNode(asked)).node_id)
+        self._node = Node(node_id=self._ask("activate-node", asked, ActivateNodeResponse).node_id)
         self._over.clear()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         return self
@@ -79,34 +122,31 @@ class SuperNode:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         with suppress(Unreachable, Refused):
-            _asked(lambda: self._client.DeactivateNode(DeactivateNodeRequest(node_id=self._here.node_id)))
-        self._client.close()
+            self._ask("deactivate-node", DeactivateNodeRequest(node_id=self._here.node_id), DeactivateNodeResponse)
+        self._line.close()
 
     def next(self) -> Message | None:
-        """The next message to this site, with everything in it; None while there is none, and where the server withdrew
-        it while it was fetched."""
-        pulled = _asked(lambda: self._client.PullMessages(PullMessagesRequest(node=self._here)))
+        """The next message to this site, with its letter; None while there is none, and where the server withdrew it
+        while it was fetched. Raises :class:`TooLarge`."""
+        pulled = self._ask("pull-messages", PullMessagesRequest(node=self._here), PullMessagesResponse)
         if not pulled.messages_list:
             return None
-        metadata = message_from_proto(pulled.messages_list[0]).metadata
-        parts = {t.object_id: b"" for t in iterate_object_tree(pulled.message_object_trees[0])}
-        received = ConfirmMessageReceivedRequest(
-            node=self._here, run_id=metadata.run_id, message_object_id=metadata.message_id
-        )
         try:
-            for name in parts:
-                asked = PullObjectRequest(node=self._here, run_id=metadata.run_id, object_id=name)
-                parts[name] = _asked(partial(self._client.PullObject, asked)).object_content
-            _asked(lambda: self._client.ConfirmMessageReceived(received))
-        except Refused:  # withdrawn; a site that is turned away hears it again at its next question
+            metadata = metadata_from_proto(pulled.messages_list[0].metadata)
+            if not isfinite(metadata.created_at + metadata.ttl):
+                raise ValueError("a time that is none")
+            letter = self._letter(metadata.run_id, pulled.message_object_trees[0])
+            received = ConfirmMessageReceivedRequest(
+                node=self._here, run_id=metadata.run_id, message_object_id=metadata.message_id
+            )
+            self._ask("confirm-message-received", received, ConfirmMessageReceivedResponse)
+        except (Refused, _Withdrawn):  # a site that is turned away hears it again at its next question
             return None
-        try:
-            message = inflate_object_from_contents(metadata.message_id, parts)
-        except Exception:  # the server dropped it meanwhile
-            return None
-        assert isinstance(message, Message)
-        message.metadata.__dict__["_message_id"] = metadata.message_id
-        return message
+        except (ValueError, LookupError, TypeError, RecursionError):
+            raise Unreachable("it sends what is no letter") from None
+        if letter is None:
+            raise TooLarge(make_message(metadata, content=RecordDict()), self._largest)
+        return make_message(metadata, content=record(letter))
 
     def answer(self, message: Message, letter: bytes) -> None:
         """Answer ``message`` by ``letter``."""
@@ -117,7 +157,7 @@ class SuperNode:
             messages_list=[message_to_proto(remove_content_from_message(reply))],
             message_object_trees=[get_object_tree(reply)],
         )
-        session = _asked(lambda: self._client.PushMessages(pushed))
+        session = self._ask("push-messages", pushed, PushMessagesResponse)
         wanted = set(session.objects_to_push)
         for name, part in get_all_nested_objects(reply).items():
             if name in wanted:
@@ -128,12 +168,73 @@ class SuperNode:
                     object_content=part.deflate(),
                     session_id=session.session_id,
                 )
-                _asked(partial(self._client.PushObject, asked))
+                self._ask("push-object", asked, PushObjectResponse)
+
+    # --- the parts of a letter ------------------------------------------------------------------------------------
+
+    def _letter(self, run: int, tree: ObjectTree) -> bytes | None:
+        """The letter in the message ``tree``; None if it is too large. Raises :class:`_Withdrawn`, and ValueError and
+        its like for anything else."""
+        for _ in range(_ABOVE):
+            (tree,) = tree.children
+        array = self._part(run, tree.object_id, "Array", _SMALL)
+        names = get_object_head_values_from_object_content(array)[1]
+        order = json.loads(array.partition(HEAD_BODY_DIVIDER)[2])["arraychunk_ids"]
+        if len(order) > _PARTS:
+            raise ValueError(f"{len(order)} parts")
+        letter, places = BytesIO(), dict[str, tuple[int, int]]()
+        for name in (names[index] for index in order):
+            end = letter.tell()
+            if name in places:  # an array may have the same chunk several times
+                start, size = places[name]
+                letter.seek(start)
+                body: bytes | memoryview = letter.read(size)
+                letter.seek(end)
+            else:
+                body = _body(self._part(run, name, "ArrayChunk", _PART))
+            places[name] = end, len(body)
+            if end + len(body) > self._largest:
+                return None
+            letter.write(body)
+        return letter.getvalue()
+
+    def _part(self, run: int, name: str, kind: str, largest: int) -> bytes:
+        """An object of a message."""
+        asked = PullObjectRequest(node=self._here, run_id=run, object_id=name)
+        pulled = self._ask("pull-object", asked, PullObjectResponse, largest)
+        if not (pulled.object_found and pulled.object_available):
+            raise _Withdrawn
+        content: bytes = pulled.object_content
+        if not content.startswith(kind.encode() + b" "):
+            raise ValueError(f"no {kind}")
+        return content
+
+    # --- requests -------------------------------------------------------------------------------------------------
 
     @property
     def _here(self) -> Node:
         assert self._node is not None, "not connected"
         return self._node
+
+    def _ask(self, route: str, asked: Protobuf, like: type[A], largest: int = _SMALL) -> A:
+        """The server's answer, of at most ``largest`` bytes, at a route of the Fleet API."""
+        return self._asked(self._line, route, asked, like, largest)
+
+    def _asked(self, line: Connection, route: str, asked: Protobuf, like: type[A], largest: int) -> A:
+        moment = now().isoformat()
+        headers = {
+            "content-type": PROTOBUF_MEDIA_TYPE,
+            "accept": PROTOBUF_MEDIA_TYPE,
+            FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(self._public_key).decode(),
+            TIMESTAMP_HEADER: moment,
+            FLEET_HTTP_SIGNATURE_HEADER: b64encode(sign_message(self._key, moment.encode())).decode(),
+        }
+        content = line.post(f"/v1/fleet/{route}", asked.SerializeToString(), headers, largest)
+        try:
+            answer: A = like.FromString(content)
+            return answer
+        except DecodeError:
+            raise Unreachable("its answer is none of a Rondo server") from None
 
     def _beat(self) -> None:
         """Say every few seconds that the site is there, also while it trains. A server that does not hear it, or that
@@ -141,26 +242,14 @@ class SuperNode:
         asked = SendNodeHeartbeatRequest(node=self._here, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
         while not self._over.wait(HEARTBEAT_DEFAULT_INTERVAL / 3):
             with suppress(Unreachable, Refused):
-                _asked(lambda: self._client.SendNodeHeartbeat(asked))
+                self._asked(self._pulse, "send-node-heartbeat", asked, SendNodeHeartbeatResponse, _SMALL)
+        self._pulse.close()
 
 
-def _asked(call: Callable[[], T]) -> T:
-    """The server's answer to ``call``."""
-    try:
-        return call()
-    except httpx.HTTPStatusError as error:
-        if error.response.status_code >= 500:
-            raise Unreachable(f"it answers {error.response.status_code}") from None
-        raise Refused(_detail(error.response)) from None
-    except (httpx.HTTPError, ssl.SSLError, OSError) as error:
-        raise Unreachable(str(error) or type(error).__name__) from None
+_ABOVE = 3
+"""Objects above the array of a letter: message, records, record of arrays."""
 
 
-def _detail(response: httpx.Response) -> str:
-    """The server's reason in an error."""
-    try:
-        content = response.json()
-        detail = content.get("detail") or content.get("message") or response.reason_phrase
-        return str(detail)[:200]
-    except (ValueError, AttributeError):
-        return f"{response.status_code} {response.reason_phrase}"
+def _body(part: bytes) -> memoryview:
+    """An object without its head."""
+    return memoryview(part)[part.index(HEAD_BODY_DIVIDER) + 1 :]

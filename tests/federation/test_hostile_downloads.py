@@ -1,0 +1,305 @@
+"""A server may send a site anything, of any size: the site tells it in a line, within its owner's memory."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import random
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from flwr.proto.message_pb2 import ObjectTree, PullObjectRequest
+from flwr.supercore.inflatable.inflatable_object import get_object_id, get_object_tree
+from hostile_server import Apart, Honest, http, message, part, pulled, serving
+from parties import Parties, write_sites
+
+from rondo.engine.letters import Reply
+from rondo.federation import keys
+from rondo.federation import site as site_program
+from rondo.federation.connection import Refused, Unreachable
+from rondo.federation.keys import ServerKeys
+from rondo.federation.letter import content_of
+from rondo.federation.plan import Consent
+from rondo.federation.superlink import SuperLink
+from rondo.federation.supernode import SuperNode, TooLarge
+
+MEGABYTE = bytes(2**20)
+LETTER = message(b"letter")
+TREE = get_object_tree(LETTER)
+CHUNK = TREE.children[0].children[0].children[0].children[0].object_id
+ARRAY = TREE.children[0].children[0].children[0].object_id
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("keys") / "keys"
+    keys.make(["localhost"], ["north"], path, days=10, clients={})
+    return path
+
+
+@pytest.fixture(scope="module")
+def site(folder: Path) -> Iterator[Apart]:
+    site = Apart(folder / "north")
+    with serving(Honest(LETTER), folder / "server") as port:
+        assert site.asks(port)[0] == "letter of 6"  # everything is imported
+    yield site
+    site.close()
+
+
+def endless(*pieces: bytes) -> Iterable[bytes]:
+    return itertools.chain(pieces[:-1], itertools.repeat(pieces[-1]))
+
+
+def drip(head: bytes) -> Iterator[bytes]:
+    yield head
+    while True:
+        time.sleep(0.2)
+        yield b"x"
+
+
+def array(order: Any, *names: str, **changes: Any) -> Any:
+    """Every part of a letter, where an array names chunks in this order."""
+    fields = {"dtype": "uint8", "shape": [6], "stype": "rondo.letter", "arraychunk_ids": order, **changes}
+    body = json.dumps(fields).encode()
+    content = f"Array {','.join(names or [CHUNK])} {len(body)}".encode() + b"\0" + body
+    chunk = b"ArrayChunk  5242880\0" + bytes(5 * 2**20)
+
+    def pull(asked: bytes) -> list[bytes]:
+        return [part(content if PullObjectRequest.FromString(asked).object_id == ARRAY else chunk)]
+
+    return pull
+
+
+def deep(levels: int) -> ObjectTree:
+    tree = ObjectTree(object_id="0" * 64)
+    for _ in range(levels):
+        tree = ObjectTree(object_id="0" * 64, children=[tree])
+    return tree
+
+
+def deeper(levels: int) -> bytes:
+    """An announcement whose tree no parser of protobuf builds."""
+    field = b""
+    for _ in range(levels):
+        field = b"\x12" + varint(len(field)) + field
+    return pulled(LETTER, ObjectTree()) + b"\x1a" + varint(len(field)) + field
+
+
+def varint(number: int) -> bytes:
+    return bytes([number]) if number < 128 else bytes([number % 128 + 128]) + varint(number // 128)
+
+
+WIDE = ObjectTree(object_id="0" * 64, children=[ObjectTree() for _ in range(400_000)])
+HEAD = b"HTTP/1.1 200 OK\r\n"
+BOMB = gzip.compress(bytes(2**30), 9)
+MB = 2**20
+
+CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "gzip of a gigabyte": (
+        {"pull_messages": lambda _: [http(BOMB, "200 OK", "content-encoding: gzip")]},
+        "packed (gzip)",
+    ),
+    "small gzip": (
+        {"pull_messages": lambda _: [http(gzip.compress(b""), "200 OK", "content-encoding: GZIP")]},
+        "packed (gzip)",
+    ),
+    "encoded twice": (
+        {"activate_node": lambda _: [http(b"x", "200 OK", "content-encoding: br", "content-encoding: gzip")]},
+        "packed (br, gzip)",
+    ),
+    "gzip in an error": (
+        {"pull_messages": lambda _: [http(BOMB, "403 Forbidden", "content-encoding: gzip")]},
+        "packed (gzip)",
+    ),
+    "endless body": ({"pull_messages": lambda _: endless(HEAD + b"\r\n", MEGABYTE)}, "more than"),
+    "endless error": (
+        {"pull_messages": lambda _: endless(b"HTTP/1.1 403 No\r\n\r\n", MEGABYTE)},
+        "more than",
+    ),
+    "endless chunks": (
+        {"pull_messages": lambda _: endless(HEAD + b"transfer-encoding: chunked\r\n\r\n", b"1\r\nx\r\n" * 10_000)},
+        "more than",
+    ),
+    "endless part": ({"pull_object": lambda _: endless(HEAD + b"\r\n", MEGABYTE)}, "more than"),
+    "endless headers": ({"pull_messages": lambda _: endless(HEAD, b"a: b\r\n" * 1000)}, "Unreachable: "),
+    "endless header": ({"pull_messages": lambda _: endless(HEAD, b"a: ", b"b" * 1000)}, "Unreachable: "),
+    "endless interim answers": (
+        {"pull_messages": lambda _: endless(b"HTTP/1.1 103 Hints\r\n\r\n" * 1000)},
+        "more than",
+    ),
+    "endless announcement of a size": (
+        {"pull_messages": lambda _: [HEAD + b"content-length: 1" + b"0" * 15 + b"\r\n\r\n", *[MEGABYTE] * 20]},
+        "more than",
+    ),
+    "size of an error that does not come": (
+        {"pull_messages": lambda _: [HEAD + b"content-length: nan\r\n\r\n"]},
+        "Unreachable: ",
+    ),
+    "byte after byte": ({"pull_messages": lambda _: drip(HEAD + b"\r\n")}, "in time"),
+    "header byte after byte": ({"pull_messages": lambda _: drip(HEAD + b"a: ")}, "in time"),
+    "letter byte after byte": ({"pull_object": lambda _: drip(HEAD + b"\r\n")}, "in time"),
+    "silence": ({"pull_messages": lambda _: iter(lambda: time.sleep(30) or b"", None)}, "in time"),
+    "no protobuf": ({"pull_messages": lambda _: [http(b"<html>")]}, "none of a Rondo server"),
+    "no protobuf at first": ({"activate_node": lambda _: [http(b"<html>")]}, "none of a Rondo server"),
+    "redirect": ({"pull_messages": lambda _: [http(b"", "307 Go", "location: http://localhost/")]}, "answers 307"),
+    "redirect at first": ({"activate_node": lambda _: [http(b"", "301 Go", "location: /x")]}, "answers 301"),
+    "error of a gateway": ({"pull_messages": lambda _: [http(b"<html>", "502 Bad Gateway")]}, "answers 502"),
+    "page that is not there": ({"pull_messages": lambda _: [http(b"<html>", "404 Not Found")]}, "answers 404"),
+    "reason of lists": ({"activate_node": lambda _: [http(b"[" * 60_000, "403 No")]}, "answers 403"),
+    "reason of a list": ({"activate_node": lambda _: [http(b'{"detail": [1]}', "403 No")]}, "answers 403"),
+    "reason": ({"activate_node": lambda _: [http(b'{"detail": "go away"}', "403 No")]}, "Refused: go away"),
+    "no HTTP": ({"pull_messages": lambda _: [b"SSH-2.0-OpenSSH\r\n"]}, "Unreachable: "),
+    "status of letters": ({"pull_messages": lambda _: [b"HTTP/1.1 abc OK\r\n\r\n"]}, "Unreachable: "),
+    "another protocol": ({"pull_messages": lambda _: [b"HTTP/1.1 101 Switch\r\nupgrade: x\r\n\r\n"]}, "Unreachable: "),
+    "message without a tree": ({"pull_messages": lambda _: [http(pulled(LETTER, TREE)[:-300])]}, "Unreachable: "),
+    "tree of one object": ({"pull_messages": lambda _: [http(pulled(LETTER, ObjectTree()))]}, "no letter"),
+    "deep tree": ({"pull_messages": lambda _: [http(pulled(LETTER, deep(90)))]}, "none"),
+    "tree beyond all depth": ({"pull_messages": lambda _: [http(deeper(5_000))]}, "Rondo server"),
+    "wide tree": ({"pull_messages": lambda _: [http(pulled(LETTER, WIDE))]}, "no letter"),
+    "time that is none": (
+        {"pull_messages": lambda _: [http(pulled(message(b"", ttl=float("nan")), TREE))]},
+        "no letter",
+    ),
+    "time without an end": (
+        {"pull_messages": lambda _: [http(pulled(message(b"", ttl=1e308, created_at=1e308), TREE))]},
+        "no letter",
+    ),
+    "the same chunk a thousand times": ({"pull_object": array([0] * 1000)}, "TooLarge: "),
+    "chunks without end": ({"pull_object": array([0] * 100_000)}, "no letter"),
+    "chunk beyond the last": ({"pull_object": array([7])}, "no letter"),
+    "chunk of a fraction": ({"pull_object": array([0.5])}, "no letter"),
+    "order that is none": ({"pull_object": array({"0": 0})}, "no letter"),
+    "order that is a number": ({"pull_object": array(float("nan"))}, "no letter"),
+    "order of lists": ({"pull_object": lambda _: [part(b"Array  1\0" + b"[" * 10**6)]}, "no letter"),
+    "order of objects": ({"pull_object": lambda _: [part(b"Array  1\0[" + b"{}," * 300_000 + b"{}]")]}, "no letter"),
+    "array that is its own chunk": ({"pull_object": array([0], ARRAY)}, "no letter"),
+    "part of another type": ({"pull_object": lambda _: [part(b"ConfigRecord  1\0x")]}, "no letter"),
+    "part without a head": ({"pull_object": lambda _: [part(b"Array ")]}, "no letter"),
+    "part that is no protobuf": ({"pull_object": lambda _: [http(b"\xff" * 100)]}, "Rondo server"),
+    "part that is not there": ({"pull_object": lambda _: [part(None)]}, "none"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_answer(folder: Path, site: Apart, case: str) -> None:
+    others, outcome = CASES[case]
+    with serving(Honest(LETTER, **others), folder / "server") as port:
+        told, peak, seconds = site.asks(port, largest=8 * MB)
+    print(f"{case}: {told}; {peak / MB:.0f} MiB, {seconds:.1f} s")
+    assert outcome in told
+    assert len(told) < 300
+    assert peak < 64 * MB
+    assert seconds < 40
+
+
+@pytest.mark.parametrize("kind", ["round", "plan"])
+def test_letter_beyond_the_limit_is_not_fetched(folder: Path, site: Apart, kind: str) -> None:
+    server = Honest(message(random.Random(0).randbytes(40 * MB), kind))
+    with serving(server, folder / "server") as port:
+        told, peak, _ = site.asks(port, largest=12 * MB)
+        assert told == f"TooLarge: a letter of more than {12 * MB} bytes, where the site's owner allows no more"
+        assert server.asked.count("pull-object") == 1 + 3  # the array, and chunks of 5 MiB
+        assert peak < 64 * MB
+        told, peak, _ = site.asks(port, largest=40 * MB)
+        assert told == f"letter of {40 * MB}"
+        assert peak < 4 * 40 * MB
+
+
+def test_letter_of_the_same_chunks(folder: Path, site: Apart) -> None:
+    """A letter of zeros is one chunk, many times, and comes as it is."""
+    with serving(Honest(message(bytes(23 * MB))), folder / "server") as port:
+        assert site.asks(port, largest=23 * MB)[0] == f"letter of {23 * MB}"
+        assert site.asks(port, largest=23 * MB - 1)[0].startswith("TooLarge")
+    for letter in (b"", b"\0", b"a\0b"):
+        with serving(Honest(message(letter)), folder / "server") as port:
+            assert site.asks(port)[0] == f"letter of {len(letter)}"
+
+
+def test_site_tells_of_a_letter_beyond_the_limit_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_sites(tmp_path)
+    server = ServerKeys.read(tmp_path / "keys" / "server")
+    link = SuperLink(lambda: server.roster, ("127.0.0.1", 0), certificate=server.certificate, key=server.key)
+    monkeypatch.setattr(site_program, "SuperNode", lambda address, key, ca, *_: SuperNode(address, key, ca, 10_000))
+    link.start()
+    parties = Parties(tmp_path, port=link.port)
+    try:
+        parties.start("north")
+        for kind, size in (("round", 10_001), ("plan", 10_001), ("round", 100), ("plan", 100)):
+            parties.told.clear()
+            while (number := link.send("north", kind, bytes(size), 60.0, 10_000)) is None:
+                time.sleep(0.05)
+            while (reply := link.reply(number)) is None:
+                assert not parties.errors
+                time.sleep(0.01)
+            reason = Consent.decode(reply).refused if kind == "plan" else Reply.decode(reply).detail
+            too_large = "a letter of more than 10000 bytes, where the site's owner allows no more"
+            assert (reason == too_large) == (size > 10_000)
+            assert (f"not taken: {too_large}" in parties.told) == (size > 10_000)
+    finally:
+        parties.stop("north")
+        link.stop()
+    assert parties.errors == {}
+
+
+@pytest.mark.parametrize("route", ["activate-node", "pull-messages", "pull-object", "push-messages", "push-object"])
+@pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 2000), marks=pytest.mark.slow)], ids=len)
+def test_damaged_answers(folder: Path, route: str, seeds: range) -> None:
+    """Bytes of an honest answer that are changed, left out, repeated or cut: a letter, none, or a reason."""
+    secret = keys.SiteKeys.read(folder / "north").private_key
+    random_ = random.Random()
+
+    def damaged(path: str, body: bytes) -> Iterable[bytes]:
+        answer = b"".join(Honest(LETTER)(path, body))
+        if path != route:
+            return [answer]
+        data = bytearray(answer)
+        for _ in range(random_.randint(1, 8)):
+            at = random_.randrange(len(data))
+            choice = random_.randrange(4)
+            if choice == 0:
+                data[at] = random_.randrange(256)
+            elif choice == 1:
+                del data[at : at + random_.randint(1, 40)]
+            elif choice == 2:
+                data[at:at] = data[at : at + random_.randint(1, 40)] * random_.randint(1, 100)
+            else:
+                data[at:at] = random_.randbytes(random_.randint(1, 40))
+            data = data or bytearray(b"x")
+        return [bytes(data), b"\0" * random_.randint(0, 3)]
+
+    with serving(ending(damaged, route), None) as port:
+        for seed in seeds:
+            random_.seed(seed)
+            try:
+                with SuperNode(f"localhost:{port}", secret, None, 2**20) as node:
+                    message = node.next()
+                    if message is not None:
+                        assert len(content_of(message)) <= 2**20
+                        node.answer(message, b"reply")
+            except (Refused, Unreachable, TooLarge):
+                pass
+            except Exception as error:
+                raise AssertionError(f"seed {seed}") from error
+
+
+def ending(answer: Any, route: str) -> Any:
+    """``answer``, after which the connection ends at ``route``: what is missing does not come."""
+
+    def ended(path: str, body: bytes) -> Iterator[bytes]:
+        yield from answer(path, body)
+        if path == route:
+            raise OSError
+
+    return ended
+
+
+def test_name_of_a_part_is_its_content() -> None:
+    """What the tests above stand on."""
+    assert get_object_id(Honest(LETTER).parts[ARRAY]) == ARRAY
