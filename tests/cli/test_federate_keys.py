@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("cryptography")
 
-from rondo.federation import certificates
 from rondo.federation.keys import ServerKeys, make
-from rondo.federation.roster import Roster
 
 Invoke = Callable[..., tuple[int, str]]
 HOSTS = ["fed.example.org", "127.0.0.1", "::1"]
@@ -72,7 +69,10 @@ MAKE = ("make", "--server", "fed.example.org")
         (("make", "--to", "half", "--clients", "x"), "half/server/server.crt: no such file"),
         (("renew", "--to", "old", "--server", "a:1"), "--server: 'a:1' is neither a host name nor an IP address"),
         (("renew", "--to", "old", "--days", "0"), "--days: should be between 1 and 36500, got 0"),
-        (("renew", "--to", "offline"), "offline/ca/ca.key: no such file: bring the authority's key there for this command"),
+        (
+            ("renew", "--to", "offline"),
+            "offline/ca/ca.key: no such file: bring the authority's key there for this command",
+        ),
         (("renew", "--to", "half"), "half/server/server.crt: no such file"),
         (("renew",), "--to: 'keys/server' is no folder; name one that rondo federate keys make wrote"),
     ],
@@ -115,5 +115,3 @@ def test_make_says_what_to_hand_to_whom(invoke: Invoke) -> None:
     assert code == 0
     assert output.startswith("k/server/roster.json: for the server's host, in place of the one there\nk/late: ")
     assert "ca.key" not in output
-
-

@@ -168,10 +168,7 @@ _WORDS = {str: "a text in quotes", list: "a list [...]", bool: "true or false"}
 
 def short(value: Any) -> str:
     """The beginning of a value of JSON, for a message."""
-    try:
-        text = json.dumps(value)
-    except RecursionError:
-        return "a value of many layers"
+    text = json.dumps(value)
     return text if len(text) <= 40 else f"{text[:40]}..."
 
 
