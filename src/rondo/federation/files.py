@@ -112,8 +112,8 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Keep other commands from changing ``folder``, which may not be there yet. Raises :class:`ConfigError` if one does
-    not end within some seconds."""
+    """Keep other commands from changing ``folder``, which may not be there yet if it is made in one step. Raises
+    :class:`ConfigError` if another command does not end within some seconds."""
     end = time.monotonic() + _LOCK_WAIT
     while True:
         place = _existing(folder)

@@ -70,6 +70,7 @@ def make(name: str, folder: Path, *, ca: Path, clients: Sequence[str] = (), serv
     if not os.path.lexists(ca):
         raise ConfigError.at("--ca", f"no such file: {str(ca)!r}; mend the path")
     authority = certificates.pem(certificates.read_authority(ca))
+    _make_folder(folder)
     with files.alone(folder):
         if is_new := not os.path.lexists(folder / KEY):
             _begin(folder, {"ca.crt": authority, "site.json": about(name, ids, host)})
@@ -100,18 +101,21 @@ def renew(name: str, folder: Path) -> Made:
         return _requested(keys, key, folder / f"{name}.renewal.json", is_new=is_new)
 
 
+def _make_folder(folder: Path) -> None:
+    with files.writing(folder):
+        if not folder.is_dir():
+            durable.make_folder(folder.absolute().parent)
+            folder.mkdir(mode=0o700, exist_ok=True)
+            durable.sync(folder.absolute().parent)
+
+
 def _begin(folder: Path, contents: dict[str, bytes]) -> None:
-    """Make the folder of a site, with the files that come before its key."""
+    """Write the files of a site that come before its key."""
     for file, content in contents.items():
         path = folder / file
         # An earlier call that was cut off has left the same.
         if os.path.lexists(path) and files.content(path) != content:
             raise ConfigError.at(str(path), "is there already and is not overwritten; name another folder by --to")
-    with files.writing(folder):
-        if not folder.exists():
-            durable.make_folder(folder.absolute().parent)
-            folder.mkdir(mode=0o700)
-            durable.sync(folder.absolute().parent)
     for file, content in contents.items():
         files.write(folder / file, content)
 
