@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("cryptography")
 
+from rondo.federation import certificates
 from rondo.federation.keys import ServerKeys, make
 
 Invoke = Callable[..., tuple[int, str]]
@@ -115,3 +116,26 @@ def test_make_says_what_to_hand_to_whom(invoke: Invoke) -> None:
     assert code == 0
     assert output.startswith("k/server/roster.json: for the server's host, in place of the one there\nk/late: ")
     assert "ca.key" not in output
+
+
+def test_make_and_renew_tell_what_to_send_and_to_compare(invoke: Invoke) -> None:
+    code, output = invoke("federate", "keys", *MAKE, "--to", "my keys")
+    assert code == 0
+    authority = certificates.fingerprint(certificates.read(Path("my keys/server/ca.crt")))
+    assert "send my keys/server/ca.crt to every site, by any channel, and compare by telephone:" in output
+    assert "".join(line.replace(" ", "") for line in output.splitlines()[5:9]) == authority
+    assert "rondo federate site keys NAME --ca ca.crt --server fed.example.org\n" in output
+    assert "rondo federate sites add NAME.request.json --keys 'my keys/server'\n" in output
+    assert "private channel" not in output
+    code, output = invoke("federate", "keys", "renew", "--to", "my keys", "--days", "9")
+    assert code == 0
+    end = certificates.read(Path("my keys/server/server.crt")).not_valid_after_utc.date()
+    assert output.startswith(f"my keys/server/server.crt: for fed.example.org, until {end}\n")
+    assert "takes it at its next start" in output
+
+
+def test_help_says_that_keys_of_a_rehearsal_travel(invoke: Invoke) -> None:
+    code, output = invoke("federate", "keys", "make", "--help")
+    assert code == 0
+    words = " ".join(output.replace("│", " ").split())
+    assert "for a rehearsal: new sites of one client each, NAME[,NAME...]. Their private keys are made here" in words

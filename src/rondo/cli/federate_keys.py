@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rondo.cli.process import user_errors
 from rondo.errors import ConfigError, headed, visible
+
+if TYPE_CHECKING:
+    from rondo.federation.roster import Site
 
 keys = typer.Typer(help="Make and renew the authority and the server's certificate.", no_args_is_help=True)
 sites = typer.Typer(help="Add, renew, revoke and show the sites of a federation.", no_args_is_help=True)
@@ -18,6 +22,9 @@ ServerKeys = Annotated[Path, typer.Option("--keys", help="the server's folder of
 Days = Annotated[int, typer.Option(help="days that the key is valid")]
 Name = Annotated[str, typer.Argument(metavar="SITE", help="the site's name")]
 _SERVER_KEYS = Path("keys/server")
+
+_TABLE = 60
+"""Columns of a terminal from which a table of sites can be read."""
 
 
 @keys.command()
@@ -160,7 +167,10 @@ def show(folder: ServerKeys = _SERVER_KEYS) -> None:
         authority = certificates.read(folder / "ca.crt")
         console = plain_console()
         console = console if console.is_terminal else plain_console(width=10_000)
-        console.print(_table(roster.sites, lines=console.is_terminal))
+        if console.is_terminal and console.width < _TABLE:
+            _list(roster.sites)
+        else:
+            console.print(_table(roster.sites, lines=console.is_terminal))
         console.print()
         hosts = ", ".join(certificates.hosts_of(certificate))
         for of, shown in ((f"certificate of {hosts}", certificate), ("authority (ca.crt)", authority)):
@@ -170,7 +180,7 @@ def show(folder: ServerKeys = _SERVER_KEYS) -> None:
         print_fingerprint("authority (ca.crt)", certificates.fingerprint(authority))
 
 
-def _table(known: Any, *, lines: bool) -> Any:
+def _table(known: Sequence[Site], *, lines: bool) -> Any:
     """The sites, each in one line so that grep finds it, or in ``lines``, as many as its fingerprint has."""
     from rich.table import Table
 
@@ -181,9 +191,22 @@ def _table(known: Any, *, lines: bool) -> Any:
         table.add_column(column, overflow="fold")
     for site in known:
         fingerprint = ("\n" if lines else " ").join(certificates.grouped(site.fingerprint))
-        expires = "never" if site.expires is None else site.expires.isoformat()
-        table.add_row(site.name, ", ".join(site.clients), fingerprint, expires, "revoked" if site.revoked else "no")
+        revoked = "revoked" if site.revoked else "no"
+        table.add_row(site.name, ", ".join(site.clients), fingerprint, _end(site), revoked)
     return table
+
+
+def _list(known: Sequence[Site]) -> None:
+    """Print the sites one below the other."""
+    for site in known:
+        print(visible(site.name))
+        print(visible(f"  clients: {', '.join(site.clients)}"))
+        print_fingerprint("key", site.fingerprint)
+        print(f"  expires: {_end(site)}{', revoked' if site.revoked else ''}")
+
+
+def _end(site: Site) -> str:
+    return "never" if site.expires is None else site.expires.isoformat()
 
 
 def print_fingerprint(of: str, digits: str) -> None:

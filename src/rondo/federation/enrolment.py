@@ -6,6 +6,7 @@ after it. Every function raises :class:`~rondo.errors.ConfigError` and has then 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from difflib import get_close_matches
@@ -86,7 +87,9 @@ def _change(folder: Path, change: Callable[[Roster], Roster]) -> None:
     """Replace the roster in ``folder`` by what ``change`` makes of it."""
     path = check_folder(folder) / roster.FILE
     with files.alone(folder):
-        change(Roster.read(path)).write(path)
+        # A server with a certificate of somebody else's authority has its first site added to no roster.
+        is_first = (folder / "server.crt").is_file() and not os.path.lexists(path)
+        change(Roster(()) if is_first else Roster.read(path)).write(path)
 
 
 def _named(old: Roster, name: str, folder: Path, place: str) -> Site:
