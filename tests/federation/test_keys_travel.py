@@ -168,7 +168,8 @@ def test_key_renewed_while_the_server_waits(processes: Carried) -> None:
     assert processes.running.pop("north").wait(timeout=60) == 2
     assert "the server turns it away: this key is not in the server's roster" in processes.log("north")
     (keys / "site.new.key").rename(keys / "site.key")
-    for site in SITES:
-        processes.site(site)
+    processes.site("north")
+    processes.until("north", "connected to", 2)
+    processes.site("south")
     processes.end()
     assert weights(processes.work / "run")
