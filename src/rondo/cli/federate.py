@@ -11,7 +11,7 @@ import typer
 
 from rondo.cli.app import AllowCode, Device, Sets
 from rondo.cli.federate_keys import ServerKeys, keys, names, sites
-from rondo.cli.federate_site import site
+from rondo.cli.federate_site_keys import site_keys
 from rondo.cli.process import quiet_libraries, stoppable, user_errors
 from rondo.cli.run import shown
 from rondo.errors import ConfigError, headed, visible
@@ -19,7 +19,9 @@ from rondo.errors import ConfigError, headed, visible
 federate = typer.Typer(help="Run a federation between real parties.", no_args_is_help=True)
 federate.add_typer(keys, name="keys")
 federate.add_typer(sites, name="sites")
+site = typer.Typer(help="For a site's owner: the site's keys.", no_args_is_help=True)
 federate.add_typer(site, name="site")
+site.command("keys")(site_keys)
 
 
 @federate.command()

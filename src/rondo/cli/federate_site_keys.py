@@ -1,4 +1,4 @@
-"""The commands of a site's owner on what lies at the site (``rondo federate site``)."""
+"""The command by which a site makes its own keys (``rondo federate site keys``)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ from rondo.cli.federate_keys import print_fingerprint
 from rondo.cli.process import user_errors
 from rondo.errors import ConfigError, headed, visible
 
-site = typer.Typer(help="Prepare a site of a federation.", no_args_is_help=True)
 
-
-@site.command()
-def keys(
+def site_keys(
     name: Annotated[str, typer.Argument(help="the site's name")],
     client: Annotated[
         list[str] | None, typer.Option(metavar="ID", help="a client of the site; default: one with the site's name")
@@ -30,16 +27,16 @@ def keys(
 ) -> None:
     """Make the site's own keys, and the request that the server's owner gets. The private key never leaves the site."""
     with user_errors(), headed("rondo federate site keys"):
-        from rondo.federation import site_keys
+        from rondo.federation import site_keys as own_keys
 
         if renew:
             if client or ca is not None or server is not None:
                 raise ConfigError.at("--renew", "changes the key alone; leave out --client, --ca and --server")
-            made = site_keys.renew(name, to)
+            made = own_keys.renew(name, to)
         elif ca is None:
             raise ConfigError.at("--ca", "name the ca.crt that the server's owner sent")
         else:
-            made = site_keys.make(name, to, ca=ca, clients=client or (), server=server)
+            made = own_keys.make(name, to, ca=ca, clients=client or (), server=server)
         _told(made, to, renewed=renew)
 
 
