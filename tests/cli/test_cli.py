@@ -400,6 +400,7 @@ def test_help_and_list_load_no_torch() -> None:
         from rondo.cli import app
         commands = ["--help"], ["--version"], ["list"], ["run", "--help"], ["run", "nope.toml"], ["init", "/no/x.toml"]
         commands += ["show", "config"], ["demo", "--set", "rounds=0"], ["federate", "keys", "make", "--help"]
+        commands += ["federate", "site", "keys", "--help"], ["federate", "sites", "add", "--help"]
         for arguments in (*commands, ["compare", "fedit,rolra"]):
             try:
                 app(arguments)
@@ -414,13 +415,27 @@ def test_help_and_list_load_no_torch() -> None:
     assert "florg" in done.stdout
 
 
-@pytest.mark.parametrize("arguments", [("make", "--clients", "x"), ("revoke", "x"), ("show",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("keys", "make", "--clients", "x"),
+        ("keys", "renew"),
+        ("site", "keys", "x", "--ca", "x"),
+        ("site", "keys", "x", "--renew"),
+        ("sites", "add", "x"),
+        ("sites", "renew", "x"),
+        ("sites", "extend", "x"),
+        ("sites", "revoke", "x"),
+        ("sites", "show"),
+    ],
+    ids=" ".join,
+)
 def test_missing_federation_extra_is_named(arguments: tuple[str, ...]) -> None:
     code = """
         import sys
         sys.modules["cryptography"] = None
         from rondo.cli import app
-        app(["federate", "keys", *sys.argv[1:]])
+        app(["federate", *sys.argv[1:]])
     """
     command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -1,10 +1,9 @@
-"""The commands on a federation's keys: make, revoke and show."""
+"""The commands of the server's owner on keys: make and renew."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ pytest.importorskip("cryptography")
 
 from rondo.federation import certificates
 from rondo.federation.keys import ServerKeys, make
-from rondo.federation.roster import Roster
 
 Invoke = Callable[..., tuple[int, str]]
 HOSTS = ["fed.example.org", "127.0.0.1", "::1"]
@@ -51,7 +49,7 @@ MAKE = ("make", "--server", "fed.example.org")
         ((*MAKE, "--clients", "CA"), "--clients: 'CA' is the name of a folder of the server's owner; choose another"),
         ((*MAKE, "--clients", "server"), "--clients: 'server' is the name of a folder of the server's owner"),
         ((*MAKE, "--clients", "x,x"), "--clients: 'x' is there already, at the site 'x'"),
-        ((*MAKE, "--clients", "x" * 300), "cannot be written: File name too long"),
+        ((*MAKE, "--clients", "x" * 300), "is longer than 128 bytes; choose a shorter one"),
         ((*MAKE, "--clients", "x", "--site", "y=x"), "--clients: 'x' is there already, at the site 'x'"),
         ((*MAKE, "--site", "y"), "--site y: expected NAME=CLIENT[,CLIENT...], for instance north=st-anna,st-mary"),
         ((*MAKE, "--site", "y="), "--site y.0: should be a text"),
@@ -70,12 +68,14 @@ MAKE = ("make", "--server", "fed.example.org")
         (("make", "--to", "old", "--clients", "b"), "--clients: 'b' is there already, at the site 'north'"),
         (("make", "--to", "old", "--clients", "mine"), "--clients: 'old/mine' is there already and is not overwritten"),
         (("make", "--to", "half", "--clients", "x"), "half/server/server.crt: no such file"),
-        (("revoke", "nobody", "--keys", "old/server"), "SITE: no site 'nobody' in old/server/roster.json; there are: "),
-        (("revoke", "nort", "--keys", "old/server"), "SITE: no site 'nort' in old/server/roster.json; did you mean"),
-        (("revoke", "north"), "--keys: 'keys/server' is no folder; name one that rondo federate keys make wrote"),
-        (("revoke",), "Missing argument 'SITE'"),
-        (("show",), "keys/server/roster.json: no such file"),
-        (("show", "--keys", "file"), "cannot be read: Not a directory"),
+        (("renew", "--to", "old", "--server", "a:1"), "--server: 'a:1' is neither a host name nor an IP address"),
+        (("renew", "--to", "old", "--days", "0"), "--days: should be between 1 and 36500, got 0"),
+        (
+            ("renew", "--to", "offline"),
+            "offline/ca/ca.key: no such file: bring the authority's key there for this command",
+        ),
+        (("renew", "--to", "half"), "half/server/server.crt: no such file"),
+        (("renew",), "--to: 'keys/server' is no folder; name one that rondo federate keys make wrote"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, tuple) else "",
 )
@@ -87,6 +87,8 @@ def test_bad_input_is_one_line_and_exit_code_2(
     Path("old/mine").mkdir()
     shutil.copytree(made, "half")
     Path("half/server/server.crt").unlink()
+    shutil.copytree(made, "offline")
+    Path("offline/ca/ca.key").unlink()
     Path("file").touch()
     before = tree(Path())
     code, output = invoke("federate", "keys", *arguments)
@@ -116,22 +118,24 @@ def test_make_says_what_to_hand_to_whom(invoke: Invoke) -> None:
     assert "ca.key" not in output
 
 
-def test_show_lists_sites_and_the_certificate(invoke: Invoke, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = Path(shutil.copytree(made, "keys"))
-    assert invoke("federate", "keys", "revoke", "north", "--keys", folder / "server") == (
-        0,
-        f"revoked the key of north in {folder / 'server/roster.json'}\n",
-    )
-    code, output = invoke("federate", "keys", "show", "--keys", folder / "server")
+def test_make_and_renew_tell_what_to_send_and_to_compare(invoke: Invoke) -> None:
+    code, output = invoke("federate", "keys", *MAKE, "--to", "my keys")
     assert code == 0
-    header, anna, north, _, certificate = (line.split() for line in output.splitlines())
-    assert header == ["site", "clients", "fingerprint", "(SHA-256)", "expires", "revoked"]
-    sites = Roster.read(folder / "server/roster.json").sites
-    assert anna == ["st-anna", "st-anna", sites[0].fingerprint, str(sites[0].expires), "no"]
-    assert north == ["north", "a,", "b", sites[1].fingerprint, str(sites[1].expires), "revoked"]
-    assert certificate[:6] == ["certificate", "of", "fed.example.org,", "127.0.0.1,", "::1:", "valid,"]
-    later = certificates.now() + timedelta(days=1000)
-    monkeypatch.setattr(certificates, "now", lambda: later)
-    code, output = invoke("federate", "keys", "show", "--keys", folder / "server")
+    authority = certificates.fingerprint(certificates.read(Path("my keys/server/ca.crt")))
+    assert "send my keys/server/ca.crt to every site, by any channel, and compare by telephone:" in output
+    assert "".join(line.replace(" ", "") for line in output.splitlines()[5:9]) == authority
+    assert "rondo federate site keys NAME --ca ca.crt --server fed.example.org\n" in output
+    assert "rondo federate sites add NAME.request.json --keys 'my keys/server'\n" in output
+    assert "private channel" not in output
+    code, output = invoke("federate", "keys", "renew", "--to", "my keys", "--days", "9")
     assert code == 0
-    assert "::1: expired, " in output
+    end = certificates.read(Path("my keys/server/server.crt")).not_valid_after_utc.date()
+    assert output.startswith(f"my keys/server/server.crt: for fed.example.org, until {end}\n")
+    assert "takes it at its next start" in output
+
+
+def test_help_says_that_keys_of_a_rehearsal_travel(invoke: Invoke) -> None:
+    code, output = invoke("federate", "keys", "make", "--help")
+    assert code == 0
+    words = " ".join(output.replace("│", " ").split())
+    assert "for a rehearsal: new sites of one client each, NAME[,NAME...]. Their private keys are made here" in words

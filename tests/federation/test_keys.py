@@ -25,7 +25,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from rondo.errors import ConfigError
 from rondo.federation import certificates, keys
-from rondo.federation.keys import ServerKeys, SiteKeys, make, revoke
+from rondo.federation.enrolment import revoke
+from rondo.federation.keys import ServerKeys, SiteKeys, make
 from rondo.federation.roster import Roster, name_fault
 
 HOSTS = ["fed.example.org", "127.0.0.1", "::1"]
@@ -352,7 +353,7 @@ def test_certificates_out_of_their_time_are_refused(folder: Path, clock: Callabl
         assert fault(folder / part).endswith(": set the clock")
     clock(826)
     assert fault(folder / "server").startswith(f"{folder / 'server/server.crt'}: expired on ")
-    assert fault(folder / "server").endswith("make new ones by rondo federate keys make")
+    assert fault(folder / "server").endswith("make another by rondo federate keys renew")
     SiteKeys.read(folder / "north")
     clock(3651)
     for part in ("server", "north"):
@@ -380,10 +381,10 @@ def test_keys_of_another_kind_are_refused(folder: Path) -> None:
     [
         ({"site": "../x"}, ".site: '../x' is used as a folder's name"),
         ({"server": "https://fed.example.org"}, ".server: 'https://fed.example.org' is neither a host name nor"),
-        ({"server": None}, ".server: should be a text in quotes, got null"),
+        ({"server": 3}, ".server: should be a text in quotes, got 3"),
         ({"clients": []}, ".clients: is empty"),
         ({"clients": [["a"]]}, '.clients.0: should be a text in quotes without control characters, got ["a"]'),
-        ({"key": "x"}, ": unknown key 'key'; known: site, server, clients"),
+        ({"key": "x"}, ": unknown key 'key'; known: site, clients, server"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Annotated
 
@@ -55,6 +56,8 @@ def main() -> None:
     - 130: interrupted by SIGINT (^C)
     - 143: interrupted by SIGTERM
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name may have characters that the terminal's encoding has not
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app()
     except KeyboardInterrupt:

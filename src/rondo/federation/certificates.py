@@ -6,11 +6,14 @@ says which key is whose.
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import re
+import ssl
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 
 from rondo.errors import ConfigError
@@ -22,9 +25,17 @@ try:
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.asymmetric.types import (
+        CertificatePublicKeyTypes,
+        PrivateKeyTypes,
+        PublicKeyTypes,
+    )
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ModuleNotFoundError as error:
     raise missing(error) from None
+
+_LONGEST = 36500
+"""Days of the longest validity."""
 
 _AUTHORITY_DAYS = 3650
 """The least that an authority is valid: it outlives several certificates of its server."""
@@ -36,6 +47,13 @@ _SKEW = timedelta(hours=1)
 def now() -> datetime:
     """The time in UTC, in whole seconds, as certificates have it."""
     return datetime.now(UTC).replace(microsecond=0)
+
+
+def last_day(days: int) -> date:
+    """The day (UTC) until which something is valid for ``days``. Raises :class:`ConfigError`."""
+    if not 1 <= days <= _LONGEST:
+        raise ConfigError.at("--days", f"should be between 1 and {_LONGEST}, got {days}")
+    return (now() + timedelta(days=days)).date()
 
 
 def host(text: str) -> str:
@@ -67,19 +85,31 @@ def authority(days: int) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
 
 
 def of_server(
-    hosts: Sequence[str], days: int, issuer_key: ec.EllipticCurvePrivateKey, issuer: x509.Certificate
-) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-    """A new key of the server and its certificate for ``hosts``, valid for ``days`` or until its issuer ends."""
-    key = ec.generate_private_key(ec.SECP384R1())
+    hosts: Sequence[str],
+    days: int,
+    key: CertificatePublicKeyTypes,
+    issuer_key: ec.EllipticCurvePrivateKey,
+    issuer: x509.Certificate,
+) -> x509.Certificate:
+    """The certificate of a server with ``key`` for ``hosts``, valid for ``days`` or until its issuer ends."""
     end = min(now() + timedelta(days=days), issuer.not_valid_after_utc)
-    builder = _builder(
-        issuer.subject, _name("Rondo federation, server"), issuer_key.public_key(), key.public_key(), end
-    )
+    builder = _builder(issuer.subject, _name("Rondo federation, server"), issuer_key.public_key(), key, end)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_usage("digital_signature"), critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     builder = builder.add_extension(x509.SubjectAlternativeName([_general_name(h) for h in hosts]), critical=False)
-    return key, builder.sign(issuer_key, hashes.SHA384())
+    return builder.sign(issuer_key, hashes.SHA384())
+
+
+def fingerprint(certificate: x509.Certificate) -> str:
+    """SHA-256 of a certificate's DER, in hexadecimal: ``openssl x509 -in ca.crt -noout -fingerprint -sha256``."""
+    return hashlib.sha256(certificate.public_bytes(serialization.Encoding.DER)).hexdigest()
+
+
+def grouped(digits: str) -> list[str]:
+    """A fingerprint as four lines of four groups of four digits each, to be read aloud."""
+    lines = (digits[i : i + 16] for i in range(0, len(digits), 16))
+    return [" ".join(line[i : i + 4] for i in range(0, len(line), 4)) for line in lines]
 
 
 def hosts_of(certificate: x509.Certificate) -> tuple[str, ...]:
@@ -105,48 +135,62 @@ def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return content
 
 
-def public_pem(key: ec.EllipticCurvePublicKey) -> bytes:
+def public_pem(key: PublicKeyTypes) -> bytes:
     """The public key as PEM (SubjectPublicKeyInfo)."""
     content: bytes = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     return content
 
 
 def read(path: Path) -> x509.Certificate:
-    """The certificate in a PEM file. Raises :class:`ConfigError`."""
-    content = files.content(path)
+    """The first certificate in a PEM file. Raises :class:`ConfigError`."""
+    return read_chain(path)[0]
+
+
+def read_chain(path: Path) -> list[x509.Certificate]:
+    """The certificates in a PEM file: the server's, then those of authorities between it and the one that sites know.
+    Raises :class:`ConfigError`."""
     try:
-        return x509.load_pem_x509_certificate(content)
+        chain: list[x509.Certificate] = x509.load_pem_x509_certificates(files.content(path))
+        return chain
+    except ConfigError:
+        raise
     except ValueError:
         message = "not a certificate in PEM (-----BEGIN CERTIFICATE-----); put the file of this name in its place"
         raise ConfigError.at(str(path), message) from None
 
 
-def read_private(path: Path) -> ec.EllipticCurvePrivateKey:
-    """The EC private key in a PEM file that its owner alone can read. Raises :class:`ConfigError`."""
+def read_private(path: Path) -> PrivateKeyTypes:
+    """The private key in a PEM file that its owner alone can read. Raises :class:`ConfigError`."""
     content = files.private(path)
     try:
-        key = serialization.load_pem_private_key(content, password=None)
+        return serialization.load_pem_private_key(content, password=None)
     except TypeError:
         message = "has a password, and nobody is there to type it; store it without (openssl pkey -in FILE -out NEW)"
         raise ConfigError.at(str(path), message) from None
     except (ValueError, UnsupportedAlgorithm):
         message = "not a private key in PEM (-----BEGIN PRIVATE KEY-----); put the file of this name in its place"
         raise ConfigError.at(str(path), message) from None
+
+
+def read_curve(path: Path) -> ec.EllipticCurvePrivateKey:
+    """The private key on an elliptic curve in a file, as :func:`read_private` reads it. Raises :class:`ConfigError`."""
+    key = read_private(path)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError.at(str(path), "not a key on an elliptic curve; put the file of this name in its place")
     return key
 
 
 def read_authority(path: Path) -> x509.Certificate:
-    """The authority's certificate in a PEM file, valid today. Raises :class:`ConfigError`."""
+    """The authority's certificate in a PEM file, alone in it, a root, and valid today. Raises :class:`ConfigError`."""
     certificate = read(path)
-    try:
-        basic = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
-        is_authority = bool(basic.ca)
-    except (x509.ExtensionNotFound, ValueError):
-        is_authority = False
-    if not is_authority:
+    if not _is_authority(certificate):
         message = "the certificate of a server, not of an authority; put the ca.crt that was handed out in its place"
+        raise ConfigError.at(str(path), message)
+    # TLS would trust any other in the file as well, and nobody would have compared its fingerprint.
+    if files.content(path).count(b"-----BEGIN ") > 1:
+        raise ConfigError.at(str(path), "holds more than one certificate; leave the authority's alone in it")
+    if not _signed(certificate, certificate):
+        message = "the certificate of an authority that another one signed; put the root's in its place"
         raise ConfigError.at(str(path), message)
     check_time(path, certificate, "make new keys in another folder and hand each site its own")
     return certificate
@@ -162,22 +206,56 @@ def check_time(path: Path, certificate: x509.Certificate, remedy: str) -> None:
         raise ConfigError.at(str(path), message)
 
 
-def check_issuer(path: Path, certificate: x509.Certificate, issuer: x509.Certificate, issuer_path: Path) -> None:
-    """Raise :class:`ConfigError` if ``issuer`` did not sign the certificate."""
+def check_issuer(path: Path, chain: Sequence[x509.Certificate], root: x509.Certificate, root_path: Path) -> None:
+    """Raise :class:`ConfigError` unless each certificate of a chain was signed by the next, the last by ``root``."""
+    links = [*chain, root] if chain[-1] != root else chain
+    if not all(_signed(certificate, issuer) for certificate, issuer in pairwise(links)):
+        message = f"not signed by the authority of {root_path}: take both from one folder of keys"
+        hint = "; certificates of authorities between them follow the server's in its file, in order"
+        raise ConfigError.at(str(path), message + hint)
+
+
+def check_accepted(path: Path, key: Path, root: Path, name: str) -> None:
+    """Raise :class:`ConfigError` if a site that trusts ``root`` would not accept the certificate in ``path`` for the
+    host ``name``: by a handshake of TLS in memory."""
+    to_server, to_site = ssl.MemoryBIO(), ssl.MemoryBIO()
     try:
-        certificate.verify_directly_issued_by(issuer)
-    except (ValueError, TypeError, InvalidSignature):
-        message = f"not signed by the authority of {issuer_path}: take both from one folder of keys"
-        raise ConfigError.at(str(path), message) from None
+        server, site = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        server.load_cert_chain(path, key)
+        site.load_verify_locations(root)
+        ends = (
+            site.wrap_bio(to_site, to_server, server_hostname=name),
+            server.wrap_bio(to_server, to_site, server_side=True),
+        )
+        for end in ends * 3:
+            with suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    except ssl.SSLError as error:
+        reason = getattr(error, "verify_message", None) or error.reason
+        raise ConfigError.at(str(path), f"no site would accept it: {reason}; make another certificate") from None
 
 
-def check_pair(
-    path: Path, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate, certificate_path: Path
-) -> None:
+def check_pair(path: Path, key: PrivateKeyTypes, certificate: x509.Certificate, certificate_path: Path) -> None:
     """Raise :class:`ConfigError` if ``key`` is not the private key of the certificate."""
     if public_pem(key.public_key()) != public_pem(certificate.public_key()):
         message = f"not the private key of {certificate_path}: take both from one folder of keys"
         raise ConfigError.at(str(path), message)
+
+
+def _is_authority(certificate: x509.Certificate) -> bool:
+    try:
+        return bool(certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca)
+    except (x509.ExtensionNotFound, ValueError):
+        return False
+
+
+def _signed(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    """Whether ``issuer`` signed the certificate."""
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+        return False
+    return True
 
 
 def _name(text: str) -> x509.Name:
@@ -195,7 +273,7 @@ def _builder(
     issuer: x509.Name,
     subject: x509.Name,
     issuer_key: ec.EllipticCurvePublicKey,
-    key: ec.EllipticCurvePublicKey,
+    key: CertificatePublicKeyTypes,
     end: datetime,
 ) -> x509.CertificateBuilder:
     """The parts that both certificates have."""

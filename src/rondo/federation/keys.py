@@ -1,10 +1,14 @@
-"""Keys of a federation: made by the server's owner, read by the server and by each site.
+"""Keys of a federation: the server's owner makes the authority and the server's certificate, and server and sites read
+their folders.
 
 A folder of keys::
 
     ca/      ca.key ca.crt                              the authority; ca.key stays offline
     server/  ca.crt server.crt server.key roster.json   for the server
-    SITE/    ca.crt site.key site.json                  for the owner of the site, one folder per site
+    SITE/    ca.crt site.key site.json                  of a site
+
+A site makes its own folder (:mod:`rondo.federation.site_keys`). For a rehearsal on one machine, :func:`make` makes
+those of sites too.
 
 The server proves itself by its certificate (TLS). A site proves itself by its key's signature under each of its
 messages, which the server looks up in the roster.
@@ -17,9 +21,8 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from datetime import timedelta
-from difflib import get_close_matches
+from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 from rondo.errors import ConfigError
@@ -34,9 +37,6 @@ try:
 except ModuleNotFoundError as error:
     raise missing(error) from None
 
-_LONGEST = 36500
-"""Days of the longest validity."""
-
 
 @dataclass(frozen=True)
 class Made:
@@ -44,12 +44,14 @@ class Made:
 
     - ``folder``: the folder of keys.
     - ``hosts``: the server's host names and addresses.
+    - ``fingerprint``: of the authority's certificate.
     - ``authority``, ``certificate``: whether the authority and the server's certificate are new.
     - ``sites``: the new sites.
     """
 
     folder: Path
     hosts: tuple[str, ...]
+    fingerprint: str
     authority: bool
     certificate: bool
     sites: tuple[Site, ...]
@@ -66,16 +68,21 @@ class ServerKeys:
 
     @classmethod
     def read(cls, folder: Path) -> ServerKeys:
-        """Read and check ``folder``: every file is there, the certificate is valid today and signed by the authority,
-        and its owner alone can read the private key. Raises :class:`ConfigError` at the first fault."""
-        folder = _is_folder(folder)
+        """Read and check ``folder``: every file is there, the certificate is valid today and signed by the authority or
+        by others that it signed, sites accept it, and its owner alone can read the private key. Raises
+        :class:`ConfigError` at the first fault."""
+        folder = check_folder(folder)
         keys = cls(folder / "server.crt", folder / "server.key", folder / "ca.crt", Roster.read(folder / roster.FILE))
         authority = certificates.read_authority(keys.ca)
-        certificate = certificates.read(keys.certificate)
-        remedy = f"move {keys.certificate.name} and {keys.key.name} away and make new ones by rondo federate keys make"
-        certificates.check_time(keys.certificate, certificate, remedy)
-        certificates.check_issuer(keys.certificate, certificate, authority, keys.ca)
+        chain = certificates.read_chain(keys.certificate)
+        certificate = chain[0]
+        certificates.check_time(keys.certificate, certificate, "make another by rondo federate keys renew")
+        certificates.check_issuer(keys.certificate, chain, authority, keys.ca)
         certificates.check_pair(keys.key, certificates.read_private(keys.key), certificate, keys.certificate)
+        hosts = certificates.hosts_of(certificate)
+        if not hosts:
+            raise ConfigError.at(str(keys.certificate), "is for no host: it needs the server's as subjectAltName")
+        certificates.check_accepted(keys.certificate, keys.key, keys.ca, hosts[0].replace("*", "any"))
         return keys
 
 
@@ -84,14 +91,14 @@ class SiteKeys:
     """A site's keys.
 
     - ``site``, ``clients``: the site's name, and the ids of its clients.
-    - ``server``: the server's host.
+    - ``server``: the server's host; None if it was left out.
     - ``ca``, ``key``: paths of the authority's certificate and of the private key.
     - ``private_key``: the key itself.
     """
 
     site: str
     clients: tuple[str, ...]
-    server: str
+    server: str | None
     ca: Path
     key: Path
     private_key: ec.EllipticCurvePrivateKey
@@ -100,26 +107,28 @@ class SiteKeys:
     def read(cls, folder: Path) -> SiteKeys:
         """Read and check ``folder``: every file is there, the authority is valid today, and its owner alone can read
         the private key. Raises :class:`ConfigError` at the first fault."""
-        folder = _is_folder(folder)
+        folder = check_folder(folder)
         path = folder / "site.json"
-        about = files.checked(files.json_object(path), str(path), {"site": str, "server": str, "clients": list}, {})
+        about = files.checked(files.json_object(path), str(path), {"site": str, "clients": list}, {"server": str})
         if (fault := roster.name_fault(about["site"])) is not None:
-            raise ConfigError.at(f"{path}.site", f"{about['site']!r} {fault}")
+            raise ConfigError.at(f"{path}.site", f"{files.quoted(about['site'])} {fault}")
+        named = about.get("server")
         try:
-            server = certificates.host(about["server"])
+            server = None if named is None else certificates.host(named)
         except ValueError as error:
             raise ConfigError.at(f"{path}.server", str(error)) from None
         clients = files.texts(about["clients"], f"{path}.clients")
         certificates.read_authority(folder / "ca.crt")
         key = folder / "site.key"
-        return cls(about["site"], clients, server, folder / "ca.crt", key, certificates.read_private(key))
+        return cls(about["site"], clients, server, folder / "ca.crt", key, certificates.read_curve(key))
 
 
 def make(
     server: Sequence[str], sites: Sequence[str], folder: Path, *, days: int, clients: Mapping[str, Sequence[str]]
 ) -> Made:
     """Make keys in ``folder``, all or none: the authority and the server's certificate where they are missing, and a
-    key for each new site. Nothing that is there is changed, but for the roster, which gets the new sites.
+    key for each new site, for a rehearsal. Nothing that is there is changed, but for the roster, which gets the new
+    sites.
 
     ``server``: its host names and IP addresses; clients are told the first. Without: those of its certificate.
     ``days``: how long the certificate and the new sites' keys are valid.
@@ -127,24 +136,54 @@ def make(
 
     Raises :class:`ConfigError`.
     """
-    folder = Path(folder)
-    if not 1 <= days <= _LONGEST:
-        raise ConfigError.at("--days", f"should be between 1 and {_LONGEST}, got {days}")
+    folder, end, hosts = Path(folder), certificates.last_day(days), _hosts(server)
+    with files.alone(folder / "server"):
+        return _make(folder, hosts, sites, days, end, clients)
+
+
+def renew(server: Sequence[str], folder: Path, *, days: int) -> tuple[tuple[str, ...], date]:
+    """Make another certificate for the key of the server that is there, in one step, and return its hosts and its last
+    day. ``folder`` has the authority's private key at ``ca/ca.key``. ``server``: its hosts from now on; without, as
+    before. Raises :class:`ConfigError`."""
+    folder, hosts = Path(folder), _hosts(server)
+    path = check_folder(folder / "server", "--to") / "server.crt"
+    certificates.last_day(days)
+    with files.alone(path.parent):
+        old = certificates.read(path)
+        secret, authority = _authority(folder)
+        certificates.check_issuer(path, [old], authority, path.parent / "ca.crt")
+        hosts = hosts or certificates.hosts_of(old)
+        new = certificates.of_server(hosts, days, old.public_key(), secret, authority)
+        files.write(path, certificates.pem(new))
+    return hosts, new.not_valid_after_utc.date()
+
+
+def _hosts(texts: Sequence[str]) -> tuple[str, ...]:
+    """Hosts as a certificate has them. Raises :class:`ConfigError`."""
     try:
-        hosts = tuple(dict.fromkeys(certificates.host(text) for text in server))
+        return tuple(dict.fromkeys(certificates.host(text) for text in texts))
     except ValueError as error:
         raise ConfigError.at("--server", str(error)) from None
-    new_files, certificate, authority_pem = _server_files(folder, hosts, days)
+
+
+def _make(
+    folder: Path,
+    hosts: tuple[str, ...],
+    sites: Sequence[str],
+    days: int,
+    end: date,
+    clients: Mapping[str, Sequence[str]],
+) -> Made:
+    new_files, certificate, authority = _server_files(folder, hosts, days)
     hosts = hosts or certificates.hosts_of(certificate)
     old = Roster(()) if "ca/ca.crt" in new_files else Roster.read(folder / "server" / roster.FILE)
     secrets = {name: ec.generate_private_key(ec.SECP384R1()) for name in sites}
-    new_sites = _new_sites(secrets, days, sites, clients)
+    new_sites = _new_sites(secrets, end, sites, clients)
     _check_sites(folder, old.sites, new_sites)
     for site in new_sites:
-        about = {"site": site.name, "server": hosts[0], "clients": list(site.clients)}
-        new_files[f"{site.name}/ca.crt"] = authority_pem
+        new_files[f"{site.name}/ca.crt"] = certificates.pem(authority)
         new_files[f"{site.name}/site.key"] = certificates.private_pem(secrets[site.name])
-        new_files[f"{site.name}/site.json"] = (json.dumps(about, indent=2, ensure_ascii=False) + "\n").encode()
+        new_files[f"{site.name}/site.json"] = about(site.name, site.clients, hosts[0])
     if not new_files:
         raise ConfigError.at("--clients", f"nothing to make: {str(folder)!r} has its server's keys; name new sites")
     new_files[f"server/{roster.FILE}"] = Roster((*old.sites, *new_sites)).content()
@@ -153,33 +192,30 @@ def make(
     except OSError as error:
         message = f"{str(error.filename or folder)!r} cannot be written: {error.strerror}; name another folder"
         raise ConfigError.at("--to", message) from None
-    return Made(folder, hosts, "ca/ca.crt" in new_files, "server/server.crt" in new_files, new_sites)
+    fingerprint = certificates.fingerprint(authority)
+    return Made(folder, hosts, fingerprint, "ca/ca.crt" in new_files, "server/server.crt" in new_files, new_sites)
 
 
-def revoke(folder: Path, site: str) -> None:
-    """Mark a site's key as revoked in the roster of the server's ``folder``. Raises :class:`ConfigError`."""
-    path = _is_folder(folder) / roster.FILE
-    old = Roster.read(path)
-    names = [s.name for s in old.sites]
-    if site not in names:
-        near = get_close_matches(site, names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names) or 'none'}"
-        raise ConfigError.at("SITE", f"no site {site!r} in {path}; {hint}")
-    Roster(tuple(replace(s, revoked=True) if s.name == site else s for s in old.sites)).write(path)
+def about(site: str, clients: Sequence[str], server: str | None) -> bytes:
+    """The content of ``site.json``."""
+    tree = {"site": site, "server": server, "clients": list(clients)}
+    return (json.dumps(tree, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-def _is_folder(folder: Path) -> Path:
+def check_folder(folder: Path, option: str = "--keys") -> Path:
+    """``folder``, which ``option`` names. Raises :class:`ConfigError` if it is none."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise ConfigError.at("--keys", f"{str(folder)!r} is no folder; name one that rondo federate keys make wrote")
+        raise ConfigError.at(option, f"{str(folder)!r} is no folder; name one that rondo federate keys make wrote")
     return folder
 
 
-def _server_files(folder: Path, hosts: tuple[str, ...], days: int) -> tuple[dict[str, bytes], x509.Certificate, bytes]:
-    """The files of the authority and the server that are missing, the server's certificate, and the authority's as
-    PEM."""
+def _server_files(
+    folder: Path, hosts: tuple[str, ...], days: int
+) -> tuple[dict[str, bytes], x509.Certificate, x509.Certificate]:
+    """The files of the authority and the server that are missing, the server's certificate, and the authority's."""
     new: dict[str, bytes] = {}
-    server, authority_key = folder / "server", folder / "ca" / "ca.key"
+    server = folder / "server"
     if not any((folder / part).exists() for part in ("ca", "server")):
         secret, authority = certificates.authority(days)
         new["ca/ca.key"], new["ca/ca.crt"] = certificates.private_pem(secret), certificates.pem(authority)
@@ -189,34 +225,45 @@ def _server_files(folder: Path, hosts: tuple[str, ...], days: int) -> tuple[dict
         valid_hosts = certificates.hosts_of(certificate)
         if other := [h for h in hosts if h not in valid_hosts]:
             message = (
-                f"{other[0]!r} is not in {server / 'server.crt'}, which is for {', '.join(valid_hosts)}; leave it out"
+                f"{other[0]!r} is not in {server / 'server.crt'}, which is for {', '.join(valid_hosts)}; leave it out, "
+                f"or make another certificate by rondo federate keys renew"
             )
             raise ConfigError.at("--server", message)
-        return new, certificate, certificates.pem(certificates.read_authority(server / "ca.crt"))
+        return new, certificate, certificates.read_authority(server / "ca.crt")
     else:
-        authority = certificates.read_authority(server / "ca.crt")
-        secret = certificates.read_private(authority_key)
-        certificates.check_pair(authority_key, secret, authority, server / "ca.crt")
+        secret, authority = _authority(folder)
     if not hosts:
         raise ConfigError.at("--server", "name the host at which clients reach the server, as in fed.example.org")
-    key, certificate = certificates.of_server(hosts, days, secret, authority)
+    key = ec.generate_private_key(ec.SECP384R1())
+    certificate = certificates.of_server(hosts, days, key.public_key(), secret, authority)
     new["server/server.crt"], new["server/server.key"] = certificates.pem(certificate), certificates.private_pem(key)
-    return new, certificate, certificates.pem(authority)
+    return new, certificate, authority
+
+
+def _authority(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    """The authority's private key and its certificate. Raises :class:`ConfigError`."""
+    key, certificate = folder / "ca" / "ca.key", folder / "server" / "ca.crt"
+    authority = certificates.read_authority(certificate)
+    if not os.path.lexists(key):
+        message = "no such file: bring the authority's key there for this command, then take it offline again"
+        raise ConfigError.at(str(key), message)
+    secret = certificates.read_curve(key)
+    certificates.check_pair(key, secret, authority, certificate)
+    return secret, authority
 
 
 def _new_sites(
     secrets: Mapping[str, ec.EllipticCurvePrivateKey],
-    days: int,
+    end: date,
     sites: Sequence[str],
     clients: Mapping[str, Sequence[str]],
 ) -> tuple[Site, ...]:
     """Sites as the roster will have them. Raises :class:`ConfigError` if a name or an id cannot be one."""
     for name in (*sites, *clients):
         if (fault := roster.name_fault(name)) is not None:
-            raise ConfigError.at("--clients", f"{name!r} {fault}")
+            raise ConfigError.at("--clients", f"{files.quoted(name)} {fault}")
         if name not in sites:
             raise ConfigError.at("--clients", f"{name!r} has clients and is not among the sites; add it")
-    end = (certificates.now() + timedelta(days=days)).date()
     public = {name: certificates.public_pem(secret.public_key()).decode() for name, secret in secrets.items()}
     return tuple(
         Site(name, public[name], files.texts(clients.get(name, [name]), f"--site {name}"), end) for name in sites
@@ -226,7 +273,7 @@ def _new_sites(
 def _check_sites(folder: Path, old: tuple[Site, ...], new: tuple[Site, ...]) -> None:
     """Raise :class:`ConfigError` if a new site is there already, or has a client of another."""
     if (fault := roster.shared((*old, *new))) is not None:
-        raise ConfigError.at("--clients", fault[2])
+        raise ConfigError.at("--clients", f"{fault[2]}; choose another")
     for site in new:
         if (path := folder / site.name).exists() or path.is_symlink():
             message = f"{str(path)!r} is there already and is not overwritten; choose another name or move it away"

@@ -58,7 +58,7 @@ def link(listening: Listening, told: Callable[[str], None]) -> Iterator[tuple[Su
     tls = {} if listening.insecure else {"certificate": keys.certificate, "key": keys.key}
     clients = {client: site.name for site in keys.roster.sites for client in site.clients}
     if not clients:
-        raise ConfigError.at(str(listening.keys), "its roster has no site: add one by rondo federate keys make")
+        raise ConfigError.at(str(listening.keys), "its roster has no site: add one by rondo federate sites add")
     line = SuperLink(_Watched(listening.keys / FILE).roster, (listening.host, listening.port), **tls)
     try:
         line.start()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -23,7 +24,6 @@ from typing import Any
 from rondo.errors import ConfigError
 from rondo.federation import files
 from rondo.federation.extra import missing
-from rondo.runs.storage import durable
 
 try:
     from cryptography.exceptions import UnsupportedAlgorithm
@@ -36,6 +36,9 @@ FILE = "roster.json"
 
 _CURVES = ("secp256r1", "secp384r1", "secp521r1")
 """Curves that Flower takes (the NIST curves), without those below 128 bits of security."""
+
+_LONGEST_NAME = 128
+"""Bytes of the longest name of a site in UTF-8: files are named after it."""
 
 
 @dataclass(frozen=True)
@@ -96,18 +99,15 @@ class Roster:
         """Read a roster. Raises :class:`ConfigError` at the first fault."""
         path = Path(path)
         tree = files.checked(files.json_object(path), str(path), {"sites": list}, {})
-        sites = tuple(_site(entry, f"{path}: sites.{i}") for i, entry in enumerate(tree["sites"]))
+        sites = tuple(read_site(entry, f"{path}: sites.{i}") for i, entry in enumerate(tree["sites"]))
         if (fault := shared(sites)) is not None:
             i, field, message = fault
-            raise ConfigError.at(f"{path}: sites.{i}.{field}", message)
+            raise ConfigError.at(f"{path}: sites.{i}.{field}", f"{message}; remove it from one place")
         return cls(sites)
 
     def write(self, path: Path) -> None:
         """Replace the file ``path`` in one step. Raises :class:`ConfigError` if it cannot be written."""
-        try:
-            durable.write(Path(path), self.content())
-        except OSError as error:
-            raise ConfigError.at(str(path), f"cannot be written: {error.strerror}; mend its folder's mode") from None
+        files.write(Path(path), self.content())
 
     def content(self) -> bytes:
         """The bytes of the file."""
@@ -131,6 +131,8 @@ def name_fault(name: str) -> str | None:
     """The reason why ``name`` cannot name a site, and so a folder. None: it can."""
     if not name or not name.isprintable() or name != name.strip():
         return "should be a name without control characters, and without space at its ends"
+    if len(name.encode()) > _LONGEST_NAME:
+        return f"is longer than {_LONGEST_NAME} bytes; choose a shorter one"
     if set(name) & set("/\\:,=") or name[0] in ".-":
         return "is used as a folder's name: it may neither hold / \\ : , = nor start with . or -"
     if name.casefold() in ("ca", "server"):
@@ -140,22 +142,31 @@ def name_fault(name: str) -> str | None:
 
 def shared(sites: Sequence[Site]) -> tuple[int, str, str] | None:
     """The first name, key or client of two sites: the second site's number, the field and a message."""
-    owners: dict[tuple[str, str], int] = {}
+    owners: dict[tuple[str, str], tuple[int, str]] = {}
     for i, site in enumerate(sites):
         values = [("name", site.name), ("public_key", site.public_key), *(("clients", c) for c in site.clients)]
         for field, value in values:
-            owner = owners.setdefault((field, value), i)
-            if owner != i or values.count((field, value)) > 1:
-                what = "this key" if field == "public_key" else repr(value)
-                return i, field, f"{what} is there already, at the site {sites[owner].name!r}; remove it from one place"
+            is_key = field == "public_key"
+            owner, other = owners.setdefault((field, value if is_key else alike(value)), (i, value))
+            if owner != i or values.count((field, value)) > 1 or other != value:
+                what = "this key" if is_key else files.quoted(value)
+                but = "" if other == value else f" but for case or Unicode form ({files.quoted(other)})"
+                return i, field, f"{what} is there already{but}, at the site {sites[owner].name!r}"
     return None
 
 
-def _site(entry: Any, place: str) -> Site:
+def alike(name: str) -> str:
+    """The same text for names that are one folder on some disks, or one name when spoken: of another case or Unicode
+    form."""
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+
+
+def read_site(entry: Any, place: str) -> Site:
+    """The site in an entry of a roster. Raises :class:`ConfigError` at ``place``."""
     optional = {"clients": list, "expires": str, "revoked": bool}
     tree = files.checked(entry, place, {"name": str, "public_key": str}, optional)
     if (fault := name_fault(tree["name"])) is not None:
-        raise ConfigError.at(f"{place}.name", f"{tree['name']!r} {fault}")
+        raise ConfigError.at(f"{place}.name", f"{files.quoted(tree['name'])} {fault}")
     try:
         key = canonical(tree["public_key"].encode(errors="replace"))
     except ValueError as error:

@@ -1,0 +1,63 @@
+"""The command by which a site makes its own keys (``rondo federate site keys``)."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rondo.cli.federate_keys import print_fingerprint
+from rondo.cli.process import user_errors
+from rondo.errors import ConfigError, headed, visible
+
+
+def site_keys(
+    name: Annotated[str, typer.Argument(help="the site's name")],
+    client: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="a client of the site; default: one with the site's name")
+    ] = None,
+    ca: Annotated[
+        Path | None, typer.Option(help="the certificate of the federation's authority, from the server's owner")
+    ] = None,
+    server: Annotated[str | None, typer.Option(help="the server's host name or IP address")] = None,
+    to: Annotated[Path, typer.Option(help="the site's folder of keys")] = Path("keys"),
+    renew: Annotated[bool, typer.Option("--renew", help="make a new key beside the one in the folder")] = False,
+) -> None:
+    """Make the site's own keys, and the request that the server's owner gets. The private key never leaves the site."""
+    with user_errors(), headed("rondo federate site keys"):
+        from rondo.federation import site_keys as own_keys
+
+        if renew:
+            if client or ca is not None or server is not None:
+                raise ConfigError.at("--renew", "changes the key alone; leave out --client, --ca and --server")
+            made = own_keys.renew(name, to)
+        elif ca is None:
+            raise ConfigError.at("--ca", "name the ca.crt that the server's owner sent")
+        else:
+            made = own_keys.make(name, to, ca=ca, clients=client or (), server=server)
+        _told(made, to, renewed=renew)
+
+
+def _told(made: Any, to: Path, *, renewed: bool) -> None:
+    """Print what was made, what to compare, and what comes next."""
+    from rondo.federation.site_keys import KEY, NEW_KEY
+
+    key = to / (NEW_KEY if renewed else KEY)
+    print(f"{key}: stays here, nobody else gets it" if made.is_new else f"{key}: is there already and stays as it is")
+    print(visible(f"{made.request}: send it to the server's owner, by any channel"))
+    print(visible(f"  clients: {', '.join(made.site.clients)}"))
+    print("\ncompare with the server's owner by telephone:")
+    print_fingerprint("key", made.site.fingerprint)
+    print_fingerprint("authority (ca.crt)", made.authority)
+    if renewed:
+        print("\nthe key from before counts until the server's owner has run:")
+        print(visible(f"  rondo federate sites renew {shlex.quote(made.request.name)}"))
+        print("then stop the site's program, and start it again after:")
+        print(f"  mv {shlex.quote(str(key))} {shlex.quote(str(to / KEY))}")
+    else:
+        print("\nonce the server's owner has added the site (rondo federate sites add):")
+        host, folder = made.server or "HOST", shlex.quote(str(to))
+        data = "rows.csv" if len(made.site.clients) == 1 else "FOLDER"
+        print(f"  rondo federate client --server {host} --keys {folder} --data {data}")
