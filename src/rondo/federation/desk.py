@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rondo import __version__
 from rondo.config.checks import is_path, own_names
 from rondo.config.inputs import GIVEN
@@ -26,6 +24,7 @@ from rondo.engine.letters import Reply, Request
 from rondo.engine.wire import short
 from rondo.errors import ConfigError, StopRequested
 from rondo.federation.disk import Disk, Log
+from rondo.federation.environment import here
 from rondo.federation.limits import Limits
 from rondo.federation.plan import Consent, NotAPlan, Plan
 from rondo.params import Params
@@ -113,7 +112,7 @@ class Desk:
         if plan.labels is None:
             source = Source(GIVEN, None, own, None)
             names = label_names(resolved(config, source), source)
-            return Consent({name: len(rows) for name, rows in own.items()}, labels=names, environment=_environment())
+            return Consent({name: len(rows) for name, rows in own.items()}, labels=names, environment=here())
         digest = hashlib.sha256(replace(plan, clients=()).encode()).hexdigest()
         if digest != self._plan:
             self.told(f"run {plan.run}: {config.algorithm.name} with {config.model.name}; loading")
@@ -122,7 +121,7 @@ class Desk:
             durable.write(self.folder / _PLAN, plan.encode())
             self.told("ready: " + ", ".join(f"{n} ({len(p.examples)} examples)" for n, p in self.parties.items()))
         clients = {name: len(party.examples) for name, party in self.parties.items()}
-        return Consent(clients, environment=_environment())
+        return Consent(clients, environment=here())
 
     def _config(self, plan: Plan) -> RunConfig:
         """The plan's configuration with this site's data, model and memory. Raises :class:`ConfigError`, and
@@ -227,12 +226,6 @@ def _for_the_server(error: Exception) -> str:
         return str(error)
     keys = ", ".join(dict.fromkeys(p.path for p in error.problems)) if isinstance(error, ConfigError) else ""
     return f"it cannot run the plan as it is{keys and ': ' + keys}; its owner sees why"
-
-
-def _environment() -> dict[str, str]:
-    """Everything about this machine that decides on bits."""
-    cpu = torch.backends.cpu.get_cpu_capability()
-    return {"torch": torch.__version__, "threads": str(torch.get_num_threads()), "cpu": cpu}
 
 
 def _section(plan: Plan, name: str) -> Mapping[str, Any]:

@@ -20,6 +20,7 @@ from rondo.federation.keys import SiteKeys
 from rondo.federation.letter import content_of, kind_of
 from rondo.federation.limits import Limits
 from rondo.federation.listening import PORT, no_seconds
+from rondo.federation.plan import End
 from rondo.federation.supernode import Refused, SuperNode, Unreachable
 from rondo.runs.assemble import find_device
 from rondo.runs.storage import durable
@@ -132,7 +133,10 @@ def _answer(desk: Desk, node: SuperNode, stop: threading.Event, *, stay: bool) -
         kind = kind_of(message)
         node.answer(message, desk.answer(kind, content_of(message)))
         if kind == "end":
-            desk.told("the run is over")
+            reason = End.decode(content_of(message)).reason
+            desk.told(f"the run failed: {reason}" if reason else "the run is over")
+            if not stay and reason:
+                raise ConfigError.at("--server", f"its run failed for good: {reason}")
             if not stay:
                 return False
 
