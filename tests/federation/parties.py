@@ -73,11 +73,13 @@ class Parties:
 
         return self._serve(served, **listening)
 
-    def resume(self, run_dir: Path, observer: Observer | None = None, **listening: Any) -> rondo.RunResult:
+    def resume(
+        self, run_dir: Path, observer: Observer | None = None, *, roster_changed: bool = False, **listening: Any
+    ) -> rondo.RunResult:
         """Serve the run again, with the sites that are there, or those that are started now."""
 
         def served(told: Any, way: Listening) -> rondo.RunResult:
-            return resume(run_dir, way, observer=observer, told=told)
+            return resume(run_dir, way, roster_changed=roster_changed, observer=observer, told=told)
 
         return self._serve(served, **listening)
 

@@ -152,7 +152,7 @@ def test_labels_that_lie(folder: Path, tmp_path: Path, monkeypatch: pytest.Monke
     lying(monkeypatch, lie)
     run = config(folder, rounds=1)
     del run["task"]["labels"]
-    with pytest.raises(rondo.ConfigError, match="not all labels are known(.|\n)*north .ann.: refuses"):
+    with pytest.raises(rondo.ConfigError, match=r"not all labels are known(.|\n)*north \(ann\): refuses"):
         Parties(folder, state=tmp_path).run(run, tmp_path / "run", wait=2.0)
 
 

@@ -215,8 +215,8 @@ def with_clients(
 
 def at_sites(assembly: Assembly, sites: Sites, run: str) -> Elsewhere:
     """The run whose clients are at ``sites``, which have been waited for."""
-    examples = sites.examples()
-    clients = {c: {"train": n, "validation": 0, "labels": None} for c, n in sorted(examples.items())}
+    examples = {c: n for c, n in sorted(sites.examples().items()) if c in assembly.population.members}
+    clients = {c: {"train": n, "validation": 0, "labels": None} for c, n in examples.items()}
     rows = sum(examples.values())
     assembly.population.report.update(clients=clients, rows=rows, rows_used=rows)
     parts = {f.name: getattr(assembly, f.name) for f in fields(assembly)}
