@@ -24,6 +24,7 @@ from rondo.federation.listening import Clients, Listening
 from rondo.federation.roster import Roster
 from rondo.federation.server import serve
 from rondo.report import pictures
+from rondo.runs.progress import Quiet
 from small_runs import save_tiny_bert, settings, write_rows
 
 
@@ -225,3 +226,54 @@ def test_stop_ends_the_wait_and_leaves_the_sites_waiting(folder: Path) -> None:
     assert parties.running["south"][0].is_alive()
     assert not any("the run" in line and "over" in line for line in parties.told)
     parties.stop("south")
+
+
+def with_east(folder: Path) -> None:
+    """A site east with a client dan, and its rows."""
+    keys.make([], ["east"], folder / "keys", days=10, clients={"east": ["dan"]})
+    write_rows(folder / "data" / "east" / "dan.csv", ROWS["bob"])
+
+
+def test_site_that_is_added_while_the_server_waits_takes_part(folder: Path) -> None:
+    parties = Parties(folder, {"south": SITES["south"]})
+
+    def add() -> None:
+        parties.until("south takes part")
+        with_east(folder)
+        parties.start("east")
+        parties.until("east takes part")
+        parties.start("north")
+
+    thread = threading.Thread(target=add)
+    thread.start()
+    result = parties.run(config(folder), folder / "run")
+    thread.join()
+    assert result.history[0]["clients"] == 4
+    assert not parties.errors
+
+
+def test_site_that_is_added_later_waits_for_the_next_run(folder: Path) -> None:
+    parties = Parties(folder)
+
+    class Adding(Quiet):
+        def round_done(self, record: Mapping[str, Any]) -> None:
+            if record["round"] == 0:
+                with_east(folder)
+                parties.start("east")
+                parties.until("east is in the roster since")
+            if record["round"] == 1:
+                parties.stop("east")
+                parties.start("east")
+                time.sleep(1.0)
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        parties.run(config(folder, rounds=3), folder / "run", observer=Adding(), keep=True)
+    lines = [line for line in parties.told if line.startswith("east ")]
+    later = "it takes part from the next run on, or after rondo resume --roster-changed"
+    assert lines == [f"east is in the roster since the run began: {later}"]
+    with pytest.raises(rondo.ConfigError, match="--roster-changed"):
+        parties.resume(folder / "run", keep=True)
+    result = parties.resume(folder / "run", roster_changed=True)
+    assert [r["clients"] for r in result.history] == [3, 3, 4]
+    assert not parties.errors
