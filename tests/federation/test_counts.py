@@ -127,3 +127,39 @@ def test_simulation_and_federation_know_the_same_counts(folder: Path, tmp_path: 
     result = Parties(folder, state=tmp_path).run(run, tmp_path / "run")
     assert isinstance(result, rondo.RunResult)
     assert [r["clients"] for r in result.history] == [3]
+
+
+@pytest.mark.parametrize("lie", [{"accuracy": 1e90}, {"accuracy": 1.1}, {"accuracy": 0.5, "loss": -1e90}])
+def test_scores_better_than_perfect_do_not_count(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: dict[str, float]
+) -> None:
+    """They would choose the round whose adapter is the best."""
+
+    def lied(desk: Any, kind: str | None, letter: bytes) -> bytes:
+        if kind == "round" and Request.decode(letter).scores:
+            return Reply(scores={"clients": lie}).encode()
+        return bytes(desk.answer(kind, letter))
+
+    lying(monkeypatch, lied)
+    data = {"test_source": str(folder / "data" / "test.csv"), "validation_fraction": 0.25}
+    run = config(folder, rounds=1, data=data, evaluation={"clients_every": 1})
+    result = Parties(folder, state=tmp_path).run(run, tmp_path / "run")
+    assert result.history[0]["scores"]["clients"]["per_client"].keys() == {"bob", "cid"}
+
+
+def test_weight_that_a_client_gives_itself_is_computed_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients of HetLoRA weigh their own uploads, by the norm of what is in them."""
+
+    def lie(desk: Any, kind: str | None, letter: bytes) -> bytes:
+        data: bytes = desk.answer(kind, letter)
+        return claiming(data, 15) if kind == "round" else data
+
+    lying(monkeypatch, lie)
+    result = Parties(folder, state=tmp_path).run(
+        config(folder, rounds=1, algorithm={"name": "hetlora"}), tmp_path / "r"
+    )
+    assert result.history[0]["rejected"] == {"bad_weight": 1}
+    (failure,) = result.history[0]["failed"]
+    assert failure["detail"].startswith("15.0, by its tensors it is ")

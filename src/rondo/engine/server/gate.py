@@ -173,6 +173,9 @@ class Gate:
         run_weight = float(examples) if self.weighting == "examples" and not equal else 1.0
         if (equal or math.isnan(trial.weight)) and upload.weight != run_weight:
             raise Rejected("bad_weight", f"{upload.weight}, for {examples} examples it is {run_weight:g}")
+        own = self.algorithm.weight_of(self.state, upload)
+        if own is not None and not math.isclose(own, upload.weight, rel_tol=1e-6):
+            raise Rejected("bad_weight", f"{upload.weight}, by its tensors it is {own:g}")
         return self._bounded(upload)
 
     def _must_expand(self, upload: Upload, trial: Upload) -> None:
