@@ -6,6 +6,7 @@ python federate_demo.py                     # further settings as arguments: rou
 
 import csv
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -34,6 +35,7 @@ target_modules = ["query", "value"]
 text = "text"
 label = "intent"
 max_length = 64
+labels = {labels}
 [data]
 test_source = "test.csv"
 validation_fraction = 0.1
@@ -82,7 +84,9 @@ def write_homes(folder: Path) -> None:
         for part in (SITES[place * len(SITES) // len(names)], "all"):
             write(folder / "data" / part / f"{home}.csv", own)
     write(folder / "test.csv", rows.test)
-    (folder / "config.toml").write_text(CONFIG, encoding="utf-8")
+    # Two sites lack rows of some intents, so the configuration names all classes.
+    labels = sorted({row["intent"] for row in rows.train})
+    (folder / "config.toml").write_text(CONFIG.format(labels=json.dumps(labels)), encoding="utf-8")
 
 
 def write(path: Path, rows: Iterable[Mapping[str, str]]) -> None:

@@ -316,6 +316,11 @@ class Algorithm(ABC, Generic[S]):
             return upload
         return replace(upload, params=pad_rank(upload.params, state.params))
 
+    def weight_of(self, state: S, upload: Upload) -> float | None:
+        """The weight of ``upload`` by its tensors, where clients weigh their uploads so: the server accepts no other.
+        Default: None, and a weight that a client gives its upload is believed."""
+        return None
+
     def finish(self, state: S, mean: Mean, round: Round) -> S:
         """The next state, from the mean. Default: each mean replaces the tensor it averages."""
         new = {**state.params, **cast_like(mean.params, state.params)}

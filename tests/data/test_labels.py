@@ -11,7 +11,7 @@ import datasets
 import pytest
 
 from rondo.config import ConfigError, load
-from rondo.data.labels import find_labels, merged
+from rondo.data.labels import disagreement, find_labels, merged
 from rondo.data.sources import Source
 from rondo.data.tables import rows_of
 
@@ -145,3 +145,38 @@ def test_data_set_that_numbers_its_classes_gives_their_order() -> None:
 )
 def test_labels_of_several_sites_have_one_order(parts: list[tuple[str, ...]], expected: tuple[str, ...]) -> None:
     assert merged(parts) == expected
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ({"a": ("0", "1"), "b": ("1", "0")}, []),
+        ({"a": ("no", "yes"), "b": ("no",)}, ["at a only: 'yes'"]),
+        ({"a": ("no", "yes"), "b": ("no", "Yes")}, [
+            "at b only: 'Yes'", "at a only: 'yes'", "'Yes' and 'yes' differ only by case"
+        ]),
+        ({"a": ("x", "y "), "b": ("x", "y")}, [
+            "at b only: 'y'", "at a only: 'y '", "'y' and 'y ' differ only by blanks"
+        ]),
+        ({"a": ("x", "caf\u00e9"), "b": ("x", "cafe\u0301")}, [
+            "at b only: 'cafe\u0301'",
+            "at a only: 'caf\u00e9'",
+            "'cafe\u0301' and 'caf\u00e9' differ only by their Unicode form",
+        ]),
+        ({"a": ("x", "A b"), "b": ("x", "ab"), "c": ("x",)}, [
+            "at a only: 'A b'", "at b only: 'ab'", "'A b' and 'ab' differ only by case, blanks or Unicode form"
+        ]),
+        ({"a": ("no", "yes", "Yes"), "b": ("no", "yes", "Yes")}, []),
+    ],
+)  # fmt: skip
+def test_labels_that_only_some_parts_have(parts: dict[str, tuple[str, ...]], expected: list[str]) -> None:
+    assert list(disagreement(parts)) == expected
+
+
+def test_many_labels_are_told_in_few_words() -> None:
+    parts = {f"site {i}": (f"label {i}", "x") for i in range(25)}
+    parts["many"] = tuple(f"own {i:03}" for i in range(100))
+    (line,) = [line for line in disagreement(parts) if line.startswith("at many only")]
+    assert line.endswith("'own 019' and 80 more")
+    (line,) = [line for line in disagreement(parts) if line.endswith("'x'")]
+    assert "and 5 more only: 'x'" in line

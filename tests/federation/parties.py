@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -88,11 +89,13 @@ class Parties:
 
         return self._serve(served, **listening)
 
-    def resume(self, run_dir: Path, observer: Observer | None = None, **listening: Any) -> rondo.RunResult:
+    def resume(
+        self, run_dir: Path, observer: Observer | None = None, *, roster_changed: bool = False, **listening: Any
+    ) -> rondo.RunResult:
         """Serve the run again, with the sites that are there, or those that are started now."""
 
         def served(told: Any, way: Listening) -> rondo.RunResult:
-            return resume(run_dir, way, observer=observer, told=told)
+            return resume(run_dir, way, roster_changed=roster_changed, observer=observer, told=told)
 
         return self._serve(served, **listening)
 
@@ -147,6 +150,13 @@ class Parties:
         """Stop ``site`` and wait for it."""
         self.running[site][1].set()
         self.join(site)
+
+    def until(self, text: str, seconds: float = 60.0) -> None:
+        """Wait until a line that begins with ``text`` was told."""
+        end = time.monotonic() + seconds
+        while not any(line.startswith(text) for line in list(self.told)):
+            assert time.monotonic() < end, f"no {text!r}: {self.told}"
+            time.sleep(0.01)
 
     def join(self, site: str) -> None:
         """Wait until ``site`` is over."""

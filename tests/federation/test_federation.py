@@ -175,7 +175,8 @@ def test_server_that_dies_goes_on(folder: Path, tmp_path: Path, stay: bool) -> N
 @pytest.mark.slow
 def test_site_that_never_comes_and_one_that_comes_late(folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
     """A client that is not there is as one that is not sampled."""
-    run = config(folder, algorithm={"name": "rolora"}, rounds=4, task={"labels": ["neg", "pos"]})
+    labels, fewer = {"labels": ["neg", "pos"]}, {"min_clients": 1}
+    run = config(folder, algorithm={"name": "rolora"}, rounds=4, task=labels, clients=fewer)
     there = Simulation.expected
 
     def late(self: Simulation, clients: Any, round: Any, failed: Any) -> Any:

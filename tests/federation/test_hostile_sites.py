@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("flwr")
 
 import safetensors.torch
+from liars import lying
 from parties import ROWS, SITES, Parties, write_sites
 
 import rondo
@@ -26,8 +27,6 @@ from rondo.federation.plan import Consent, Plan
 from rondo.federation.sites import Sites
 from rondo.report import pictures
 from small_runs import save_tiny_bert, settings, write_rows
-
-Lie = Callable[[Desk, str | None, bytes], bytes]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +51,7 @@ def config(folder: Path, **changes: Any) -> dict[str, Any]:
         "partition": {"kind": None, "clients": None},
         "simulation": {"cohort": 1},
         "task": {"labels": ["neg", "pos"]},
-        "clients": {"deadline": 3.0},
+        "clients": {"deadline": 3.0, "min_clients": 1},
         "algorithm": {"name": "fedit"},
     }
     return settings(folder / "bert", **{**own, **changes})
@@ -61,26 +60,6 @@ def config(folder: Path, **changes: Any) -> dict[str, Any]:
 def weights(result: rondo.RunResult) -> dict[str, bytes]:
     tensors = safetensors.torch.load_file(result.run_dir / "adapter" / "adapter_model.safetensors")
     return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
-
-
-def lying(monkeypatch: pytest.MonkeyPatch, lie: Lie) -> None:
-    """North answers by ``lie``, called with the honest desk; other sites answer as they do."""
-    real = Desk.answer
-
-    def answer(self: Desk, kind: str | None, letter: bytes) -> bytes:
-        if "ann" not in self.rows:
-            return real(self, kind, letter)
-        return lie(replace_answer(self, real), kind, letter)
-
-    monkeypatch.setattr(Desk, "answer", answer)
-
-
-def replace_answer(desk: Desk, real: Any) -> Any:
-    class Honest:
-        rows = desk.rows
-        answer = staticmethod(lambda kind, letter: real(desk, kind, letter))
-
-    return Honest
 
 
 def upload_of(reply: bytes) -> bytes:
@@ -173,7 +152,7 @@ def test_labels_that_lie(folder: Path, tmp_path: Path, monkeypatch: pytest.Monke
     lying(monkeypatch, lie)
     run = config(folder, rounds=1)
     del run["task"]["labels"]
-    with pytest.raises(rondo.ConfigError, match="the labels of north are not known"):
+    with pytest.raises(rondo.ConfigError, match=r"not all labels are known(.|\n)*north \(ann\): refuses"):
         Parties(folder, state=tmp_path).run(run, tmp_path / "run", wait=2.0)
 
 
@@ -290,7 +269,7 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Wire, Sites]]:
         told=told.append,
     )
     yield wire, made
-    made.close(over=False)
+    made.close(None)
 
 
 PLAN = Plan("run", {}, (), ("a", "b"), "", "")

@@ -71,7 +71,7 @@ def server(
         shown(settings.rounds, started)
 
 
-def serve_on(settings: Any, run_dir: str, device: str, *, whatever: bool, code: bool) -> None:
+def serve_on(settings: Any, run_dir: str, device: str, *, whatever: bool, code: bool, roster_changed: bool) -> None:
     """Continue the run of a federation in ``run_dir``."""
     from rondo.federation.extra import needed
 
@@ -85,6 +85,7 @@ def serve_on(settings: Any, run_dir: str, device: str, *, whatever: bool, code: 
             device=device,
             allow_nondeterministic=whatever,
             allow_code=code,
+            roster_changed=roster_changed,
             observer=observer,
             told=told,
             stop=stop,

@@ -13,7 +13,7 @@ import typer
 from rondo.cli.app import AllowCode, Device, Sets
 from rondo.cli.process import FAILED, quiet_libraries, stoppable, user_errors
 from rondo.cli.results import exported
-from rondo.errors import headed
+from rondo.errors import ConfigError, headed
 
 
 def run(
@@ -39,6 +39,9 @@ def resume(
         bool, typer.Option("--allow-nondeterministic", help="continue even if threads, versions, model or data differ")
     ] = False,
     allow_code: AllowCode = False,
+    roster_changed: Annotated[
+        bool, typer.Option("--roster-changed", help="continue a federation with the roster as it is now")
+    ] = False,
 ) -> None:
     """Continue a run after its last committed round."""
     with user_errors(), headed("rondo resume"):
@@ -51,8 +54,11 @@ def resume(
         elif (directory.path / "federation.json").is_file():
             from rondo.cli.federate import serve_on
 
-            serve_on(settings, run_dir, device, whatever=allow_nondeterministic, code=allow_code)
+            whatever = allow_nondeterministic
+            serve_on(settings, run_dir, device, whatever=whatever, code=allow_code, roster_changed=roster_changed)
         else:
+            if roster_changed:
+                raise ConfigError.at("--roster-changed", "this run is a simulation, which has no roster: leave it out")
             _run(settings, run_dir, device, sets or (), resumed=True, whatever=allow_nondeterministic, code=allow_code)
 
 
@@ -135,7 +141,6 @@ def init(
     with user_errors():
         from rondo.config import papers
         from rondo.config.load import STARTER
-        from rondo.errors import ConfigError
 
         if paper == "list":
             for name, row in papers.names().items():

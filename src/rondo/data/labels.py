@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
@@ -17,6 +19,8 @@ _FEW = 12
 """So many labels are taken for classes, whatever they look like: half points from 0 to 5, or one row of each."""
 MOST = 1000
 """Largest number of classes."""
+_SHOWN = 20
+"""Most names in a list of a message."""
 
 
 def find_labels(config: RunConfig, source: Source) -> tuple[str, ...]:
@@ -75,6 +79,42 @@ def merged(parts: Iterable[Sequence[str]]) -> tuple[str, ...]:
             return left
         result.append(following)
     return tuple(result)
+
+
+def disagreement(parts: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Everything by which the parts of a run have other labels than each other, as lines: the labels that only some of
+    them have, and labels that look alike. ``parts``: the labels of each part by its name."""
+    holders: dict[str, tuple[str, ...]] = {}
+    for name in in_order({label for labels in parts.values() for label in labels}):
+        holders[name] = tuple(part for part, labels in parts.items() if name in labels)
+    partial = {name: parts_ for name, parts_ in holders.items() if len(parts_) < len(parts)}
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name, of in partial.items():
+        groups.setdefault(of, []).append(name)
+    for of, names in groups.items():
+        yield f"at {_few(of)} only: {_few([repr(name) for name in names])}"
+    alike: dict[str, list[str]] = {}
+    for name in holders:
+        alike.setdefault("".join(unicodedata.normalize("NFKC", name).casefold().split()), []).append(name)
+    for names in alike.values():
+        for first, second in itertools.pairwise(names):
+            if first in partial or second in partial:
+                yield f"{first!r} and {second!r} differ only by {_difference(first, second)}"
+
+
+def _difference(first: str, second: str) -> str:
+    """The kind of difference between two labels that look alike."""
+    if first.casefold() == second.casefold():
+        return "case"
+    if "".join(first.split()) == "".join(second.split()):
+        return "blanks"
+    if unicodedata.normalize("NFKC", first) == unicodedata.normalize("NFKC", second):
+        return "their Unicode form"
+    return "case, blanks or Unicode form"
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def _labels(config: RunConfig, source: Source) -> tuple[dict[str, str], int, str, dict[str, int]]:

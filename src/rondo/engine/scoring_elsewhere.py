@@ -12,6 +12,7 @@ from rondo.engine.network import Network
 from rondo.engine.scoring import Scorer
 from rondo.engine.server.rounds import Server
 from rondo.engine.wire import Rejected
+from rondo.tasks import table as tasks
 
 
 @dataclass(frozen=True)
@@ -54,5 +55,19 @@ class ScorerElsewhere(Scorer):
         self.transport.messenger.send(client.id, request.encode(), LARGEST_HEADER)
 
     def _are_due(self, scores: Mapping[str, Mapping[str, Any]]) -> bool:
-        """Whether these are the kinds of scores that a client owes, each with the task's metrics."""
-        return scores.keys() == set(self.kinds) and all(self.task.primary in metrics for metrics in scores.values())
+        """Whether these are the kinds of scores that a client owes, each with the task's metrics. A score better than
+        perfect is none: it would choose the best round."""
+        kind = tasks.TABLE.get(self.server.config.task.kind)
+        known = {} if kind is None else kind.metrics
+        return scores.keys() == set(self.kinds) and all(
+            self.task.primary in metrics and all(_possible(metrics.get(name), up) for name, up in known.items())
+            for metrics in scores.values()
+        )
+
+
+def _possible(score: float | None, higher_is_better: bool) -> bool:
+    """Whether ``score`` can be one of Rondo's metrics, which are 1 at best, or 0 where lower is better."""
+    return score is None or (score <= 1 + _ROUNDING if higher_is_better else score >= -_ROUNDING)
+
+
+_ROUNDING = 1e-6

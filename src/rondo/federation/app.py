@@ -27,9 +27,19 @@ from rondo.engine.wire import Rejected
 from rondo.errors import ConfigError, Problem
 from rondo.federation.contract import Contract
 from rondo.federation.desk import Desk, Exhausted
-from rondo.federation.elsewhere import ELSEWHERE, assembled, check, gather, labels_of, plan_of, without_rows
+from rondo.federation.elsewhere import (
+    ELSEWHERE,
+    at_sites,
+    check,
+    plan_of,
+    ranks_of,
+    ready,
+    with_clients,
+    without_rows,
+)
+from rondo.federation.gathering import started
 from rondo.federation.letter import KINDS, content_of, kind_of, record
-from rondo.federation.plan import LARGEST, Consent
+from rondo.federation.plan import LARGEST, Consent, End
 from rondo.federation.sites import Sites
 from rondo.runs.loop import Runner
 from rondo.runs.progress import Lines
@@ -114,12 +124,14 @@ def _serve(grid: Grid, context: Context) -> None:
     run = secrets.token_hex(8)
     clients = _clients(line, int(options["nodes"]), wait, plan_of(settings, run, None, "").encode())
     told(f"{len(clients)} clients at {len(set(clients.values()))} nodes")
-    patience, deadline = float(options["patience"]), settings.clients.deadline
-    sites = Sites(line, clients, deadline=deadline, patience=patience, stop=stop, told=told)
+    device = str(options["device"])
+    assembly = ready(settings, device, clients)
+    patience, deadline, most = float(options["patience"]), settings.clients.deadline, settings.admission.max_examples
+    sites = Sites(line, clients, deadline=deadline, patience=patience, stop=stop, told=told, most=most)
     try:
-        labels = labels_of(settings, sites, run, clients, wait)
-        assembly = assembled(settings, str(options["device"]), labels, sites, run, clients)
-        gather(assembly, wait)
+        assembly = started(settings, device, assembly, sites, run, clients, wait, told)
+        ranks = ranks_of(assembly, clients)
+        assembly = at_sites(with_clients(assembly, clients, sites.examples, ranks), sites, run)
         start = assembly.start()
         directory = RunDirectory.create(str(options["run-dir"]) or Path.home() / "rondo-runs" / run, "")
         with locked(directory):
@@ -127,7 +139,7 @@ def _serve(grid: Grid, context: Context) -> None:
             runner = Runner(assembly, start, directory, Lines(sys.stdout, settings.rounds, set()), stop, began)
             told(f"result: {runner.run().run_dir / 'adapter'}")
     finally:
-        sites.close(over=True)
+        sites.close(End())
 
 
 @client.query("plan")

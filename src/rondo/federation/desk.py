@@ -21,7 +21,8 @@ from rondo.federation import audit, terms
 from rondo.federation.audit import Audit
 from rondo.federation.contract import Contract
 from rondo.federation.disk import Disk
-from rondo.federation.joining import Declined, Joining, Offer, environment, for_the_server
+from rondo.federation.environment import here
+from rondo.federation.joining import Declined, Joining, Offer, for_the_server
 from rondo.federation.plan import Consent, End, NotAPlan, Plan
 from rondo.params import Params
 from rondo.runs.assemble import Assembly
@@ -163,14 +164,14 @@ class Desk:
                 raise Declined(reason)
             self._ask(offer)
             if plan.labels is None:
-                return Consent(self.joining.counts(plan), offer.labels, environment=environment())
+                return Consent(self.joining.counts(plan), offer.labels, environment=here())
             assert offer.assembly is not None
             self.parties = self._parties(plan, offer.assembly)
             self._plan, self._run = digest, plan.run
             durable.write(self.folder / _PLAN, plan.encode())
             self.told("ready: " + ", ".join(f"{name} ({count} examples)" for name, count in offer.examples.items()))
         clients = {name: len(party.examples) for name, party in self.parties.items()}
-        return Consent(clients, environment=environment())
+        return Consent(clients, environment=here())
 
     def _ask(self, offer: Offer) -> None:
         """Ask the owner, unless it has consented to such a plan before. Raises :class:`Declined`."""

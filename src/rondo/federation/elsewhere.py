@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from rondo import __version__
 from rondo.algorithm import Client
-from rondo.config.checks import is_path
+from rondo.config.checks import is_path, list_lengths
 from rondo.config.inputs import AT_SITES
 from rondo.config.schema import FaultsConfig, RunConfig
 from rondo.data.client_rows import other_rows, resolved
-from rondo.data.labels import MOST, merged
+from rondo.data.labels import MOST
 from rondo.data.population import Member, Population
-from rondo.data.sources import Source
+from rondo.data.room import Room
+from rondo.data.sources import Source, read_rows
 from rondo.engine.crew import Workers
 from rondo.engine.network import Network
 from rondo.engine.scoring_elsewhere import ScorerElsewhere
@@ -27,9 +28,11 @@ from rondo.errors import ConfigError, Problem
 from rondo.federation.plan import Plan
 from rondo.federation.sites import Sites
 from rondo.params import Params
-from rondo.runs.assemble import Assembly, Federation, Start, assemble
+from rondo.runs.assemble import Assembly, Federation, Start, assemble, looked
+from rondo.runs.samples import check_samples
+from rondo.runs.wrapping import make_algorithm
 from rondo.tasks import table as tasks
-from rondo.tasks.task import Example
+from rondo.tasks.row_checks import value_name, value_problem
 
 ELSEWHERE = ("data.source=", f'data.clients_from="{AT_SITES}"')
 """Overrides that say that the rows are at the sites."""
@@ -88,15 +91,17 @@ class _Roll(Mapping[str, Member]):
     """The clients of a run as the server knows them: sorted by id, without rows. A client that has not been there yet
     has no examples."""
 
-    def __init__(self, names: Sequence[str], sites: Sites, ranks: Sequence[int] | None) -> None:
-        self._names, self._sites, self._ranks = names, sites, ranks
+    def __init__(
+        self, names: Sequence[str], examples: Callable[[], Mapping[str, int]], ranks: Mapping[str, int] | None
+    ) -> None:
+        self._names, self._examples, self._ranks = names, examples, ranks
 
     def __getitem__(self, name: str) -> Member:
         place = bisect_left(self._names, name)
         if place == len(self._names) or self._names[place] != name:
             raise KeyError(name)
-        rank = None if self._ranks is None else self._ranks[place]
-        return Member(Client(name, self._sites.examples().get(name, 0), rank), (), ())
+        rank = None if self._ranks is None else self._ranks[name]
+        return Member(Client(name, self._examples().get(name, 0), rank), (), ())
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -114,68 +119,114 @@ def without_rows(config: RunConfig) -> RunConfig:
     return resolved(config, Source("", None, None, None))
 
 
-def labels_of(config: RunConfig, sites: Sites, run: str, clients: Mapping[str, str], seconds: float) -> tuple[str, ...]:
-    """The label names: those of the configuration, or else of all sites, which are waited for."""
+def ready(config: RunConfig, device: str, clients: Collection[str]) -> Assembly | None:
+    """The run without its clients, as far as it does not need its sites. It is None where label names are asked of the
+    sites: then everything is checked that needs neither labels nor weights. Raises :class:`ConfigError`.
+
+    ``clients``: ids of the clients that are known so far.
+    """
+    check_clients(config, len(clients))
     if not tasks.load(config.task.kind).classes:
-        return ()
+        return loaded(config, device, ())
     if config.task.labels is not None:
-        return tuple(config.task.labels)
-    sites.offer(plan_of(config, run, None, ""))
-    wanted = set(clients.values())
-    if not sites.wait(seconds, lambda: sites.consents().keys() >= wanted):
-        missing = ", ".join(sorted(wanted - sites.consents().keys()))
-        message = f"after {seconds:g} s the labels of {missing} are not known: wait longer, or name them in task.labels"
-        raise ConfigError.at("--wait", message)
-    labels = merged(consent.labels for consent in sites.consents().values())
-    if len(labels) < 2:
-        raise ConfigError.at("task.label", f"the sites have {len(labels)} distinct labels; classification needs two")
-    if len(labels) > MOST:
-        message = f"the sites have {len(labels)} distinct labels, where {MOST} are the most: name them in task.labels"
-        raise ConfigError.at("task.label", message)
-    return labels
+        return loaded(config, device, tuple(config.task.labels))
+    _check_unlabelled(config, clients)
+    return None
 
 
-def assembled(
-    config: RunConfig, device: str, labels: tuple[str, ...], sites: Sites, run: str, clients: Mapping[str, str]
-) -> Elsewhere:
-    """The run, offered to the sites."""
+def check_clients(config: RunConfig, count: int) -> None:
+    """Raise :class:`ConfigError` where ``count`` clients are too few, or not those that lists have values for."""
+    problems = list(list_lengths(config.clients, count))
+    if config.clients.min_clients > count or (config.clients.per_round or 0) > count:
+        message = f"the roster has {count} clients: lower clients.per_round and clients.min_clients"
+        problems.append(Problem("clients", message))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _check_unlabelled(config: RunConfig, clients: Collection[str]) -> None:
+    """Check the method's options, the test sets and the model's structure. The labels of the test sets stand for those
+    of the sites. Raises :class:`ConfigError`."""
+    algorithm = make_algorithm(config)
+    column, names = config.task.label or "", {"0": None, "1": None}
+    for key, file in _test_files(config).items():
+        table = read_rows(file, key, Room(config.data.max_read_mb))
+        found = {value_name(row[column]): None for row in table if value_problem(row, 0, column) is None}
+        other_rows(config, file, tuple(found), key=key)
+        names = found if len(found) > 1 else names
+    labels = list(names)[:MOST]
+    outline = looked(
+        config.model_copy(update={"task": config.task.model_copy(update={"labels": labels})}), algorithm, labels
+    )
+    problems = list(outline.problems)
+    try:
+        client_ranks(config, algorithm, outline.sites, len(clients))
+    except ConfigError as error:
+        problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+
+
+def _test_files(config: RunConfig) -> dict[str, str]:
+    """The files of the test set and of more ones, by key."""
+    files = {} if config.data.test_source is None else {"data.test_source": config.data.test_source}
+    return files | {f"data.more_tests.{name}": file for name, file in config.data.more_tests.items()}
+
+
+def loaded(config: RunConfig, device: str, labels: tuple[str, ...]) -> Assembly:
+    """The run without clients, its model and its test sets loaded. Raises :class:`ConfigError`."""
+    # Before the model, which may take minutes.
+    rows = {key: other_rows(config, file, labels, key=key) for key, file in _test_files(config).items()}
     assembly = assemble(config, device, labels=labels, with_rows=False)
-    names = sorted(clients)
-    if config.clients.min_clients > len(names) or (config.clients.per_round or 0) > len(names):
-        message = f"the roster has {len(names)} clients: lower clients.per_round and clients.min_clients"
-        raise ConfigError.at("clients", message)
-    ranks = client_ranks(config, assembly.algorithm, assembly.model.network.sites.values(), len(names))
-    test: tuple[Example, ...] = ()
-    if config.data.test_source is not None:
-        test = tuple(assembly.task.encode(other_rows(config, config.data.test_source, labels, key="data.test_source")))
-    more = {
-        name: tuple(assembly.task.encode(other_rows(config, file, labels, key=f"data.more_tests.{name}")))
-        for name, file in config.data.more_tests.items()
-    }
-    population = Population(_Roll(names, sites, ranks), test, _report(len(test), labels), more)
+    encoded = {key: tuple(assembly.task.encode(of_file)) for key, of_file in rows.items()}
+    test = encoded.get("data.test_source", ())
+    more = {name: encoded[f"data.more_tests.{name}"] for name in config.data.more_tests}
+    population = Population({}, test, _report(len(test), labels), more)
+    assembly = replace(assembly, population=population)
+    check_samples(assembly)
+    return assembly
+
+
+def ranks_of(
+    assembly: Assembly, clients: Collection[str], before: Mapping[str, int] | None = None
+) -> dict[str, int] | None:
+    """The rank of each client; None where all have the run's. ``before``: the ranks that a run has dealt, which its
+    clients keep. Raises :class:`ConfigError` for a client that has none of them."""
+    if before is not None:
+        if new := sorted(set(clients) - before.keys()):
+            message = f"the run has dealt its ranks, and none to {', '.join(new)}: take these clients into a new run"
+            raise ConfigError.at("clients.ranks", message)
+        return {name: before[name] for name in sorted(clients)}
+    sites = assembly.model.network.sites.values()
+    ranks = client_ranks(assembly.config, assembly.algorithm, sites, len(clients))
+    return None if ranks is None else dict(zip(sorted(clients), ranks, strict=True))
+
+
+def with_clients(
+    assembly: Assembly,
+    clients: Collection[str],
+    examples: Callable[[], Mapping[str, int]],
+    ranks: Mapping[str, int] | None,
+) -> Assembly:
+    """The run with its clients. ``examples``: gives the numbers of examples that are known."""
+    members = _Roll(sorted(clients), examples, ranks)
+    return replace(assembly, population=replace(assembly.population, members=members))
+
+
+def at_sites(assembly: Assembly, sites: Sites, run: str) -> Elsewhere:
+    """The run whose clients are at ``sites``, which have been waited for."""
+    examples = {c: n for c, n in sorted(sites.examples().items()) if c in assembly.population.members}
+    clients = {c: {"train": n, "validation": 0, "labels": None} for c, n in examples.items()}
+    rows = sum(examples.values())
+    assembly.population.report.update(clients=clients, rows=rows, rows_used=rows)
     parts = {f.name: getattr(assembly, f.name) for f in fields(assembly)}
-    elsewhere = Elsewhere(**{**parts, "population": population}, sites=sites, run=run)
-    sites.offer(plan_of(config, run, labels, elsewhere.model_sha256))
-    return elsewhere
+    return Elsewhere(**parts, sites=sites, run=run)
 
 
 def plan_of(config: RunConfig, run: str, labels: tuple[str, ...] | None, model: str) -> Plan:
     """The plan of a run, for a site that is not named yet."""
     absent = None if config.has_factors else {"adapter"}  # the section itself says that factors are trained
     return Plan(run, config.model_dump(mode="json", exclude=absent), None, labels, model, __version__)
-
-
-def gather(assembly: Elsewhere, seconds: float) -> None:
-    """Wait for all clients, or for so long. Raises :class:`ConfigError` if there are too few then."""
-    sites, names = assembly.sites, set(assembly.population.members)
-    if not sites.wait(seconds, lambda: names <= set(sites.present())):
-        there, needed = len(set(sites.present())), assembly.config.clients.min_clients
-        if there < needed:
-            message = f"after {seconds:g} s {there} of {len(names)} clients take part, and clients.min_clients is "
-            raise ConfigError.at("--wait", f"{message}{needed}: wait longer")
-    clients = {c: {"train": n, "validation": 0, "labels": None} for c, n in sorted(sites.examples().items())}
-    rows = sum(sites.examples().values())
-    assembly.population.report.update(clients=clients, rows=rows, rows_used=rows)
 
 
 def _report(test: int, labels: tuple[str, ...]) -> dict[str, Any]:

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rondo import __version__
 from rondo.config.checks import is_path
 from rondo.config.inputs import GIVEN
@@ -23,6 +21,7 @@ from rondo.data.tables import Rows
 from rondo.errors import ConfigError
 from rondo.federation import terms
 from rondo.federation.contract import Contract
+from rondo.federation.environment import here
 from rondo.federation.plan import NotAPlan, Plan
 from rondo.federation.terms import Term
 from rondo.params import num_bytes
@@ -158,11 +157,10 @@ class Joining:
         key = json.dumps([plan.config, labels, sorted(rows)], sort_keys=True)
         if key not in self._loaded:
             alone = {"per_round": None, "min_clients": 1, "ranks": None, "bytes_budget": None}
-            here = config.model_copy(update={"clients": config.clients.model_copy(update=alone)})
+            single = config.model_copy(update={"clients": config.clients.model_copy(update=alone)})
             self._loaded.clear()
-            made = assemble(here, self.device, labels=labels, given=Given(clients=rows))
-            here = made.config.model_copy(update={"clients": config.clients})
-            self._loaded[key] = replace(made, config=here)
+            made = assemble(single, self.device, labels=labels, given=Given(clients=rows))
+            self._loaded[key] = replace(made, config=made.config.model_copy(update={"clients": config.clients}))
         assembly = self._loaded[key]
         if plan.labels is not None and assembly.model_sha256 != plan.model:
             other = assembly.model_sha256
@@ -182,12 +180,6 @@ class Joining:
         return lines
 
 
-def environment() -> dict[str, str]:
-    """Everything about this machine that decides on bits."""
-    cpu = torch.backends.cpu.get_cpu_capability()
-    return {"torch": torch.__version__, "threads": str(torch.get_num_threads()), "cpu": cpu}
-
-
 def for_the_server(error: Exception) -> str:
     """The reason why a site takes no part, without what is in its rows and on its disk."""
     if isinstance(error, Declined | NotAPlan):
@@ -199,7 +191,7 @@ def for_the_server(error: Exception) -> str:
 def _now(counts: Mapping[str, int]) -> list[str]:
     """What would leave with a consent, in sentences."""
     clients = ", ".join(f"{name} ({count})" for name, count in counts.items())
-    where = ", ".join(f"{key} {value}" for key, value in environment().items())
+    where = ", ".join(f"{key} {value}" for key, value in here().items())
     return [f"now: each client's id and number of rows: {clients}", f"now: where this site computes: {where}"]
 
 

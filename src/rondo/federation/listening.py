@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 from rondo.errors import ConfigError, Problem
 from rondo.federation.keys import ServerKeys
-from rondo.federation.roster import FILE, Roster
+from rondo.federation.roster import FILE, Roster, Site
 from rondo.federation.superlink import SuperLink
 
 PORT = 9092
@@ -51,21 +52,81 @@ def no_seconds(time: float) -> str | None:
 
 
 @contextmanager
-def link(listening: Listening, told: Callable[[str], None]) -> Iterator[tuple[SuperLink, dict[str, str]]]:
-    """A SuperLink that serves, and the site of every client."""
-    listening.check()
+def link(listening: Listening, clients: Clients, told: Callable[[str], None]) -> Iterator[SuperLink]:
+    """A SuperLink that serves the sites of ``clients``' roster."""
     keys = ServerKeys.read(listening.keys)
     tls = {} if listening.insecure else {"certificate": keys.certificate, "key": keys.key}
-    clients = {client: site.name for site in keys.roster.sites for client in site.clients}
-    if not clients:
-        raise ConfigError.at(str(listening.keys), "its roster has no site: add one by rondo federate sites add")
-    line = SuperLink(_Watched(listening.keys / FILE).roster, (listening.host, listening.port), **tls)
+    line = SuperLink(clients.roster, (listening.host, listening.port), **tls)
     try:
         line.start()
         told(f"listening on {listening.host}:{line.port} for {len(clients)} clients")
-        yield line, clients
+        yield line
     finally:
         line.stop()
+
+
+class Clients(Mapping[str, str]):
+    """The site of every client of a run: the clients of the roster's valid sites, as the roster is now. Once the run
+    begins, they stay the same."""
+
+    def __init__(self, folder: Path, told: Callable[[str], None]) -> None:
+        """``folder``: the server's keys. Raises :class:`ConfigError` if no site of its roster can take part."""
+        self._told, self._unfit = told, set[str]()
+        self.roster = _Watched(folder / FILE).roster
+        """Gives the roster as it is now."""
+        self._sites: tuple[Site, ...] = ()
+        self._of: Mapping[str, str] = {}
+        self._known: tuple[Roster, date] | None = None
+        self._begun = False
+        if not self._now():
+            names = ", ".join(sorted(self._unfit))
+            fault = f"no site is left in its roster ({names})" if names else "its roster has no site"
+            raise ConfigError.at(str(folder), f"{fault}: add one by rondo federate keys make")
+
+    def begin(self) -> None:
+        """The run begins: its clients stay as they are."""
+        self._now()
+        self._begun = True
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The sites of the clients."""
+        self._now()
+        return self._sites
+
+    def __getitem__(self, client: str) -> str:
+        return self._now()[client]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._now())
+
+    def __len__(self) -> int:
+        return len(self._now())
+
+    def _now(self) -> Mapping[str, str]:
+        if not self._begun:
+            known = self.roster(), datetime.now(UTC).date()
+            if known != self._known:
+                self._known = known
+                self._look(*known)
+        return self._of
+
+    def _look(self, roster: Roster, today: date) -> None:
+        """Take the valid sites of ``roster``, and tell of the others once."""
+        self._sites = roster.valid(today)
+        self._of = {client: site.name for site in self._sites for client in site.clients}
+        valid = {site.name for site in self._sites}
+        for site in roster.sites:
+            if site.name in valid:
+                self._unfit.discard(site.name)
+            elif site.name not in self._unfit:
+                self._unfit.add(site.name)
+                self._told(f"{site.name} is not among the run's sites: {unfit(site)}")
+
+
+def unfit(site: Site) -> str:
+    """The reason why the key of a site that is not valid does not count."""
+    return "its key is revoked" if site.revoked else f"its key expired on {site.expires}"
 
 
 class _Watched:

@@ -6,8 +6,9 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,27 @@ import torch
 from rondo.config.load import load
 from rondo.config.schema import RunConfig
 from rondo.engine.transport import Observer
-from rondo.errors import ConfigError, headed
-from rondo.federation.elsewhere import ELSEWHERE, assembled, check, gather, labels_of, without_rows
-from rondo.federation.listening import Listening, link
+from rondo.errors import ConfigError, RunInterrupted, RunStopped, StopRequested, headed
+from rondo.federation import standing
+from rondo.federation.elsewhere import (
+    ELSEWHERE,
+    at_sites,
+    check,
+    check_clients,
+    loaded,
+    plan_of,
+    ranks_of,
+    ready,
+    with_clients,
+    without_rows,
+)
+from rondo.federation.gathering import gather, started
+from rondo.federation.keys import ServerKeys
+from rondo.federation.listening import Clients, Listening, link
+from rondo.federation.plan import End
+from rondo.federation.record import FILE, Record
 from rondo.federation.sites import Sites
-from rondo.federation.status import RECORD, SITES
+from rondo.federation.standing import Attendance
 from rondo.federation.superlink import SuperLink
 from rondo.runs.assemble import find_device
 from rondo.runs.loop import Runner
@@ -28,8 +45,8 @@ from rondo.runs.progress import Quiet
 from rondo.runs.reopen import check_code
 from rondo.runs.result import RunResult
 from rondo.runs.runner import begin, locked, manifest
-from rondo.runs.samples import check_samples
 from rondo.runs.storage.directory import RunDirectory
+from rondo.runs.storage.durable import written
 from rondo.runs.storage.manifest import environment, must_equal, recorded
 
 
@@ -58,26 +75,32 @@ def serve(
     check(settings)
     find_device(device)
     RunDirectory.check(run_dir)
-    with link(listening, told) as (line, clients):
-        stop = stop or threading.Event()
-        observer = observer or Quiet()
-        observer.phase("loading")
-        run = secrets.token_hex(8)
-        sites = _sites(line, clients, settings, listening, told, stop)
-        settings = without_rows(settings)
-        labels = labels_of(settings, sites, run, clients, listening.wait)
-        assembly = assembled(settings, device, labels, sites, run, clients)
-        check_samples(assembly)
-        gather(assembly, listening.wait)
-        start = assembly.start()
-        directory = RunDirectory.create(run_dir, settings.algorithm.name)
-        with locked(directory):
-            directory.write(RECORD, _record(run, replace(listening, port=line.port)))
-            sites.record = directory.path / SITES
-            begin(directory, assembly)
-            observer.prepared(assembly.population.report)
-            runner = Runner(assembly, start, directory, observer, stop, began)
-            return _finished(runner, sites)
+    listening.check()
+    ServerKeys.read(listening.keys)
+    clients = Clients(listening.keys, told)
+    stop, observer = stop or threading.Event(), observer or Quiet()
+    settings = without_rows(settings)
+    observer.phase("loading")
+    assembly = ready(settings, device, clients)
+    with link(listening, clients, told) as line:
+        record = Record(secrets.token_hex(8), replace(listening, port=line.port))
+        sites = _sites(line, clients, settings, record, listening.patience, told, stop)
+        with _closing(sites):
+            assembly = started(settings, device, assembly, sites, record.run, clients, listening.wait, told)
+            clients.begin()
+            record.enrol(clients.sites)
+            check_clients(settings, len(clients))
+            record.ranks = ranks_of(assembly, clients)
+            assembly = at_sites(with_clients(assembly, clients, sites.examples, record.ranks), sites, record.run)
+            start = assembly.start()
+            directory = RunDirectory.create(run_dir, settings.algorithm.name)
+            with locked(directory):
+                _keep(record, sites, directory)
+                begin(directory, assembly)
+                told(record.bits)
+                observer.prepared(assembly.population.report)
+                seen = Attendance(observer, sites.standings, clients)
+                return Runner(assembly, start, directory, seen, stop, began).run()
 
 
 @headed("rondo resume")
@@ -88,70 +111,111 @@ def resume(
     device: str = "auto",
     allow_nondeterministic: bool = False,
     allow_code: bool = False,
+    roster_changed: bool = False,
     observer: Observer | None = None,
     told: Callable[[str], None] = lambda line: None,
     stop: threading.Event | None = None,
 ) -> RunResult:
     """Continue a federation's run after its last committed round, as :func:`rondo.resume` continues a simulation.
-    ``listening``: as before where it is left out. Raises as :func:`serve` does."""
+    ``listening``: as before where it is left out.
+    ``roster_changed``: go on with the roster as it is now, where its sites or their clients are not those of the run.
+
+    Raises as :func:`serve` does."""
     began = time.perf_counter()
     directory = RunDirectory.open(run_dir)
     with locked(directory):
         if directory.finished:
             history = directory.rounds()
             return RunResult(history, directory.path, history[-1]["scores"], directory.read("summary.json"))
-        record, then, settings = directory.read(RECORD), directory.manifest(), directory.config()
-        listening = listening or _listening(record)
+        record, then, settings = Record.read(directory), directory.manifest(), directory.config()
+        listening = listening or record.listening
         check_code(settings, allow_code, "rondo resume")
         now = {**environment(), "config": recorded(settings), "threads": torch.get_num_threads()}
         must_equal(then, now, whatever=allow_nondeterministic)
         device = str(then.get("device", device)) if device == "auto" else device
-        with link(listening, told) as (line, clients):
-            stop, observer = stop or threading.Event(), observer or Quiet()
-            observer.phase("loading")
-            sites = _sites(line, clients, settings, listening, told, stop)
-            labels = tuple(map(str, then.get("labels", ())))
-            assembly = assembled(settings, device, labels, sites, str(record["run"]), clients)
-            must_equal(then, manifest(assembly), whatever=allow_nondeterministic)
-            sites.record = directory.path / SITES
-            gather(assembly, listening.wait)
-            start = assembly.start()
-            past_skips = allow_nondeterministic
-            runner = Runner(assembly, start, directory, observer, stop, began, resumed=True, past_skips=past_skips)
-            return _finished(runner, sites)
+        listening.check()
+        clients = Clients(listening.keys, told)
+        clients.begin()
+        changes = record.changes_to(clients.roster(), allowed=roster_changed, told=told)
+        stop, observer = stop or threading.Event(), observer or Quiet()
+        observer.phase("loading")
+        check_clients(settings, len(clients))
+        assembly = loaded(settings, device, tuple(map(str, then.get("labels", ()))))
+        ranks = ranks_of(assembly, clients, record.ranks)
+        must_equal(then, manifest(with_clients(assembly, clients, dict, ranks)), whatever=allow_nondeterministic)
+        with link(listening, clients, told) as line:
+            sites = _sites(line, clients, settings, record, listening.patience, told, stop)
+            with _closing(sites):
+                sites.counts |= _counts(directory)
+                sites.offer(plan_of(settings, record.run, assembly.labels, assembly.model_sha256))
+                gather(settings, sites, clients, listening.wait, told, resumed=True)
+                assembly = at_sites(with_clients(assembly, clients, sites.examples, ranks), sites, record.run)
+                start = assembly.start()
+                record.enrol(clients.sites, changes)
+                record.ranks = ranks
+                _keep(record, sites, directory)
+                if changes:
+                    directory.write("partition.json", assembly.population.report)
+                past_skips = allow_nondeterministic
+                seen = Attendance(observer, sites.standings, clients, record.resumed)
+                return Runner(assembly, start, directory, seen, stop, began, resumed=True, past_skips=past_skips).run()
 
 
 def _sites(
     line: SuperLink,
     clients: Mapping[str, str],
     config: RunConfig,
-    listening: Listening,
+    record: Record,
+    patience: float,
     told: Callable[[str], None],
     stop: threading.Event,
 ) -> Sites:
-    deadline = config.clients.deadline
-    return Sites(line, clients, deadline=deadline, patience=listening.patience, stop=stop, told=told)
+    return Sites(
+        line,
+        clients,
+        deadline=config.clients.deadline,
+        patience=patience,
+        stop=stop,
+        told=told,
+        most=config.admission.max_examples,
+        computes=record.computes,
+    )
 
 
-def _finished(runner: Runner, sites: Sites) -> RunResult:
+def _keep(record: Record, sites: Sites, directory: RunDirectory) -> None:
+    """Write, from now on, what is known of the sites."""
+    record.path = directory.path / FILE
+    with written(directory.path):
+        record.write()
+    sites.standings.keep(directory.path / standing.FILE)
+
+
+def _counts(directory: RunDirectory) -> dict[str, int]:
+    """The numbers of examples that the clients had when the run began. Raises :class:`ConfigError`."""
     try:
-        result = runner.run()
-    except BaseException:
-        sites.close(over=False)
+        return {client: int(entry["train"]) for client, entry in directory.read("partition.json")["clients"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise ConfigError.at("RUN_DIR", "partition.json is not one that a server has written") from None
+
+
+@contextmanager
+def _closing(sites: Sites) -> Iterator[None]:
+    """Within, sites are served. They are told the end of the run, unless it was stopped and goes on later."""
+    try:
+        yield
+    except Exception as error:
+        sites.close(None if isinstance(error, StopRequested | RunInterrupted) else End(_for_sites(error)))
         raise
-    sites.close(over=True)
-    return result
+    except BaseException:
+        sites.close(None)
+        raise
+    sites.close(End())
 
 
-def _record(run: str, listening: Listening) -> dict[str, Any]:
-    described = {f.name: getattr(listening, f.name) for f in fields(listening)}
-    return {"run": run, **described, "keys": str(Path(listening.keys).resolve())}
-
-
-def _listening(record: Mapping[str, Any]) -> Listening:
-    """The way in which a run's server was reached. Raises :class:`ConfigError` for another's record."""
-    try:
-        known = {f.name: record[f.name] for f in fields(Listening)}
-        return Listening(**{**known, "keys": Path(known["keys"])})
-    except (KeyError, TypeError):
-        raise ConfigError.at("RUN_DIR", f"{RECORD} is not one that a server has written") from None
+def _for_sites(error: Exception) -> str:
+    """The reason why a run failed, without what is in the server's rows, on its disk, and at other sites."""
+    if isinstance(error, ConfigError):
+        return f"it cannot run as it is ({error.problems[0].path}); its owner sees why"
+    if isinstance(error, RunStopped):
+        return "the run stopped after faults; its owner sees why"
+    return f"the server failed ({type(error).__name__}); its owner sees why"

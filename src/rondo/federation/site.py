@@ -19,7 +19,7 @@ from rondo.federation.joining import Declined, Offer
 from rondo.federation.keys import SiteKeys
 from rondo.federation.letter import content_of, kind_of
 from rondo.federation.listening import no_seconds
-from rondo.federation.plan import NotAPlan, Plan
+from rondo.federation.plan import End, NotAPlan, Plan
 from rondo.federation.reaching import AGAIN, address_of, await_server
 from rondo.federation.supernode import SuperNode, TooLarge
 from rondo.runs.assemble import find_device
@@ -190,7 +190,10 @@ def _answer(desk: Desk, node: SuperNode, stop: threading.Event, *, stay: bool) -
         kind = kind_of(message)
         node.answer(message, desk.answer(kind, content_of(message)))
         if kind == "end":
-            desk.told("the run is over")
+            reason = End.decode(content_of(message)).reason
+            desk.told(f"the run failed: {reason}" if reason else "the run is over")
+            if not stay and reason:
+                raise ConfigError.at("--server", f"its run failed for good: {reason}")
             if not stay:
                 return False
 

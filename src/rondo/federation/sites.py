@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Protocol
 
 from rondo.engine.wire import Rejected, short
 from rondo.errors import StopRequested
-from rondo.federation.plan import LARGEST, Consent, Plan
-from rondo.runs.storage import durable
+from rondo.federation.environment import Environment
+from rondo.federation.plan import LARGEST, Consent, End, Plan
+from rondo.federation.standing import Standings, State
 
 _PAUSE = 0.02
 """Seconds between looks for letters."""
@@ -64,14 +61,13 @@ class Sites:
     """The sites at the other end of ``link``. It is a :class:`rondo.engine.network.Messenger`: clients are those of
     the sites that have consented to the plan.
 
-    ``clients``: the site of every client of the run.
+    ``clients``: the site of every client of the run. It may change until the run begins.
     ``deadline``: seconds that a client may take to answer; None: as long as its site is connected.
     ``patience``: seconds that a site which is not connected is waited for.
+    ``most``: the largest number of examples that a client may claim; None: any.
     ``told``: called with a line of text per change.
-    ``record``: file for the state of each site, written at every change; None as long as there is no place for it.
+    ``computes``: called with a site that takes part and where it computes. Returns a line to tell, if any.
     """
-
-    record: Path | None = None
 
     def __init__(
         self,
@@ -82,17 +78,23 @@ class Sites:
         patience: float,
         stop: threading.Event,
         told: Callable[[str], None],
+        most: int | None = None,
+        computes: Callable[[str, Environment], str | None] = lambda site, environment: None,
     ) -> None:
         self._link, self._site_of, self._deadline, self._patience = link, clients, deadline, patience
-        self._stop, self._told = stop, told
+        self._stop, self._told, self._most, self._computes = stop, told, most, computes
+        self.standings = Standings()
         self._plan: Plan | None = None
         self._offers: dict[str, tuple[str, str]] = {}
         """The number of the last letter with the plan by site, and when the site had connected."""
         self._consents: dict[str, tuple[str, Consent]] = {}
         """Each site's consent, and when the site had connected."""
+        self.counts: dict[str, int] = {}
+        """Numbers of training examples by client, of all sites that ever consented."""
         self._waiting: list[_Letter] = []
-        self._states: dict[str, str] = {}
-        self._since: dict[str, str] = {}
+        self._states: dict[str, tuple[State, str]] = {}
+        self._newcomers: set[str] = set()
+        """Connected sites without a client in the run."""
         self._lock = threading.RLock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._welcome, name="welcome", daemon=True)
@@ -121,7 +123,7 @@ class Sites:
     def examples(self) -> dict[str, int]:
         """Numbers of training examples by client, of all sites that ever consented."""
         with self._lock:
-            return {c: n for _, consent in self._consents.values() for c, n in consent.clients.items()}
+            return dict(self.counts)
 
     def wait(self, seconds: float, enough: Callable[[], bool]) -> bool:
         """Wait until ``enough``, at most ``seconds``; False after them. Raises :class:`StopRequested`."""
@@ -134,17 +136,36 @@ class Sites:
             time.sleep(_PAUSE)
         return True
 
-    def close(self, *, over: bool) -> None:
-        """End. ``over``: the run is finished, and the connected sites are told so."""
+    def states(self) -> dict[str, tuple[State, str]]:
+        """The state of each site, and the reason of one that refuses."""
+        present, consents = self._link.present(), self.consents()
+        states: dict[str, tuple[State, str]] = {}
+        with self._lock:
+            for name in dict.fromkeys(self._site_of.values()):
+                since, consent = self._consents.get(name, ("", None))
+                if name not in present:
+                    states[name] = ("not connected", "")
+                elif name in consents:
+                    states[name] = ("takes part", "")
+                elif consent is not None and consent.refused and since == present[name]:
+                    states[name] = ("refuses", consent.refused)
+                else:
+                    states[name] = ("connected", "")
+        return states
+
+    def close(self, end: End | None) -> None:
+        """End. ``end``: the run is over for good, and the connected sites are told so. None: it will go on, and they
+        wait for it."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join()
-        if not over:
+        if end is None:
             return
-        numbers = [self._link.send(name, "end", b"", 60.0, 0) for name in self._link.present()]
-        end = time.monotonic() + 5
+        letter, here = end.encode(), set(self._site_of.values()) & self._link.present().keys()
+        numbers = [self._link.send(name, "end", letter, 60.0, 0) for name in sorted(here)]
+        until = time.monotonic() + 5
         while (numbers := [n for n in numbers if n is not None and self._link.reply(n) is None]) and (
-            time.monotonic() < end
+            time.monotonic() < until
         ):
             time.sleep(_PAUSE)
 
@@ -154,11 +175,14 @@ class Sites:
             with self._lock:
                 plan = self._plan
                 assert plan is not None
+                of_run = set(self._site_of.values())
                 for name, connected in present.items():
                     number, since = self._offers.get(name, ("", ""))
-                    if since != connected:
-                        self._link.forget(number)
+                    if name not in of_run:
+                        self._newcomer(name)
+                    elif since != connected:
                         clients = tuple(c for c, site in self._site_of.items() if site == name)
+                        self._link.forget(number)
                         letter = replace(plan, clients=clients).encode()
                         number = self._link.send(name, "plan", letter, _DAY, LARGEST) or ""
                         self._offers[name] = (number, connected)
@@ -167,26 +191,24 @@ class Sites:
                     if answer is not None:
                         self._offers[name] = ("", since)
                         self._consents[name] = (since, self._checked(name, plan, answer))
-            self._note(present)
+            self._note()
 
-    def _note(self, present: Mapping[str, str]) -> None:
-        """Tell of sites that went, and write the states of all if any has changed."""
-        consents = self.consents()
-        states = dict.fromkeys(dict.fromkeys(self._site_of.values()), "not connected")
-        for name in states:
-            if name in present:
-                refused = self._consents[name][1].refused if name in self._consents else ""
-                states[name] = "takes part" if name in consents else "refuses" if refused else "connected"
-            elif self._states.get(name, "not connected") != "not connected":
+    def _newcomer(self, name: str) -> None:
+        """Tell, once, of a site that came into the roster after the run had begun."""
+        if name not in self._newcomers:
+            self._newcomers.add(name)
+            later = "it takes part from the next run on, or after rondo resume --roster-changed"
+            self._told(f"{name} is in the roster since the run began: {later}")
+
+    def _note(self) -> None:
+        """Tell of sites that went, and note the states of all."""
+        states = self.states()
+        for name, (state, _) in states.items():
+            before, _ = self._states.get(name, ("not connected", ""))
+            if state == "not connected" != before:
                 self._told(f"{name} is not connected any more")
-        if self.record is not None and (states != self._states or not self.record.exists()):
-            now = datetime.now(UTC).isoformat(timespec="seconds")
-            before = self._since
-            self._since = {n: before[n] if states[n] == self._states.get(n) and n in before else now for n in states}
-            content = {n: {"state": states[n], "since": self._since[n]} for n in states}
-            with suppress(OSError):  # for people; the run does not need it
-                durable.write(self.record, (json.dumps(content, indent=2) + "\n").encode())
         self._states = states
+        self.standings.see(states)
 
     def _checked(self, name: str, plan: Plan, answer: bytes) -> Consent:
         """The consent in ``answer``, as a refusal if it is none for ``plan``."""
@@ -194,16 +216,32 @@ class Sites:
             consent = Consent.decode(answer)
         except Rejected as rejection:
             consent = Consent({}, refused=f"its consent is {rejection}")
-        own = {c for c, site in self._site_of.items() if site == name}
-        if not consent.refused and not consent.clients.keys() <= own:
-            strangers = sorted(consent.clients.keys() - own)
-            consent = Consent({}, refused=f"it answers for {short(strangers)}, which are not its clients in the roster")
+        if not consent.refused and (fault := self._fault(name, plan, consent)) is not None:
+            consent = Consent({}, refused=fault)
         if consent.refused:
-            self._told(f"{name} takes no part: {consent.refused[:500]}")
+            consent = replace(consent, refused=consent.refused[:500])
+            self._told(f"{name} takes no part: {consent.refused}")
         elif plan.labels is not None:
+            for client, count in consent.clients.items():
+                if self.counts.get(client, count) != count:
+                    before = self.counts[client]
+                    self._told(f"{name}: {client!r} has {count} examples from now on, and had {before}")
+            self.counts |= consent.clients
             sizes = ", ".join(f"{c} ({n} examples)" for c, n in consent.clients.items())
             self._told(f"{name} takes part: {sizes}")
+            if (line := self._computes(name, consent.environment)) is not None:
+                self._told(line)
         return consent
+
+    def _fault(self, name: str, plan: Plan, consent: Consent) -> str | None:
+        """The reason why ``consent`` cannot be one of the site ``name``; None if there is none."""
+        own = {c for c, site in self._site_of.items() if site == name}
+        if strangers := sorted(consent.clients.keys() - own):
+            return f"it answers for {short(strangers)}, which are not its clients in the roster"
+        for client, count in consent.clients.items():
+            if plan.labels is not None and self._most is not None and count > self._most:
+                return f"it claims {count} examples for {client!r}, and admission.max_examples is {self._most}"
+        return None
 
     # --- letters --------------------------------------------------------------------------------------------------
 

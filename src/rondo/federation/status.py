@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
 from rondo.errors import ConfigError
+from rondo.federation import record, standing
+from rondo.federation.record import Record
+from rondo.federation.standing import Standing
 from rondo.report.terminal import human_bytes
 from rondo.runs.progress import measured
 from rondo.runs.storage import durable
 from rondo.runs.storage.directory import RunDirectory
 
-RECORD, SITES = "federation.json", "sites.json"
-"""Files of a run directory: how its sites are reached, and the sites as they were when one last came or went."""
-
 
 def status_lines(run_dir: Path) -> Iterator[str]:
     """Lines about the run in ``run_dir``. Raises :class:`ConfigError` if it is not of a federation."""
     directory = RunDirectory.open(run_dir)
-    if not (directory.path / RECORD).is_file():
+    if not (directory.path / record.FILE).is_file():
         raise ConfigError.at("RUN_DIR", f"{str(run_dir)!r} is a simulation: it has no sites")
-    config = directory.config()
+    config, about = directory.config(), Record.read(directory)
     history = directory.rounds() if directory.metrics.is_file() else []
     with durable.locked(directory.path) as idle:
         state = "finished" if directory.finished else "not running" if idle else "running"
@@ -34,13 +33,37 @@ def status_lines(run_dir: Path) -> Iterator[str]:
         yield f"last round: {', '.join(parts)}; in all {human_bytes(up)} up, {human_bytes(down)} down"
         for failure in last["failed"]:
             yield f"  without {failure['client']}: {failure['reason']}: {failure['detail']}"
-    for name, site in _sites(directory).items():
-        yield f"{name}: {site['state']} since {datetime.fromisoformat(site['since']):%Y-%m-%d %H:%M:%S}"
+    for change in about.changes:
+        yield f"the roster changed after round {change['round']}: {'; '.join(change['changes'])}"
+    yield about.bits
+    if state == "not running":
+        yield "the sites as the server last knew them:"
+    for name, site in standing.read(directory.path / standing.FILE).items():
+        yield f"{name}: {_at_end(site) if state == 'finished' else _last_known(site)}"
 
 
-def _sites(directory: RunDirectory) -> dict[str, dict[str, str]]:
+def _at_end(site: Standing) -> str:
+    """A site of a run that is finished."""
+    refused = f"refused: {site.reason}"
+    if site.rounds:
+        took_part = f"took part ({site.rounds} round{'s' if site.rounds > 1 else ''})"
+        return f"{took_part}, then {refused}" if site.state == "refuses" else took_part
+    if site.state == "refuses":
+        return refused
+    return "came, and no upload of it counted" if site.came else "never came"
+
+
+def _last_known(site: Standing) -> str:
+    """A site as it is, or was when its server ended."""
+    state = f"{site.state} since {_time(site.since)}"
+    reason = f": {site.reason}" if site.state == "refuses" else ""
+    answered = f"; it last answered in round {site.last}, at {_time(site.answered)}" if site.last else ""
+    return f"{state}{reason}{answered}"
+
+
+def _time(text: str) -> str:
+    """A time of the record in this machine's zone."""
     try:
-        content = json.loads((directory.path / SITES).read_text(encoding="utf-8"))
-        return {str(n): {"state": str(s["state"]), "since": str(s["since"])} for n, s in content.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
+        return f"{datetime.fromisoformat(text).astimezone():%Y-%m-%d %H:%M:%S}"
+    except ValueError:
+        return "an unknown time"

@@ -195,10 +195,7 @@ def assemble(
             dealt = deal_rows(config, source, labels)
             del source
         labels = tuple(labels or ())
-        outline = look(config, labels, given.model, given.tokenizer)
-        if algorithm.least_squares and outline.task.least_squares is None:
-            message = f"it minimises a squared error exactly, and {config.task.kind} has another loss: "
-            raise ConfigError.at("algorithm.name", message + "take a general method, or task.kind = 'linear'")
+        outline = looked(config, algorithm, labels, given)
         ranks = _ranks(config, algorithm, outline, dealt)
         population = Population({}, (), {})
         if dealt is not None:
@@ -229,6 +226,15 @@ def assemble(
         return Assembly(
             config, target, algorithm, head_policy, labels, outline.task, population, model, initial, prefix
         )
+
+
+def looked(config: RunConfig, algorithm: Algorithm[Any], labels: Sequence[str], given: Given = NOTHING) -> Outline:
+    """The outline of the model, which ``algorithm`` can train. Raises :class:`ConfigError`."""
+    outline = look(config, labels, given.model, given.tokenizer)
+    if algorithm.least_squares and outline.task.least_squares is None:
+        message = f"it minimises a squared error exactly, and {config.task.kind} has another loss: "
+        raise ConfigError.at("algorithm.name", message + "take a general method, or task.kind = 'linear'")
+    return outline
 
 
 def _ranks(

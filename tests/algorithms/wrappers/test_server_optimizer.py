@@ -80,7 +80,7 @@ def test_one_flag_is_enough_to_be_refused(flag: str) -> None:
         ServerStep(Mock(**{**QUALIFIES, flag: not QUALIFIES[flag]}), sgd())
 
 
-@pytest.mark.parametrize(("method", "count"), [("init", 3), ("broadcast", 3), ("expand", 2)])
+@pytest.mark.parametrize(("method", "count"), [("init", 3), ("broadcast", 3), ("expand", 2), ("weight_of", 2)])
 def test_server_step_leaves_the_method_its_arguments(method: str, count: int) -> None:
     inner: Any = Mock(**QUALIFIES)
     state, *rest = (object() for _ in range(count))

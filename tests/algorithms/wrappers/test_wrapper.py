@@ -24,6 +24,7 @@ ARGUMENTS = {
     "client_update": 3,
     "adapt": 3,
     "expand": 2,
+    "weight_of": 2,
     "finish": 3,
     "aggregate": 3,
     "view": 2,
@@ -109,7 +110,7 @@ def without_head(shared: Shared) -> None:
     assert (shared.params, shared.base) == (pick(OWN, body), BASE)
 
 
-@pytest.mark.parametrize("method", ["expand", "finish", "aggregate"])
+@pytest.mark.parametrize("method", ["expand", "weight_of", "finish", "aggregate"])
 def test_local_tensors_leave_the_server_its_arguments(method: str) -> None:
     inner: Any = Mock()
     state = LocalState("the inner state", pick(OWN, head))
@@ -117,7 +118,7 @@ def test_local_tensors_leave_the_server_its_arguments(method: str) -> None:
     result = getattr(Local(inner), method)(state, *rest)
     getattr(inner, method).assert_called_once_with("the inner state", *rest)
     given = getattr(inner, method).return_value
-    assert result == (given if method == "expand" else LocalState(given, state.start))
+    assert result == (given if method in ("expand", "weight_of") else LocalState(given, state.start))
 
 
 def test_local_tensors_are_hidden_from_the_methods() -> None:

@@ -7,7 +7,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from rondo.algorithm import Algorithm, Client, Loss, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.algorithm import Algorithm, Client, Loss, Round, ServerState, Shared, Trainer, Upload, Uploads, Weight
 from rondo.algorithms.parts.scales import module_scales
 from rondo.lowrank import LowRank
 from rondo.params import Params, adapted_modules, cut_rank, down, fixed, module_of, pick, up, whole
@@ -25,8 +25,9 @@ class HetLoRA(Algorithm[ServerState]):
         server:    A <- sum_k q_k pad(A_k)     B <- sum_k q_k pad(B_k)     q_k = m_k / sum_j m_j
 
     A client computes its own norm (by r x r Gram matrices) and sends it as the weight of its upload, so the server's
-    sum stays linear. The norm is that of the change of the weights, so a module counts with its scale; with one scale
-    for all modules the weights are the paper's, |B_k A_k|.
+    sum stays linear. The server computes the norm again before it admits the upload. The norm is that of the change of
+    the weights, so a module counts with its scale; with one scale for all modules the weights are the paper's,
+    |B_k A_k|.
     Fields, where the tail is the part of the factors beyond the first ``keep`` of the ranks, measured by the sum over
     modules of scale * |B_tail| |A_tail|:
     - ``penalty`` adds penalty times the tail to the loss, so trailing ranks fade where they are not needed.
@@ -81,11 +82,10 @@ class HetLoRA(Algorithm[ServerState]):
             faded = self._tails(after, local) < self._tails(start, local)
             local = {n: torch.where(faded.unsqueeze(-1), self._kept(r), r) for n, r in local.items()}
             after = _first(after, local)
-        factors = [(after[f"{path}.s"] * after[f"{path}.B"], after[f"{path}.A"]) for path in adapted_modules(after)]
-        changes = [LowRank(b, a).to(torch.float64) for b, a in factors]
-        norms = torch.stack([m.inner(m) for m in changes]).sum(0).clamp_min(0).sqrt()
-        # All norms are zero if no client has learned anything, but a weight must be positive.
-        return trainer.upload(pick(after, trained), norms.clamp_min(1e-30)), local
+        return trainer.upload(pick(after, trained), _norm(after)), local
+
+    def weight_of(self, state: ServerState, upload: Upload) -> float:
+        return float(_norm({**state.params, **upload.params}))
 
     def view(self, shared: Shared, local: Params) -> Params:
         return pick(_first(shared.params, local), ~fixed)
@@ -108,6 +108,15 @@ class HetLoRA(Algorithm[ServerState]):
     def _kept(self, rank: Tensor) -> Tensor:
         """The ranks that are left when their tails are given up."""
         return (self.keep * rank).round().clamp_min(1).to(rank.dtype)
+
+
+def _norm(params: Params) -> Tensor:
+    """The norm of the change of all modules; a client axis may lead."""
+    factors = [(params[f"{path}.s"] * params[f"{path}.B"], params[f"{path}.A"]) for path in adapted_modules(params)]
+    changes = [LowRank(b, a).to(torch.float64) for b, a in factors]
+    norm = torch.stack([m.inner(m) for m in changes]).sum(0).clamp_min(0).sqrt()
+    # It is zero for all clients if none has learned anything, but a weight must be positive.
+    return norm.clamp_min(1e-30)
 
 
 def _first(params: Params, local: Params) -> dict[str, Tensor]:

@@ -93,6 +93,9 @@ class Local(Wrapper[LocalState]):
     def expand(self, state: LocalState, upload: Upload) -> Upload:
         return self.algorithm.expand(state.inner, upload)
 
+    def weight_of(self, state: LocalState, upload: Upload) -> float | None:
+        return self.algorithm.weight_of(state.inner, upload)
+
     def finish(self, state: LocalState, mean: Mean, round: Round) -> LocalState:
         return replace(state, inner=self.algorithm.finish(state.inner, mean, round))
 

@@ -146,6 +146,9 @@ class ServerStep(Wrapper[ServerStepState]):
     def expand(self, state: ServerStepState, upload: Upload) -> Upload:
         return self.algorithm.expand(state.inner, upload)
 
+    def weight_of(self, state: ServerStepState, upload: Upload) -> float | None:
+        return self.algorithm.weight_of(state.inner, upload)
+
     def finish(self, state: ServerStepState, mean: Mean, round: Round) -> ServerStepState:
         before: Params = state.params
         x = {n: before[n].double() for n in pick(mean.params, ~buffer)}

@@ -115,6 +115,9 @@ class Wrapper(Algorithm[W]):
     def expand(self, state: W, upload: Upload) -> Upload:
         return self.algorithm.expand(state, upload)
 
+    def weight_of(self, state: W, upload: Upload) -> float | None:
+        return self.algorithm.weight_of(state, upload)
+
     def finish(self, state: W, mean: Mean, round: Round) -> W:
         new: W = self.algorithm.finish(state, mean, round)
         return new

@@ -2,8 +2,9 @@
 
 The server knows what it sent to each client, and so which tensors can come back. Any other upload is rejected with a
 typed reason, counted, and changes nothing; the round goes on without it. The checks, in this order: size, header,
-envelope, one upload per client, names, parsing of the tensors, types and shapes, finite values, number of examples and
-weight, norm. Each takes a time in proportion to the bytes.
+envelope, one upload per client, names, number of examples, parsing of the tensors, types and shapes, finite values,
+weight, norm. Each takes a time in proportion to the bytes. The number of examples is the one that the server knew of
+the client when the round began: an upload cannot raise its own weight in the mean.
 """
 
 from __future__ import annotations
@@ -70,8 +71,9 @@ class Gate:
             raise Rejected("wrong_client", f"{short(client.id)}, and it came from {short(sender)}")
         self._once(client, hashlib.sha256(data).digest())
         self._must_have(client, received.names)
-        upload = Upload(replace(client, num_examples=envelope.examples), received.tensors(), envelope.weight)
-        return self._content(upload)
+        if envelope.examples != client.num_examples:
+            raise Rejected("bad_examples", f"{envelope.examples}, and its client has {client.num_examples}")
+        return self._content(Upload(client, received.tensors(), envelope.weight))
 
     def check(self, upload: Upload) -> Upload:
         """An upload that was never bytes, as in a simulation. Raises :class:`~rondo.engine.wire.Rejected`."""
@@ -171,6 +173,9 @@ class Gate:
         run_weight = float(examples) if self.weighting == "examples" and not equal else 1.0
         if (equal or math.isnan(trial.weight)) and upload.weight != run_weight:
             raise Rejected("bad_weight", f"{upload.weight}, for {examples} examples it is {run_weight:g}")
+        own = self.algorithm.weight_of(self.state, upload)
+        if own is not None and not math.isclose(own, upload.weight, rel_tol=1e-6):
+            raise Rejected("bad_weight", f"{upload.weight}, by its tensors it is {own:g}")
         return self._bounded(upload)
 
     def _must_expand(self, upload: Upload, trial: Upload) -> None:

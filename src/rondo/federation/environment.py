@@ -1,0 +1,34 @@
+"""Where server and sites compute. A federation has the bits of a simulation if all compute alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+Environment = Mapping[str, str]
+"""``torch``, ``threads`` and ``cpu`` (its instructions)."""
+
+
+def here() -> dict[str, str]:
+    """Everything about this process that decides on bits."""
+    cpu = torch.backends.cpu.get_cpu_capability()
+    return {"torch": torch.__version__, "threads": str(torch.get_num_threads()), "cpu": cpu}
+
+
+def differences(server: Environment, site: Environment) -> dict[str, str]:
+    """The entries of a site's environment that are not the server's; empty texts where the site does not tell."""
+    return {key: site.get(key, "") for key in server if site.get(key, "") != server[key]}
+
+
+def said(server: Environment, sites: Mapping[str, Environment]) -> str:
+    """Whether the bits are those of a simulation, as a line. ``sites``: the :func:`differences` of each site."""
+    others = {name: differing for name, differing in sites.items() if differing}
+    if not others:
+        return f"the bits are those of a simulation: all have {_listed(server)}"
+    shown = "; ".join(f"{name} has {_listed(differing)}" for name, differing in sorted(others.items()))
+    return f"the bits may not be those of a simulation: the server has {_listed(server)}; {shown}"
+
+
+def _listed(environment: Environment) -> str:
+    return ", ".join(f"{key} {value or 'unknown'}" for key, value in environment.items())

@@ -1,0 +1,168 @@
+"""The start of a federation's run: its sites are waited for, and agree on the labels."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+
+from rondo.config.schema import RunConfig
+from rondo.data.labels import MOST, disagreement, merged
+from rondo.errors import ConfigError, Problem
+from rondo.federation.elsewhere import loaded, plan_of
+from rondo.federation.sites import Sites
+from rondo.runs.assemble import Assembly
+
+_SHOWN = 5
+"""Most sites in a line."""
+_BETWEEN = 1.0
+"""Seconds between lines about the wait."""
+_LONGEST = 20_000
+"""Characters of label names up to which a line to paste is printed."""
+
+
+def started(
+    config: RunConfig,
+    device: str,
+    assembly: Assembly | None,
+    sites: Sites,
+    run: str,
+    clients: Mapping[str, str],
+    seconds: float,
+    told: Callable[[str], None],
+) -> Assembly:
+    """Offer the run to its sites and wait for them, so many ``seconds`` at most. Returns the run without its clients.
+    Raises :class:`ConfigError`.
+
+    ``assembly``: the same where the labels are known; None asks the sites for them first."""
+    if assembly is None:
+        sites.offer(plan_of(config, run, None, ""))
+        assembly = loaded(config, device, _agreed_labels(sites, clients, seconds, told))
+    sites.offer(plan_of(config, run, assembly.labels, assembly.model_sha256))
+    gather(config, sites, clients, seconds, told)
+    return assembly
+
+
+def _agreed_labels(
+    sites: Sites, clients: Mapping[str, str], seconds: float, told: Callable[[str], None]
+) -> tuple[str, ...]:
+    """The label names of all sites, which are asked for them and waited for. Raises :class:`ConfigError` if a site does
+    not tell its labels within so many ``seconds``, or if they are not the same at all sites."""
+    waiting = _Waiting(sites, clients, len(clients), seconds, told)
+
+    def all_have_told() -> bool:
+        return sites.consents().keys() >= set(clients.values()) or waiting.tell()
+
+    if not sites.wait(seconds, all_have_told):
+        consents = sites.consents()
+        missing = [problem for name, problem in _missing(sites, clients).items() if name not in consents]
+        message = f"after {seconds:g} s not all labels are known: wait longer, or name them in task.labels"
+        raise ConfigError([Problem("--wait", message), *missing])
+    parts = {name: consent.labels for name, consent in sites.consents().items()}
+    labels = merged(parts.values())
+    if len(labels) < 2:
+        raise ConfigError.at("task.label", f"the sites have {len(labels)} distinct labels; classification needs two")
+    if len(labels) > MOST:
+        message = f"the sites have {len(labels)} distinct labels, where {MOST} are the most: name them in task.labels"
+        raise ConfigError.at("task.label", message)
+    if faults := list(disagreement(parts)):
+        message = "the sites do not have the same labels: mend their rows, or name the classes"
+        if sum(map(len, labels)) <= _LONGEST:
+            message += f", for instance by task.labels = [{', '.join(map(_toml, labels))}]"
+        raise ConfigError([Problem("task.labels", message), *(Problem("task.labels", fault) for fault in faults)])
+    return labels
+
+
+def gather(
+    config: RunConfig,
+    sites: Sites,
+    clients: Mapping[str, str],
+    seconds: float,
+    told: Callable[[str], None],
+    *,
+    resumed: bool = False,
+) -> None:
+    """Wait until all clients take part, at most so many ``seconds``. Raises :class:`ConfigError` if they are too few
+    then: fewer than ``clients.min_clients``, or fewer than all where the user has not set it and the run is new."""
+    by_user = resumed or "min_clients" in config.clients.model_fields_set
+    waiting = _Waiting(sites, clients, config.clients.min_clients if by_user else len(clients), seconds, told)
+
+    def all_take_part() -> bool:
+        return clients.keys() <= set(sites.present()) or waiting.tell()
+
+    if sites.wait(seconds, all_take_part):
+        return
+    count, needed = waiting.count, config.clients.min_clients if by_user else len(clients)
+    if count < needed:
+        rule = f"clients.min_clients is {needed}" if by_user else "all must, as clients.min_clients is not set"
+        fewer = f"; clients.min_clients = {count} goes on with fewer" if count else ""
+        take = "takes" if count == 1 else "take"
+        message = f"after {seconds:g} s {count} of {len(clients)} clients {take} part, and {rule}: wait longer{fewer}"
+        raise ConfigError([Problem("--wait", message), *_missing(sites, clients).values()])
+
+
+class _Waiting:
+    """Lines about the sites that are waited for, one per change of them."""
+
+    def __init__(
+        self, sites: Sites, clients: Mapping[str, str], needed: int, seconds: float, told: Callable[[str], None]
+    ) -> None:
+        self._sites, self._clients, self._needed, self._seconds, self._told = sites, clients, needed, seconds, told
+        self._said, self._when = "", -math.inf
+
+    @property
+    def count(self) -> int:
+        """The number of clients that take part."""
+        return len(self._clients.keys() & set(self._sites.present()))
+
+    def tell(self) -> bool:
+        """Tell of the sites if their states have changed, not too often. Always False: the wait goes on."""
+        line = self._line()
+        if line != self._said and time.monotonic() - self._when > _BETWEEN:
+            self._told(line)
+            self._said, self._when = line, time.monotonic()
+        return False
+
+    def _line(self) -> str:
+        missing = [f"{p.path} {p.message}" for p in _missing(self._sites, self._clients).values()]
+        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        states, count = [state for state, _ in self._sites.states().values()], self.count
+        start = "waiting for"
+        if count < self._needed and all(state in ("takes part", "refuses") for state in states):
+            start = f"all sites have answered, and too few take part; waiting on, up to {self._seconds:g} s in all, for"
+        take = "takes" if count == 1 else "take"
+        return f"{start} {len(self._clients)} clients; {count} {take} part, {', '.join(missing[:_SHOWN])}{more}"
+
+
+def _missing(sites: Sites, clients: Mapping[str, str]) -> dict[str, Problem]:
+    """Every site with clients that do not take part: the site with these clients, and its state."""
+    present, states = sites.present(), sites.states()
+    by_site: dict[str, list[str]] = {}
+    for client, site in clients.items():
+        if client not in present:
+            by_site.setdefault(site, []).append(client)
+    problems = {}
+    for name, missing in by_site.items():
+        state, reason = states.get(name, ("not connected", ""))
+        text = {
+            "not connected": "is not connected",
+            "connected": "is connected and has not answered",
+            "takes part": "takes part without these clients",
+            "refuses": f"refuses: {reason}",
+        }[state]
+        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        shown = name if missing == [name] else f"{name} ({', '.join(missing[:_SHOWN])}{more})"
+        problems[name] = Problem(shown, text)
+    return problems
+
+
+def _toml(label: str) -> str:
+    """A label as a string of TOML that a terminal can show."""
+    quoted = json.dumps(label, ensure_ascii=False)
+    return "".join(c if c.isprintable() else _escaped(c) for c in quoted)
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    return f"\\u{code:04x}" if code < 2**16 else f"\\U{code:08x}"

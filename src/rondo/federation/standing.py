@@ -1,0 +1,146 @@
+"""What a server knows of each site of its run, in the file ``sites.json`` for :mod:`rondo.federation.status`."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from rondo.engine.transport import Observer, Phase
+from rondo.runs.storage import durable
+
+FILE = "sites.json"
+"""The file of a run directory."""
+
+State = Literal["not connected", "connected", "takes part", "refuses"]
+
+
+@dataclass
+class Standing:
+    """A site of a run."""
+
+    state: State = "not connected"
+    since: str = ""
+    reason: str = ""
+    """The reason why it refuses."""
+    came: bool = False
+    """Whether it was ever connected."""
+    rounds: int = 0
+    """Number of rounds in which an upload of it counted."""
+    counted: int = 0
+    """The last of these rounds, from 1."""
+    last: int = 0
+    """The last round in which it answered, from 1; 0: none."""
+    answered: str = ""
+    """The time of that answer."""
+
+
+class Standings:
+    """The standing of every site, written to ``path`` at every change as soon as there is one."""
+
+    def __init__(self) -> None:
+        self.path: Path | None = None
+        self._of: dict[str, Standing] = {}
+        self._lock = threading.Lock()
+
+    def keep(self, path: Path) -> None:
+        """Write to ``path`` from now on. What an earlier part of the run counted there goes on."""
+        with self._lock:
+            for name, before in read(path).items():
+                site = self._of.setdefault(name, Standing(since=_now()))
+                site.came |= before.came
+                site.rounds, site.counted, site.last = before.rounds, before.counted, before.last
+                site.answered = before.answered
+            self.path = path
+            self._write()
+
+    def see(self, states: Mapping[str, tuple[State, str]]) -> None:
+        """Note the state of each site, and the reason of one that refuses."""
+        with self._lock:
+            changed = False
+            for name, (state, reason) in states.items():
+                site = self._of.setdefault(name, Standing(since=_now()))
+                if (site.state, site.reason) != (state, reason):
+                    site.state, site.reason, site.since, changed = state, reason, _now(), True
+                    site.came |= state != "not connected"
+            if changed:
+                self._write()
+
+    def round(self, number: int, answered: set[str], counted: set[str]) -> None:
+        """Note the sites that answered in round ``number`` (from 1), and those whose uploads counted."""
+        with self._lock:
+            for name in answered:
+                site = self._of.setdefault(name, Standing(since=_now()))
+                site.last, site.answered = number, _now()
+            for name in counted:
+                if self._of[name].counted < number:  # a round that a crash undid is done again
+                    self._of[name].rounds, self._of[name].counted = self._of[name].rounds + 1, number
+            self._write()
+
+    def _write(self) -> None:
+        if self.path is not None:
+            content = {name: asdict(site) for name, site in self._of.items()}
+            with suppress(OSError):  # for people; the run does not need it
+                durable.write(self.path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def read(path: Path) -> dict[str, Standing]:
+    """The standings in a file; none where it is missing or broken."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        sites = {str(n): Standing(**{f.name: entry[f.name] for f in fields(Standing)}) for n, entry in content.items()}
+        for site in sites.values():
+            if not all(type(getattr(site, f.name)) is type(f.default) for f in fields(Standing)):
+                return {}
+        return sites
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+class Attendance(Observer):
+    """An observer that notes which sites take part in each round, and tells another one all that it is told."""
+
+    def __init__(
+        self,
+        observer: Observer,
+        standings: Standings,
+        clients: Mapping[str, str],
+        resumed: Callable[[int], None] = lambda rounds: None,
+    ) -> None:
+        """``resumed``: called with the number of rounds after which a run goes on."""
+        self._observer, self._standings, self._clients, self._resumed = observer, standings, clients, resumed
+        self._answered: set[str] = set()
+
+    def phase(self, name: Phase) -> None:
+        self._observer.phase(name)
+
+    def prepared(self, partition: Mapping[str, Any]) -> None:
+        self._observer.prepared(partition)
+
+    def resumed(self, rounds: int, passed_over: Sequence[str]) -> None:
+        self._resumed(rounds)
+        self._observer.resumed(rounds, passed_over)
+
+    def round_started(self, index: int, clients: int) -> None:
+        self._answered.clear()
+        self._observer.round_started(index, clients)
+
+    def client_done(self, client: str, loss: float | None) -> None:
+        self._answered.add(client)
+        self._observer.client_done(client, loss)
+
+    def round_done(self, record: Mapping[str, Any]) -> None:
+        failed = {failure["client"] for failure in record["failed"]}
+        counted = self._answered - failed if record["skipped"] is None else set()
+        sites = [{self._clients[c] for c in clients} for clients in (self._answered, counted)]
+        self._standings.round(record["round"] + 1, *sites)
+        self._observer.round_done(record)

@@ -1,0 +1,236 @@
+"""A run that is resumed with another roster: the change is told, must be allowed, and is recorded with its round."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+import safetensors.torch
+from parties import SITES, Parties, write_sites
+from typer.testing import CliRunner
+
+import rondo
+from rondo.algorithm import ClientFailed
+from rondo.cli.app import app
+from rondo.engine.simulation import Simulation
+from rondo.engine.transport import Turnout
+from rondo.federation import keys
+from rondo.federation.listening import Listening
+from rondo.federation.roster import Roster
+from rondo.federation.server import resume
+from rondo.report import pictures
+from rondo.runs.progress import Quiet
+from small_runs import reviews, save_tiny_bert, settings, write_rows
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_bert(tmp_path_factory.mktemp("model") / "bert")
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("partition", "curve"):
+        monkeypatch.setattr(pictures, name, lambda *_: b"")
+
+
+class Dying(Quiet):
+    """The server dies after two rounds."""
+
+    def round_done(self, record: Mapping[str, Any]) -> None:
+        if record["round"] == 1:
+            raise KeyboardInterrupt
+
+
+def interrupted(folder: Path, bert: Path, **changes: Any) -> Parties:
+    """A federation whose server died after two rounds."""
+    shutil.copytree(bert, folder / "bert")
+    write_sites(folder)
+    parties = Parties(folder)
+    with pytest.raises(KeyboardInterrupt):
+        parties.run(config(folder, **changes), folder / "run", observer=Dying())
+    return parties
+
+
+def config(folder: Path, **changes: Any) -> dict[str, Any]:
+    own: dict[str, Any] = {
+        "rounds": 4,
+        "data": {"test_source": str(folder / "data" / "test.csv")},
+        "partition": {"kind": None, "clients": None},
+        "simulation": {"cohort": 1},
+        "task": {"labels": ["neg", "pos"]},
+        "algorithm": {"name": "fedit"},
+    }
+    return settings(folder / "bert", **{**own, **changes})
+
+
+def server_keys(folder: Path) -> Path:
+    return folder / "keys" / "server"
+
+
+def without(folder: Path, site: str) -> None:
+    path = server_keys(folder) / "roster.json"
+    Roster(tuple(s for s in Roster.read(path).sites if s.name != site)).write(path)
+
+
+def with_east(folder: Path) -> None:
+    """A site east with a client dan, and its rows."""
+    keys.make([], ["east"], folder / "keys", days=10, clients={"east": ["dan"]})
+    write_rows(folder / "data" / "east" / "dan.csv", reviews(22, seed=5))
+
+
+def refused(folder: Path) -> list[str]:
+    """The problems of a resumption that does not allow another roster."""
+    with pytest.raises(rondo.ConfigError) as error:
+        resume(folder / "run", Listening(server_keys(folder), "127.0.0.1", 0, wait=0.0))
+    assert error.value.problems[-1].path == "--roster-changed"
+    return [p.message for p in error.value.problems[:-1]]
+
+
+def recorded(folder: Path) -> Any:
+    return json.loads((folder / "run" / "federation.json").read_text())
+
+
+def test_roster_is_recorded(tmp_path: Path, bert: Path) -> None:
+    interrupted(tmp_path, bert)
+    north, south = Roster.read(server_keys(tmp_path) / "roster.json").sites
+    assert recorded(tmp_path)["roster"] == {
+        "north": {"clients": ["ann"], "key": north.fingerprint},
+        "south": {"clients": ["bob", "cid"], "key": south.fingerprint},
+    }
+
+
+def test_every_change_must_be_allowed(tmp_path: Path, bert: Path) -> None:
+    interrupted(tmp_path, bert)
+    path = server_keys(tmp_path) / "roster.json"
+    original = Roster.read(path)
+    north, south = original.sites
+
+    def changed(*sites: Any) -> list[str]:
+        Roster(sites).write(path)
+        return refused(tmp_path)
+
+    assert changed(north) == ["south (bob, cid): it is not in the roster any more"]
+    assert changed(north, replace(south, revoked=True)) == ["south (bob, cid): its key is revoked"]
+    assert changed(replace(north, clients=("ann", "bob")), replace(south, clients=("cid",))) == [
+        "client 'bob': it was of south, and is of north now"
+    ]
+    assert changed(north, replace(south, clients=("bob", "dan"))) == [
+        "client 'cid': it is not of south any more",
+        "client 'dan': it is of south since",
+    ]
+    original.write(path)
+    with_east(tmp_path)
+    without(tmp_path, "north")
+    assert refused(tmp_path) == [
+        "north (ann): it is not in the roster any more",
+        "east (dan): it is in the roster since",
+    ]
+    result = CliRunner().invoke(app, ["resume", str(tmp_path / "run")])
+    assert result.exit_code == 2
+    assert "--roster-changed" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_renewed_key_is_told_only(tmp_path: Path, bert: Path) -> None:
+    parties = interrupted(tmp_path, bert)
+    without(tmp_path, "south")
+    shutil.rmtree(tmp_path / "keys" / "south")
+    keys.make([], ["south"], tmp_path / "keys", days=10, clients={"south": SITES["south"]})
+    result = parties.resume(tmp_path / "run")
+    assert "south has another key than before" in parties.told
+    assert len(result.history) == 4
+    assert recorded(tmp_path)["changes"] == []
+    south = next(s for s in Roster.read(server_keys(tmp_path) / "roster.json").sites if s.name == "south")
+    assert recorded(tmp_path)["roster"]["south"]["key"] == south.fingerprint
+
+
+def gone_on(parties: Parties) -> rondo.RunResult:
+    """The run after two rounds with north and south, and two more with south and east."""
+    folder = parties.folder
+    without(folder, "north")
+    with_east(folder)
+    parties.sites = {"south": SITES["south"], "east": ("dan",)}
+    result = parties.resume(folder / "run", roster_changed=True)
+    assert not parties.errors
+    assert [r["clients"] for r in result.history] == [3, 3, 3, 3]
+    assert all(r["failed"] == [] for r in result.history)
+    return result
+
+
+def test_run_goes_on_with_another_roster(tmp_path: Path, bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Factors of fedsa-lora stay with their clients. Those of the clients that stay go on: the result is, bit for bit,
+    that of a simulation of all four clients, of which each takes part as long as its site does."""
+    parties = interrupted(tmp_path, bert, algorithm={"name": "fedsa-lora"})
+    result = gone_on(parties)
+    assert recorded(tmp_path)["changes"] == [
+        {
+            "round": 2,
+            "changes": ["north (ann): it is not in the roster any more", "east (dan): it is in the roster since"],
+        }
+    ]
+    assert recorded(tmp_path)["roster"].keys() == {"south", "east"}
+    partition = json.loads((tmp_path / "run" / "partition.json").read_text())
+    assert partition["clients"].keys() == {"bob", "cid", "dan"}
+    assert partition["clients"]["dan"]["train"] > 0
+
+    there = Simulation.expected
+
+    def expected(self: Simulation, clients: Any, round: Any, failed: Any) -> Any:
+        asked = there(self, clients, round, failed).asked
+        away = "dan" if round.attempt < 2 else "ann"
+        lost = {away: ClientFailed(away, "absent", "it is not connected")}
+        return Turnout(tuple(c for c in asked if c.id != away), lost)
+
+    monkeypatch.setattr(Simulation, "expected", expected)
+    shutil.copytree(tmp_path / "data" / "east", tmp_path / "data" / "all", dirs_exist_ok=True)
+    run = config(tmp_path, algorithm={"name": "fedsa-lora"})
+    data = {**run["data"], "clients_from": str(tmp_path / "data" / "all")}
+    simulation = rondo.run({**run, "data": data}, run_dir=tmp_path / "simulation", device="cpu")
+    assert weights(result) == weights(simulation)
+
+
+@pytest.mark.slow
+def test_scaffold_goes_on_with_another_roster(tmp_path: Path, bert: Path) -> None:
+    """The server's control variate keeps what a client that has gone contributed, and later rounds replace it."""
+    changes = {"algorithm": {"name": "scaffold"}, "train": {"optimizer": "sgd", "momentum": 0.0}}
+    result = gone_on(interrupted(tmp_path, bert, **changes))
+    assert all(r["skipped"] is None for r in result.history)
+
+
+def weights(result: rondo.RunResult) -> dict[str, bytes]:
+    tensors = safetensors.torch.load_file(result.run_dir / "adapter" / "adapter_model.safetensors")
+    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
+
+
+def test_dealt_ranks_stay_with_their_clients(tmp_path: Path, bert: Path) -> None:
+    """A client that has gone takes its rank with it; one that comes has none."""
+    parties = interrupted(tmp_path, bert, algorithm={"name": "hetlora"}, clients={"ranks": {"1": 0.5, "2": 0.5}})
+    ranks = recorded(tmp_path)["ranks"]
+    assert set(ranks) == {"ann", "bob", "cid"}
+    original = Roster.read(server_keys(tmp_path) / "roster.json")
+    with_east(tmp_path)
+    with pytest.raises(rondo.ConfigError, match="and none to dan"):
+        resume(tmp_path / "run", Listening(server_keys(tmp_path), "127.0.0.1", 0, wait=0.0), roster_changed=True)
+    original.write(server_keys(tmp_path) / "roster.json")
+    without(tmp_path, "north")
+    parties.sites = {"south": SITES["south"]}
+    result = parties.resume(tmp_path / "run", roster_changed=True)
+    assert [r["clients"] for r in result.history] == [3, 3, 2, 2]
+    assert recorded(tmp_path)["ranks"] == {client: ranks[client] for client in ("bob", "cid")}
+
+
+def test_simulation_has_no_roster(tmp_path: Path, bert: Path) -> None:
+    interrupted(tmp_path, bert)
+    (tmp_path / "run" / "federation.json").unlink()
+    result = CliRunner().invoke(app, ["resume", str(tmp_path / "run"), "--roster-changed"])
+    assert result.exit_code == 2
+    assert "this run is a simulation, which has no roster" in " ".join(result.stderr.split())

@@ -1,0 +1,209 @@
+"""What is said of a run's sites: by rondo federate status, in the run's record, and to the sites at its end."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from liars import lying
+from parties import SITES, Parties, write_sites
+from rondo.federation.limits import Limits
+
+import rondo
+from rondo.federation import environment
+from rondo.federation.plan import Consent
+from rondo.federation.status import status_lines
+from rondo.report import pictures
+from rondo.runs.progress import Quiet
+from small_runs import save_tiny_bert, settings
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_bert(tmp_path_factory.mktemp("model") / "bert")
+
+
+@pytest.fixture
+def folder(bert: Path, tmp_path: Path) -> Path:
+    shutil.copytree(bert, tmp_path / "bert")
+    write_sites(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("partition", "curve"):
+        monkeypatch.setattr(pictures, name, lambda *_: b"")
+
+
+def config(folder: Path, **changes: Any) -> dict[str, Any]:
+    own: dict[str, Any] = {
+        "rounds": 2,
+        "data": {"test_source": str(folder / "data" / "test.csv")},
+        "partition": {"kind": None, "clients": None},
+        "simulation": {"cohort": 1},
+        "task": {"labels": ["neg", "pos"]},
+        "algorithm": {"name": "fedit"},
+    }
+    return settings(folder / "bert", **{**own, **changes})
+
+
+class Watching(Quiet):
+    """Calls ``act`` with the number of rounds that are done."""
+
+    def __init__(self, act: Callable[[int], None]) -> None:
+        self.act = act
+
+    def round_done(self, record: Mapping[str, Any]) -> None:
+        self.act(record["round"] + 1)
+
+
+TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
+SAME = "the bits are those of a simulation: all have torch "
+
+
+def test_states_while_it_runs_after_a_crash_and_at_the_end(folder: Path) -> None:
+    parties, lines = Parties(folder), list[list[str]]()
+
+    def act(done: int) -> None:
+        lines.append(list(status_lines(folder / "run")))
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        parties.run(config(folder, rounds=3), folder / "run", observer=Watching(act))
+    running, died = lines[0], list(status_lines(folder / "run"))
+    assert running[0] == "fedit: running, 1 of 3 rounds"
+    assert running[2].startswith(SAME)
+    for name, line in zip(SITES, running[3:], strict=True):
+        assert re.fullmatch(f"{name}: takes part since {TIME}; it last answered in round 1, at {TIME}", line)
+    assert died[0] == "fedit: not running, 2 of 3 rounds"
+    assert died[3] == "the sites as the server last knew them:"
+    for name, line in zip(SITES, died[4:], strict=True):
+        assert re.fullmatch(f"{name}: takes part since {TIME}; it last answered in round 2, at {TIME}", line)
+
+    parties.resume(folder / "run")
+    finished = list(status_lines(folder / "run"))
+    assert finished[0] == "fedit: finished, 3 of 3 rounds"
+    assert finished[3:] == ["north: took part (3 rounds)", "south: took part (3 rounds)"]
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_site_that_takes_no_part(folder: Path, comes: bool) -> None:
+    parties = Parties(folder, SITES if comes else {"south": SITES["south"]})
+    starting = parties.start
+
+    def start(site: str) -> None:
+        starting(site, limits=Limits(algorithms=("rolora",) if site == "north" else None))
+
+    parties.start = start  # type: ignore[method-assign]
+    parties.run(config(folder, rounds=1, clients={"min_clients": 2}), folder / "run", wait=6.0)
+    refused = "refused: its owner consents to rolora, and the run is 'fedit'"
+    assert list(status_lines(folder / "run"))[-2:] == [
+        f"north: {refused if comes else 'never came'}",
+        "south: took part (1 round)",
+    ]
+
+
+# --- where sites compute ------------------------------------------------------------------------------------------
+
+
+def test_another_environment_is_recorded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lie(desk: Any, kind: str | None, letter: bytes) -> bytes:
+        answer: bytes = desk.answer(kind, letter)
+        if kind != "plan":
+            return answer
+        consent = Consent.decode(answer)
+        return Consent(consent.clients, environment={**consent.environment, "torch": "1.0", "x": "y"}).encode()
+
+    lying(monkeypatch, lie)
+    parties = Parties(folder)
+    parties.run(config(folder), folder / "run")
+    (line,) = [line for line in parties.told if "simulation" in line]
+    assert line.startswith("the bits may not be those of a simulation: the server has torch ")
+    assert line.endswith("; north has torch 1.0")
+    assert line in list(status_lines(folder / "run"))
+    record = json.loads((folder / "run" / "federation.json").read_text())
+    assert record["server"] == environment.here()
+    assert record["sites"] == {"north": {"torch": "1.0"}, "south": {}}
+
+
+def test_equal_environments_are_recorded(folder: Path) -> None:
+    parties = Parties(folder)
+    parties.run(config(folder), folder / "run")
+    (line,) = [line for line in parties.told if "simulation" in line]
+    assert line.startswith(SAME)
+
+
+def test_environment_of_a_site_that_comes_back_elsewhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told once, stays on record, and is not forgotten when the site comes back as it was."""
+    threads = [str(n) for n in (1, 7, 7, 1)]
+    real = environment.here()
+
+    def lie(desk: Any, kind: str | None, letter: bytes) -> bytes:
+        answer: bytes = desk.answer(kind, letter)
+        if kind != "plan":
+            return answer
+        here = {**real, "threads": real["threads"] if threads.pop(0) == "1" else "7"}
+        return Consent(Consent.decode(answer).clients, environment=here).encode()
+
+    lying(monkeypatch, lie)
+    parties = Parties(folder)
+
+    def act(done: int) -> None:
+        before = sum(line.startswith("north takes part") for line in parties.told)
+        parties.stop("north")
+        parties.start("north")
+        while sum(line.startswith("north takes part") for line in list(parties.told)) == before:
+            time.sleep(0.01)
+
+    parties.run(config(folder, rounds=3), folder / "run", observer=Watching(act), patience=60.0)
+    lines = [line for line in parties.told if "simulation" in line]
+    assert [line.startswith(SAME) for line in lines] == [True, False]
+    assert lines[1].endswith("; north has threads 7")
+    assert lines[1] in list(status_lines(folder / "run"))
+
+
+# --- the end of a run ---------------------------------------------------------------------------------------------
+
+
+def test_failed_run_is_over_for_its_sites(folder: Path) -> None:
+    """They are told that it failed, and not what is in the server's error."""
+    parties = Parties(folder)
+
+    def act(done: int) -> None:
+        raise ZeroDivisionError("secret of the server")
+
+    with pytest.raises(ZeroDivisionError):
+        parties.run(config(folder), folder / "run", observer=Watching(act), keep=True)
+    for site in SITES:
+        parties.join(site)
+    for error in parties.errors.values():
+        assert isinstance(error, rondo.ConfigError)
+        assert "--server: its run failed for good: the server failed (ZeroDivisionError)" in str(error)
+        assert "secret" not in str(error)
+    assert parties.errors.keys() == SITES.keys()
+
+
+def test_site_that_stays_waits_for_the_next_run(folder: Path) -> None:
+    parties = Parties(folder, options={"stay": True})
+
+    def act(done: int) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        parties.run(config(folder), folder / "run", observer=Watching(act), keep=True)
+    parties.until("the run failed: the server failed (ZeroDivisionError); its owner sees why")
+    assert all(thread.is_alive() for thread, _ in parties.running.values())
+    for site in list(parties.running):
+        parties.stop(site)
+    assert not parties.errors
