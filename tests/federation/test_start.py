@@ -14,8 +14,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from parties import ROWS, SITES, Parties, write_sites
-from rondo.federation.limits import Limits
+from parties import OPEN, ROWS, SITES, Parties, write_sites
 
 import rondo
 from rondo.errors import StopRequested
@@ -82,15 +81,16 @@ def test_all_clients_must_take_part_by_default(folder: Path) -> None:
 
 
 def test_refusal_of_all_is_told_at_once(folder: Path) -> None:
-    """The server still waits: a site may come back with other limits, as one does here."""
+    """The server still waits: a site may come back with another contract, as one does here."""
     parties = Parties(folder)
     before = (
         "all sites have answered, and too few take part; waiting on, up to 60 s in all, for 3 clients; 1 takes part"
     )
-    starting, limits = parties.start, {"south": Limits(algorithms=("rolora",))}
+    picky = OPEN.model_copy(update={"training": OPEN.training.model_copy(update={"methods": ["rolora"]})})
+    starting, contracts = parties.start, {"south": picky}
 
     def start(site: str) -> None:
-        starting(site, limits=limits.pop(site, Limits()))
+        starting(site, contract=contracts.pop(site, OPEN))
 
     def come_back() -> None:
         parties.until(before)
