@@ -59,7 +59,7 @@ def link(listening: Listening, told: Callable[[str], None]) -> Iterator[tuple[Su
     clients = {client: site.name for site in keys.roster.sites for client in site.clients}
     if not clients:
         raise ConfigError.at(str(listening.keys), "its roster has no site: add one by rondo federate keys make")
-    line = SuperLink(_Watched(listening.keys / FILE).roster, (listening.host, listening.port), **tls)
+    line = SuperLink(_Watched(listening.keys / FILE).roster, (listening.host, listening.port), **tls, told=told)
     try:
         line.start()
         told(f"listening on {listening.host}:{line.port} for {len(clients)} clients")

@@ -20,6 +20,7 @@ from rondo.federation.keys import SiteKeys
 from rondo.federation.letter import content_of, kind_of
 from rondo.federation.limits import Limits
 from rondo.federation.listening import PORT, no_seconds
+from rondo.federation.program import Program, only_program
 from rondo.federation.supernode import Refused, SuperNode, Unreachable
 from rondo.runs.assemble import find_device
 from rondo.runs.storage import durable
@@ -91,13 +92,27 @@ def take_part(
     host, port = _address(site.server)
     ca = None if site.insecure else keys.ca
     _await(host, port, ca, site.wait, told, stop)
+    with only_program(site.folder) as program:
+        _take_part(site, keys, rows, (host, port), program, told, stop)
+
+
+def _take_part(
+    site: Site,
+    keys: SiteKeys,
+    rows: Mapping[str, Rows],
+    server: tuple[str, int],
+    program: Program,
+    told: Callable[[str], None],
+    stop: threading.Event,
+) -> None:
+    (host, port), ca = server, None if site.insecure else keys.ca
     desk = Desk(rows, site.folder, site.device, site.limits, told, stop, site.model, site.memory_mb, site.allow_code)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     lost = first = True
     turned_away = ""
     while True:
         try:
-            with SuperNode(address, keys.private_key, ca) as node:
+            with SuperNode(address, keys.private_key, ca, program, told, stop) as node:
                 if lost:
                     told(f"connected to {address} as {keys.site}")
                 lost = first = False

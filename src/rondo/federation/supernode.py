@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import ssl
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -34,11 +35,15 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from rondo.federation.letter import record
+from rondo.federation.program import Program
+from rondo.federation.signature import Signing
 
 T = TypeVar("T")
+
+_LOOK = 0.2
+"""Seconds between looks whether the site is to stop, or has been silent for long."""
 
 
 class Unreachable(Exception):
@@ -54,19 +59,34 @@ class SuperNode:
 
     ``key``: the private key that signs every request.
     ``ca``: file with the certificate of the authority that vouches for the server; None connects without TLS.
+    ``program``: by default one without predecessors.
+    ``told``: called with a line of text that the server has for the site's owner.
+    ``stop``: once it is set, the server is told that the site goes, and answers a question that it holds.
 
     Every method raises :class:`Unreachable` and :class:`Refused`.
     """
 
-    def __init__(self, address: str, key: ec.EllipticCurvePrivateKey, ca: Path | None) -> None:
+    def __init__(
+        self,
+        address: str,
+        key: ec.EllipticCurvePrivateKey,
+        ca: Path | None,
+        program: Program | None = None,
+        told: Callable[[str], None] = lambda line: None,
+        stop: threading.Event | None = None,
+    ) -> None:
         logging.getLogger("flwr").setLevel(logging.CRITICAL)
         public = key.public_key()
         self._public_key = public_key_to_bytes(public)
         trusted = None if ca is None else ca.read_bytes()
-        signed = (RuntimeVersionHttpInterceptor("SuperNode"), NodeAuthHttpInterceptor(key, public))
+        self._signing = Signing(key, program or Program.fresh(), told)
+        signed = (RuntimeVersionHttpInterceptor("SuperNode"), self._signing)
         self._client = FleetHttpClient.from_server_address(address, ca is None, trusted, signed)
         self._node: Node | None = None
         self._over = threading.Event()
+        self._stop = stop or threading.Event()
+        self._asking = False
+        """Whether the server has a question of this site, which says that the site is there."""
 
     def __enter__(self) -> Self:
         """Connect, and from then on say every few seconds that the site is there."""
@@ -85,7 +105,11 @@ class SuperNode:
     def next(self) -> Message | None:
         """The next message to this site, with everything in it; None while there is none, and where the server withdrew
         it while it was fetched."""
-        pulled = _asked(lambda: self._client.PullMessages(PullMessagesRequest(node=self._here)))
+        self._asking = True
+        try:
+            pulled = _asked(lambda: self._client.PullMessages(PullMessagesRequest(node=self._here)))
+        finally:
+            self._asking = False
         if not pulled.messages_list:
             return None
         metadata = message_from_proto(pulled.messages_list[0]).metadata
@@ -136,12 +160,16 @@ class SuperNode:
         return self._node
 
     def _beat(self) -> None:
-        """Say every few seconds that the site is there, also while it trains. A server that does not hear it, or that
-        was started anew, shows itself at the next letter."""
+        """Say that the site is there where no other request does, for instance while it trains; and that it goes once
+        it is to stop. A server that does not hear it, or that was started anew, shows itself at the next letter."""
         asked = SendNodeHeartbeatRequest(node=self._here, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
-        while not self._over.wait(HEARTBEAT_DEFAULT_INTERVAL / 3):
+        while not self._over.wait(_LOOK):
             with suppress(Unreachable, Refused):
-                _asked(lambda: self._client.SendNodeHeartbeat(asked))
+                if self._asking and self._stop.is_set():
+                    _asked(lambda: self._client.DeactivateNode(DeactivateNodeRequest(node_id=self._here.node_id)))
+                    return
+                if not self._asking and time.monotonic() - self._signing.heard > HEARTBEAT_DEFAULT_INTERVAL / 3:
+                    _asked(lambda: self._client.SendNodeHeartbeat(asked))
 
 
 def _asked(call: Callable[[], T]) -> T:
