@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("flwr")
 
 import contextlib
+import hashlib
 
 import httpx
 from flwr.proto import fab_pb2, fleet_pb2, message_pb2, run_pb2
@@ -80,6 +81,28 @@ def test_signature_of_another_key(link: Line) -> None:
     north, south = link.site("north"), link.site("south")
     stolen = {**north.signed(), "rondo-key": south.signed()["rondo-key"]}
     assert north.post("pull-messages", b"", stolen).status_code == 401
+
+
+def test_signature_is_of_one_request(link: Line) -> None:
+    """Whoever sees a signature can send it again, for minutes, but not with another request."""
+    site = link.site("north")
+    site.connect()
+    body = fleet_pb2.PullMessagesRequest(node=site.node).SerializeToString()
+    signed = site.signed("pull-messages", body)
+    assert site.post("pull-messages", body, signed).status_code == 200
+    for changed in (
+        {"rondo-program": "a" * 32},
+        {"rondo-time": datetime.now(UTC).isoformat()},
+        {"rondo-digest": hashlib.sha256(body + b"x").hexdigest()},
+    ):
+        answer = site.post("pull-messages", body, {**signed, **changed})
+        assert (answer.status_code, answer.json()["detail"]) == (401, "the request is not signed"), changed
+    for route in USED - {"pull-messages"}:
+        assert site.post(route, body, signed).status_code == 401, route
+    answer = site.post("pull-messages", body + b"x", signed)
+    assert (answer.status_code, answer.json()["detail"]) == (401, "the body is not the one that was signed")
+    flowers = {name.replace("rondo", "flwr"): value for name, value in signed.items()}
+    assert site.post("pull-messages", body, flowers).status_code == 401
 
 
 @pytest.mark.parametrize("seconds", [-400, 400])

@@ -132,14 +132,15 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._accepting: list[asyncio.Task[None]] = []
+        self._callers: Callers
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve on ``sockets``."""
         await super().startup(sockets=[])  # it would accept without limit
-        callers = Callers(places())
+        self._callers = Callers(places())
         for listening in sockets or ():
             listening.setblocking(False)
-            self._accepting.append(asyncio.create_task(self._accept(listening, callers)))
+            self._accepting.append(asyncio.create_task(self._accept(listening)))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop serving."""
@@ -147,17 +148,17 @@ class Server(uvicorn.Server):
             task.cancel()
         await super().shutdown(sockets)
 
-    async def _accept(self, listening: socket.socket, callers: Callers) -> None:
+    async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         greeted: set[asyncio.Task[None]] = set()
         while True:
             try:
                 connection, (host, port, *_) = await loop.sock_accept(listening)
             except OSError:  # no descriptor is left, or the caller is gone
-                callers.drop_stranger()
+                self._callers.drop_stranger()
                 await asyncio.sleep(_PAUSE)
                 continue
-            caller = callers.add(connection, host, port)
+            caller = self._callers.add(connection, host, port)
             if caller is None:
                 connection.close()
                 continue

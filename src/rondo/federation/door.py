@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from cryptography.hazmat.primitives.asymmetric import ec
+from fastapi import HTTPException
 from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE, SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key
-from fastapi import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send

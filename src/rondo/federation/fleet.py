@@ -156,7 +156,9 @@ class Fleet:
         held = self._held[node] = asyncio.get_running_loop().create_future()
         gone = asyncio.ensure_future(asked.request.receive())
         try:
-            await asyncio.wait({held, gone}, timeout=HELD, return_when=asyncio.FIRST_COMPLETED)
+            ended, _ = await asyncio.wait({held, gone}, timeout=HELD, return_when=asyncio.FIRST_COMPLETED)
+            if not ended:
+                self._hear(asked, node)
             return held.done() and held.result() and not gone.done()
         finally:
             gone.cancel()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -26,6 +26,7 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_object_id,
     get_object_tree,
     iterate_object_tree,
+    no_object_id_recompute,
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
@@ -123,15 +124,17 @@ class Links(InMemoryLinkState):
         ``largest``: bytes of the largest letter in reply.
         """
         metadata = Metadata(run, "", SUPERLINK_NODE_ID, node, "", "", now().timestamp(), seconds, KINDS[kind])
-        message = make_message(metadata, content=record(letter))
-        number = message.object_id
-        metadata.__dict__["_message_id"] = number
-        objects = get_all_nested_objects(message)
+        with no_object_id_recompute():  # an id is a digest of all that is below it
+            message = make_message(metadata, content=record(letter))
+            number = message.object_id
+            metadata.__dict__["_message_id"] = number
+            tree = get_object_tree(message)
+            objects = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
         # The message comes last: a site may ask at any time, and must find all of it.
         with self._store.lock_store:
-            self._store.preregister(run, get_object_tree(message))
+            self._store.preregister(run, tree)
         for name, part in objects.items():
-            self._store.put(name, part.deflate())
+            self._store.put(name, part)
         with self.lock:
             post = self._posts[number] = _Post(node, frozenset(objects), largest + _OVERHEAD)
             self._of_node.setdefault(node, {})[number] = post
@@ -233,7 +236,7 @@ class Links(InMemoryLinkState):
 def _letter(post: _Post) -> bytes:
     """The letter in a reply; empty if there is none. A site may have sent anything."""
     try:
-        if _unpacked(post.parts.values()) > post.largest:
+        if _unpacked(post.parts) > post.largest:
             return b""
         message = inflate_object_from_contents(post.root, dict(post.parts))
         return content_of(message) if isinstance(message, Message) else b""
@@ -241,16 +244,15 @@ def _letter(post: _Post) -> bytes:
         return b""
 
 
-def _unpacked(parts: Collection[bytes]) -> int:
-    """Bytes of all arrays in ``parts``, which may name the same chunk any number of times. Raises ValueError for an
-    object of another type, and whatever the parsers raise."""
+def _unpacked(parts: Mapping[str, bytes]) -> int:
+    """Bytes of all arrays in ``parts``, by id, which may name the same chunk any number of times. Raises ValueError for
+    an object of another type, and whatever the parsers raise."""
     total = 0
-    chunks = {get_object_id(part): len(part) for part in parts}
-    for part in parts:
+    for part in parts.values():
         kind, children, _ = get_object_head_values_from_object_content(part)
         if kind not in _PARTS:
             raise ValueError(f"a letter has no {kind}")
         if kind == "Array":
             body = json.loads(part.partition(HEAD_BODY_DIVIDER)[2])
-            total += sum(chunks[children[i]] for i in body["arraychunk_ids"])
+            total += sum(len(parts[children[i]]) for i in body["arraychunk_ids"])
     return total
