@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from intruder import Line, line
+from intruder import line
 from parties import SITES
 from test_processes import Processes, folder, processes, weights  # noqa: F401
 
@@ -73,6 +73,8 @@ def test_run_goes_on_among_1300_strangers(
     with monkeypatch.context() as patch:
         patch.setattr(subprocess, "Popen", partial(subprocess.Popen, preexec_fn=limit))
         processes.serve()
+    limits = Path(f"/proc/{processes.running['server'].pid}/limits").read_text()
+    assert [x.split()[3:5] for x in limits.splitlines() if x.startswith("Max open files")] == [["1024", "1024"]]
     held, over = [strangers(processes.port, 1300, first)], threading.Event()
 
     def flood() -> None:

@@ -99,7 +99,7 @@ class Fleet:
         if isinstance(request, ActivateNodeRequest):
             return self._activate(asked, request)
         node = self._links.node_of(asked.site)
-        named = request.node_id if isinstance(request, DeactivateNodeRequest) else request.node.node_id  # type: ignore[attr-defined]
+        named = request.node_id if isinstance(request, DeactivateNodeRequest) else request.node.node_id
         if named != node:
             raise Turned(401, "not the node of this site")
         self._hear(asked, node)
