@@ -1,7 +1,8 @@
-"""A federation of three hosts over slow lines, and a server with many sites.
+"""A federation of three hosts over slow lines, a server with many sites, and its line to hundreds of light ones.
 
 python benchmarks/federation.py line --delay 0.05 --loss 0.01 --rate 1e7      # needs root
 python benchmarks/federation.py sites --sites 5,10,25,50
+python benchmarks/federation.py light --sites 25,100,300
 
 ``line``: a server and three sites, each in a network namespace of its own. Every packet that leaves a host waits for
 ``--delay``, is lost with probability ``--loss``, and leaves at ``--rate`` bits per second. The same runs over lines
@@ -9,6 +10,9 @@ without any of these show how much of a round's time the lines take.
 
 ``sites``: one client per site, a tiny BERT. The server is a process of its own, whose processor time per round counts.
 The sites share one process, each with its own key, connection and thread.
+
+``light``: sites without rows and models, which answer every letter by a fixed one of ``--bytes``. The server's process
+has the line alone, without a run. Its processor time counts: per second while it waits, and per site and round.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -24,6 +29,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +248,86 @@ def many(args: argparse.Namespace) -> list[dict[str, Any]]:
     return results
 
 
+# Light sites
+
+
+def light_server(folder: Path, count: int, rounds: int, size: int, idle: float) -> None:
+    """Send letters of ``size`` bytes to ``count`` sites that come, and print what they cost this process."""
+    from rondo.federation.keys import ServerKeys
+    from rondo.federation.plan import Plan
+    from rondo.federation.sites import Sites
+    from rondo.federation.superlink import SuperLink
+
+    own = ServerKeys.read(folder / "keys" / "server")
+    clients = {site.name: site.name for site in own.roster.sites}
+    link = SuperLink(lambda: own.roster, ("127.0.0.1", 0), certificate=own.certificate, key=own.key)
+    sites = Sites(link, clients, deadline=None, patience=60.0, stop=threading.Event(), told=lambda line: None)
+    link.start()
+    sites.offer(Plan("light", {}, (), ("a", "b"), "", ""))
+    print(link.port, flush=True)
+    if not sites.wait(300.0, lambda: len(sites.consents()) == count):
+        raise SystemExit(f"{len(sites.consents())} of {count} sites came")
+    time.sleep(5.0)
+    used, began = time.process_time(), time.perf_counter()
+    time.sleep(idle)
+    share = (time.process_time() - used) / (time.perf_counter() - began)
+    used, began = time.process_time(), time.perf_counter()
+    for _ in range(rounds):
+        for client in clients:
+            sites.send(client, os.urandom(size), 2 * size)
+        answers = dict(sites.replies())
+        assert answers.keys() == clients.keys()
+    used, waited = time.process_time() - used, time.perf_counter() - began
+    result = {
+        "sites": count,
+        "idle_share": share,
+        "cpu_ms_per_site_and_round": 1e3 * used / rounds / count,
+        "seconds_per_round": waited / rounds,
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+    print(json.dumps(result), flush=True)
+    os._exit(0)  # the sites go on until their process ends
+
+
+def light_site(folder: Path, name: str, port: int, size: int) -> None:
+    """Answer letters until the server is gone."""
+    from rondo.federation.keys import SiteKeys
+    from rondo.federation.letter import kind_of
+    from rondo.federation.plan import Consent
+    from rondo.federation.supernode import Refused, SuperNode, Unreachable
+
+    own = SiteKeys.read(folder / "keys" / name)
+    consent, reply = Consent({name: 10}).encode(), bytes(size)
+    with suppress(Refused, Unreachable), SuperNode(f"localhost:{port}", own.private_key, own.ca) as node:
+        while True:
+            message = node.next()
+            if message is None:
+                time.sleep(0.05)  # as a site's program does
+            else:
+                node.answer(message, consent if kind_of(message) == "plan" else reply)
+
+
+def light(args: argparse.Namespace) -> list[dict[str, Any]]:
+    if args.serve is not None:
+        light_server(args.serve, int(args.sites), args.rounds, args.bytes, args.idle)
+    results = []
+    for count in map(int, args.sites.split(",")):
+        names = [f"site-{i:03d}" for i in range(count)]
+        with tempfile.TemporaryDirectory() as folder:
+            keys.make(["localhost"], names, Path(folder) / "keys", days=2, clients={})
+            options = ["--rounds", str(args.rounds), "--bytes", str(args.bytes), "--idle", str(args.idle)]
+            words = [sys.executable, __file__, "light", "--sites", str(count), "--serve", folder, *options]
+            with subprocess.Popen(words, env=ONE_THREAD, stdout=subprocess.PIPE, text=True) as server:
+                assert server.stdout is not None
+                port = int(server.stdout.readline())
+                for name in names:
+                    args_of_site = (Path(folder), name, port, args.bytes)
+                    threading.Thread(target=light_site, args=args_of_site, daemon=True).start()
+                results.append(json.loads(server.stdout.readline()))
+            print(json.dumps(results[-1]), flush=True)
+    return results
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="file for the raw figures")
@@ -253,10 +339,15 @@ def main() -> None:
     line.add_argument("--passes", type=int, default=1)
     sites = kinds.add_parser("sites")
     sites.add_argument("--sites", default="5,10,25,50")
-    for kind in (line, sites):
+    of_light = kinds.add_parser("light")
+    of_light.add_argument("--sites", default="25,100,300")
+    of_light.add_argument("--bytes", type=int, default=200_000)
+    of_light.add_argument("--idle", type=float, default=60.0, help="seconds in which nothing is sent")
+    of_light.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    for kind in (line, sites, of_light):
         kind.add_argument("--rounds", type=int, default=8)
     args = parser.parse_args()
-    results = lines(args) if args.kind == "line" else many(args)
+    results = {"line": lines, "sites": many, "light": light}[args.kind](args)
     if args.out is not None:
         args.out.write_text(json.dumps(results, indent=1) + "\n")
 

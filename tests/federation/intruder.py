@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ssl
-from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,17 @@ from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto import fleet_pb2, message_pb2
 from flwr.proto.node_pb2 import Node
-from flwr.supercore.date import now
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE as PROTOBUF
 from google.protobuf.message import Message as Protobuf
 
-from rondo.federation import keys
+from rondo.federation import fleet, keys
 from rondo.federation.keys import SiteKeys
 from rondo.federation.letter import record
+from rondo.federation.program import Program
 from rondo.federation.roster import Roster
+from rondo.federation.signature import sign
 from rondo.federation.superlink import SuperLink
 
 
@@ -38,11 +39,15 @@ class Line:
     link: SuperLink
     roster: list[Roster]
     """The roster in force is its only entry."""
+    told: list[str]
+    programs: dict[str, Program] = field(default_factory=dict)
+    """The program that speaks for each site."""
 
-    def site(self, name: str) -> Intruder:
-        """Somebody with the key of a site."""
+    def site(self, name: str, program: Program | None = None) -> Intruder:
+        """Somebody with the key of a site; by default in one program per site."""
         keys = SiteKeys.read(self.folder / name)
-        return Intruder(self.link.port, keys.private_key, keys.ca)
+        program = program or self.programs.setdefault(name, Program.fresh())
+        return Intruder(self.link.port, keys.private_key, keys.ca, program)
 
     def stranger(self) -> Intruder:
         """Somebody with a key of his own."""
@@ -50,17 +55,21 @@ class Line:
 
 
 @contextmanager
-def line(folder: Path) -> Iterator[Line]:
-    """A line with the keys of ``folder``, which are made where they are missing."""
+def line(folder: Path, held: float = 1.0) -> Iterator[Line]:
+    """A line with the keys of ``folder``, which are made where they are missing. ``held``: seconds that a question for
+    letters is held."""
     if not folder.exists():
         keys.make(["localhost", "127.0.0.1"], ["north", "south"], folder, days=10, clients={})
     server = keys.ServerKeys.read(folder / "server")
-    rosters = [server.roster]
-    link = SuperLink(lambda: rosters[0], ("127.0.0.1", 0), certificate=server.certificate, key=server.key)
+    rosters, told = [server.roster], []
+    tls = {"certificate": server.certificate, "key": server.key}
+    link = SuperLink(lambda: rosters[0], ("127.0.0.1", 0), **tls, told=told.append)
     link.start()
+    before, fleet.HELD = fleet.HELD, held
     try:
-        yield Line(folder, link, rosters)
+        yield Line(folder, link, rosters, told)
     finally:
+        fleet.HELD = before
         link.stop()
 
 
@@ -71,27 +80,26 @@ class Intruder:
     port: int
     key: ec.EllipticCurvePrivateKey
     ca: Path
+    program: Program = field(default_factory=Program.fresh)
     node: Node = field(default_factory=Node)
 
     def __post_init__(self) -> None:
         context = ssl.create_default_context(cafile=str(self.ca))
         self.http = httpx.Client(base_url=f"https://localhost:{self.port}", verify=context, timeout=20)
 
-    def signed(self, moment: str | None = None) -> dict[str, str]:
+    def signed(
+        self, route: str = "pull-messages", body: bytes = b"", moment: datetime | None = None, method: str = "POST"
+    ) -> dict[str, str]:
         """The headers that vouch for a request."""
-        moment = now().isoformat() if moment is None else moment
-        public, signature = public_key_to_bytes(self.key.public_key()), sign_message(self.key, moment.encode())
-        return {
-            "flwr-public-key": b64encode(public).decode(),
-            "flwr-timestamp": moment,
-            "flwr-signature": b64encode(signature).decode(),
-        }
+        moment = datetime.now(UTC) if moment is None else moment
+        path = route if route.startswith("/") else f"/v1/fleet/{route}"
+        return sign(self.key, method, path, body, self.program, moment)
 
     def post(self, route: str, body: Any = b"", headers: Mapping[str, str] | None = None) -> httpx.Response:
         """The answer to ``body``, a message or bytes, at a route of the Fleet API."""
         content = body.SerializeToString() if isinstance(body, Protobuf) else body
-        sent = {"content-type": PROTOBUF, **(self.signed() if headers is None else headers)}
-        return self.http.post(f"/v1/fleet/{route}", content=content, headers=sent)
+        signed = self.signed(route, content) if headers is None else headers
+        return self.http.post(f"/v1/fleet/{route}", content=content, headers={"content-type": PROTOBUF, **signed})
 
     def connect(self) -> httpx.Response:
         """Connect as a site does."""

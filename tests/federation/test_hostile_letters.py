@@ -309,3 +309,8 @@ def test_heartbeat_of_an_hour_and_of_nonsense(link: Line, north: Intruder) -> No
     for interval in (0.0, -1.0, float("nan"), float("inf"), 1e9):
         asked = SendNodeHeartbeatRequest(node=north.node, heartbeat_interval=interval)
         assert north.post("send-node-heartbeat", asked).status_code == 400, interval
+    asked = SendNodeHeartbeatRequest(node=north.node, heartbeat_interval=1800.0)
+    assert north.post("send-node-heartbeat", asked).status_code == 200
+    online_until = link.link._links.nodes[north.node.node_id].online_until
+    assert online_until is not None
+    assert online_until < time.time() + 100

@@ -255,6 +255,10 @@ class Wire:
     def forget(self, number: str) -> None:
         self.open.pop(number, None)
 
+    def wait(self, after: int, seconds: float) -> int:
+        time.sleep(min(seconds, 0.02))
+        return after
+
 
 @pytest.fixture
 def wire(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Wire, Sites]]:

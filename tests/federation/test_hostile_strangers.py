@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("flwr")
 
 import contextlib
+import hashlib
 
 import httpx
 from flwr.proto import fab_pb2, fleet_pb2, message_pb2, run_pb2
@@ -71,21 +72,44 @@ def test_no_signature(link: Line) -> None:
     for missing in site.signed():
         headers = {k: v for k, v in site.signed().items() if k != missing}
         assert site.post("pull-messages", b"", headers).status_code == 401, missing
-    for key, value in (("flwr-public-key", "%%"), ("flwr-signature", "aGFsbG8="), ("flwr-timestamp", "yesterday")):
+    others = {"key": "%%", "signature": "aGFsbG8=", "time": "yesterday", "program": "mine", "digest": "0" * 63 + "G"}
+    for key, value in ((f"rondo-{name}", value) for name, value in others.items()):
         assert site.post("pull-messages", b"", {**site.signed(), key: value}).status_code == 401, key
 
 
 def test_signature_of_another_key(link: Line) -> None:
     north, south = link.site("north"), link.site("south")
-    stolen = {**north.signed(), "flwr-public-key": south.signed()["flwr-public-key"]}
+    stolen = {**north.signed(), "rondo-key": south.signed()["rondo-key"]}
     assert north.post("pull-messages", b"", stolen).status_code == 401
+
+
+def test_signature_is_of_one_request(link: Line) -> None:
+    """Whoever sees a signature can send it again, for minutes, but not with another request."""
+    site = link.site("north")
+    site.connect()
+    body = fleet_pb2.PullMessagesRequest(node=site.node).SerializeToString()
+    signed = site.signed("pull-messages", body)
+    assert site.post("pull-messages", body, signed).status_code == 200
+    for changed in (
+        {"rondo-program": "a" * 32},
+        {"rondo-time": datetime.now(UTC).isoformat()},
+        {"rondo-digest": hashlib.sha256(body + b"x").hexdigest()},
+    ):
+        answer = site.post("pull-messages", body, {**signed, **changed})
+        assert (answer.status_code, answer.json()["detail"]) == (401, "the request is not signed"), changed
+    for route in USED - {"pull-messages"}:
+        assert site.post(route, body, signed).status_code == 401, route
+    answer = site.post("pull-messages", body + b"x", signed)
+    assert (answer.status_code, answer.json()["detail"]) == (401, "the body is not the one that was signed")
+    flowers = {name.replace("rondo", "flwr"): value for name, value in signed.items()}
+    assert site.post("pull-messages", body, flowers).status_code == 401
 
 
 @pytest.mark.parametrize("seconds", [-400, 400])
 def test_old_signature_and_wrong_clock(link: Line, seconds: int) -> None:
-    moment = (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
+    moment = datetime.now(UTC) + timedelta(seconds=seconds)
     site = link.site("north")
-    answer = site.post("pull-messages", b"", site.signed(moment))
+    answer = site.post("pull-messages", b"", site.signed(moment=moment))
     assert answer.status_code == 401
     assert "clock" in answer.json()["detail"]
 
@@ -132,20 +156,25 @@ def test_node_of_another_site(link: Line) -> None:
 def test_nothing_is_there_but_the_routes_that_a_site_uses(link: Line) -> None:
     site = link.site("north")
     site.connect()
-    headers = {"content-type": PROTOBUF, **site.signed()}
+    headers = {"content-type": PROTOBUF}
     for method, path in PROTOBUF_REQUEST_TYPES:
         route = path.removeprefix("/v1/fleet/")
         if route not in USED:
-            assert site.http.request(method, path, headers=headers).status_code == 404, path
+            signed = site.signed(path, method=method)
+            assert site.http.request(method, path, headers={**headers, **signed}).status_code == 404, path
     for path in ("/", "/docs", "/redoc", "/openapi.json", "/v1/fleet", "/v1/fleet/", "/metrics", "/health"):
         for method in ("GET", "POST"):
-            assert site.http.request(method, path, headers=headers).status_code == 404, path
+            signed = site.signed(path, method=method)
+            assert site.http.request(method, path, headers={**headers, **signed}).status_code == 404, path
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "BREW"])
 def test_other_methods(link: Line, method: str) -> None:
     site = link.site("north")
-    assert site.http.request(method, "/v1/fleet/pull-messages", headers=site.signed()).status_code in (404, 400)
+    assert site.http.request(method, "/v1/fleet/pull-messages", headers=site.signed(method=method)).status_code in (
+        404,
+        400,
+    )
 
 
 def test_paths_that_look_alike(link: Line) -> None:
@@ -186,7 +215,7 @@ def head(size: str, headers: dict[str, str], route: str = "push-object") -> byte
 @pytest.mark.parametrize("size", ["content-length: 1000000", "transfer-encoding: chunked"])
 def test_stranger_is_answered_before_his_body_is_read(link: Line, size: str) -> None:
     """Else whoever reaches the port fills the server's memory."""
-    for headers, status in (({}, b"401"), (link.stranger().signed(), b"403")):
+    for headers, status in (({}, b"401"), (link.stranger().signed("push-object"), b"403")):
         with tls(link) as sock:
             sock.sendall(head(size, headers))  # and nothing of the body
             assert sock.recv(1000).split()[1] == status
@@ -197,14 +226,14 @@ def test_no_body_is_larger_than_an_object_of_flower(link: Line, route: str) -> N
     site = link.site("north")
     for size in (2**25, 2**31, 10**18):
         with tls(link) as sock:
-            sock.sendall(head(f"content-length: {size}", site.signed(), route))
+            sock.sendall(head(f"content-length: {size}", site.signed(route), route))
             assert sock.recv(1000).split()[1] == b"413", size
 
 
 def test_chunked_body_without_length_is_cut(link: Line) -> None:
     site, chunk = link.site("north"), bytes(2**20)
     with tls(link) as sock:
-        sock.sendall(head("transfer-encoding: chunked", site.signed()))
+        sock.sendall(head("transfer-encoding: chunked", site.signed("push-object")))
         sent = 0
         try:
             for _ in range(100):
@@ -230,7 +259,7 @@ def test_compressed_body_is_not_unpacked(link: Line) -> None:
 
     site = link.site("north")
     body = gzip.compress(bytes(10_000_000))
-    headers = {**site.signed(), "content-encoding": "gzip"}
+    headers = {**site.signed(body=body), "content-encoding": "gzip"}
     assert site.post("pull-messages", body, headers).status_code == 400
 
 
@@ -260,8 +289,9 @@ def test_headers_without_end(link: Line) -> None:
 
 
 def test_slow_request_is_cut_off(link: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rondo.federation import door
+    from rondo.federation import callers, door
 
+    monkeypatch.setattr(callers, "PROMPT", 1.0)
     monkeypatch.setattr(door, "PROMPT", 1.0)
     site = link.site("north")
     for start in (b"", b"POST /v1/fleet/pull-mess", head("content-length: 10", site.signed(), "pull-messages")):

@@ -248,3 +248,7 @@ class _GridLine:
         with self._lock:
             self._open.discard(number)
             self._came.pop(number, None)
+
+    def wait(self, after: int, seconds: float) -> int:
+        time.sleep(min(seconds, _EVERY))  # the Grid has to be asked
+        return after

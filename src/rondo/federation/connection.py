@@ -17,6 +17,7 @@ import h11
 import httpcore
 
 from rondo.federation.proxy import Proxy, proxy_to
+from rondo.federation.signature import NOTICE
 
 _HEAD = 2**17
 """Bytes of the largest head of an answer. A proxy's is counted to it."""
@@ -66,14 +67,15 @@ class Connection:
         if response.status >= 500:
             raise Unreachable(f"it answers {response.status}{self._through}")
 
-    def post(self, path: str, body: bytes, headers: Mapping[str, str], largest: int) -> bytes:
-        """The answer to ``body``: at most ``largest`` bytes. Raises :class:`Unreachable` and :class:`Refused`."""
+    def post(self, path: str, body: bytes, headers: Mapping[str, str], largest: int) -> tuple[bytes, str]:
+        """The answer to ``body``, at most ``largest`` bytes, and its header ``rondo-notice``. Raises
+        :class:`Unreachable` and :class:`Refused`."""
         response = self._answer("POST", path, headers, body, largest)
         encoding = _header(response, b"content-encoding")
-        if encoding not in ("", "identity"):
-            raise Unreachable(f"its answer is packed ({encoding}), which no site asks for")
+        if encoding.lower() not in ("", "identity"):
+            raise Unreachable(f"its answer is packed ({encoding[:_LINE]}), which no site asks for")
         if response.status == 200:
-            return response.content
+            return response.content, _header(response, NOTICE.encode())
         reason = _reason(response.content)
         if 400 <= response.status < 500 and reason is not None:
             raise Refused(reason)
@@ -159,7 +161,7 @@ def _pool(proxy: Proxy | None, context: ssl.SSLContext, backend: httpcore.Networ
 def _header(response: httpcore.Response, name: bytes) -> str:
     """A header of ``response``; empty without it."""
     values = [value for key, value in response.headers if key.lower() == name]
-    return b", ".join(values).decode("latin-1").strip().lower()[:_LINE]
+    return b", ".join(values).decode("latin-1").strip()
 
 
 def _reason(body: bytes) -> str | None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from flwr.app import Message
 from flwr.app.message import make_message, remove_content_from_message
 from flwr.app.metadata import Metadata
-from flwr.common.constant import NOOP_FLWR_AID, SUPERLINK_NODE_ID
+from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
 from flwr.supercore.constant import HEAD_BODY_DIVIDER, NOOP_FEDERATION_ID, TaskType
@@ -26,6 +26,7 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_object_id,
     get_object_tree,
     iterate_object_tree,
+    no_object_id_recompute,
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
@@ -33,6 +34,8 @@ from flwr.superlink.federation import NoOpFederationManager
 
 from rondo.federation.letter import KINDS, content_of, record
 
+BEAT = 30.0
+"""Seconds between a site's signs of life, at most; it counts as gone after twice as long."""
 _OVERHEAD = 2**20
 """Bytes of a reply's objects beside the letter in them."""
 _PARTS = {"Message", "RecordDict", "ArrayRecord", "Array", "ArrayChunk"}
@@ -53,18 +56,37 @@ class _Post:
     parts: dict[str, bytes] = field(default_factory=dict)
     """The reply's objects, empty until they are there."""
     size: int = 0
+    missing: int = 0
+    """The number of objects that are not there yet."""
+    session: str = ""
+    """The session in which the reply comes."""
     spoilt: bool = False
     """Whether the reply is no letter, or too large."""
 
+    @property
+    def answered(self) -> bool:
+        """Whether all of the reply is there, or as much as will be taken of it."""
+        return bool(self.root) and (self.spoilt or self.missing == 0)
+
 
 class Links(InMemoryLinkState):
-    """Flower's state of nodes and messages, in memory: what must survive a crash is in the run directory."""
+    """Flower's state of nodes and messages, in memory: what must survive a crash is in the run directory. A node is a
+    site.
 
-    def __init__(self) -> None:
+    ``replied``: called when a reply is complete.
+    """
+
+    def __init__(self, replied: Callable[[], None] = lambda: None) -> None:
+        self._replied = replied
         self._store = InMemoryObjectStore()
         super().__init__(NoOpFederationManager(), self._store)
         self._posts: dict[str, _Post] = {}
         """By the letter's number."""
+        self._of_node: dict[int, dict[str, _Post]] = {}
+        """The same by node."""
+        self._unread: dict[int, dict[str, None]] = {}
+        """Numbers of the letters that each node has not fetched, the oldest first. Flower goes through all letters to
+        all nodes at each question."""
         self._sessions: dict[str, str] = {}
         """The letter's number by the session in which its reply comes."""
 
@@ -78,10 +100,21 @@ class Links(InMemoryLinkState):
         self.task_token_store[task].active_until = datetime.max.replace(tzinfo=UTC)
         return run
 
+    def node_of(self, site: str) -> int:
+        """The node of a site, by its name."""
+        with self.lock:
+            key = site.encode()
+            node = self.node_public_key_to_node_id.get(key)
+            return node if node is not None else self.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0)
+
     def activate_node(self, node_id: int, heartbeat_interval: float) -> bool:
         """As Flower's, but a site that died and comes back need not wait until its death is noticed."""
         self.deactivate_node(node_id)
         return super().activate_node(node_id, heartbeat_interval)
+
+    def acknowledge_node_heartbeat(self, node_id: int, heartbeat_interval: float) -> bool:
+        """As Flower's, but no site can say that it is there for an hour."""
+        return super().acknowledge_node_heartbeat(node_id, min(heartbeat_interval, BEAT))
 
     # --- letters to sites -----------------------------------------------------------------------------------------
 
@@ -91,17 +124,21 @@ class Links(InMemoryLinkState):
         ``largest``: bytes of the largest letter in reply.
         """
         metadata = Metadata(run, "", SUPERLINK_NODE_ID, node, "", "", now().timestamp(), seconds, KINDS[kind])
-        message = make_message(metadata, content=record(letter))
-        number = message.object_id
-        metadata.__dict__["_message_id"] = number
-        objects = get_all_nested_objects(message)
+        with no_object_id_recompute():  # an id is a digest of all that is below it
+            message = make_message(metadata, content=record(letter))
+            number = message.object_id
+            metadata.__dict__["_message_id"] = number
+            tree = get_object_tree(message)
+            objects = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
         # The message comes last: a site may ask at any time, and must find all of it.
         with self._store.lock_store:
-            self._store.preregister(run, get_object_tree(message))
+            self._store.preregister(run, tree)
         for name, part in objects.items():
-            self._store.put(name, part.deflate())
+            self._store.put(name, part)
         with self.lock:
-            self._posts[number] = _Post(node, frozenset(objects), largest + _OVERHEAD)
+            post = self._posts[number] = _Post(node, frozenset(objects), largest + _OVERHEAD)
+            self._of_node.setdefault(node, {})[number] = post
+            self._unread.setdefault(node, {})[number] = None
             if self.store_message_ins(remove_content_from_message(message)) is None:
                 self.drop(number)
                 return None
@@ -109,14 +146,26 @@ class Links(InMemoryLinkState):
 
     def has_letter(self, node: int) -> bool:
         """Whether a letter waits for ``node`` to fetch it."""
+        return bool(self._unread.get(node))
+
+    def get_message_ins(self, node_id: int, limit: int | None, *, run_id: int | None = None) -> list[Message]:
+        """As Flower's: letters to a node, each handed out once."""
+        letters: list[Message] = []
         with self.lock:
-            waiting = (message.metadata for message in self.message_ins_store.values())
-            return any(letter.dst_node_id == node and not letter.delivered_at for letter in waiting)
+            unread = self._unread.get(node_id, {})
+            while unread and (limit is None or len(letters) < limit):
+                number = next(iter(unread))
+                del unread[number]
+                self._check_stored_messages({number})  # which drops it if its time is up
+                if (letter := self.message_ins_store.get(number)) is not None:
+                    letter.metadata.delivered_at = now().isoformat()
+                    letters.append(letter)
+        return letters
 
     def is_for(self, node: int, name: str) -> bool:
         """Whether the object ``name`` is part of a letter to ``node``."""
         with self.lock:
-            return any(post.node == node and name in post.objects for post in self._posts.values())
+            return any(name in post.objects for post in self._of_node.get(node, {}).values())
 
     # --- replies --------------------------------------------------------------------------------------------------
 
@@ -135,8 +184,12 @@ class Links(InMemoryLinkState):
                 return False, []
             post.root = message.metadata.message_id
             post.parts = {tree.object_id: b"" for tree in iterate_object_tree(object_tree)}
+            post.missing = len(post.parts)
             post.spoilt = post.root != object_tree.object_id
+            post.session = session_id
             self._sessions[session_id] = number
+            if post.spoilt:
+                self._replied()
             return True, [] if post.spoilt else list(post.parts)
 
     def store_object(self, run_id: int, session_id: str, object_id: str, object_content: bytes) -> bool:
@@ -148,10 +201,14 @@ class Links(InMemoryLinkState):
             post.size += len(object_content)
             if post.size > post.largest:
                 post.spoilt, post.parts = True, {}
+                self._replied()
                 return False
             if get_object_id(object_content) != object_id:
                 return False
             post.parts[object_id] = object_content
+            post.missing -= 1
+            if post.answered:
+                self._replied()
             return True
 
     def fetch(self, number: str) -> bytes | None:
@@ -159,7 +216,7 @@ class Links(InMemoryLinkState):
         dropped then."""
         with self.lock:
             post = self._posts.get(number)
-            if post is None or not post.root or not (post.spoilt or all(post.parts.values())):
+            if post is None or not post.answered:
                 return None
             self.drop(number)
         return b"" if post.spoilt else _letter(post)
@@ -167,8 +224,11 @@ class Links(InMemoryLinkState):
     def drop(self, number: str) -> None:
         """Drop letter ``number`` and the reply to it."""
         with self.lock:
-            self._posts.pop(number, None)
-            self._sessions = {session: n for session, n in self._sessions.items() if n != number}
+            post = self._posts.pop(number, None)
+            if post is not None:
+                self._sessions.pop(post.session, None)
+                self._of_node[post.node].pop(number, None)
+                self._unread[post.node].pop(number, None)
             self.delete_messages({number})
             self._store.delete(number)
 
@@ -176,7 +236,7 @@ class Links(InMemoryLinkState):
 def _letter(post: _Post) -> bytes:
     """The letter in a reply; empty if there is none. A site may have sent anything."""
     try:
-        if _unpacked(post.parts.values()) > post.largest:
+        if _unpacked(post.parts) > post.largest:
             return b""
         message = inflate_object_from_contents(post.root, dict(post.parts))
         return content_of(message) if isinstance(message, Message) else b""
@@ -184,16 +244,15 @@ def _letter(post: _Post) -> bytes:
         return b""
 
 
-def _unpacked(parts: Collection[bytes]) -> int:
-    """Bytes of all arrays in ``parts``, which may name the same chunk any number of times. Raises ValueError for an
-    object of another type, and whatever the parsers raise."""
+def _unpacked(parts: Mapping[str, bytes]) -> int:
+    """Bytes of all arrays in ``parts``, by id, which may name the same chunk any number of times. Raises ValueError for
+    an object of another type, and whatever the parsers raise."""
     total = 0
-    chunks = {get_object_id(part): len(part) for part in parts}
-    for part in parts:
+    for part in parts.values():
         kind, children, _ = get_object_head_values_from_object_content(part)
         if kind not in _PARTS:
             raise ValueError(f"a letter has no {kind}")
         if kind == "Array":
             body = json.loads(part.partition(HEAD_BODY_DIVIDER)[2])
-            total += sum(chunks[children[i]] for i in body["arraychunk_ids"])
+            total += sum(len(parts[children[i]]) for i in body["arraychunk_ids"])
     return total

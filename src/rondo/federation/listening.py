@@ -56,7 +56,7 @@ def link(listening: Listening, clients: Clients, told: Callable[[str], None]) ->
     """A SuperLink that serves the sites of ``clients``' roster."""
     keys = ServerKeys.read(listening.keys)
     tls = {} if listening.insecure else {"certificate": keys.certificate, "key": keys.key}
-    line = SuperLink(clients.roster, (listening.host, listening.port), **tls)
+    line = SuperLink(clients.roster, (listening.host, listening.port), **tls, told=told)
     try:
         line.start()
         told(f"listening on {listening.host}:{line.port} for {len(clients)} clients")

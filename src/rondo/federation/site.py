@@ -20,6 +20,7 @@ from rondo.federation.keys import SiteKeys
 from rondo.federation.letter import content_of, kind_of
 from rondo.federation.listening import no_seconds
 from rondo.federation.plan import End, NotAPlan, Plan
+from rondo.federation.program import Program, only_program
 from rondo.federation.reaching import AGAIN, address_of, await_server
 from rondo.federation.supernode import SuperNode, TooLarge
 from rondo.runs.assemble import find_device
@@ -87,15 +88,22 @@ def take_part(
     ``stop``."""
     stop = stop or threading.Event()
     here = _Here.of(site, asked, told, stop)
+    with only_program(site.folder) as program:
+        _stay_connected(here, program, stop, stay=site.stay)
+
+
+def _stay_connected(here: _Here, program: Program, stop: threading.Event, *, stay: bool) -> None:
+    """Answer the server's letters, and connect again after whatever happens, until the run is over."""
+    told = here.desk.told
     first, lost, turned_away, paused = True, "", "", ""
     while True:
         pause = AGAIN
         try:
-            with here.node() as node:
+            with here.node(program, stop) as node:
                 if first or lost:
                     told(f"connected to {here.address} as {here.keys.site}")
                 first, lost, turned_away = False, "", ""
-                if not _answer(here.desk, node, stop, stay=site.stay):
+                if not _answer(here.desk, node, stop, stay=stay):
                     return
         except Refused as refused:
             if first or "key" in str(refused):
@@ -130,7 +138,7 @@ def show_plan(
     stop = stop or threading.Event()
     here = _Here.of(site, lambda offer: False, told, stop)
     try:
-        with here.node() as node:
+        with here.node(Program.fresh(), stop) as node:
             told(f"connected to {here.address} as {here.keys.site}; waiting for a plan")
             while True:
                 message = node.next()
@@ -169,10 +177,10 @@ class _Here:
         desk = Desk(rows, site.folder, site.device, site.contract, asked, told, stop, site.model)
         return cls(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", keys, ca, desk)
 
-    def node(self) -> SuperNode:
+    def node(self, program: Program, stop: threading.Event) -> SuperNode:
         """A connection to the server."""
-        largest = int(self.desk.contract.incoming.largest_mb * 1e6)
-        return SuperNode(self.address, self.keys.private_key, self.ca, largest)
+        key, largest = self.keys.private_key, int(self.desk.contract.incoming.largest_mb * 1e6)
+        return SuperNode(self.address, key, self.ca, largest, program=program, told=self.desk.told, stop=stop)
 
 
 def _answer(desk: Desk, node: SuperNode, stop: threading.Event, *, stay: bool) -> bool:

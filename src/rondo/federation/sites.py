@@ -15,9 +15,11 @@ from rondo.federation.plan import LARGEST, Consent, End, Plan
 from rondo.federation.standing import Standings, State
 
 _PAUSE = 0.02
-"""Seconds between looks for letters."""
+"""Seconds between looks for the answers to the end."""
+_BREATH = 0.1
+"""Least seconds between looks for sites: replies that come one after the other are no reason to look each time."""
 _LOOK = 0.5
-"""Seconds between looks for sites."""
+"""Seconds between looks for sites and stops where nothing happens."""
 _DAY = 86400.0
 _TIMES = 10
 """Most times that a letter is sent: one that its site dies of would kill it after every restart."""
@@ -38,6 +40,10 @@ class Line(Protocol):
 
     def forget(self, number: str) -> None:
         """Drop a letter and the reply to it."""
+
+    def wait(self, after: int, seconds: float) -> int:
+        """Wait at most ``seconds`` until more has happened than ``after``: a reply, a site that came or went. Returns
+        the number of all that has happened."""
 
 
 @dataclass(eq=False)
@@ -96,6 +102,8 @@ class Sites:
         self._newcomers: set[str] = set()
         """Connected sites without a client in the run."""
         self._lock = threading.RLock()
+        self._noted = threading.Event()
+        """Set when sites have been looked for."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._welcome, name="welcome", daemon=True)
 
@@ -133,7 +141,8 @@ class Sites:
                 raise StopRequested
             if time.monotonic() > end:
                 return False
-            time.sleep(_PAUSE)
+            self._noted.wait(_LOOK)
+            self._noted.clear()
         return True
 
     def states(self) -> dict[str, tuple[State, str]]:
@@ -170,7 +179,9 @@ class Sites:
             time.sleep(_PAUSE)
 
     def _welcome(self) -> None:
-        while not self._over.wait(_PAUSE * 5):
+        heard = 0
+        while not self._over.wait(_BREATH):
+            heard = self._link.wait(heard, 2 * _BREATH)
             present = self._link.present()
             with self._lock:
                 plan = self._plan
@@ -192,6 +203,7 @@ class Sites:
                         self._offers[name] = ("", since)
                         self._consents[name] = (since, self._checked(name, plan, answer))
             self._note()
+            self._noted.set()
 
     def _newcomer(self, name: str) -> None:
         """Tell, once, of a site that came into the roster after the run had begun."""
@@ -265,12 +277,13 @@ class Sites:
         """See :class:`rondo.engine.network.Messenger`. A letter is sent again to a site that was started anew. Raises
         :class:`StopRequested`."""
         absent: dict[str, float] = {}
-        looked = 0.0
+        looked, heard = 0.0, 0
         try:
             while self._waiting:
                 if self._stop.is_set():
                     raise StopRequested
-                if time.monotonic() - looked > _LOOK or any(not letter.since for letter in self._waiting):
+                unsent = any(not letter.since for letter in self._waiting)
+                if time.monotonic() - looked > (_BREATH / 2 if unsent else _LOOK):
                     looked = time.monotonic()
                     self._look_after(absent)
                 came = [(x, reply) for x in self._waiting if (reply := self._link.reply(x.number)) is not None]
@@ -278,7 +291,7 @@ class Sites:
                     self._waiting.remove(letter)
                     yield letter.client, reply
                 if not came:
-                    time.sleep(_PAUSE)
+                    heard = self._link.wait(heard, _BREATH / 2 if unsent else _LOOK)
         finally:
             for letter in self._waiting:
                 self._link.forget(letter.number)

@@ -7,47 +7,34 @@ every request with its key.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
 import threading
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
-from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
-from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
-from flwr.server.superlink.linkstate import LinkStateFactory
-from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NodeStatus
-from flwr.supercore.error import http_error_translator
-from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
-from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
-from flwr.superlink.routers.fleet.router import router
-from starlette.middleware import Middleware
-from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from flwr.supercore.constant import NodeStatus
 
 from rondo.errors import ConfigError
-from rondo.federation.door import Door, Prompt
+from rondo.federation.callers import Server
+from rondo.federation.door import Door
+from rondo.federation.fleet import Fleet
 from rondo.federation.links import Links
 from rondo.federation.roster import Roster
 
-_HELD, _LOOK = 1.0, 0.03
-"""Seconds that a site's question for letters is held back while there is none, and between looks. Fifty sites that
-asked twenty times a second would keep a processor busy with signatures."""
+_KEEP = 30
+"""Seconds that a connection without a request stays open: longer than a site keeps it, so that no request meets its
+end."""
 
 
 class SuperLink:
     """A SuperLink on ``address``, for the sites of a roster. It serves from :meth:`start` to :meth:`stop`, in a thread.
 
     ``certificate``, ``key``: files in PEM; None serves without TLS.
+    ``told``: called with a line of text, from another thread, per program that is refused since its site is connected.
     """
 
     def __init__(
@@ -57,28 +44,23 @@ class SuperLink:
         *,
         certificate: Path | None = None,
         key: Path | None = None,
+        told: Callable[[str], None] = lambda line: None,
     ) -> None:
         logging.getLogger("flwr").setLevel(logging.CRITICAL)  # it logs every request
-        self._roster = roster
-        self._links = Links()
-        stores = ObjectStoreFactory(FLWR_IN_MEMORY_DB_NAME)
-        factory = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, self._links.federation_manager, stores)
-        factory.state_instance = self._links
-        self._sites: dict[int, str] = {}
-        for site in roster().sites:
-            public_key = site.public_key.encode()
-            self._sites[self._links.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public_key, 0)] = site.name
+        self._news = threading.Condition()
+        self._number = 0
+        """The number of replies, and of sites that came or went, up to now."""
+        self._links = Links(self._happened)
+        self._fleet = Fleet(self._links, told, self._happened)
+        self._door = Door(self._fleet, roster)
         self._run = self._links.begin()
         self._listening = _listen(*address)
         self.port: int = self._listening.getsockname()[1]
-        app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, middleware=self._middleware())
-        app.state.linkstate_factory = factory
-        app.state.enable_supernode_auth = True
-        app.include_router(router)
         tls: dict[str, Any] = {"ssl_certfile": certificate, "ssl_keyfile": key} if certificate is not None else {}
         quiet: dict[str, Any] = {"log_level": "critical", "access_log": False, "server_header": False}
-        config = uvicorn.Config(app, http=Prompt, ws="none", lifespan="off", **quiet, **tls)
-        self._server = uvicorn.Server(config)
+        self._server = Server(
+            uvicorn.Config(self._door, http="h11", ws="none", lifespan="off", timeout_keep_alive=_KEEP, **quiet, **tls)
+        )
         self._thread = threading.Thread(
             target=self._server.run, args=([self._listening],), name="superlink", daemon=True
         )
@@ -100,16 +82,29 @@ class SuperLink:
 
     def present(self) -> dict[str, str]:
         """The connected sites by name, each with the time since when it is: another one after every restart."""
-        valid = {site.name for site in self._roster().valid(datetime.now(UTC).date())}
-        online = self._links.get_node_info(node_ids=list(self._sites), statuses=[NodeStatus.ONLINE])
-        names = {self._sites[node.node_id]: node.last_activated_at or "" for node in online}
-        return {name: since for name, since in names.items() if name in valid}
+        nodes = self._links.get_node_info(statuses=[NodeStatus.ONLINE])
+        names = {node.public_key.decode(): node.last_activated_at or "" for node in nodes}
+        return {name: since for name, since in names.items() if self._door.valid(self._fleet.connected_by(name))}
 
     def send(self, site: str, kind: str, letter: bytes, seconds: float, largest: int) -> str | None:
         """Send ``letter`` of one of :data:`~rondo.federation.letter.KINDS`, to be answered within ``seconds`` by at
         most ``largest`` bytes. Returns the letter's number, or None for a site that was never there."""
-        node = next(n for n, name in self._sites.items() if name == site)
-        return self._links.post(self._run, node, kind, letter, seconds, largest)
+        node = self._links.node_of(site)
+        number = self._links.post(self._run, node, kind, letter, seconds, largest)
+        self._fleet.wake(node)
+        return number
+
+    def wait(self, after: int, seconds: float) -> int:
+        """Wait at most ``seconds`` until more has happened than ``after``: a reply came, or a site came or went. A site
+        that falls silent goes without notice. Returns the number of all that has happened, for the next call."""
+        with self._news:
+            self._news.wait_for(lambda: self._number != after, seconds)
+            return self._number
+
+    def _happened(self) -> None:
+        with self._news:
+            self._number += 1
+            self._news.notify_all()
 
     def reply(self, number: str) -> bytes | None:
         """The reply to letter ``number``, which is handed out once; None while there is none. Whatever a site sent that
@@ -119,38 +114,6 @@ class SuperLink:
     def forget(self, number: str) -> None:
         """Drop letter ``number`` and every reply to it."""
         self._links.drop(number)
-
-    def _middleware(self) -> list[Middleware]:
-        return [
-            Middleware(Door, roster=self._roster, names=frozenset(self._sites.values())),
-            Middleware(BaseHTTPMiddleware, dispatch=http_error_translator),
-            Middleware(ProtobufTranslationMiddleware),
-            Middleware(NodeAuthMiddleware),
-            Middleware(BaseHTTPMiddleware, dispatch=self._own),
-        ]
-
-    async def _own(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
-        """Reject a request for another site's letters, or in another site's name: the key was checked against the node
-        before. Hold back a question for letters until there is one."""
-        asked = request.state.protobuf_request
-        reason = None
-        if isinstance(asked, PullMessagesRequest):
-            end = time.monotonic() + _HELD
-            while not self._links.has_letter(asked.node.node_id) and time.monotonic() < end:
-                await asyncio.sleep(_LOOK)
-        elif isinstance(asked, PushMessagesRequest):
-            senders = {m.metadata.src_node_id for m in asked.messages_list}
-            if senders != {asked.node.node_id} or len(asked.messages_list) != 1 or len(asked.message_object_trees) != 1:
-                reason = "not one letter in the site's own name"
-        elif isinstance(asked, PullObjectRequest):
-            reason = None if self._links.is_for(asked.node.node_id, asked.object_id) else "no letter to this site"
-        elif isinstance(asked, ConfirmMessageReceivedRequest):
-            reason = (
-                None if self._links.is_for(asked.node.node_id, asked.message_object_id) else "no letter to this site"
-            )
-        if reason is not None:
-            return JSONResponse({"detail": reason}, status_code=403)
-        return await call_next(request)
 
 
 def _listen(host: str, port: int) -> socket.socket:

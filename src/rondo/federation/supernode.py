@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from base64 import b64encode
+import time
+from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from io import BytesIO
 from math import isfinite
 from pathlib import Path
@@ -23,7 +25,6 @@ from flwr.common.constant import (
     FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE,
     HEARTBEAT_CALL_TIMEOUT,
     HEARTBEAT_DEFAULT_INTERVAL,
-    TIMESTAMP_HEADER,
 )
 from flwr.common.serde import message_to_proto
 from flwr.common.serde_utils import metadata_from_proto
@@ -48,20 +49,21 @@ from flwr.proto.message_pb2 import (
     PushObjectResponse,
 )
 from flwr.proto.node_pb2 import Node
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, HEAD_BODY_DIVIDER
-from flwr.supercore.date import now
+from flwr.supercore.constant import HEAD_BODY_DIVIDER
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_head_values_from_object_content,
     get_object_tree,
 )
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Protobuf
 
 from rondo.federation.connection import Connection, Refused, Unreachable
 from rondo.federation.letter import record
+from rondo.federation.program import Program
+from rondo.federation.signature import notice_in, sign
 
 LARGEST = 2**31
 """Bytes of the largest letter, unless a site's owner says otherwise."""
@@ -71,6 +73,8 @@ _PART = 2**20 + FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
 """Bytes of the largest part of a letter."""
 _PARTS = 10_000
 """Most parts of a letter: of 5 MiB each in Flower's settings."""
+_LOOK = 0.2
+"""Seconds between looks whether the site is to stop, or has been silent for long."""
 
 A = TypeVar("A", bound=Protobuf)
 
@@ -96,11 +100,24 @@ class SuperNode:
     ``key``: the private key that signs every request.
     ``ca``: file with the certificate of the authority that vouches for the server; None connects without TLS.
     ``largest``: bytes of the largest letter that is taken.
+    ``program``: by default one without predecessors.
+    ``told``: called with a line of text that the server has for the site's owner.
+    ``stop``: once it is set, the server is told that the site goes, and answers a question that it holds.
 
     Every method raises :class:`Unreachable` and :class:`Refused`.
     """
 
-    def __init__(self, address: str, key: ec.EllipticCurvePrivateKey, ca: Path | None, largest: int = LARGEST) -> None:
+    def __init__(
+        self,
+        address: str,
+        key: ec.EllipticCurvePrivateKey,
+        ca: Path | None,
+        largest: int = LARGEST,
+        *,
+        program: Program | None = None,
+        told: Callable[[str], None] = lambda line: None,
+        stop: threading.Event | None = None,
+    ) -> None:
         logging.getLogger("flwr").setLevel(logging.CRITICAL)
         host, _, port = address.rpartition(":")
         way = (host.strip("[]"), int(port), ca)
@@ -110,6 +127,9 @@ class SuperNode:
         self._largest = largest
         self._node: Node | None = None
         self._over = threading.Event()
+        self._program, self._told, self._stop = program or Program.fresh(), told, stop or threading.Event()
+        self._asking, self._heard = False, time.monotonic()
+        """Whether the server has a question of this site, which says that the site is there; when it answered last."""
 
     def __enter__(self) -> Self:
         """Connect, and from then on say every few seconds that the site is there."""
@@ -128,7 +148,11 @@ class SuperNode:
     def next(self) -> Message | None:
         """The next message to this site, with its letter; None while there is none, and where the server withdrew it
         while it was fetched. Raises :class:`TooLarge`."""
-        pulled = self._ask("pull-messages", PullMessagesRequest(node=self._here), PullMessagesResponse)
+        self._asking = True
+        try:
+            pulled = self._ask("pull-messages", PullMessagesRequest(node=self._here), PullMessagesResponse)
+        finally:
+            self._asking = False
         if not pulled.messages_list:
             return None
         try:
@@ -221,15 +245,13 @@ class SuperNode:
         return self._asked(self._line, route, asked, like, largest)
 
     def _asked(self, line: Connection, route: str, asked: Protobuf, like: type[A], largest: int) -> A:
-        moment = now().isoformat()
-        headers = {
-            "content-type": PROTOBUF_MEDIA_TYPE,
-            "accept": PROTOBUF_MEDIA_TYPE,
-            FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(self._public_key).decode(),
-            TIMESTAMP_HEADER: moment,
-            FLEET_HTTP_SIGNATURE_HEADER: b64encode(sign_message(self._key, moment.encode())).decode(),
-        }
-        content = line.post(f"/v1/fleet/{route}", asked.SerializeToString(), headers, largest)
+        path, body = f"/v1/fleet/{route}", asked.SerializeToString()
+        headers = {"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE}
+        headers |= sign(self._key, "POST", path, body, self._program, datetime.now(UTC))
+        content, notice = line.post(path, body, headers, largest)
+        self._heard = time.monotonic()
+        if (text := notice_in(notice)) is not None:
+            self._told(text)
         try:
             answer: A = like.FromString(content)
             return answer
@@ -237,12 +259,17 @@ class SuperNode:
             raise Unreachable("its answer is none of a Rondo server") from None
 
     def _beat(self) -> None:
-        """Say every few seconds that the site is there, also while it trains. A server that does not hear it, or that
-        was started anew, shows itself at the next letter."""
-        asked = SendNodeHeartbeatRequest(node=self._here, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
-        while not self._over.wait(HEARTBEAT_DEFAULT_INTERVAL / 3):
+        """Say that the site is there where no other request does, for instance while it trains; and that it goes once
+        it is to stop. A server that does not hear it, or that was started anew, shows itself at the next letter."""
+        here = SendNodeHeartbeatRequest(node=self._here, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
+        gone = DeactivateNodeRequest(node_id=self._here.node_id)
+        while not self._over.wait(_LOOK):
             with suppress(Unreachable, Refused):
-                self._asked(self._pulse, "send-node-heartbeat", asked, SendNodeHeartbeatResponse, _SMALL)
+                if self._asking and self._stop.is_set():
+                    self._asked(self._pulse, "deactivate-node", gone, DeactivateNodeResponse, _SMALL)
+                    break
+                if not self._asking and time.monotonic() - self._heard > HEARTBEAT_DEFAULT_INTERVAL / 3:
+                    self._asked(self._pulse, "send-node-heartbeat", here, SendNodeHeartbeatResponse, _SMALL)
         self._pulse.close()
 
 

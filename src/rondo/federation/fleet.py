@@ -1,0 +1,191 @@
+"""The server's side of Flower's Fleet API, as far as a site uses it: its routes, behind the door.
+
+Flower's own routers pass a request through four layers and two threads, at several milliseconds each; here one table
+leads to Flower's handlers. A site asks for letters, and its question is held until there is one, so an idle site costs
+a request every 20 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    ActivateNodeResponse,
+    DeactivateNodeRequest,
+    DeactivateNodeResponse,
+    PullMessagesRequest,
+    PullMessagesResponse,
+    PushMessagesRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
+from flwr.supercore.dependencies.version import VersionDependency
+from flwr.supercore.error import http_error_translator
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
+from flwr.superlink.servicer.fleet import fleet_handlers
+from google.protobuf.message import DecodeError, Message
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rondo.federation.door import Asked, Turned
+from rondo.federation.links import BEAT, Links
+from rondo.federation.places import Absent, Places, Taken
+from rondo.federation.signature import notice_header
+
+HELD = 20.0
+"""Seconds that a question for letters is held while there is none: less than the 30 s after which a site gives up."""
+_REQUESTS: dict[str, type[Message]] = {
+    "/v1/fleet/activate-node": ActivateNodeRequest,
+    "/v1/fleet/deactivate-node": DeactivateNodeRequest,
+    "/v1/fleet/send-node-heartbeat": SendNodeHeartbeatRequest,
+    "/v1/fleet/pull-messages": PullMessagesRequest,
+    "/v1/fleet/push-messages": PushMessagesRequest,
+    "/v1/fleet/push-object": PushObjectRequest,
+    "/v1/fleet/pull-object": PullObjectRequest,
+    "/v1/fleet/confirm-message-received": ConfirmMessageReceivedRequest,
+}
+
+
+class Fleet:
+    """Answers the requests of sites, in the loop of the server.
+
+    ``told``: called with a line of text per second program of a site.
+    ``changed``: called when a site came or went.
+    """
+
+    def __init__(self, links: Links, told: Callable[[str], None], changed: Callable[[], None]) -> None:
+        self._links, self._changed = links, changed
+        self._places = Places(told)
+        self._keys: dict[str, bytes] = {}
+        """The key that each site has connected with."""
+        self._held: dict[int, asyncio.Future[bool]] = {}
+        """The question that is held, by node. It ends with whether it is still to be answered by a letter."""
+        self._version = VersionDependency(component_name="SuperLink", connection_name="site <-> server")
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def connected_by(self, site: str) -> bytes:
+        """The key by which a site has connected last; empty if it never has."""
+        return self._keys.get(site, b"")
+
+    def wake(self, node: int) -> None:
+        """Answer the question that is held for ``node``, since there is a letter. Called from any thread."""
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the server has stopped
+                self._loop.call_soon_threadsafe(self._release, node, True)
+
+    async def answer(self, asked: Asked) -> Response:
+        """The answer to a request, or an error in Flower's form."""
+        self._loop = asyncio.get_running_loop()
+
+        async def answered(_: Request) -> Response:
+            message = await self._answer(asked)
+            return Response(message.SerializeToString(), media_type=PROTOBUF_MEDIA_TYPE)
+
+        response = await http_error_translator(asked.request, answered)
+        if notice := self._places.notice(asked.site) if response.status_code == 200 else "":
+            response.headers.update(notice_header(notice))
+        return response
+
+    async def _answer(self, asked: Asked) -> Message:
+        if asked.request.headers.get("content-type", "").partition(";")[0].strip().lower() != PROTOBUF_MEDIA_TYPE:
+            raise Turned(415, f"not {PROTOBUF_MEDIA_TYPE}")
+        try:
+            request = _REQUESTS[asked.request.scope["path"]].FromString(asked.body)
+        except DecodeError:
+            raise Turned(400, "no message of this route") from None
+        if isinstance(request, ActivateNodeRequest):
+            return self._activate(asked, request)
+        node = self._links.node_of(asked.site)
+        named = request.node_id if isinstance(request, DeactivateNodeRequest) else request.node.node_id
+        if named != node:
+            raise Turned(401, "not the node of this site")
+        self._hear(asked, node)
+        if isinstance(request, DeactivateNodeRequest):
+            return self._deactivate(asked.site, node)
+        if isinstance(request, PullMessagesRequest):
+            return await self._pull(asked, node, request)
+        return self._other(node, request)
+
+    def _hear(self, asked: Asked, node: int) -> None:
+        """Note that a site's program is there. Raises :class:`Turned` where the site's place is not its own."""
+        try:
+            self._places.hear(asked.site, asked.program, asked.address)
+        except Absent:
+            raise Turned(401, "this program has not connected") from None
+        except Taken as taken:
+            self._release(node, False)  # the first one hears of it at once
+            raise Turned(409, str(taken)) from None
+        self._links.acknowledge_node_heartbeat(node, BEAT)
+
+    def _activate(self, asked: Asked, request: ActivateNodeRequest) -> Message:
+        self._version(asked.request)
+        if request.public_key != asked.public_key:
+            raise Turned(401, "not the key that signed the request")
+        node = self._links.node_of(asked.site)
+        try:
+            self._places.enter(asked.site, asked.program, asked.address)
+        except Taken as taken:
+            self._release(node, False)
+            raise Turned(409, str(taken)) from None
+        self._release(node, False)
+        self._keys[asked.site] = asked.public_key
+        self._links.activate_node(node, BEAT)
+        self._changed()
+        return ActivateNodeResponse(node_id=node)
+
+    def _deactivate(self, site: str, node: int) -> Message:
+        self._places.leave(site)
+        self._release(node, False)
+        self._links.deactivate_node(node)
+        self._changed()
+        return DeactivateNodeResponse()
+
+    async def _pull(self, asked: Asked, node: int, request: PullMessagesRequest) -> Message:
+        if not self._links.has_letter(node) and not await self._hold(asked, node):
+            return PullMessagesResponse()
+        self._hear(asked, node)
+        return fleet_handlers.pull_messages(request, self._links, self._links.object_store)
+
+    async def _hold(self, asked: Asked, node: int) -> bool:
+        """Wait for a letter to ``node``. False: there is none, or this question is not to be answered by it, since the
+        asker is gone or has asked anew."""
+        self._release(node, False)
+        held = self._held[node] = asyncio.get_running_loop().create_future()
+        gone = asyncio.ensure_future(asked.request.receive())
+        try:
+            ended, _ = await asyncio.wait({held, gone}, timeout=HELD, return_when=asyncio.FIRST_COMPLETED)
+            if not ended:
+                self._hear(asked, node)
+            return held.done() and held.result() and not gone.done()
+        finally:
+            gone.cancel()
+            if self._held.get(node) is held:
+                del self._held[node]
+
+    def _release(self, node: int, letter: bool) -> None:
+        held = self._held.pop(node, None)
+        if held is not None and not held.done():
+            held.set_result(letter)
+
+    def _other(self, node: int, request: Message) -> Message:
+        """Raise :class:`Turned` for a request for another site's letters, or in another site's name."""
+        links = self._links
+        if isinstance(request, PushMessagesRequest):
+            senders = {m.metadata.src_node_id for m in request.messages_list}
+            if senders != {node} or len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
+                raise Turned(403, "not one letter in the site's own name")
+            return fleet_handlers.push_messages(request, links)
+        if isinstance(request, PushObjectRequest):
+            return fleet_handlers.push_object(request, links)
+        if isinstance(request, PullObjectRequest):
+            if not links.is_for(node, request.object_id):
+                raise Turned(403, "no letter to this site")
+            return fleet_handlers.pull_object(request, links)
+        if isinstance(request, ConfirmMessageReceivedRequest):
+            if not links.is_for(node, request.message_object_id):
+                raise Turned(403, "no letter to this site")
+            return fleet_handlers.confirm_message_received(request, links, links.object_store)
+        return fleet_handlers.send_node_heartbeat(request, links)
