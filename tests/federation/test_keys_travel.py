@@ -22,10 +22,6 @@ from small_runs import save_tiny_bert, settings, write_rows
 
 pytestmark = pytest.mark.slow
 
-RUNNING_ROSTER = pytest.mark.xfail(
-    strict=True, reason="a running server takes neither new sites nor new keys before its next start"
-)
-
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -137,7 +133,6 @@ def test_certificate_renewed_between_a_server_and_its_resumption(processes: Carr
     assert weights(processes.work / "run")
 
 
-@RUNNING_ROSTER
 def test_site_added_while_the_server_waits(processes: Carried) -> None:
     made_here(processes)
     processes.site_keys("north")
@@ -152,7 +147,6 @@ def test_site_added_while_the_server_waits(processes: Carried) -> None:
     assert weights(processes.work / "run")
 
 
-@RUNNING_ROSTER
 def test_key_renewed_while_the_server_waits(processes: Carried) -> None:
     """The old key is turned away, and the new one gets in."""
     made_here(processes)

@@ -15,7 +15,6 @@ import pytest
 
 pytest.importorskip("flwr")
 
-import httpx
 from desks import contract
 from flwr.proto.message_pb2 import PushObjectRequest
 from flwr.supercore.constant import HEAD_BODY_DIVIDER
@@ -24,6 +23,7 @@ from parties import OPEN, ROWS, Parties, write_sites
 
 from rondo.errors import ConfigError
 from rondo.federation import account, audit, site
+from rondo.federation.connection import Connection
 from rondo.federation.contract import Contract
 from rondo.federation.site import Site, show_plan
 from rondo.report import pictures
@@ -57,13 +57,13 @@ def config(folder: Path, **changes: Any) -> dict[str, Any]:
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bytes]]:
     """The route and the body of every request that leaves a site from now on."""
     seen: list[tuple[str, bytes]] = []
-    real = httpx.HTTPTransport.handle_request
+    real = Connection.post
 
-    def noted(self: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
-        seen.append((request.url.path.rpartition("/")[2], request.read()))
-        return real(self, request)
+    def noted(self: Connection, path: str, body: bytes, headers: Any, largest: int) -> tuple[bytes, str]:
+        seen.append((path.rpartition("/")[2], body))
+        return real(self, path, body, headers, largest)
 
-    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", noted)
+    monkeypatch.setattr(Connection, "post", noted)
     return seen
 
 
@@ -130,7 +130,8 @@ def test_label_column_that_is_not_allowed(folder: Path, sent: list[tuple[str, by
     """The whole way: the server's run ends, and no value of the column left either site."""
     parties = Parties(folder, SITES, options={"contract": OPEN})
     with pytest.raises(ConfigError):
-        parties.run(config(folder, task={"label": "patient"}), folder / "run", wait=4.0)
+        own = config(folder, task={"label": "patient"}, data={"validation_fraction": 0.25, "test_split": ""})
+        parties.run(own, folder / "run", wait=4.0)
     assert any("label columns: patient" in line for line in parties.told)
     assert b"Patient" not in b"".join(body for _, body in sent)
 

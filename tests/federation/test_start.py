@@ -18,7 +18,7 @@ from parties import OPEN, ROWS, SITES, Parties, write_sites
 
 import rondo
 from rondo.errors import StopRequested
-from rondo.federation import keys
+from rondo.federation import enrolment, keys
 from rondo.federation.listening import Clients, Listening
 from rondo.federation.roster import Roster
 from rondo.federation.server import serve
@@ -103,7 +103,7 @@ def test_refusal_of_all_is_told_at_once(folder: Path) -> None:
     result = parties.run(config(folder), folder / "run")
     thread.join()
     (line,) = [line for line in parties.told if line.startswith(before)]
-    assert "south (bob, cid) refuses: its owner consents to rolora, and the run is 'fedit'" in line
+    assert "south (bob, cid) refuses: method: fedit, and its owner allows rolora" in line
     assert result.history[0]["clients"] == 3
 
 
@@ -176,7 +176,7 @@ def test_configuration_is_checked_before_the_server_listens(folder: Path, name: 
 
 
 def test_revoked_and_expired_sites_are_not_waited_for(folder: Path) -> None:
-    keys.revoke(folder / "keys" / "server", "north")
+    enrolment.revoke(folder / "keys" / "server", "north")
     told: list[str] = []
     parties = Parties(folder, {"south": SITES["south"]}, told=told)
     result = parties.run(config(folder), folder / "run")
@@ -187,7 +187,7 @@ def test_revoked_and_expired_sites_are_not_waited_for(folder: Path) -> None:
 
 def test_roster_of_revoked_sites_starts_no_run(folder: Path) -> None:
     for site in SITES:
-        keys.revoke(folder / "keys" / "server", site)
+        enrolment.revoke(folder / "keys" / "server", site)
     with pytest.raises(rondo.ConfigError, match=r"no site is left in its roster \(north, south\)"):
         serve(config(folder), Listening(folder / "keys" / "server", "127.0.0.1", 0), device="cpu")
 

@@ -15,8 +15,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from liars import lying
-from parties import SITES, Parties, write_sites
-from rondo.federation.limits import Limits
+from parties import OPEN, SITES, Parties, write_sites
 
 import rondo
 from rondo.federation import environment
@@ -103,11 +102,12 @@ def test_site_that_takes_no_part(folder: Path, comes: bool) -> None:
     starting = parties.start
 
     def start(site: str) -> None:
-        starting(site, limits=Limits(algorithms=("rolora",) if site == "north" else None))
+        picky = OPEN.model_copy(update={"training": OPEN.training.model_copy(update={"methods": ["rolora"]})})
+        starting(site, contract=picky if site == "north" else OPEN)
 
     parties.start = start  # type: ignore[method-assign]
     parties.run(config(folder, rounds=1, clients={"min_clients": 2}), folder / "run", wait=6.0)
-    refused = "refused: its owner consents to rolora, and the run is 'fedit'"
+    refused = "refused: method: fedit, and its owner allows rolora"
     assert list(status_lines(folder / "run"))[-2:] == [
         f"north: {refused if comes else 'never came'}",
         "south: took part (1 round)",

@@ -71,8 +71,8 @@ class Connection:
         """The answer to ``body``, at most ``largest`` bytes, and its header ``rondo-notice``. Raises
         :class:`Unreachable` and :class:`Refused`."""
         response = self._answer("POST", path, headers, body, largest)
-        encoding = _header(response, b"content-encoding")
-        if encoding.lower() not in ("", "identity"):
+        encoding = _header(response, b"content-encoding").lower()
+        if encoding not in ("", "identity"):
             raise Unreachable(f"its answer is packed ({encoding[:_LINE]}), which no site asks for")
         if response.status == 200:
             return response.content, _header(response, NOTICE.encode())
