@@ -72,6 +72,12 @@ def host(text: str) -> str:
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
 
 
+def site_key() -> ec.EllipticCurvePrivateKey:
+    """A new private key of a site. It is on P-256, of which the server checks a signature seven times as fast as on
+    P-384: a letter takes fourteen."""
+    return ec.generate_private_key(ec.SECP256R1())
+
+
 def authority(days: int) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
     """A new authority: its private key and its certificate, valid for ``days`` and at least ten years."""
     key = ec.generate_private_key(ec.SECP384R1())

@@ -177,7 +177,7 @@ def _make(
     new_files, certificate, authority = _server_files(folder, hosts, days)
     hosts = hosts or certificates.hosts_of(certificate)
     old = Roster(()) if "ca/ca.crt" in new_files else Roster.read(folder / "server" / roster.FILE)
-    secrets = {name: ec.generate_private_key(ec.SECP384R1()) for name in sites}
+    secrets = {name: certificates.site_key() for name in sites}
     new_sites = _new_sites(secrets, end, sites, clients)
     _check_sites(folder, old.sites, new_sites)
     for site in new_sites:

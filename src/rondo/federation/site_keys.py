@@ -74,7 +74,7 @@ def make(name: str, folder: Path, *, ca: Path, clients: Sequence[str] = (), serv
     with files.alone(folder):
         if is_new := not os.path.lexists(folder / KEY):
             _begin(folder, {"ca.crt": authority, "site.json": about(name, ids, host)})
-            key = ec.generate_private_key(ec.SECP384R1())
+            key = certificates.site_key()
             # The last step but for the request, which is written again by the next call: a key has its other files.
             files.write_private(folder / KEY, certificates.private_pem(key))
         keys = SiteKeys.read(folder)
@@ -96,7 +96,7 @@ def renew(name: str, folder: Path) -> Made:
         if keys.site != name:
             raise ConfigError.at("NAME", f"{str(folder)!r} has the keys of {keys.site!r}, not of {files.quoted(name)}")
         if is_new := not os.path.lexists(folder / NEW_KEY):
-            files.write_private(folder / NEW_KEY, certificates.private_pem(ec.generate_private_key(ec.SECP384R1())))
+            files.write_private(folder / NEW_KEY, certificates.private_pem(certificates.site_key()))
         key = certificates.read_curve(folder / NEW_KEY)
         return _requested(keys, key, folder / f"{name}.renewal.json", is_new=is_new)
 
