@@ -129,9 +129,9 @@ def test_audit_that_was_changed(folder: Path) -> None:
 def test_label_column_that_is_not_allowed(folder: Path, sent: list[tuple[str, bytes]]) -> None:
     """The whole way: the server's run ends, and no value of the column left either site."""
     parties = Parties(folder, SITES, options={"contract": OPEN})
+    wanted = config(folder, task={"label": "patient"}, data={"validation_fraction": 0.25, "test_split": ""})
     with pytest.raises(ConfigError):
-        own = config(folder, task={"label": "patient"}, data={"validation_fraction": 0.25, "test_split": ""})
-        parties.run(own, folder / "run", wait=4.0)
+        parties.run(wanted, folder / "run", wait=4.0)
     assert any("label columns: patient" in line for line in parties.told)
     assert b"Patient" not in b"".join(body for _, body in sent)
 
