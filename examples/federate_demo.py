@@ -117,7 +117,9 @@ def federate(folder: Path, options: list[str]) -> bool:
 
     try:
         # Port 0 is any free one. The server says which.
-        server = start("server", "config.toml", "--listen", "127.0.0.1:0", "--run-dir", "federation", *options)
+        server = start(
+            "server", "config.toml", "--listen", "127.0.0.1:0", "--wait", "120", "--run-dir", "federation", *options
+        )
         address = f"localhost:{port(server)}"
         repeat(server, "server")
         for site in SITES:
