@@ -117,7 +117,7 @@ def test_pages_from_zero_to_a_result(host: Host) -> None:
         shutil.copy(folder / "server" / "keys" / "server" / "ca.crt", folder / name)
         host.run(name, site_keys.replace("st-anna", name))
         host.run(name, site_init)
-        shutil.copy(folder / name / f"{name}.request.json", folder / "server")
+        shutil.copy(folder / name / "keys" / f"{name}.request.json", folder / "server")
     assert "st-mary" in host.run("server", sites_add)
 
     running = host.start("server", serve.replace("--run-dir", "--patience 1 --run-dir"))
