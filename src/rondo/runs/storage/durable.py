@@ -125,6 +125,19 @@ def _write(path: Path, content: bytes, start: int) -> None:
         os.close(descriptor)
 
 
+def append(path: Path, content: bytes) -> None:
+    """Add ``content`` at the end of the file ``path`` and flush it. Raises OSError and then changes nothing."""
+    end = path.stat().st_size if path.exists() else 0
+    try:
+        _write(path, content, end)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.truncate(path, end)
+        raise
+    if end == 0:
+        sync(path.parent)
+
+
 @dataclass(frozen=True)
 class Position:
     """The first part of a file: its length in bytes, and its SHA-256."""
