@@ -65,6 +65,10 @@ class RunStopped(Exception):
     """A run cannot go on. Everything committed before stays."""
 
 
+class DiskFailed(RunStopped):
+    """A run cannot be written. Once the disk has room again, it can be resumed."""
+
+
 class StopRequested(Exception):
     """The run was asked to end. The current step was not taken, and its round does not count."""
 

@@ -226,9 +226,11 @@ def test_site_tells_of_a_letter_beyond_the_limit_and_goes_on(tmp_path: Path, mon
     write_sites(tmp_path)
     server = ServerKeys.read(tmp_path / "keys" / "server")
     link = SuperLink(lambda: server.roster, ("127.0.0.1", 0), certificate=server.certificate, key=server.key)
-    monkeypatch.setattr(
-        site_program, "SuperNode", lambda address, key, ca, *_, **__: SuperNode(address, key, ca, 10_000)
-    )
+
+    def small(address: str, key: Any, ca: Path, _: int, **options: Any) -> SuperNode:
+        return SuperNode(address, key, ca, 10_000, **options)
+
+    monkeypatch.setattr(site_program, "SuperNode", small)
     link.start()
     parties = Parties(tmp_path, port=link.port)
     try:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -76,6 +78,18 @@ def test_honest_reply(link: Line, north: Intruder) -> None:
     north.reply(message, b"done")
     assert comes(link, number) == b"done"
     assert link.link.reply(number) is None
+
+
+@pytest.mark.parametrize("ahead", [-290.0, 290.0])
+def test_reply_of_a_site_with_another_clock(
+    link: Line, north: Intruder, monkeypatch: pytest.MonkeyPatch, ahead: float
+) -> None:
+    """It may be wrong by five minutes, however short the time to answer."""
+    number, message = sent(link, north)
+    clock = sys.modules[Message.__module__]
+    monkeypatch.setattr(clock, "now", lambda: datetime.now(UTC) + timedelta(seconds=ahead))
+    north.reply(message, b"a reply")
+    assert comes(link, number) == b"a reply"
 
 
 @pytest.mark.parametrize(

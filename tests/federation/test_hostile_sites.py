@@ -299,6 +299,21 @@ def test_site_that_connects_again_and_again_leaves_nothing(wire: tuple[Wire, Sit
     assert len(line.open) == 1
 
 
+@pytest.mark.parametrize("waits", ["for sites", "for replies"])
+def test_server_that_can_welcome_nobody_ends(wire: tuple[Wire, Sites], waits: str) -> None:
+    """Whatever the fault: it would wait for ever."""
+    line, sites = wire
+    line.answers = lambda kind, letter: Consent({"ann": 3}).encode() if kind == "plan" else None
+    line.since = "start 0"
+    sites.offer(PLAN)
+    until(lambda: bool(sites.present()))
+    sites.send("ann", b"work", 100)
+    line.since = "start 1"
+    sites._computes = lambda *_: [][0]
+    with pytest.raises(IndexError):
+        sites.wait(10.0, lambda: False) if waits == "for sites" else list(sites.replies())
+
+
 def test_site_that_dies_of_every_letter_does_not_hold_up_the_run(wire: tuple[Wire, Sites]) -> None:
     """It is started anew each time, asked anew, and dies of it again."""
     line, sites = wire

@@ -114,6 +114,15 @@ def test_old_signature_and_wrong_clock(link: Line, seconds: int) -> None:
     assert "clock" in answer.json()["detail"]
 
 
+@pytest.mark.parametrize("seconds", [-290, 290])
+def test_clocks_may_differ_by_five_minutes(link: Line, seconds: int) -> None:
+    site = link.site("north")
+    site.connect()
+    asked = fleet_pb2.PullMessagesRequest(node=site.node).SerializeToString()
+    moment = datetime.now(UTC) + timedelta(seconds=seconds)
+    assert site.post("pull-messages", asked, site.signed(body=asked, moment=moment)).status_code == 200
+
+
 def test_revoked_and_expired_key_while_connected(link: Line) -> None:
     site = link.site("north")
     site.connect()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from rondo.cli.app import app
+from rondo.cli.federate_site import told
 
 CONFIG = """
 rounds = 1
@@ -89,3 +93,14 @@ def test_site_refuses(place: Path, options: tuple[str, ...], message: str) -> No
 def test_all_faults_of_a_site_are_told_at_once(place: Path) -> None:
     given = ("--server", "127.0.0.1:1", "--keys", "keys/north", "--data", "rows.csv", "--device", "gpu")
     assert "2 problems" in refused(place, "client", *given, "--wait", "-3")
+
+
+class _Full(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_program_goes_on_where_its_lines_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its log lies on a full disk, or its terminal is gone."""
+    monkeypatch.setattr(sys, "stderr", _Full())
+    told("a line")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -185,3 +186,15 @@ def test_folder_has_one_program(tmp_path: Path) -> None:
 def test_no_ids_of_programs(text: str) -> None:
     with pytest.raises(ValueError, match="no ids"):
         Program.parse(text)
+
+
+def test_program_that_is_refused_leaves_no_connection(tmp_path: Path) -> None:
+    """A site tries again every two seconds."""
+    with line(tmp_path / "keys") as link, supernode(link, Program.fresh(), []):
+        before = len(os.listdir("/dev/fd"))
+        kept = [supernode(link, Program.fresh(), []) for _ in range(5)]
+        for second in kept:
+            with pytest.raises(Refused), second:
+                pass
+        time.sleep(0.3)
+        assert len(os.listdir("/dev/fd")) <= before + 1

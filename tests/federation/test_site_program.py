@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -124,6 +125,27 @@ def test_audit_that_was_changed(folder: Path) -> None:
     assert torn.entry is None
     assert last.linked
     assert last.entry is not None
+
+
+def test_audit_is_whole_after_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = audit.Audit(tmp_path / "letters.jsonl")
+    kept.note("out", "upload", b"first", {})
+    real, room = os.write, [100, 0]
+
+    def write(descriptor: int, data: Any) -> int:
+        if (left := room.pop(0)) == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, bytes(data[:left]))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", write)
+        with pytest.raises(OSError, match="No space"):
+            kept.note("out", "upload", b"never leaves", {})
+    for letter in (b"second", b"third"):
+        kept.note("out", "upload", letter, {})
+    lines = list(audit.lines(kept.path))
+    assert all(line.linked and line.entry is not None for line in lines)
+    assert len(lines) == kept.left() == audit.Audit(kept.path).left() == 3
 
 
 def test_label_column_that_is_not_allowed(folder: Path, sent: list[tuple[str, bytes]]) -> None:

@@ -207,6 +207,43 @@ def test_clients_follow_the_roster_until_the_run_begins(folder: Path) -> None:
     assert [site.name for site in clients.sites] == ["south"]
 
 
+@pytest.mark.parametrize("content", [None, '{"sites": [', '{"sites": [{"name": "north"}]}'])
+def test_broken_roster_leaves_the_last_one_in_force(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
+) -> None:
+    """Its owner hears of it once: a site that was revoked in it still counts."""
+    path = folder / "keys" / "server" / "roster.json"
+    told, reads = list[str](), list[Path]()
+    clients, before, real = Clients(path.parent, told.append), path.read_text(), Roster.read
+
+    def read(file: Path) -> Roster:
+        reads.append(file)
+        return real(file)
+
+    monkeypatch.setattr(Roster, "read", read)
+    if content is None:
+        path.unlink()
+    else:
+        path.write_text(content)
+    for _ in range(3):
+        assert dict(clients.items()) == {"ann": "north", "bob": "south", "cid": "south"}
+    assert len(reads) == len(told) == 1
+    assert told[0].startswith(f"the roster from before stays in force: {path}")
+    path.write_text(before.replace('"revoked": false', '"revoked": true', 1))
+    assert dict(clients) == {"bob": "south", "cid": "south"}
+
+
+def test_roster_that_changes_while_it_is_gone_through(folder: Path) -> None:
+    path = folder / "keys" / "server" / "roster.json"
+    clients = Clients(path.parent, lambda line: None)
+    pairs = iter(clients.items())
+    seen = [next(pairs)]
+    north, south = Roster.read(path).sites
+    Roster((replace(south, revoked=True), north)).write(path)
+    assert dict([*seen, *pairs]) == {"ann": "north", "bob": "south", "cid": "south"}
+    assert dict(clients) == {"ann": "north"}
+
+
 def test_stop_ends_the_wait_and_leaves_the_sites_waiting(folder: Path) -> None:
     stop, told = threading.Event(), list[str]()
     parties = Parties(folder, {"south": SITES["south"]})

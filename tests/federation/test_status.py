@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
@@ -23,6 +24,7 @@ from rondo.federation.plan import Consent
 from rondo.federation.status import status_lines
 from rondo.report import pictures
 from rondo.runs.progress import Quiet
+from rondo.runs.storage.durable import Journal
 from small_runs import save_tiny_bert, settings
 
 
@@ -192,6 +194,22 @@ def test_failed_run_is_over_for_its_sites(folder: Path) -> None:
         assert "--server: its run failed for good: the server failed (ZeroDivisionError)" in str(error)
         assert "secret" not in str(error)
     assert parties.errors.keys() == SITES.keys()
+
+
+def test_sites_wait_for_a_server_whose_disk_was_full(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parties, real = Parties(folder), Journal.append
+
+    def append(self: Journal, line: bytes) -> None:
+        if self.position.bytes:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(self, line)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "append", append)
+        with pytest.raises(rondo.RunStopped, match=r"No space left on device\. Committed rounds are in"):
+            parties.run(config(folder), folder / "run", keep=True)
+    assert len(parties.resume(folder / "run").history) == 2
+    assert not parties.errors
 
 
 def test_site_that_stays_waits_for_the_next_run(folder: Path) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import select
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from rondo.cli.app import Device
+from rondo.cli.federate_keys import names
 from rondo.cli.process import quiet_libraries, stoppable, user_errors
 from rondo.errors import ConfigError, StopRequested, headed, visible
 
@@ -47,7 +48,7 @@ def init(
         from rondo.federation.site import clients_in
 
         found = survey.columns(clients_in(data))
-        text = survey.contract(found, _names(inputs), _names(labels))
+        text = survey.contract(found, names(inputs), names(labels))
         if to.exists():
             raise ConfigError.at("--to", f"{str(to)!r} exists already; name another file")
         try:
@@ -179,10 +180,7 @@ def by_hand(stop: Any) -> Any:
 
 
 def told(line: str) -> None:
-    """Print a line about what a program does."""
-    print(visible(line), file=sys.stderr, flush=True)
-
-
-def _names(text: str | None) -> list[str]:
-    """Names separated by commas."""
-    return [] if text is None else [name.strip() for name in text.split(",")]
+    """Print a line about what a program does. It goes on where nobody can read it: the terminal is gone, or the log's
+    disk is full."""
+    with suppress(OSError):
+        print(visible(line), file=sys.stderr, flush=True)

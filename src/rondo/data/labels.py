@@ -84,9 +84,10 @@ def merged(parts: Iterable[Sequence[str]]) -> tuple[str, ...]:
 def disagreement(parts: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """Everything by which the parts of a run have other labels than each other, as lines: the labels that only some of
     them have, and labels that look alike. ``parts``: the labels of each part by its name."""
+    known = {part: set(labels) for part, labels in parts.items()}
     holders: dict[str, tuple[str, ...]] = {}
-    for name in in_order({label for labels in parts.values() for label in labels}):
-        holders[name] = tuple(part for part, labels in parts.items() if name in labels)
+    for name in in_order(set().union(*known.values())):
+        holders[name] = tuple(part for part, labels in known.items() if name in labels)
     partial = {name: parts_ for name, parts_ in holders.items() if len(parts_) < len(parts)}
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, of in partial.items():

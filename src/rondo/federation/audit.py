@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from rondo.engine.letters import Reply, Request
 from rondo.engine.wire import decode_upload
 from rondo.federation.plan import Consent, Plan
 from rondo.params import Params
+from rondo.runs.storage import durable
 
 FILE = "letters.jsonl"
 _FIRST = "0" * 64
@@ -86,10 +86,7 @@ class Audit:
         }
         line = json.dumps(entry, ensure_ascii=False).encode(errors="replace") + b"\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab") as file:
-            file.write(b"\n" + line if self._torn else line)
-            file.flush()
-            os.fsync(file.fileno())
+        durable.append(self.path, b"\n" + line if self._torn else line)
         self._torn, self._previous = False, _digest(line)
         self._count(entry)
 

@@ -8,15 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from fastapi import HTTPException
-from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE, SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
+from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key
+from google.protobuf.message import Message
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -24,20 +33,21 @@ from starlette.types import Receive, Scope, Send
 from rondo.federation.callers import PROMPT, Caller
 from rondo.federation.program import Program
 from rondo.federation.roster import Roster, Site
-from rondo.federation.signature import Claim
+from rondo.federation.signature import SKEW, Claim
 
 _SMALL, _TREE, _OBJECT = 2**14, 2**20, 2**20 + FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
-ROUTES = {
-    "/v1/fleet/activate-node": _SMALL,
-    "/v1/fleet/deactivate-node": _SMALL,
-    "/v1/fleet/send-node-heartbeat": _SMALL,
-    "/v1/fleet/pull-messages": _SMALL,
-    "/v1/fleet/push-messages": _TREE,
-    "/v1/fleet/push-object": _OBJECT,
-    "/v1/fleet/pull-object": _SMALL,
-    "/v1/fleet/confirm-message-received": _SMALL,
+ROUTES: Mapping[str, tuple[type[Message], int]] = {
+    "/v1/fleet/activate-node": (ActivateNodeRequest, _SMALL),
+    "/v1/fleet/deactivate-node": (DeactivateNodeRequest, _SMALL),
+    "/v1/fleet/send-node-heartbeat": (SendNodeHeartbeatRequest, _SMALL),
+    "/v1/fleet/pull-messages": (PullMessagesRequest, _SMALL),
+    "/v1/fleet/push-messages": (PushMessagesRequest, _TREE),
+    "/v1/fleet/push-object": (PushObjectRequest, _OBJECT),
+    "/v1/fleet/pull-object": (PullObjectRequest, _SMALL),
+    "/v1/fleet/confirm-message-received": (ConfirmMessageReceivedRequest, _SMALL),
 }
-"""Bytes of the largest body at every route that a site uses. Nothing else is served: neither code nor other runs."""
+"""Type and bytes of the largest body at every route that a site uses. Nothing else is served: neither code nor other
+runs."""
 _MOST_KNOWN = 4096
 
 
@@ -102,7 +112,8 @@ class Door:
         site = self._signer(claim, request)
         caller: Caller = request.scope["state"]["caller"]
         caller.prove(site.name)
-        body = await _body(request, ROUTES[request.scope["path"]])
+        _, largest = ROUTES[request.scope["path"]]
+        body = await _body(request, largest)
         if hashlib.sha256(body).hexdigest() != claim.digest:
             raise Turned(401, "the body is not the one that was signed")
         return Asked(site.name, claim.public_key, claim.program, caller.address, body, request)
@@ -116,8 +127,8 @@ class Door:
         # The path as it was sent: two ways to write one are two texts to sign.
         if not claim.signed_by(key, request.method, request.scope["raw_path"].decode()):
             raise Turned(401, "the request is not signed")
-        if not -SYSTEM_TIME_TOLERANCE < (age := claim.age()) < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE:
-            raise Turned(401, f"the clocks of site and server differ by {abs(age):.0f} s: set the wrong one")
+        if (apart := abs(claim.age())) > SKEW:
+            raise Turned(401, f"the clocks of site and server differ by {apart:.0f} s: set the wrong one")
         if site.revoked:
             raise Turned(403, f"the key of {site.name} is revoked")
         if not site.valid(datetime.now(UTC).date()):

@@ -86,16 +86,21 @@ def write_private(path: Path, key: bytes) -> None:
     with writing(path):
         temporary.unlink(missing_ok=True)
         try:
-            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(key)
-                file.flush()
-                os.fsync(file.fileno())
+            create(temporary, key, 0o600)
             os.replace(temporary, path)
         except BaseException:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise
         durable.sync(path.parent)
+
+
+def create(path: Path, text: bytes, mode: int) -> None:
+    """Write the new file ``path``, which has this mode from the start, and flush it. Raises OSError."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 @contextmanager

@@ -20,7 +20,6 @@ from flwr.proto.fleet_pb2 import (
     PullMessagesResponse,
     PushMessagesRequest,
 )
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
 from flwr.supercore.dependencies.version import VersionDependency
 from flwr.supercore.error import http_error_translator
@@ -30,23 +29,13 @@ from google.protobuf.message import DecodeError, Message
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rondo.federation.door import Asked, Turned
+from rondo.federation.door import ROUTES, Asked, Turned
 from rondo.federation.links import BEAT, Links
 from rondo.federation.places import Absent, Places, Taken
 from rondo.federation.signature import notice_header
 
 HELD = 20.0
 """Seconds that a question for letters is held while there is none: less than the 30 s after which a site gives up."""
-_REQUESTS: dict[str, type[Message]] = {
-    "/v1/fleet/activate-node": ActivateNodeRequest,
-    "/v1/fleet/deactivate-node": DeactivateNodeRequest,
-    "/v1/fleet/send-node-heartbeat": SendNodeHeartbeatRequest,
-    "/v1/fleet/pull-messages": PullMessagesRequest,
-    "/v1/fleet/push-messages": PushMessagesRequest,
-    "/v1/fleet/push-object": PushObjectRequest,
-    "/v1/fleet/pull-object": PullObjectRequest,
-    "/v1/fleet/confirm-message-received": ConfirmMessageReceivedRequest,
-}
 
 
 class Fleet:
@@ -93,7 +82,7 @@ class Fleet:
         if asked.request.headers.get("content-type", "").partition(";")[0].strip().lower() != PROTOBUF_MEDIA_TYPE:
             raise Turned(415, f"not {PROTOBUF_MEDIA_TYPE}")
         try:
-            request = _REQUESTS[asked.request.scope["path"]].FromString(asked.body)
+            request = ROUTES[asked.request.scope["path"]][0].FromString(asked.body)
         except DecodeError:
             raise Turned(400, "no message of this route") from None
         if isinstance(request, ActivateNodeRequest):

@@ -326,9 +326,5 @@ def _moves(folder: Path, temporary: Path) -> list[Path]:
 def _write(path: Path, content: bytes) -> None:
     """Write a new file. Nobody but its owner can ever read a private key."""
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    mode = 0o600 if path.suffix == ".key" else 0o644
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    files.create(path, content, 0o600 if path.suffix == ".key" else 0o644)
     durable.sync(path.parent)

@@ -33,6 +33,7 @@ from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectSto
 from flwr.superlink.federation import NoOpFederationManager
 
 from rondo.federation.letter import KINDS, content_of, record
+from rondo.federation.signature import SKEW
 
 BEAT = 30.0
 """Seconds between a site's signs of life, at most; it counts as gone after twice as long."""
@@ -123,7 +124,8 @@ class Links(InMemoryLinkState):
 
         ``largest``: bytes of the largest letter in reply.
         """
-        metadata = Metadata(run, "", SUPERLINK_NODE_ID, node, "", "", now().timestamp(), seconds, KINDS[kind])
+        time = seconds + SKEW  # a site reckons by its own clock whether there is time left to answer
+        metadata = Metadata(run, "", SUPERLINK_NODE_ID, node, "", "", now().timestamp(), time, KINDS[kind])
         with no_object_id_recompute():  # an id is a digest of all that is below it
             message = make_message(metadata, content=record(letter))
             number = message.object_id

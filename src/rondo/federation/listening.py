@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -72,7 +72,7 @@ class Clients(Mapping[str, str]):
     def __init__(self, folder: Path, told: Callable[[str], None]) -> None:
         """``folder``: the server's keys. Raises :class:`ConfigError` if no site of its roster can take part."""
         self._told, self._unfit = told, set[str]()
-        self.roster = _Watched(folder / FILE).roster
+        self.roster = _Watched(folder / FILE, told).roster
         """Gives the roster as it is now."""
         self._sites: tuple[Site, ...] = ()
         self._of: Mapping[str, str] = {}
@@ -103,6 +103,14 @@ class Clients(Mapping[str, str]):
     def __len__(self) -> int:
         return len(self._now())
 
+    def items(self) -> ItemsView[str, str]:
+        """All pairs at one time: the roster may change between two of them."""
+        return self._now().items()
+
+    def values(self) -> ValuesView[str]:
+        """All sites at one time."""
+        return self._now().values()
+
     def _now(self) -> Mapping[str, str]:
         if not self._begun:
             known = self.roster(), datetime.now(UTC).date()
@@ -130,19 +138,32 @@ def unfit(site: Site) -> str:
 
 
 class _Watched:
-    """The roster in a file, read again when the file has changed. A broken file leaves the last one in force."""
+    """The roster in a file, read again when the file has changed. While the file is missing or broken, the last one
+    stays in force, and that is told once."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._stamp, self._roster = path, -1, Roster(())
-        self.roster()
+    def __init__(self, path: Path, told: Callable[[str], None]) -> None:
+        self._path, self._told = path, told
+        # In one: several threads ask, and the roster that they see must be that of this stamp or a newer one.
+        self._seen = self._stamp(), Roster.read(path)
 
     def roster(self) -> Roster:
         """The roster as it is now."""
+        stamp, (seen, known) = self._stamp(), self._seen
+        if stamp != seen:
+            self._seen = stamp, self._read(known)
+        return self._seen[1]
+
+    def _stamp(self) -> tuple[int, ...]:
         try:
-            stamp = self._path.stat().st_mtime_ns
-            if stamp != self._stamp:
-                self._roster, self._stamp = Roster.read(self._path), stamp
-        except (OSError, ConfigError):
-            if self._stamp < 0:
-                raise
-        return self._roster
+            status = self._path.stat()
+        except OSError:
+            return ()
+        return status.st_mtime_ns, status.st_ino, status.st_size
+
+    def _read(self, known: Roster) -> Roster:
+        try:
+            return Roster.read(self._path)
+        except ConfigError as error:
+            (problem,) = error.problems
+            self._told(f"the roster from before stays in force: {problem.path}: {problem.message}")
+            return known

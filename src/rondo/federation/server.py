@@ -17,7 +17,7 @@ import torch
 from rondo.config.load import load
 from rondo.config.schema import RunConfig
 from rondo.engine.transport import Observer
-from rondo.errors import ConfigError, RunInterrupted, RunStopped, StopRequested, headed
+from rondo.errors import ConfigError, DiskFailed, RunInterrupted, RunStopped, StopRequested, headed
 from rondo.federation import standing
 from rondo.federation.elsewhere import (
     ELSEWHERE,
@@ -200,11 +200,13 @@ def _counts(directory: RunDirectory) -> dict[str, int]:
 
 @contextmanager
 def _closing(sites: Sites) -> Iterator[None]:
-    """Within, sites are served. They are told the end of the run, unless it was stopped and goes on later."""
+    """Within, sites are served. They are told the end of the run, unless it goes on later: it was stopped, or the disk
+    is full."""
     try:
         yield
     except Exception as error:
-        sites.close(None if isinstance(error, StopRequested | RunInterrupted) else End(_for_sites(error)))
+        goes_on = isinstance(error, StopRequested | RunInterrupted | DiskFailed)
+        sites.close(None if goes_on else End(_for_sites(error)))
         raise
     except BaseException:
         sites.close(None)

@@ -30,6 +30,8 @@ SIGNATURE = "rondo-signature"
 signature over all of it but the key."""
 NOTICE = "rondo-notice"
 """Header of an answer: a line for the site's owner, percent-encoded."""
+SKEW = 300.0
+"""Seconds by which the clocks of site and server may differ."""
 _LONGEST_NOTICE = 500
 _SHA256 = re.compile("[0-9a-f]{64}")
 

@@ -105,6 +105,8 @@ class Sites:
         self._noted = threading.Event()
         """Set when sites have been looked for."""
         self._over = threading.Event()
+        self._failed: Exception | None = None
+        """The error that ended the thread."""
         self._thread = threading.Thread(target=self._welcome, name="welcome", daemon=True)
 
     # --- the plan -------------------------------------------------------------------------------------------------
@@ -137,8 +139,7 @@ class Sites:
         """Wait until ``enough``, at most ``seconds``; False after them. Raises :class:`StopRequested`."""
         end = time.monotonic() + seconds
         while not enough():
-            if self._stop.is_set():
-                raise StopRequested
+            self._go_on()
             if time.monotonic() > end:
                 return False
             self._noted.wait(_LOOK)
@@ -178,7 +179,21 @@ class Sites:
         ):
             time.sleep(_PAUSE)
 
+    def _go_on(self) -> None:
+        """Raise :class:`StopRequested` once the run is to stop, and the error after which no site is welcomed."""
+        if self._failed is not None:
+            raise self._failed
+        if self._stop.is_set():
+            raise StopRequested
+
     def _welcome(self) -> None:
+        try:
+            self._welcome_all()
+        except Exception as error:  # a server that welcomes nobody would wait for ever
+            self._failed = error
+            self._noted.set()
+
+    def _welcome_all(self) -> None:
         heard = 0
         while not self._over.wait(_BREATH):
             heard = self._link.wait(heard, 2 * _BREATH)
@@ -280,8 +295,7 @@ class Sites:
         looked, heard = 0.0, 0
         try:
             while self._waiting:
-                if self._stop.is_set():
-                    raise StopRequested
+                self._go_on()
                 unsent = any(not letter.since for letter in self._waiting)
                 if time.monotonic() - looked > (_BREATH / 2 if unsent else _LOOK):
                     looked = time.monotonic()

@@ -134,7 +134,11 @@ class SuperNode:
     def __enter__(self) -> Self:
         """Connect, and from then on say every few seconds that the site is there."""
         asked = ActivateNodeRequest(public_key=self._public_key, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
-        self._node = Node(node_id=self._ask("activate-node", asked, ActivateNodeResponse).node_id)
+        try:
+            self._node = Node(node_id=self._ask("activate-node", asked, ActivateNodeResponse).node_id)
+        except BaseException:
+            self._line.close()
+            raise
         self._over.clear()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         return self

@@ -91,7 +91,7 @@ class Runner:
                     self._write_adapter(
                         self.directory.adapter, self.done, self.recent[-1]["scores"] if self.recent else {}
                     )
-            raise RunStopped(f"{stopped}. Committed rounds are in {self.directory.path}") from None
+            raise type(stopped)(f"{stopped}. Committed rounds are in {self.directory.path}") from None
         except Exception as error:  # in training it costs a client, elsewhere the run
             if not is_out_of_memory(error):
                 raise

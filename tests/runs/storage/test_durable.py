@@ -155,6 +155,18 @@ except OSError as error:
     assert os.listdir(tmp_path) == ["a"]
 
 
+def test_failed_append_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    durable.append(tmp_path / "a", b"one\n")
+    for call in ("write", "fsync"):
+        with monkeypatch.context() as patch:
+            failing(patch, call, 0, errno.ENOSPC)
+            with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+                durable.append(tmp_path / "a", b"half")
+        assert (tmp_path / "a").read_bytes() == b"one\n"
+    durable.append(tmp_path / "a", b"two\n")
+    assert (tmp_path / "a").read_bytes() == b"one\ntwo\n"
+
+
 # Journals
 
 lines = st.lists(st.binary(max_size=20).filter(lambda b: b"\n" not in b and b"\r" not in b), max_size=6)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rondo.errors import RunStopped
+from rondo.errors import DiskFailed
 
 TEMPORARY = ".tmp"
 """The ending of a file or folder that is being written. If one is found later, a stopped process left it: garbage."""
@@ -125,6 +125,19 @@ def _write(path: Path, content: bytes, start: int) -> None:
         os.close(descriptor)
 
 
+def append(path: Path, content: bytes) -> None:
+    """Add ``content`` at the end of the file ``path`` and flush it. Raises OSError and then changes nothing."""
+    end = path.stat().st_size if path.exists() else 0
+    try:
+        _write(path, content, end)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.truncate(path, end)
+        raise
+    if end == 0:
+        sync(path.parent)
+
+
 @dataclass(frozen=True)
 class Position:
     """The first part of a file: its length in bytes, and its SHA-256."""
@@ -180,16 +193,16 @@ class Journal:
 
 @contextlib.contextmanager
 def written(folder: Path) -> Iterator[None]:
-    """Turn the error of a full or broken disk, on which ``folder`` lies, into :class:`RunStopped`."""
+    """Turn the error of a full or broken disk, on which ``folder`` lies, into :class:`DiskFailed`."""
     try:
         yield
     except OSError as error:
         where = error.filename if error.filename is not None else folder
-        raise RunStopped(f"{where} cannot be written: {error.strerror or error}") from None
+        raise DiskFailed(f"{where} cannot be written: {error.strerror or error}") from None
     except Exception as error:  # safetensors and tokenizers wrap the system's error in ones of their own
         if _OF_RUST.search(str(error)) is None:
             raise
-        raise RunStopped(f"{folder} cannot be written: {error}") from None
+        raise DiskFailed(f"{folder} cannot be written: {error}") from None
 
 
 _OF_RUST = re.compile(r"\(os error \d+\)")
