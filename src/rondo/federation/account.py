@@ -85,7 +85,7 @@ def _sentences(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"{_of(scores, 'letters with scores')}, such as {_value(scores[-1]['content'].get('scores'))}"
     reasons: dict[str, int] = {}
     for entry in left:
-        if entry["kind"] == "reason":
+        if entry["kind"] in ("reason", "failure"):
             reason = f"{entry['content'].get('reason')}: {entry['content'].get('detail', '')}"
             reasons[reason] = reasons.get(reason, 0) + 1
     yield from (f"{number} refusals: {reason}" for reason, number in reasons.items())

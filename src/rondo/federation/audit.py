@@ -29,6 +29,10 @@ _FIRST = "0" * 64
 """Digest before the first line."""
 
 
+class Unwritten(OSError):
+    """A letter cannot be put down in the audit."""
+
+
 @dataclass
 class Audit:
     """The audit in the file ``path``."""
@@ -70,7 +74,7 @@ class Audit:
         seconds: float = 0.0,
     ) -> None:
         """Add a line about ``letter``, and put it on the disk. ``seconds``: time of the training or scoring behind it.
-        Raises OSError, and the letter must then not leave."""
+        Raises :class:`Unwritten`, and the letter must then not leave."""
         entry = {
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "direction": direction,
@@ -85,8 +89,11 @@ class Audit:
             "previous": self._previous,
         }
         line = json.dumps(entry, ensure_ascii=False).encode(errors="replace") + b"\n"
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        durable.append(self.path, b"\n" + line if self._torn else line)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            durable.append(self.path, b"\n" + line if self._torn else line)
+        except OSError as error:
+            raise Unwritten(f"{self.path} cannot be written: {error.strerror or error}") from None
         self._torn, self._previous = False, _digest(line)
         self._count(entry)
 
@@ -226,4 +233,10 @@ def kind_of(reply: Reply) -> str:
     """The kind of a reply's letter."""
     if reply.upload:
         return "upload"
+    if reply.reason in _FAILURES:
+        return "failure"
     return "scores" if reply.scores is not None else "reason" if reply.reason else "held"
+
+
+_FAILURES = ("nonfinite_loss", "nonfinite_parameters", "no_targets", "out_of_memory")
+"""Reasons of a training that failed."""

@@ -39,6 +39,9 @@ class RowsTerms(Section):
     refused."""
     largest_held_back: Fraction = 0.5
     """Largest share of the rows that a run may hold back for scores."""
+    largest_left_out: Fraction = 0.1
+    """Largest share of the rows that a run may leave out as bad (``data.bad_rows = "drop"``). The rows that such a run
+    keeps are the server's choice."""
 
 
 class TrainingTerms(Section):

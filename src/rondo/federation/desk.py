@@ -18,7 +18,7 @@ from rondo.engine.transport import Answer
 from rondo.engine.wire import short
 from rondo.errors import StopRequested
 from rondo.federation import audit, terms
-from rondo.federation.audit import Audit
+from rondo.federation.audit import Audit, Unwritten
 from rondo.federation.contract import Contract
 from rondo.federation.disk import Disk
 from rondo.federation.environment import here
@@ -138,9 +138,9 @@ class Desk:
                 raise Declined(reason)
             looked = True
             answer = self._joined(plan)
-        except (StopRequested, OSError):
+        except (StopRequested, Unwritten):
             raise
-        except Exception as error:  # a plan can be anything
+        except Exception as error:  # a plan can be anything, and name what no disk takes
             if isinstance(error, NotAPlan):
                 self.audit.note("in", "unreadable", letter, {"reason": str(error)})
             self.parties, self._plan = {}, ""
@@ -166,7 +166,7 @@ class Desk:
             if plan.labels is None:
                 return Consent(self.joining.counts(plan), offer.labels, environment=here())
             assert offer.assembly is not None
-            self.parties = self._parties(plan, offer.assembly)
+            self.parties = self._parties(plan, offer.assembly, self.joining.counts(plan))
             self._plan, self._run = digest, plan.run
             durable.write(self.folder / _PLAN, plan.encode())
             self.told("ready: " + ", ".join(f"{name} ({count} examples)" for name, count in offer.examples.items()))
@@ -180,9 +180,9 @@ class Desk:
         if offer.digest not in consented:
             if not self.asked(offer):
                 raise Declined("its owner has not consented to this plan")
-            durable.write(file, "".join(f"{digest}\n" for digest in sorted({*consented, offer.digest})).encode())
+            durable.write(file, "".join(f"{digest}\n" for digest in sorted(consented | offer.covered)).encode())
 
-    def _parties(self, plan: Plan, assembly: Assembly) -> dict[str, Party]:
+    def _parties(self, plan: Plan, assembly: Assembly, counts: Mapping[str, int]) -> dict[str, Party]:
         self._disk = Disk(self.folder, plan.run)
         embedded = terms.embeddings(assembly.model.network.module)
         parties = {}
@@ -190,8 +190,11 @@ class Desk:
             kept: dict[str, Params] = {}
             network, task, train = assembly.model.network, assembly.task, tuple(member.train)
             local = LocalRound(assembly.algorithm, network, task, assembly.config, kept, assembly.prefix, self._until)
-            party = Party(name, plan.model, local, train, assembly.scorer(kept), tuple(member.validation), kept)
-            party.withheld = _Withheld(self.contract, len(train), embedded)
+            own = assembly.scorer(kept)
+            scorer = replace(own, fitting=replace(own.fitting, stop=self._until))
+            party = Party(name, plan.model, local, train, scorer, tuple(member.validation), kept)
+            rows = terms.rows_behind(len(train), counts[name], assembly.config.data.validation_fraction)
+            party.withheld = _Withheld(self.contract, rows, len(train), embedded)
             if (damage := self._disk.load(party)) is not None:
                 self.told(damage)
             parties[name] = party
@@ -262,9 +265,19 @@ class Desk:
     def _beyond(self, request: Request) -> str | None:
         """The reason why a round's work, or scores, are beyond the contract; None if they are not."""
         training, most = self.contract.training, self.contract.outgoing.uploads_per_day
+        party, asked = self.parties[request.client.id], request.round
+        config = party.local.config
+        attempts = range(config.rounds)
+        within = asked.index in attempts and asked.skipped in attempts and asked.attempt in attempts
+        if not within or (asked.seed, asked.total) != (config.seed, config.rounds):
+            return "this is no round of this run"
+        if (name := terms.misshapen(request.parcel.params, party.local.network)) is not None:
+            return f"{short(name)} has not the form of this site's model"
         if request.asked < training.least_clients and not request.scores:
             return f"{request.asked} clients are asked, and its owner wants {training.least_clients} at least"
-        if (left := self.audit.left("scores" if request.scores else "upload")) >= most:
+        # A training that fails tells something too: tensors can be made so that it fails by a certain row.
+        left = self.audit.left("scores") if request.scores else self.audit.left("upload") + self.audit.left("failure")
+        if left >= most:
             what = "scores" if request.scores else "uploads"
             return f"{left} {what} have left it today, as many as its owner allows"
         if self.audit.seconds(self._run) >= training.minutes_per_run * 60:
@@ -307,12 +320,14 @@ class _Withheld:
     contract: Contract
     rows: int
     """The client's training rows."""
+    examples: int
+    """What they are trained as: windows of long rows, for instance."""
     embedded: Collection[str]
 
     def __call__(self, answer: Answer) -> str | None:
         rows, steps = self.contract.training.least_rows, self.contract.training.least_steps
         for done, seen in answer.work:
-            if done and (min(seen, self.rows) < rows or (done < steps and seen < self.rows)):
+            if done and (min(seen, self.rows) < rows or (done < steps and seen < self.examples)):
                 return f"less is behind it than the {rows} rows and {steps} steps that its owner wants"
         assert answer.upload is not None
         assert not isinstance(answer.upload, bytes)

@@ -49,8 +49,12 @@ class Offer:
     @property
     def digest(self) -> str:
         """SHA-256 of what an owner consents to: the configuration, whatever the run is called."""
-        content = json.dumps([self.plan.config, self.plan.rondo], sort_keys=True)
-        return hashlib.sha256(content.encode()).hexdigest()
+        return _digest(self.plan, asks=self.plan.labels is None)
+
+    @property
+    def covered(self) -> frozenset[str]:
+        """Digests of all that a consent to it covers: who tells class names also trains with given ones."""
+        return frozenset({self.digest, _digest(self.plan, asks=False)})
 
     @property
     def examples(self) -> dict[str, int]:
@@ -94,8 +98,10 @@ class Joining:
             leaving.append(f"now: the class names {', '.join(labels)}")
             if len(labels) < 2:
                 return Offer(plan, found, leaving, labels)
+        elif not set(self._labels(config, own)) <= set(labels):
+            raise Declined("class names: its rows have others than the run")
         assembly = self._assembly(plan, config, own, labels)
-        found += terms.of_training(self.contract, config, assembly)
+        found += terms.of_training(self.contract, config, assembly, {name: len(rows) for name, rows in own.items()})
         return Offer(plan, found, [*leaving, *self._per_round(assembly)], labels, assembly)
 
     def counts(self, plan: Plan) -> dict[str, int]:
@@ -178,6 +184,12 @@ class Joining:
         if outgoing.scores and any(member.validation for member in assembly.population.members.values()):
             lines.append("when scores are asked: the client's metrics on its held-back rows")
         return lines
+
+
+def _digest(plan: Plan, *, asks: bool) -> str:
+    """SHA-256 of a plan's configuration, and of whether it asks for class names."""
+    content = json.dumps([plan.config, plan.rondo, asks], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def for_the_server(error: Exception) -> str:

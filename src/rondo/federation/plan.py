@@ -68,7 +68,10 @@ class Plan:
         if clients is not None and not (isinstance(clients, list) and all(isinstance(name, str) for name in clients)):
             raise NotAPlan("not a plan: clients are no names")
         if labels is not None and not (
-            isinstance(labels, list) and all(map(_is_label, labels)) and len(set(labels)) == len(labels)
+            isinstance(labels, list)
+            and len(labels) <= MOST
+            and all(map(_is_label, labels))
+            and len(set(labels)) == len(labels)
         ):
             raise NotAPlan("not a plan: labels are not distinct names")
         listed = {key: None if content[key] is None else tuple(content[key]) for key in ("clients", "labels")}

@@ -6,6 +6,7 @@ known once model and rows are there, and nothing has left yet.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ from rondo.config.schema import RunConfig
 from rondo.engine.server.expected_upload import trial_upload
 from rondo.federation.contract import Contract
 from rondo.federation.plan import Plan
-from rondo.params import AUXILIARY_PREFIX, HEAD_PREFIX, Role, module_of, num_bytes, role
+from rondo.models.network import Network
+from rondo.params import AUXILIARY_PREFIX, HEAD_PREFIX, Params, Role, module_of, num_bytes, role
 from rondo.report.terminal import human_bytes
 from rondo.runs.assemble import Assembly
 from rondo.tasks import table as tasks
@@ -71,14 +73,19 @@ def of_plan(plan: Plan, config: RunConfig, contract: Contract, own_model: str | 
     held_back = config.data.validation_fraction
     share = f"{rows.largest_held_back:.0%} at most"
     yield Term("rows held back", f"{held_back:.0%}", share, held_back <= rows.largest_held_back)
-    whole = config.whole_tensors not in (None, "head")
+    # A plan that says which layers are the head could name any.
+    what = config.whole_tensors if config.model.head_layers is None else config.model.head_layers
+    whole = what not in (None, "head")
     tensors = "factors" if config.has_factors else "no factors"
-    tensors += f", and whole tensors ({config.whole_tensors})" if whole else ", and the head where there is one"
+    tensors += f", and whole tensors ({what})" if whole else ", and the head where there is one"
     yield Term("trained tensors", tensors, training.tensors, training.tensors == "whole" or not whole)
     if config.has_factors:
         rank = max(config.adapter.r, *config.adapter.rank_pattern.values(), 0)
         yield Term("rank", str(rank), f"{training.largest_rank} at most", rank <= training.largest_rank)
     yield from map(_pattern, _patterns(config))
+    # A step that shrinks what is trained, or pulls it back, forgets the steps before it: the last one's rows are left.
+    decay = config.train.lr * (config.train.weight_decay + float(config.algorithm.fields.get("mu") or 0.0))
+    yield Term("decay per step", f"{decay:.3g}", f"{_MOST_DECAY:g} at most", decay <= _MOST_DECAY)
     per_round = config.clients.per_round
     clients = "all" if per_round is None else str(per_round)
     least = f"{training.least_clients} at least"
@@ -99,6 +106,8 @@ def of_code(config: RunConfig, contract: Contract) -> Term:
     return Term("code of one's own", code or "none", words, allowed or not code)
 
 
+_MOST_DECAY = 0.1
+"""Largest share of a tensor's change that a step may take back."""
 _PREDICTED = ("task.response", "task.answers", "task.answer_start", "task.answer", "task.target")
 """Keys of columns that a run learns to predict, beside ``task.label``."""
 
@@ -137,6 +146,8 @@ def _patterns(config: RunConfig) -> Iterator[tuple[str, str]]:
         value = getattr(adapter, key)
         if isinstance(value, str) and value != "all-linear":
             yield f"adapter.{key}", value
+        if isinstance(value, list) and key == "layers_pattern":  # PEFT reads them as patterns
+            yield from ((f"adapter.{key}", part) for part in value)
     for key in ("rank_pattern", "alpha_pattern"):
         yield from ((f"adapter.{key}", value) for value in getattr(adapter, key))
 
@@ -149,7 +160,7 @@ _CHOICE = re.compile(r"[*+{(]|(?<!\()\?")
 def _pattern(entry: tuple[str, str]) -> Term:
     """A regular expression takes a time that is the product of its choices, and without end where they are nested."""
     key, pattern = entry
-    nested = re.search(r"\)\s*[*+{]", pattern) is not None
+    nested = re.search(r"\)\s*[*+{]|\(\?[^:]", pattern) is not None or not pattern.isprintable()
     simple = len(pattern) <= _LONGEST_PATTERN and len(_CHOICE.findall(pattern)) <= _MOST_CHOICES and not nested
     shown = pattern if len(pattern) <= 60 else pattern[:57] + "..."
     allowed = f"patterns without repeated groups, with {_MOST_CHOICES} repeats, optional parts and groups at most"
@@ -159,25 +170,54 @@ def _pattern(entry: tuple[str, str]) -> Term:
 # --- rows and tensors ---------------------------------------------------------------------------------------------
 
 
-def of_training(contract: Contract, config: RunConfig, assembly: Assembly) -> Iterator[Term]:
-    """The terms that show once model and rows are there."""
-    training = contract.training
+def rows_behind(examples: int, rows: int, held_back: float) -> int:
+    """Rows of a client behind ``examples``, which may be several windows of one row."""
+    return min(examples, math.ceil(rows * (1 - held_back)))
+
+
+def of_training(contract: Contract, config: RunConfig, assembly: Assembly, counts: Mapping[str, int]) -> Iterator[Term]:
+    """The terms that show once model and rows are there. ``counts``: rows of each client."""
+    training, report = contract.training, assembly.population.report
+    left_out = report["rows_bad"] + report["rows_without_target"]
+    most = contract.rows.largest_left_out
+    few = left_out <= most * sum(counts.values())
+    names = ", ".join(assembly.population.members)
+    yield Term(f"rows left out of {names}", "few" if few else "many", f"{most:.0%} at most", few)
     for name, member in assembly.population.members.items():
-        rows = len(member.train)
-        few = Term(f"rows of {name}", "too few", f"{training.least_rows} at least", rows >= training.least_rows)
-        yield Term(few.subject, "enough", few.allowed) if few.kept else few
+        rows = rows_behind(len(member.train), counts[name], config.data.validation_fraction)
+        enough = rows >= training.least_rows
+        yield Term(f"rows of {name}", "enough" if enough else "too few", f"{training.least_rows} at least", enough)
         steps = config.train.local_steps
-        passed = steps is None or steps >= training.least_steps or steps * config.train.batch_size >= rows
+        passed = steps is None or steps >= training.least_steps or steps * config.train.batch_size >= len(member.train)
         asked = "a pass over the rows" if steps is None else f"{steps} steps of {config.train.batch_size} rows"
         yield Term(f"steps of {name}", asked, f"{training.least_steps}, or a pass over the rows, at least", passed)
     sites = assembly.model.network.sites.values()
     rank = max((site.rank for site in sites), default=0)
     yield Term("rank in the model", str(rank), f"{training.largest_rank} at most", rank <= training.largest_rank)
     uploads = list(trials(assembly))
-    names = {name for upload in uploads for name in upload.params}
-    yield from of_tensors(contract, names, embeddings(assembly.model.network.module))
-    largest, most = max(num_bytes(upload.params) for upload in uploads), contract.outgoing.largest_mb
-    yield Term("an upload's tensors", human_bytes(largest), f"{most:g} MB at most", largest <= most * 1e6)
+    leaving = {name for upload in uploads for name in upload.params}
+    yield from of_tensors(contract, leaving, embeddings(assembly.model.network.module))
+    largest, limit = max(num_bytes(upload.params) for upload in uploads), contract.outgoing.largest_mb
+    yield Term("an upload's tensors", human_bytes(largest), f"{limit:g} MB at most", largest <= limit * 1e6)
+
+
+def misshapen(params: Params, network: Network) -> str | None:
+    """The first of a server's tensors that has not the form of the site's own model; None if all have it. Factors of a
+    larger rank would bring the gradient of a whole layer into an upload."""
+    for name, tensor in params.items():
+        of, site = role(name), network.sites.get(module_of(name))
+        initial = network.initial.get(name)
+        if of in _RANK_AXIS and site is not None:
+            fits = tensor.dim() == 2 and tensor.shape[_RANK_AXIS[of]] <= site.rank
+        else:
+            fits = initial is None or tensor.shape == initial.shape
+        if not fits:
+            return name
+    return None
+
+
+_RANK_AXIS = {Role.DOWN: 0, Role.GRAM: 0, Role.PERSONAL_DOWN: 0, Role.UP: 1, Role.PERSONAL_UP: 1}
+"""The axis of a factor that has its rank."""
 
 
 def trials(assembly: Assembly) -> Iterator[Upload]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +26,8 @@ class Fitting:
     task: Task
     train: TrainConfig
     clients: ClientsConfig
+    stop: threading.Event | None = None
+    """Set to end training before its next step."""
 
     def adapted(
         self, shared: Shared, local: Params, client: Client, examples: Sequence[Example], round: Round
@@ -54,7 +57,9 @@ class Fitting:
     def _trainer(self, client: Client, examples: Sequence[Example], base: Base, round: Round) -> CohortTrainer:
         changes = self.network.on_device(base)
         rows = tuple(examples)  # some sequences make a new object on every access
-        return CohortTrainer(self.network, self.task, (client,), (rows,), round, self.train, self.clients, changes)
+        return CohortTrainer(
+            self.network, self.task, (client,), (rows,), round, self.train, self.clients, changes, stop=self.stop
+        )
 
     def _batched(self, params: Params) -> Params:
         return add_client_axis(on_device(params, self.network.device))

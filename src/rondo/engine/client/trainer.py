@@ -93,7 +93,9 @@ class CohortTrainer:
     losses: list[Tensor] = field(default_factory=list)
     """Losses of every fit, shape (steps, K); NaN where a client took no step."""
     work: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """Numbers of steps and of rows in every fit, both of shape (K,)."""
+    """Numbers of steps, and of rows behind their gradients, in every fit, both of shape (K,)."""
+    _parted: Sequence[int] | None = None
+    """Rows of the smaller part of each client's batch, where the objective has split it."""
     _fits: int = 0
 
     @property
@@ -137,10 +139,11 @@ class CohortTrainer:
         losses: list[Tensor] = []
         taken = torch.zeros(len(self.clients), dtype=torch.long)
         seen = torch.zeros(len(self.clients), dtype=torch.long)
+        behind = torch.zeros(len(self.clients), dtype=torch.long)
         for counts, batch in self._steps(stream, steps, 1 if epochs is None else epochs):
             if self.stop is not None and self.stop.is_set():
                 raise StopRequested
-            loss = self._loss(batch, dropout, augmenting, kept)
+            loss, self._parted = self._loss(batch, dropout, augmenting, kept), None
             value = objective({**used, **trained}, loss)
             if "out_of_memory" in kinds:
                 raise MemoryError(REHEARSED)
@@ -149,6 +152,7 @@ class CohortTrainer:
             has_rows = torch.tensor([n > 0 for n in counts])
             taken += has_rows
             seen += torch.tensor(counts)
+            behind += torch.tensor(counts if self._parted is None else self._parted)
             training = to_device(has_rows, device)
             alive = alive & (value.detach().isfinite() | ~training)
             stepping = alive & training
@@ -165,7 +169,7 @@ class CohortTrainer:
         final = {n: result.get(n, t) for n, t in params.items()}
         table = torch.stack(losses).cpu() if losses else torch.zeros(0, len(self.clients))
         self.losses.append(table)
-        self.work.append((taken, seen))
+        self.work.append((taken, behind))
         self._find_failed(final, table, taken)
         mean = table.nan_to_num(0.0).sum(0) / taken.clamp_min(1)
         return Fit(final, taken, seen, mean)
@@ -285,6 +289,7 @@ class CohortTrainer:
 
         def parts(share: float) -> tuple[Loss, Loss]:
             divided = [split_rows(len(group), share) for group in batch]
+            self._parted = [min(map(len, parts)) for parts in divided]
             first, second = ([[g[i] for i in d[k]] for g, d in zip(batch, divided, strict=True)] for k in (0, 1))
             return self._loss(first, dropout, augmenting, kept), self._loss(second, dropout, augmenting, kept)
 
