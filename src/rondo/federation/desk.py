@@ -267,7 +267,7 @@ class Desk:
         training, most = self.contract.training, self.contract.outgoing.uploads_per_day
         party, asked = self.parties[request.client.id], request.round
         config = party.local.config
-        attempts = range(config.rounds)
+        attempts = range(config.rounds + request.scores)  # scores after the last round are of the one to come
         within = asked.index in attempts and asked.skipped in attempts and asked.attempt in attempts
         if not within or (asked.seed, asked.total) != (config.seed, config.rounds):
             return "this is no round of this run"
