@@ -91,7 +91,7 @@ def test_layout_and_content(made: Path) -> None:
         found = server.roster.site_of(public)
         assert found is not None
         assert (found.name, found.clients) == (name, clients)
-        assert site.private_key.curve.name == "secp384r1"
+        assert site.private_key.curve.name == "secp256r1"
 
 
 def test_private_keys_are_never_readable_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
