@@ -100,6 +100,7 @@ def test_consent_beyond_the_limit_is_refused(folder: Path, tmp_path: Path, monke
     )
 
 
+@pytest.mark.slow
 def test_site_that_comes_back_with_more_rows_is_told_of(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "own")
     parties = Parties(tmp_path / "own", state=tmp_path)

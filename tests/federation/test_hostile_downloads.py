@@ -187,7 +187,9 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if place % 5 == 0 else pytest.mark.slow) for place, case in enumerate(CASES)]
+)
 def test_answer(folder: Path, site: Apart, case: str) -> None:
     others, outcome = CASES[case]
     with serving(Honest(LETTER, **others), folder / "server") as port:

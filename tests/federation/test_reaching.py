@@ -173,6 +173,7 @@ def other(*pieces: bytes, certificate: str | None = "keys") -> Callable[[Path, i
     ],
     ids=["nothing", "gateway", "page", "page of 200", "redirect", "mail", "silence", "certificate", "no TLS"],
 )
+@pytest.mark.slow
 def test_server_is_replaced_and_comes_back(
     folder: Path,
     tmp_path: Path,

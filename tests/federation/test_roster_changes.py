@@ -211,6 +211,7 @@ def weights(result: rondo.RunResult) -> dict[str, bytes]:
     return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
 
 
+@pytest.mark.slow
 def test_dealt_ranks_stay_with_their_clients(tmp_path: Path, bert: Path) -> None:
     """A client that has gone takes its rank with it; one that comes has none."""
     parties = interrupted(tmp_path, bert, algorithm={"name": "hetlora"}, clients={"ranks": {"1": 0.5, "2": 0.5}})

@@ -107,6 +107,7 @@ def test_refusal_of_all_is_told_at_once(folder: Path) -> None:
     assert result.history[0]["clients"] == 3
 
 
+@pytest.mark.slow
 def test_fewer_clients_take_part_where_the_user_says_so(folder: Path) -> None:
     parties = Parties(folder, {"south": SITES["south"]})
     result = parties.run(config(folder, clients={"min_clients": 2}), folder / "run", wait=6.0)
@@ -289,6 +290,7 @@ def test_site_that_is_added_while_the_server_waits_takes_part(folder: Path) -> N
     assert not parties.errors
 
 
+@pytest.mark.slow
 def test_site_that_is_added_later_waits_for_the_next_run(folder: Path) -> None:
     parties = Parties(folder)
 

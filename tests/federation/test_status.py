@@ -99,6 +99,7 @@ def test_states_while_it_runs_after_a_crash_and_at_the_end(folder: Path) -> None
 
 
 @pytest.mark.parametrize("comes", [True, False])
+@pytest.mark.slow
 def test_site_that_takes_no_part(folder: Path, comes: bool) -> None:
     parties = Parties(folder, SITES if comes else {"south": SITES["south"]})
     starting = parties.start
@@ -146,6 +147,7 @@ def test_equal_environments_are_recorded(folder: Path) -> None:
     assert line.startswith(SAME)
 
 
+@pytest.mark.slow
 def test_environment_of_a_site_that_comes_back_elsewhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is told once, stays on record, and is not forgotten when the site comes back as it was."""
     threads = [str(n) for n in (1, 7, 7, 1)]
