@@ -194,6 +194,14 @@ def test_pattern_without_end(plan: Plan, tmp_path: Path, desk: Make, key: str, p
     assert time.monotonic() - began < 2
 
 
+def test_step_that_takes_more_memory_than_allowed(plan: Plan, tmp_path: Path, desk: Make) -> None:
+    rows = [{"text": "good " * 60, "label": label} for label in ("neg", "pos") * 300]
+    greedy = with_(plan, train={"batch_size": 10**9}, task={"max_length": 64})
+    here = desk(tmp_path, contract=contract(training={"memory_mb": 1}), rows=rows)
+    assert "memory of a step" in asked(here, greedy).refused
+    assert asked(desk(tmp_path, contract=contract(training={"memory_mb": 1000}), rows=rows), plan).clients
+
+
 # --- letters ------------------------------------------------------------------------------------------------------
 
 

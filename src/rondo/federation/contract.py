@@ -68,7 +68,8 @@ class TrainingTerms(Section):
     minutes_per_run: _Amount = 1440.0
     """Most minutes of training and scoring in a run, of all clients of this site together."""
     memory_mb: Positive | None = None
-    """Memory for training, in MiB; left out, half of the machine's or less (``simulation.memory_mb``)."""
+    """Memory for the activations of a training step, in MiB. A plan whose steps take more is refused. Left out, no
+    plan is."""
     fetch_models: bool = False
     """Whether a base model that the plan names is looked up on a hub. Otherwise it is built in, or this site's own copy
     (``--model``)."""

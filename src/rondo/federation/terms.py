@@ -191,6 +191,8 @@ def of_training(contract: Contract, config: RunConfig, assembly: Assembly, count
         passed = steps is None or steps >= training.least_steps or steps * config.train.batch_size >= len(member.train)
         asked = "a pass over the rows" if steps is None else f"{steps} steps of {config.train.batch_size} rows"
         yield Term(f"steps of {name}", asked, f"{training.least_steps}, or a pass over the rows, at least", passed)
+    if training.memory_mb is not None:
+        yield _memory(training.memory_mb, config, assembly)
     sites = assembly.model.network.sites.values()
     rank = max((site.rank for site in sites), default=0)
     yield Term("rank in the model", str(rank), f"{training.largest_rank} at most", rank <= training.largest_rank)
@@ -218,6 +220,15 @@ def misshapen(params: Params, network: Network) -> str | None:
 
 _RANK_AXIS = {Role.DOWN: 0, Role.GRAM: 0, Role.PERSONAL_DOWN: 0, Role.UP: 1, Role.PERSONAL_UP: 1}
 """The axis of a factor that has its rank."""
+
+
+def _memory(limit: int, config: RunConfig, assembly: Assembly) -> Term:
+    """The term of a step's activations, as a step of two rows measures them."""
+    most = config.train.micro_batch or config.train.batch_size
+    costs = [sorted((e.cost for e in m.train), reverse=True)[:most] for m in assembly.population.members.values()]
+    largest = max(max(step, default=0) * len(step) for step in costs)  # rows are padded to the longest
+    fits = largest * assembly.start().bytes_per_cost <= limit * 2**20
+    return Term("memory of a step", "enough" if fits else "too much", f"{limit} MiB", fits)
 
 
 def trials(assembly: Assembly) -> Iterator[Upload]:
