@@ -97,7 +97,8 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 
 def test_pages_from_zero_to_a_result(host: Host) -> None:
-    """The pages' own text, but for the port and the server's patience. st-mary follows the page of st-anna."""
+    """The pages' own text, but for the port, the server's patience, and rounds that last until the server is killed.
+    st-mary follows the page of st-anna."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     server = [block.replace("9092", port) for block in blocks("federate-server.md", "")]
@@ -108,7 +109,8 @@ def test_pages_from_zero_to_a_result(host: Host) -> None:
     (rows,) = blocks("federate-site.md", "csv")
     for party in ("server", *sites):
         (folder / party).mkdir()
-    (folder / "server" / "config.toml").write_text(blocks("federate-server.md", "toml")[0])
+    config = blocks("federate-server.md", "toml")[0]
+    (folder / "server" / "config.toml").write_text(config.replace("rounds = 20", "rounds = 150"))
     (folder / "server" / "test.csv").write_text(rows)
 
     host.run("server", keys_make)
