@@ -16,12 +16,14 @@ pytest.importorskip("flwr")
 
 import contextlib
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 from flwr.proto import fab_pb2, fleet_pb2, message_pb2, run_pb2
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from intruder import PROTOBUF, Intruder, Line, line
 
+from rondo.federation import fleet
 from rondo.federation.roster import Roster
 
 USED = {
@@ -138,6 +140,23 @@ def test_revoked_and_expired_key_while_connected(link: Line) -> None:
     assert (answer.status_code, answer.json()["detail"]) == (403, "the key of north expired on 2024-02-29")
     link.roster[0] = Roster(tuple(s for s in link.roster[0].sites if s.name != "north"))
     assert site.connect().status_code == 403
+
+
+def test_revoked_site_that_waits_for_letters_hears_at_once(link: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its question would be held for 20 s, in which a run that goes on without it may end: the site would never hear
+    why the server is gone."""
+    monkeypatch.setattr(fleet, "HELD", 15.0)
+    site = link.site("north")
+    site.connect()
+    with ThreadPoolExecutor() as threads:
+        asked = fleet_pb2.PullMessagesRequest(node=site.node)
+        held = threads.submit(site.post, "pull-messages", asked)
+        with pytest.raises(TimeoutError):
+            held.result(0.5)
+        link.roster[0] = with_site(link, "north", revoked=True)
+        assert "north" not in link.link.present()
+        assert held.result(5).status_code == 200
+    assert site.post("pull-messages", asked).json()["detail"] == "the key of north is revoked"
 
 
 def test_node_of_another_site(link: Line) -> None:

@@ -59,11 +59,12 @@ class Fleet:
         """The key by which a site has connected last; empty if it never has."""
         return self._keys.get(site, b"")
 
-    def wake(self, node: int) -> None:
-        """Answer the question that is held for ``node``, since there is a letter. Called from any thread."""
+    def wake(self, node: int, letter: bool = True) -> None:
+        """Answer the question that is held for ``node``, since there is a letter, or so that the site hears at the door
+        that its key is no longer valid. Called from any thread."""
         if self._loop is not None:
             with suppress(RuntimeError):  # the server has stopped
-                self._loop.call_soon_threadsafe(self._release, node, True)
+                self._loop.call_soon_threadsafe(self._release, node, letter)
 
     async def answer(self, asked: Asked) -> Response:
         """The answer to a request, or an error in Flower's form."""

@@ -84,7 +84,10 @@ class SuperLink:
         """The connected sites by name, each with the time since when it is: another one after every restart."""
         nodes = self._links.get_node_info(statuses=[NodeStatus.ONLINE])
         names = {node.public_key.decode(): node.last_activated_at or "" for node in nodes}
-        return {name: since for name, since in names.items() if self._door.valid(self._fleet.connected_by(name))}
+        valid = {name: since for name, since in names.items() if self._door.valid(self._fleet.connected_by(name))}
+        for name in names.keys() - valid.keys():
+            self._fleet.wake(self._links.node_of(name), letter=False)
+        return valid
 
     def send(self, site: str, kind: str, letter: bytes, seconds: float, largest: int) -> str | None:
         """Send ``letter`` of one of :data:`~rondo.federation.letter.KINDS`, to be answered within ``seconds`` by at
