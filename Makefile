@@ -19,12 +19,12 @@ test: $(STAMP)
 # The slow tests that try more options, without those that repeat one attack very often or start other processes.
 test-sweeps: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m slow \
-		--ignore tests/federation --ignore tests/runs/test_ray.py \
+		--ignore tests/federation --ignore tests/runs/workers/test_ray.py \
 		-k "not killed_at_any_file_change and not hundred_random_kills and not many_mutated_uploads"
 
 # Every test of a federation between processes, and of workers over Ray.
 test-federation: $(STAMP)
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "slow or not slow" tests/federation tests/runs/test_ray.py
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "slow or not slow" tests/federation tests/runs/workers/test_ray.py
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "slow or not slow"

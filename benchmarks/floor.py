@@ -89,7 +89,7 @@ def rate(passes: Counter[tuple[int, int]], bf16: bool, threads: int) -> float:
     from torch.nn import functional
 
     from rondo.engine.client.cohorts import in_order
-    from rondo.models.precision import has_onednn
+    from rondo.models.kernels.precision import has_onednn
 
     dtype = torch.bfloat16 if bf16 else torch.float32
     linears: list[Any] = [functional.linear]

@@ -11,7 +11,7 @@ from rondo import algorithms
 from rondo.algorithm import Round, Shared
 from rondo.config import load
 from rondo.lowrank import LowRank, total
-from rondo.models.outline import look
+from rondo.models.forms.outline import look
 
 print("layers, rank, fields: least, largest and joint |delta W| / |W|")
 for targets, rank in ((["query", "value"], 4), (["query", "value"], 8), ("all-linear", 8)):

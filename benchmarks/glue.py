@@ -35,7 +35,7 @@ SHARES = {
 
 def in_float32(run_dir: Path) -> float:
     """Test accuracy of a finished run's model in float32, in whatever precision it was trained."""
-    from rondo.runs.reopen import reopen
+    from rondo.results.reopen import reopen
 
     opened = reopen(run_dir, exact=True, with_rows=True)
     seen, base = opened.model(None)

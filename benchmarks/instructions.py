@@ -42,7 +42,7 @@ def tuned(folder: Path, args: argparse.Namespace, extra: tuple[str, ...]) -> Any
 
 def humaneval(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """pass@1 of the likeliest completions, the executed count, and how many failed for which kind of reason."""
-    from rondo.runs.humaneval import HumanEval, evaluate_code
+    from rondo.results.humaneval.score import HumanEval, evaluate_code
 
     start = time.perf_counter()
     how = HumanEval(str(args.humaneval), 1, 0.8, args.max_new_tokens, True, False)

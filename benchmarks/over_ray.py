@@ -25,7 +25,7 @@ from contests import WORKS, contest_of
 from rondo_configuration import configuration
 
 import rondo
-from rondo.engine import over_ray
+from rondo.runs.workers import ray as over_ray
 
 
 class Watch(rondo.Observer):

@@ -20,7 +20,7 @@ from rondo.engine.server.rounds import Server, first_state
 from rondo.engine.simulation import Crew, InProcess, Simulation
 from rondo.engine.transport import Answer, Observer, Transport
 from rondo.engine.wire import Identity
-from rondo.models.network import Base, Network
+from rondo.models.networks.network import Base, Network
 from rondo.models.shortcuts.prefix import Prefix
 from rondo.params import Params
 from rondo.tasks.task import Task

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
 
 from rondo.lowrank import GrowingSum, LowRank
-from rondo.models.adapted_layer import Site, layer_kind
-from rondo.models.adapted_network import AdaptedNetwork
+from rondo.models.networks.adapted_layer import Site, layer_kind
+from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.params import HEAD_PREFIX
 
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")

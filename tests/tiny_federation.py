@@ -18,7 +18,7 @@ from rondo.algorithm import Client, HeadPolicy, Round
 from rondo.config import RunConfig, load
 from rondo.data.population import Member, Population
 from rondo.lowrank import GrowingSum
-from rondo.models.adapted_network import AdaptedNetwork
+from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.params import Params, head, pick
 from rondo.runs.wrapping import with_policies
 from rondo.tasks.language.classification import SequenceClassification

@@ -17,28 +17,28 @@ if TYPE_CHECKING:
         RunStopped,
         UnknownAlgorithm,
     )
-    from rondo.runs.adapt import Adapted, Shot, adapt
+    from rondo.results.adapt import Adapted, Shot, adapt
+    from rondo.results.evaluate import evaluate
+    from rondo.results.export import Exported, Verification, export
+    from rondo.results.predict import predict
     from rondo.runs.compare import Comparison, compare
-    from rondo.runs.evaluate import evaluate
-    from rondo.runs.export import Exported, Verification, export
-    from rondo.runs.predict import predict
-    from rondo.runs.result import RunResult
     from rondo.runs.runner import resume, run
+    from rondo.runs.watching.result import RunResult
 
 _HOMES = {
     "run": "runs.runner",
     "resume": "runs.runner",
-    "RunResult": "runs.result",
+    "RunResult": "runs.watching.result",
     "compare": "runs.compare",
     "Comparison": "runs.compare",
-    "export": "runs.export",
-    "Exported": "runs.export",
-    "Verification": "runs.export",
-    "evaluate": "runs.evaluate",
-    "predict": "runs.predict",
-    "adapt": "runs.adapt",
-    "Adapted": "runs.adapt",
-    "Shot": "runs.adapt",
+    "export": "results.export",
+    "Exported": "results.export",
+    "Verification": "results.export",
+    "evaluate": "results.evaluate",
+    "predict": "results.predict",
+    "adapt": "results.adapt",
+    "Adapted": "results.adapt",
+    "Shot": "results.adapt",
     "RunConfig": "config.schema",
     "Observer": "engine.transport",
     "ConfigError": "errors",

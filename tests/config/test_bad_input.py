@@ -24,8 +24,8 @@ import safetensors.torch
 import torch
 from typer.testing import CliRunner
 
-import rondo.models.outline
-import rondo.models.transformer
+import rondo.models.forms.outline
+import rondo.models.forms.transformer
 import rondo.runs.assemble
 import rondo.runs.runner
 import tiny
@@ -553,7 +553,7 @@ def test_message_names_place_fault_and_remedy(case: Case, folder: Path, monkeypa
         monkeypatch.setattr(rondo.runs.assemble, NEVER[case.phase], lambda *_: pytest.fail(f"no {case.phase} fault"))
     if case.phase == "structure":
         monkeypatch.setattr(
-            rondo.models.transformer, "load_pretrained", lambda *_, **__: pytest.fail("weights were loaded")
+            rondo.models.forms.transformer, "load_pretrained", lambda *_, **__: pytest.fail("weights were loaded")
         )
     assert message(case) == goldens()[case.name]
 
@@ -593,8 +593,9 @@ def test_missing_package_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: str, extra: str
 ) -> None:
     Case("structure", "", {"model": {key: value}}).lay_out(folder)
-    monkeypatch.setattr(rondo.models.outline, "find_spec", lambda _: None)
-    monkeypatch.setattr(rondo.models.outline, "load_config", lambda *_, **__: pytest.fail("the model was looked at"))
+    monkeypatch.setattr(rondo.models.forms.outline, "find_spec", lambda _: None)
+    looked = "the model was looked at"
+    monkeypatch.setattr(rondo.models.forms.outline, "load_config", lambda *_, **__: pytest.fail(looked))
     assert f"model.{key}: needs the package" in message(CASES[0])
     assert f"pip install 'rondo-fl[{extra}]'" in message(CASES[0])
 

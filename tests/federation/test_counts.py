@@ -24,7 +24,7 @@ from rondo.engine.letters import Reply, Request
 from rondo.engine.wire import PROTOCOL, decode_upload
 from rondo.federation.plan import Consent
 from rondo.report import pictures
-from rondo.runs.progress import Quiet
+from rondo.runs.watching.progress import Quiet
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 
 

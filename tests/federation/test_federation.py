@@ -25,7 +25,7 @@ from rondo.engine.transport import Turnout
 from rondo.federation import keys
 from rondo.params import everything
 from rondo.report import pictures
-from rondo.runs.progress import Quiet
+from rondo.runs.watching.progress import Quiet
 from small_runs import save_tiny_bert, settings
 from tiny_federation import ALLOWED
 

@@ -213,7 +213,7 @@ def test_consents_and_never_answers(folder: Path, tmp_path: Path, monkeypatch: p
     parties = Parties(folder, state=tmp_path)
     began = time.monotonic()
 
-    class Watch(rondo.runs.progress.Quiet):  # type: ignore[name-defined,misc]
+    class Watch(rondo.runs.watching.progress.Quiet):  # type: ignore[name-defined,misc]
         def round_done(self, record: Any) -> None:
             if record["round"] == 1:
                 gone.set()

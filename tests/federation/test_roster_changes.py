@@ -27,7 +27,7 @@ from rondo.federation.listening import Listening
 from rondo.federation.roster import Roster
 from rondo.federation.server import resume
 from rondo.report import pictures
-from rondo.runs.progress import Quiet
+from rondo.runs.watching.progress import Quiet
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 
 

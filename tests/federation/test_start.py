@@ -23,7 +23,7 @@ from rondo.federation.listening import Clients, Listening
 from rondo.federation.roster import Roster
 from rondo.federation.server import serve
 from rondo.report import pictures
-from rondo.runs.progress import Quiet
+from rondo.runs.watching.progress import Quiet
 from small_runs import save_tiny_bert, settings, write_rows
 
 

@@ -23,8 +23,8 @@ from rondo.federation import environment
 from rondo.federation.plan import Consent
 from rondo.federation.status import status_lines
 from rondo.report import pictures
-from rondo.runs.progress import Quiet
 from rondo.runs.storage.durable import Journal
+from rondo.runs.watching.progress import Quiet
 from small_runs import save_tiny_bert, settings
 
 

@@ -14,10 +14,10 @@ from rondo.algorithm import Client, Round
 from rondo.config import RunConfig, load
 from rondo.engine.client.trainer import CohortTrainer
 from rondo.errors import ConfigError
-from rondo.models.outline import look
+from rondo.models.forms.outline import look
+from rondo.models.forms.transformer import Transformer
+from rondo.models.forms.trial import try_out
 from rondo.models.shortcuts.prefix import Prefix, States
-from rondo.models.transformer import Transformer
-from rondo.models.trial import try_out
 from rondo.params import Params
 from rondo.tasks.task import Task
 from small_runs import write_rows

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import tiny
-from rondo.models import attention
+from rondo.models.kernels import attention
 
 
 def draw(*shape: int, seed: int) -> Tensor:

@@ -10,7 +10,7 @@ import transformers
 from families import AUTO, FAMILIES, tokenizer
 
 from rondo.errors import ConfigError
-from rondo.models.decoder_inputs import check_decoder, decoder_start, shifted
+from rondo.models.loading.decoder_inputs import check_decoder, decoder_start, shifted
 from rondo.tasks.language.seq2seq_lm import DecoderStart
 
 WORDS = tokenizer()

@@ -15,9 +15,9 @@ from family_runs import LABELS, Kind, assert_close, configured, drawn, opened, t
 import rondo
 from rondo.config import RunConfig
 from rondo.errors import ConfigError
-from rondo.models import peft
-from rondo.models.outline import look
-from rondo.models.transformer import Transformer, load_base
+from rondo.models.forms.outline import look
+from rondo.models.forms.transformer import Transformer, load_base
+from rondo.models.loading import peft
 from rondo.params import HEAD_PREFIX, Params, add_client_axis, client_row, stack_clients
 from rondo.tasks.task import Task
 from small_runs import settings, write_rows

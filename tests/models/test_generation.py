@@ -10,8 +10,9 @@ import torch
 import transformers
 from families import AUTO, FAMILIES, Kind, tokenizer
 
-from rondo.models import attention, generation
-from rondo.models.generation import Generation, answers
+from rondo.models.forms import generation
+from rondo.models.forms.generation import Generation, answers
+from rondo.models.kernels import attention
 
 END, NEW = 2, 8
 PROMPTS = [[5 + (7 * i + 3 * n) % 90 for i in range(n)] for n in (3, 9, 4, 9, 17)]
@@ -173,7 +174,7 @@ def test_stop_text_ends_an_answer() -> None:
 
 def test_stop_text_is_found_whatever_its_bytes() -> None:
     """A character may take four tokens of a byte each."""
-    from rondo.models.generation import _Stop
+    from rondo.models.forms.generation import _Stop
 
     class Bytes:
         def batch_decode(self, ids: torch.Tensor) -> list[str]:

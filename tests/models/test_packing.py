@@ -19,11 +19,12 @@ from torch import Tensor, nn
 
 import rondo
 import tiny
-from rondo.models import attention, peft
-from rondo.models.adapted_network import AdaptedNetwork
-from rondo.models.attention import Attention
-from rondo.models.call import Rows
-from rondo.models.network import Base
+from rondo.models.kernels import attention
+from rondo.models.kernels.attention import Attention
+from rondo.models.loading import peft
+from rondo.models.networks.adapted_network import AdaptedNetwork
+from rondo.models.networks.network import Base
+from rondo.models.networks.rows import Rows
 from rondo.models.shortcuts.choose import shorten
 from rondo.models.shortcuts.end_to_end import RowsApart, lay_end_to_end
 from rondo.params import Params

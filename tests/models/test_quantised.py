@@ -14,7 +14,7 @@ from family_runs import configured, opened
 from torch import nn
 
 from rondo.errors import ConfigError
-from rondo.models import rounded
+from rondo.models.kernels import rounded
 
 pytest.importorskip("torchao")
 pytest.importorskip("bitsandbytes")

@@ -17,9 +17,9 @@ from families import AUTO, FAMILIES, SHORTCUTS, Family, Kind, rows_of_shortcuts,
 from family_runs import LABELS, assert_close, configured, drawn, opened, pictures, sentences, trained
 
 from rondo.config import RunConfig
-from rondo.models.merged import merge_adapter
+from rondo.models.forms.transformer import load_base
+from rondo.models.loading.merged import merge_adapter
 from rondo.models.shortcuts.prefix import States
-from rondo.models.transformer import load_base
 from rondo.params import HEAD_PREFIX, Params, add_client_axis, client_row, stack_clients
 
 CASES: list[tuple[str, Kind]] = [(name, kind) for name, family in FAMILIES.items() for kind in family.shortcuts]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rondo.algorithm import Algorithm, ServerState
-from rondo.models.network import Network
+from rondo.models.networks.network import Network
 from rondo.tasks.row_checks import RowProblem
 from rondo.tasks.task import Task
 

@@ -250,7 +250,7 @@ def test_dirichlet_is_refused(bert: Path, tmp_path: Path) -> None:
     ],
 )
 def test_keys_are_checked(bert: Path, task: dict[str, Any], paths: list[str]) -> None:
-    from rondo.tasks.table import check
+    from rondo.config.task_kinds import check
 
     whole = rondo.config.schema.TaskConfig(**{k: v for k, v in task.items() if v is not None}).model_dump()
     assert [p.path for p in check(whole, own_data=True)] == paths

@@ -25,7 +25,7 @@ from rondo.cli.app import app
 from rondo.config import ConfigError
 from rondo.report import pictures
 from rondo.runs import runner
-from rondo.runs.progress import Quiet
+from rondo.runs.watching.progress import Quiet
 from small_runs import reviews, save_tiny_bert, save_tiny_gpt2, settings, write_rows
 
 TRAIN, TEST = reviews(36), reviews(12, seed=1)

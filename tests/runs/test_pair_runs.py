@@ -15,9 +15,9 @@ from huggingface_hub import ModelCard
 
 import rondo
 from pair_rows import POSITIONS, requests, save_tiny
-from rondo.models.peft import read_tensors
-from rondo.runs.harness import evaluate_by_harness
-from rondo.runs.humaneval import HumanEval, evaluate_code
+from rondo.models.loading.peft import read_tensors
+from rondo.results.harness import evaluate_by_harness
+from rondo.results.humaneval.score import HumanEval, evaluate_code
 from small_runs import settings, write_rows
 
 TEST = requests(9, seed=1)

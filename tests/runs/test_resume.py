@@ -26,8 +26,8 @@ from rondo.params import everything
 from rondo.report import pictures
 from rondo.runs import runner
 from rondo.runs.assemble import assemble
-from rondo.runs.progress import Quiet
 from rondo.runs.storage.directory import RunDirectory
+from rondo.runs.watching.progress import Quiet
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 from tiny_federation import ALLOWED
 

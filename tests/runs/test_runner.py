@@ -25,10 +25,11 @@ from rondo.data import population
 from rondo.data.population import Population
 from rondo.engine.scoring import Scorer
 from rondo.errors import RunStopped
-from rondo.models import precision
-from rondo.models.peft import read_tensors
+from rondo.models.kernels import precision
+from rondo.models.loading.peft import read_tensors
 from rondo.models.shortcuts.choose import telling
-from rondo.runs import assemble, card, evaluate, export, runner
+from rondo.results import evaluate, export
+from rondo.runs import assemble, card, runner
 from rondo.runs.wrapping import make_algorithm
 from rondo.tasks.language.token_store import TextExample
 from small_runs import Rows, reviews, save_tiny_bert, save_tiny_gpt2, save_tiny_pythia, settings, write_rows

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rondo.models.network import Network
+from rondo.models.networks.network import Network
 from rondo.tasks.task import Task
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 import rondo
+from rondo.config import task_kinds as table
+from rondo.config.task_kinds import TABLE
 from rondo.errors import Problem
-from rondo.tasks import table
-from rondo.tasks.table import TABLE
+from rondo.tasks.make import task_class
 from small_runs import reviews, save_tiny_bert, settings
 
 
@@ -23,7 +24,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("kind", TABLE)
 def test_table_agrees_with_the_classes(kind: str) -> None:
     """The first metric is the class's own, and all are scores of an empty tally, in their names."""
-    cls = table.load(kind)
+    cls = task_class(kind)
     assert (cls.primary, cls.higher_is_better) == next(iter(TABLE[kind].metrics.items()))
 
 

@@ -13,7 +13,7 @@ from sklearn import metrics
 from torch import Tensor
 
 import tiny
-from rondo.models.call import Rows
+from rondo.models.networks.rows import Rows
 from rondo.tasks.language.causal_lm import CausalLM
 from rondo.tasks.language.classification import SequenceClassification
 from rondo.tasks.language.token_store import TextExample

@@ -67,7 +67,7 @@ def _compared(configs: Any, out: str | None, device: str) -> Any:
     from rondo.errors import visible
     from rondo.report.terminal import comparison_table, plain_console
     from rondo.runs import compare
-    from rondo.runs.progress import progress
+    from rondo.runs.watching.progress import progress
 
     console, told = plain_console(), set[str]()  # all runs have the same rows, so their account is given once
     quiet_libraries()

@@ -61,13 +61,13 @@ def evaluate(
 
         allowed = {"allow_code": allow_code, "allow_changed": allow_changed}
         if lm_eval is not None:
-            from rondo.runs.harness import evaluate_by_harness
+            from rondo.results.harness import evaluate_by_harness
 
             names = [name.strip() for name in lm_eval.split(",") if name.strip()]
             found = evaluate_by_harness(path, names, lm_eval_tasks, client=client, device=device, **allowed)
             print(json.dumps({"lm-eval": found}, indent=2))
         elif humaneval is not None:
-            from rondo.runs.humaneval import HumanEval, evaluate_code
+            from rondo.results.humaneval.score import HumanEval, evaluate_code
 
             how = HumanEval(humaneval, samples, temperature, max_new_tokens, allow_execution, weak_sandbox)
             result = evaluate_code(path, how, client=client, device=device, tried=_progress, **allowed)

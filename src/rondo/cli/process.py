@@ -40,7 +40,7 @@ def user_errors() -> Iterator[None]:
 def _is_out_of_memory(error: Exception) -> bool:
     if isinstance(error, MemoryError) or "torch" not in sys.modules:  # torch is not imported for this
         return isinstance(error, MemoryError)
-    from rondo.models.out_of_memory import is_out_of_memory
+    from rondo.models.kernels.out_of_memory import is_out_of_memory
 
     return is_out_of_memory(error)
 

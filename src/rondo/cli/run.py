@@ -117,8 +117,8 @@ def shown(rounds: int, started: Callable[[Any, Any], Any]) -> Any:
     console = plain_console()
     quiet_libraries()
     with console.status("loading") if console.is_terminal else nullcontext():
-        from rondo.runs.progress import progress
         from rondo.runs.runner import run as _  # noqa: F401  loaded here, since it takes seconds
+        from rondo.runs.watching.progress import progress
     with stoppable() as stop, progress(rounds) as observer:
         result = started(observer, stop)
     console.print(summary_table(result.summary))

@@ -11,11 +11,11 @@ from typing import get_args
 
 from rondo import own_code
 from rondo.algorithms.table import SERVER_OPTIONS
+from rondo.config import task_kinds as tasks
 from rondo.config.inputs import BUILTIN_DATA, BUILTIN_IMAGES, BUILTIN_MODEL, BUILTIN_NETWORKS, LINEAR, ModelConfig
 from rondo.config.linear_checks import linear_checks
 from rondo.config.schema import ClientsConfig, FaultKind, RunConfig
-from rondo.errors import Problem
-from rondo.tasks import table as tasks
+from rondo.errors import ConfigError, Problem
 
 BUILTINS = (BUILTIN_DATA, BUILTIN_IMAGES, LINEAR)
 
@@ -25,6 +25,19 @@ def own_names(config: RunConfig) -> dict[str, str]:
     names = {"algorithm.name": config.algorithm.name, "task.kind": config.task.kind}
     own = {key: name for key, name in names.items() if ":" in name}
     return own | ({"model.name": config.model.name} if own_code.is_name(config.model.name) else {})
+
+
+def check_code(config: RunConfig, allowed: bool, source: str, *, with_method: bool = True) -> None:
+    """Raise :class:`ConfigError` if ``config``, found in a directory that may be anybody's, names code to import.
+    ``with_method``: False leaves the method out, where it is not loaded."""
+    own = [
+        Problem(key, f"{name!r} is no part of Rondo and would be imported from here: {own_code.place(name)}")
+        for key, name in own_names(config).items()
+        if with_method or key != "algorithm.name"
+    ]
+    if own and not allowed:
+        message = "code that a directory names is not run unasked; look at it, then set this (Python: allow_code=True)"
+        raise ConfigError([*own, Problem("--allow-code", message)], source)
 
 
 def partition_kind(config: RunConfig) -> str:

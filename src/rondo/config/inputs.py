@@ -23,7 +23,7 @@ BUILTIN_NETWORKS = (
     "builtin:relu",
     "builtin:lstm",
 )
-"""Networks with random weights (:mod:`rondo.models.whole.classical`)."""
+"""Networks with random weights (:mod:`rondo.models.forms.classical`)."""
 BUILTIN_DATA = "builtin:home-intents"
 BUILTIN_IMAGES = "builtin:digits"
 LINEAR = "builtin:linear"
@@ -81,7 +81,7 @@ class ModelConfig(Section):
     ``builtin:mlp``, ``builtin:resnet10``, ``builtin:resnet18``, ``builtin:lstm``, ``builtin:relu``), ``builtin:linear``
     (the network of ``[problem]``), or ``package.module:factory``: a function of the configuration and the task that
     returns a ``torch.nn.Module`` or a
-    ``rondo.models.network.Network`` of one's own. In Python, ``rondo.run`` takes a model in its place."""
+    ``rondo.models.networks.network.Network`` of one's own. In Python, ``rondo.run`` takes a model in its place."""
     head: Literal["shared", "local", "frozen"] | None = None
     """Task head: sent and averaged, kept by each client, or not trained. Left out, the algorithm's own choice."""
     revision: str | None = None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rondo.algorithm import Round
+from rondo.config import task_kinds as tasks
 from rondo.config.checks import list_lengths, partition_kind
 from rondo.config.inputs import PartitionConfig
 from rondo.config.schema import RunConfig
@@ -18,8 +19,8 @@ from rondo.data.sample import sample
 from rondo.data.sources import Source, read_pictures, read_rows
 from rondo.data.tables import Rows, Table, rows_of
 from rondo.errors import ConfigError, Problem
-from rondo.tasks import table as tasks
 from rondo.tasks.images.image_classification import ImageClassification
+from rondo.tasks.make import task_class
 from rondo.tasks.row_checks import Row, columns, row_check, value_name
 from rondo.tasks.task import Task
 
@@ -73,7 +74,7 @@ def resolved(config: RunConfig, source: Source) -> RunConfig:
     owner = config.partition.column or (source.natural if kind == "natural" else None)
     partition = config.partition.model_copy(update={"kind": kind, "column": owner})
     config = config.model_copy(update={"partition": partition})
-    task, cls = config.task, tasks.load(config.task.kind)
+    task, cls = config.task, task_class(config.task.kind)
     if cls.classes:
         known: dict[str, Any] = {"label": task.label or source.label, "text": task.text or source.text}
         if issubclass(cls, ImageClassification):
@@ -246,7 +247,7 @@ class _Checker:
     def __init__(self, config: RunConfig, labels: Sequence[str], owner: str | None, *, sampled: bool = False) -> None:
         self.config, self.owner = config, owner
         self.columns = row_check(config.task, labels, owner)
-        self.kind = tasks.load(config.task.kind)
+        self.kind = task_class(config.task.kind)
         self.late = sampled and self.kind.opened.__func__ is not Task.opened.__func__  # type: ignore[attr-defined]
         self.room = Room(config.data.max_read_mb)
         self.loaded = self.dropped = 0

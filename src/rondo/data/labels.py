@@ -12,7 +12,7 @@ from rondo.config.schema import RunConfig
 from rondo.data.sources import Source
 from rondo.data.tables import ClassName
 from rondo.errors import ConfigError
-from rondo.tasks import table as tasks
+from rondo.tasks.make import task_class
 from rondo.tasks.row_checks import Row, value_name, value_problem
 
 _FEW = 12
@@ -30,7 +30,7 @@ def find_labels(config: RunConfig, source: Source) -> tuple[str, ...]:
     Raises :class:`ConfigError` if no row has the label column, or if the column has no classes: fewer than 2 labels or
     more than 1000, numbers to predict, or names of rows.
     """
-    if not tasks.load(config.task.kind).classes:
+    if not task_class(config.task.kind).classes:
         return ()
     if config.task.labels is not None:
         return tuple(config.task.labels)
@@ -49,7 +49,7 @@ def find_labels(config: RunConfig, source: Source) -> tuple[str, ...]:
 def label_names(config: RunConfig, source: Source) -> tuple[str, ...]:
     """The labels of a part of a run's rows, which may be a single one; none for a task without classes. Raises
     :class:`ConfigError` as :func:`find_labels` does, but for too few labels."""
-    if not tasks.load(config.task.kind).classes:
+    if not task_class(config.task.kind).classes:
         return ()
     places, count, _, numbers = _labels(config, source)
     if places and (fault := _fault(places, count)):

@@ -13,7 +13,7 @@ from rondo.algorithm import Algorithm, Client, Round, Shared
 from rondo.config.schema import EvaluationConfig
 from rondo.data.population import Member, Population
 from rondo.engine.client.fitting import Fitting
-from rondo.models.network import Base, Network
+from rondo.models.networks.network import Base, Network
 from rondo.params import Params, add_client_axis, everything, head, on_device
 from rondo.tasks.task import Example, Task
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from rondo.algorithm import Client, Round
+from rondo.config import task_kinds as tasks
 from rondo.engine.letters import LARGEST_HEADER, Reply, Request
 from rondo.engine.network import Network
 from rondo.engine.scoring import Scorer
 from rondo.engine.server.rounds import Server
 from rondo.engine.wire import Rejected
-from rondo.tasks import table as tasks
 
 
 @dataclass(frozen=True)

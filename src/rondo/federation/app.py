@@ -42,10 +42,10 @@ from rondo.federation.letter import KINDS, content_of, kind_of, record
 from rondo.federation.plan import LARGEST, Consent, End
 from rondo.federation.sites import Sites
 from rondo.runs.loop import Runner
-from rondo.runs.progress import Lines
 from rondo.runs.runner import begin, locked
 from rondo.runs.storage import durable
 from rondo.runs.storage.directory import RunDirectory
+from rondo.runs.watching.progress import Lines
 
 _EVERY = 0.5
 """Seconds between questions to the SuperLink."""

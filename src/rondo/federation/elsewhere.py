@@ -10,6 +10,7 @@ from typing import Any
 
 from rondo import __version__
 from rondo.algorithm import Client
+from rondo.config import task_kinds as tasks
 from rondo.config.checks import is_path, list_lengths
 from rondo.config.inputs import AT_SITES
 from rondo.config.schema import FaultsConfig, RunConfig
@@ -31,7 +32,7 @@ from rondo.params import Params
 from rondo.runs.assemble import Assembly, Federation, Start, assemble, looked
 from rondo.runs.samples import check_samples
 from rondo.runs.wrapping import make_algorithm
-from rondo.tasks import table as tasks
+from rondo.tasks.make import task_class
 from rondo.tasks.row_checks import value_name, value_problem
 
 ELSEWHERE = ("data.source=", f'data.clients_from="{AT_SITES}"')
@@ -126,7 +127,7 @@ def ready(config: RunConfig, device: str, clients: Collection[str]) -> Assembly 
     ``clients``: ids of the clients that are known so far.
     """
     check_clients(config, len(clients))
-    if not tasks.load(config.task.kind).classes:
+    if not task_class(config.task.kind).classes:
         return loaded(config, device, ())
     if config.task.labels is not None:
         return loaded(config, device, tuple(config.task.labels))

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from rondo.config.checks import check_code
 from rondo.config.load import load
 from rondo.config.schema import RunConfig
 from rondo.engine.transport import Observer
@@ -41,13 +42,12 @@ from rondo.federation.standing import Attendance
 from rondo.federation.superlink import SuperLink
 from rondo.runs.assemble import find_device
 from rondo.runs.loop import Runner
-from rondo.runs.progress import Quiet
-from rondo.runs.reopen import check_code
-from rondo.runs.result import RunResult
 from rondo.runs.runner import begin, locked, manifest
 from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.storage.durable import written
 from rondo.runs.storage.manifest import environment, must_equal, recorded
+from rondo.runs.watching.progress import Quiet
+from rondo.runs.watching.result import RunResult
 
 
 @headed("rondo federate server")

@@ -11,9 +11,9 @@ from rondo.federation import record, standing
 from rondo.federation.record import Record
 from rondo.federation.standing import Standing
 from rondo.report.terminal import human_bytes
-from rondo.runs.progress import measured
 from rondo.runs.storage import durable
 from rondo.runs.storage.directory import RunDirectory
+from rondo.runs.watching.progress import measured
 
 
 def status_lines(run_dir: Path) -> Iterator[str]:

@@ -22,11 +22,11 @@ from rondo.config.schema import RunConfig
 from rondo.engine.server.expected_upload import trial_upload
 from rondo.federation.contract import Contract
 from rondo.federation.plan import Plan
-from rondo.models.network import Network
+from rondo.models.networks.network import Network
 from rondo.params import AUXILIARY_PREFIX, HEAD_PREFIX, Params, Role, module_of, num_bytes, role
 from rondo.report.terminal import human_bytes
 from rondo.runs.assemble import Assembly
-from rondo.tasks import table as tasks
+from rondo.tasks.make import task_class
 from rondo.tasks.row_checks import columns
 
 
@@ -127,7 +127,7 @@ def _columns(config: RunConfig, contract: Contract) -> Iterator[Term]:
 
 
 def _classes(plan: Plan, config: RunConfig, contract: Contract) -> Iterator[Term]:
-    if not tasks.load(config.task.kind).classes:
+    if not task_class(config.task.kind).classes:
         return
     names, most = contract.rows.label_names, contract.rows.most_labels
     allowed = f"at most {most} names" if names is None else ", ".join(names)

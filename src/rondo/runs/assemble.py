@@ -34,13 +34,13 @@ from rondo.engine.simulation import Crew, InProcess, Simulation
 from rondo.engine.transport import Transport
 from rondo.engine.wire import Identity
 from rondo.errors import ConfigError, Problem
-from rondo.models.model import Model, Outline
-from rondo.models.outline import look
-from rondo.models.own_network import OwnModel
+from rondo.models.forms.model import Model, Outline
+from rondo.models.forms.outline import look
+from rondo.models.forms.own_network import OwnModel
+from rondo.models.forms.trial import try_out
+from rondo.models.networks.whole_network import normalises_by_batch
 from rondo.models.shortcuts.choose import SAMPLE
 from rondo.models.shortcuts.prefix import Prefix
-from rondo.models.trial import try_out
-from rondo.models.whole.network import normalises_by_batch
 from rondo.params import Params, adapted_modules, head
 from rondo.runs.collector import collector_paused
 from rondo.runs.given import NOTHING, Given

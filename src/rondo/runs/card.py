@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any, Self
 
 from rondo import algorithms
+from rondo.config import task_kinds as tasks
 from rondo.config.checks import data_source
 from rondo.config.inputs import GIVEN
 from rondo.config.schema import RunConfig
-from rondo.models.model import Form, Model
-from rondo.models.network import Base
-from rondo.models.transformer import Transformer
+from rondo.models.forms.model import Form, Model
+from rondo.models.forms.transformer import Transformer
+from rondo.models.networks.network import Base
 from rondo.params import Params
 from rondo.report.terminal import score_rows
 from rondo.runs.assemble import Assembly
 from rondo.runs.storage.directory import to_toml
-from rondo.tasks import table as tasks
 
 CONFIG = "rondo.toml"
 """The configuration of the run, in the folder of each result."""

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rondo.config import task_kinds as tasks
 from rondo.config.inputs import GIVEN
 from rondo.config.schema import RunConfig
 from rondo.data.tables import Table
 from rondo.errors import ConfigError, Problem
-from rondo.tasks import table as tasks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -17,20 +17,20 @@ from rondo.engine.client.memory import freed_memory_kept
 from rondo.engine.crew import Workers
 from rondo.engine.transport import Observer
 from rondo.errors import ConfigError, RunInterrupted, RunStopped, StopRequested, visible
-from rondo.models.out_of_memory import is_out_of_memory
+from rondo.models.kernels.out_of_memory import is_out_of_memory
 from rondo.report import pictures
 from rondo.report.summary import best_so_far, totals
 from rondo.runs.assemble import Assembly, Federation, Start
 from rondo.runs.baseline import local_only
 from rondo.runs.card import Facts, card, save
-from rondo.runs.progress import round_line
-from rondo.runs.result import RunResult
 from rondo.runs.samples import generated, sample_scores, samples
 from rondo.runs.storage import checkpoint, durable
 from rondo.runs.storage.checkpoint import Checkpoint
 from rondo.runs.storage.client_store import Kept
 from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.storage.durable import Journal, written
+from rondo.runs.watching.progress import round_line
+from rondo.runs.watching.result import RunResult
 from rondo.tasks.task import Task
 
 SKIPS = 3

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rondo.config.checks import check_code
 from rondo.config.load import listed, load, located
 from rondo.config.schema import RunConfig
 from rondo.data.tables import Table
@@ -22,16 +23,15 @@ from rondo.errors import ConfigError, headed
 from rondo.runs.assemble import Assembly, assemble
 from rondo.runs.given import Given
 from rondo.runs.loop import Runner
-from rondo.runs.notebook import in_notebook, notebook_progress
-from rondo.runs.places import devices_of, elsewhere, only_places, set_to_work
-from rondo.runs.progress import Quiet
-from rondo.runs.reopen import check_code
-from rondo.runs.result import RunResult
 from rondo.runs.samples import check_samples
 from rondo.runs.storage import durable
 from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.storage.durable import written
 from rondo.runs.storage.manifest import environment, must_equal, recorded, rows_of
+from rondo.runs.watching.notebook import in_notebook, notebook_progress
+from rondo.runs.watching.progress import Quiet
+from rondo.runs.watching.result import RunResult
+from rondo.runs.workers.places import devices_of, elsewhere, only_places, set_to_work
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

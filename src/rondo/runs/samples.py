@@ -8,11 +8,11 @@ from typing import Any
 from rondo.algorithm import Round
 from rondo.engine.scoring import Scorer
 from rondo.errors import ConfigError
-from rondo.models.generation import Generation, answers
-from rondo.models.model import Model
-from rondo.models.network import Base
+from rondo.models.forms.generation import Generation, answers
+from rondo.models.forms.model import Model
+from rondo.models.forms.transformer import Transformer
+from rondo.models.networks.network import Base
 from rondo.models.shortcuts.target_logits import put_back
-from rondo.models.transformer import Transformer
 from rondo.params import Params
 from rondo.runs.assemble import Assembly
 from rondo.tasks.language.language_model import LanguageModel

@@ -1,19 +1,33 @@
-"""The task of a run, from its configuration."""
+"""The class of a task kind, and the task of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from rondo import own_code
 from rondo.config.inputs import TaskConfig
-from rondo.tasks import table
+from rondo.config.task_kinds import TABLE
+from rondo.errors import ConfigError
 from rondo.tasks.task import Task
+
+
+def task_class(kind: str) -> type[Task]:
+    """The class of a kind: of the table, or ``package.module:Class``. Raises :class:`ConfigError` if it cannot be
+    loaded or is not a task."""
+    try:
+        cls = own_code.load(TABLE[kind].cls if kind in TABLE else kind)
+    except Exception as error:  # importing a user's module may raise anything
+        raise ConfigError.at("task.kind", f"cannot load {kind!r}: {own_code.reason(error)}") from None
+    if not (isinstance(cls, type) and issubclass(cls, Task)):
+        raise ConfigError.at("task.kind", f"{kind!r} is not a class derived from rondo.tasks.task.Task")
+    return cls
 
 
 def make(config: TaskConfig, tokenizer: Any, labels: Sequence[str]) -> Task:
     """The task of a run (:meth:`rondo.tasks.task.Task.of`), with the metric that ``config`` names. Raises
     :class:`rondo.errors.ConfigError` if its class cannot be loaded."""
-    task = table.load(config.kind).of(config, tokenizer, labels)
+    task = task_class(config.kind).of(config, tokenizer, labels)
     if config.metric is not None:
-        task.primary, task.higher_is_better = config.metric, table.TABLE[config.kind].metrics[config.metric]
+        task.primary, task.higher_is_better = config.metric, TABLE[config.kind].metrics[config.metric]
     return task

@@ -23,10 +23,10 @@ from rondo.data.population import Member, Population
 from rondo.engine.client.cohorts import divided, one_cohort, workers
 from rondo.engine.client.memory import Budget, budget
 from rondo.engine.client.trainer import CohortTrainer
-from rondo.models import precision
-from rondo.models.adapted_network import AdaptedNetwork
-from rondo.models.call import Rows, to_device
-from rondo.models.precision import Kernels, apply, choose
+from rondo.models.kernels import precision
+from rondo.models.kernels.precision import Kernels, apply, choose
+from rondo.models.networks.adapted_network import AdaptedNetwork
+from rondo.models.networks.rows import Rows, to_device
 from rondo.models.shortcuts.first_token import first_token_only
 from rondo.models.shortcuts.prefix import Prefix
 from rondo.models.shortcuts.target_logits import split_off

@@ -16,8 +16,8 @@ import tiny
 from rondo import algorithms
 from rondo.engine.client.accumulation import mean_loss, split
 from rondo.errors import ConfigError
-from rondo.models.adapted_network import AdaptedNetwork
-from rondo.models.call import Rows
+from rondo.models.networks.adapted_network import AdaptedNetwork
+from rondo.models.networks.rows import Rows
 from rondo.models.shortcuts import target_logits
 from rondo.params import Params
 from rondo.tasks.language.causal_lm import CausalLM

@@ -28,7 +28,7 @@ from rondo.engine.client.cohorts import divided, in_order, in_turn, one_cohort
 from rondo.engine.client.memory import Budget, activation_bytes, budget
 from rondo.engine.server.gate import Gate
 from rondo.engine.transport import Answer
-from rondo.models.adapted_network import AdaptedNetwork
+from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.shortcuts import target_logits
 from rondo.params import Packed, Params
 from rondo.runs.wrapping import with_policies

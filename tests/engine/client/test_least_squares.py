@@ -15,7 +15,7 @@ from rondo.algorithm import Client, ClientFailed, Round
 from rondo.config import ClientsConfig, TrainConfig
 from rondo.engine.client.trainer import CohortTrainer
 from rondo.errors import ConfigError
-from rondo.models.network import Network
+from rondo.models.networks.network import Network
 from rondo.params import Select, body, down, head, up, whole
 from rondo.tasks.task import Task
 

@@ -17,9 +17,9 @@ import tiny
 from rondo.algorithm import Client, ClientFailed, Fit, Loss, Round
 from rondo.config import ClientsConfig, TrainConfig
 from rondo.engine.client.trainer import CohortTrainer, batches
-from rondo.models.adapted_layer import Site
-from rondo.models.adapted_network import AdaptedNetwork
-from rondo.models.precision import Kernels, apply
+from rondo.models.kernels.precision import Kernels, apply
+from rondo.models.networks.adapted_layer import Site
+from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.params import Params, add_client_axis, down, everything, head, up
 from rondo.tasks.language.classification import SequenceClassification
 from rondo.tasks.language.token_store import TextExample

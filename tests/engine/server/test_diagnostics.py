@@ -26,8 +26,8 @@ from rondo.data.population import Member, Population
 from rondo.engine import serialization
 from rondo.engine.server import diagnostics, exchange, rounds
 from rondo.engine.server.diagnostics import KEYS, diagnose, measure
-from rondo.models.adapted_layer import Site
-from rondo.models.adapted_network import AdaptedNetwork
+from rondo.models.networks.adapted_layer import Site
+from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.params import Params, Role, add_client_axis, client_row, down, pick, role, up
 from rondo.tasks.language.classification import SequenceClassification
 from rondo.tasks.language.token_store import TextExample

@@ -17,7 +17,7 @@ from rondo.algorithm import Upload
 from rondo.config import ConfigError, RunConfig, load
 from rondo.engine import serialization
 from rondo.engine.server.ranks import client_ranks, upload_bytes
-from rondo.models.adapted_layer import Site
+from rondo.models.networks.adapted_layer import Site
 from rondo.params import head, num_bytes, pick
 from tiny_federation import RANK, Composed, change, config, make, population, run
 

@@ -12,9 +12,9 @@ import transformers
 from torch import Tensor, nn
 
 import tiny
-from rondo.models import attention
-from rondo.models.adapted_network import AdaptedNetwork
-from rondo.models.call import Rows
+from rondo.models.kernels import attention
+from rondo.models.networks.adapted_network import AdaptedNetwork
+from rondo.models.networks.rows import Rows
 from rondo.models.shortcuts.first_token import AllTokensMatter, first_token_only
 from rondo.params import Params
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from rondo.algorithm import Client, Objective, Round, plain
 from rondo.config import ClientsConfig, TrainConfig
 from rondo.engine.client.trainer import CohortTrainer
+from rondo.models.networks.whole_network import WholeNetwork
 from rondo.models.shortcuts import head_inputs
 from rondo.models.shortcuts.head_inputs import HeadInputsRefused, head_layer
-from rondo.models.whole.network import WholeNetwork
 from rondo.params import Params, Select, add_client_axis, everything, head
 from rondo.tasks.images.image_classification import ImageClassification
 from rondo.tasks.images.store import ImageExample

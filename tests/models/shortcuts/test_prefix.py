@@ -21,7 +21,7 @@ from rondo import algorithms
 from rondo.algorithm import Client, Round
 from rondo.config import load
 from rondo.data.population import Member, Population
-from rondo.models.adapted_network import AdaptedNetwork
+from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.shortcuts.prefix import Prefix, PrefixRefused
 from rondo.params import Params, add_client_axis
 from rondo.tasks.language.causal_lm import CausalLM

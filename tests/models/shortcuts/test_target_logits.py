@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import tiny
 from rondo.engine.client.memory import activation_bytes
-from rondo.models import precision
-from rondo.models.adapted_network import AdaptedNetwork
-from rondo.models.call import Rows
+from rondo.models.kernels import precision
+from rondo.models.networks.adapted_network import AdaptedNetwork
+from rondo.models.networks.rows import Rows
 from rondo.models.shortcuts.target_logits import LogitsNeeded, split_off
 from rondo.params import Params
 from rondo.tasks.language import output_layer

@@ -22,7 +22,7 @@ from rondo.algorithm import Client
 from rondo.config.schema import RunConfig
 from rondo.data.population import Population
 from rondo.engine.client.memory import Budget, budget
-from rondo.models.network import Network
+from rondo.models.networks.network import Network
 from rondo.tasks.task import Task
 
 T = TypeVar("T")

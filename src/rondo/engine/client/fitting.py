@@ -12,7 +12,7 @@ import torch
 from rondo.algorithm import Algorithm, Client, Round, Shared
 from rondo.config.schema import ClientsConfig, TrainConfig
 from rondo.engine.client.trainer import CohortTrainer
-from rondo.models.network import Base, Network
+from rondo.models.networks.network import Base, Network
 from rondo.params import Params, Select, add_client_axis, client_row, on_device
 from rondo.tasks.task import Example, Task
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rondo.errors import ConfigError
-from rondo.models.call import Rows
+from rondo.models.networks.rows import Rows
 from rondo.params import Params, pick
 from rondo.tasks.task import Batch, Task
 

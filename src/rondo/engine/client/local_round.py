@@ -15,8 +15,8 @@ from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Shared
 from rondo.config.schema import FaultKind, RunConfig
 from rondo.engine.client.trainer import CohortTrainer
 from rondo.engine.transport import Answer
-from rondo.models.network import Network
-from rondo.models.out_of_memory import is_out_of_memory
+from rondo.models.kernels.out_of_memory import is_out_of_memory
+from rondo.models.networks.network import Network
 from rondo.models.shortcuts.prefix import Prefix, States
 from rondo.params import Params, client_row, on_device
 from rondo.tasks.task import Example, Task

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rondo.models.loading.pretrained import plain_parts
-from rondo.models.network import Network
+from rondo.models.networks.network import Network
 from rondo.params import Params, add_client_axis, buffer, on_device
 from rondo.tasks.task import Example, Task
 

@@ -34,11 +34,11 @@ from rondo.config.schema import ClientsConfig, FaultKind, TrainConfig
 from rondo.engine.client.accumulation import Part, mean_loss, split
 from rondo.engine.client.least_squares import minimiser
 from rondo.errors import StopRequested
-from rondo.models.call import Rows, to_device
-from rondo.models.network import Base, Network
+from rondo.models.networks.network import Base, Network
+from rondo.models.networks.rows import Rows, to_device
+from rondo.models.networks.whole_network import WholeNetwork
 from rondo.models.shortcuts.head_inputs import HeadInputs, head_inputs
 from rondo.models.shortcuts.prefix import Prefix, States
-from rondo.models.whole.network import WholeNetwork
 from rondo.params import Params, Select, buffer, client_row, everything, head, pick
 from rondo.tasks.task import Batch, Example, Task
 

@@ -47,7 +47,7 @@ from torch import Tensor
 
 from rondo.algorithm import Algorithm, Client, Round, Shared, Upload
 from rondo.lowrank import LowRank, total
-from rondo.models.adapted_layer import Site
+from rondo.models.networks.adapted_layer import Site
 from rondo.params import Params, add_client_axis, auxiliary, down, gram, pick, up, whole
 
 HELD_BYTES = 256 * 2**20

@@ -15,7 +15,7 @@ from rondo.algorithm import Algorithm, Client, Round, Weight
 from rondo.config.schema import RunConfig
 from rondo.engine.server.expected_upload import trial_upload
 from rondo.errors import ConfigError
-from rondo.models.adapted_layer import Site
+from rondo.models.networks.adapted_layer import Site
 from rondo.params import head, num_bytes, pick
 
 

@@ -17,8 +17,8 @@ from rondo.engine.server.ledger import Ledger
 from rondo.engine.server.sampling import sample
 from rondo.engine.transport import Observer, Transport
 from rondo.engine.wire import Identity
-from rondo.models.adapted_layer import Site
-from rondo.models.out_of_memory import is_out_of_memory
+from rondo.models.kernels.out_of_memory import is_out_of_memory
+from rondo.models.networks.adapted_layer import Site
 from rondo.params import Params
 
 

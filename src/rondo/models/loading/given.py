@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from rondo.config.task_kinds import Kind
 from rondo.errors import ConfigError
-from rondo.models import peft
-from rondo.models.decoder_inputs import check_decoder
-from rondo.models.loading import causality
+from rondo.models.loading import causality, peft
+from rondo.models.loading.decoder_inputs import check_decoder
 from rondo.models.loading.pretrained import Pretrained, auto, head_names, pad_by, padded
-from rondo.tasks.table import Kind
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

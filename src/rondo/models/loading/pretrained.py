@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from rondo.config.inputs import BUILTIN_MODEL, ModelConfig
+from rondo.config.task_kinds import Kind
 from rondo.errors import ConfigError
-from rondo.models.decoder_inputs import check_decoder
+from rondo.models.kernels.out_of_memory import does_not_fit, is_out_of_memory
+from rondo.models.kernels.quiet import quiet
+from rondo.models.kernels.rounded import use_frozen
 from rondo.models.loading import causality, quantised
+from rondo.models.loading.decoder_inputs import check_decoder
 from rondo.models.loading.report import new_tensors, parts_of
-from rondo.models.out_of_memory import does_not_fit, is_out_of_memory
-from rondo.models.quiet import quiet
-from rondo.models.rounded import use_frozen
-from rondo.tasks.table import Kind
 
 
 def fingerprint(module: nn.Module) -> str:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from rondo.errors import ConfigError
-from rondo.models.rounded import is_rounded, read_back, unpacked
+from rondo.models.kernels.rounded import is_rounded, read_back, unpacked
 
 _ROWS = 5
 _ALLOWED = 0.01

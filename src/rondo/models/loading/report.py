@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from rondo.config.task_kinds import Kind
 from rondo.errors import ConfigError, Problem
-from rondo.tasks.table import Kind
 
 _POOLER = "pooler"
 """Transformers' name for the only layer of a base model that other tasks are saved without."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rondo.config.schema import SimulationConfig
-from rondo.models.adapted_network import AdaptedNetwork
+from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.shortcuts.end_to_end import RowsApart, lay_end_to_end
 from rondo.models.shortcuts.first_token import AllTokensMatter, first_token_only
 from rondo.models.shortcuts.prefix import Prefix, PrefixRefused

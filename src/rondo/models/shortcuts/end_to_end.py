@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
-from rondo.models import attention
-from rondo.models.adapted_network import AdaptedNetwork
-from rondo.models.call import Rows
+from rondo.models.kernels import attention
+from rondo.models.networks.adapted_network import AdaptedNetwork
+from rondo.models.networks.rows import Rows
 from rondo.models.shortcuts.prefix import TOLERANCE
 from rondo.params import Params, add_client_axis, stack_clients
 from rondo.tasks.task import Example, Task

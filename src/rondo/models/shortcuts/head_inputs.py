@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from rondo.config.schema import SimulationConfig
-from rondo.models.call import output_of
-from rondo.models.network import Base
+from rondo.models.networks.call import output_of
+from rondo.models.networks.checks import Dropout
+from rondo.models.networks.network import Base
+from rondo.models.networks.whole_network import HEAD_INPUT, WholeNetwork
 from rondo.models.shortcuts.prefix import TOLERANCE
-from rondo.models.whole.checks import Dropout
-from rondo.models.whole.network import HEAD_INPUT, WholeNetwork
 from rondo.params import HEAD_PREFIX, Params, head, on_device
 from rondo.tasks.images.image_classification import ImageClassification
 from rondo.tasks.task import Batch, Example, Task

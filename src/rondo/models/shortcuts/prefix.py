@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rondo.models.adapted_network import AdaptedNetwork
-from rondo.models.out_of_memory import is_out_of_memory
+from rondo.models.kernels.out_of_memory import is_out_of_memory
+from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.shortcuts.spill import Spill
 from rondo.params import Params, add_client_axis
 from rondo.tasks.task import Batch, Example, Task

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from rondo.models.adapted_network import AdaptedNetwork
-from rondo.models.network import Network
+from rondo.models.networks.adapted_network import AdaptedNetwork
+from rondo.models.networks.network import Network
 from rondo.params import Params, add_client_axis
 from rondo.tasks.language.output_layer import OutputLayer, itself
 from rondo.tasks.task import Batch

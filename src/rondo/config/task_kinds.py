@@ -1,0 +1,318 @@
+"""The table of task kinds by name. It needs no torch.
+
+A user's own task needs no entry: ``task.kind`` names it as ``package.module:Class``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rondo.errors import Problem
+
+Checks = Callable[[Mapping[str, Any], bool], Iterator[Problem]]
+"""Yields the faults of the section ``[task]``, given its keys and whether the data are the user's own."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of task."""
+
+    cls: str
+    """Its class, as ``package.module:Class``."""
+    inputs: Literal["text", "image", "numbers"]
+    """Content of a row. Text needs the model's tokenizer."""
+    auto: str | None
+    """Transformers' class for its models; None if it has none."""
+    outputs: int | None
+    """Outputs of the head; None: one per label."""
+    peft: Literal["SEQ_CLS", "CAUSAL_LM", "SEQ_2_SEQ_LM"] | None
+    """PEFT's name for it; None if it has none."""
+    pipeline: str | None
+    """The hub's name for it; None if it has none."""
+    head: bool
+    """Whether its models have a task head."""
+    builtin: str | None
+    """The data if the user names none; None if the user must."""
+    metrics: Mapping[str, bool]
+    """Metrics that ``task.metric`` may name, and whether higher is better; the first is the task's own."""
+    checks: Checks
+
+    @property
+    def generates(self) -> bool:
+        """Whether its models write texts."""
+        return self.peft in ("CAUSAL_LM", "SEQ_2_SEQ_LM")
+
+
+_CLASS_METRICS = {"accuracy": True, "f1": True, "matthews": True, "loss": False}
+_KEYS = {
+    "text": ("sequence-classification", "sequence-regression", "causal-lm"),
+    **dict.fromkeys(("label", "labels"), ("sequence-classification", "image-classification")),
+    "messages": ("causal-lm",),
+    "response": ("causal-lm", "seq2seq-lm"),
+    "max_target_length": ("seq2seq-lm",),
+    "chat_template": ("causal-lm", "multiple-choice"),
+    **dict.fromkeys(("prompt", "separator"), ("causal-lm", "seq2seq-lm", "multiple-choice")),
+    **dict.fromkeys(("choices", "answer", "answer_is", "letters"), ("multiple-choice",)),
+    **dict.fromkeys(("image", "image_size", "image_shape"), ("image-classification",)),
+    **dict.fromkeys(
+        ("context", "question", "answers", "answer_start", "stride", "max_answer_tokens"), ("question-answering",)
+    ),
+    "features": ("regression",),
+    "target": ("regression", "sequence-regression"),
+}
+"""Keys of ``[task]`` that are None unless set, with the kinds that use them."""
+_CHOICES: dict[tuple[str, object], tuple[str, ...]] = {
+    ("normalize", "unit"): ("image-classification",),
+    ("augment", "none"): ("image-classification",),
+    ("unanswerable", False): ("question-answering",),
+}
+"""Keys with a default, and the kinds that use them."""
+
+
+def _labels(task: Mapping[str, Any]) -> Iterator[Problem]:
+    names = task["labels"] or ()
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        yield Problem("task.labels", f"{twice!r} is named twice: name it once")
+
+
+def _metric(task: Mapping[str, Any]) -> Iterator[Problem]:
+    name, known = task["metric"], TABLE[task["kind"]].metrics
+    if name is not None and name not in known:
+        yield Problem("task.metric", f"a {task['kind']} task has {', '.join(known)}, not {name!r}: take one of them")
+
+
+def _unused(task: Mapping[str, Any]) -> Iterator[Problem]:
+    """Keys that the task's kind does not use."""
+    given = [(key, users) for key, users in _KEYS.items() if task[key] is not None]
+    given += [(key, users) for (key, default), users in _CHOICES.items() if task[key] != default]
+    for key, users in given:
+        if task["kind"] not in users:
+            kinds = ", ".join(map(repr, users[:-1])) + (" and " if len(users) > 1 else "") + repr(users[-1])
+            verb = "uses" if len(users) == 1 else "use"
+            yield Problem(f"task.{key}", f"only kind = {kinds} {verb} it: remove it, or set task.kind")
+
+
+def _classification(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
+    if own_data and task["text"] is None:
+        yield Problem("task.text", "name the column, or the two columns, with the text")
+    if own_data and task["label"] is None:
+        yield Problem("task.label", "name the column with the label")
+
+
+def _sequence_regression(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
+    if task["text"] is None:
+        yield Problem("task.text", "name the column, or the two columns, with the text")
+    if task["target"] is None:
+        yield Problem("task.target", "name the column with the number to predict")
+
+
+def _causal_lm(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
+    given = [key for key in ("text", "prompt", "messages") if task[key] is not None]
+    if len(given) != 1:
+        message = (
+            "causal-lm needs either task.text, or task.prompt and task.response, or task.messages: name one of them"
+        )
+        yield Problem(f"task.{given[0] if given else 'text'}", message)
+    if task["separator"] is not None and task["prompt"] is None:
+        yield Problem("task.separator", "only task.prompt has columns to separate: remove it")
+    if task["chat_template"] is not None and task["prompt"] is None and task["messages"] is None:
+        yield Problem("task.chat_template", "plain text has no turns: name task.messages or task.prompt, or remove it")
+    if isinstance(task["text"], list):
+        message = "causal-lm takes one text column: name one, or use task.prompt and task.response"
+        yield Problem("task.text", message)
+    if (task["prompt"] is None) != (task["response"] is None):
+        yield Problem("task.response", "task.prompt and task.response go together: name both")
+
+
+def _seq2seq_lm(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
+    if task["prompt"] is None:
+        yield Problem("task.prompt", "name the column, or the columns, with the text to read")
+    if task["response"] is None:
+        yield Problem("task.response", "name the column with the text to write")
+
+
+def _question_answering(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
+    for key, content in (("context", "text that has the answers"), ("question", "questions"), ("answers", "answers")):
+        if task[key] is None:
+            yield Problem(f"task.{key}", f"name the column with the {content}")
+    if task["max_length"] < _SHORTEST_WINDOW:
+        message = f"{task['max_length']} leave no room for question and context: raise it to {_SHORTEST_WINDOW} or more"
+        yield Problem("task.max_length", message)
+    if task["stride"] is not None and task["stride"] > task["max_length"] // 2:
+        message = f"above half of task.max_length = {task['max_length']}, so windows would hardly move: lower it"
+        yield Problem("task.stride", message)
+
+
+_SHORTEST_WINDOW = 32
+"""Tokens with which windows move on: a quarter of them is the question's, at most half is shared with the window
+before, and special tokens are few."""
+
+
+def _multiple_choice(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
+    missing = (
+        ("prompt", "name the column, or the columns, with the question"),
+        ("choices", "name the column with lists of choices, or one column per choice"),
+        ("answer", "name the column with the right choice's text, letter or number"),
+    )
+    for key, remedy in missing:
+        if task[key] is None:
+            yield Problem(f"task.{key}", remedy)
+    if task["letters"] and task["separator"] is not None and isinstance(task["prompt"], str):
+        yield Problem("task.separator", "with letters, 'Answer:' stands before the choice: remove it")
+
+
+def _images(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
+    size, shape = task["image_size"], task["image_shape"]
+    if shape is not None and shape[2] not in (1, 3):
+        yield Problem("task.image_shape", f"{shape[2]} channels: give height, width, and 1 (greyscale) or 3 (colour)")
+    if shape is not None and size is not None and shape[:2] != [size, size]:
+        message = f"{shape[0]} x {shape[1]}, but task.image_size resizes to {size} x {size}: mend one of the two"
+        yield Problem("task.image_shape", message)
+
+
+def _regression(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
+    if task["features"] is None:
+        yield Problem("task.features", "name the columns with the numbers to predict from")
+    elif twice := sorted({name for name in task["features"] if task["features"].count(name) > 1}):
+        yield Problem("task.features", f"{twice[0]!r} is named twice: name it once")
+    if task["target"] is None:
+        yield Problem("task.target", "name the column with the number to predict")
+    elif task["target"] in (task["features"] or ()):
+        yield Problem("task.target", f"{task['target']!r} is also one of task.features: remove it there")
+
+
+def _linear(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
+    """None: the columns are x and y."""
+    yield from ()
+
+
+TABLE: dict[str, Kind] = {
+    "sequence-classification": Kind(
+        cls="rondo.tasks.language.classification:SequenceClassification",
+        inputs="text",
+        auto="AutoModelForSequenceClassification",
+        outputs=None,
+        peft="SEQ_CLS",
+        pipeline="text-classification",
+        head=True,
+        builtin="builtin:home-intents",
+        metrics=_CLASS_METRICS,
+        checks=_classification,
+    ),
+    "sequence-regression": Kind(
+        cls="rondo.tasks.language.sequence_regression:SequenceRegression",
+        inputs="text",
+        auto="AutoModelForSequenceClassification",
+        outputs=1,
+        peft="SEQ_CLS",
+        pipeline="text-classification",
+        head=True,
+        builtin=None,
+        metrics={"pearson": True, "spearman": True, "mse": False},
+        checks=_sequence_regression,
+    ),
+    "question-answering": Kind(
+        cls="rondo.tasks.language.question_answering:QuestionAnswering",
+        inputs="text",
+        auto="AutoModelForQuestionAnswering",
+        outputs=2,
+        peft=None,  # PEFT's own class for it drops the segment ids
+        pipeline="question-answering",
+        head=True,
+        builtin=None,
+        metrics={"f1": True, "exact_match": True, "loss": False},
+        checks=_question_answering,
+    ),
+    "causal-lm": Kind(
+        cls="rondo.tasks.language.causal_lm:CausalLM",
+        inputs="text",
+        auto="AutoModelForCausalLM",
+        outputs=None,
+        peft="CAUSAL_LM",
+        pipeline="text-generation",
+        head=False,
+        builtin="builtin:home-intents",
+        metrics={"loss": False, "perplexity": False, "accuracy": True},
+        checks=_causal_lm,
+    ),
+    "seq2seq-lm": Kind(
+        cls="rondo.tasks.language.seq2seq_lm:Seq2SeqLM",
+        inputs="text",
+        auto="AutoModelForSeq2SeqLM",
+        outputs=None,
+        peft="SEQ_2_SEQ_LM",
+        pipeline="text2text-generation",
+        head=False,
+        builtin="builtin:home-intents",
+        metrics={"loss": False, "perplexity": False, "accuracy": True},
+        checks=_seq2seq_lm,
+    ),
+    "multiple-choice": Kind(
+        cls="rondo.tasks.language.multiple_choice:MultipleChoice",
+        inputs="text",
+        auto="AutoModelForCausalLM",
+        outputs=None,
+        peft="CAUSAL_LM",
+        pipeline="text-generation",
+        head=False,
+        builtin=None,
+        metrics={"accuracy_likelihood": True, "accuracy_normalised": True, "loss": False},
+        checks=_multiple_choice,
+    ),
+    "image-classification": Kind(
+        cls="rondo.tasks.images.image_classification:ImageClassification",
+        inputs="image",
+        auto="AutoModelForImageClassification",
+        outputs=None,
+        peft=None,
+        pipeline="image-classification",
+        head=True,
+        builtin="builtin:digits",
+        metrics=_CLASS_METRICS,
+        checks=_images,
+    ),
+    "regression": Kind(
+        cls="rondo.tasks.numbers.regression:Regression",
+        inputs="numbers",
+        auto=None,
+        outputs=1,
+        peft=None,
+        pipeline=None,
+        head=True,
+        builtin=None,
+        metrics={"r2": True, "rmse": False, "mae": False},
+        checks=_regression,
+    ),
+    "linear": Kind(
+        cls="rondo.tasks.numbers.linear:LinearRegression",
+        inputs="numbers",
+        auto=None,
+        outputs=None,
+        peft=None,
+        pipeline=None,
+        head=True,
+        builtin="builtin:linear",
+        metrics={"loss": False},
+        checks=_linear,
+    ),
+}
+
+
+def check(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
+    """Yield the faults of the section ``[task]``. A user's own class checks its rows itself and nothing else."""
+    kind = task["kind"]
+    if kind in TABLE:
+        yield from _unused(task)
+        yield from _labels(task)
+        yield from _metric(task)
+        yield from TABLE[kind].checks(task, own_data)
+    elif task["metric"] is not None and ":" in kind:
+        yield Problem("task.metric", "a task of one's own names its metric itself (Task.primary): remove it")
+    elif ":" not in kind:
+        near = difflib.get_close_matches(kind, TABLE, n=2)
+        own = " (one of your own is given as package.module:Class)"
+        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else own
+        yield Problem("task.kind", f"should be one of {', '.join(map(repr, TABLE))}, got {kind!r}{hint}")

@@ -1,0 +1,190 @@
+"""Generation by transformers' ``generate``: batches of prompts, padded on the left where the architecture copes with
+it, with a cache of keys and values. An encoder's prompts are padded on the right, as in training. All text that
+Rondo generates comes from here.
+
+Not every architecture copes with padding beside a prompt (positions that count from the row's start, states that run
+over all tokens). It is therefore tried on the prompts themselves before the first batch: the logits after a padded
+prompt must be those of the prompt alone. Where they are not, prompts of one length go together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rondo.models.kernels.out_of_memory import is_out_of_memory
+
+_TRIED_TOKENS = 4
+"""New tokens that padding is tried with: with the second, the cache is read."""
+_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 3e-2}
+"""Largest difference between logits computed in two ways, relative to the largest logit."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Settings of generation. Without ``temperature`` it is greedy, and the answers are the same each time."""
+
+    max_new_tokens: int
+    batch_size: int
+    temperature: float | None = None
+    """Draw tokens at this temperature in place of taking the likeliest."""
+    top_p: float = 1.0
+    """Draw among the likeliest tokens that have this probability together."""
+    seed: int = 0
+    """Seed of the draws. A row's draws depend on the rows in its batch."""
+    stop: tuple[str, ...] = ()
+    """Texts that end an answer. They may be in it."""
+
+
+def answers(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], how: Generation) -> list[list[int]]:
+    """Token ids of the answer to every prompt (ids), in their order, up to the token that ended it.
+
+    ``model``: a language model of transformers, or stock PEFT around one. Its own settings of generation, which may
+    sample or penalise repetitions, are ignored, but for a decoder's first tokens and the tokens that it never says. Its
+    end tokens and the tokenizer's end an answer.
+    """
+    ends = _end_ids(model, tokenizer)
+    result: list[list[int]] = [[]] * len(prompts)
+    with torch.no_grad(), _configured(model, tokenizer, how, ends), _seeded(model, how):
+        together = _copes_with_padding(model, tokenizer, prompts, how)
+        for numbers in batches(list(map(len, prompts)), how.batch_size, one_cost=not together):
+            ids, mask = _padded([prompts[i] for i in numbers], tokenizer.pad_token_id, model)
+            start = _start(model, ids)
+            stopping = [_Stop(tokenizer, how.stop, start)] if how.stop else None
+            made = model.generate(input_ids=ids, attention_mask=mask, stopping_criteria=stopping)
+            made = made[:, start:].tolist()
+            for i, row in zip(numbers, made, strict=True):
+                result[i] = row[: next((n + 1 for n, token in enumerate(row) if token in ends), len(row))]
+    return result
+
+
+def batches(costs: Sequence[int], size: int, *, one_cost: bool = False) -> Iterator[list[int]]:
+    """Numbers of rows, at most ``size`` at a time, by ascending cost. ``one_cost``: those of a batch have the same."""
+    order = sorted(range(len(costs)), key=costs.__getitem__)
+    groups = [list(group) for _, group in groupby(order, costs.__getitem__)] if one_cost else [order]
+    for group in groups:
+        for start in range(0, len(group), size):
+            yield group[start : start + size]
+
+
+class _Stop:
+    """Ends a row once a text is among its last tokens. transformers' own ``stop_strings`` knows byte pairs only."""
+
+    def __init__(self, tokenizer: Any, texts: Sequence[str], start: int) -> None:
+        self.tokenizer, self.texts, self.start = tokenizer, texts, start
+        self.window = max(len(text.encode()) for text in texts) + 4  # no token is shorter than a byte
+
+    def __call__(self, ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
+        tails = self.tokenizer.batch_decode(ids[:, self.start :][:, -self.window :])
+        return torch.tensor([any(t in tail for t in self.texts) for tail in tails], device=ids.device)
+
+
+def _padded(prompts: Sequence[Sequence[int]], pad: int | None, model: Any) -> tuple[Tensor, Tensor]:
+    """The prompts as ids (rows, longest), padded on the left, or on the right for an encoder, and their mask."""
+    longest, right = max(map(len, prompts)), _has_encoder(model)
+
+    def full(values: Sequence[int], padding: int) -> list[int]:
+        gap = [padding] * (longest - len(values))
+        return [*values, *gap] if right else [*gap, *values]
+
+    ids, mask = ([full(p, pad or 0) for p in prompts], [full([1] * len(p), 0) for p in prompts])
+    return torch.tensor(ids, device=model.device), torch.tensor(mask, device=model.device)
+
+
+def _has_encoder(model: Any) -> bool:
+    return bool(model.config.is_encoder_decoder)
+
+
+def _start(model: Any, ids: Tensor) -> int:
+    """The place of the first new token in what is generated: behind the prompt, or behind a decoder's own start."""
+    return 1 if _has_encoder(model) else ids.shape[1]
+
+
+def _copes_with_padding(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], how: Generation) -> bool:
+    """Whether the shortest prompt has the logits beside the longest that it has alone, over some greedy tokens."""
+    by_length = sorted(prompts, key=len)
+    if not by_length or how.batch_size == 1 or len(by_length[0]) == len(by_length[-1]):
+        return True
+    options = {
+        "max_new_tokens": min(_TRIED_TOKENS, how.max_new_tokens),
+        "do_sample": False,
+        "output_logits": True,
+        "return_dict_in_generate": True,
+    }
+    alone = _first_row(model, *_padded(by_length[:1], tokenizer.pad_token_id, model), options)
+    try:
+        ids, mask = _padded([by_length[0], by_length[-1]], tokenizer.pad_token_id, model)
+        padded = _first_row(model, ids, mask, options)
+    except Exception as error:  # a model may raise anything on what it does not cope with
+        if is_out_of_memory(error):
+            raise
+        return False
+    allowed = _TOLERANCE.get(next(model.parameters()).dtype, 1e-4)
+    for (token, logits), (padded_token, padded_logits) in zip(alone, padded, strict=False):
+        if not float((logits - padded_logits).abs().max()) <= allowed * float(logits.abs().max()):
+            return False
+        if token != padded_token:  # a tie within rounding: from here on the texts differ
+            break
+    return True
+
+
+def _first_row(model: Any, ids: Tensor, mask: Tensor, options: dict[str, Any]) -> list[tuple[int, Tensor]]:
+    """The first row's new tokens, each with the logits that it was taken by."""
+    made = model.generate(input_ids=ids, attention_mask=mask, **options)
+    tokens = made.sequences[0, _start(model, ids) :].tolist()
+    return list(zip(tokens, (step[0].float() for step in made.logits), strict=False))
+
+
+def _end_ids(model: Any, tokenizer: Any) -> list[int]:
+    """The tokens that end an answer: the model's own, and the tokenizer's, which ends an answer in training."""
+    known = model.generation_config.eos_token_id
+    ends = {*(known if isinstance(known, list) else [known]), tokenizer.eos_token_id}
+    return sorted(e for e in ends if e is not None)
+
+
+@contextmanager
+def _configured(model: Any, tokenizer: Any, how: Generation, ends: Sequence[int]) -> Iterator[None]:
+    """Within, the model generates in this way and not in its own."""
+    from transformers import GenerationConfig
+
+    own, draws = model.generation_config, how.temperature is not None
+    drawing = {"temperature": how.temperature, "top_p": how.top_p, "top_k": 0} if draws else {}
+    # Around an encoder-decoder, PEFT generates by the base model's settings; around other models, by its own.
+    holders = [model, model.get_base_model()] if hasattr(model, "get_base_model") else [model]
+    before = [holder.generation_config for holder in holders]
+    chosen = GenerationConfig(
+        max_new_tokens=how.max_new_tokens,
+        do_sample=draws,
+        use_cache=True,
+        eos_token_id=list(ends) or None,
+        pad_token_id=tokenizer.pad_token_id,
+        **(_own_start(model, own) if _has_encoder(model) else {}),
+        **drawing,
+    )
+    for holder in holders:
+        holder.generation_config = chosen
+    try:
+        yield
+    finally:
+        for holder, config in zip(holders, before, strict=True):
+            holder.generation_config = config
+
+
+def _own_start(model: Any, own: Any) -> dict[str, Any]:
+    """Tokens that a decoder was trained to begin with, and never to say (Marian's padding, which is also its start)."""
+    kept = {name: getattr(own, name, None) for name in ("forced_bos_token_id", "bad_words_ids")}
+    return {"decoder_start_token_id": model.config.decoder_start_token_id, **kept}
+
+
+@contextmanager
+def _seeded(model: Any, how: Generation) -> Iterator[None]:
+    """Seed torch's generators within, and restore them afterwards."""
+    with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
+        torch.manual_seed(how.seed)
+        yield

@@ -1,0 +1,271 @@
+"""A transformers model before its weights are loaded: its tokenizer, its layers and what they allow."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from rondo import own_code
+from rondo.config import task_kinds as tasks
+from rondo.config.inputs import BUILTIN_NETWORKS, GIVEN, LINEAR
+from rondo.config.schema import RunConfig
+from rondo.errors import ConfigError, Problem
+from rondo.models.forms import builtin as builtin_outline
+from rondo.models.forms import linear_problem, own_network
+from rondo.models.forms.model import Outline
+from rondo.models.forms.module import trained_names
+from rondo.models.forms.row_limits import RowLimits, rotary_turn, row_limits
+from rondo.models.forms.transformer import Transformer, load_transformer
+from rondo.models.loading import peft
+from rondo.models.loading.decoder_inputs import decoder_start
+from rondo.models.loading.given import copied, copied_tokenizer
+from rondo.models.loading.pretrained import (
+    Pretrained,
+    check_files,
+    check_order,
+    load_config,
+    load_structure,
+    load_tokenizer,
+    loading,
+    locate,
+    own_classes,
+)
+from rondo.models.networks.adapted_layer import Site
+from rondo.tasks.language.seq2seq_lm import Seq2SeqLM
+from rondo.tasks.make import make as make_task
+from rondo.tasks.task import Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def look(
+    config: RunConfig,
+    labels: Sequence[str],
+    model: PreTrainedModel | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> Outline:
+    """Outline the model that ``config`` names. Raises :class:`ConfigError` if there is none or a package is missing.
+
+    ``model``, ``tokenizer``: objects in its place; the tokenizer for text only.
+    """
+    if own_code.is_name(config.model.name):
+        return own_network.look(config, labels)
+    if config.model.name in BUILTIN_NETWORKS:
+        return builtin_outline.look(config, labels)
+    if config.model.name == LINEAR:
+        return linear_problem.look(config)
+    if config.task.kind not in tasks.TABLE:
+        message = "a task of one's own needs a network of its own: name it as package.module:factory"
+        raise ConfigError.at("model.name", message)
+    if tasks.TABLE[config.task.kind].auto is None:
+        message = f"transformers has no models for {config.task.kind}: name a network, package.module:factory"
+        raise ConfigError.at("model.name", message)
+    missing = list(_missing_packages(config))
+    if missing:
+        raise ConfigError(missing)
+    if model is not None:
+        return _outline(config, labels, _given(config, labels, model, tokenizer))
+    return _outline(config, labels, _named(config, labels))
+
+
+@dataclass(frozen=True)
+class TransformerOutline:
+    """An :class:`rondo.models.forms.model.Outline`."""
+
+    task: Task
+    sites: Sequence[Site]
+    problems: Sequence[Problem]
+    name: str
+    """The model's folder, or its name on a hub."""
+    known: Any
+    """The model's configuration, from transformers."""
+    tokenizer: Any
+    limits: RowLimits
+    loaded: Pretrained | None
+    """The model with its weights, if a program gave it."""
+
+    def load(self, config: RunConfig, device: torch.device) -> Transformer:
+        """See :meth:`rondo.models.forms.model.Outline.load`."""
+        model = load_transformer(config, self.name, self.known, self.tokenizer, device, self.loaded)
+        model.limits = self.limits
+        return model
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A model as it was found. ``module`` may have no weights."""
+
+    name: str
+    known: Any
+    module: nn.Module
+    head: Sequence[str]
+    tokenizer: Any
+    loaded: Pretrained | None = None
+
+
+def _given(
+    config: RunConfig, labels: Sequence[str], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
+) -> _Found:
+    used = [key for key in ("revision", "gguf_file", "quantization") if getattr(config.model, key) is not None]
+    if used:
+        raise ConfigError([Problem(f"model.{key}", "a model object does not use it: remove it") for key in used])
+    if _orders_classes(config):
+        check_order(labels, getattr(getattr(model, "config", None), "id2label", None) or {})
+    own = None if tokenizer is None else copied_tokenizer(tokenizer)
+    loaded = copied(tasks.TABLE[config.task.kind], model, own, labels)
+    known = loaded.module.config
+    return _Found(model.name_or_path or GIVEN, known, loaded.module, loaded.head, own, loaded)
+
+
+def _named(config: RunConfig, labels: Sequence[str]) -> _Found:
+    model = config.model
+    model_file = model.gguf or "config.json"
+    name = locate(model)
+    if Path(name).is_dir() and not Path(name, model_file).is_file():
+        key = "model.name" if model.gguf_file is None else "model.gguf_file"
+        raise ConfigError.at(key, f"no {model_file} in {model.name!r}: name what has the model")
+    check_files(model, name)
+    kind = tasks.TABLE[config.task.kind]
+    with loading(model.name, "it"):
+        if _orders_classes(config) and model.gguf is None:
+            check_order(labels, own_classes(name, model.revision))
+        known = load_config(kind, name, labels=labels, revision=model.revision, gguf_file=model.gguf)
+        empty, head_names = load_structure(kind, known)
+    tokenizer = None
+    if kind.inputs == "text":
+        with loading(model.name, "its tokenizer"):
+            tokenizer = load_tokenizer(name, revision=model.revision, gguf_file=model.gguf)
+    return _Found(name, known, empty, head_names, tokenizer)
+
+
+def _orders_classes(config: RunConfig) -> bool:
+    """Whether the order of the classes follows from the rows: the user has not set it."""
+    kind = tasks.TABLE[config.task.kind]
+    return kind.head and kind.outputs is None and config.task.labels is None
+
+
+def _outline(config: RunConfig, labels: Sequence[str], found: _Found) -> TransformerOutline:
+    kind, tokenizer = tasks.TABLE[config.task.kind], found.tokenizer
+    if tokenizer is None:
+        limits, problems = RowLimits(0), list(_picture_problems(config, found.known))
+    else:
+        _set_template(tokenizer, config)
+        limits = row_limits(found.module, tokenizer)
+        problems = list(_text_problems(config, found, limits))
+    sites: tuple[Site, ...] = ()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # loading the model repeats them
+            if config.has_factors:
+                sites = peft.plan(found.module, config.adapter, kind.peft, found.head, config.seed).sites
+        trained_names(config, found.module, found.head, sites)
+    except ConfigError as error:
+        problems += error.problems
+    problems += _of_whole_training(config)
+    task = make_task(config.task, tokenizer, labels)
+    if isinstance(task, Seq2SeqLM):
+        task.start = decoder_start(found.module, tokenizer)
+    return TransformerOutline(task, sites, problems, found.name, found.known, tokenizer, limits, found.loaded)
+
+
+def _of_whole_training(config: RunConfig) -> Iterator[Problem]:
+    """Keys that a checkpoint does not go with."""
+    if config.adapter.from_scratch:
+        message = "it would set pre-trained weights to zero: remove it, or take a built-in network"
+        yield Problem("adapter.from_scratch", message)
+    if config.model.quantization is not None and config.whole_tensors is not None:
+        message = (
+            f"weights that are trained whole cannot be {config.model.quantization}: remove it, or remove train.what"
+        )
+        yield Problem("model.quantization", message)
+
+
+def _text_problems(config: RunConfig, found: _Found, limits: RowLimits) -> Iterator[Problem]:
+    """Everything that a model does not allow of texts."""
+    limit, evaluation = limits.read, config.evaluation
+    if config.task.max_length > limit:
+        message = f"{config.task.max_length}, but this model takes {limit} tokens: lower it to {limit}"
+        yield Problem("task.max_length", message)
+    turn = rotary_turn(found.known)
+    if turn is not None and config.task.max_length > turn:
+        message = f"{config.task.max_length}, but with a row of more than {turn} tokens this model's rotary embedding "
+        message += "changes for all rows of a call (longrope), which are several clients': lower it to "
+        yield Problem("task.max_length", f"{message}{turn}")
+    room = limit - config.task.max_length
+    if limits.written is not None:
+        yield from _decoder_problems(config, limits.written)
+    elif evaluation.generate and 0 <= room < evaluation.max_new_tokens:
+        message = f"{evaluation.max_new_tokens} after up to task.max_length = {config.task.max_length} tokens, and "
+        yield Problem("evaluation.max_new_tokens", f"{message}this model takes {limit}: lower one of the two")
+    embedding = None
+    with suppress(NotImplementedError):  # CANINE has hashes of characters; Perceiver's is no layer
+        embedding = getattr(found.module.get_input_embeddings(), "num_embeddings", None)  # type: ignore[operator]
+    tokens = len(found.tokenizer)
+    if embedding is not None and tokens > embedding:
+        message = f"its tokenizer has {tokens} tokens and its embedding only {embedding}: is it another model's?"
+        yield Problem("model.name", message)
+    classifies = tasks.TABLE[config.task.kind].head and config.task.kind != "question-answering"
+    if classifies and getattr(found.known, "summary_type", None) == "last":
+        message = "it classifies by a row's last token (XLNet), and rows are padded behind it: name another"
+        yield Problem("model.name", message)
+
+
+def _decoder_problems(config: RunConfig, limit: int) -> Iterator[Problem]:
+    """Everything that a decoder, which writes at most ``limit`` tokens, does not allow."""
+    task, evaluation = config.task, config.evaluation
+    longest = task.max_length if task.max_target_length is None else task.max_target_length
+    if config.task.kind == "seq2seq-lm" and longest > limit:
+        message = f"{longest}, but this model writes {limit} tokens: set it to {limit} or less"
+        yield Problem("task.max_target_length", message)
+    if evaluation.generate and evaluation.max_new_tokens > limit:
+        message = f"{evaluation.max_new_tokens}, but this model writes {limit} tokens: lower it to {limit}"
+        yield Problem("evaluation.max_new_tokens", message)
+
+
+def _picture_problems(config: RunConfig, known: Any) -> Iterator[Problem]:
+    """Everything that a model does not allow of pictures. ``known``: its configuration."""
+    shape = config.task.image_shape
+    if shape is None:
+        return
+    side, channels = getattr(known, "image_size", None), getattr(known, "num_channels", None)
+    sides = shape[:2] if side is None else [side, side]  # convolutions take any size
+    if isinstance(side, list | tuple):
+        sides = list(side)
+    if shape[:2] != sides:
+        message = f"this model takes pictures of {sides[0]} x {sides[1]} pixels, and these are {shape[0]} x {shape[1]}"
+        yield Problem("task.image_size", f"{message}: set it to {sides[0]}")
+    if channels is not None and shape[2] != channels:
+        message = f"this model takes {channels} channels, and the pictures have {shape[2]}: set it to "
+        yield Problem("task.image_shape", f"{message}{[*sides, channels]}")
+
+
+def _set_template(tokenizer: Any, config: RunConfig) -> None:
+    """Give the tokenizer the chat template that the configuration names. Raises :class:`ConfigError`."""
+    file = config.task.chat_template
+    if file is not None:
+        try:
+            tokenizer.chat_template = Path(file).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError.at("task.chat_template", f"{file!r} cannot be read: {error}; mend it") from None
+
+
+def _missing_packages(config: RunConfig) -> Iterator[Problem]:
+    """One problem per package that the model's format needs and that is not installed."""
+    model = config.model
+    gguf = ("name" if model.is_gguf_path else "gguf_file", model.gguf, "gguf", "gguf")
+    rounds = ("bitsandbytes", "quant4") if model.quantization == "nf4" else ("torchao", "quant")
+    for key, value, package, extra in (gguf, ("quantization", model.quantization, *rounds)):
+        if value is not None and find_spec(package) is None:
+            message = (
+                f"needs the package {package}, which is not installed: pip install 'rondo-fl[{extra}]', or remove it"
+            )
+            yield Problem(f"model.{key}", message)

@@ -1,0 +1,184 @@
+"""The trial of a network before the first round: it runs on real rows, and clients that share a call get what each gets
+alone.
+
+Rows mix in more ways than a network can declare: layers applied to something other than the batch's rows, routing or
+capacity that depends on the whole batch, padding that is read. One call of several clients is therefore compared with
+each alone. Clients of a network that fails the comparison train one at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rondo.errors import ConfigError
+from rondo.models.kernels.out_of_memory import does_not_fit, is_out_of_memory
+from rondo.models.networks.call import RowsUnknown
+from rondo.models.networks.checks import check_buffers, check_training_mode
+from rondo.models.networks.network import Network
+from rondo.models.networks.rows import Rows
+from rondo.models.networks.whole_network import WholeNetwork
+from rondo.params import Params, add_client_axis, buffer, module_of, on_device, stack_clients, up
+from rondo.tasks.language.language_model import LanguageModel
+from rondo.tasks.language.pair_store import PairExample
+from rondo.tasks.language.token_store import TextExample
+from rondo.tasks.task import Example, Task
+
+_COSTS = (23, 34, 45, 56, 64)
+"""Lengths that texts are cut to. Other rows are at most as costly as the last, if any is."""
+
+
+def try_out(name: str, network: Network, task: Task, examples: Sequence[Any]) -> None:
+    """Run training steps of ``network`` on a few of ``examples``, if there are any, and give it a reason for
+    :attr:`rondo.models.networks.network.Network.one_at_a_time` if clients cannot share its calls.
+
+    Nothing else is changed. Raises :class:`ConfigError` if the network does not run.
+    """
+    if not examples:
+        return
+    buffers = {name: tensor.clone() for name, tensor in network.module.named_buffers()}
+    groups = _groups(task, examples)
+    params = [_drawn(network, client) for client in range(len(groups))]
+    try:
+        alone = [_step(network, task, [groups[k]], add_client_axis(p), (k,)) for k, p in enumerate(params)]
+    except Exception as error:  # a model may raise anything
+        if is_out_of_memory(error):
+            raise does_not_fit(name, error) from None
+        remedy = "name other layers in adapter.target_modules, or another model" if network.sites else "mend it"
+        if network.sites and _precision(network, task) > torch.finfo(torch.float32).eps:
+            remedy = f"set train.precision = 'exact', {remedy}"
+        message = f"{name!r} does not train on rows of the data: {type(error).__name__}: {error}; {remedy}"
+        raise ConfigError.at("model.name", message) from None
+    check_buffers(buffers, dict(network.module.named_buffers()))
+    if isinstance(network, WholeNetwork):
+        inputs, _ = task.collate([example for group in groups for example in group])
+        check_training_mode(network.module, on_device(inputs, network.device))
+    if network.one_at_a_time is None:
+        network.one_at_a_time = _reason(network, task, groups, params, alone)
+        if network.one_at_a_time is None:
+            return  # rows of one client are padded to another's
+    network.minds_padding = _minds_padding(network, task, [row for group in groups for row in group], params[0])
+    if network.minds_padding:
+        message = "model.name: a row's output depends on how far it is padded, so scores depend on the batch size, and "
+        warnings.warn(f"{message}predictions on the rows beside a row", stacklevel=2)
+
+
+def _reason(
+    network: Network, task: Task, groups: Sequence[Sequence[Example]], params: Sequence[Params], alone: Sequence[_Step]
+) -> str | None:
+    """The reason why clients cannot share a call; None if they can."""
+    try:
+        together = _step(network, task, groups, stack_clients(params), range(len(groups)))
+    except RowsUnknown as unknown:
+        return str(unknown)
+    except Exception as error:  # it runs for one client
+        return f"a call of several clients fails: {type(error).__name__}: {error}"
+    allowed = _precision(network, task) ** 0.5
+    start = 0
+    for k, own in enumerate(alone):
+        shared = together.losses[start : start + len(own.losses)]
+        start += len(own.losses)
+        if not _close(shared, own.losses, allowed, 0.0):
+            return "a row's loss is not what it is when its client is alone in a call"
+        largest = max(float(g.norm()) for g in own.grads.values())
+        for tensor, grad in own.grads.items():
+            if not _close(together.grads[tensor][k], grad[0], allowed, largest / 100):
+                return f"the gradient of {tensor} is not what it is when its client is alone in a call"
+    return None
+
+
+@torch.no_grad()
+def _minds_padding(network: Network, task: Task, rows: Sequence[Example], params: Params) -> bool:
+    """Whether a row has another loss beside longer ones than alone."""
+    if not task.padded or len({row.cost for row in rows}) == 1:
+        return False
+
+    def losses(rows: Sequence[Example]) -> Tensor:
+        inputs, targets = (on_device(part, network.device) for part in task.collate(rows))
+        call = Rows.of([rows], task.lengths).to(network.device)
+        return task.loss(network(add_client_axis(params), {}, inputs, None, call), targets)[0]
+
+    alone = torch.cat([losses([row]) for row in rows])
+    try:
+        together = losses(rows)
+    except Exception:  # the comparison of clients says why
+        return False
+    return not _close(together, alone, _precision(network, task) ** 0.5, 0.0)
+
+
+@dataclass(frozen=True)
+class _Step:
+    losses: Tensor
+    """(rows,)"""
+    grads: Mapping[str, Tensor]
+    """Gradients of all trained tensors, (K, ...)."""
+
+
+def _step(
+    network: Network, task: Task, groups: Sequence[Sequence[Example]], params: Params, seeds: Sequence[int]
+) -> _Step:
+    """A training step of clients with one group of rows each. Their masks of adapter dropout come from ``seeds``."""
+    inputs, targets = (on_device(part, network.device) for part in task.collate([e for g in groups for e in g]))
+    rows = Rows.of(groups, task.lengths).to(network.device)
+    leaves = {n: t.detach().clone().requires_grad_(t.is_floating_point() and not buffer(n)) for n, t in params.items()}
+    trained = {n: t for n, t in leaves.items() if t.requires_grad}
+    dropout = [torch.Generator().manual_seed(seed) for seed in seeds]
+    with torch.random.fork_rng(devices=[network.device] if network.device.type == "cuda" else []):
+        torch.manual_seed(0)
+        losses, _ = task.loss(network(leaves, {}, inputs, dropout, rows), targets)
+        grads = torch.autograd.grad(losses.sum(), list(trained.values()), allow_unused=True)
+    found = zip(trained.items(), grads, strict=True)
+    return _Step(losses.detach(), {n: torch.zeros_like(t) if g is None else g for (n, t), g in found})
+
+
+def _groups(task: Task, examples: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
+    """The rows of four clients, one of them with two, of as many lengths as there are: every client but one has padding
+    that it lacks alone, and some models (Funnel) mind the padding of some lengths only."""
+    by_cost = sorted(examples, key=lambda e: e.cost)
+    short = [e for e in by_cost if e.cost <= _COSTS[-1]] or by_cost[:1]
+    distinct = list({e.cost: e for e in short}.values())
+    chosen = distinct if len(distinct) >= len(_COSTS) else short
+    rows = [chosen[i * (len(chosen) - 1) // (len(_COSTS) - 1)] for i in range(len(_COSTS))]
+    if isinstance(task, LanguageModel):  # any part of a text is one; a classifier may read a row's end
+        rows = [_opening(row, size) for row, size in zip(rows, _COSTS, strict=True)]
+    return (rows[0],), (rows[1], rows[2]), (rows[3],), (rows[4],)
+
+
+def _opening(example: TextExample, size: int) -> TextExample:
+    """The first tokens of a text, each of them a target: the prompt alone would have no loss. A decoder's are."""
+    opening = example.opening(size)
+    return opening if isinstance(example, PairExample) else replace(opening, target=opening.ids)
+
+
+def _drawn(network: Network, client: int) -> Params:
+    """One client's tensors without a client axis, away from the start by so much that every factor's part in the output
+    is about as large as its layer's own."""
+    g = torch.Generator().manual_seed(client)
+
+    def moved(name: str, start: Tensor) -> Tensor:
+        if not start.is_floating_point() or buffer(name):
+            return start
+        path = module_of(name)
+        scale = network.sites[path].scale if up(name) and path in network.sites else 1.0
+        size = scale * math.sqrt(max(1, start.shape[-1]) if start.dim() else 1)
+        return start + torch.randn(start.shape, generator=g).to(start.dtype) / size
+
+    return on_device({n: moved(n, t.cpu()) for n, t in network.initial.items()}, network.device)
+
+
+def _precision(network: Network, task: Task) -> float:
+    """The relative spacing of numbers in the network's coarsest type. Rounding leaves half of a type's digits right in
+    a norm over rows or a tensor, and a wrong deal of rows to clients leaves none."""
+    types = {p.dtype for p in network.module.parameters() if p.is_floating_point()} | {task.precision}
+    return max(torch.finfo(t).eps for t in types)
+
+
+def _close(a: Tensor, b: Tensor, allowed: float, floor: float) -> bool:
+    """Whether ``a`` and ``b`` differ by at most ``allowed`` of the norm of ``b``, or of ``floor`` if that is larger."""
+    return float((a - b).norm()) <= allowed * max(float(b.norm()), floor)

@@ -1,0 +1,166 @@
+"""The precision of the frozen layers on this machine, and the library that multiplies.
+
+``exact`` is float32 throughout. ``fast`` is bfloat16 for the frozen layers and the activations between them if the
+hardware multiplies bfloat16 natively, otherwise the same as ``exact``. Adapters, head, loss and optimizer stay in
+float32. Where whole tensors are trained, they stay in float32 and only products are in bfloat16 (torch's autocast), in
+networks that gain from it. The choice depends on the processor, the torch build and the network only, never on a
+timing, so the same machine gives the same bits. It is written to the manifest.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rondo.models.kernels.attention import Attention, use
+from rondo.models.kernels.frozen_norm import use_frozen_norms
+from rondo.models.kernels.rounded import use_frozen
+
+_NATIVE_BF16 = ("avx512_bf16", "amx_bf16", "bf16")  # x86 and ARM names
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Arithmetic of the frozen layers."""
+
+    dtype: torch.dtype
+    """Type of the frozen layers."""
+    linear: Literal["torch", "onednn"]
+    """Library that multiplies."""
+    attention: Attention
+    reason: str | None = None
+    """Reason why ``fast`` is not faster than ``exact``; None if it is, or if ``exact`` was asked for."""
+
+    def record(self) -> dict[str, Any]:
+        """The manifest's entry."""
+        name = str(self.dtype).removeprefix("torch.")
+        return {"dtype": name, "linear": self.linear, "attention": self.attention, "reason": self.reason}
+
+
+def choose(precision: Literal["exact", "fast"], device: torch.device, *, quantized: bool = False) -> Kernels:
+    """Choose the kernels for ``precision`` on ``device``."""
+    cpu = device.type == "cpu"
+    # MKL, by which torch multiplies, favours its maker's processors: 5 to 25 % faster than oneDNN there in float32,
+    # elsewhere up to twice as slow (docs/log/decisions.md, "Threads and linear layers").
+    by_onednn = cpu and has_onednn() and not (_has_mkl() and _is_intel())
+    plain = Kernels(torch.float32, "onednn" if by_onednn else "torch", "torch" if cpu else "torch, mask unread")
+    if precision == "exact":
+        return plain
+    if quantized:
+        return Kernels(plain.dtype, plain.linear, plain.attention, "the base is quantised; it is used as it is")
+    if not (native_bf16() if cpu else torch.cuda.is_bf16_supported()):
+        return Kernels(plain.dtype, plain.linear, plain.attention, "no native bfloat16 here")
+    # On a CPU in bfloat16, the backward pass of torch's fused attention is several times slower than plain products.
+    return Kernels(torch.bfloat16, plain.linear, "written out" if cpu else plain.attention)
+
+
+def products(precision: Literal["exact", "fast"], device: torch.device, module: nn.Module) -> torch.dtype:
+    """The type that a network trained whole multiplies in. With ``fast`` and native bfloat16 it is bfloat16 for
+    networks with convolutions or wide linear layers; conversions cost narrow ones more than they gain
+    (docs/log/precision.md, "whole networks"). Else it is float32."""
+    native = native_bf16() if device.type == "cpu" else torch.cuda.is_bf16_supported()
+    gains = any(
+        isinstance(layer, nn.modules.conv._ConvNd)
+        or (isinstance(layer, nn.Linear) and min(layer.in_features, layer.out_features) >= _WIDE)
+        for layer in module.modules()
+    )
+    return torch.bfloat16 if precision == "fast" and native and gains else torch.float32
+
+
+_WIDE = 256
+"""Inputs and outputs of a linear layer that is faster in bfloat16, conversions included."""
+
+
+def native_bf16() -> bool:
+    """Whether this processor multiplies bfloat16 natively. Only Linux tells; elsewhere the answer is False."""
+    return bool(_processor("flags", "Features") & set(_NATIVE_BF16))
+
+
+def _is_intel() -> bool:
+    """Whether this is a processor of Intel's. Only Linux tells; elsewhere the answer is False."""
+    return "GenuineIntel" in _processor("vendor_id")
+
+
+def _processor(*names: str) -> set[str]:
+    """The words of the first field of /proc/cpuinfo that begins with one of ``names``; empty off Linux."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    return set(next((line for line in lines if line.startswith(names)), "").split())
+
+
+def has_onednn() -> bool:
+    """Whether torch was built with oneDNN's linear layer."""
+    return bool(torch._C._has_mkldnn) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def _has_mkl() -> bool:
+    """Whether torch multiplies float32 by MKL."""
+    return bool(torch._C.has_mkl)
+
+
+def apply(module: nn.Module, kernels: Kernels) -> None:
+    """Make a frozen module use ``kernels``: cast it, and replace the forward of its plain and its rounded linear layers
+    and of its norms. Layers with trained tensors keep their forward."""
+    if kernels.dtype is not torch.float32:
+        module.to(kernels.dtype)
+    use(module, kernels.attention)
+    use_frozen(module)
+    use_frozen_norms(module)
+    _bound_caches()  # torch multiplies bfloat16 by oneDNN
+    if kernels.linear == "onednn":
+        for layer in module.modules():
+            if type(layer) is nn.Linear and type(layer._parameters.get("weight")) is nn.Parameter:
+                layer.forward = _OneDnn(layer)  # type: ignore[method-assign, assignment]
+
+
+def _bound_caches() -> None:
+    """Limit how many shapes of a product are cached, unless the environment already does. oneDNN and torch's layer over
+    it keep half a megabyte per shape, for a thousand shapes by default, and with ragged rows every step has new shapes
+    that never come again (pytorch/pytorch#27971). Both read the limit at their first product, so a process that has
+    already made one keeps its old limit."""
+    for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+        os.environ.setdefault(name, str(_SHAPES_KEPT))
+
+
+_SHAPES_KEPT = 64
+"""More shapes than one step has: a transformer's layers share about ten."""
+
+
+class _OneDnn:
+    """The forward of a frozen linear layer by oneDNN. In float32 its product is faster; in bfloat16 it adds the bias
+    within the product, where torch takes a pass of its own. Anything else goes to torch."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        self.layer = layer
+
+    def __call__(self, x: Tensor) -> Tensor:
+        weight, bias = self.layer.weight, self.layer.bias
+        if x.dtype is not weight.dtype or x.dtype not in (torch.float32, torch.bfloat16) or x.device.type != "cpu":
+            return functional.linear(x, weight, bias)
+        # Reshape outside: a model may not change in place (Longformer) a view that was made within the function.
+        flat: Tensor = _FrozenLinear.apply(x.reshape(-1, x.shape[-1]), weight, bias)  # type: ignore[no-untyped-call]
+        return flat.reshape(*x.shape[:-1], len(weight))  # there may be no row (LongT5 with short texts)
+
+
+class _FrozenLinear(torch.autograd.Function):
+    """``x W^T + b`` for x (rows, in), with a gradient for x only. W's transpose is read in place, not copied."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(weight)
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return result
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (weight,) = ctx.saved_tensors
+        return torch.ops.mkldnn._linear_pointwise(grad.contiguous(), weight.t(), None, "none", [], ""), None, None

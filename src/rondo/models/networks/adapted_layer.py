@@ -1,0 +1,227 @@
+"""The low-rank term of an adapted layer, ``y + B (A x)``, with its products in the order that is fast on a CPU.
+
+A product with one long and one very short side takes up to five times as long in one order as in the other, and
+autograd alone would choose the slow order for three of the six products (docs/log/decisions.md, "Adapters' products").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rondo.lowrank import GrowingSum
+from rondo.models.kernels.rounded import is_rounded, read_back
+from rondo.models.networks.call import Call
+from rondo.models.networks.rows import Rows, to_device
+from rondo.params import Params
+
+
+def add_low_rank(y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> Tensor:
+    """``y + B (A x)`` without forming B A. All tensors have one type.
+
+    ``y``: (K, rows, out)
+    ``x``: (K, rows, in)
+    ``down``: A, (K, r, in)
+    ``up``: B, (K, out, r)
+    """
+    result: Tensor = _AddLowRank.apply(y, x, down, up)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _narrow(x: Tensor, matrix: Tensor) -> Tensor:
+    """Multiply ``x`` (K, rows, n) by the transpose of ``matrix`` (K, r, n), for a small r."""
+    if x.dtype is torch.bfloat16:
+        return torch.bmm(matrix, x.mT).mT
+    return torch.bmm(x, matrix.contiguous().mT)
+
+
+class _AddLowRank(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> Tensor:
+        inner = _narrow(x, down)
+        ctx.save_for_backward(x, inner, down, up)
+        return torch.baddbmm(y, inner, up.mT)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        x, inner, down, up = ctx.saved_tensors
+        _, for_x, for_down, for_up = ctx.needs_input_grad
+        d_x = d_down = d_up = None
+        if for_up:
+            d_up = torch.bmm(inner.mT, grad).mT
+        if for_x or for_down:
+            d_inner = _narrow(grad, up.mT)
+            d_x = torch.bmm(d_inner, down) if for_x else None
+            d_down = torch.bmm(d_inner.mT, x) if for_down else None
+        return grad, d_x, d_down, d_up
+
+
+@dataclass(frozen=True)
+class Site:
+    """An adapted layer and its adapter."""
+
+    path: str
+    """Module path of the layer."""
+    kind: LayerKind
+    shape: tuple[int, int]
+    """(out, in) of the layer's matrix. For a convolution ``in`` is in_channels * kernel height * kernel width."""
+    rank: int
+    """Rank of the adapter."""
+    scale: float
+    """Factor of B A in the adapted layer."""
+    dropout: float
+    """Probability that training drops an input of the adapter."""
+
+
+LayerKind: TypeAlias = Literal["linear", "conv1d", "conv2d"]
+
+
+class UnsupportedLayer(ValueError):
+    """A targeted layer cannot carry a low-rank adapter; the message says why."""
+
+
+def layer_kind(module: nn.Module) -> tuple[LayerKind, tuple[int, int]]:
+    """The kind of a layer and the shape (out, in) of its matrix. Raises :class:`UnsupportedLayer`."""
+    if "weight" not in module._parameters and isinstance(module, nn.Conv2d | nn.Linear):
+        raise UnsupportedLayer("a weight that is computed from others (weight_norm, spectral_norm) cannot be adapted")
+    if isinstance(module, nn.Conv2d):
+        if module.groups != 1 or module.padding_mode != "zeros" or module.dilation != (1, 1):
+            # Groups and padding modes are not one matrix product, and PEFT's own adapter ignores dilation.
+            raise UnsupportedLayer("a convolution with groups, dilation or a padding mode cannot be adapted")
+        height, width = module.kernel_size
+        return "conv2d", (module.out_channels, module.in_channels * height * width)
+    if isinstance(module, nn.Linear):  # quantised linears (bitsandbytes, torchao) derive from it
+        return "linear", (module.out_features, module.in_features)
+    if type(module).__name__ == "Conv1D" and hasattr(module, "nf"):
+        weight = module.weight
+        assert isinstance(weight, Tensor)
+        return "conv1d", (weight.shape[1], weight.shape[0])  # stored transposed: in x out
+    raise UnsupportedLayer(f"a {type(module).__name__} cannot be adapted; Linear, Conv1D and Conv2d can")
+
+
+@torch.no_grad()
+def frozen_matrix(module: nn.Module, site: Site) -> Tensor:
+    """W (out, in) of an adapted layer in float32. A weight in an unknown packed format is read by applying its layer to
+    the identity."""
+    out, inp = site.shape
+    weight = read_back(module) if is_rounded(module) else module.weight
+    if isinstance(weight, Tensor) and weight.is_floating_point() and weight.numel() == out * inp:
+        plain = weight.detach().float()
+        return plain.T if site.kind == "conv1d" else plain.reshape(out, inp)
+    eye = torch.eye(inp, device=next(module.parameters()).device)
+    columns: Tensor = module.forward(eye)
+    bias = module.bias
+    return (columns - bias if isinstance(bias, Tensor) else columns).T.float()
+
+
+def merged_weight(module: nn.Module, site: Site, seen: Params, base: Mapping[str, GrowingSum]) -> Tensor:
+    """The layer's weight, in its own shape, with all that a client's model adds to it: W + base + scale * B A. ``seen``
+    has no client axis; gradients flow to its factors."""
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    change = site.scale * (seen[f"{site.path}.B"] @ seen[f"{site.path}.A"])
+    if site.path in base:
+        change = change + base[site.path].factors().dense().to(change.dtype)
+    if site.kind == "conv1d":
+        change = change.mT
+    return weight + change.to(weight).reshape(weight.shape)
+
+
+class AdaptedLayer:
+    """A forward hook on one layer of a network that adds the low-rank terms of the call."""
+
+    def __init__(self, site: Site, module: nn.Module, call: Call) -> None:
+        self.site, self.module, self.call = site, module, call
+        module.register_forward_hook(self._hook)
+
+    def _hook(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        self.call.layer_runs()
+        path = self.site.path
+        x = self.call.by_row(args[0], path)
+        change = self.call.base.get(path)
+        if change is not None:
+            output = self._changed(output, args[0], change)
+        a, b = self.call.params.get(f"{path}.A"), self.call.params.get(f"{path}.B")
+        if a is not None and b is not None:
+            # Scale in the wider of the two types, so that the product is rounded once.
+            b = self.site.scale * b.to(torch.promote_types(b.dtype, x.dtype))
+            output = self._add(output, self._drop(x), a, b, self.call.rows)
+        return output
+
+    def _changed(self, output: Tensor, x: Tensor, change: GrowingSum) -> Tensor:
+        """``output`` with the change of the base, which all clients share."""
+        if change.dense is None:
+            down, up = change.recent.down.unsqueeze(0), change.recent.up.unsqueeze(0)
+            return self._add(output, x, down, up, Rows((x.shape[0],)))
+        matrix, conv = change.dense.to(x.dtype), self.module
+        if isinstance(conv, nn.Conv2d):
+            kernel = matrix.reshape(conv.weight.shape)
+            added = functional.conv2d(x, kernel, None, conv.stride, conv.padding, conv.dilation)
+        else:
+            added = functional.linear(x, matrix)
+        return output + added.to(output.dtype)
+
+    def _add(self, output: Tensor, x: Tensor, down: Tensor, up: Tensor, rows: Rows) -> Tensor:
+        """``output + B (A x)`` for ``down`` (K, r, in) and ``up`` (K, out, r), without forming B A."""
+        down, up = down.to(x.dtype), up.to(x.dtype)
+        packing = self.call.packing
+        if packing is not None and len(down) > 1:
+            parts = (torch.split(t.flatten(0, -2), list(packing.clients)) for t in (output.to(x.dtype), x))
+            each = [
+                add_low_rank(y_k[None], x_k[None], down[k : k + 1], up[k : k + 1])[0]
+                for k, (y_k, x_k) in enumerate(zip(*parts, strict=True))
+            ]
+            return torch.cat(each).reshape(output.shape).to(output.dtype)
+        if self.site.kind == "conv2d":
+            return output + self._convolved(x, down, up, rows)
+        if not rows.even:
+            # Give each row its own small matrix, so that uneven clients waste no work on the frozen layers.
+            down, up = down[rows.index], up[rows.index]
+        flat_x = x.reshape(down.shape[0], -1, x.shape[-1])
+        flat_output = output.to(x.dtype).reshape(up.shape[0], -1, output.shape[-1])
+        return add_low_rank(flat_output, flat_x, down, up).reshape(output.shape).to(output.dtype)
+
+    def _convolved(self, x: Tensor, down: Tensor, up: Tensor, rows: Rows) -> Tensor:
+        conv = self.module
+        assert isinstance(conv, nn.Conv2d)
+        kernel = (conv.in_channels, *conv.kernel_size)
+        parts = []
+        counts = rows.counts if len(down) > 1 else (len(x),)
+        for rows_k, down_k, up_k in zip(torch.split(x, list(counts)), down, up, strict=True):
+            inner = functional.conv2d(
+                rows_k, down_k.reshape(-1, *kernel), None, conv.stride, conv.padding, conv.dilation
+            )
+            parts.append(functional.conv2d(inner, up_k[:, :, None, None]))
+        return torch.cat(parts)
+
+    def _drop(self, x: Tensor) -> Tensor:
+        """Adapter dropout. Each client's mask is drawn from its own generator."""
+        call = self.call
+        if call.dropout is None or self.site.dropout == 0:
+            return x
+        masks = call.masks.setdefault(self.site.path, [])
+        if call.inside:
+            keep = 1 - self.site.dropout
+            packing = call.packing
+            mask = torch.ones(x.shape if packing is None else (len(call.rows.index), packing.longest, x.shape[-1]))
+            parts = (mask,) if len(call.dropout) == 1 else torch.split(mask, list(call.rows.counts))
+            by_token = packing is not None or (x.dim() == 3 and mask.shape[1] in call.tokens)
+            lengths = call.rows.longest if by_token else None
+            for k, (part, g) in enumerate(zip(parts, call.dropout, strict=True)):
+                # Draw as much as the client's own longest sequence takes, whichever this one is and however far it is
+                # padded, so that a client's masks do not depend on the others.
+                size = part.shape if lengths is None else (len(part), lengths[k], *part.shape[2:])
+                drawn = torch.empty(size).bernoulli_(keep, generator=g)
+                part[:, : drawn.shape[1]] = drawn[:, : part.shape[1]]
+            if packing is not None:
+                mask = mask.flatten(0, 1)[packing.drawn].reshape(x.shape)
+            masks.append(to_device((mask / keep).to(x.dtype), x.device))
+        elif len(masks) != 1:
+            raise RuntimeError(f"{self.site.path} runs several times a call: no dropout with activation checkpointing")
+        return x * masks[-1]

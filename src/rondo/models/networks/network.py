@@ -1,0 +1,93 @@
+"""The engine's view of a model: which tensors it takes from clients, and its output for them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+from rondo.algorithm import Weight
+from rondo.errors import ConfigError
+from rondo.lowrank import GrowingSum
+from rondo.models.networks.adapted_layer import Site
+from rondo.models.networks.recomputed import Recomputed
+from rondo.models.networks.rows import Rows
+from rondo.params import Params
+from rondo.tasks.task import Batch
+
+Base = Mapping[str, GrowingSum]
+
+
+class Network(ABC):
+    """A module that takes some of its tensors from clients. Everything else in it is frozen and shared."""
+
+    module: nn.Module
+    """In eval mode, without gradients."""
+    initial: Params
+    """The start value of every tensor that it takes, without a client axis. A name gives the tensor's role
+    (:mod:`rondo.params`)."""
+    sites: Mapping[str, Site] = MappingProxyType({})
+    """The adapted layers by module path."""
+    one_at_a_time: str | None = None
+    """The reason why clients cannot share a call; None if they can. The trial (:mod:`rondo.models.forms.trial`) gives
+    one to a network in which a shared call goes wrong."""
+    one_thread: bool = False
+    """Whether calls cannot run in several threads at once."""
+    minds_padding: bool = False
+    """Whether a row's output depends on how far it is padded, as the trial finds."""
+    recomputed: Sequence[Recomputed] = ()
+    """Layers that keep their inputs alone for the backward pass."""
+    _device = torch.device("cpu")
+    _moved: tuple[Base, Base] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        parameter = next(self.module.parameters(), None)
+        return self._device if parameter is None else parameter.device
+
+    def move(self, device: torch.device) -> None:
+        """Move the module to ``device``. Tensors of a call are moved there by the caller."""
+        self.module.to(device)
+        self._device = device
+
+    def weights(self) -> dict[str, Weight]:
+        """The frozen matrix of every adapted layer, read lazily."""
+        return {}
+
+    def on_device(self, base: Base) -> Base:
+        """A change of the base on the device. The result is kept, so that clients with the same change share it."""
+        if self._moved is None or self._moved[0] is not base:
+            self._moved = (base, {path: change.on(self.device) for path, change in base.items()})
+        return self._moved[1]
+
+    @contextmanager
+    def lent(self, seen: Params, base: Base) -> Iterator[nn.Module]:
+        """The module itself with the tensors ``seen`` (no client axis) and ``base`` in their places, within. Raises
+        TypeError for a network that lends none."""
+        raise TypeError(f"{type(self).__name__} lends no module")
+        yield self.module
+
+    def recompute_layers(self) -> None:
+        """Make every layer keep its inputs alone for the backward pass. Raises :class:`ConfigError` if it cannot."""
+        message = "it is for low-rank factors in a model of transformers that divides into layers: remove it"
+        raise ConfigError.at("train.checkpointing", message)
+
+    @abstractmethod
+    def __call__(
+        self,
+        params: Params,
+        base: Base,
+        batch: Batch,
+        dropout: Sequence[torch.Generator] | None = None,
+        rows: Rows | None = None,
+    ) -> Tensor:
+        """Compute the output on ``batch``, whose rows are ordered by client, with tensors as ``view`` returns them.
+
+        ``params`` has a client axis K; ``base`` has none. ``rows`` gives the rows of each client; None means the same
+        number for each. ``dropout`` holds one generator per client during training. Raises KeyError if ``params`` lacks
+        a tensor, ValueError for several clients if :attr:`one_at_a_time` gives a reason.
+        """

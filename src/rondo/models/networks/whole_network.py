@@ -1,0 +1,187 @@
+"""A module whose tensors are trained as they are, with low-rank factors beside them on some layers.
+
+Clients enter a call one after the other. On a CPU a whole network trains faster with one client per thread than with
+several clients in one call (docs/adr/0013-whole-tensors-beside-factors.md).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from rondo.algorithm import Weight
+from rondo.models.networks.adapted_layer import Site, frozen_matrix, merged_weight
+from rondo.models.networks.call import output_of
+from rondo.models.networks.checks import Normalisation
+from rondo.models.networks.network import Base, Network
+from rondo.models.networks.rows import Rows
+from rondo.models.networks.thread_copy import ThreadCopy
+from rondo.params import BUFFER_PREFIX, HEAD_PREFIX, Params, client_row, on_device
+from rondo.tasks.task import Batch
+
+ONE_PER_THREAD = "a network that is trained whole is faster with one client per thread"
+_STATISTICS = ("running_mean", "running_var")
+HEAD_INPUT = "head_input"
+"""Name of the one tensor, (rows, width), of a batch that begins at the head."""
+
+
+class WholeNetwork(Network):
+    """A module that takes the tensors ``trained`` from clients, as ``head:<name>`` in the ``head`` and by their own
+    name elsewhere, and A and B of every site in ``sites``.
+
+    The module is in eval mode, with two exceptions in training. A batch normalisation of which a tensor is trained
+    normalises by the batch and updates its statistics, ``buffer:<name>``, unless ``statistics`` is False or the batch
+    has a single row, which has no spread. An ``nn.Dropout`` drops, by the client's generator. Dropout inside other
+    layers (attention, LSTM) stays off, because it would draw from a stream that all threads share.
+
+    A site's factors are added to its frozen weight before the call: W + scale * B A.
+
+    ``products``: the type that layers multiply in (:func:`rondo.models.kernels.precision.products`). Tensors, loss and
+    gradients keep their own.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        trained: Sequence[str],
+        head: Sequence[str] = (),
+        *,
+        statistics: bool = True,
+        sites: Sequence[Site] = (),
+        factors: Params | None = None,
+        products: torch.dtype = torch.float32,
+    ) -> None:
+        self.module = module.eval().requires_grad_(False)
+        self.sites = {s.path: s for s in sites}
+        self.one_at_a_time = ONE_PER_THREAD
+        parameters = dict(module.named_parameters())
+        self._names = {(HEAD_PREFIX if n in head else "") + n: n for n in trained}
+        self._moving = _moving(module, trained) if statistics else ()
+        for path in self._moving:
+            self._names |= {f"{BUFFER_PREFIX}{path}.{s}": f"{path}.{s}" for s in _STATISTICS}
+        tensors = {**parameters, **dict(module.named_buffers())}
+        self._start = {n: tensors[own].detach().cpu().clone() for n, own in self._names.items()}
+        self._factors = dict(factors or {})
+        self.products = products
+        self._autocast = products is torch.bfloat16
+        self._copies = threading.local()
+        self.head_layer: str | None = None
+        """The layer that is the head and can be computed alone, from a batch of :data:`HEAD_INPUT`
+        (:mod:`rondo.models.shortcuts.head_inputs`)."""
+
+    @property
+    def moves_statistics(self) -> bool:
+        """Whether a batch normalisation normalises by the batch in training, and notes its statistics."""
+        return bool(self._moving)
+
+    @property
+    def initial(self) -> Params:  # type: ignore[override]
+        """See :class:`rondo.models.networks.network.Network`."""
+        return {**self._factors, **self._start}
+
+    def weights(self) -> dict[str, Weight]:
+        """The frozen matrix of every adapted layer, read lazily."""
+        return {
+            p: Weight(s.shape, s.scale, lambda s=s: frozen_matrix(self.module.get_submodule(s.path), s))  # type: ignore[misc]
+            for p, s in self.sites.items()
+        }
+
+    def tensors(self, seen: Params, base: Base) -> dict[str, Tensor]:
+        """The module's own names and the tensors that a client's model has there. ``seen`` has no client axis."""
+        result = {own: seen[name] for name, own in self._names.items() if name in seen}
+        for path, site in self.sites.items():
+            result[f"{path}.weight"] = merged_weight(self.module.get_submodule(path), site, seen, base)
+        return result
+
+    def __call__(
+        self,
+        params: Params,
+        base: Base,
+        batch: Batch,
+        dropout: Sequence[torch.Generator] | None = None,
+        rows: Rows | None = None,
+    ) -> Tensor:
+        """See :meth:`rondo.models.networks.network.Network.__call__`. Several clients' outputs are computed one after
+        the other. Statistics in ``params`` are updated in place in training."""
+        clients = next(iter(params.values())).shape[0]
+        counts = rows.counts if rows is not None else (next(iter(batch.values())).shape[0] // clients,) * clients
+        own = self._mine()
+        outputs, start = [], 0
+        for k, count in enumerate(counts):
+            part = batch if clients == 1 else {n: t[start : start + count] for n, t in batch.items()}
+            start += count
+            if count:
+                own.prepare(self._moving if count > 1 else (), None if dropout is None else dropout[k])
+                # Its count of batches is no statistic: it would be added to by all clients.
+                counters = {f"{p}.num_batches_tracked": torch.zeros((), dtype=torch.long) for p in self._moving}
+                tensors = self.tensors(client_row(params, k), base) | counters
+                autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast)
+                with autocast, own.holding(tensors) as module:
+                    if HEAD_INPUT in part and self.head_layer is not None:
+                        output = module.get_submodule(self.head_layer)(part[HEAD_INPUT])
+                    else:
+                        output = output_of(module, _channels_last(part))
+                outputs.append(output.float() if self._autocast else output)
+        return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
+
+    @contextmanager
+    def lent(self, seen: Params, base: Base) -> Iterator[nn.Module]:
+        """See :meth:`rondo.models.networks.network.Network.lent`."""
+        own = self._mine()
+        own.prepare((), None)
+        tensors = self.tensors(on_device(seen, self.device), self.on_device(base))
+        with (
+            torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast),
+            own.holding(tensors) as module,
+        ):
+            yield module
+
+    @torch.no_grad()
+    def head_input(self, params: Params, base: Base, batch: Batch) -> Tensor:
+        """The input of :attr:`head_layer` on one client's ``batch``, (rows, width), with tensors as for a call."""
+        assert self.head_layer is not None
+        seen: list[Tensor] = []
+        layer = self._mine().module.get_submodule(self.head_layer)
+        hook = layer.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+        try:
+            self(params, base, batch)
+        finally:
+            hook.remove()
+        return seen[0]
+
+    def _mine(self) -> ThreadCopy:
+        """This thread's copy of the module."""
+        mine: ThreadCopy | None = getattr(self._copies, "copy", None)
+        if mine is None or self._copies.device != self.device:
+            mine = self._copies.copy = ThreadCopy(self.module)
+            self._copies.device = self.device
+        return mine
+
+
+def _channels_last(batch: Batch) -> Batch:
+    """``batch`` with images laid out pixel by pixel, where convolutions are faster."""
+    images = {n: t for n, t in batch.items() if t.dim() == 4 and t.is_floating_point()}
+    return {**batch, **{n: t.contiguous(memory_format=torch.channels_last) for n, t in images.items()}}
+
+
+def normalises_by_batch(network: Network) -> bool:
+    """Whether a row's output in training depends on the other rows of its batch, by a batch normalisation."""
+    moving = isinstance(network, WholeNetwork) and network.moves_statistics
+    layers = network.module.modules()
+    return moving or any(isinstance(layer, Normalisation) and not layer.track_running_stats for layer in layers)
+
+
+def _moving(module: nn.Module, trained: Sequence[str]) -> tuple[str, ...]:
+    """Paths of the batch normalisations whose statistics move: those with a trained tensor, or without any tensor in a
+    network of which something is trained."""
+    paths = []
+    for path, layer in module.named_modules():
+        if isinstance(layer, Normalisation) and layer.track_running_stats:
+            own = {f"{path}.{n}" for n, _ in layer.named_parameters()}
+            if own & set(trained) or (not own and trained):
+                paths.append(path)
+    return tuple(paths)

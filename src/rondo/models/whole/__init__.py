@@ -1,1 +1,0 @@
-"""Networks without a hub, and networks whose tensors are trained whole."""

@@ -1,0 +1,128 @@
+"""Scores of a finished run, or of a result from one in a folder of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rondo.data.client_rows import other_rows
+from rondo.data.tables import Table
+from rondo.errors import ConfigError, headed
+from rondo.models.networks.network import Base
+from rondo.params import Params
+from rondo.results.reopen import handed_over, is_result, reopen
+from rondo.runs.assemble import Assembly, assemble
+from rondo.runs.samples import answers_of
+from rondo.tasks.language.language_model import LanguageModel
+from rondo.tasks.task import Example
+
+_DATA = "--data"
+
+
+@headed("rondo evaluate")
+def evaluate(
+    path: str | Path,
+    *,
+    data: str | Path | Table | None = None,
+    client: str | None = None,
+    generate: bool = False,
+    device: str = "auto",
+    allow_code: bool = False,
+    allow_changed: bool = False,
+) -> dict[str, Any]:
+    """Scores of a run directory, or of a folder that it handed over (a PEFT adapter, a whole model), on the run's test
+    set, and on those of ``data.more_tests`` by name.
+
+    For a run, the newcomer's model is scored. With ``client``, that client's model is, also on its own validation rows.
+
+    ``data``: a file or a table in memory with the run's columns, scored in place of all rows of the run, which are then
+    not read.
+    ``generate``: also score answers that the model generates (multiple choice: ``accuracy_generation``).
+    ``allow_code``: import code of one's own that the run names; a directory may be anybody's.
+    ``allow_changed``: score even if the base model, the rows, the settings or that code are not those of the run.
+
+    Raises :class:`ConfigError`.
+    """
+    path = Path(path)
+    if is_result(path):
+        if client is not None:
+            raise ConfigError.at("--client", _ONE_MODEL)
+        with_rows = data is None
+        model = _handed_over(path, device, with_rows=with_rows, allow_code=allow_code, allow_changed=allow_changed)
+        return _on_tests(model, data, generate)
+    rows = ["test_examples_sha256", "more_tests", *(() if client is None else ("examples_sha256", "clients_sha256"))]
+    if data is not None:
+        rows = []
+    opened = reopen(path, device, source=_SOURCE, rows=rows, allow_code=allow_code, allow_changed=allow_changed)
+    model = Scored(opened.assembly, *opened.model(client))
+    result = _on_tests(model, data, generate)
+    if client is not None and data is None:
+        own = opened.assembly.population.members[client].validation
+        result["validation"] = _scored(model, own, generate)
+    return result
+
+
+_SOURCE = "rondo evaluate"
+_ONE_MODEL = "an adapter folder has one model; name the run directory instead"
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A model to score: the tensors that its network sees (no client axis), and the change of its base."""
+
+    assembly: Assembly
+    seen: Params
+    base: Base
+
+
+def model_of(
+    path: str | Path, client: str | None, device: str, *, allow_code: bool = False, allow_changed: bool = False
+) -> Scored:
+    """The model of a run directory (the newcomer's, or that of ``client``), or of a folder that it handed over, without
+    any rows. Raises :class:`ConfigError`."""
+    path = Path(path)
+    if is_result(path):
+        if client is not None:
+            raise ConfigError.at("--client", _ONE_MODEL)
+        return _handed_over(path, device, with_rows=False, allow_code=allow_code, allow_changed=allow_changed)
+    opened = reopen(path, device, source=_SOURCE, allow_code=allow_code, allow_changed=allow_changed)
+    return Scored(opened.assembly, *opened.model(client))
+
+
+def _handed_over(path: Path, device: str, *, with_rows: bool, allow_code: bool, allow_changed: bool) -> Scored:
+    """The model in the folder ``path``. The configuration in it names the data."""
+    result = handed_over(path, check_paths=with_rows, allow_code=allow_code, source=_SOURCE)
+    assembly = assemble(result.config, device, labels=result.labels, with_rows=with_rows)
+    result.check_base(assembly.model.identity, allow_changed=allow_changed, source=_SOURCE)
+    return Scored(assembly, result.tensors(assembly.model), {})
+
+
+def _on_tests(model: Scored, data: str | Path | Table | None, generate: bool) -> dict[str, Any]:
+    """Scores on ``data``, or on the run's test set and those of ``data.more_tests``, by name."""
+    result = {"test": _scored(model, _examples(model.assembly, data), generate)}
+    more = model.assembly.population.more_tests if data is None else {}
+    return result | {name: _scored(model, examples, generate) for name, examples in more.items()}
+
+
+def _examples(assembly: Assembly, data: str | Path | Table | None) -> Sequence[Example]:
+    """The examples of ``data``, or of the run's test set. Raises :class:`ConfigError`."""
+    if data is None:
+        return assembly.population.test
+    examples = assembly.task.encode(other_rows(assembly.config, data, assembly.labels, key=_DATA))
+    if not examples:
+        raise ConfigError.at(_DATA, "nothing to score is left of the rows within task.max_length: name others")
+    return examples
+
+
+def _scored(model: Scored, examples: Sequence[Example], generate: bool) -> dict[str, float | None]:
+    scores = model.assembly.scorer({}).scores(model.seen, model.base, examples)
+    if not generate:
+        return scores
+    task = model.assembly.task
+    if not isinstance(task, LanguageModel) or not task.scores_of_answers(examples[:0], []):
+        message = f"only multiple-choice scores generated answers, not {model.assembly.config.task.kind}: remove it"
+        raise ConfigError.at("--generate", message)
+    answers = answers_of(model.assembly, model.seen, model.base, examples)
+    return {**scores, **task.scores_of_answers(examples, answers)}

@@ -1,0 +1,169 @@
+"""HumanEval: a run's model completes functions, and tests say which are right.
+
+Source: Chen et al. (2021), "Evaluating Large Language Models Trained on Code", https://arxiv.org/abs/2107.03374.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rondo.data.room import Room
+from rondo.data.sources import read_rows
+from rondo.data.tables import Rows
+from rondo.errors import ConfigError, Problem, headed
+from rondo.models.forms.generation import Generation
+from rondo.models.forms.transformer import Transformer
+from rondo.results.evaluate import Scored, model_of
+from rondo.results.humaneval.sandbox import Mode, Trial, Unavailable, attempt, check
+from rondo.runs.samples import answers_to, continuations
+from rondo.tasks.language.causal_lm import CausalLM
+
+STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
+"""Texts that end a completion (Chen et al., section 2.2 and the paper's own list)."""
+TOP_P = 0.95
+"""Share of the probability that samples are drawn from (Chen et al., section 2.3)."""
+_COLUMNS = ("task_id", "prompt", "entry_point", "test")
+_FILE = "--humaneval"
+
+
+@dataclass(frozen=True)
+class HumanEval:
+    """Settings of HumanEval.
+
+    ``file``: the problems, with the columns of HumanEval.
+    ``samples``: completions per problem; with one it is the likeliest, with more they are drawn at ``temperature``.
+    ``allow_execution``: run what the model wrote.
+    ``weak_sandbox``: run it even where the machine does not lock it up.
+    """
+
+    file: str
+    samples: int = 1
+    temperature: float = 0.8
+    max_new_tokens: int = 384
+    allow_execution: bool = False
+    weak_sandbox: bool = False
+
+    def check(self) -> Mode:
+        """The mode of the jail. Raises :class:`ConfigError` without the consent to run code, or without a jail."""
+        problems = []
+        if not self.allow_execution:
+            message = "code that a model wrote is not run unasked; set this to run it, locked up"
+            problems.append(Problem("--allow-execution", f"{message} (Python: allow_execution=True)"))
+        if self.samples < 1:
+            problems.append(Problem("--samples", f"must be at least 1, got {self.samples}"))
+        if self.temperature <= 0:
+            problems.append(Problem("--temperature", f"must be above 0, got {self.temperature:g}"))
+        if problems:
+            raise ConfigError(problems)
+        mode: Mode = "weak" if self.weak_sandbox else "namespaces"
+        try:
+            check(mode)
+        except Unavailable as reason:
+            remedy = "run it on another machine, or in a container of its own with --weak-sandbox, which leaves the "
+            message = f"this machine does not lock code up ({reason}): {remedy}user's files and the network in reach"
+            raise ConfigError.at(_FILE, message) from None
+        return mode
+
+
+@headed("rondo evaluate")
+def evaluate_code(
+    path: str | Path,
+    how: HumanEval,
+    *,
+    client: str | None = None,
+    device: str = "auto",
+    allow_code: bool = False,
+    allow_changed: bool = False,
+    tried: Callable[[int, int], None] = lambda count, of: None,
+) -> dict[str, Any]:
+    """HumanEval of a run directory, or of a folder that it handed over; for a run of the newcomer's model, or of that
+    of ``client``. The other options are those of :func:`rondo.evaluate`.
+
+    The result has ``pass@k``, the numbers of ``problems`` and of completions ``executed``, the mode of the ``sandbox``,
+    and under ``completions`` every completion with its ``reason``, None if it passed. Completions are drawn from the
+    run's seed. ``tried`` is told how many completions of how many are tried. Raises :class:`ConfigError`.
+    """
+    mode, problems = how.check(), read_problems(how.file)
+    model = model_of(path, client, device, allow_code=allow_code, allow_changed=allow_changed)
+    if not isinstance(model.assembly.model, Transformer) or not isinstance(model.assembly.task, CausalLM):
+        raise ConfigError.at(_FILE, "only a causal model of transformers completes code: name the run of one")
+    rows = [problem for problem in problems for _ in range(how.samples)]
+    completions = [cut(text) for text in _completed(model, how, rows)]
+    records = []
+    for number, (row, completion) in enumerate(zip(rows, completions, strict=True), 1):
+        prompt = _prompt(row)
+        trial = Trial(prompt + completion, prompt, row["test"], row["entry_point"])
+        try:
+            reason = attempt(trial, mode)
+        except Unavailable as error:
+            raise ConfigError.at(_FILE, f"this machine no longer locks code up: {error}") from None
+        records.append({"task_id": row["task_id"], "completion": completion, "reason": reason})
+        tried(number, len(rows))
+    return {**summary(records), "sandbox": mode, "completions": records}
+
+
+def read_problems(file: str) -> Rows:
+    """The problems. Raises :class:`ConfigError` if the file cannot be read or has no such columns."""
+    rows = read_rows(Path(file), _FILE, Room(64, None))
+    for number, row in enumerate(rows):
+        for column in _COLUMNS:
+            if not isinstance(row.get(column), str) or not row[column].strip():
+                message = f"row {number} has no text in column {column!r}: name a file with HumanEval's columns"
+                raise ConfigError.at(_FILE, message)
+    if not rows:
+        raise ConfigError.at(_FILE, f"{file!r} has no rows")
+    return rows
+
+
+def _completed(model: Scored, how: HumanEval, rows: Rows) -> list[str]:
+    task, config = model.assembly.task, model.assembly.config
+    assert isinstance(task, CausalLM)
+    generation = Generation(
+        how.max_new_tokens,
+        config.evaluation.batch_size,
+        temperature=how.temperature if how.samples > 1 else None,
+        top_p=TOP_P,
+        seed=config.seed,
+        stop=STOPS,
+    )
+    prompts = [task.begun(_prompt(row)) for row in rows]
+    made = answers_to(model.assembly, model.seen, model.base, prompts, generation, option="--max-new-tokens")
+    return continuations(task.tokenizer, prompts, made)
+
+
+def _prompt(row: Mapping[str, Any]) -> str:
+    """A problem's prompt with one line break at its end. The blanks of the next line are the model's to write, as its
+    tokens begin with them."""
+    return str(row["prompt"]).rstrip("\n") + "\n"
+
+
+def cut(completion: str) -> str:
+    """A completion up to the first text that ends it."""
+    places = [place for stop in STOPS if (place := completion.find(stop)) >= 0]
+    return completion[: min(places, default=len(completion))]
+
+
+def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """``pass@k`` for k = 1, 10, 100 up to the number of samples, and counts."""
+    by_task: dict[str, list[bool]] = {}
+    for record in records:
+        by_task.setdefault(record["task_id"], []).append(record["reason"] is None)
+    fewest = min(map(len, by_task.values()))
+    scores = {
+        f"pass@{k}": sum(pass_at_k(len(p), sum(p), k) for p in by_task.values()) / len(by_task)
+        for k in (1, 10, 100)
+        if k <= fewest
+    }
+    return {**scores, "problems": len(by_task), "executed": len(records)}
+
+
+def pass_at_k(samples: int, right: int, k: int) -> float:
+    """The unbiased estimate of the probability that one of ``k`` completions is right, from ``samples`` of which
+    ``right`` are: 1 - C(samples - right, k) / C(samples, k) (Chen et al., equation 1)."""
+    if not 1 <= k <= samples:
+        raise ValueError(f"k is {k} of {samples} samples")
+    return 1 - math.comb(samples - right, k) / math.comb(samples, k)
