@@ -40,7 +40,7 @@ import tomli_w
 from emulated_line import Hosts, Line
 
 from rondo.data.homes import homes
-from rondo.federation import keys
+from rondo.federation.identity import keys
 from small_runs import reviews, save_tiny_bert, write_rows
 
 RONDO = [sys.executable, "-c", "from rondo.cli import main; main()"]
@@ -183,9 +183,9 @@ class Cpu:
 
 def with_sites(count: int, rounds: int, per_round: int | None) -> dict[str, Any]:
     """The server's processor seconds per round with ``count`` sites connected."""
-    from rondo.federation import joining
-    from rondo.federation.contract import Contract
-    from rondo.federation.site import Site, take_part
+    from rondo.federation.site import joining
+    from rondo.federation.site.contract import Contract
+    from rondo.federation.site.run import Site, take_part
     from rondo.runs.assemble import assemble
 
     one_at_a_time = threading.Lock()  # random weights come from torch's own generator, of which a process has one
@@ -253,10 +253,10 @@ def many(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def light_server(folder: Path, count: int, rounds: int, size: int, idle: float) -> None:
     """Send letters of ``size`` bytes to ``count`` sites that come, and print what they cost this process."""
-    from rondo.federation.keys import ServerKeys
+    from rondo.federation.identity.keys import ServerKeys
     from rondo.federation.plan import Plan
-    from rondo.federation.sites import Sites
-    from rondo.federation.superlink import SuperLink
+    from rondo.federation.server.line.superlink import SuperLink
+    from rondo.federation.server.sites import Sites
 
     own = ServerKeys.read(folder / "keys" / "server")
     clients = {site.name: site.name for site in own.roster.sites}
@@ -291,10 +291,10 @@ def light_server(folder: Path, count: int, rounds: int, size: int, idle: float) 
 
 def light_site(folder: Path, name: str, port: int, size: int) -> None:
     """Answer letters until the server is gone."""
-    from rondo.federation.keys import SiteKeys
+    from rondo.federation.identity.keys import SiteKeys
     from rondo.federation.letter import kind_of
     from rondo.federation.plan import Consent
-    from rondo.federation.supernode import Refused, SuperNode, Unreachable
+    from rondo.federation.site.line.supernode import Refused, SuperNode, Unreachable
 
     own = SiteKeys.read(folder / "keys" / name)
     consent, reply = Consent({name: 10}).encode(), bytes(size)

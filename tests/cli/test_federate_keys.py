@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from rondo.federation import certificates
-from rondo.federation.keys import ServerKeys, make
+from rondo.federation.identity import certificates
+from rondo.federation.identity.keys import ServerKeys, make
 
 Invoke = Callable[..., tuple[int, str]]
 HOSTS = ["fed.example.org", "127.0.0.1", "::1"]

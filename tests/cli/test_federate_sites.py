@@ -16,9 +16,9 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from rondo.federation import certificates
-from rondo.federation.keys import SiteKeys, make
-from rondo.federation.roster import Roster
+from rondo.federation.identity import certificates
+from rondo.federation.identity.keys import SiteKeys, make
+from rondo.federation.identity.roster import Roster
 
 Invoke = Callable[..., tuple[int, str]]
 

@@ -16,9 +16,9 @@ from parties import OPEN, ROWS, Parties, write_sites
 from rondo.data.room import Room
 from rondo.data.sources import read_rows
 from rondo.engine.letters import Request
-from rondo.federation.contract import Contract
-from rondo.federation.desk import Desk
 from rondo.federation.plan import Plan
+from rondo.federation.site.contract import Contract
+from rondo.federation.site.desk import Desk
 from rondo.report import pictures
 from small_runs import save_tiny_bert, settings, write_rows
 

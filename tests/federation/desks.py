@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from rondo.federation.contract import Contract
-from rondo.federation.desk import Desk
 from rondo.federation.plan import Consent, Plan
+from rondo.federation.site.contract import Contract
+from rondo.federation.site.desk import Desk
 
 Make: TypeAlias = Callable[..., Desk]
 """The type of the fixture ``desk``."""

@@ -125,10 +125,10 @@ SITE = """
 import json, sys, time
 from pathlib import Path
 from rondo.federation import connection
-from rondo.federation.connection import Refused, Unreachable
-from rondo.federation.keys import SiteKeys
+from rondo.federation.site.line.connection import Refused, Unreachable
+from rondo.federation.identity.keys import SiteKeys
 from rondo.federation.letter import content_of
-from rondo.federation.supernode import SuperNode, TooLarge
+from rondo.federation.site.line.supernode import SuperNode, TooLarge
 
 def memory(field):
     (line,) = [l for l in Path("/proc/self/status").read_text().splitlines() if l.startswith(field)]

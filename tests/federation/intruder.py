@@ -22,13 +22,14 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE as PROTOBUF
 from google.protobuf.message import Message as Protobuf
 
-from rondo.federation import fleet, keys
-from rondo.federation.keys import SiteKeys
+from rondo.federation.identity import keys
+from rondo.federation.identity.keys import SiteKeys
+from rondo.federation.identity.roster import Roster
 from rondo.federation.letter import record
 from rondo.federation.program import Program
-from rondo.federation.roster import Roster
+from rondo.federation.server.line import fleet
+from rondo.federation.server.line.superlink import SuperLink
 from rondo.federation.signature import sign
-from rondo.federation.superlink import SuperLink
 
 
 @dataclass

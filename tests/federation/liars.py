@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rondo.federation.desk import Desk
+from rondo.federation.site.desk import Desk
 
 Lie = Callable[[Any, str | None, bytes], bytes]
 """Given the honest desk, a letter's kind and the letter, the answer."""

@@ -18,11 +18,12 @@ import tomli_w
 import rondo
 from rondo.engine.transport import Observer
 from rondo.errors import StopRequested
-from rondo.federation import joining, keys
-from rondo.federation.contract import Contract
-from rondo.federation.listening import Listening
-from rondo.federation.server import resume, serve
-from rondo.federation.site import Site, take_part
+from rondo.federation.identity import keys
+from rondo.federation.server.listening import Listening
+from rondo.federation.server.run import resume, serve
+from rondo.federation.site import joining
+from rondo.federation.site.contract import Contract
+from rondo.federation.site.run import Site, take_part
 from rondo.runs.assemble import assemble
 from small_runs import reviews, write_rows
 

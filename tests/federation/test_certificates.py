@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from rondo.errors import ConfigError
-from rondo.federation import certificates, enrolment, keys, site_keys
-from rondo.federation.keys import ServerKeys, SiteKeys
-from rondo.federation.roster import Roster
+from rondo.federation.identity import certificates, enrolment, keys, site_keys
+from rondo.federation.identity.keys import ServerKeys, SiteKeys
+from rondo.federation.identity.roster import Roster
 
 HOST = "fed.hospital.example"
 

@@ -22,7 +22,7 @@ pytest.importorskip("yaml")
 import tomli_w
 import yaml
 
-from rondo.federation import keys
+from rondo.federation.identity import keys
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]

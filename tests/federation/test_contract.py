@@ -18,11 +18,11 @@ from rondo.algorithm import Client, Upload
 from rondo.engine.letters import Reply, Request
 from rondo.engine.transport import Answer
 from rondo.errors import ConfigError
-from rondo.federation import desk as desks
-from rondo.federation.contract import Contract
-from rondo.federation.desk import Exhausted, _Withheld
-from rondo.federation.joining import Offer
 from rondo.federation.plan import Plan
+from rondo.federation.site import desk as desks
+from rondo.federation.site.contract import Contract
+from rondo.federation.site.desk import Exhausted, _Withheld
+from rondo.federation.site.joining import Offer
 from small_runs import reviews
 
 SAFE = contract()

@@ -24,8 +24,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from rondo.errors import ConfigError
-from rondo.federation import enrolment, files, keys, request
-from rondo.federation.roster import Roster, Site, alike
+from rondo.federation.identity import enrolment, files, keys, request
+from rondo.federation.identity.roster import Roster, Site, alike
 from rondo.runs.storage import durable
 
 

@@ -10,8 +10,9 @@ import pytest
 pytest.importorskip("flwr")
 
 from rondo.config.reference import keys
-from rondo.federation import door, exposure, letter
-from rondo.federation.contract import Contract
+from rondo.federation import exposure, letter
+from rondo.federation.server.line import door
+from rondo.federation.site.contract import Contract
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "what-each-party-sees.md"
 

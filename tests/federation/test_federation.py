@@ -22,7 +22,7 @@ from rondo.algorithm import ClientFailed
 from rondo.data.digits import digits
 from rondo.engine.simulation import Simulation
 from rondo.engine.transport import Turnout
-from rondo.federation import keys
+from rondo.federation.identity import keys
 from rondo.params import everything
 from rondo.report import pictures
 from rondo.runs.watching.progress import Quiet

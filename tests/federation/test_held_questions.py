@@ -12,9 +12,9 @@ pytest.importorskip("flwr")
 
 from intruder import line
 
-from rondo.federation.keys import SiteKeys
+from rondo.federation.identity.keys import SiteKeys
 from rondo.federation.letter import content_of
-from rondo.federation.supernode import SuperNode
+from rondo.federation.site.line.supernode import SuperNode
 
 
 def test_question_waits_for_a_letter(tmp_path: Path) -> None:

@@ -21,14 +21,14 @@ from hostile_server import Apart, Honest, http, message, part, pulled, serving
 from parties import Parties, write_sites
 
 from rondo.engine.letters import Reply
-from rondo.federation import keys
-from rondo.federation import site as site_program
-from rondo.federation.connection import Refused, Unreachable
-from rondo.federation.keys import ServerKeys
+from rondo.federation.identity import keys
+from rondo.federation.identity.keys import ServerKeys
 from rondo.federation.letter import content_of
 from rondo.federation.plan import Consent
-from rondo.federation.superlink import SuperLink
-from rondo.federation.supernode import SuperNode, TooLarge
+from rondo.federation.server.line.superlink import SuperLink
+from rondo.federation.site.line.connection import Refused, Unreachable
+from rondo.federation.site.line.supernode import SuperNode, TooLarge
+from rondo.federation.site.run import run as site_program
 
 MEGABYTE = bytes(2**20)
 LETTER = message(b"letter")

@@ -15,9 +15,9 @@ pytest.importorskip("flwr")
 from flwr.app import Message
 from intruder import Line, line
 
-from rondo.federation.keys import SiteKeys
+from rondo.federation.identity.keys import SiteKeys
 from rondo.federation.letter import content_of, record
-from rondo.federation.supernode import SuperNode
+from rondo.federation.site.line.supernode import SuperNode
 
 LETTER = bytes(range(256)) * 4096
 """A megabyte."""

@@ -20,9 +20,9 @@ from rondo.config.schema import RunConfig
 from rondo.engine.letters import Reply, Request
 from rondo.engine.parcel import Parcel
 from rondo.engine.versions import version
-from rondo.federation import desk as desks
 from rondo.federation.plan import Plan
-from rondo.federation.terms import of_plan
+from rondo.federation.site import desk as desks
+from rondo.federation.site.terms import of_plan
 from small_runs import reviews
 
 SAFE = contract()

@@ -24,8 +24,8 @@ from rondo.engine import serialization
 from rondo.engine.letters import Reply, Request
 from rondo.engine.parcel import Parcel
 from rondo.engine.wire import Identity
-from rondo.federation.audit import Audit
 from rondo.federation.plan import Plan
+from rondo.federation.site.audit import Audit
 
 
 def test_honest_plan_and_request(plan: Plan, request_: Request, tmp_path: Path, desk: Make) -> None:

@@ -21,10 +21,10 @@ from parties import ROWS, SITES, Parties, write_sites
 import rondo
 from rondo.engine import letters
 from rondo.engine.letters import Reply
-from rondo.federation import sites as sites_module
-from rondo.federation.desk import Desk
 from rondo.federation.plan import Consent, Plan
-from rondo.federation.sites import Sites
+from rondo.federation.server import sites as sites_module
+from rondo.federation.server.sites import Sites
+from rondo.federation.site.desk import Desk
 from rondo.report import pictures
 from small_runs import save_tiny_bert, settings, write_rows
 

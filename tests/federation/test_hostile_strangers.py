@@ -23,8 +23,8 @@ from flwr.proto import fab_pb2, fleet_pb2, message_pb2, run_pb2
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from intruder import PROTOBUF, Intruder, Line, line
 
-from rondo.federation import fleet
-from rondo.federation.roster import Roster
+from rondo.federation.identity.roster import Roster
+from rondo.federation.server.line import fleet
 
 USED = {
     "activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "push-messages", "push-object",
@@ -317,7 +317,7 @@ def test_headers_without_end(link: Line) -> None:
 
 
 def test_slow_request_is_cut_off(link: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rondo.federation import callers, door
+    from rondo.federation.server.line import callers, door
 
     monkeypatch.setattr(callers, "PROMPT", 1.0)
     monkeypatch.setattr(door, "PROMPT", 1.0)
@@ -353,7 +353,7 @@ def test_plain_http_to_the_tls_port(link: Line) -> None:
 
 
 def test_wrong_authority(link: Line, tmp_path: Path) -> None:
-    from rondo.federation import keys
+    from rondo.federation.identity import keys
 
     keys.make(["localhost"], ["north"], tmp_path / "other", days=10, clients={})
     site = Intruder(link.link.port, link.site("north").key, tmp_path / "other" / "north" / "ca.crt")

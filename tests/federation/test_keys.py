@@ -24,10 +24,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from rondo.errors import ConfigError
-from rondo.federation import certificates, keys
-from rondo.federation.enrolment import revoke
-from rondo.federation.keys import ServerKeys, SiteKeys, make
-from rondo.federation.roster import Roster, name_fault
+from rondo.federation.identity import certificates, keys
+from rondo.federation.identity.enrolment import revoke
+from rondo.federation.identity.keys import ServerKeys, SiteKeys, make
+from rondo.federation.identity.roster import Roster, name_fault
 
 HOSTS = ["fed.example.org", "127.0.0.1", "::1"]
 

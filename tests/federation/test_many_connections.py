@@ -19,8 +19,8 @@ from intruder import line
 from parties import SITES
 from test_processes import Processes, folder, processes, weights  # noqa: F401
 
-from rondo.federation import callers
-from rondo.federation.callers import Callers
+from rondo.federation.server.line import callers
+from rondo.federation.server.line.callers import Callers
 
 
 @pytest.fixture

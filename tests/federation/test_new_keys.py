@@ -14,8 +14,8 @@ from flwr.proto.fleet_pb2 import PullMessagesRequest
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from intruder import Intruder, line
 
+from rondo.federation.identity.roster import Roster
 from rondo.federation.program import Program
-from rondo.federation.roster import Roster
 
 
 def test_new_site_is_let_in(tmp_path: Path) -> None:

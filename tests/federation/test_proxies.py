@@ -20,12 +20,12 @@ from typer.testing import CliRunner
 
 from rondo.cli.app import app
 from rondo.errors import ConfigError
-from rondo.federation import keys
-from rondo.federation.connection import Unreachable
-from rondo.federation.keys import SiteKeys
+from rondo.federation.identity import keys
+from rondo.federation.identity.keys import SiteKeys
 from rondo.federation.letter import content_of
-from rondo.federation.reaching import await_server
-from rondo.federation.supernode import SuperNode
+from rondo.federation.site.line.connection import Unreachable
+from rondo.federation.site.line.reaching import await_server
+from rondo.federation.site.line.supernode import SuperNode
 
 LETTER = b"a letter that no proxy reads"
 

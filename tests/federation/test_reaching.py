@@ -17,10 +17,12 @@ from hostile_server import Honest, http, serving
 from parties import Parties, write_sites
 
 from rondo.errors import ConfigError, StopRequested
-from rondo.federation import keys, reaching, site
-from rondo.federation.keys import ServerKeys
-from rondo.federation.reaching import address_of, await_server
-from rondo.federation.superlink import SuperLink
+from rondo.federation.identity import keys
+from rondo.federation.identity.keys import ServerKeys
+from rondo.federation.server.line.superlink import SuperLink
+from rondo.federation.site.line import reaching
+from rondo.federation.site.line.reaching import address_of, await_server
+from rondo.federation.site.run import run as site
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +184,7 @@ def test_server_is_replaced_and_comes_back(
     reason: str,
 ) -> None:
     monkeypatch.setattr(site, "AGAIN", 0.05)
-    monkeypatch.setattr("rondo.federation.connection._PATIENCE", 3.0)
+    monkeypatch.setattr("rondo.federation.site.line.connection._PATIENCE", 3.0)
     first = linked(folder, 0)
     first.start()
     told: list[str] = []

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from rondo.errors import ConfigError
-from rondo.federation.roster import Roster, Site, name_fault
+from rondo.federation.identity.roster import Roster, Site, name_fault
 
 
 def pem(key: Any) -> str:

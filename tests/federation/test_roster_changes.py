@@ -22,10 +22,10 @@ from rondo.algorithm import ClientFailed
 from rondo.cli.app import app
 from rondo.engine.simulation import Simulation
 from rondo.engine.transport import Turnout
-from rondo.federation import keys
-from rondo.federation.listening import Listening
-from rondo.federation.roster import Roster
-from rondo.federation.server import resume
+from rondo.federation.identity import keys
+from rondo.federation.identity.roster import Roster
+from rondo.federation.server.listening import Listening
+from rondo.federation.server.run import resume
 from rondo.report import pictures
 from rondo.runs.watching.progress import Quiet
 from small_runs import reviews, save_tiny_bert, settings, write_rows

@@ -15,10 +15,10 @@ from flwr.proto.fleet_pb2 import DeactivateNodeRequest, PullMessagesRequest
 from intruder import Line, line
 
 from rondo.errors import ConfigError
-from rondo.federation import places
-from rondo.federation.keys import SiteKeys
+from rondo.federation.identity.keys import SiteKeys
 from rondo.federation.program import FILE, Program, only_program
-from rondo.federation.supernode import Refused, SuperNode
+from rondo.federation.server.line import places
+from rondo.federation.site.line.supernode import Refused, SuperNode
 
 
 def asked(link: Line, program: Program, name: str = "north") -> int:

@@ -16,9 +16,9 @@ import pytest
 pytest.importorskip("cryptography")
 
 from rondo.errors import ConfigError
-from rondo.federation import certificates, enrolment, keys, request, site_keys
-from rondo.federation.keys import SiteKeys
-from rondo.federation.roster import Roster, Site
+from rondo.federation.identity import certificates, enrolment, keys, request, site_keys
+from rondo.federation.identity.keys import SiteKeys
+from rondo.federation.identity.roster import Roster, Site
 
 
 @pytest.fixture(scope="module")

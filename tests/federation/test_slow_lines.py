@@ -19,7 +19,7 @@ from emulated_line import Hosts, Line, allowed
 from parties import SITES, write_sites
 
 import rondo
-from rondo.federation import keys
+from rondo.federation.identity import keys
 from small_runs import save_tiny_bert, settings
 
 pytestmark = [

@@ -18,10 +18,10 @@ from parties import OPEN, ROWS, SITES, Parties, write_sites
 
 import rondo
 from rondo.errors import StopRequested
-from rondo.federation import enrolment, keys
-from rondo.federation.listening import Clients, Listening
-from rondo.federation.roster import Roster
-from rondo.federation.server import serve
+from rondo.federation.identity import enrolment, keys
+from rondo.federation.identity.roster import Roster
+from rondo.federation.server.listening import Clients, Listening
+from rondo.federation.server.run import serve
 from rondo.report import pictures
 from rondo.runs.watching.progress import Quiet
 from small_runs import save_tiny_bert, settings, write_rows

@@ -21,7 +21,7 @@ from parties import OPEN, SITES, Parties, write_sites
 import rondo
 from rondo.federation import environment
 from rondo.federation.plan import Consent
-from rondo.federation.status import status_lines
+from rondo.federation.server.status import status_lines
 from rondo.report import pictures
 from rondo.runs.storage.durable import Journal
 from rondo.runs.watching.progress import Quiet

@@ -11,9 +11,9 @@ pytest.importorskip("flwr")
 
 from intruder import line
 
-from rondo.federation.keys import SiteKeys
+from rondo.federation.identity.keys import SiteKeys
 from rondo.federation.letter import content_of
-from rondo.federation.supernode import SuperNode
+from rondo.federation.site.line.supernode import SuperNode
 
 
 @pytest.mark.parametrize("step", ["pull-object", "confirm-message-received"])

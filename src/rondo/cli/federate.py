@@ -55,8 +55,8 @@ def server(
         from rondo.federation.extra import needed
 
         needed()
-        from rondo.federation.elsewhere import ELSEWHERE
-        from rondo.federation.listening import Listening
+        from rondo.federation.server.elsewhere import ELSEWHERE
+        from rondo.federation.server.listening import Listening
 
         settings = load(config, [*(sets or []), *ELSEWHERE], check_paths=False)
 
@@ -64,7 +64,7 @@ def server(
         listening = Listening(keys, host, port, insecure, wait, patience)
 
         def started(observer: Any, stop: Any) -> Any:
-            from rondo.federation.server import serve
+            from rondo.federation.server.run import serve
 
             return serve(settings, listening, run_dir=run_dir, device=device, observer=observer, told=told, stop=stop)
 
@@ -78,7 +78,7 @@ def serve_on(settings: Any, run_dir: str, device: str, *, whatever: bool, code: 
     needed()
 
     def started(observer: Any, stop: Any) -> Any:
-        from rondo.federation.server import resume
+        from rondo.federation.server.run import resume
 
         return resume(
             run_dir,
@@ -115,7 +115,7 @@ def client(
 ) -> None:
     """Take part in a federation: train on this site's rows, within its contract."""
     with user_errors(), stoppable() as stop, program(server, data, keys, contract, model, state, device) as options:
-        from rondo.federation.site import Site, take_part
+        from rondo.federation.site.run import Site, take_part
 
         own = Site(**options, wait=wait, insecure=insecure, stay=stay)
         if dry_run:
@@ -146,7 +146,7 @@ def app(
 def status(run_dir: Annotated[Path, typer.Argument(help="the run directory of a federation")]) -> None:
     """Show a federation's run: its last round, its clients, its bytes and its scores."""
     with user_errors(), headed("rondo federate status"):
-        from rondo.federation.status import status_lines
+        from rondo.federation.server.status import status_lines
 
         for line in status_lines(run_dir):
             print(visible(line))

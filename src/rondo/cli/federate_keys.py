@@ -13,7 +13,7 @@ from rondo.cli.process import user_errors
 from rondo.errors import ConfigError, headed, visible
 
 if TYPE_CHECKING:
-    from rondo.federation.roster import Site
+    from rondo.federation.identity.roster import Site
 
 keys = typer.Typer(help="Make and renew the authority and the server's certificate.", no_args_is_help=True)
 sites = typer.Typer(help="Add, renew, revoke and show the sites of a federation.", no_args_is_help=True)
@@ -52,7 +52,7 @@ def make(
         several = dict(_site(text) for text in site or [])
         if len(several) < len(site or []):
             raise ConfigError.at("--site", "names a site twice; give all of its clients in one --site")
-        from rondo.federation import keys as federation_keys
+        from rondo.federation.identity import keys as federation_keys
 
         rehearsed = [*names(clients), *several]
         made = federation_keys.make(names(server), rehearsed, to, days=days, clients=several)
@@ -91,7 +91,7 @@ def renew_certificate(
 ) -> None:
     """Renew the server's certificate, for the key that is there. Sites change nothing."""
     with user_errors(), headed("rondo federate keys renew"):
-        from rondo.federation import keys as federation_keys
+        from rondo.federation.identity import keys as federation_keys
 
         hosts, end = federation_keys.renew(names(server), to, days=days)
         print(f"{to / 'server' / 'server.crt'}: for {', '.join(hosts)}, until {end}")
@@ -106,7 +106,7 @@ def add(
 ) -> None:
     """Add a site by its request. A running server knows its key at once."""
     with user_errors(), headed("rondo federate sites add"):
-        from rondo.federation import enrolment
+        from rondo.federation.identity import enrolment
 
         site = enrolment.add(folder, request, days=days)
         print(visible(f"added {site.name} to {folder / 'roster.json'}, until {site.expires}"))
@@ -123,7 +123,7 @@ def renew(
 ) -> None:
     """Replace a site's key by the one of its request, also after it was revoked. A running server knows it at once."""
     with user_errors(), headed("rondo federate sites renew"):
-        from rondo.federation import enrolment
+        from rondo.federation.identity import enrolment
 
         old, new = enrolment.renew(folder, request, days=days)
         print(visible(f"renewed the key of {new.name} in {folder / 'roster.json'}, until {new.expires}"))
@@ -139,7 +139,7 @@ def renew(
 def extend(site: Name, folder: ServerKeys = _SERVER_KEYS, days: Days = 825) -> None:
     """Let a site's key count for longer."""
     with user_errors(), headed("rondo federate sites extend"):
-        from rondo.federation import enrolment
+        from rondo.federation.identity import enrolment
 
         old, new = enrolment.extend(folder, site, days=days)
         print(visible(f"the key of {site} is valid until {new.expires} (before: {old.expires})"))
@@ -149,7 +149,7 @@ def extend(site: Name, folder: ServerKeys = _SERVER_KEYS, days: Days = 825) -> N
 def revoke(site: Name, folder: ServerKeys = _SERVER_KEYS) -> None:
     """Revoke a site's key: the server takes no more uploads that it signed."""
     with user_errors(), headed("rondo federate sites revoke"):
-        from rondo.federation import enrolment
+        from rondo.federation.identity import enrolment
 
         enrolment.revoke(folder, site)
         print(visible(f"revoked the key of {site} in {folder / 'roster.json'}"))
@@ -159,8 +159,8 @@ def revoke(site: Name, folder: ServerKeys = _SERVER_KEYS) -> None:
 def show(folder: ServerKeys = _SERVER_KEYS) -> None:
     """Show the sites with their clients and keys, and how long the server's certificate is valid."""
     with user_errors(), headed("rondo federate sites show"):
-        from rondo.federation import certificates
-        from rondo.federation.roster import Roster
+        from rondo.federation.identity import certificates
+        from rondo.federation.identity.roster import Roster
         from rondo.report.terminal import plain_console
 
         roster, certificate = Roster.read(folder / "roster.json"), certificates.read(folder / "server.crt")
@@ -184,7 +184,7 @@ def _table(known: Sequence[Site], *, lines: bool) -> Any:
     """The sites, each in one line so that grep finds it, or in ``lines``, as many as its fingerprint has."""
     from rich.table import Table
 
-    from rondo.federation import certificates
+    from rondo.federation.identity import certificates
 
     table = Table(box=None, pad_edge=False)
     for column in ("site", "clients", "fingerprint (SHA-256)", "expires", "revoked"):
@@ -211,7 +211,7 @@ def _end(site: Site) -> str:
 
 def print_fingerprint(of: str, digits: str) -> None:
     """Print a fingerprint so that it can be read aloud, also on a narrow terminal."""
-    from rondo.federation import certificates
+    from rondo.federation.identity import certificates
 
     print(f"  {of}, SHA-256:")
     for line in certificates.grouped(digits):

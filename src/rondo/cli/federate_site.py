@@ -44,8 +44,8 @@ def init(
         from rondo.federation.extra import needed
 
         needed()
-        from rondo.federation import survey
-        from rondo.federation.site import clients_in
+        from rondo.federation.site import survey
+        from rondo.federation.site.run import clients_in
 
         found = survey.columns(clients_in(data))
         text = survey.contract(found, names(inputs), names(labels))
@@ -75,7 +75,7 @@ def show_plan(
 ) -> None:
     """Connect, print the server's plan beside the contract, and what would leave, and go. Nothing is answered."""
     with user_errors(), stoppable() as stop, program(server, data, keys, contract, model, None, device) as options:
-        from rondo.federation.site import Site
+        from rondo.federation.site.run import Site
 
         shown(Site(**options, wait=wait, insecure=insecure), stop)
 
@@ -90,7 +90,7 @@ def log(
         from rondo.federation.extra import needed
 
         needed()
-        from rondo.federation import account, audit
+        from rondo.federation.site import account, audit
 
         path = state / audit.FILE
         if not path.is_file():
@@ -111,8 +111,8 @@ def program(
 
     needed()
     quiet_libraries()
-    from rondo.federation.contract import Contract
-    from rondo.federation.keys import SiteKeys
+    from rondo.federation.identity.keys import SiteKeys
+    from rondo.federation.site.contract import Contract
 
     with headed("rondo federate client"):
         folder = state if state is not None else Path("runs", f"site-{SiteKeys.read(keys).site}")
@@ -129,8 +129,8 @@ def program(
 
 def shown(own: Any, stop: Any) -> None:
     """Print the plan that a site is offered, and go."""
-    from rondo.federation.site import show_plan as offered
-    from rondo.federation.terms import refusal
+    from rondo.federation.site.run import show_plan as offered
+    from rondo.federation.site.terms import refusal
 
     offer = offered(own, told=told, stop=stop)
     print_offer(offer)

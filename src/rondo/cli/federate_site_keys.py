@@ -27,7 +27,7 @@ def site_keys(
 ) -> None:
     """Make the site's own keys, and the request that the server's owner gets. The private key never leaves the site."""
     with user_errors(), headed("rondo federate site keys"):
-        from rondo.federation import site_keys as own_keys
+        from rondo.federation.identity import site_keys as own_keys
 
         if renew:
             if client or ca is not None or server is not None:
@@ -42,7 +42,7 @@ def site_keys(
 
 def _told(made: Any, to: Path, *, renewed: bool) -> None:
     """Print what was made, what to compare, and what comes next."""
-    from rondo.federation.site_keys import KEY, NEW_KEY
+    from rondo.federation.identity.site_keys import KEY, NEW_KEY
 
     key = to / (NEW_KEY if renewed else KEY)
     print(f"{key}: stays here, nobody else gets it" if made.is_new else f"{key}: is there already and stays as it is")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -38,6 +39,11 @@ def check_code(config: RunConfig, allowed: bool, source: str, *, with_method: bo
     if own and not allowed:
         message = "code that a directory names is not run unasked; look at it, then set this (Python: allow_code=True)"
         raise ConfigError([*own, Problem("--allow-code", message)], source)
+
+
+def no_seconds(time: float) -> str | None:
+    """The reason why ``time`` is no number of seconds to wait; None if it is one."""
+    return None if 0 <= time < math.inf else f"should be a number of seconds, 0 or more, got {time}"
 
 
 def partition_kind(config: RunConfig) -> str:

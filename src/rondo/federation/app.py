@@ -25,9 +25,9 @@ from rondo.data.sources import client_rows, read_rows
 from rondo.data.tables import Rows
 from rondo.engine.wire import Rejected
 from rondo.errors import ConfigError, Problem
-from rondo.federation.contract import Contract
-from rondo.federation.desk import Desk, Exhausted
-from rondo.federation.elsewhere import (
+from rondo.federation.letter import KINDS, content_of, kind_of, record
+from rondo.federation.plan import LARGEST, Consent, End
+from rondo.federation.server.elsewhere import (
     ELSEWHERE,
     at_sites,
     check,
@@ -37,10 +37,10 @@ from rondo.federation.elsewhere import (
     with_clients,
     without_rows,
 )
-from rondo.federation.gathering import started
-from rondo.federation.letter import KINDS, content_of, kind_of, record
-from rondo.federation.plan import LARGEST, Consent, End
-from rondo.federation.sites import Sites
+from rondo.federation.server.gathering import started
+from rondo.federation.server.sites import Sites
+from rondo.federation.site.contract import Contract
+from rondo.federation.site.desk import Desk, Exhausted
 from rondo.runs.loop import Runner
 from rondo.runs.runner import begin, locked
 from rondo.runs.storage import durable
@@ -218,7 +218,7 @@ def _consent(name: str, reply: bytes) -> Consent:
 
 
 class _GridLine:
-    """A :class:`rondo.federation.sites.Line` over Flower's Grid."""
+    """A :class:`rondo.federation.server.sites.Line` over Flower's Grid."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid, self._open, self._came, self._asked = grid, set[str](), dict[str, bytes](), 0.0

@@ -12,6 +12,9 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 KINDS = {"plan": "query.plan", "round": "train", "end": "query.end"}
 """Flower's type of message for each kind of letter."""
 
+PORT = 9092
+"""The port of Flower's SuperLink for SuperNodes."""
+
 _RECORD, _FIELD = "rondo", "letter"
 
 

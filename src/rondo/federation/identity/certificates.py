@@ -17,8 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from rondo.errors import ConfigError
-from rondo.federation import files
 from rondo.federation.extra import missing
+from rondo.federation.identity import files
 
 try:
     from cryptography import x509

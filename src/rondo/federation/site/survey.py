@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from rondo.config.reference import keys
 from rondo.data.tables import Rows
 from rondo.errors import ConfigError, Problem
-from rondo.federation.contract import Contract
+from rondo.federation.site.contract import Contract
 from rondo.tasks.row_checks import is_missing, value_name
 
 _FEW = 20

@@ -19,11 +19,11 @@ from rondo.data.labels import label_names
 from rondo.data.sources import Source
 from rondo.data.tables import Rows
 from rondo.errors import ConfigError
-from rondo.federation import terms
-from rondo.federation.contract import Contract
 from rondo.federation.environment import here
 from rondo.federation.plan import NotAPlan, Plan
-from rondo.federation.terms import Term
+from rondo.federation.site import terms
+from rondo.federation.site.contract import Contract
+from rondo.federation.site.terms import Term
 from rondo.params import num_bytes
 from rondo.runs.assemble import Assembly, assemble
 from rondo.runs.given import Given

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from rondo.errors import ConfigError
-from rondo.federation import files
 from rondo.federation.extra import missing
+from rondo.federation.identity import files
 
 try:
     from cryptography.exceptions import UnsupportedAlgorithm

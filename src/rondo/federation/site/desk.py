@@ -17,13 +17,13 @@ from rondo.engine.letters import Reply, Request
 from rondo.engine.transport import Answer
 from rondo.engine.wire import short
 from rondo.errors import StopRequested
-from rondo.federation import audit, terms
-from rondo.federation.audit import Audit, Unwritten
-from rondo.federation.contract import Contract
-from rondo.federation.disk import Disk
 from rondo.federation.environment import here
-from rondo.federation.joining import Declined, Joining, Offer, for_the_server
 from rondo.federation.plan import Consent, End, NotAPlan, Plan
+from rondo.federation.site import audit, terms
+from rondo.federation.site.audit import Audit, Unwritten
+from rondo.federation.site.contract import Contract
+from rondo.federation.site.disk import Disk
+from rondo.federation.site.joining import Declined, Joining, Offer, for_the_server
 from rondo.params import Params
 from rondo.runs.assemble import Assembly
 from rondo.runs.storage import durable

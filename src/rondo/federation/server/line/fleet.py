@@ -29,9 +29,9 @@ from google.protobuf.message import DecodeError, Message
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rondo.federation.door import ROUTES, Asked, Turned
-from rondo.federation.links import BEAT, Links
-from rondo.federation.places import Absent, Places, Taken
+from rondo.federation.server.line.door import ROUTES, Asked, Turned
+from rondo.federation.server.line.links import BEAT, Links
+from rondo.federation.server.line.places import Absent, Places, Taken
 from rondo.federation.signature import notice_header
 
 HELD = 20.0

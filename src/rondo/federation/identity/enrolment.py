@@ -13,9 +13,9 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from rondo.errors import ConfigError
-from rondo.federation import certificates, files, request, roster
-from rondo.federation.keys import check_folder
-from rondo.federation.roster import Roster, Site, alike
+from rondo.federation.identity import certificates, files, request, roster
+from rondo.federation.identity.keys import check_folder
+from rondo.federation.identity.roster import Roster, Site, alike
 
 
 def add(folder: Path, path: Path, *, days: int) -> Site:

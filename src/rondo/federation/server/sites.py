@@ -12,7 +12,7 @@ from rondo.engine.wire import Rejected, short
 from rondo.errors import StopRequested
 from rondo.federation.environment import Environment
 from rondo.federation.plan import LARGEST, Consent, End, Plan
-from rondo.federation.standing import Standings, State
+from rondo.federation.server.standing import Standings, State
 
 _PAUSE = 0.02
 """Seconds between looks for the answers to the end."""
@@ -26,7 +26,7 @@ _TIMES = 10
 
 
 class Line(Protocol):
-    """A line to sites, such as :class:`rondo.federation.superlink.SuperLink`."""
+    """A line to sites, such as :class:`rondo.federation.server.line.superlink.SuperLink`."""
 
     def present(self) -> Mapping[str, str]:
         """The connected sites by name, each with the time since when it is."""

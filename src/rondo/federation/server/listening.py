@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
 
+from rondo.config.checks import no_seconds
 from rondo.errors import ConfigError, Problem
-from rondo.federation.keys import ServerKeys
-from rondo.federation.roster import FILE, Roster, Site
-from rondo.federation.superlink import SuperLink
-
-PORT = 9092
-"""The port of Flower's SuperLink for SuperNodes."""
+from rondo.federation.identity.keys import ServerKeys
+from rondo.federation.identity.roster import FILE, Roster, Site
+from rondo.federation.letter import PORT
+from rondo.federation.server.line.superlink import SuperLink
 
 
 @dataclass(frozen=True)
@@ -44,11 +42,6 @@ class Listening:
         if self.insecure and self.host not in ("127.0.0.1", "::1", "localhost"):
             message = f"without TLS only the loopback address is served, not {self.host}: set --listen 127.0.0.1"
             raise ConfigError.at("--insecure", message)
-
-
-def no_seconds(time: float) -> str | None:
-    """The reason why ``time`` is no number of seconds to wait; None if it is one."""
-    return None if 0 <= time < math.inf else f"should be a number of seconds, 0 or more, got {time}"
 
 
 @contextmanager

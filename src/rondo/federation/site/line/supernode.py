@@ -1,7 +1,8 @@
 """A site's end of the line to the server: a Flower SuperNode that runs no code but this program's.
 
 Flower's own command runs the code that its server sends. Here a site answers letters (docs/adr/0017-flower.md). Of a
-message it fetches the letter alone, and no more of it than its owner allows: see :mod:`rondo.federation.connection`.
+message it fetches the letter alone, and no more of it than its owner allows: see
+:mod:`rondo.federation.site.line.connection`.
 """
 
 from __future__ import annotations
@@ -60,10 +61,10 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Protobuf
 
-from rondo.federation.connection import Connection, Refused, Unreachable
 from rondo.federation.letter import record
 from rondo.federation.program import Program
 from rondo.federation.signature import notice_in, sign
+from rondo.federation.site.line.connection import Connection, Refused, Unreachable
 
 LARGEST = 2**31
 """Bytes of the largest letter, unless a site's owner says otherwise."""

@@ -19,8 +19,10 @@ from rondo.config.load import load
 from rondo.config.schema import RunConfig
 from rondo.engine.transport import Observer
 from rondo.errors import ConfigError, DiskFailed, RunInterrupted, RunStopped, StopRequested, headed
-from rondo.federation import standing
-from rondo.federation.elsewhere import (
+from rondo.federation.identity.keys import ServerKeys
+from rondo.federation.plan import End
+from rondo.federation.server import standing
+from rondo.federation.server.elsewhere import (
     ELSEWHERE,
     at_sites,
     check,
@@ -32,14 +34,12 @@ from rondo.federation.elsewhere import (
     with_clients,
     without_rows,
 )
-from rondo.federation.gathering import gather, started
-from rondo.federation.keys import ServerKeys
-from rondo.federation.listening import Clients, Listening, link
-from rondo.federation.plan import End
-from rondo.federation.record import FILE, Record
-from rondo.federation.sites import Sites
-from rondo.federation.standing import Attendance
-from rondo.federation.superlink import SuperLink
+from rondo.federation.server.gathering import gather, started
+from rondo.federation.server.line.superlink import SuperLink
+from rondo.federation.server.listening import Clients, Listening, link
+from rondo.federation.server.record import FILE, Record
+from rondo.federation.server.sites import Sites
+from rondo.federation.server.standing import Attendance
 from rondo.runs.assemble import find_device
 from rondo.runs.loop import Runner
 from rondo.runs.runner import begin, locked, manifest

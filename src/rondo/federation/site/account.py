@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rondo.federation.audit import Line
+from rondo.federation.site.audit import Line
 from rondo.report.terminal import human_bytes
 
 

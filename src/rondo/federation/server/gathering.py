@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from rondo.config.schema import RunConfig
 from rondo.data.labels import MOST, disagreement, merged
 from rondo.errors import ConfigError, Problem
-from rondo.federation.elsewhere import loaded, plan_of
-from rondo.federation.sites import Sites
+from rondo.federation.server.elsewhere import loaded, plan_of
+from rondo.federation.server.sites import Sites
 from rondo.runs.assemble import Assembly
 
 _SHOWN = 5

@@ -16,8 +16,8 @@ from typing import Any
 import h11
 import httpcore
 
-from rondo.federation.proxy import Proxy, proxy_to
 from rondo.federation.signature import NOTICE
+from rondo.federation.site.line.proxy import Proxy, proxy_to
 
 _HEAD = 2**17
 """Bytes of the largest head of an answer. A proxy's is counted to it."""

@@ -27,7 +27,7 @@ from rondo.engine.server.rounds import Server
 from rondo.engine.wire import Identity
 from rondo.errors import ConfigError, Problem
 from rondo.federation.plan import Plan
-from rondo.federation.sites import Sites
+from rondo.federation.server.sites import Sites
 from rondo.params import Params
 from rondo.runs.assemble import Assembly, Federation, Start, assemble, looked
 from rondo.runs.samples import check_samples

@@ -7,9 +7,9 @@ from datetime import datetime
 from pathlib import Path
 
 from rondo.errors import ConfigError
-from rondo.federation import record, standing
-from rondo.federation.record import Record
-from rondo.federation.standing import Standing
+from rondo.federation.server import record, standing
+from rondo.federation.server.record import Record
+from rondo.federation.server.standing import Standing
 from rondo.report.terminal import human_bytes
 from rondo.runs.storage import durable
 from rondo.runs.storage.directory import RunDirectory

@@ -7,8 +7,8 @@ A folder of keys::
     server/  ca.crt server.crt server.key roster.json   for the server
     SITE/    ca.crt site.key site.json                  of a site
 
-A site makes its own folder (:mod:`rondo.federation.site_keys`). For a rehearsal on one machine, :func:`make` makes
-those of sites too.
+A site makes its own folder (:mod:`rondo.federation.identity.site_keys`). For a rehearsal on one machine, :func:`make`
+makes those of sites too.
 
 The server proves itself by its certificate (TLS). A site proves itself by its key's signature under each of its
 messages, which the server looks up in the roster.
@@ -26,9 +26,9 @@ from datetime import date
 from pathlib import Path
 
 from rondo.errors import ConfigError
-from rondo.federation import certificates, files, roster
 from rondo.federation.extra import missing
-from rondo.federation.roster import Roster, Site
+from rondo.federation.identity import certificates, files, roster
+from rondo.federation.identity.roster import Roster, Site
 from rondo.runs.storage import durable
 
 try:

@@ -11,8 +11,8 @@ import os
 from pathlib import Path
 
 from rondo.errors import ConfigError
-from rondo.federation import files, roster
-from rondo.federation.roster import Site
+from rondo.federation.identity import files, roster
+from rondo.federation.identity.roster import Site
 
 _LARGEST = 2**18
 """Bytes of the largest request, which names thousands of clients."""

@@ -20,8 +20,8 @@ from rondo.config.checks import own_names
 from rondo.config.inputs import BUILTIN_MODEL, BUILTIN_NETWORKS
 from rondo.config.schema import RunConfig
 from rondo.engine.server.expected_upload import trial_upload
-from rondo.federation.contract import Contract
 from rondo.federation.plan import Plan
+from rondo.federation.site.contract import Contract
 from rondo.models.networks.network import Network
 from rondo.params import AUXILIARY_PREFIX, HEAD_PREFIX, Params, Role, module_of, num_bytes, role
 from rondo.report.terminal import human_bytes

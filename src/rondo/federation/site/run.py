@@ -7,22 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rondo.config.checks import is_path
+from rondo.config.checks import is_path, no_seconds
 from rondo.data.room import Room
 from rondo.data.sources import client_rows, read_rows
 from rondo.data.tables import Rows
 from rondo.errors import ConfigError, Problem, StopRequested, headed
-from rondo.federation.connection import Refused, Unreachable
-from rondo.federation.contract import Contract
-from rondo.federation.desk import Desk, Exhausted
-from rondo.federation.joining import Declined, Offer
-from rondo.federation.keys import SiteKeys
+from rondo.federation.identity.keys import SiteKeys
 from rondo.federation.letter import content_of, kind_of
-from rondo.federation.listening import no_seconds
 from rondo.federation.plan import End, NotAPlan, Plan
 from rondo.federation.program import Program, only_program
-from rondo.federation.reaching import AGAIN, address_of, await_server
-from rondo.federation.supernode import SuperNode, TooLarge
+from rondo.federation.site.contract import Contract
+from rondo.federation.site.desk import Desk, Exhausted
+from rondo.federation.site.joining import Declined, Offer
+from rondo.federation.site.line.connection import Refused, Unreachable
+from rondo.federation.site.line.reaching import AGAIN, address_of, await_server
+from rondo.federation.site.line.supernode import SuperNode, TooLarge
 from rondo.runs.assemble import find_device
 from rondo.runs.storage import durable
 
@@ -38,7 +37,7 @@ class Site:
     - ``server``: the server's address, HOST or HOST:PORT.
     - ``keys``: the site's folder of keys.
     - ``data``: a file with the rows of its one client, or a folder with a file for each.
-    - ``folder``: what it keeps: see :mod:`rondo.federation.disk` and :mod:`rondo.federation.audit`.
+    - ``folder``: what it keeps: see :mod:`rondo.federation.site.disk` and :mod:`rondo.federation.site.audit`.
     - ``contract``: what its owner allows.
     - ``model``: its own copy of the base model, in place of the name in the plan.
     - ``insecure``: without TLS.

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rondo.errors import ConfigError, StopRequested
-from rondo.federation.connection import Connection, NotTheServer, Unreachable
-from rondo.federation.listening import PORT
+from rondo.federation.letter import PORT
+from rondo.federation.site.line.connection import Connection, NotTheServer, Unreachable
 
 AGAIN = 2.0
 """Seconds between attempts to connect."""

@@ -14,8 +14,8 @@ from typing import Any, Self
 
 from rondo.errors import ConfigError, Problem
 from rondo.federation import environment
-from rondo.federation.listening import Listening, unfit
-from rondo.federation.roster import Roster, Site
+from rondo.federation.identity.roster import Roster, Site
+from rondo.federation.server.listening import Listening, unfit
 from rondo.runs.storage import durable
 from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.storage.durable import written

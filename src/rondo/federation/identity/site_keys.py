@@ -2,7 +2,7 @@
 
 The site's folder::
 
-    site.key  site.json  ca.crt     see rondo.federation.keys
+    site.key  site.json  ca.crt     see rondo.federation.identity.keys
     NAME.request.json               for the server's owner
     site.new.key NAME.renewal.json  a new key that the server does not know yet, and its request
 """
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rondo.errors import ConfigError
-from rondo.federation import certificates, files, request, roster
 from rondo.federation.extra import missing
-from rondo.federation.keys import SiteKeys, about
-from rondo.federation.roster import Site
+from rondo.federation.identity import certificates, files, request, roster
+from rondo.federation.identity.keys import SiteKeys, about
+from rondo.federation.identity.roster import Site
 from rondo.runs.storage import durable
 
 try:

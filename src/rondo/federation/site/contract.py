@@ -1,7 +1,7 @@
 """A site's contract: what its owner allows to be read, trained and sent. No server can exceed it.
 
-The owner writes it as ``site.toml`` (``rondo federate site init``). :mod:`rondo.federation.terms` holds a plan against
-it, :mod:`rondo.federation.desk` every letter.
+The owner writes it as ``site.toml`` (``rondo federate site init``). :mod:`rondo.federation.site.terms` holds a plan
+against it, :mod:`rondo.federation.site.desk` every letter.
 """
 
 from __future__ import annotations

@@ -19,11 +19,11 @@ import uvicorn
 from flwr.supercore.constant import NodeStatus
 
 from rondo.errors import ConfigError
-from rondo.federation.callers import Server
-from rondo.federation.door import Door
-from rondo.federation.fleet import Fleet
-from rondo.federation.links import Links
-from rondo.federation.roster import Roster
+from rondo.federation.identity.roster import Roster
+from rondo.federation.server.line.callers import Server
+from rondo.federation.server.line.door import Door
+from rondo.federation.server.line.fleet import Fleet
+from rondo.federation.server.line.links import Links
 
 _KEEP = 30
 """Seconds that a connection without a request stays open: longer than a site keeps it, so that no request meets its

@@ -30,9 +30,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from rondo.federation.callers import PROMPT, Caller
+from rondo.federation.identity.roster import Roster, Site
 from rondo.federation.program import Program
-from rondo.federation.roster import Roster, Site
+from rondo.federation.server.line.callers import PROMPT, Caller
 from rondo.federation.signature import SKEW, Claim
 
 _SMALL, _TREE, _OBJECT = 2**14, 2**20, 2**20 + FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
