@@ -3,10 +3,7 @@ nothing is downloaded or reported."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +14,7 @@ import torch
 from rondo.config.inputs import PartitionConfig
 from rondo.data.label_skew import by_classes, equal_dirichlet, proportional
 from rondo.errors import ConfigError
+from rondo.process import no_warnings
 
 
 @dataclass(frozen=True)
@@ -121,8 +119,7 @@ def _parts(
     partitioner = _partitioner(config, len(columns["row"]), seed, generator)
     partitioner.dataset = datasets.Dataset.from_dict(columns)
     # Partitioners warn of dropped rows, which are counted, and show progress bars even without a terminal.
-    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-        warnings.simplefilter("ignore")
+    with no_warnings(stderr=True):
         return [partitioner.load_partition(i)["row"][:] for i in range(partitioner.num_partitions)]
 
 

@@ -17,6 +17,7 @@ import torch
 from rondo.errors import ConfigError, headed
 from rondo.models.forms.outline import TransformerOutline, look
 from rondo.models.kernels.quiet import quiet
+from rondo.process import seeded
 from rondo.results.export import export
 from rondo.results.predict import handed_over_by, stock
 from rondo.results.reopen import handed_over, is_result
@@ -78,7 +79,7 @@ def _results(
         raise ConfigError.at(_OPTION, "lm-eval scores causal models of transformers: name the run of one")
     if outline.problems:
         raise ConfigError(outline.problems)
-    with quiet(), _own_draws():
+    with quiet(), _own_draws(find_device(device)):
         from lm_eval import simple_evaluate
         from lm_eval.models.huggingface import HFLM
         from lm_eval.tasks import TaskManager
@@ -102,13 +103,13 @@ def _results(
 
 
 @contextmanager
-def _own_draws() -> Iterator[None]:
+def _own_draws(device: torch.device) -> Iterator[None]:
     """Restore all random states afterwards: lm-eval seeds them."""
     import numpy
 
     python, numbers = random.getstate(), numpy.random.get_state()
     try:
-        with torch.random.fork_rng():
+        with seeded(None, device):
             yield
     finally:
         random.setstate(python)

@@ -42,6 +42,7 @@ from rondo.models.networks.whole_network import normalises_by_batch
 from rondo.models.shortcuts.choose import SAMPLE
 from rondo.models.shortcuts.prefix import Prefix
 from rondo.params import Params, adapted_modules, head
+from rondo.process import computes
 from rondo.runs.collector import collector_paused
 from rondo.runs.given import NOTHING, Given
 from rondo.runs.wrapping import make_algorithm, wrapped
@@ -181,6 +182,7 @@ def assemble(
     Raises :class:`ConfigError`. Faults are reported in this order: the algorithm's options, the data, the model's
     structure, its weights.
     """
+    computes()
     given.check(config, with_rows=with_rows)
     with collector_paused():  # everything loaded here stays, so the collector would scan it in vain
         algorithm = make_algorithm(config)

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from rondo.config.inputs import Norm
 from rondo.config.schema import RunConfig
+from rondo.process import seeded
 
 WORDS = 8192
 """Rows of the LSTM's embedding: hashed words, 0 for padding."""
@@ -192,6 +193,5 @@ def make(config: RunConfig, outputs: int) -> nn.Module:
         image = (shape[2], shape[0], shape[1])
     elif features is not None:
         image = (len(features), 1, 1)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
+    with seeded(config.seed):
         return NETWORKS[name](Sizes(image, outputs, config.model.norm))

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from rondo.models.kernels.out_of_memory import is_out_of_memory
+from rondo.process import seeded
 
 _TRIED_TOKENS = 4
 """New tokens that padding is tried with: with the second, the cache is read."""
@@ -51,7 +52,7 @@ def answers(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], how: G
     """
     ends = _end_ids(model, tokenizer)
     result: list[list[int]] = [[]] * len(prompts)
-    with torch.no_grad(), _configured(model, tokenizer, how, ends), _seeded(model, how):
+    with torch.no_grad(), _configured(model, tokenizer, how, ends), seeded(how.seed, model.device):
         together = _copes_with_padding(model, tokenizer, prompts, how)
         for numbers in batches(list(map(len, prompts)), how.batch_size, one_cost=not together):
             ids, mask = _padded([prompts[i] for i in numbers], tokenizer.pad_token_id, model)
@@ -180,11 +181,3 @@ def _own_start(model: Any, own: Any) -> dict[str, Any]:
     """Tokens that a decoder was trained to begin with, and never to say (Marian's padding, which is also its start)."""
     kept = {name: getattr(own, name, None) for name in ("forced_bos_token_id", "bad_words_ids")}
     return {"decoder_start_token_id": model.config.decoder_start_token_id, **kept}
-
-
-@contextmanager
-def _seeded(model: Any, how: Generation) -> Iterator[None]:
-    """Seed torch's generators within, and restore them afterwards."""
-    with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
-        torch.manual_seed(how.seed)
-        yield

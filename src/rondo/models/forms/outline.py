@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -39,6 +38,7 @@ from rondo.models.loading.pretrained import (
     own_classes,
 )
 from rondo.models.networks.adapted_layer import Site
+from rondo.process import no_warnings
 from rondo.tasks.language.seq2seq_lm import Seq2SeqLM
 from rondo.tasks.make import make as make_task
 from rondo.tasks.task import Task
@@ -163,8 +163,7 @@ def _outline(config: RunConfig, labels: Sequence[str], found: _Found) -> Transfo
         problems = list(_text_problems(config, found, limits))
     sites: tuple[Site, ...] = ()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # loading the model repeats them
+        with no_warnings():  # loading the model repeats them
             if config.has_factors:
                 sites = peft.plan(found.module, config.adapter, kind.peft, found.head, config.seed).sites
         trained_names(config, found.module, found.head, sites)

@@ -23,6 +23,7 @@ from rondo.models.networks.adapted_layer import Site
 from rondo.models.networks.network import Base, Network
 from rondo.models.shortcuts.prefix import Prefix
 from rondo.params import Params
+from rondo.process import seeded
 from rondo.tasks.make import make as make_task
 from rondo.tasks.make import task_class
 from rondo.tasks.task import Example, Task
@@ -98,8 +99,7 @@ class OwnOutline:
         """Call the factory, with torch seeded from the run's seed. Raises :class:`ConfigError`."""
         try:
             factory = own_code.load(self.name)
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(config.seed)
+            with seeded(config.seed):
                 return factory(config, self.task)
         except Exception as error:  # the user's module may raise anything
             message = f"{self.name!r} makes no network: {own_code.reason(error)}"

@@ -25,6 +25,7 @@ from rondo.models.networks.network import Network
 from rondo.models.networks.rows import Rows
 from rondo.models.networks.whole_network import WholeNetwork
 from rondo.params import Params, add_client_axis, buffer, module_of, on_device, stack_clients, up
+from rondo.process import seeded
 from rondo.tasks.language.language_model import LanguageModel
 from rondo.tasks.language.pair_store import PairExample
 from rondo.tasks.language.token_store import TextExample
@@ -129,8 +130,7 @@ def _step(
     leaves = {n: t.detach().clone().requires_grad_(t.is_floating_point() and not buffer(n)) for n, t in params.items()}
     trained = {n: t for n, t in leaves.items() if t.requires_grad}
     dropout = [torch.Generator().manual_seed(seed) for seed in seeds]
-    with torch.random.fork_rng(devices=[network.device] if network.device.type == "cuda" else []):
-        torch.manual_seed(0)
+    with seeded(0, network.device):
         losses, _ = task.loss(network(leaves, {}, inputs, dropout, rows), targets)
         grads = torch.autograd.grad(losses.sum(), list(trained.values()), allow_unused=True)
     found = zip(trained.items(), grads, strict=True)

@@ -8,6 +8,8 @@ import logging
 import warnings
 from collections.abc import Iterator
 
+from rondo.process import alone
+
 
 @contextlib.contextmanager
 def quiet(*, stderr: bool = False) -> Iterator[None]:
@@ -16,21 +18,17 @@ def quiet(*, stderr: bool = False) -> Iterator[None]:
     other processors. ``stderr`` silences all that is written there, for a progress bar that no setting turns off."""
     import transformers
 
-    loggers = [logging.getLogger(name) for name in ("transformers", "torchao", "bitsandbytes", "torch.utils._pytree")]
-    levels = [logger.level for logger in loggers]
-    bar = transformers.logging.is_progress_bar_enabled()
-    transformers.logging.disable_progress_bar()
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with (
-            contextlib.redirect_stderr(io.StringIO()) if stderr else contextlib.nullcontext(),
-            warnings.catch_warnings(),
-        ):
-            warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|peft")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-        if bar:
-            transformers.logging.enable_progress_bar()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(alone())
+        if transformers.logging.is_progress_bar_enabled():
+            transformers.logging.disable_progress_bar()
+            stack.callback(transformers.logging.enable_progress_bar)
+        for name in ("transformers", "torchao", "bitsandbytes", "torch.utils._pytree"):
+            logger = logging.getLogger(name)
+            stack.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.ERROR)
+        if stderr:
+            stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|peft")
+        yield

@@ -34,6 +34,7 @@ from rondo.models.networks.adapted_layer import Site, UnsupportedLayer, layer_ki
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.networks.network import Base
 from rondo.params import HEAD_PREFIX, Params
+from rondo.process import seeded
 
 if TYPE_CHECKING:
     import peft
@@ -93,8 +94,7 @@ def _inject(module: nn.Module, lora: peft.LoraConfig, head: Sequence[str], seed:
     # A model without weights takes factors without weights, so that a rank of any size costs nothing to look at.
     bare = any(p.is_meta for p in module.parameters())
     trainable = [p for p in module.parameters() if p.requires_grad]  # PEFT freezes all
-    with torch.random.fork_rng(devices=[]), torch.device("meta") if bare else contextlib.nullcontext():
-        torch.manual_seed(seed)
+    with seeded(seed), torch.device("meta") if bare else contextlib.nullcontext():
         try:
             # No modules_to_save: a wrapped head would hide its tensors, and PEFT does not train it here.
             tuner = peft.LoraModel(module, peft.LoraConfig(**{**lora.to_dict(), "modules_to_save": None}), "default")

@@ -24,6 +24,7 @@ from rondo.models.kernels.rounded import use_frozen
 from rondo.models.loading import causality, quantised
 from rondo.models.loading.decoder_inputs import check_decoder
 from rondo.models.loading.report import new_tensors, parts_of
+from rondo.process import seeded
 
 
 def fingerprint(module: nn.Module) -> str:
@@ -168,8 +169,7 @@ def load_pretrained(
         keep = _head_modules(kind, config) if kind.head else None
         options["quantization_config"] = quantised.rounding(quantization, keep)
     # GGUF files are read under a progress bar of their own, which no setting turns off.
-    with quiet(stderr=gguf_file is not None), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with quiet(stderr=gguf_file is not None), seeded(seed):
         module, report = auto(kind).from_pretrained(name, output_loading_info=True, **options)
         if quantization == "nf4":
             use_frozen(module)  # before anything runs, which would pack the weights anew

@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from rondo.errors import ConfigError
 from rondo.models.networks.call import output_of
+from rondo.process import seeded
 from rondo.tasks.task import Batch
 
 Normalisation = nn.modules.batchnorm._BatchNorm
@@ -55,8 +56,7 @@ def check_training_mode(module: nn.Module, inputs: Batch) -> None:
         elif isinstance(layer, Dropout):
             layer.p = 0.0
     before = {name: tensor.clone() for name, tensor in training.named_buffers()}
-    with torch.no_grad(), torch.random.fork_rng():
-        torch.manual_seed(0)
+    with torch.no_grad(), seeded(0, next((t.device for t in training.parameters()), None)):
         output = output_of(training, inputs)
         check_buffers(before, dict(training.named_buffers()))
         expected = output_of(module, inputs)

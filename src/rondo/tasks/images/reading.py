@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rondo.process import no_warnings
 
 Pixels: TypeAlias = NDArray[np.uint8]
 """A picture, (height, width, channels)."""
@@ -62,8 +63,7 @@ def _pixels(value: Any) -> Pixels:
     if not isinstance(value, bytes | Path):
         raise ValueError(f"expected a picture, got {value!r:.60}")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of damaged metadata, which is not read
+        with no_warnings():  # of damaged metadata, which is not read
             source = io.BytesIO(value) if isinstance(value, bytes) else value
             with Image.open(source, formats=_FORMATS) as image:
                 return _decoded(image)

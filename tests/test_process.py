@@ -1,0 +1,98 @@
+"""Two runs in threads of one process, and a run in a process that was forked from one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import transformers
+
+from rondo import process
+from rondo.errors import ConfigError
+from rondo.models.kernels.quiet import quiet
+from rondo.process import no_warnings, seeded
+
+
+def both(one: Callable[[], object], other: Callable[[], object]) -> list[object]:
+    """What the two return, each in a thread of its own, the second begun while the first waits within its block."""
+    inside = threading.Event()
+
+    def first() -> object:
+        with seeded(0):
+            before = one()
+            inside.set()
+            waited.wait(0.2)
+            return before, one()
+
+    def second() -> object:
+        inside.wait()
+        with seeded(1):
+            waited.set()
+            return other(), other()
+
+    waited = threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        return [future.result() for future in (pool.submit(first), pool.submit(second))]
+
+
+def test_threads_draw_under_their_own_seeds() -> None:
+    def draw() -> list[float]:
+        return torch.rand(3).tolist()
+
+    def alone(seed: int) -> object:
+        with seeded(seed):
+            return draw(), draw()
+
+    before = torch.random.get_rng_state()
+    assert both(draw, draw) == [alone(0), alone(1)]
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_threads_leave_warnings_and_stderr_as_they_were() -> None:
+    """The first to come is the first to go, so each would restore what the other one set."""
+    stderr, filters, level = sys.stderr, list(warnings.filters), logging.getLogger(transformers.__name__).level
+    entered = threading.Barrier(2, timeout=0.3)
+
+    def silent(manager: Callable[..., object]) -> None:
+        for _ in range(3):
+            with manager(stderr=True):  # type: ignore[attr-defined]
+                try:
+                    entered.wait()
+                except threading.BrokenBarrierError:
+                    entered.reset()
+
+    with ThreadPoolExecutor(2) as pool:
+        for future in [pool.submit(silent, no_warnings), pool.submit(silent, quiet)]:
+            future.result()
+    assert sys.stderr is stderr
+    assert list(warnings.filters) == filters
+    assert logging.getLogger(transformers.__name__).level == level
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize(("threads", "ends"), [(2, 7), (1, 0)])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_run_in_a_forked_process(threads: int, ends: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's threads do not survive a fork: with several, the first product would wait for ever."""
+    process.computes()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    child = os.fork()
+    if child == 0:
+        try:
+            process.computes()
+            os._exit(0)
+        except ConfigError as error:
+            os._exit(7 if "spawn" in str(error) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == ends
+
+
+def test_process_that_was_not_forked_may_compute_again() -> None:
+    process.computes()
+    process.computes()
