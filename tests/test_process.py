@@ -9,6 +9,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
@@ -55,21 +56,26 @@ def test_threads_draw_under_their_own_seeds() -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_threads_leave_warnings_and_stderr_as_they_were() -> None:
+@pytest.mark.parametrize("manager", [no_warnings, quiet])
+def test_threads_leave_warnings_and_stderr_as_they_were(manager: Callable[..., AbstractContextManager[None]]) -> None:
     """The first to come is the first to go, so each would restore what the other one set."""
     stderr, filters, level = sys.stderr, list(warnings.filters), logging.getLogger(transformers.__name__).level
-    entered = threading.Barrier(2, timeout=0.3)
+    inside, second_inside, left = threading.Event(), threading.Event(), threading.Event()
 
-    def silent(manager: Callable[..., object]) -> None:
-        for _ in range(3):
-            with manager(stderr=True):  # type: ignore[attr-defined]
-                try:
-                    entered.wait()
-                except threading.BrokenBarrierError:
-                    entered.reset()
+    def first() -> None:
+        with manager(stderr=True):
+            inside.set()
+            second_inside.wait(0.2)
+        left.set()
+
+    def second() -> None:
+        inside.wait()
+        with manager(stderr=True):
+            second_inside.set()
+            left.wait()
 
     with ThreadPoolExecutor(2) as pool:
-        for future in [pool.submit(silent, no_warnings), pool.submit(silent, quiet)]:
+        for future in (pool.submit(first), pool.submit(second)):
             future.result()
     assert sys.stderr is stderr
     assert list(warnings.filters) == filters
