@@ -139,11 +139,16 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:32]
 
 
+def content(path: Path) -> bytes:
+    """The bytes of a file, without the name of the working folder, which is another one in every record."""
+    return path.read_bytes().replace(str(Path.cwd()).encode(), b".")
+
+
 def timeless(tree: Any) -> Any:
     """JSON without the values that differ from run to run."""
     if isinstance(tree, Mapping):
-        left_out = ("seconds", "train_seconds", "journal", "started", "platform", "versions", "sha256")
-        return {k: timeless(v) for k, v in tree.items() if k not in left_out}
+        left_out = ("journal", "started", "platform", "versions", "sha256")
+        return {k: timeless(v) for k, v in tree.items() if k not in left_out and not k.endswith("seconds")}
     return [timeless(v) for v in tree] if isinstance(tree, list) else tree
 
 
@@ -151,20 +156,20 @@ def digests(folder: Path) -> dict[str, str]:
     """The digests of a finished run directory, by file or by group of files."""
     checkpoint = folder / "checkpoint"
     kept = [p for p in sorted(checkpoint.rglob("*")) if p.is_file() and p.name != "manifest.json"]
-    sealed = [timeless(json.loads(p.read_text())) for p in sorted(checkpoint.rglob("manifest.json"))]
-    lines = [timeless(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    sealed = [timeless(json.loads(content(p))) for p in sorted(checkpoint.rglob("manifest.json"))]
+    lines = [timeless(json.loads(line)) for line in content(folder / "metrics.jsonl").splitlines()]
     adapter = [p for p in sorted((folder / "adapter").iterdir()) if p.suffix in (".safetensors", ".json")]
-    reports = {n: timeless(json.loads((folder / n).read_text())) for n in ("summary.json", "partition.json")}
+    reports = {n: timeless(json.loads(content(folder / n))) for n in ("summary.json", "partition.json")}
     return {
-        "adapter": sha256(b"".join(p.name.encode() + p.read_bytes() for p in adapter)),
+        "adapter": sha256(b"".join(p.name.encode() + content(p) for p in adapter)),
         "checkpoint": sha256(b"".join(str(p.relative_to(folder)).encode() + p.read_bytes() for p in kept)),
         "checkpoint/manifest": sha256(json.dumps(sealed, sort_keys=True).encode()),
         "metrics": sha256(json.dumps(lines, sort_keys=True).encode()),
-        **{n: sha256(json.dumps(content, sort_keys=True).encode()) for n, content in reports.items()},
+        **{n: sha256(json.dumps(report, sort_keys=True).encode()) for n, report in reports.items()},
         "manifest.json": sha256(
-            json.dumps(timeless(json.loads((folder / "manifest.json").read_text())), sort_keys=True).encode()
+            json.dumps(timeless(json.loads(content(folder / "manifest.json"))), sort_keys=True).encode()
         ),
-        "config.toml": sha256((folder / "config.toml").read_bytes()),
+        "config.toml": sha256(content(folder / "config.toml")),
     }
 
 
