@@ -15,6 +15,7 @@ import peft
 import pytest
 import torch
 from peft.tuners.lora import LoraLayer
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import tiny
@@ -528,6 +529,20 @@ def test_run_starts_from_an_adapter_of_a_run(kind: str, tmp_path: Path) -> None:
     again.write(tmp_path / "second")
     batch = tiny.text_batch()
     assert_same_logits(ours, stock_logits(run.base, tmp_path / "second", batch, kind))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_factors_and_head_of_an_adapter_in_another_type_are_trained_in_float32(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Steps smaller than a type's last bit would be lost, and float16 overflows."""
+    base, _ = trained_by_peft("bert", tmp_path, target_modules=["query"])
+    file = tmp_path / "adapter_model.safetensors"
+    save_file({name: tensor.to(dtype) for name, tensor in load_file(file).items()}, file, {"format": "pt"})
+    head = tuple(n for n in head_of(base, MODELS["bert"][1]) if "pooler" not in n)
+    planned, _ = started(base, tmp_path, MODELS["bert"][1], head)
+    assert {n: t.dtype for n, t in planned.params.items()} == dict.fromkeys(planned.params, torch.float32)
+    assert len(planned.params) > len(head)
 
 
 def _refused(folder: Path, module: Any, task: Any = "SEQ_CLS", head: tuple[str, ...] | None = None) -> ConfigError:

@@ -280,7 +280,7 @@ def test_weights_are_the_networks_matrices(case: Any) -> None:
         assert (weight.shape, weight.scale, matrix.shape) == (site.shape, site.scale, site.shape)
         stored = original.get_submodule(path).weight.detach()
         expected = stored.T if site.kind == "conv1d" else stored.flatten(1)
-        torch.testing.assert_close(matrix, expected.float(), rtol=0, atol=0)
+        torch.testing.assert_close(matrix, expected, rtol=0, atol=0)
 
 
 @torch.no_grad()

@@ -188,7 +188,8 @@ def make_network(
     factors: dict[str, Tensor] = {}
     if config.has_factors:
         plan = peft.plan(module, config.adapter, peft_task, head, config.seed)
-        sites, factors = plan.sites, dict(plan.params)
+        precision = next(p.dtype for p in module.parameters() if p.is_floating_point())
+        sites, factors = plan.sites, {n: t.to(precision) for n, t in plan.params.items()}
         if config.adapter.from_scratch:
             factors |= from_scratch(module, sites, factors, config.seed)
         _own_weights(module, sites)

@@ -243,7 +243,7 @@ def _plan_from(module: nn.Module, folder: str, task: TaskType | None, head: Sequ
         if not tensor.is_floating_point() or not bool(tensor.float().isfinite().all()):
             message = f"{folder!r}: {name} has values that are no finite numbers: name another adapter"
             raise ConfigError.at("adapter.start_from", message)
-    params = {**planned.params, **saved}
+    params = {**planned.params, **{name: tensor.float() for name, tensor in saved.items()}}
     return Plan(planned.sites, params, planned.lora)
 
 

@@ -107,12 +107,12 @@ def layer_kind(module: nn.Module) -> tuple[LayerKind, tuple[int, int]]:
 
 @torch.no_grad()
 def frozen_matrix(module: nn.Module, site: Site) -> Tensor:
-    """W (out, in) of an adapted layer in float32. A weight in an unknown packed format is read by applying its layer to
-    the identity."""
+    """W (out, in) of an adapted layer in float32, or float64 where it is in that. A weight in an unknown packed format
+    is read by applying its layer to the identity."""
     out, inp = site.shape
     weight = read_back(module) if is_rounded(module) else module.weight
     if isinstance(weight, Tensor) and weight.is_floating_point() and weight.numel() == out * inp:
-        plain = weight.detach().float()
+        plain = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
         return plain.T if site.kind == "conv1d" else plain.reshape(out, inp)
     eye = torch.eye(inp, device=next(module.parameters()).device)
     columns: Tensor = module.forward(eye)
