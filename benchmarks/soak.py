@@ -23,6 +23,7 @@ import argparse
 import ctypes
 import json
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -83,7 +84,7 @@ def configuration(folder: Path, rounds: int, algorithm: str, per_round: int | No
         "adapter": {"r": 2, "lora_alpha": 4, "target_modules": ["query", "value"]},
         "model": {"name": str(folder / "model"), "head": "local"},
         "task": {"text": "text", "label": "label", "max_length": 16},
-        "data": {"source": str(folder / "rows.csv"), "test_source": str(folder / "rows.csv"), "max_test_rows": 64},
+        "data": {"source": str(folder / "rows.csv"), "test_source": str(folder / "test.csv"), "max_test_rows": 64},
         "partition": {"kind": "iid", "clients": 20},
         "train": {"batch_size": 8, "lr": 0.01, "local_epochs": 1},
         "clients": {"per_round": per_round} if per_round is not None else {},
@@ -171,6 +172,7 @@ def main() -> None:
         folder = Path(place)
         save_model(folder / "model")
         write_rows(folder / "rows.csv", 400)
+        shutil.copy(folder / "rows.csv", folder / "test.csv")
         watch, began = Watch(folder / "run"), time.perf_counter()
         config = configuration(folder, args.rounds, args.algorithm, args.per_round)
         rondo.run(config, run_dir=folder / "run", device="cpu", observer=watch)

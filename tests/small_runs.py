@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,12 @@ def write_rows(path: Path, rows: Rows) -> Path:
     return path
 
 
+def copy_of(path: str | Path) -> str:
+    """A file with the same rows: as a test set, the file itself is refused."""
+    path = Path(path)
+    return str(shutil.copy(path, path.with_stem(f"{path.stem}-copy")))
+
+
 WHOLE: dict[str, Any] = {
     **dict.fromkeys(("rows", "rows_used", "test_rows", "test_rows_used"), 200),
     **dict.fromkeys(("rows_bad", "rows_not_sampled", "rows_without_client", "rows_without_target", "rows_moved"), 0),
@@ -127,6 +134,7 @@ WHOLE: dict[str, Any] = {
     "text": {"rows": 200, "rows_cut": 0, "tokens": 9000, "tokens_lost": 0},
     "test_text": {"rows": 200, "rows_cut": 0, "tokens": 9000, "tokens_lost": 0},
     "clients_too_small": {},
+    "clients_without_examples": [],
     "warnings": [],
 }
 """The account of rows in ``partition.json`` where all are used whole."""

@@ -170,7 +170,12 @@ def test_run_without_scores_has_a_table() -> None:
             ],
         ),
         ({"warnings": ["all rows are alike"]}, ["warning: all rows are alike"]),
-        ({"clients_too_small": {"a": 1, "b": 0}}, ["left out for too few examples: a, b"]),
+        ({"clients_too_small": {"a": 1, "b": 2}}, ["left out for too few examples: a, b"]),
+        ({"clients_too_small": {"b": 0}}, ["left out, since none of their rows can be used: b"]),
+        (
+            {"clients_without_examples": ["c"]},
+            ["left out, since there is nothing to learn within task.max_length: c"],
+        ),
         (
             {"clients_too_small": {str(i): 1 for i in range(12)}},
             ["left out for too few examples: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more"],

@@ -28,7 +28,7 @@ from rondo.runs import runner
 from rondo.runs.assemble import assemble
 from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.watching.progress import Quiet
-from small_runs import reviews, save_tiny_bert, settings, write_rows
+from small_runs import copy_of, reviews, save_tiny_bert, settings, write_rows
 from tiny_federation import ALLOWED
 
 KILLED = 137
@@ -368,7 +368,7 @@ def test_patience_ends_a_resumed_run_at_the_same_round(sources: tuple[Path, Path
     rows = str(sources[1])
     changes: dict[str, Any] = {
         "rounds": 8,
-        "data": {"source": rows, "test_source": rows, "validation_fraction": 0.25},
+        "data": {"source": rows, "test_source": copy_of(rows), "validation_fraction": 0.25},
         "train": {"local_epochs": 1, "batch_size": 4, "lr": 1e-12, "optimizer": "sgd"},
         "evaluation": {"patience": 2},
     }
@@ -507,7 +507,7 @@ def test_second_process_in_one_directory_is_refused(sources: tuple[Path, Path], 
 
 def test_best_round_survives_a_stop(sources: tuple[Path, Path], tmp_path: Path) -> None:
     rows = sources[1]
-    config = run_settings(*sources, "fedit", data={"source": str(rows), "test_source": str(rows)}, rounds=4)
+    config = run_settings(*sources, "fedit", data={"source": str(rows), "test_source": copy_of(rows)}, rounds=4)
     started = Started(config)
     cut_off(started, tmp_path / "cut", 2)
     result = runner.resume(tmp_path / "cut")

@@ -20,7 +20,7 @@ from rondo.engine.client.memory import activation_bytes
 from rondo.engine.transport import Observer
 from rondo.errors import RunInterrupted
 from rondo.runs.assemble import Assembly, assemble
-from small_runs import reviews, save_tiny_bert, save_tiny_gpt2, settings, write_rows
+from small_runs import copy_of, reviews, save_tiny_bert, save_tiny_gpt2, settings, write_rows
 
 ROUNDED = {"int8": "torchao", "nf4": "bitsandbytes"}
 """What rounds the weights, by the format."""
@@ -61,7 +61,7 @@ def classified(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     """A run on a tiny BERT with rounded weights."""
     folder = tmp_path_factory.mktemp(request.param)
     rows = write_rows(folder / "rows.csv", reviews(36))
-    data = {"source": str(rows), "test_source": str(rows)}
+    data = {"source": str(rows), "test_source": copy_of(rows)}
     model = {"quantization": request.param}
     return settings(save_tiny_bert(folder / "bert"), model=model, data=data, train={"local_epochs": 1})
 

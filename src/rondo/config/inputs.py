@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from rondo.config.section import Fraction, Positive, Section
 
@@ -35,6 +36,14 @@ AT_SITES = "at its sites"
 """Value of ``data.clients_from`` in a run whose rows are elsewhere (:mod:`rondo.federation`)."""
 
 
+def plain_name(name: str) -> str:
+    """A name of a column, a class or a client, the same text for names that differ by blanks or Unicode form alone:
+    without blanks at its ends, one space for blanks within, composed (NFC)."""
+    return " ".join(unicodedata.normalize("NFC", name).split())
+
+
+Name: TypeAlias = Annotated[str, AfterValidator(plain_name)]
+"""A name of a column or a class."""
 Normalization: TypeAlias = Literal["unit", "half", "mnist", "fashion-mnist", "cifar10", "cifar100", "imagenet"]
 Norm: TypeAlias = Literal["batch", "batch-no-statistics", "group"]
 Augmentation: TypeAlias = Literal["none", "crop-flip"]
@@ -121,30 +130,30 @@ class TaskConfig(Section):
     other), ``"multiple-choice"`` (the likeliest of several texts),
     ``"image-classification"``, ``"regression"`` (a number for numbers), ``"linear"`` (least squares in float64), or
     ``package.module:Class`` for a subclass of ``rondo.tasks.task.Task``."""
-    text: str | Annotated[list[str], Field(min_length=1, max_length=2)] | None = None
+    text: Name | Annotated[list[Name], Field(min_length=1, max_length=2)] | None = None
     """Column with the text. Classification and regression of texts take two columns too; causal-lm takes one, or
     ``prompt`` and ``response``, or ``messages``."""
-    label: str | None = None
+    label: Name | None = None
     """Column with the label (classification)."""
-    labels: Annotated[list[str], Field(min_length=2)] | None = None
+    labels: Annotated[list[Name], Field(min_length=2)] | None = None
     """Names of the classes, in order (classification); left out, the labels of the training rows. A row with another
     label is a bad row."""
-    prompt: str | Annotated[list[str], Field(min_length=1)] | None = None
+    prompt: Name | Annotated[list[Name], Field(min_length=1)] | None = None
     """Column or columns with the instruction (causal-lm), the text to read (seq2seq-lm) or the question
     (multiple-choice)."""
-    response: str | None = None
+    response: Name | None = None
     """Column with the response (causal-lm) or the text to write (seq2seq-lm). The loss is on it only."""
     separator: str | None = None
     """Text between the columns of the prompt, and between prompt and answer where no chat template says and one model
     reads both. Left out, a blank line between columns and a newline before the response."""
-    messages: str | None = None
+    messages: Name | None = None
     """Column with a conversation (causal-lm): a list of ``{"role", "content"}``, or of ShareGPT's ``{"from",
     "value"}``, in JSON lines, Parquet, or a Hugging Face data set. A system prompt may come first, then user and
     assistant take turns. The chat template renders it, and the loss is on the assistant's turns only."""
-    choices: str | Annotated[list[str], Field(min_length=2)] | None = None
+    choices: Name | Annotated[list[Name], Field(min_length=2)] | None = None
     """Column with a list of choices (multiple-choice), or one column per choice, of which a row's last ones may be
     empty."""
-    answer: str | None = None
+    answer: Name | None = None
     """Column with the right choice (multiple-choice): its text, its letter (``A`` is the first) or its number (``0`` is
     the first)."""
     answer_is: Literal["text", "letter", "number"] | None = None
@@ -154,15 +163,15 @@ class TaskConfig(Section):
     """List the choices below the question, and answer by letter (multiple-choice), as lm-eval does for MMLU."""
     chat_template: str | None = None
     """Jinja file with the chat template (causal-lm, multiple-choice), in place of the tokenizer's own."""
-    context: str | None = None
+    context: Name | None = None
     """Column with the text that holds the answers (question-answering)."""
-    question: str | None = None
+    question: Name | None = None
     """Column with the question (question-answering)."""
-    answers: str | None = None
+    answers: Name | None = None
     """Column with the answers (question-answering): ``{"text": [...], "answer_start": [...]}`` as ``datasets`` stores
     SQuAD, SQuAD's own list of ``{"text", "answer_start"}``, or either as JSON; with ``answer_start``, texts alone. The
     first is learned; scores are for the best match of all."""
-    answer_start: str | None = None
+    answer_start: Name | None = None
     """Column with the characters of the context where the answers start (question-answering), if they are not in
     ``answers``."""
     unanswerable: bool = False
@@ -183,7 +192,7 @@ class TaskConfig(Section):
     """Most tokens per example; of a window for question-answering, of the prompt for seq2seq-lm."""
     max_target_length: Annotated[int, Field(ge=4)] | None = None
     """Most tokens of the response (seq2seq-lm); left out, ``max_length``."""
-    image: str | None = None
+    image: Name | None = None
     """Column with the picture (image-classification); left out, ``image``."""
     image_size: Positive | None = None
     """Pixels in height and width that pictures are resized to (image-classification). Left out, they stay as they are,
@@ -197,9 +206,9 @@ class TaskConfig(Section):
     augment: Augmentation = "none"
     """Random changes of the pictures in training (image-classification). ``"crop-flip"`` shifts them by up to 4 pixels
     and mirrors one in two."""
-    features: Annotated[list[str], Field(min_length=1)] | None = None
+    features: Annotated[list[Name], Field(min_length=1)] | None = None
     """Columns with the numbers to predict from (regression)."""
-    target: str | None = None
+    target: Name | None = None
     """Column with the number to predict (regression and sequence-regression)."""
 
 
@@ -259,7 +268,7 @@ class PartitionConfig(Section):
     """Spread of the clients' sizes, for lognormal (left out, 1) and for classes (left out, 0)."""
     equal_sizes: bool = False
     """Give all clients the same number of rows, for classes and dirichlet. Rows that are left are dropped."""
-    column: str | None = None
+    column: Name | None = None
     """Column that names each row's client, for natural."""
     min_size: Annotated[int, Field(ge=0)] = 1
     """Smallest number of rows that a client may get, for all kinds but natural."""

@@ -21,7 +21,7 @@ from rondo.data.tables import Rows, Table, rows_of
 from rondo.errors import ConfigError, Problem
 from rondo.tasks.images.image_classification import ImageClassification
 from rondo.tasks.make import task_class
-from rondo.tasks.row_checks import Row, columns, row_check, value_name
+from rondo.tasks.row_checks import Row, columns, row_check, value_name, value_problem
 from rondo.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -100,14 +100,18 @@ def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt
     if source.clients is None:
         rows = checker.usable(source.train or [], "")
         owners, partition = _names(rows, owner), config.partition
+        everybody = checker.named(source.train or [])
     else:
         usable = {c: checker.usable(rows, f"{c}, ") for c, rows in source.clients.items()}
         rows = [row for of_client in usable.values() for row in of_client]
         owners = [client for client, of_client in usable.items() for _ in of_client]
-        partition = PartitionConfig(kind="natural")
+        partition, everybody = PartitionConfig(kind="natural"), set(usable)
+    checker.refuse()
     row_labels = _names(rows, label)
     drawn = sample(limits.max_train_rows, len(rows), row_labels, owners, run.generator("rows", "train"))
     chosen = checker.opened(rows, drawn)
+    checker.refuse()
+    useless = (everybody - set(owners or ())) | (set(_at(owners, drawn) or ()) - set(_at(owners, chosen) or ()))
     sampled_labels, sampled_owners = _at(row_labels, chosen), _at(owners, chosen)
     dealt = deal(partition, sampled_labels, sampled_owners, len(chosen), run.generator("partition"))
     kept = {client: [rows[chosen[i]] for i in numbers] for client, numbers in dealt.rows.items()}
@@ -119,9 +123,11 @@ def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt
         name: _test_rows(config, labels, of_name, f"{name} ", run.generator("rows", "test", name))
         for name, of_name in source.more_tests.items()
     }
-    too_small = {c: len(r) for c, r in kept.items() if len(r) < config.data.min_examples}
+    too_small = dict.fromkeys(sorted(useless), 0)
+    too_small |= {c: len(r) for c, r in kept.items() if len(r) < config.data.min_examples}
     large_enough = {c: kept[c] for c in sorted(kept.keys() - too_small.keys())}
-    clients_unsampled, undealt = len(set(owners or ())) - len(set(sampled_owners or ())), dealt.dropped
+    clients_unsampled = len(set(owners or ()) - set(sampled_owners or ()) - useless)
+    undealt = dealt.dropped
     wanted = partition.clients if partition.kind == "natural" else None
     if wanted is not None and large_enough:
         members = _drawn(list(large_enough), wanted, config, run)
@@ -157,8 +163,10 @@ def _test_rows(
     limit = config.data.max_test_rows
     checker = _Checker(config, labels, None, sampled=limit is not None)
     usable = checker.usable(rows, where)
+    checker.refuse()
     drawn = sample(limit, len(usable), _names(usable, config.task.label), None, generator)
     chosen = checker.opened(usable, drawn)
+    checker.refuse()
     unsampled = len(usable) - len(drawn)
     return TestRows([usable[i] for i in chosen], checker.loaded, checker.dropped, unsampled)
 
@@ -251,15 +259,14 @@ class _Checker:
         self.late = sampled and self.kind.opened.__func__ is not Task.opened.__func__  # type: ignore[attr-defined]
         self.room = Room(config.data.max_read_mb)
         self.loaded = self.dropped = 0
+        self._used = 0
+        self._problems: list[str] = []
         self._places: list[tuple[str, int]] = []
         """Place and number there of every usable row that is opened later."""
 
     def usable(self, rows: Sequence[Row], where: str) -> Rows:
-        """The usable rows. All are counted in ``loaded``, the others in ``dropped``.
-
-        Raises :class:`ConfigError` with the first five and the number of the rest, if bad rows are errors or no row is
-        usable.
-        """
+        """The usable rows. All are counted in ``loaded``, the others in ``dropped``. Raises :class:`ConfigError` if a
+        column does not exist."""
         self.loaded += len(rows)
         kept = self._sorted_out(rows, ((where, n) for n in range(len(rows))), opening=not self.late)
         if self.late:
@@ -268,7 +275,7 @@ class _Checker:
 
     def opened(self, rows: Rows, chosen: Sequence[int]) -> Sequence[int]:
         """``chosen``, places in the usable ``rows``, without the rows that prove unusable when they are opened. The
-        others are put into ``rows``. Raises :class:`ConfigError` as :meth:`usable` does."""
+        others are put into ``rows``."""
         if not self.late:
             return chosen
         kept = self._sorted_out([rows[i] for i in chosen], [self._places[i] for i in chosen], opening=True)
@@ -276,15 +283,27 @@ class _Checker:
             rows[chosen[place]] = row
         return [chosen[place] for place in kept]
 
-    def _sorted_out(self, rows: Sequence[Row], places: Iterable[tuple[str, int]], *, opening: bool) -> dict[int, Any]:
-        kept, problems = self.sorted_out(rows, places, opening=opening)
-        if problems and (self.config.data.bad_rows == "error" or not kept):
-            shown = _first_five(problems, "data")
-            if kept:
+    def named(self, rows: Sequence[Row]) -> set[str]:
+        """The clients that ``rows`` name, usable or not; none if rows are not dealt by a column."""
+        if self.owner is None:
+            return set()
+        return {value_name(row[self.owner]) for row in rows if value_problem(row, 0, self.owner) is None}
+
+    def refuse(self) -> None:
+        """Raise :class:`ConfigError` with the first five problems and the number of the rest, if bad rows are errors or
+        no row is usable."""
+        if self._problems and (self.config.data.bad_rows == "error" or not self._used):
+            shown = _first_five(self._problems, "data")
+            if self._used:
                 shown.append(Problem("data.bad_rows", "mend the rows, or leave them out with data.bad_rows = 'drop'"))
             else:
                 shown.append(Problem("data", "that is every row: mend them, or name other columns in [task]"))
             raise ConfigError(shown)
+
+    def _sorted_out(self, rows: Sequence[Row], places: Iterable[tuple[str, int]], *, opening: bool) -> dict[int, Any]:
+        kept, problems = self.sorted_out(rows, places, opening=opening)
+        self._problems += problems
+        self._used = len(kept) if self.late and opening else self._used + len(kept)
         self.dropped += len(problems)
         return kept
 

@@ -15,6 +15,7 @@ from rondo.algorithm import Client, Round
 from rondo.config.schema import RunConfig
 from rondo.data.client_rows import Dealt, TestRows
 from rondo.data.partition import histogram
+from rondo.data.remarks import remarks, trained_on
 from rondo.data.stored import Stored
 from rondo.data.tables import Rows
 from rondo.errors import ConfigError
@@ -140,12 +141,15 @@ def build(
     run = Round(0, config.rounds, config.seed, 0)
     store = task.store()
     members, empty_clients, used, left_out = Members(store), [], 0, 0
+    too_small, trained = dict(dealt.too_small), trained_on(config, dealt)
     client_ranks = dict(zip(dealt.rows, ranks, strict=True)) if ranks is not None else {}
     for name, by_row in _encoded(store, task, dealt.rows):
         used += len(by_row)
         left_out += len(dealt.rows[name]) - len(by_row)
-        if by_row:
+        if len(by_row) >= config.data.min_examples:
             members.add(name, *_split(name, by_row, config, run), client_ranks.get(name))
+        elif by_row:
+            too_small[name] = len(by_row)
         else:
             empty_clients.append(name)
     needed = max(config.clients.min_clients, config.clients.per_round or 1)
@@ -169,9 +173,10 @@ def build(
         "text": store.account(),
         **{f"test_{key}": value for key, value in test_report.items()},
         "test_sampled_by": by_label,
-        "more_tests": {name: report for name, (_, report) in more.items()},
+        "test_rows_trained_on": trained[""],
+        "more_tests": {name: {**report, "rows_trained_on": trained[name]} for name, (_, report) in more.items()},
         "clients_not_sampled": dealt.clients_unsampled,
-        "clients_too_small": dict(dealt.too_small),
+        "clients_too_small": too_small,
         "clients_without_examples": empty_clients,
         "examples_sha256": store.sha256(),
         "clients_sha256": _owners(members),
@@ -185,7 +190,7 @@ def build(
             }
             for n, m in members.items()
         },
-        "warnings": list(_warnings(config, dealt)),
+        "warnings": list(remarks(config, dealt, trained)),
     }
     return Population(members, test, report, {name: examples for name, (examples, _) in more.items()})
 
@@ -223,22 +228,6 @@ def _labels(config: RunConfig, rows: Rows) -> dict[str, int] | None:
     """Number of rows per label; None if the rows have none."""
     label = config.task.label
     return histogram([value_name(row[label]) for row in rows]) if label is not None else None
-
-
-def _warnings(config: RunConfig, dealt: Dealt) -> Iterator[str]:
-    """Yield a sentence for training and test rows that are all of one class."""
-    training = [row for rows in dealt.rows.values() for row in rows]
-    for rows, kind, consequence in (
-        (training, "training", "nothing else can be learned from them"),
-        (
-            dealt.test.rows,
-            "test",
-            "their scores say nothing of the other classes, and predicting it always would be right",
-        ),
-    ):
-        labels = list(_labels(config, rows) or ())
-        if len(labels) == 1:
-            yield f"all {len(rows)} {kind} rows are of class {labels[0]!r}: {consequence}"
 
 
 def _nothing_left(config: RunConfig, task: Task, rows: int, consequence: str) -> ConfigError:

@@ -15,8 +15,8 @@ from rondo.config.inputs import AT_SITES, BUILTIN_DATA, BUILTIN_IMAGES, GIVEN, L
 from rondo.config.schema import RunConfig
 from rondo.data.image_files import Splits, image_splits, split, unlabelled
 from rondo.data.room import Room
-from rondo.data.tables import Rows, Table, dataset_rows, named_classes, rows_of
-from rondo.errors import ConfigError
+from rondo.data.tables import Rows, Table, dataset_rows, named_classes, plain_columns, rows_of
+from rondo.errors import ConfigError, Problem
 
 _SUFFIXES = {".csv": ",", ".tsv": "\t", ".json": "", ".jsonl": "", ".parquet": ""}
 
@@ -60,10 +60,30 @@ def load(
     if data.clients_from == AT_SITES and clients is None:
         message = "the rows of a federation are at its sites: name a file of your own by --data"
         raise ConfigError.at("data.clients_from", message)
+    if problems := list(_twice(config, train is None and clients is None)):
+        raise ConfigError(problems)
     room = Room(data.max_read_mb)
     source = _first(config, train, clients, room)
     more = {name: _more_rows(data, name, room) for name in data.more_tests}
     return replace(source, more_tests=more)
+
+
+def _twice(config: RunConfig, from_files: bool) -> Iterator[Problem]:
+    """Files of tests whose rows are trained on, or are another test's. ``from_files``: whether training rows are."""
+    data, uses = config.data, dict[Path, str]()
+    if from_files and data.clients_from is not None:
+        uses = {file.resolve(): "data.clients_from" for file in _client_files(data.clients_from)}
+    elif from_files and data.source is not None:
+        source = Path(data.source).expanduser()
+        files = [source] if source.is_file() else [source / (data.train_split + suffix) for suffix in _SUFFIXES]
+        uses = {file.resolve(): "data.source" for file in files if file.suffix.lower() in _SUFFIXES}
+    tests = {"data.test_source": data.test_source} if data.test_source is not None else {}
+    tests |= {f"data.more_tests.{name}": file for name, file in data.more_tests.items() if is_path(file)}
+    for key, file in tests.items():
+        other = uses.setdefault(Path(file).expanduser().resolve(), key)
+        if other != key:
+            fate = "is a test set already, as" if other in tests else "would be trained on and tested on: it is in"
+            yield Problem(key, f"{file!r} {fate} {other}; name another file, or move it")
 
 
 def _more_rows(data: DataConfig, name: str, room: Room) -> Rows:
@@ -180,9 +200,7 @@ def _split_file(folder: Path, split: str, key: str) -> Path:
 def client_rows(pattern: str, key: str, room: Room) -> dict[str, Rows]:
     """The rows of each client, from one file per client. The client's id is the file's name without its ending. Raises
     :class:`ConfigError` under ``key``."""
-    path = Path(pattern).expanduser()
-    files = sorted(path.iterdir()) if path.is_dir() else sorted(path.parent.glob(path.name))
-    files = [f for f in files if f.suffix.lower() in (*_SUFFIXES, ".npz")]
+    files = _client_files(pattern)
     if not files:
         endings = ", ".join([*_SUFFIXES, ".npz"])
         raise ConfigError.at(key, f"no data files ({endings}) match {pattern!r}; name others")
@@ -190,6 +208,13 @@ def client_rows(pattern: str, key: str, room: Room) -> dict[str, Rows]:
     if duplicates := sorted({i for i in ids if ids.count(i) > 1}):
         raise ConfigError.at(key, f"two files would be client {duplicates[0]!r}; rename one")
     return {f.stem: read_rows(f, key, room) for f in files}
+
+
+def _client_files(pattern: str) -> list[Path]:
+    """The files of a folder or a pattern that may have rows."""
+    path = Path(pattern).expanduser()
+    files = sorted(path.iterdir()) if path.is_dir() else sorted(path.parent.glob(path.name))
+    return [file for file in files if file.suffix.lower() in (*_SUFFIXES, ".npz")]
 
 
 def read_rows(path: str | os.PathLike[str], key: str, room: Room | None = None) -> Rows:
@@ -233,7 +258,7 @@ def _picture_rows(path: Path, key: str, room: Room) -> Rows:
 def _some(rows: Rows, path: Path, key: str) -> Rows:
     if not rows:
         raise ConfigError.at(key, f"{str(path)!r} has no rows; name a file that has some")
-    return rows
+    return plain_columns(rows, key)
 
 
 @contextmanager
@@ -395,4 +420,4 @@ def _hub_split(data: DataConfig, name: str, key: str, room: Room) -> Rows:
         reason = str(error).split("\n")[0]
         raise ConfigError.at(key, f"{data.source!r} cannot be loaded: {reason}") from None
     room.take(_VALUE_BYTES * table.num_rows * table.num_columns + table.data.nbytes, str(data.source))
-    return dataset_rows(table)
+    return plain_columns(dataset_rows(table), key)

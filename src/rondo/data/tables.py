@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from rondo.config.inputs import plain_name
 from rondo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,7 +50,23 @@ def rows_of(table: Table, argument: str) -> Rows:
         rows = _converted(table, argument)
     if not rows:
         raise ConfigError.at(argument, "it has no rows: give some")
-    return rows
+    return plain_columns(rows, argument)
+
+
+def plain_columns(rows: Rows, key: str) -> Rows:
+    """``rows`` under the plain names of their columns (:func:`rondo.config.inputs.plain_name`), with a warning for
+    other ones. Raises :class:`ConfigError` under ``key`` for two columns with one plain name."""
+    plain = {name: plain_name(name) for name in {name: None for row in rows for name in row} if isinstance(name, str)}
+    changed = {name: new for name, new in plain.items() if new != name}
+    if not changed:
+        return rows
+    for name, new in changed.items():
+        if same := [other for other in plain if other != name and plain[other] == new]:
+            message = f"the columns {name!r} and {same[0]!r} differ by blanks or Unicode form only: rename one"
+            raise ConfigError.at(key, message)
+    shown = ", ".join(f"{name!r} as {new!r}" for name, new in changed.items())
+    warnings.warn(f"{key}: names of columns are read without blanks at their ends: {shown}", stacklevel=2)
+    return [{changed.get(name, name): value for name, value in row.items()} for row in rows]
 
 
 def _converted(table: Any, argument: str) -> Rows:

@@ -44,9 +44,15 @@ def account(partition: Mapping[str, Any]) -> Iterator[str]:
         yield f"{moved} of {dealt} training rows are moved to {few}: no draw gave every client enough"
     if count := partition["clients_not_sampled"]:
         yield f"{count} clients are not in the sample"
-    if names := list(partition["clients_too_small"]):
+    too_small = partition["clients_too_small"]
+    for reason, names in (
+        (", since none of their rows can be used", [name for name, count in too_small.items() if not count]),
+        (" for too few examples", [name for name, count in too_small.items() if count]),
+        (", since there is nothing to learn within task.max_length", partition["clients_without_examples"]),
+    ):
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        yield f"left out for too few examples: {', '.join(names[:_NAMED])}{more}"
+        if names:
+            yield f"left out{reason}: {', '.join(names[:_NAMED])}{more}"
     yield from (f"warning: {text}" for text in partition["warnings"])
 
 

@@ -35,7 +35,7 @@ class Facts:
     ``model``: the base model, its folder or its name on a hub.
     ``labels``: the label names of a classifier, in the order of the classes.
     ``primary``: the score that comes first.
-    ``rows``, ``test_rows``, ``clients``: their numbers.
+    ``rows``, ``test_rows``, ``clients``: their numbers. ``trained_on``: that of test rows that are training rows too.
     ``versions``: of packages, as in the manifest.
     ``pad_token_id``: the padding token's id, where the base model's own configuration has none or another one.
     """
@@ -46,6 +46,7 @@ class Facts:
     primary: str
     rows: int
     test_rows: int
+    trained_on: int
     clients: int
     versions: Mapping[str, str]
     pad_token_id: int | None = None
@@ -54,9 +55,12 @@ class Facts:
     def of(cls, config: RunConfig, assembly: Assembly, report: Mapping[str, Any], versions: Mapping[str, str]) -> Self:
         """The facts of a run. ``report``: the content of ``partition.json``."""
         primary, model = assembly.task.primary, assembly.model
-        rows, test_rows, clients = report["rows_used"], report["test_rows"], len(report["clients"])
+        rows, test_rows, trained_on = (report[key] for key in ("rows_used", "test_rows", "test_rows_trained_on"))
+        clients = len(report["clients"])
         padding = model.pad_token_id if isinstance(model, Transformer) else None
-        return cls(config, model.name, assembly.labels, primary, rows, test_rows, clients, versions, padding)
+        return cls(
+            config, model.name, assembly.labels, primary, rows, test_rows, trained_on, clients, versions, padding
+        )
 
 
 def save(folder: Path, model: Model, seen: Params, base: Base, facts: Facts, text: str) -> None:
@@ -139,7 +143,11 @@ def _data(facts: Facts) -> Iterator[tuple[str, str]]:
         # The folders above a file may tell more than its name, so they are left out.
         source = data_source(facts.config) or ""
         yield "source", _code(Path(source).name if Path(source).is_absolute() else source)
-    yield "rows", f"{facts.rows} at the clients, {facts.test_rows} in the test set"
+    yield (
+        "rows",
+        f"{facts.rows} at the clients, {facts.test_rows} in the test set"
+        + (f", of which {facts.trained_on} are training rows too" if facts.trained_on else ""),
+    )
     partition = facts.config.partition
     yield "clients", str(facts.clients) + ("" if data.clients_from is not None else f", partition {partition.kind}")
     for key in _COLUMNS:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from rondo.config.inputs import TaskConfig
+from rondo.config.inputs import TaskConfig, plain_name
 
 Row: TypeAlias = Mapping[str, Any]
 
@@ -134,8 +134,13 @@ def is_missing(value: Any) -> bool:
 
 
 def value_name(value: Any) -> str:
-    """The name of a class or client. A whole float becomes an integer: pandas makes floats of integers in a column
-    with gaps, and 1.0 and 1 are one class."""
+    """The name of a class or client: ``neg`` for " neg " too (:func:`rondo.config.inputs.plain_name`)."""
+    return plain_name(value_text(value))
+
+
+def value_text(value: Any) -> str:
+    """A cell as text. A whole float becomes an integer: pandas makes floats of integers in a column with gaps, and 1.0
+    and 1 are one class."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 

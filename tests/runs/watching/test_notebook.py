@@ -134,7 +134,8 @@ def test_failed_run_is_shown_as_stopped(screen: Screen) -> None:
 
 def test_run_in_a_kernel_shows_itself(kernel: Screen, tmp_path: Path) -> None:
     rows = str(write_rows(tmp_path / "rows.csv", reviews(24)))
-    config = settings(save_tiny_bert(tmp_path / "bert"), data={"source": rows, "test_source": rows}, rounds=2)
+    test = str(write_rows(tmp_path / "test.csv", reviews(8, seed=1)))
+    config = settings(save_tiny_bert(tmp_path / "bert"), data={"source": rows, "test_source": test}, rounds=2)
     rondo.run(config, run_dir=tmp_path / "run", device="cpu")
     (states,) = kernel.outputs
     title, bar = states[-1]["text/plain"].splitlines()

@@ -20,7 +20,7 @@ from rondo.engine.transport import Phase
 from rondo.runs.storage.directory import to_toml
 from rondo.runs.watching.progress import Bars, progress, round_line
 from rondo.runs.watching.result import RunResult
-from small_runs import WHOLE, reviews, save_tiny_bert, settings, write_rows
+from small_runs import WHOLE, copy_of, reviews, save_tiny_bert, settings, write_rows
 
 RECORD: dict[str, Any] = {
     "round": 0,
@@ -108,7 +108,7 @@ def test_terminal_that_moves_no_cursor_gets_a_line_per_round(monkeypatch: pytest
 
 def small_run(folder: Path, **changes: Any) -> dict[str, Any]:
     rows = str(write_rows(folder / "rows.csv", reviews(24)))
-    data = {"source": rows, "test_source": rows}
+    data = {"source": rows, "test_source": copy_of(rows)}
     return settings(save_tiny_bert(folder / "bert"), data=data, **{"rounds": 3, **changes})
 
 

@@ -234,6 +234,12 @@ def _report(test: int, labels: tuple[str, ...]) -> dict[str, Any]:
     """The entries about rows of a simulation's ``partition.json``, as far as a server knows it."""
     counts = ("rows", "rows_used", "rows_bad", "rows_not_sampled", "rows_without_target")
     report: dict[str, Any] = {f"{prefix}{key}": 0 for prefix in ("", "test_") for key in counts}
-    report |= {"test_rows": test, "test_rows_used": test, "rows_without_client": 0, "rows_moved": 0}
+    report |= {
+        "test_rows": test,
+        "test_rows_used": test,
+        "rows_without_client": 0,
+        "rows_moved": 0,
+        "test_rows_trained_on": 0,
+    }
     report |= {"clients_not_sampled": 0, "clients_too_small": {}, "clients_without_examples": [], "warnings": []}
     return report | {"text": {}, "test_text": {}, "sampled_by": [], "test_sampled_by": [], "classes": list(labels)}

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from rondo.tasks.row_checks import Row, is_missing, text_problem, value_name
+from rondo.tasks.row_checks import Row, is_missing, text_problem, value_text
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -22,7 +22,7 @@ def choices_of(row: Row, columns: str | Sequence[str]) -> list[str]:
         values = [row[column] for column in columns]
         while values and (is_missing(values[-1]) or values[-1] == ""):
             values.pop()
-    texts = [value_name(v) if isinstance(v, int | float) and not is_missing(v) else v for v in values]
+    texts = [value_text(v) if isinstance(v, int | float) and not is_missing(v) else v for v in values]
     if len(texts) < 2:
         raise ValueError(f"{len(texts)} choices; there should be two or more")
     for place, text in enumerate(texts):
@@ -35,7 +35,7 @@ def right_of(answer: Any, choices: Sequence[str], written: str | None = None) ->
     """The index of the right choice. ``answer`` is its text, its letter (A is the first), or its number (0 is the
     first); ``written`` says which ("text", "letter", "number"). Raises ValueError with the reason, also if it can be
     read in two ways: the letter of one choice may be the text of another."""
-    name = value_name(answer) if isinstance(answer, str | int | float) else ""
+    name = value_text(answer) if isinstance(answer, str | int | float) else ""
     known = LETTERS[: len(choices)]
     readings = {
         "text": choices.index(name) if name in choices else None,

@@ -1,0 +1,91 @@
+"""What the owner of rows should know of them before training, in sentences: single classes, names that look alike, test
+rows that are trained on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rondo.config.schema import RunConfig
+from rondo.data.client_rows import Dealt
+from rondo.data.tables import Rows
+from rondo.tasks.row_checks import Row, columns, value_name, value_text
+
+_SHOWN = 10
+"""Most names in a sentence."""
+
+
+def trained_on(config: RunConfig, dealt: Dealt) -> dict[str, int]:
+    """The number of rows of each test set whose inputs a client has too, by the test set's name; ``""`` for the first.
+    Their scores say how well rows are remembered."""
+    names = [name for _, name, _ in columns(config.task)]
+    tests = {"": dealt.test.rows, **{name: test.rows for name, test in dealt.more_tests.items()}}
+    if not any(tests.values()):
+        return dict.fromkeys(tests, 0)
+    known = {_digest(row, names) for rows in dealt.rows.values() for row in rows}
+    return {name: sum(_digest(row, names) in known for row in rows) for name, rows in tests.items()}
+
+
+def remarks(config: RunConfig, dealt: Dealt, trained: Mapping[str, int]) -> Iterator[str]:
+    """Yield the sentences. ``trained``: as of :func:`trained_on`."""
+    label = config.task.label
+    owner = config.partition.column if config.partition.kind == "natural" else None
+    training = [row for rows in dealt.rows.values() for row in rows]
+    if label is not None:
+        yield from _single_class(training, label, "training", "nothing else can be learned from them")
+        consequence = "their scores say nothing of the other classes, and predicting it always would be right"
+        yield from _single_class(dealt.test.rows, label, "test", consequence)
+        counts = Counter(value_name(row[label]) for row in training)
+        yield from _written_otherwise((row[label] for row in training), "labels")
+        yield from _alike(counts, "labels", "classes")
+        if single := [name for name, count in counts.items() if count == 1 and len(counts) > 1]:
+            yield f"{'label' if len(single) == 1 else 'labels'} with a single training row: {_few(single)}"
+    if owner is not None:
+        yield from _written_otherwise((row[owner] for row in training), "clients")
+    if owner is not None or config.data.clients_from is not None:
+        yield from _alike(dealt.rows, "names of clients", "clients")
+    tests = {"": dealt.test, **dealt.more_tests}
+    for name, count in trained.items():
+        if count:
+            rows = f"rows of the test set {name!r}" if name else "test rows"
+            fate = "are training rows too: their scores say how well rows are remembered"
+            yield f"{count} of {len(tests[name].rows)} {rows} {fate}"
+
+
+def _single_class(rows: Rows, label: str, kind: str, consequence: str) -> Iterator[str]:
+    labels = {value_name(row[label]) for row in rows}
+    if len(labels) == 1:
+        yield f"all {len(rows)} {kind} rows are of class {labels.pop()!r}: {consequence}"
+
+
+def _written_otherwise(values: Iterable[Any], what: str) -> Iterator[str]:
+    """Names whose cells have blanks or a Unicode form that are not read."""
+    written = {text for text in map(value_text, set(values)) if value_name(text) != text}
+    if written:
+        shown = _few([f"{text!r} as {value_name(text)!r}" for text in sorted(written)])
+        yield f"{what} are read without blanks at their ends and in one Unicode form: {shown}"
+
+
+def _alike(names: Iterable[str], what: str, kind: str) -> Iterator[str]:
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name.casefold(), []).append(name)
+    for group in groups.values():
+        if len(group) > 1:
+            yield f"{what} that differ by case only are {len(group)} {kind}: {_few(list(map(repr, sorted(group))))}"
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def _digest(row: Row, names: Sequence[str]) -> bytes:
+    """A digest of a row's inputs; of all its columns for a task of one's own, which has none of known names."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in names or sorted(row):
+        value: Any = row.get(name)
+        digest.update(value.tobytes() if hasattr(value, "tobytes") else repr(value).encode(errors="surrogatepass"))
+        digest.update(b"\0")
+    return digest.digest()

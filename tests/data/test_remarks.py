@@ -1,0 +1,151 @@
+"""What is said of rows before training: names that look alike, test rows that are trained on, clients without rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rondo.config.load import load
+from rondo.data.client_rows import Dealt, deal_rows, resolved
+from rondo.data.labels import find_labels
+from rondo.data.remarks import remarks, trained_on
+from rondo.data.sources import load as load_rows
+from rondo.errors import ConfigError
+from small_runs import write_rows
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def rows(*labels: str, **columns: Any) -> list[dict[str, Any]]:
+    return [{"text": f"text {i}", "label": label, **columns} for i, label in enumerate(labels)]
+
+
+def config(folder: Path, train: Rows, test: Rows = (), **sections: Mapping[str, Any]) -> Any:
+    data = {"source": str(write_rows(folder / "train.jsonl", list(train)))}
+    if test:
+        data["test_source"] = str(write_rows(folder / "test.jsonl", list(test)))
+    tree = {"task": {"text": "text", "label": "label"}, "partition": {"kind": "iid", "clients": 1}, **sections}
+    return load({**tree, "data": {**data, **sections.get("data", {})}})
+
+
+def dealt(settings: Any) -> tuple[Any, Dealt]:
+    source = load_rows(settings)
+    settings = resolved(settings, source)
+    return settings, deal_rows(settings, source, find_labels(settings, source))
+
+
+def said(settings: Any) -> list[str]:
+    settings, rows = dealt(settings)
+    return list(remarks(settings, rows, trained_on(settings, rows)))
+
+
+# --- names ---------------------------------------------------------------------------------------------------------
+
+
+def test_labels_that_differ_by_blanks_or_unicode_form_are_one_class(tmp_path: Path) -> None:
+    written = [" caf\u00e9", "cafe\u0301", "caf\u00e9\u00a0", "new  york", "new york ", "new york"]
+    settings, found = dealt(config(tmp_path, rows(*written)))
+    assert find_labels(settings, load_rows(settings)) == ("caf\u00e9", "new york")
+    (line,) = list(remarks(settings, found, {}))
+    assert line.startswith("labels are read without blanks at their ends and in one Unicode form: ")
+    assert f"{'new  york'!r} as 'new york'" in line
+
+
+def test_named_labels_and_columns_are_compared_in_one_form(tmp_path: Path) -> None:
+    train = [{"text ": "a", "la\u0301bel": "x "}, {"text ": "b", "la\u0301bel": "y"}]
+    task = {"text": "text", "label": "l\u00e1bel", "labels": ["x", " y"]}
+    settings = config(tmp_path, train, task=task)
+    with pytest.warns(UserWarning, match="'text ' as 'text'"):
+        settings, found = dealt(settings)
+    assert [row["l\u00e1bel"] for row in found.rows["client-0"]] == ["x ", "y"]
+
+
+def test_columns_with_one_plain_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="differ by blanks or Unicode form only: rename one"):
+        dealt(config(tmp_path, [{"text": "a", "text ": "b", "label": "x"}]))
+
+
+def test_labels_that_differ_by_case_are_warned_of(tmp_path: Path) -> None:
+    assert said(config(tmp_path, rows("Billing", "billing", "Billing", "billing", "other", "other"))) == [
+        "labels that differ by case only are 2 classes: 'Billing', 'billing'"
+    ]
+
+
+def test_labels_of_one_row_are_warned_of(tmp_path: Path) -> None:
+    assert said(config(tmp_path, rows("a", "a", "b"))) == ["label with a single training row: b"]
+
+
+def test_clients_by_a_column_are_compared_in_one_form(tmp_path: Path) -> None:
+    train = [{**row, "who": who} for row, who in zip(rows(*"abababab"), ["N", "N ", "n", "s"] * 2, strict=True)]
+    settings, found = dealt(config(tmp_path, train, partition={"kind": "natural", "column": "who"}))
+    assert {name: len(of) for name, of in found.rows.items()} == {"N": 4, "n": 2, "s": 2}
+    assert list(remarks(settings, found, {})) == [
+        "clients are read without blanks at their ends and in one Unicode form: 'N ' as 'N'",
+        "names of clients that differ by case only are 2 clients: 'N', 'n'",
+    ]
+
+
+# --- inputs against each other -------------------------------------------------------------------------------------
+
+
+def test_test_rows_that_are_trained_on_are_counted(tmp_path: Path) -> None:
+    """By their inputs: another label makes it worse."""
+    test = [*rows("a", "b"), {"text": "another", "label": "a"}, {"text": "text 2", "label": "b"}]
+    assert said(config(tmp_path, rows(*"abab"), test)) == [
+        "3 of 4 test rows are training rows too: their scores say how well rows are remembered"
+    ]
+
+
+@pytest.mark.parametrize("clients", ["sites", "sites/*.jsonl"])
+def test_file_of_tests_among_the_clients_is_refused(clients: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("north", "south", "test"):
+        write_rows(Path("sites", f"{name}.jsonl"), rows("a", "b"))
+    write_rows(Path("more.jsonl"), rows("a", "b"))
+    data = {"clients_from": clients, "test_source": "./sites/../sites/test.jsonl"}
+    data["more_tests"] = {"one": "sites/south.jsonl", "two": "more.jsonl", "three": "sites/test.jsonl"}  # type: ignore[assignment]
+    settings = load({"task": {"text": "text", "label": "label"}, "data": data})
+    with pytest.raises(ConfigError) as caught:
+        load_rows(settings)
+    problems = {p.path: p.message for p in caught.value.problems}
+    assert problems.keys() == {"data.test_source", "data.more_tests.one", "data.more_tests.three"}
+    assert "would be trained on and tested on: it is in data.clients_from" in problems["data.test_source"]
+
+
+def test_training_file_as_test_set_is_refused(tmp_path: Path) -> None:
+    settings = config(tmp_path, rows("a", "b"))
+    data = settings.data.model_copy(update={"test_source": str(tmp_path / "." / "train.jsonl")})
+    with pytest.raises(ConfigError, match=r"would be trained on and tested on: it is in data\.source"):
+        load_rows(settings.model_copy(update={"data": data}))
+
+
+# --- clients without usable rows -----------------------------------------------------------------------------------
+
+
+def by_client(folder: Path, bad_rows: str) -> Any:
+    for name, text in (("north", "a text"), ("south", ""), ("west", "a text")):
+        write_rows(folder / "sites" / f"{name}.jsonl", [{"text": text, "label": label} for label in "ab"])
+    data = {"clients_from": str(folder / "sites"), "bad_rows": bad_rows}
+    return load({"task": {"text": "text", "label": "label"}, "data": data})
+
+
+def test_client_without_a_usable_row_is_left_out_and_named(tmp_path: Path) -> None:
+    _, found = dealt(by_client(tmp_path, "drop"))
+    assert (list(found.rows), dict(found.too_small), found.bad) == (["north", "west"], {"south": 0}, 2)
+
+
+def test_bad_rows_of_one_client_are_not_every_row(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        dealt(by_client(tmp_path, "error"))
+    assert [p.path for p in caught.value.problems] == ["data", "data", "data.bad_rows"]
+    assert "south, row 0" in str(caught.value)
+
+
+def test_client_by_a_column_whose_rows_are_all_bad_is_named(tmp_path: Path) -> None:
+    train = [{"text": "" if who == "s" else "a", "label": label, "who": who} for who in "nsw" for label in "ab"]
+    partition = {"kind": "natural", "column": "who"}
+    _, found = dealt(config(tmp_path, train, partition=partition, data={"bad_rows": "drop"}))
+    assert (list(found.rows), dict(found.too_small), found.clients_unsampled) == (["n", "w"], {"s": 0}, 0)
