@@ -246,7 +246,7 @@ def main() -> None:
             rows.append({"algorithm": name, "attack": attack, "attackers": attackers, "clean": clean, **scores})
     if args.json is not None:
         content = {"seeds": seeds, "rows": rows, "machine": machine(), "versions": versions()}
-        args.json.write_text(json.dumps(content, indent=1) + "\n")
+        args.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

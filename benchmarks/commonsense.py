@@ -60,8 +60,8 @@ def one_run(args: argparse.Namespace, method: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         files = {task: Path(folder, f"{task}.jsonl") for task in TASKS}
         for task, file in files.items():
-            file.write_text("".join(json.dumps(r) + "\n" for r in tests[task]))
-        Path(folder, "train.jsonl").write_text("".join(json.dumps(r) + "\n" for r in train))
+            file.write_text("".join(json.dumps(r) + "\n" for r in tests[task]), encoding="utf-8")
+        Path(folder, "train.jsonl").write_text("".join(json.dumps(r) + "\n" for r in train), encoding="utf-8")
         first, *others = TASKS
         sets = [
             f"data.source='{folder}/train.jsonl'",
@@ -87,7 +87,7 @@ def one_run(args: argparse.Namespace, method: str) -> dict[str, Any]:
 
 
 def table(file: Path) -> None:
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     print("| prompt and choices | model | score | " + " | ".join(TASKS) + " |")
     print("|---" * (3 + len(TASKS)) + "|")
     for listed in (False, True):
@@ -117,7 +117,7 @@ def main() -> None:
         return
     for method in args.methods.split(","):
         line = one_run(args, method)
-        with args.out.open("a") as out:
+        with args.out.open("a", encoding="utf-8") as out:
             out.write(json.dumps(line) + "\n")
         print(json.dumps(line), flush=True)
 

@@ -70,7 +70,7 @@ def started(folder: Path, name: str, before: Sequence[str], *words: str) -> subp
 def until_said(folder: Path, program: subprocess.Popen[bytes], text: str) -> str:
     """What the server has said up to a line with ``text``."""
     end = time.monotonic() + 300
-    while text not in (said := (folder / "server.txt").read_text()):
+    while text not in (said := (folder / "server.txt").read_text(encoding="utf-8")):
         if time.monotonic() > end or program.poll():
             raise SystemExit(f"the server does not say {text!r}:\n{said}")
         time.sleep(0.05)
@@ -97,8 +97,8 @@ def over_line(algorithm: str, line: Line, rounds: int) -> dict[str, Any]:
             "train": {"local_steps": 1, "batch_size": 4},
             "simulation": {"cohort": 1},
         }
-        (folder / "config.toml").write_text(tomli_w.dumps(config))
-        (folder / "site.toml").write_text(CONTRACT)
+        (folder / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
+        (folder / "site.toml").write_text(CONTRACT, encoding="utf-8")
         keys.make([hosts.address("server")], list(SITES), folder / "keys", days=2, clients={})
         address, listen = f"{hosts.address('server')}:9092", f"{hosts.address('server')}:9092"
         words = ("federate", "server", "config.toml", "--listen", listen, "--run-dir", "run")
@@ -117,8 +117,10 @@ def over_line(algorithm: str, line: Line, rounds: int) -> dict[str, Any]:
             for program in programs:
                 program.kill()
         if any(codes):
-            raise SystemExit("\n".join((folder / f"{n}.txt").read_text() for n in ("server", *SITES)))
-        records = [json.loads(text) for text in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+            raise SystemExit("\n".join((folder / f"{n}.txt").read_text(encoding="utf-8") for n in ("server", *SITES)))
+        records = [
+            json.loads(text) for text in (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        ]
         later = records[1:]
         wire = {host: hosts.sent[host] - sent[host] for host in sent}
         return {
@@ -167,7 +169,7 @@ def tiny(folder: Path, names: Sequence[str], rounds: int, per_round: int | None)
     }
     if per_round is not None:
         config["clients"] = {"per_round": per_round}
-    (folder / "config.toml").write_text(tomli_w.dumps(config))
+    (folder / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
 
 
 class Cpu:
@@ -177,7 +179,7 @@ class Cpu:
         self._stat = Path(f"/proc/{pid}/stat")
 
     def seconds(self) -> float:
-        fields = self._stat.read_text().rpartition(")")[2].split()
+        fields = self._stat.read_text(encoding="utf-8").rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
@@ -223,8 +225,8 @@ def with_sites(count: int, rounds: int, per_round: int | None) -> dict[str, Any]
             for thread in threads:
                 thread.join(timeout=120)
             if server.wait(timeout=120):
-                raise SystemExit((folder / "server.txt").read_text())
-            peak = json.loads((folder / "run" / "summary.json").read_text()).get("peak_memory_mb")
+                raise SystemExit((folder / "server.txt").read_text(encoding="utf-8"))
+            peak = json.loads((folder / "run" / "summary.json").read_text(encoding="utf-8")).get("peak_memory_mb")
         finally:
             server.kill()
     rest = rounds - 1
@@ -349,7 +351,7 @@ def main() -> None:
     args = parser.parse_args()
     results = {"line": lines, "sites": many, "light": light}[args.kind](args)
     if args.out is not None:
-        args.out.write_text(json.dumps(results, indent=1) + "\n")
+        args.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def one_run(
 def finished(path: Path) -> Iterator[dict[str, Any]]:
     """The runs in a JSON lines file."""
     if path.exists():
-        for line in path.read_text().splitlines():
+        for line in path.read_text(encoding="utf-8").splitlines():
             yield json.loads(line)
 
 
@@ -158,7 +158,7 @@ def main() -> None:
         if (algorithm, clients, seed, lr, precision) in done:
             continue
         cell = one_run(args, algorithm, clients, seed, lr, precision)
-        with args.out.open("a") as file:
+        with args.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(cell) + "\n")
         scores = {r: round(a, 4) for r, a in cell["accuracy"].items()} | {"float32": cell["accuracy_in_float32"]}
         print(*(cell[k] for k in key), scores, cell.get("held_out"), f"{cell['seconds']:.0f} s", flush=True)

@@ -78,7 +78,7 @@ def shown(scores: dict[str, Any], name: str) -> str:
 
 
 def table(file: Path) -> None:
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     methods = list(dict.fromkeys(line["method"] for line in lines))
     print("| task | before | " + " | ".join(methods) + " |")
     print("|---" * (2 + len(methods)) + "|")
@@ -102,13 +102,15 @@ def main() -> None:
     if args.table is not None:
         table(args.table)
         return
-    known = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
+    known = (
+        [json.loads(line) for line in args.out.read_text(encoding="utf-8").splitlines()] if args.out.exists() else []
+    )
     done = {(line["task"], line["method"], line["seed"]) for line in known}
     for name in args.tasks.split(","):
         for method in args.methods.split(","):
             if (name, method, args.seed) not in done:
                 line = one_run(args, name, method)
-                with args.out.open("a") as out:
+                with args.out.open("a", encoding="utf-8") as out:
                     out.write(json.dumps(line) + "\n")
                 print(json.dumps(line), flush=True)
 

@@ -306,7 +306,7 @@ def main() -> None:
             results[step] = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"left_out": reason}
         except subprocess.TimeoutExpired:
             results[step] = {"left_out": f"{args.minutes:g} minutes were over"}
-        args.out.write_text(json.dumps(results, indent=1) + "\n")
+        args.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     tflops = results["rate"].get("tflops") if there else None
     print("| | seconds a round: fast / exact / loop | times the loop | share of the rate | MB |")
     print("|---|---|---|---|---|")

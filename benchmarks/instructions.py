@@ -71,7 +71,7 @@ def main() -> None:
         "seconds": result.summary["seconds"],
         "humaneval": {name: humaneval(args.runs / name, args) for name in ("base", "tuned")},
     }
-    args.out.write_text(json.dumps(line, indent=2) + "\n")
+    args.out.write_text(json.dumps(line, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(line))
 
 

@@ -46,7 +46,7 @@ def tasks(mmlu: Path, folder: Path, limit: int) -> list[str]:
             parquet.write_table(rows.slice(0, limit if split == "test" else 5), folder / f"{subject}-{split}.parquet")
         task = f"local_mmlu_{subject}"
         text = TASK.format(task=task, folder=folder, subject=subject, name=subject.replace("_", " "))
-        (folder / f"{task}.yaml").write_text(text)
+        (folder / f"{task}.yaml").write_text(text, encoding="utf-8")
         names.append(task)
     return names
 
@@ -68,7 +68,7 @@ def alone(run: Path, names: list[str], folder: Path) -> dict[str, float]:
 
     with tempfile.TemporaryDirectory() as place:
         rondo.export(run, f"{place}/adapter")
-        config = json.loads(Path(place, "adapter", "adapter_config.json").read_text())
+        config = json.loads(Path(place, "adapter", "adapter_config.json").read_text(encoding="utf-8"))
         base = config["base_model_name_or_path"]
         gguf = next(Path(base).glob("*.gguf")).name
         tokenizer = transformers.AutoTokenizer.from_pretrained(base, gguf_file=gguf)
@@ -102,7 +102,7 @@ def main() -> None:
                 "subjects_that_differ": sorted(name for name in ours if ours[name] != theirs[name]),
                 "subjects": ours,
             }
-            args.out.write_text(json.dumps(lines, indent=2) + "\n")
+            args.out.write_text(json.dumps(lines, indent=2) + "\n", encoding="utf-8")
             print(run.name, {k: v for k, v in lines[run.name].items() if k != "subjects"}, flush=True)
 
 

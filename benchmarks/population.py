@@ -155,7 +155,7 @@ def main() -> None:
     if args.json:
         result = {"kind": args.kind, "algorithm": method, "rows": rows, "runs": results}
         result |= {"threads": args.threads, "machine": machine(), "versions": versions()}
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     if args.plot:
         plot(results, args.plot)
 

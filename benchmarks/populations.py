@@ -34,7 +34,7 @@ class Kind:
 def _write_texts(path: Path, clients: int, rows: int) -> None:
     """Write short sentences with two labels, dealt evenly to ``clients``."""
     draw = random.Random(0)
-    with path.open("w", newline="") as file:
+    with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["text", "label", "client"])
         for number in range(rows):

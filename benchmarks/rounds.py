@@ -69,7 +69,7 @@ def main() -> None:
         result["algorithms"][name] = {"seconds": seconds, "floor": floor, "gflops": rate / 1e9}
         print(f"{name:16} {seconds:10.2f} {floor:8.2f} {seconds / floor:6.2f}", flush=True)
     if args.json:
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

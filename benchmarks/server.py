@@ -216,7 +216,9 @@ def own_peak_mb(case: Case, form: str) -> float:
     before = psutil.Process().memory_info().rss
     result = case.factored() if form == "factored" else case.dense(case.shape.dense)
     # getrusage will not do: it gives the parent's peak where that was higher.
-    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    peak = next(
+        line for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines() if line.startswith("VmHWM")
+    )
     del result
     return int(peak.split()[1]) / 2**10 - before / 2**20
 
@@ -280,7 +282,7 @@ def main() -> None:
             print(f"{shape:14}{method:11}{text}{row['max_abs_diff']:10.1e}", flush=True)
     result |= {"machine": machine(), "versions": versions()}
     if args.json:
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

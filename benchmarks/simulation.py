@@ -100,14 +100,14 @@ class Memory:
 
 def _resident(pid: int) -> int:
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
+        return int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1]) * _PAGE
     except OSError:  # the process is gone
         return 0
 
 
 def _proportional(pid: int) -> int:
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
     except OSError:
         return 0
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
@@ -185,7 +185,9 @@ def machine() -> dict[str, Any]:
     """The machine of a benchmark."""
     names = [
         line.partition(":")[2].strip()
-        for line in (Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ())
+        for line in (
+            Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else ()
+        )
         if line.startswith("model name")
     ]
     return {
@@ -276,7 +278,7 @@ def main() -> None:
     result["floor"] = floor(workload, args.threads, ours)
     result |= {"machine": machine(), "versions": versions(*pythons.values())}
     if args.json:
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     print(table(result))
 
 

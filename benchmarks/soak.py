@@ -70,7 +70,7 @@ def write_rows(path: Path, count: int) -> None:
         words = draw.choices(WORDS[2:], k=6)
         words[draw.randrange(6)] = WORDS[label]
         lines.append(f"{' '.join(words)},{'ab'[label]}")
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def configuration(folder: Path, rounds: int, algorithm: str, per_round: int | None) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def main() -> None:
     }
     print(json.dumps({k: v for k, v in result.items() if k not in ("readings", "versions")}, indent=1))
     if args.json is not None:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if args.png is not None:
         picture(watch.readings, args.png)
 

@@ -90,7 +90,7 @@ def main() -> None:
         "versions": versions(),
     }
     if args.json:
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     for name, times in readings.items():
         print(f"{name:20}{statistics.median(times):6.2f} s, of {len(times)}: {min(times):.2f} to {max(times):.2f}")
 

@@ -64,7 +64,9 @@ class WholeModel:
         tensors = {n: t.contiguous().clone() for n, t in state_of(self.network, seen, base).items()}
         safetensors.torch.save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
         if labels:
-            (folder / "labels.json").write_text(json.dumps(list(labels), ensure_ascii=False, indent=2) + "\n")
+            (folder / "labels.json").write_text(
+                json.dumps(list(labels), ensure_ascii=False, indent=2) + "\n", encoding="utf-8"
+            )
 
     def read(self, folder: Path) -> Params:
         """The tensors that the network takes, without a client axis, as :meth:`save` wrote them. The module gets all

@@ -90,7 +90,7 @@ def _is_intel() -> bool:
 def _processor(*names: str) -> set[str]:
     """The words of the first field of /proc/cpuinfo that begins with one of ``names``; empty off Linux."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return set()
     return set(next((line for line in lines if line.startswith(names)), "").split())

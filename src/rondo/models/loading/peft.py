@@ -354,14 +354,16 @@ def write_adapter(
     config.save_pretrained(str(folder))
     # save_pretrained turns the target modules into a set; sort them, so that the file does not depend on hashing.
     config_file = folder / "adapter_config.json"
-    content = json.loads(config_file.read_text())
+    content = json.loads(config_file.read_text(encoding="utf-8"))
     content["target_modules"] = sorted(factors)
-    config_file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+    config_file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     safetensors.torch.save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     if tokenizer is not None:
         tokenizer.save_pretrained(str(folder))
     if labels:
-        (folder / "labels.json").write_text(json.dumps(list(labels), ensure_ascii=False, indent=2) + "\n")
+        (folder / "labels.json").write_text(
+            json.dumps(list(labels), ensure_ascii=False, indent=2) + "\n", encoding="utf-8"
+        )
 
 
 def _set_ranks(config: peft.LoraConfig, factors: Mapping[str, tuple[Tensor, Tensor, float]]) -> None:

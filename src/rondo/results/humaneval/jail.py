@@ -85,7 +85,7 @@ def _new_namespaces() -> bool:
     user, group = os.getuid(), os.getgid()
     _must(_libc.unshare(_NEW | _NEW_USER), "new namespaces are refused")
     for file, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
-        with open(f"/proc/self/{file}", "w") as written:
+        with open(f"/proc/self/{file}", "w", encoding="utf-8") as written:
             written.write(text)
     return False
 
@@ -94,7 +94,7 @@ def _no_shared_memory() -> None:
     """Allow no System V shared memory and no queues in these namespaces: limits of a process do not count them. A
     kernel that leaves them to the machine's root (before Linux 6.0, for users) keeps its own limits."""
     for name in ("shmmni", "shmall", "msgmni"):
-        with contextlib.suppress(OSError), open(f"/proc/sys/kernel/{name}", "w") as limit:
+        with contextlib.suppress(OSError), open(f"/proc/sys/kernel/{name}", "w", encoding="utf-8") as limit:
             limit.write("0")
 
 
@@ -207,7 +207,7 @@ def _silence() -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
-    sys.stdin, sys.stdout, sys.stderr = open(0), _Nothing(), _Nothing()  # noqa: SIM115
+    sys.stdin, sys.stdout, sys.stderr = open(0, encoding="utf-8"), _Nothing(), _Nothing()  # noqa: SIM115
 
 
 class _Nothing:

@@ -95,7 +95,7 @@ def environment() -> dict[str, Any]:
 def _processor() -> str:
     """The processor's name if the system tells it, else its architecture."""
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     except OSError:
