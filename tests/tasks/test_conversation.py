@@ -103,9 +103,55 @@ def test_names_of_sharegpt_are_read() -> None:
     assert turns([{"from": names[t["role"]], "value": t["content"]} for t in chat]) == chat
 
 
-def test_keys_beside_role_and_content_are_not_rendered() -> None:
+def test_keys_without_a_value_are_absent() -> None:
     """Parquet gives every turn the keys of all."""
-    assert turns([{**turn, "weight": None, "name": "Ada"} for turn in CHAT]) == CHAT
+    assert turns([{**turn, "weight": None, "tool_calls": None, "from": None} for turn in CHAT]) == CHAT
+
+
+@pytest.mark.parametrize("template", [PLAIN, MARKED])
+@pytest.mark.parametrize("weight", [0, 0.0, False])
+def test_answer_of_weight_zero_has_no_loss(template: str, weight: Any) -> None:
+    chat = [*CHAT[:1], {**CHAT[1], "weight": weight}, *CHAT[2:]]
+    (example,), (whole,) = (task(template).encode([{"chat": c}]) for c in (chat, CHAT))
+    assert example.ids == whole.ids
+    assert [t for t in example.target if t != -100] == [*ids("w5 w6"), EOS]
+
+
+def test_answers_of_weight_one_are_learned() -> None:
+    chat = [{**turn, "weight": 1} for turn in CHAT]
+    assert task().encode([{"chat": chat}]) == task().encode([{"chat": CHAT}])
+
+
+@pytest.mark.parametrize("weight", [0.5, 2, "0", -1])
+def test_other_weights_are_refused(weight: Any) -> None:
+    assert "an answer counts (1) or does not (0)" in problem([CHAT[0], {**CHAT[1], "weight": weight}])
+
+
+def test_conversation_of_weight_zero_has_no_answer() -> None:
+    assert "the weight of all of them is 0" in problem([CHAT[0], {**CHAT[1], "weight": 0}])
+
+
+def test_key_that_the_template_reads_reaches_it() -> None:
+    template = PLAIN.replace("{{ m.content }}", "{{ m['name'] if m.name is defined else '' }} {{ m.content }}")
+    (example,) = task(template).encode([{"chat": [{**CHAT[0], "name": "w17"}, CHAT[1]]}])
+    assert list(example.ids[:4]) == [BOS, *ids("w30 w17 w1")]
+
+
+def test_key_that_the_template_does_not_read_is_refused() -> None:
+    message = refused(PLAIN, [CHAT[0], {**CHAT[1], "tool_calls": [{"function": {"name": "f"}}]}])
+    assert "turn 1 has 'tool_calls', which the template does not read and Rondo does not know: leave it out" in message
+
+
+def test_tools_come_between_answers() -> None:
+    calls = "{% if m.tool_calls is defined %}{{ m.tool_calls[0].function.name }}{% endif %}"
+    template = PLAIN.replace("{{ m.content }}", f"{{{{ m.content }}}}{calls}").replace(
+        "'w31'}", "'w31', 'tool': 'w28'}"
+    )
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "w20"}}]}
+    chat = [CHAT[0], call, said("tool", "w21"), said("assistant", "w3")]
+    (example,) = task(template).encode([{"chat": chat}])
+    assert [t for t in example.target if t != -100] == [*ids("w20"), EOS, *ids("w3"), EOS]
+    assert "turn 2 is by tool and should be by user" in problem([*CHAT[:2], said("tool", "w21")])
 
 
 # --- templates that do not show whose a token is --------------------------------------------------------------------
@@ -167,8 +213,8 @@ def test_usable_rows_have_no_problem() -> None:
         ([], "no answer"),
         (["w1"], "turn 0 should have role and content"),
         ([{"role": "user"}], "turn 0 should have role and content"),
-        ([*CHAT, said("tool", "w1")], "turn 4 is by 'tool'; known: system, user, assistant"),
-        ([said(None, "w1")], "turn 0 is by None"),
+        ([*CHAT, said("tool", "w1")], "turn 4 is by tool and should be by user"),
+        ([said(None, "w1")], "turn 0 should have role and content"),
         ([*CHAT[:2], said("user", 5)], "turn 2: expected text, got 5"),
         ([CHAT[0], said("assistant", None)], "turn 1: expected text, got None"),
         ([CHAT[0], said("assistant", " ")], "turn 1: the text is empty"),

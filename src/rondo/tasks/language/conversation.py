@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import groupby
 from typing import Any, TypeAlias
+
+from jinja2 import Environment
 
 from rondo.errors import ConfigError
 from rondo.tasks.language.text import text_ids
 from rondo.tasks.row_checks import text_problem
 
-Turn: TypeAlias = dict[str, str]
-"""``role`` ("system", "user" or "assistant") and ``content``, as chat templates read them."""
+Turn: TypeAlias = dict[str, Any]
+"""``role`` ("system", "user", "assistant" or "tool") and ``content``, as chat templates read them, and other keys that
+the template reads, such as ``tool_calls``. ``weight`` is 0 where an answer is not learned, and else left out."""
 
-_ROLES = {"system": "system", "user": "user", "assistant": "assistant", "human": "user", "gpt": "assistant"}
+_ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"human": "user", "gpt": "assistant"}
 _KEYS = (("role", "content"), ("from", "value"))
+_NEXT = {"system": ("user",), "user": ("assistant",), "assistant": ("user",), "tool": ("assistant", "tool")}
 _MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """Marks the assistant's tokens in a template (transformers' own extension of Jinja)."""
 
 
 def turns(value: Any, *, answered: bool = True) -> list[Turn]:
     """The turns of a conversation: a list of ``{"role", "content"}``, or of ShareGPT's ``{"from", "value"}``. A system
-    prompt may come first; then user and assistant take turns. Other keys of a turn are left out.
+    prompt may come first; then user and assistant take turns; tools that an answer calls (``tool_calls``) come between
+    it and the next answer. An answer of ``weight`` 0 is not learned. Keys without a value, which Parquet gives to all
+    turns, are absent.
 
     Raises :class:`ValueError` with the reason if ``value`` has another form, or has no answer and should be
     ``answered``.
@@ -31,25 +38,46 @@ def turns(value: Any, *, answered: bool = True) -> list[Turn]:
         raise ValueError(f"expected a list of turns, got {value!r:.60}")
     result: list[Turn] = []
     for place, turn in enumerate(value):
-        keys = next((k for k in _KEYS if isinstance(turn, Mapping) and all(key in turn for key in k)), None)
-        if keys is None:
+        known = _KEYS if isinstance(turn, Mapping) else ()
+        keys = next((k for k in known if k[0] in turn and k[1] in turn and turn[k[0]] is not None), ())
+        if not keys:
             raise ValueError(f"turn {place} should have role and content, or from and value; it is {turn!r:.60}")
         said_by, content = (turn[key] for key in keys)
+        others = {key: value for key, value in turn.items() if key not in keys and value is not None}
+        if content is None and others.get("tool_calls"):
+            content = ""
         role = _ROLES.get(said_by) if isinstance(said_by, str) else None
         if role is None:
-            raise ValueError(f"turn {place} is by {said_by!r:.60}; known: system, user, assistant, human, gpt")
-        before = result[-1]["role"] if result else "system"
-        expected = "assistant" if before == "user" else "user"
-        if role != expected and (place, role) != (0, "system"):
+            raise ValueError(f"turn {place} is by {said_by!r:.60}; known: {', '.join(_ROLES)}")
+        expected = _NEXT[result[-1]["role"] if result else "system"]
+        if result and result[-1].get("tool_calls"):
+            expected = (*expected, "tool")
+        if role not in expected and (place, role) != (0, "system"):
             order = "a system prompt may come first, then user and assistant take turns"
-            raise ValueError(f"turn {place} is by {role} and should be by {expected}: {order}")
+            raise ValueError(f"turn {place} is by {role} and should be by {' or '.join(expected)}: {order}")
         fault = text_problem({"content": content}, place, "content")
-        if fault is not None and not (role == "system" and content == ""):
+        may_be_empty = role in ("system", "tool") or others.get("tool_calls")
+        if fault is not None and not (may_be_empty and content == ""):
             raise ValueError(f"turn {place}: {fault.reason}")
-        result.append({"role": role, "content": content})
-    if answered and not any(turn["role"] == "assistant" for turn in result):
-        raise ValueError("no answer: no turn is by the assistant")
+        weight = others.pop("weight", 1)
+        if weight not in (0, 1):
+            raise ValueError(f"turn {place} has the weight {weight!r:.60}: an answer counts (1) or does not (0)")
+        unlearned = {"weight": 0} if weight == 0 and role == "assistant" else {}
+        result.append({"role": role, "content": content, **others, **unlearned})
+    if answered and not any(turn["role"] == "assistant" and _learned(turn) for turn in result):
+        raise ValueError("no answer: no turn is by the assistant, or the weight of all of them is 0")
     return result
+
+
+def _learned(turn: Turn) -> bool:
+    return bool(turn.get("weight", 1))
+
+
+@lru_cache
+def _read_by(template: str) -> frozenset[str]:
+    """The names and the texts in the blocks of a template: every key of a turn that it reads is one of them."""
+    tokens = Environment(autoescape=True).lex(template)
+    return frozenset(value.strip("'\"") for _, kind, value in tokens if kind in ("name", "string"))
 
 
 def encoded(tokenizer: Any, conversation: Sequence[Turn]) -> tuple[list[int], list[bool]]:
@@ -94,9 +122,14 @@ def closing(tokenizer: Any, conversation: Sequence[Turn]) -> str:
 
 def rendered(tokenizer: Any, conversation: Sequence[Turn], **options: bool) -> Any:
     """A conversation by the chat template, with options of transformers' ``apply_chat_template``. Raises
-    :class:`ConfigError` with the template's own complaint."""
+    :class:`ConfigError` with the template's own complaint, and for a key that the template does not read."""
+    shown = [{key: value for key, value in turn.items() if key != "weight"} for turn in conversation]
+    for place, turn in enumerate(shown):
+        if unread := sorted(turn.keys() - {"role", "content"} - _read_by(tokenizer.get_chat_template())):
+            reason = f"turn {place} has {unread[0]!r}, which the template does not read and Rondo does not know"
+            raise _refusal(conversation, f"{reason}: leave it out, or name a template that reads it")
     try:
-        return tokenizer.apply_chat_template(list(conversation), **options)
+        return tokenizer.apply_chat_template(shown, **options)
     except Exception as error:  # a template may raise anything
         raise _refusal(conversation, f"the template fails: {error}; mend the row, or name another template") from None
 
@@ -110,6 +143,16 @@ def _by_markers(tokenizer: Any, conversation: Sequence[Turn]) -> tuple[list[int]
     if marked < expected:
         reason = f"{{% generation %}} in the template marks {marked} of {expected} answers: "
         raise _refusal(conversation, reason + "let it begin at the first character of every answer")
+    learned = [_learned(turn) for turn in conversation if turn["role"] == "assistant"]
+    if not all(learned):
+        if marked > expected:
+            reason = (
+                f"{{% generation %}} in the template marks {marked} parts of {expected} answers, and some of these "
+            )
+            raise _refusal(conversation, reason + "have the weight 0: mark each answer once")
+        parts = ((key, list(group)) for key, group in groupby(answers))
+        weights = iter(learned)
+        answers = [key and counts for key, group in parts for counts in [key and next(weights)] for _ in group]
     return list(coded["input_ids"]), answers
 
 
@@ -126,7 +169,7 @@ def _by_prefixes(tokenizer: Any, conversation: Sequence[Turn]) -> tuple[list[int
             reason = f"the tokens up to turn {place} do not begin those of the whole, so this answer's are not known"
             remedy = "name a template with {% generation %} and {% endgeneration %} around every answer"
             raise _refusal(conversation, f"{reason}; {remedy}")
-        answers[len(before) : len(after)] = [True] * (len(after) - len(before))
+        answers[len(before) : len(after)] = [_learned(conversation[place])] * (len(after) - len(before))
     return whole, answers
 
 
