@@ -194,7 +194,6 @@ def test_head_of_several_layers_is_never_adapted() -> None:
         {"target_modules": ["q_proj"]},
         {"target_modules": ".*nothing"},
         {"target_modules": ["query"], "exclude_modules": ["query"]},
-        {"target_modules": ["query"], "layers_to_transform": [7]},
     ],
 )
 def test_no_match_is_an_error_that_names_the_layers(options: dict[str, Any]) -> None:
@@ -207,6 +206,60 @@ def test_no_match_is_an_error_that_names_the_layers(options: dict[str, Any]) -> 
     assert "query, key, value, dense" in problem.message
     assert "classifier" not in problem.message
     assert structure(module) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "message"),
+    [
+        (
+            {"target_modules": ["query", "vlaue"]},
+            "target_modules",
+            "'vlaue' is the name of no layer; did you mean 'value'?",
+        ),
+        (
+            {"target_modules": "query"},
+            "target_modules",
+            "the name of a layer stands in a list: ['query'], which takes ",
+        ),
+        ({"exclude_modules": ["cls"]}, "exclude_modules", "'cls' is the name of no layer; there are: query, key"),
+        ({"exclude_modules": "decoder.*"}, "exclude_modules", "no path matches; there are: query, key"),
+        ({"layers_to_transform": [0, 7]}, "layers_to_transform", "there is no layer 7: they are 0 to 1"),
+        ({"layers_to_transform": 2}, "layers_to_transform", "there is no layer 2: they are 0 to 1"),
+        (
+            {"layers_to_transform": 0, "layers_pattern": "blocks"},
+            "layers_to_transform",
+            "there is no layer 0: no layer to adapt has a number there",
+        ),
+        ({"rank_pattern": {"quer": 1}}, "rank_pattern", "'quer' fits no adapted layer; did you mean 'query'?"),
+        ({"alpha_pattern": {"key": 1.0}}, "alpha_pattern", "'key' fits no adapted layer; there are: query"),
+        ({"rank_pattern": {r"layer\.[5].*query": 1}}, "rank_pattern", "fits no adapted layer"),
+    ],
+)
+def test_pattern_that_fits_no_layer_is_refused(options: dict[str, Any], key: str, message: str) -> None:
+    module = tiny.bert()
+    with pytest.raises(ConfigError) as caught:
+        plan(module, AdapterConfig(**{"target_modules": ["query"], **options}), "SEQ_CLS", tiny.head_names(module), 0)
+    (problem,) = caught.value.problems
+    assert problem.path == f"adapter.{key}"
+    assert message in problem.message
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rank_pattern": {"self.query": 2}, "alpha_pattern": {r"layer\.1\..*": 3.0}},
+        {"exclude_modules": ["layer.0.attention.self.query"]},
+        {"exclude_modules": r".*layer\.0.*"},
+        {"layers_to_transform": [1], "layers_pattern": "layer"},
+        {"target_modules": r".*\.(query|value)"},
+        {"target_modules": ["bert.encoder.layer.0.attention.self.query"]},
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_patterns_that_fit_are_taken(options: dict[str, Any]) -> None:
+    module = tiny.bert()
+    config = AdapterConfig(**{"target_modules": ["query"], **options})
+    assert plan(module, config, "SEQ_CLS", tiny.head_names(module), 0).sites
 
 
 @pytest.mark.parametrize(
@@ -421,7 +474,7 @@ def test_stock_peft_reads_convolutions(tmp_path: Path) -> None:
 @pytest.mark.parametrize("offset", [False, True])
 @pytest.mark.parametrize("kind", ["bert", "gpt2-lm"])
 def test_stock_peft_reads_florgs_view(kind: str, offset: bool, tmp_path: Path) -> None:
-    run = made(kind, rank_pattern={"value": 2, "c_fc": 2})
+    run = made(kind, rank_pattern={"bert": {"value": 2}, "gpt2-lm": {"c_fc": 2}}[kind])
     algorithm = FLoRG(gram_std=0.3, offset=offset)
     head = pick(run.seen, lambda n: n.startswith("head:"))
     round = Round(0, 2, 0, 3)
@@ -519,7 +572,8 @@ def test_run_starts_from_an_adapter_of_stock_peft(kind: str, options: dict[str, 
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_run_starts_from_an_adapter_of_a_run(kind: str, tmp_path: Path) -> None:
-    run = made(kind, rank_pattern={"value": 2, "c_fc": 4, "v_proj": 5})
+    ranks = {"gpt2": {"c_fc": 4}, "gpt2-lm": {"c_fc": 4}, "llama-lm": {"v_proj": 5}, "distilbert": {"v_lin": 2}}
+    run = made(kind, rank_pattern=ranks.get(kind, {"value": 2}))
     changes = tiny.chunks(run.planned.sites, 5, torch.float32)
     run.write(tmp_path / "first", changes)
     planned, ours = started(run.base, tmp_path / "first", MODELS[kind][1], run.head)

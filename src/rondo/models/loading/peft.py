@@ -29,12 +29,13 @@ from rondo.config.inputs import AdapterConfig
 from rondo.config.peft_keys import NOT_BUILT
 from rondo.errors import ConfigError, Problem
 from rondo.models.kernels.quiet import quiet
+from rondo.models.loading.patterns import unknown_adapted, unknown_layers
 from rondo.models.loading.result_factors import adapter_factors
 from rondo.models.networks.adapted_layer import Site, UnsupportedLayer, layer_kind
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.networks.network import Base
 from rondo.params import HEAD_PREFIX, Params
-from rondo.process import seeded
+from rondo.process import no_warnings, seeded
 
 if TYPE_CHECKING:
     import peft
@@ -68,6 +69,9 @@ def plan(module: nn.Module, config: AdapterConfig, task: TaskType | None, head: 
 
     if config.start_from is not None:
         return _plan_from(module, config.start_from, task, head)
+    paths = [path for path, _ in module.named_modules() if path]
+    if problems := list(unknown_layers(config, paths, _adaptable(module, _head_modules(module, head)))):
+        raise ConfigError(problems)
     options = config.model_dump(exclude={"start_from", "from_scratch"})
     if config.target_modules == "all-linear" and not hasattr(module, "config"):  # PEFT knows it for transformers alone
         heads = _head_modules(module, head)
@@ -82,7 +86,10 @@ def plan(module: nn.Module, config: AdapterConfig, task: TaskType | None, head: 
                 "adapter.target_modules", f"'all-linear' finds no linear layer below the head: {message}"
             )
     lora = peft.LoraConfig(task_type=task, modules_to_save=_head_modules(module, head) or None, **options)
-    return _inject(module, lora, head, seed, "adapter.target_modules")
+    planned = _inject(module, lora, head, seed, "adapter.target_modules")
+    if problems := list(unknown_adapted(config, [site.path for site in planned.sites])):
+        raise ConfigError(problems)
+    return planned
 
 
 def _inject(module: nn.Module, lora: peft.LoraConfig, head: Sequence[str], seed: int, key: str) -> Plan:
@@ -94,7 +101,7 @@ def _inject(module: nn.Module, lora: peft.LoraConfig, head: Sequence[str], seed:
     # A model without weights takes factors without weights, so that a rank of any size costs nothing to look at.
     bare = any(p.is_meta for p in module.parameters())
     trainable = [p for p in module.parameters() if p.requires_grad]  # PEFT freezes all
-    with seeded(seed), torch.device("meta") if bare else contextlib.nullcontext():
+    with no_warnings(), seeded(seed), torch.device("meta") if bare else contextlib.nullcontext():
         try:
             # No modules_to_save: a wrapped head would hide its tensors, and PEFT does not train it here.
             tuner = peft.LoraModel(module, peft.LoraConfig(**{**lora.to_dict(), "modules_to_save": None}), "default")
