@@ -124,7 +124,7 @@ def part(content: bytes | None) -> bytes:
 SITE = """
 import json, sys, time
 from pathlib import Path
-from rondo.federation import connection
+from rondo.federation.site.line import connection
 from rondo.federation.site.line.connection import Refused, Unreachable
 from rondo.federation.identity.keys import SiteKeys
 from rondo.federation.letter import content_of

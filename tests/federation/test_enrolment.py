@@ -345,7 +345,7 @@ def test_commands_at_once_lose_no_site(server: Path, sent: Callable[[Site], Path
     code = """
         import sys
         from pathlib import Path
-        from rondo.federation import enrolment
+        from rondo.federation.identity import enrolment
         sys.stdin.read()
         for path in sys.argv[2:]:
             enrolment.add(Path(sys.argv[1]), Path(path), days=10)

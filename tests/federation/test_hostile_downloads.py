@@ -26,9 +26,9 @@ from rondo.federation.identity.keys import ServerKeys
 from rondo.federation.letter import content_of
 from rondo.federation.plan import Consent
 from rondo.federation.server.line.superlink import SuperLink
+from rondo.federation.site import run as site_program
 from rondo.federation.site.line.connection import Refused, Unreachable
 from rondo.federation.site.line.supernode import SuperNode, TooLarge
-from rondo.federation.site.run import run as site_program
 
 MEGABYTE = bytes(2**20)
 LETTER = message(b"letter")

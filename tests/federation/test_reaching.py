@@ -20,9 +20,9 @@ from rondo.errors import ConfigError, StopRequested
 from rondo.federation.identity import keys
 from rondo.federation.identity.keys import ServerKeys
 from rondo.federation.server.line.superlink import SuperLink
+from rondo.federation.site import run as site
 from rondo.federation.site.line import reaching
 from rondo.federation.site.line.reaching import address_of, await_server
-from rondo.federation.site.run import run as site
 
 
 @pytest.fixture(scope="module")

@@ -24,10 +24,10 @@ from parties import OPEN, ROWS, Parties, write_sites
 
 from rondo.errors import ConfigError
 from rondo.federation.site import account, audit
+from rondo.federation.site import run as site
 from rondo.federation.site.contract import Contract
 from rondo.federation.site.line.connection import Connection
 from rondo.federation.site.run import Site, show_plan
-from rondo.federation.site.run import run as site
 from rondo.report import pictures
 from small_runs import save_tiny_bert, settings
 
