@@ -149,3 +149,9 @@ def test_client_by_a_column_whose_rows_are_all_bad_is_named(tmp_path: Path) -> N
     partition = {"kind": "natural", "column": "who"}
     _, found = dealt(config(tmp_path, train, partition=partition, data={"bad_rows": "drop"}))
     assert (list(found.rows), dict(found.too_small), found.clients_unsampled) == (["n", "w"], {"s": 0}, 0)
+
+
+def test_column_that_the_first_row_lacks(tmp_path: Path) -> None:
+    train = [{"text": "a"}, {"text": "b", "label": "x"}, {"text": "c", "label": "y"}]
+    settings = config(tmp_path, train, data={"bad_rows": "drop"})
+    assert dealt(settings)[1].bad == 1

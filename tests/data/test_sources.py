@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from collections.abc import Callable
@@ -13,7 +14,9 @@ import pytest
 from rondo.config import ConfigError, load
 from rondo.data import sources
 from rondo.data.sources import Room, read_rows
+from small_runs import write_rows
 
+ROWS = [{"t": "x", "l": "1"}, {"t": "y", "l": "2"}]
 Write = Callable[[str, str | bytes], Path]
 
 
@@ -188,6 +191,94 @@ def test_folder_with_one_file_per_client(write: Write, tmp_path: Path) -> None:
     assert loaded.train is None
     assert loaded.clients == {"a": [{"t": "y", "l": 2}], "b": [{"t": "x", "l": "1"}]}
     assert list(source({"clients_from": str(tmp_path / "sites" / "*.csv")}).clients or {}) == ["b"]
+
+
+# --- forms in which others leave rows -----------------------------------------------------------------------------
+
+
+def both_splits(folder: Path, **data: Any) -> tuple[Any, Any]:
+    loaded = source({"source": str(folder), "test_split": "test", **data})
+    return loaded.train, loaded.test
+
+
+def test_folder_that_datasets_saved(tmp_path: Path) -> None:
+    import datasets
+
+    train, test = (datasets.Dataset.from_list(rows) for rows in (ROWS, ROWS[:1]))
+    datasets.DatasetDict(train=train, test=test).save_to_disk(tmp_path / "both")
+    train.save_to_disk(tmp_path / "one")
+    assert both_splits(tmp_path / "both") == (ROWS, ROWS[:1])
+    assert source({"source": str(tmp_path / "one")}).train == ROWS
+    assert read_rows(tmp_path / "one", "data.test_source") == ROWS
+    with pytest.raises(ConfigError, match=r"no 'dev' file in .*; there are: test, train"):
+        both_splits(tmp_path / "both", train_split="dev")
+
+
+def test_clone_of_a_hubs_data_set(tmp_path: Path) -> None:
+    import datasets
+
+    (tmp_path / "data").mkdir()
+    for name, rows in (("train-00000-of-00002", ROWS[:1]), ("train-00001-of-00002", ROWS[1:]), ("test-0-of-1", ROWS)):
+        datasets.Dataset.from_list(rows).to_parquet(tmp_path / "data" / f"{name}.parquet")
+    (tmp_path / "README.md").write_text("a card")
+    assert both_splits(tmp_path) == (ROWS, ROWS)
+    with pytest.raises(ConfigError, match=r"there are: data/test-0-of-1\.parquet, data/train-00000"):
+        both_splits(tmp_path, train_split="dev")
+
+
+@pytest.mark.parametrize("ending", [".csv", ".tsv", ".json", ".jsonl"])
+def test_packed_files(ending: str, tmp_path: Path) -> None:
+    plain = write_rows(tmp_path / f"train{ending}", ROWS) if ending != ".tsv" else tmp_path / "train.tsv"
+    if ending == ".tsv":
+        plain.write_text("\n".join("\t".join(map(str, line)) for line in (list(ROWS[0]), *(r.values() for r in ROWS))))
+    packed = tmp_path / "packed" / f"train{ending}.gz"
+    packed.parent.mkdir()
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert read_rows(packed, "data.source") == read_rows(plain, "data.source")
+    assert source({"source": str(packed.parent), "test_split": ""}).train == read_rows(plain, "data.source")
+    assert list(source({"clients_from": f"{packed.parent}/*"}).clients or ()) == ["train"]
+
+
+def test_packed_file_is_unpacked_within_its_room(tmp_path: Path) -> None:
+    path = tmp_path / "large.jsonl.gz"
+    path.write_bytes(gzip.compress(b" " * 3_000_000))
+    with pytest.raises(ConfigError, match="take more memory than the 2 MiB"):
+        read_rows(path, "data.source", Room(2))
+
+
+@pytest.mark.parametrize("field", ["data", "rows", "train"])
+def test_rows_in_the_field_of_an_object(field: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text(json.dumps({"version": "1", field: ROWS}, indent=1))
+    assert read_rows(tmp_path / "rows.json", "data.source") == ROWS
+
+
+def test_one_row_of_a_conversation_is_a_row(tmp_path: Path) -> None:
+    row = {"messages": [{"role": "user", "content": "a"}]}
+    (tmp_path / "rows.json").write_text(json.dumps(row) + "\n")
+    assert read_rows(tmp_path / "rows.json", "data.source") == [row]
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ({"text": {"0": "a", "1": "b"}, "label": {"0": "x", "1": "y"}}, "has its rows by column"),
+        ({"text": ["a", "b"], "label": ["x", "y"]}, "has its rows by column"),
+        ({"name": "set", "content": [{"text": "a"}]}, "rows seem to be in its field 'content': save that list"),
+        (7, "is neither a list of rows nor a row a line"),
+    ],
+)
+def test_other_forms_of_json_are_refused_by_their_names(tree: Any, words: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text(json.dumps(tree, indent=1))
+    with pytest.raises(ConfigError) as caught:
+        read_rows(tmp_path / "rows.json", "data.source")
+    assert words in str(caught.value)
+    assert "not a valid" not in str(caught.value)
+
+
+def test_folder_per_client(tmp_path: Path) -> None:
+    for client in ("north", "south"):
+        write_rows(tmp_path / client / "train.jsonl", ROWS)
+    assert list(source({"clients_from": f"{tmp_path}/*/train.jsonl"}).clients or ()) == ["north", "south"]
 
 
 def test_ambiguous_or_unreadable_clients_are_named(write: Write, tmp_path: Path) -> None:

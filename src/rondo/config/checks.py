@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import glob
 import math
 import re
 from collections.abc import Iterator
@@ -322,7 +323,7 @@ def _task_checks(config: RunConfig, own_data: bool) -> Iterator[Problem]:
     yield from tasks.check(config.task.model_dump(), own_data)
 
 
-_FILE_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".gguf")
+_FILE_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".gguf", ".gz")
 
 
 def is_path(name: str) -> bool:
@@ -333,6 +334,6 @@ def is_path(name: str) -> bool:
 def _exists(name: str) -> bool:
     try:
         path = Path(name).expanduser()
-        return path.exists() or any(path.parent.glob(path.name))
+        return path.exists() or any(glob.iglob(str(path)))
     except (ValueError, RuntimeError, OSError):  # a pattern or home folder that the system does not accept
         return False

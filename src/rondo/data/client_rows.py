@@ -318,7 +318,7 @@ class _Checker:
         ``opening``: False leaves the rows as they are, and checks columns only.
         """
         if rows:
-            self._has_columns(rows[0])
+            self._has_columns(rows)
         kept: dict[int, Any] = {}
         problems = []
         for index, (given, (where, number)) in enumerate(zip(rows, places, strict=True)):
@@ -339,14 +339,13 @@ class _Checker:
             if value is not given.get(column):
                 self.room.take(getattr(value, "nbytes", 0), f"column {column}")
 
-    def _has_columns(self, first: Row) -> None:
-        """Raise :class:`ConfigError` if a named column does not exist. It is one fault, not one per row."""
+    def _has_columns(self, rows: Sequence[Row]) -> None:
+        """Raise :class:`ConfigError` if no row has a named column. It is one fault, not one per row."""
         task = self.config.task
         named = [("task.label", task.label), ("partition.column", self.owner)]
         named += [(key, name) for key, name, _ in columns(task)]
-        existing = ", ".join(map(str, first))
-        missing = [
-            Problem(k, f"no column {c!r}; there are: {existing}") for k, c in named if c is not None and c not in first
-        ]
+        lacking = [(key, name) for key, name in named if name is not None and not any(name in row for row in rows)]
+        existing = ", ".join(map(str, rows[0]))
+        missing = [Problem(key, f"no column {name!r}; there are: {existing}") for key, name in lacking]
         if missing:
             raise ConfigError(missing)

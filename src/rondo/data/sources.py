@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-import json
+import glob
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TextIO
 
 from rondo.config.checks import data_source, is_path, missing_files
 from rondo.config.inputs import AT_SITES, BUILTIN_DATA, BUILTIN_IMAGES, GIVEN, LINEAR, DataConfig
 from rondo.config.schema import RunConfig
+from rondo.data.formats import (
+    SUFFIXES,
+    VALUE_BYTES,
+    OtherForm,
+    has_rows,
+    is_saved,
+    read_file,
+    row_files,
+    saved_rows,
+    split_files,
+    stem_of,
+    suffix_of,
+)
 from rondo.data.image_files import Splits, image_splits, split, unlabelled
 from rondo.data.room import Room
-from rondo.data.tables import Rows, Table, dataset_rows, named_classes, plain_columns, rows_of
+from rondo.data.tables import Rows, Table, dataset_rows, plain_columns, rows_of
 from rondo.errors import ConfigError, Problem
-
-_SUFFIXES = {".csv": ",", ".tsv": "\t", ".json": "", ".jsonl": "", ".parquet": ""}
 
 
 @dataclass(frozen=True)
@@ -75,8 +85,8 @@ def _twice(config: RunConfig, from_files: bool) -> Iterator[Problem]:
         uses = {file.resolve(): "data.clients_from" for file in _client_files(data.clients_from)}
     elif from_files and data.source is not None:
         source = Path(data.source).expanduser()
-        files = [source] if source.is_file() else [source / (data.train_split + suffix) for suffix in _SUFFIXES]
-        uses = {file.resolve(): "data.source" for file in files if file.suffix.lower() in _SUFFIXES}
+        files = split_files(source, data.train_split) if source.is_dir() else [source]
+        uses = {file.resolve(): "data.source" for file in files if suffix_of(file) in SUFFIXES}
     tests = {"data.test_source": data.test_source} if data.test_source is not None else {}
     tests |= {f"data.more_tests.{name}": file for name, file in data.more_tests.items() if is_path(file)}
     for key, file in tests.items():
@@ -93,10 +103,10 @@ def _more_rows(data: DataConfig, name: str, room: Room) -> Rows:
         return read_rows(value, key, room)
     folder = Path(str(data.source)).expanduser()
     if data.source in (None, GIVEN) or data.clients_from is not None or folder.is_file():
-        raise ConfigError.at(key, f"{value!r}: the rows have no splits, so name a file ({', '.join(_SUFFIXES)})")
+        raise ConfigError.at(key, f"{value!r}: the rows have no splits, so name a file ({', '.join(SUFFIXES)})")
     if not folder.is_dir():
         return _hub_split(data, value, key, room)
-    return read_rows(_split_file(folder, value, key), key, room)
+    return _split_rows(folder, value, key, room)
 
 
 def _first(config: RunConfig, train: Table | None, clients: Mapping[str, Table] | None, room: Room) -> Source:
@@ -149,19 +159,15 @@ def _linear(config: RunConfig) -> Source:
 def _local(data: DataConfig, room: Room) -> Source:
     path = Path(str(data.source)).expanduser()
     with _reading(path, "data.source"):
-        pictures = None if path.is_dir() and _data_files(path) else image_splits(path)
+        pictures = None if path.is_dir() and has_rows(path) else image_splits(path)
     if pictures is not None:
         return _of_pictures(path, pictures, data, room)
-    if not path.is_dir():
-        train = read_rows(path, "data.source", room)
-        test = read_rows(data.test_source, "data.test_source", room) if data.test_source else None
-    else:
-        train = read_rows(_split_file(path, data.train_split, "data.train_split"), "data.source", room)
-        if data.test_source:
-            test = read_rows(data.test_source, "data.test_source", room)
-        else:
-            chosen = data.test_split
-            test = read_rows(_split_file(path, chosen, "data.test_split"), "data.source", room) if chosen else None
+    test = read_rows(data.test_source, "data.test_source", room) if data.test_source else None
+    if not path.is_dir() or (path / "state.json").is_file():
+        return Source(str(path), read_rows(path, "data.source", room), None, test)
+    train = _split_rows(path, data.train_split, "data.train_split", room)
+    if test is None and data.test_split:
+        test = _split_rows(path, data.test_split, "data.test_split", room)
     return Source(str(path), train, None, test)
 
 
@@ -184,17 +190,16 @@ def _of_pictures(path: Path, splits: Splits, data: DataConfig, room: Room) -> So
     return Source(str(path), rows(data.train_split, "data.train_split"), None, test)
 
 
-def _data_files(folder: Path) -> list[str]:
-    return sorted(p.name for p in folder.iterdir() if p.suffix in _SUFFIXES)
-
-
-def _split_file(folder: Path, split: str, key: str) -> Path:
-    """The file of a split in a folder: ``train.parquet``, ``train.csv``, ..."""
-    files = [folder / (split + suffix) for suffix in _SUFFIXES if (folder / (split + suffix)).is_file()]
+def _split_rows(folder: Path, split: str, key: str, room: Room) -> Rows:
+    """The rows of a split in a folder. ``key``: the key that names the split."""
+    if is_saved(folder / split):
+        return read_rows(folder / split, "data.source", room)
+    files = split_files(folder, split)
     if not files:
-        names = ", ".join(_data_files(folder)) or "none"
+        saved = [place.name for place in sorted(folder.iterdir()) if is_saved(place)]
+        names = ", ".join([file.relative_to(folder).as_posix() for file in row_files(folder)] + saved) or "none"
         raise ConfigError.at(key, f"no {split!r} file in {str(folder)!r}; there are: {names}")
-    return files[0]
+    return [row for file in files for row in read_rows(file, "data.source", room)]
 
 
 def client_rows(pattern: str, key: str, room: Room) -> dict[str, Rows]:
@@ -202,19 +207,21 @@ def client_rows(pattern: str, key: str, room: Room) -> dict[str, Rows]:
     :class:`ConfigError` under ``key``."""
     files = _client_files(pattern)
     if not files:
-        endings = ", ".join([*_SUFFIXES, ".npz"])
-        raise ConfigError.at(key, f"no data files ({endings}) match {pattern!r}; name others")
-    ids = [f.stem for f in files]
+        endings = ", ".join([*SUFFIXES, ".npz"])
+        raise ConfigError.at(key, f"no data files ({endings}, also .gz) match {pattern!r}; name others")
+    ids = [stem_of(file) for file in files]
+    if len(set(ids)) == 1 and len({file.parent for file in files}) == len(files) > 1:  # a folder per client
+        ids = [file.parent.name for file in files]
     if duplicates := sorted({i for i in ids if ids.count(i) > 1}):
         raise ConfigError.at(key, f"two files would be client {duplicates[0]!r}; rename one")
-    return {f.stem: read_rows(f, key, room) for f in files}
+    return {client: read_rows(file, key, room) for client, file in zip(ids, files, strict=True)}
 
 
 def _client_files(pattern: str) -> list[Path]:
     """The files of a folder or a pattern that may have rows."""
     path = Path(pattern).expanduser()
-    files = sorted(path.iterdir()) if path.is_dir() else sorted(path.parent.glob(path.name))
-    return [file for file in files if file.suffix.lower() in (*_SUFFIXES, ".npz")]
+    files = list(path.iterdir()) if path.is_dir() else [Path(found) for found in glob.glob(str(path))]
+    return [file for file in sorted(files) if suffix_of(file) in (*SUFFIXES, ".npz") and file.is_file()]
 
 
 def read_rows(path: str | os.PathLike[str], key: str, room: Room | None = None) -> Rows:
@@ -225,10 +232,13 @@ def read_rows(path: str | os.PathLike[str], key: str, room: Room | None = None) 
     path, room = Path(path).expanduser(), room if room is not None else Room()
     if path.exists() and not (path.is_file() or path.is_dir()):  # reading it might never end
         raise ConfigError.at(key, f"{str(path)!r} is a pipe or a device, not a file; name a file with rows")
-    if path.suffix.lower() not in _SUFFIXES:
+    if path.is_dir() and is_saved(path):
+        with _reading(path, key):
+            return _some(saved_rows(path, room), path, key)
+    if suffix_of(path) not in SUFFIXES:
         return _picture_rows(path, key, room)
     with _reading(path, key):
-        rows = _read(path, room)
+        rows = read_file(path, room)
     return _some(rows, path, key)
 
 
@@ -248,7 +258,7 @@ def _picture_rows(path: Path, key: str, room: Room) -> Rows:
     with _reading(path, key):
         splits = image_splits(path) if path.exists() else None
         if splits is None:
-            known = ", ".join([*_SUFFIXES, ".npz"])
+            known = ", ".join([*SUFFIXES, ".npz"])
             raise ConfigError.at(key, f"{str(path)!r}: unknown ending; known: {known}, and IDX files")
         if len(splits) > 1:
             raise ConfigError.at(key, f"{str(path)!r} has the splits {', '.join(splits)}: name a file with one")
@@ -268,6 +278,8 @@ def _reading(path: Path, key: str) -> Iterator[None]:
         yield
     except ConfigError:
         raise
+    except OtherForm as form:
+        raise ConfigError.at(key, f"{str(path)!r} {form}") from None
     except OSError as error:
         raise ConfigError.at(key, f"{str(path)!r} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
@@ -275,129 +287,6 @@ def _reading(path: Path, key: str) -> Iterator[None]:
     except Exception as error:  # report a parser's complaint in its own words
         what = "folder of pictures" if path.is_dir() else f"{path.suffix[1:]} file"
         raise ConfigError.at(key, f"{str(path)!r} is not a valid {what}: {error}; mend it") from None
-
-
-def _read(path: Path, room: Room) -> Rows:
-    suffix = path.suffix.lower()
-    if suffix == ".parquet":
-        return _parquet(path, room)
-    room.take(path.stat().st_size, str(path))
-    rows: Rows
-    if suffix in (".csv", ".tsv"):
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            return _separated(file, suffix)
-    text = path.read_text(encoding="utf-8-sig")
-    if suffix == ".json" and text.lstrip().startswith("["):
-        rows = json.loads(text)
-    else:
-        rows = []
-        for number, line in enumerate(text.split("\n")):
-            if line.strip():
-                try:
-                    rows.append(json.loads(line))
-                except json.JSONDecodeError as error:
-                    raise ValueError(f"line {number + 1}: {error}") from None
-    for number, row in enumerate(rows):
-        if not isinstance(row, dict):
-            raise ValueError(f"row {number} is not an object with columns, but {row!r:.60}")
-    return rows
-
-
-def _separated(file: TextIO, suffix: str) -> Rows:
-    """The rows of a CSV or TSV file. In a TSV file quotes are either all signs of its texts, as in GLUE's files, or
-    stand around texts as in a CSV file: it is read in the way in which every row has the header's columns, and if that
-    is so in both, without more rows, in the second."""
-    if suffix == ".csv":
-        return _quoted(file, suffix)
-    lines = [line.rstrip("\r\n").split("\t") for line in file]
-    lines = [line for line in lines if line != [""]]
-    plain = len({len(line) for line in lines}) == 1
-    file.seek(0)
-    try:
-        rows = _quoted(file, suffix)
-    except ValueError:
-        if not plain:
-            raise
-        rows = []
-    if plain and len(rows) != len(lines) - 1:
-        names = _header(lines[0], suffix)
-        return [dict(zip(names, line, strict=True)) for line in lines[1:]]
-    return rows
-
-
-def _quoted(file: TextIO, suffix: str) -> Rows:
-    """The rows of a file whose texts may have quotes around them. Raises ValueError for any that is not one."""
-    import csv
-
-    csv.field_size_limit(2**31 - 1)
-    reader = csv.reader(file, delimiter=_SUFFIXES[suffix], strict=True)
-    rows: Rows = []
-    names: list[str] = []
-    line = 1
-    try:
-        for values in reader:
-            if not names:
-                names = _header(values, suffix)
-            elif values and len(values) != len(names):
-                own = "commas" if suffix == ".csv" else "tabs"
-                message = f"has not {len(names)} columns like the header (quote a text with {own})"
-                raise ValueError(f"row {len(rows)} (line {line}) {message}")
-            elif values:
-                rows.append(dict(zip(names, values, strict=True)))
-            line = reader.line_num + 1
-    except csv.Error as error:
-        raise ValueError(f"line {line}: {error}") from None
-    return rows
-
-
-def _header(names: list[str], suffix: str) -> list[str]:
-    """The names of the columns. Raises ValueError for names that repeat, and for a separator of another kind."""
-    if duplicates := sorted({n for n in names if names.count(n) > 1}):
-        raise ValueError(f"two columns are called {duplicates[0]!r}")
-    if len(names) == 1:
-        _refuse_separator(names[0], suffix)
-    return names
-
-
-_SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
-
-
-def _refuse_separator(header: str, suffix: str) -> None:
-    """Raise ValueError if the name of the only column has a separator in it that is not that of the file's kind."""
-    own = _SUFFIXES[suffix]
-    found = next((name for sign, name in _SEPARATORS.items() if sign in header and sign != own), None)
-    if found is not None:
-        wanted = _SEPARATORS[own]
-        raise ValueError(
-            f"its columns are separated by {found}, and a {suffix} file has {wanted} (save it with {wanted})"
-        )
-
-
-_VALUE_BYTES = 128
-"""Memory of a value as a Python object, with its share of the row; the length of a text comes on top."""
-_BATCH = 4096
-"""Rows of Parquet that are read at a time."""
-
-
-def _parquet(path: Path, room: Room) -> Rows:
-    import pyarrow
-    import pyarrow.parquet
-
-    rows: Rows = []
-    with pyarrow.parquet.ParquetFile(path) as file:
-        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
-        chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
-        room.take(_VALUE_BYTES * sum(chunk.num_values for chunk in chunks), str(path))
-        # A text is stored once for all rows that have it, so a row may take as much as a whole chunk of texts.
-        largest = max((c.total_uncompressed_size for c in chunks if c.physical_type == "BYTE_ARRAY"), default=1)
-        for batch in file.iter_batches(batch_size=max(1, min(_BATCH, room.left // (4 * max(1, largest))))):
-            columns = [c.dictionary_decode() if isinstance(c, pyarrow.DictionaryArray) else c for c in batch.columns]
-            room.take(sum(column.nbytes for column in columns), str(path))
-            rows += pyarrow.RecordBatch.from_arrays(columns, names=batch.schema.names).to_pylist()
-            del batch, columns  # before the next ones are read
-        named_classes(rows, file.schema_arrow)
-    pyarrow.default_memory_pool().release_unused()  # of 18 MB of pictures it kept 50 MB
-    return rows
 
 
 def _hub(data: DataConfig, room: Room) -> Source:
@@ -419,5 +308,5 @@ def _hub_split(data: DataConfig, name: str, key: str, room: Room) -> Rows:
     except Exception as error:  # the library raises many kinds; all mean that loading failed
         reason = str(error).split("\n")[0]
         raise ConfigError.at(key, f"{data.source!r} cannot be loaded: {reason}") from None
-    room.take(_VALUE_BYTES * table.num_rows * table.num_columns + table.data.nbytes, str(data.source))
+    room.take(VALUE_BYTES * table.num_rows * table.num_columns + table.data.nbytes, str(data.source))
     return plain_columns(dataset_rows(table), key)

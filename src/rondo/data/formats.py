@@ -1,0 +1,233 @@
+"""Rows in files: CSV, TSV, JSON, JSON lines and Parquet, packed by gzip or in shards, and folders of ``datasets``."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from pathlib import Path
+from typing import Any, TextIO
+
+from rondo.data.room import Room
+from rondo.data.tables import Rows, dataset_rows, named_classes
+
+SUFFIXES = {".csv": ",", ".tsv": "\t", ".json": "", ".jsonl": "", ".parquet": ""}
+"""Endings of files with rows, and the separators of their columns."""
+_ROWS_FIELDS = ("data", "rows", "train", "examples", "records", "instances")
+"""Fields in which a JSON object may have its rows."""
+
+
+class OtherForm(Exception):
+    """A file that is whole, and has its rows in another form than is read. The message says which, and the remedy."""
+
+
+_OF_DATASETS = ("dataset_dict.json", "dataset_info.json", "state.json")
+"""Files that ``save_to_disk`` writes beside the rows."""
+
+
+def suffix_of(path: Path) -> str:
+    """The ending that says what is in a file: ``.csv`` for ``north.csv.gz`` too."""
+    packed = path.suffix.lower() == ".gz"
+    return Path(path.stem).suffix.lower() if packed else path.suffix.lower()
+
+
+def stem_of(path: Path) -> str:
+    """The name of a file without its ending: ``north`` for ``north.csv.gz`` too."""
+    return Path(path.stem).stem if path.suffix.lower() == ".gz" else path.stem
+
+
+def has_rows(folder: Path) -> bool:
+    """Whether a folder has files with rows, or is one that ``datasets`` has written."""
+    return is_saved(folder) or bool(row_files(folder))
+
+
+def row_files(folder: Path) -> list[Path]:
+    """The files with rows in a folder, and in its ``data``, where a clone of a hub's data set has them."""
+    places = [place for place in (folder, folder / "data") if place.is_dir()]
+    files = [file for place in places for file in sorted(place.iterdir())]
+    return [file for file in files if suffix_of(file) in SUFFIXES and file.name not in _OF_DATASETS]
+
+
+def split_files(folder: Path, split: str) -> list[Path]:
+    """The file of a split in a folder (``train.parquet``, ``train.csv.gz``), or all its shards
+    (``data/train-00000-of-00002.parquet``)."""
+    files = row_files(folder)
+    whole = [file for file in files if stem_of(file) == split]
+    return whole[:1] or [file for file in files if stem_of(file).startswith(f"{split}-") and "-of-" in file.name]
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether ``save_to_disk`` of ``datasets`` has written the folder."""
+    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
+
+
+def saved_rows(folder: Path, room: Room) -> Rows:
+    """All rows of a table that ``save_to_disk`` has written."""
+    import datasets
+
+    table = datasets.load_from_disk(str(folder))
+    room.take(VALUE_BYTES * table.num_rows * table.num_columns + table.data.nbytes, str(folder))
+    return dataset_rows(table)
+
+
+def read_file(path: Path, room: Room) -> Rows:
+    """All rows of a file. Raises :class:`OtherForm`, ValueError with the fault of its content, and OSError."""
+    suffix = suffix_of(path)
+    if suffix == ".parquet":
+        return _parquet(path, room)
+    text = _text(path, room)
+    if suffix in (".csv", ".tsv"):
+        return _separated(io.StringIO(text, newline=""), suffix)
+    rows = _of_json(text) if suffix == ".json" else _of_lines(text)
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise ValueError(f"row {number} is not an object with columns, but {row!r:.60}")
+    return rows
+
+
+def _text(path: Path, room: Room) -> str:
+    if path.suffix.lower() != ".gz":
+        room.take(path.stat().st_size, str(path))
+        return path.read_bytes().decode("utf-8-sig")
+    parts = []
+    with gzip.open(path) as file:
+        while part := file.read(2**20):
+            room.take(len(part), str(path))
+            parts.append(part)
+    return b"".join(parts).decode("utf-8-sig")
+
+
+def _of_json(text: str) -> Rows:
+    """The rows of a JSON file: a list, a list in the field of an object, or a row a line."""
+    try:
+        tree: Any = json.loads(text)
+    except json.JSONDecodeError:
+        if text.lstrip().startswith("["):
+            raise
+        return _of_lines(text)
+    if isinstance(tree, list):
+        return tree
+    if not isinstance(tree, dict):
+        raise OtherForm("is neither a list of rows nor a row a line: save a list of objects")
+    fields = [key for key, value in tree.items() if _are_rows(value)]
+    if named := [key for key in fields if key in _ROWS_FIELDS]:
+        rows: Rows = tree[named[0]]
+        return rows
+    columns = [value for value in tree.values() if isinstance(value, dict | list)]
+    if len(columns) == len(tree) and len({len(value) for value in columns}) == 1 and not fields:
+        raise OtherForm("has its rows by column: save a list of rows (of a data frame by orient='records')")
+    if "\n" in text.strip() and fields:
+        raise OtherForm(f"is one object, and rows seem to be in its field {fields[0]!r}: save that list as the file")
+    return [tree]
+
+
+def _are_rows(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
+
+
+def _of_lines(text: str) -> Rows:
+    rows: Rows = []
+    for number, line in enumerate(text.split("\n")):
+        if line.strip():
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                raise ValueError(f"line {number + 1}: {error}") from None
+    return rows
+
+
+def _separated(file: TextIO, suffix: str) -> Rows:
+    """The rows of a CSV or TSV file. In a TSV file quotes are either all signs of its texts, as in GLUE's files, or
+    stand around texts as in a CSV file: it is read in the way in which every row has the header's columns, and if that
+    is so in both, without more rows, in the second."""
+    if suffix == ".csv":
+        return _quoted(file, suffix)
+    lines = [line.rstrip("\r\n").split("\t") for line in file]
+    lines = [line for line in lines if line != [""]]
+    plain = len({len(line) for line in lines}) == 1
+    file.seek(0)
+    try:
+        rows = _quoted(file, suffix)
+    except ValueError:
+        if not plain:
+            raise
+        rows = []
+    if plain and len(rows) != len(lines) - 1:
+        names = _header(lines[0], suffix)
+        return [dict(zip(names, line, strict=True)) for line in lines[1:]]
+    return rows
+
+
+def _quoted(file: TextIO, suffix: str) -> Rows:
+    """The rows of a file whose texts may have quotes around them. Raises ValueError for any that is not one."""
+    import csv
+
+    csv.field_size_limit(2**31 - 1)
+    reader = csv.reader(file, delimiter=SUFFIXES[suffix], strict=True)
+    rows: Rows = []
+    names: list[str] = []
+    line = 1
+    try:
+        for values in reader:
+            if not names:
+                names = _header(values, suffix)
+            elif values and len(values) != len(names):
+                own = "commas" if suffix == ".csv" else "tabs"
+                message = f"has not {len(names)} columns like the header (quote a text with {own})"
+                raise ValueError(f"row {len(rows)} (line {line}) {message}")
+            elif values:
+                rows.append(dict(zip(names, values, strict=True)))
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise ValueError(f"line {line}: {error}") from None
+    return rows
+
+
+def _header(names: list[str], suffix: str) -> list[str]:
+    """The names of the columns. Raises ValueError for names that repeat, and for a separator of another kind."""
+    if duplicates := sorted({n for n in names if names.count(n) > 1}):
+        raise ValueError(f"two columns are called {duplicates[0]!r}")
+    if len(names) == 1:
+        _refuse_separator(names[0], suffix)
+    return names
+
+
+_SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+
+
+def _refuse_separator(header: str, suffix: str) -> None:
+    """Raise ValueError if the name of the only column has a separator in it that is not that of the file's kind."""
+    own = SUFFIXES[suffix]
+    found = next((name for sign, name in _SEPARATORS.items() if sign in header and sign != own), None)
+    if found is not None:
+        wanted = _SEPARATORS[own]
+        raise ValueError(
+            f"its columns are separated by {found}, and a {suffix} file has {wanted} (save it with {wanted})"
+        )
+
+
+VALUE_BYTES = 128
+"""Memory of a value as a Python object, with its share of the row; the length of a text comes on top."""
+_BATCH = 4096
+"""Rows of Parquet that are read at a time."""
+
+
+def _parquet(path: Path, room: Room) -> Rows:
+    import pyarrow
+    import pyarrow.parquet
+
+    rows: Rows = []
+    with pyarrow.parquet.ParquetFile(path) as file:
+        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+        chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
+        room.take(VALUE_BYTES * sum(chunk.num_values for chunk in chunks), str(path))
+        # A text is stored once for all rows that have it, so a row may take as much as a whole chunk of texts.
+        largest = max((c.total_uncompressed_size for c in chunks if c.physical_type == "BYTE_ARRAY"), default=1)
+        for batch in file.iter_batches(batch_size=max(1, min(_BATCH, room.left // (4 * max(1, largest))))):
+            columns = [c.dictionary_decode() if isinstance(c, pyarrow.DictionaryArray) else c for c in batch.columns]
+            room.take(sum(column.nbytes for column in columns), str(path))
+            rows += pyarrow.RecordBatch.from_arrays(columns, names=batch.schema.names).to_pylist()
+            del batch, columns  # before the next ones are read
+        named_classes(rows, file.schema_arrow)
+    pyarrow.default_memory_pool().release_unused()  # of 18 MB of pictures it kept 50 MB
+    return rows
