@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 import threading
@@ -212,7 +213,7 @@ def test_proxy_that_is_not_there(link: Line, proxy: Proxy, monkeypatch: pytest.M
         (b"SSH-2.0-OpenSSH\r\n\r\n", "illegal status line"),
         (b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 10_000, "Receive buffer too long"),
         (b"HTTP/1.1 100 Continue\r\n\r\n" * 10_000, "its answer has more than"),
-        (b"HTTP/1.1 200 OK\r\n\r\n", "the connection is closed"),
+        (b"HTTP/1.1 200 OK\r\n\r\n", "the connection is closed|Connection reset by peer"),
     ],
     ids=lambda value: value[:14].decode() if isinstance(value, bytes) else "",
 )
@@ -220,12 +221,12 @@ def test_proxy_that_gives_no_tunnel(link: Line, monkeypatch: pytest.MonkeyPatch,
     with running(Proxy(answer)) as proxy:
         monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy.port}")
         message = refusal(link)
-        assert f"localhost:{link.link.port} cannot be reached: {reason}" in message
+        assert re.search(rf"localhost:{link.link.port} cannot be reached: ({reason})", message)
         assert message.count(f"through the proxy 127.0.0.1:{proxy.port}") == 1
         assert len(message) < 500
         site = SiteKeys.read(link.folder / "north")
         node = SuperNode(f"localhost:{link.link.port}", site.private_key, site.ca)
-        with pytest.raises(Unreachable, match=reason[:20]), node:
+        with pytest.raises(Unreachable, match=reason), node:
             pass
 
 

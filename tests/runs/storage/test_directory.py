@@ -199,7 +199,7 @@ def test_processor_is_named_by_the_system(
 ) -> None:
     """Else by its kind, or at least its architecture."""
 
-    def read(path: Path) -> str:
+    def read(path: Path, encoding: str) -> str:
         if info is None or str(path) != "/proc/cpuinfo":
             raise FileNotFoundError(path)
         return info
