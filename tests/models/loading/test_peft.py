@@ -617,7 +617,8 @@ def test_adapter_of_another_depth_is_refused(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "adapter_config.json").read_text())
     written["target_modules"] = ["query", "key"]
     (tmp_path / "adapter_config.json").write_text(json.dumps(written))
-    assert "4 missing, 0 unknown" in str(_refused(tmp_path, tiny.bert()))
+    message = str(_refused(tmp_path, tiny.bert()))
+    assert "layer.1.attention.self.query.A is missing in it and 2 x 32 in this model, and so 3 more tensors" in message
 
 
 def test_adapter_of_another_width_is_refused(tmp_path: Path) -> None:
@@ -633,6 +634,17 @@ def test_adapter_of_another_width_is_refused(tmp_path: Path) -> None:
 def test_head_of_another_size_is_refused(tmp_path: Path) -> None:
     trained_by_peft("bert", tmp_path, target_modules=["query"])
     _refused(tmp_path, tiny.bert(labels=5))
+
+
+def test_adapter_with_an_embedding_beside_its_factors_is_refused(tmp_path: Path) -> None:
+    """PEFT saves an embedding that was resized for new tokens."""
+    base, _ = trained_by_peft("bert", tmp_path, target_modules=["query"])
+    file = tmp_path / "adapter_model.safetensors"
+    name = "base_model.model.bert.embeddings.word_embeddings.weight"
+    save_file({**load_file(file), name: torch.zeros(41, 32)}, file, {"format": "pt"})
+    message = str(_refused(tmp_path, base))
+    assert "has the tensor bert.embeddings.word_embeddings.weight whole beside its factors" in message
+    assert "head:" not in message
 
 
 def test_adapter_other_than_lora_is_refused(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from rondo.models.loading.pretrained import (
     locate,
     own_classes,
 )
+from rondo.models.loading.quantised import rounded_already
 from rondo.models.networks.adapted_layer import Site
 from rondo.process import no_warnings
 from rondo.tasks.language.seq2seq_lm import Seq2SeqLM
@@ -170,6 +171,7 @@ def _outline(config: RunConfig, labels: Sequence[str], found: _Found) -> Transfo
     except ConfigError as error:
         problems += error.problems
     problems += _of_whole_training(config)
+    problems += rounded_already(found.known, config.model.quantization)
     task = make_task(config.task, tokenizer, labels)
     if isinstance(task, Seq2SeqLM):
         task.start = decoder_start(found.module, tokenizer)
@@ -210,7 +212,14 @@ def _text_problems(config: RunConfig, found: _Found, limits: RowLimits) -> Itera
         embedding = getattr(found.module.get_input_embeddings(), "num_embeddings", None)  # type: ignore[operator]
     tokens = len(found.tokenizer)
     if embedding is not None and tokens > embedding:
-        message = f"its tokenizer has {tokens} tokens and its embedding only {embedding}: is it another model's?"
+        added = [name for name, number in found.tokenizer.get_added_vocab().items() if number >= embedding]
+        names = f" ({', '.join(map(repr, added[:3]))}{' ...' if len(added) > 3 else ''})" if added else ""
+        message = f"its tokenizer has {tokens} tokens, {tokens - embedding} more than its embedding{names}: "
+        if added:
+            message += f"load the model, call resize_token_embeddings({tokens}) and save it, or leave them out of the "
+            message += "tokenizer"
+        else:
+            message += "name the tokenizer's own model"
         yield Problem("model.name", message)
     classifies = tasks.TABLE[config.task.kind].head and config.task.kind != "question-answering"
     if classifies and getattr(found.known, "summary_type", None) == "last":

@@ -242,16 +242,25 @@ def _plan_from(module: nn.Module, folder: str, task: TaskType | None, head: Sequ
         expected |= {n: shape for n, shape in actual.items() if own.get(n) == shape}
     if expected != actual:
         name = min(n for n in expected.keys() | actual.keys() if expected.get(n) != actual.get(n))
-        missing, unknown = len(expected.keys() - actual.keys()), len(actual.keys() - expected.keys())
-        message = f"{missing} missing, {unknown} unknown; {name} is {actual.get(name, 'missing')} in it, "
-        message += f"{expected.get(name, 'unknown')} in this model"
-        raise ConfigError.at("adapter.start_from", f"{folder!r} does not fit the model: {message}")
+        others = sum(expected.get(n) != actual.get(n) for n in expected.keys() | actual.keys()) - 1
+        plain = name.removeprefix(HEAD_PREFIX)
+        if name != plain and name not in expected:
+            message = f"{folder!r} has the tensor {plain} whole beside its factors, as PEFT saves embeddings that were "
+            message += "resized or trained, and it is no part of this model's head: name an adapter of factors alone"
+            raise ConfigError.at("adapter.start_from", message)
+        message = f"{plain if name == plain else f'{plain} of the head'} is {_sized(actual.get(name))} in it and {_sized(expected.get(name))} in this model"
+        more = f", and so {others} more tensors" if others else ""
+        raise ConfigError.at("adapter.start_from", f"{folder!r} is of another model: {message}{more}")
     for name, tensor in saved.items():
         if not tensor.is_floating_point() or not bool(tensor.float().isfinite().all()):
             message = f"{folder!r}: {name} has values that are no finite numbers: name another adapter"
             raise ConfigError.at("adapter.start_from", message)
     params = {**planned.params, **{name: tensor.float() for name, tensor in saved.items()}}
     return Plan(planned.sites, params, planned.lora)
+
+
+def _sized(shape: tuple[int, ...] | None) -> str:
+    return "missing" if shape is None else " x ".join(map(str, shape))
 
 
 _PASSED_ON = (*(set(AdapterConfig.model_fields) - {"start_from", "from_scratch"}), "fan_in_fan_out")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from rondo.errors import ConfigError
+from rondo.errors import ConfigError, Problem
 from rondo.models.kernels.rounded import is_rounded, read_back, unpacked
 
 _ROWS = 5
@@ -34,6 +35,28 @@ def rounding(bits: Literal["int8", "nf4"], keep: list[str] | None) -> Any:
     from torchao.quantization import Int8WeightOnlyConfig
 
     return transformers.TorchAoConfig(Int8WeightOnlyConfig(), modules_to_not_convert=keep)
+
+
+def rounded_already(known: Any, bits: Literal["int8", "nf4"] | None) -> Iterator[Problem]:
+    """Yield the problem of a checkpoint whose weights are rounded, and not as ``bits`` says. ``known``: the model's
+    configuration."""
+    own = getattr(known, "quantization_config", None)
+    if own is None:
+        return
+    content = own if isinstance(own, Mapping) else own.to_dict()
+    method = str(content.get("quant_method"))
+    if method == "bitsandbytes" and content.get("load_in_4bit") and content.get("bnb_4bit_quant_type") == "nf4":
+        if bits != "nf4":
+            message = (
+                "the checkpoint's weights are in nf4 (bitsandbytes): set it to 'nf4', or name the model that they "
+            )
+            yield Problem("model.quantization", message + "were made of")
+        return
+    how = {"bitsandbytes": "bitsandbytes (another form than nf4)"}.get(method, method)
+    message = (
+        f"its weights are rounded by {how}, which adapters are not trained on here: name the model that they were "
+    )
+    yield Problem("model.name", message + "made of, and round that by model.quantization = 'int8' or 'nf4'")
 
 
 @torch.no_grad()
