@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 from torch import Tensor
 
@@ -31,7 +31,8 @@ from rondo.messages import (
     Weight,
     weighted_mean,
 )
-from rondo.params import Params, Select, buffer, cast_like, everything, nothing, pad_rank, pick
+from rondo.params import Params, Select, buffer, cast_like, everything, pad_rank, pick
+from rondo.traits import HeadPolicy, Traits, Weights
 
 __all__ = [
     "Algorithm",
@@ -49,10 +50,12 @@ __all__ = [
     "ServerState",
     "Shared",
     "Trainer",
+    "Traits",
     "UnreadableUpload",
     "Upload",
     "Uploads",
     "Weight",
+    "Weights",
     "plain",
     "split_rows",
     "unbounded",
@@ -107,8 +110,6 @@ Objective: TypeAlias = Callable[[Params, Loss], Tensor]
 
 Projection: TypeAlias = Callable[[Params], Params]
 """From all trained tensors to those that a constraint moves, moved. Tensors that obey it already stay as they are."""
-
-HeadPolicy: TypeAlias = Literal["shared", "local", "frozen"]
 
 
 def plain(params: Params, loss: Loss) -> Tensor:
@@ -230,43 +231,22 @@ class HasParams(Protocol):
 
 S = TypeVar("S", bound=HasParams)
 
+_BEFORE_TRAITS = (*(f.name for f in fields(Traits) if f.name != "weights"), "equal_weights")
+"""Names under which classes declared their traits one by one, before :class:`Traits` held them."""
+
 
 class Algorithm(ABC, Generic[S]):
     """A federated algorithm. Every subclass is final: a frozen dataclass whose fields are its hyperparameters."""
 
-    exact: ClassVar[bool]
-    """The aggregated model's change equals the weighted mean of the clients' changes. Without ``needs_factors`` this is
-    said of whole tensors alone, because a mean of factors is not the mean of their products."""
-    needs_factors: ClassVar[bool] = True
-    """It is about low-rank factors. Other methods train whole tensors too, with or without factors beside them."""
-    personal: ClassVar[bool] = False
-    """Clients keep tensors of their own: each client has its own model, and new clients get a cold-start model."""
-    keeps: ClassVar[Select] = nothing
-    """Those of ``init``'s tensors that stay with their clients by the method's own code: ``local_init`` gives them to a
-    new client. A head that a client then does not hold is trained and sent as any other tensor."""
-    default_head: ClassVar[HeadPolicy] = "shared"
-    """The policy for a task head when the user does not choose one."""
-    scored_after_adapting: ClassVar[bool] = False
-    """Scores are of a client's model after :meth:`adapt` (Per-FedAvg)."""
-    client_ranks: ClassVar[bool] = False
-    """Clients may have their own ranks (``Client.rank``), up to the run's."""
-    plain_sgd: ClassVar[bool] = False
-    """A client's movement must be the sum of its gradients: local training is SGD, without momentum and without a limit
-    of the gradient's norm."""
-    equal_weights: ClassVar[bool] = False
-    """Every upload has weight 1, whatever the run's weighting, and the server accepts no other."""
-    server_step: ClassVar[bool] = False
-    """The method defines its server's step itself, so no server optimizer takes its place."""
-    same_coordinates: ClassVar[bool] = True
-    """Uploads are new values of the broadcast tensors, so the differences may be scaled or go to a server optimizer."""
-    readable: ClassVar[bool] = True
-    """An expanded upload, put in place of the broadcast tensors, is its client's model. If False, aggregating that
-    upload alone gives the client's model."""
-    least_squares: ClassVar[bool] = False
-    """Clients minimise exactly (:meth:`Trainer.solve`), so the task must be one of least squares."""
-    varying_shapes: ClassVar[bool] = False
-    """A client's uploads may differ in shape, e.g. when they hold a choice of slots. :meth:`expand` then checks them
-    and raises :class:`UnreadableUpload`."""
+    traits: ClassVar[Traits]
+    """The algorithm's properties. Declare them in the class: ``traits = Traits(exact=False)``."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        old = [name for name in _BEFORE_TRAITS if name in vars(cls)]
+        if old:
+            traits = ", ".join('weights="equal"' if name == "equal_weights" else f"{name}=..." for name in old)
+            raise TypeError(f"{cls.__name__} declares {', '.join(old)} by itself: write traits = Traits({traits})")
 
     @property
     def linear(self) -> bool:
@@ -316,10 +296,9 @@ class Algorithm(ABC, Generic[S]):
             return upload
         return replace(upload, params=pad_rank(upload.params, state.params))
 
-    def weight_of(self, state: S, upload: Upload) -> float | None:
-        """The weight of ``upload`` by its tensors, where clients weigh their uploads so: the server accepts no other.
-        Default: None, and a weight that a client gives its upload is believed."""
-        return None
+    def weight_of(self, state: S, upload: Upload) -> float:
+        """The weight of ``upload`` by its tensors, for a method that weighs uploads so (:attr:`Traits.weights`)."""
+        raise NotImplementedError
 
     def finish(self, state: S, mean: Mean, round: Round) -> S:
         """The next state, from the mean. Default: each mean replaces the tensor it averages."""

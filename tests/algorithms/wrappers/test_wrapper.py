@@ -68,7 +68,7 @@ def test_shared_head_stays_with_no_client(name: str, kept: set[str], left: set[s
     shared = Shared(RegressionProblem.make(0, factors=False).params)
     locals_ = [a.local_init(shared, Client("ann", 6)) for a in (algorithm, SharedHead(algorithm))]
     assert [set(held) for held in locals_] == [kept, left]
-    assert (algorithm.personal, SharedHead(algorithm).personal) == (True, bool(left))
+    assert (algorithm.traits.personal, SharedHead(algorithm).traits.personal) == (True, bool(left))
 
 
 @pytest.mark.parametrize("given", [None, torch.ones(1)], ids=["default", "own"])

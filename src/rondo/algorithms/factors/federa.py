@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final, get_args
+from typing import Literal, final, get_args
 
 import torch
 
@@ -10,6 +10,7 @@ from rondo.algorithm import Algorithm, BaseState, Client, Round, Shared, Trainer
 from rondo.algorithms.parts.product_mean import truncated_mean
 from rondo.lowrank import LowRank
 from rondo.params import Params, adapted_modules, down, pick, up, whole
+from rondo.traits import Traits
 
 Aggregation = Literal["factors", "product"]
 
@@ -40,7 +41,7 @@ class FeDeRA(Algorithm[BaseState]):
     Decomposition, 2024; for "product", as described in FLoRG's section 5.
     """
 
-    exact: ClassVar[bool] = False
+    traits = Traits(exact=False)
     aggregation: Aggregation = "factors"
 
     def __post_init__(self) -> None:

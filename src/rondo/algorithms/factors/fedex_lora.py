@@ -2,12 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 from rondo.algorithm import Algorithm, BaseState, Client, Round, Shared, Trainer, Upload, Uploads, Weight, weighted_mean
 from rondo.algorithms.parts.product_mean import pairs, scaled
 from rondo.lowrank import residual
 from rondo.params import Params, adapted_modules, down, pick, up, whole
+from rondo.traits import Traits
 
 
 @final
@@ -37,7 +38,7 @@ class FedExLoRA(Algorithm[BaseState]):
     Foundation Models, 2024.
     """
 
-    exact: ClassVar[bool] = True
+    traits = Traits(exact=True)
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> BaseState:
         return BaseState.start(params, weights)

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Upload, Uploads, Weight
 from rondo.algorithms.parts.product_mean import truncated_mean
 from rondo.params import Params, cut_rank, down, pick, up, whole
+from rondo.traits import Traits
 
 
 @final
@@ -37,9 +38,7 @@ class FedHM(Algorithm[ServerState]):
     2021.
     """
 
-    exact: ClassVar[bool] = False
-    client_ranks: ClassVar[bool] = True
-    same_coordinates: ClassVar[bool] = False
+    traits = Traits(exact=False, client_ranks=True, same_coordinates=False)
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
         return ServerState(params)

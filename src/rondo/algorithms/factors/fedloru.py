@@ -2,11 +2,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 from rondo.algorithm import Algorithm, BaseState, Client, Mean, Round, Shared, Trainer, Uploads, Weight
 from rondo.algorithms.parts.accumulation import Restart, accumulated, check_cycle
 from rondo.params import Params, down, pick, up, whole
+from rondo.traits import Traits
 
 
 @final
@@ -41,7 +42,7 @@ class FedLoRU(Algorithm[BaseState]):
     Implicit Regularization, 2024.
     """
 
-    exact: ClassVar[bool] = False
+    traits = Traits(exact=False)
     tau: int = 10
     restart: Restart = "random"
 

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final, get_args
+from typing import Literal, final, get_args
 
 from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Upload, Uploads, Weight
 from rondo.algorithms.parts.product_mean import truncated_mean
 from rondo.algorithms.parts.scales import ClientScale, check_client_scale, in_runs_scale, sent_to
 from rondo.params import Params, down, pick, up, whole
+from rondo.traits import Traits
 
 Split = Literal["up", "both"]
 
@@ -44,9 +45,7 @@ class FlexLoRA(Algorithm[ServerState]):
     Resources, NeurIPS 2024.
     """
 
-    exact: ClassVar[bool] = False
-    client_ranks: ClassVar[bool] = True
-    same_coordinates: ClassVar[bool] = False
+    traits = Traits(exact=False, client_ranks=True, same_coordinates=False)
     split: Split = "up"
     client_scale: ClientScale = "run"
 

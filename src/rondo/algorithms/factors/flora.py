@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from rondo.algorithms.parts.product_mean import pairs, scaled, whole_mean
 from rondo.algorithms.parts.scales import ClientScale, check_client_scale, in_runs_scale, sent_to
 from rondo.lowrank import LowRank, mean_product
 from rondo.params import Params, adapted_modules, down, pick, stack_clients, up, whole
+from rondo.traits import Traits
 
 
 @final
@@ -40,9 +41,7 @@ class FLoRA(Algorithm[BaseState]):
     NeurIPS 2024.
     """
 
-    exact: ClassVar[bool] = True
-    client_ranks: ClassVar[bool] = True
-    same_coordinates: ClassVar[bool] = False
+    traits = Traits(exact=True, client_ranks=True, same_coordinates=False)
     client_scale: ClientScale = "run"
 
     def __post_init__(self) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from rondo.algorithm import Algorithm, Client, Loss, Round, ServerState, Shared,
 from rondo.algorithms.parts.scales import module_scales
 from rondo.lowrank import LowRank
 from rondo.params import Params, adapted_modules, cut_rank, down, fixed, module_of, pick, up, whole
+from rondo.traits import Traits
 
 
 @final
@@ -47,8 +48,7 @@ class HetLoRA(Algorithm[ServerState]):
     Reference: Cho et al., Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation Models, EMNLP 2024.
     """
 
-    exact: ClassVar[bool] = False
-    client_ranks: ClassVar[bool] = True
+    traits = Traits(exact=False, client_ranks=True, weights="tensors")
     penalty: float = 0.0
     keep: float = 0.5
     prune: bool = False

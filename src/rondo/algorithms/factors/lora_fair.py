@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, TypeAlias, final, get_args
+from typing import Literal, TypeAlias, final, get_args
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from rondo.algorithm import Algorithm, Round, ServerState, Shared, Trainer, Uplo
 from rondo.algorithms.parts.product_mean import pairs
 from rondo.lowrank import mean_product
 from rondo.params import Params, adapted_modules, down, pick, up, whole
+from rondo.traits import Traits
 
 FairObjective: TypeAlias = Literal["cosine", "frobenius"]
 
@@ -48,7 +49,7 @@ class LoRAFAIR(Algorithm[ServerState]):
     Reference: Bian et al., LoRA-FAIR: Federated LoRA Fine-Tuning with Aggregation and Initialization Refinement, 2024.
     """
 
-    exact: ClassVar[bool] = False
+    traits = Traits(exact=False)
     objective: FairObjective = "cosine"
     penalty: float = 0.01
 

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 from rondo.algorithm import Algorithm, BaseState, Client, Mean, Round, Shared, Trainer, Uploads, Weight
 from rondo.algorithms.parts.accumulation import Restart, accumulated, check_cycle, joined, with_personal
 from rondo.params import Params, down, personal, pick, up, whole
+from rondo.traits import Traits
 
 
 @final
@@ -33,8 +34,7 @@ class PFedLoRU(Algorithm[BaseState]):
     Reference: Park and Klabjan, 2024, appendix C.2.
     """
 
-    exact: ClassVar[bool] = False
-    personal: ClassVar[bool] = True
+    traits = Traits(exact=False, personal=True)
     tau: int = 10
     restart: Restart = "random"
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final, get_args
+from typing import Literal, final, get_args
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from rondo.params import (
     up,
     whole,
 )
+from rondo.traits import Traits
 
 Mixing = Literal["during", "after"]
 
@@ -63,9 +64,7 @@ class APFL(Algorithm[ServerState]):
     Reference: Deng et al., Adaptive Personalized Federated Learning, 2020, algorithm 1 and section 4.2.
     """
 
-    exact: ClassVar[bool] = False
-    needs_factors: ClassVar[bool] = False
-    personal: ClassVar[bool] = True
+    traits = Traits(exact=False, needs_factors=False, personal=True)
     mixing: Mixing = "during"
     alpha: float = 0.25
     adaptive: bool = False

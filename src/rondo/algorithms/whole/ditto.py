@@ -2,11 +2,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Uploads, Weight
 from rondo.algorithms.parts.proximal import pulled
 from rondo.params import Params, buffer, down, pick, up, whole
+from rondo.traits import Traits
 
 _TRAINED = down | up | whole
 
@@ -40,9 +41,7 @@ class Ditto(Algorithm[ServerState]):
     Reference: Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021, algorithm 1.
     """
 
-    exact: ClassVar[bool] = False
-    needs_factors: ClassVar[bool] = False
-    personal: ClassVar[bool] = True
+    traits = Traits(exact=False, needs_factors=False, personal=True)
     lam: float = 1.0
     personal_epochs: int = 0
 

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Uploads, Weight
 from rondo.algorithms.parts.proximal import pulled
 from rondo.params import Params, buffer, down, pick, up, whole
+from rondo.traits import Traits
 
 _TRAINED = down | up | whole
 
@@ -39,10 +40,7 @@ class FedMTL(Algorithm[ServerState]):
     Reference: Smith et al., Federated Multi-Task Learning, NIPS 2017, eq. (1).
     """
 
-    exact: ClassVar[bool] = False
-    needs_factors: ClassVar[bool] = False
-    personal: ClassVar[bool] = True
-    server_step: ClassVar[bool] = True
+    traits = Traits(exact=False, needs_factors=False, personal=True, server_step=True)
     lam: float = 1.0
 
     def __post_init__(self) -> None:

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 import torch
 
 from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Uploads, Weight
 from rondo.params import Params, buffer, down, pick, up, whole
+from rondo.traits import Traits
 
 _TRAINED = down | up | whole
 
@@ -44,10 +45,7 @@ class L2GD(Algorithm[ServerState]):
     algorithm 1 and section 4.
     """
 
-    exact: ClassVar[bool] = False
-    needs_factors: ClassVar[bool] = False
-    personal: ClassVar[bool] = True
-    server_step: ClassVar[bool] = True
+    traits = Traits(exact=False, needs_factors=False, personal=True, server_step=True)
     lam: float = 1.0
     p: float = 0.9
 

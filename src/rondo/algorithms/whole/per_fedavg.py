@@ -2,13 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final, get_args
+from typing import Literal, final, get_args
 
 from torch import Tensor
 
 from rondo.algorithm import Algorithm, Loss, Round, ServerState, Shared, Trainer, Uploads, Weight
 from rondo.algorithms.parts.gradient import gradient, mean_gradient
 from rondo.params import Params, buffer, down, inner, pick, up, whole
+from rondo.traits import Traits
 
 Variant = Literal["fo", "hf"]
 
@@ -49,9 +50,7 @@ class PerFedAvg(Algorithm[ServerState]):
     Meta-Learning Approach, NeurIPS 2020, algorithm 1 and section 5.
     """
 
-    exact: ClassVar[bool] = True
-    needs_factors: ClassVar[bool] = False
-    scored_after_adapting: ClassVar[bool] = True
+    traits = Traits(exact=True, needs_factors=False, scored_after_adapting=True)
     variant: Variant = "hf"
     inner_lr: float = 0.01
     support: float = 0.5

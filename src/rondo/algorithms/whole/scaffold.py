@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final, get_args
+from typing import Literal, final, get_args
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from rondo.params import (
     up,
     whole,
 )
+from rondo.traits import Traits
 
 Option = Literal["I", "II"]
 
@@ -64,10 +65,6 @@ class Scaffold(Algorithm[ServerState]):
     algorithm 1.
     """
 
-    exact: ClassVar[bool] = False
-    needs_factors: ClassVar[bool] = False
-    equal_weights: ClassVar[bool] = True
-    server_step: ClassVar[bool] = True
     option: Option = "I"
     server_lr: float = 1.0
 
@@ -78,8 +75,10 @@ class Scaffold(Algorithm[ServerState]):
             raise ValueError(f"server_lr must be positive; got {self.server_lr}")
 
     @property
-    def plain_sgd(self) -> bool:  # type: ignore[override]
-        return self.option == "II"
+    def traits(self) -> Traits:  # type: ignore[override]
+        """Option II reads the mean gradient off the movement."""
+        plain = self.option == "II"
+        return Traits(exact=False, needs_factors=False, weights="equal", server_step=True, plain_sgd=plain)
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
         zeros = {_control(n): torch.zeros_like(t) for n, t in pick(params, ~buffer).items()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from torch import Tensor
 
@@ -32,6 +32,7 @@ from rondo.algorithm import (
 )
 from rondo.algorithms.wrappers.wrapper import Wrapper
 from rondo.params import Params, Select, everything, head, pick
+from rondo.traits import Traits
 
 
 @dataclass(frozen=True)
@@ -56,15 +57,15 @@ class Local(Wrapper[LocalState]):
     """
 
     stays: Select = head
-    personal: ClassVar[bool] = True
 
     @property
     def linear(self) -> bool:
         return self.algorithm.linear
 
     @property
-    def keeps(self) -> Select:  # type: ignore[override]
-        return self.algorithm.keeps | self.stays
+    def traits(self) -> Traits:  # type: ignore[override]
+        inner = self.algorithm.traits
+        return replace(inner, personal=True, keeps=inner.keeps | self.stays)
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> LocalState:
         return LocalState(self.algorithm.init(pick(params, ~self.stays), weights, round), pick(params, self.stays))
@@ -93,7 +94,7 @@ class Local(Wrapper[LocalState]):
     def expand(self, state: LocalState, upload: Upload) -> Upload:
         return self.algorithm.expand(state.inner, upload)
 
-    def weight_of(self, state: LocalState, upload: Upload) -> float | None:
+    def weight_of(self, state: LocalState, upload: Upload) -> float:
         return self.algorithm.weight_of(state.inner, upload)
 
     def finish(self, state: LocalState, mean: Mean, round: Round) -> LocalState:
