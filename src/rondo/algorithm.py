@@ -40,6 +40,7 @@ __all__ = [
     "Client",
     "ClientFailed",
     "Fit",
+    "FitOptions",
     "HasParams",
     "HeadPolicy",
     "Loss",
@@ -149,18 +150,30 @@ class Fit:
     """Mean training loss per client, shape (K,)."""
 
 
-class Trainer(Protocol):
+@dataclass(frozen=True)
+class FitOptions:
+    """The options of one :meth:`Trainer.fit`, for a trainer to carry out."""
+
+    train: Select
+    """The tensors that are trained."""
+    objective: Objective
+    epochs: int | None
+    """Epochs of each client's rows; with neither ``epochs`` nor ``steps``, the run's local training."""
+    steps: int | None
+    lr: float | None
+    """The learning rate; None is the run's in this round."""
+    project: Projection
+    """Applied after every step. APFL's adaptive share is kept within 0 and 1 by it: a limit within the objective would
+    be another method, whose gradient is zero beyond the limit."""
+
+
+class Trainer(ABC):
     """Models, data and optimizers of K clients, lent to the algorithm for one round."""
 
-    @property
-    def clients(self) -> tuple[Client, ...]: ...
-
-    @property
-    def round(self) -> Round: ...
-
-    @property
-    def lr(self) -> float:
-        """The run's learning rate in this round."""
+    clients: tuple[Client, ...]
+    round: Round
+    lr: float
+    """The run's learning rate in this round."""
 
     def fit(
         self,
@@ -179,7 +192,13 @@ class Trainer(Protocol):
         ``epochs``, ``steps`` and ``lr`` default to the run's. ``project`` is applied after every step. Raises
         :class:`ClientFailed`.
         """
+        return self.fit_with(params, FitOptions(train, objective, epochs, steps, lr, project))
 
+    @abstractmethod
+    def fit_with(self, params: Params, options: FitOptions) -> Fit:
+        """:meth:`fit`, for whoever writes a trainer."""
+
+    @abstractmethod
     def solve(self, params: Params, *, train: Select) -> Fit:
         """The exact minimiser of each client's loss on all of its rows, over the selected tensors of ``params`` (client
         axis K). Of several minimisers, it is the smallest.
@@ -188,10 +207,12 @@ class Trainer(Protocol):
         allowed); anything else is refused with :class:`rondo.errors.ConfigError`. Raises :class:`ClientFailed`.
         """
 
+    @abstractmethod
     def second_moment(self, params: Params, *, of: Select) -> Tensor:
         """The mean over each client's rows of g g^T, with g the gradient of one row's loss in the ``n`` numbers of the
         selected tensors, in their order: shape (K, n, n). Raises :class:`ClientFailed`."""
 
+    @abstractmethod
     def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:
         """One :class:`Upload` per client. ``weight``, shape (K,), defaults to the run's weighting."""
 
