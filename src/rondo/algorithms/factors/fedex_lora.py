@@ -6,8 +6,9 @@ from typing import final
 
 from rondo.algorithm import Algorithm, BaseState, Client, Round, Shared, Trainer, Upload, Uploads, Weight, weighted_mean
 from rondo.algorithms.parts.product_mean import pairs, scaled
+from rondo.algorithms.parts.training import trained_uploads
 from rondo.lowrank import residual
-from rondo.params import Params, adapted_modules, down, pick, up, whole
+from rondo.params import Params, adapted_modules
 from rondo.traits import Traits
 
 
@@ -47,9 +48,7 @@ class FedExLoRA(Algorithm[BaseState]):
         return Shared(state.params, state.base)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        trained = down | up | whole
-        fit = trainer.fit(shared.params, train=trained)
-        return trainer.upload(pick(fit.params, trained)), local
+        return trained_uploads(shared.params, trainer), local
 
     def aggregate(self, state: BaseState, uploads: Iterable[Upload], round: Round) -> BaseState:
         received = list(uploads)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import final
 
 from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Uploads, Weight
-from rondo.params import Params, cut_rank, down, pick, up, whole
+from rondo.algorithms.parts.training import trained_uploads
+from rondo.params import Params, cut_rank
 from rondo.traits import Traits
 
 
@@ -42,6 +43,4 @@ class FedIT(Algorithm[ServerState]):
         return Shared(cut_rank(state.params, client.rank))
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        trained = down | up | whole
-        fit = trainer.fit(shared.params, train=trained)
-        return trainer.upload(pick(fit.params, trained)), local
+        return trained_uploads(shared.params, trainer), local

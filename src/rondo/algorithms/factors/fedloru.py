@@ -6,7 +6,8 @@ from typing import final
 
 from rondo.algorithm import Algorithm, BaseState, Client, Mean, Round, Shared, Trainer, Uploads, Weight
 from rondo.algorithms.parts.accumulation import Restart, accumulated, check_cycle
-from rondo.params import Params, down, pick, up, whole
+from rondo.algorithms.parts.training import trained_uploads
+from rondo.params import Params
 from rondo.traits import Traits
 
 
@@ -56,9 +57,7 @@ class FedLoRU(Algorithm[BaseState]):
         return Shared(state.params, state.base)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        trained = down | up | whole
-        fit = trainer.fit(shared.params, train=trained)
-        return trainer.upload(pick(fit.params, trained)), local
+        return trained_uploads(shared.params, trainer), local
 
     def finish(self, state: BaseState, mean: Mean, round: Round) -> BaseState:
         return accumulated(state, mean, round, self.tau, self.restart)

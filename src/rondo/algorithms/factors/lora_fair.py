@@ -10,8 +10,9 @@ from torch import Tensor
 
 from rondo.algorithm import Algorithm, Round, ServerState, Shared, Trainer, Upload, Uploads, Weight, weighted_mean
 from rondo.algorithms.parts.product_mean import pairs
+from rondo.algorithms.parts.training import trained_uploads
 from rondo.lowrank import mean_product
-from rondo.params import Params, adapted_modules, down, pick, up, whole
+from rondo.params import Params, adapted_modules
 from rondo.traits import Traits
 
 FairObjective: TypeAlias = Literal["cosine", "frobenius"]
@@ -63,9 +64,7 @@ class LoRAFAIR(Algorithm[ServerState]):
         return ServerState(params)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        trained = down | up | whole
-        fit = trainer.fit(shared.params, train=trained)
-        return trainer.upload(pick(fit.params, trained)), local
+        return trained_uploads(shared.params, trainer), local
 
     def aggregate(self, state: ServerState, uploads: Iterable[Upload], round: Round) -> ServerState:
         received = list(uploads)

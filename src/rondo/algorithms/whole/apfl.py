@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rondo.algorithm import Algorithm, Client, Loss, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.algorithms.parts.training import TRAINED
 from rondo.params import (
     AUXILIARY_PREFIX,
     BUFFER_PREFIX,
@@ -15,17 +16,12 @@ from rondo.params import (
     Params,
     auxiliary,
     buffer,
-    down,
     per_client,
     pick,
-    up,
-    whole,
 )
 from rondo.traits import Traits
 
 Mixing = Literal["during", "after"]
-
-_TRAINED = down | up | whole
 _ALPHA = f"{AUXILIARY_PREFIX}alpha"
 
 
@@ -89,21 +85,21 @@ class APFL(Algorithm[ServerState]):
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         if self.mixing == "after":
-            fit = trainer.fit(shared.params, train=_TRAINED)
-            own = trainer.fit(local, train=_TRAINED).params
-            return trainer.upload(pick(fit.params, _TRAINED)), self._mixed(own, fit.params)
+            fit = trainer.fit(shared.params, train=TRAINED)
+            own = trainer.fit(local, train=TRAINED).params
+            return trainer.upload(pick(fit.params, TRAINED)), self._mixed(own, fit.params)
         both = {**shared.params, **{_own(n): t for n, t in local.items()}}
-        fit = trainer.fit(both, train=_TRAINED | auxiliary, objective=self._both, project=_within)
+        fit = trainer.fit(both, train=TRAINED | auxiliary, objective=self._both, project=_within)
         w, v = _parted(fit.params)
-        return trainer.upload(pick(w, _TRAINED)), v
+        return trainer.upload(pick(w, TRAINED)), v
 
     def adapt(self, shared: Shared, local: Params, trainer: Trainer) -> Params:
         """The clients' own tensors, fitted with the shared model as it is."""
         if self.mixing == "after":
-            return self._mixed(trainer.fit(local, train=_TRAINED).params, shared.params)
+            return self._mixed(trainer.fit(local, train=TRAINED).params, shared.params)
         return trainer.fit(
             local,
-            train=_TRAINED | auxiliary,
+            train=TRAINED | auxiliary,
             objective=lambda v, loss: loss(self._mixed(v, shared.params)),
             project=_within,
         ).params

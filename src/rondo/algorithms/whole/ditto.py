@@ -6,10 +6,9 @@ from typing import final
 
 from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Uploads, Weight
 from rondo.algorithms.parts.proximal import pulled
-from rondo.params import Params, buffer, down, pick, up, whole
+from rondo.algorithms.parts.training import TRAINED, trained_uploads
+from rondo.params import Params, buffer, pick
 from rondo.traits import Traits
-
-_TRAINED = down | up | whole
 
 
 @final
@@ -58,10 +57,9 @@ class Ditto(Algorithm[ServerState]):
         return shared.params
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        fit = trainer.fit(shared.params, train=_TRAINED)
-        return trainer.upload(pick(fit.params, _TRAINED)), self.adapt(shared, local, trainer)
+        return trained_uploads(shared.params, trainer), self.adapt(shared, local, trainer)
 
     def adapt(self, shared: Shared, local: Params, trainer: Trainer) -> Params:
         """The personal models after local training near ``shared``."""
         objective = pulled(self.lam, pick(shared.params, ~buffer))
-        return trainer.fit(local, train=_TRAINED, objective=objective, epochs=self.personal_epochs or None).params
+        return trainer.fit(local, train=TRAINED, objective=objective, epochs=self.personal_epochs or None).params

@@ -6,10 +6,9 @@ from typing import final
 
 from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Uploads, Weight
 from rondo.algorithms.parts.proximal import pulled
-from rondo.params import Params, buffer, down, pick, up, whole
+from rondo.algorithms.parts.training import TRAINED
+from rondo.params import Params, buffer, pick
 from rondo.traits import Traits
-
-_TRAINED = down | up | whole
 
 
 @final
@@ -55,9 +54,9 @@ class FedMTL(Algorithm[ServerState]):
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         own = self.adapt(shared, local, trainer)
-        return trainer.upload(pick(own, _TRAINED)), own
+        return trainer.upload(pick(own, TRAINED)), own
 
     def adapt(self, shared: Shared, local: Params, trainer: Trainer) -> Params:
         """The clients' models after local training near the mean in ``shared``."""
         objective = pulled(self.lam, pick(shared.params, ~buffer))
-        return trainer.fit(local, train=_TRAINED, objective=objective).params
+        return trainer.fit(local, train=TRAINED, objective=objective).params

@@ -9,24 +9,20 @@ from torch import Tensor
 
 from rondo.algorithm import Algorithm, Client, Fit, Loss, Mean, Round, ServerState, Shared, Trainer, Uploads, Weight
 from rondo.algorithms.parts.gradient import mean_gradient
+from rondo.algorithms.parts.training import TRAINED
 from rondo.params import (
     AUXILIARY_PREFIX,
     Params,
     auxiliary,
     buffer,
     cast_like,
-    down,
     inner,
     per_client,
     pick,
-    up,
-    whole,
 )
 from rondo.traits import Traits
 
 Option = Literal["I", "II"]
-
-_TRAINED = down | up | whole
 
 
 @final
@@ -89,19 +85,19 @@ class Scaffold(Algorithm[ServerState]):
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         x, c = pick(shared.params, ~auxiliary), pick(shared.params, auxiliary)
-        correction = {n: c[_control(n)] - local[_control(n)] for n in pick(x, _TRAINED & ~buffer)}
-        at_x = mean_gradient(x, _TRAINED, trainer) if self.option == "I" else None
+        correction = {n: c[_control(n)] - local[_control(n)] for n in pick(x, TRAINED & ~buffer)}
+        at_x = mean_gradient(x, TRAINED, trainer) if self.option == "I" else None
 
         def corrected(trained: Params, loss: Loss) -> Tensor:
             along = inner(correction, trained)
             return loss(trained) + (along - along.detach())  # its gradient alone: its value is no loss
 
-        fit = trainer.fit(x, train=_TRAINED, objective=corrected)
+        fit = trainer.fit(x, train=TRAINED, objective=corrected)
         control = _movement(x, fit, correction, local, trainer.lr) if at_x is None else at_x
         kept = {_control(n): t for n, t in control.items()}
         new = {n: c[n] + (t - local[n]) for n, t in kept.items()}
         equal = torch.ones(len(trainer.clients))
-        return trainer.upload({**pick(fit.params, _TRAINED), **new}, equal), kept
+        return trainer.upload({**pick(fit.params, TRAINED), **new}, equal), kept
 
     def adapt(self, shared: Shared, local: Params, trainer: Trainer) -> Params:
         """``local`` as it is: the model has nothing that is a client's own."""
