@@ -210,7 +210,10 @@ class Trainer(ABC):
     @abstractmethod
     def second_moment(self, params: Params, *, of: Select) -> Tensor:
         """The mean over each client's rows of g g^T, with g the gradient of one row's loss in the ``n`` numbers of the
-        selected tensors, in their order: shape (K, n, n). Raises :class:`ClientFailed`."""
+        selected tensors, in their order: shape (K, n, n). Raises :class:`ClientFailed`.
+
+        FedRep's method of moments is of single rows, which a :class:`Loss` does not show and a method must not see.
+        """
 
     @abstractmethod
     def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:
@@ -308,7 +311,7 @@ class Algorithm(ABC, Generic[S]):
         # A forward pass in training updates statistics in place: give it copies.
         statistics = {n: t.clone() for n, t in pick(shared.params, buffer).items()}
         frozen = replace(shared, params={**shared.params, **statistics})
-        return trainer.fit(local, objective=lambda own, loss: loss(self.view(frozen, own))).params
+        return trainer.fit(local, objective=lambda p, loss: loss(self.view(frozen, p))).params
 
     def expand(self, state: S, upload: Upload) -> Upload:
         """``upload`` in the server's coordinates, where all uploads have the same names and shapes. Default: the

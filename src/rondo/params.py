@@ -77,9 +77,9 @@ def add_client_axis(params: Params, size: int = 1) -> dict[str, Tensor]:
     return {name: tensor.unsqueeze(0).expand(size, *tensor.shape) for name, tensor in params.items()}
 
 
-def stack_clients(each: Iterable[Params]) -> dict[str, Tensor]:
+def stack_clients(clients: Iterable[Params]) -> dict[str, Tensor]:
     """The clients' ``Params``, one each, stacked along a new leading client axis. All must have the same names."""
-    rows = list(each)
+    rows = list(clients)
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]} if rows else {}
 
 

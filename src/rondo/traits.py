@@ -52,7 +52,9 @@ class Traits:
     """An expanded upload, put in place of the broadcast tensors, is its client's model. If False, aggregating that
     upload alone gives the client's model."""
     varying_shapes: bool = False
-    """A client's uploads may differ in shape, e.g. when they hold a choice of slots.
-    :meth:`rondo.algorithm.Algorithm.expand` then checks them and raises :class:`rondo.algorithm.UnreadableUpload`."""
+    """A client's data decide the shapes of its uploads, e.g. by a choice of slots (LoRA-A2), so the server cannot tell
+    them beforehand. :meth:`rondo.algorithm.Algorithm.expand` then checks them and raises
+    :class:`rondo.algorithm.UnreadableUpload`."""
     scored_after_adapting: bool = False
-    """Scores are of a client's model after :meth:`rondo.algorithm.Algorithm.adapt`."""
+    """Scores are of a client's model after :meth:`rondo.algorithm.Algorithm.adapt`. Per-FedAvg's model is meant to be
+    good after a step on the client's rows, and :meth:`rondo.algorithm.Algorithm.view`, which is pure, cannot take it."""

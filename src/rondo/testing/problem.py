@@ -117,11 +117,11 @@ class SgdTrainer(Trainer):
         for k, client in enumerate(self.clients):
             seen = client_row(params, k)
             leaves = {n: t.clone().requires_grad_() for n, t in pick(seen, of).items()}
-            each = []
+            gradients = []
             for row in range(client.num_examples):
                 loss = self.loss(client.id, {**seen, **leaves}, self.base, [row])
-                each.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(leaves.values()))]))
-            rows = torch.stack(each)
+                gradients.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(leaves.values()))]))
+            rows = torch.stack(gradients)
             moments.append(rows.mT @ rows / len(rows))
         return torch.stack(moments)
 
@@ -137,11 +137,11 @@ class SgdTrainer(Trainer):
 
         def parts(share: float) -> tuple[Loss, Loss]:
             every = [range(c.num_examples) for c in self.clients] if rows is None else rows
-            divided = [split_rows(len(own), share) for own in every]
-            first, second = ([[own[i] for i in d[k]] for own, d in zip(every, divided, strict=True)] for k in (0, 1))
+            divided = [split_rows(len(mine), share) for mine in every]
+            first, second = ([[mine[i] for i in d[k]] for mine, d in zip(every, divided, strict=True)] for k in (0, 1))
             return self._loss(first), self._loss(second)
 
-        counts = [c.num_examples for c in self.clients] if rows is None else [len(own) for own in rows]
+        counts = [c.num_examples for c in self.clients] if rows is None else [len(mine) for mine in rows]
         return Loss(whole, parts, torch.tensor(counts))
 
     def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:

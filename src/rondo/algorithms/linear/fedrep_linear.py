@@ -78,13 +78,13 @@ class FedRepLinear(Algorithm[RepresentationState]):
             raise ValueError(f"start_rounds is at least 1, got {self.start_rounds}")
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> RepresentationState:
-        own, heads = pick(params, body), pick(params, head)
-        shapes = [t.shape for t in own.values()]
+        matrices, heads = pick(params, body), pick(params, head)
+        shapes = [t.shape for t in matrices.values()]
         if len(heads) != 1 or len(shapes) != 1 or len(shapes[0]) != 2 or shapes[0][0] > shapes[0][1]:
             message = "fedrep-linear is for one matrix with more columns than rows below a head, and this network has"
-            found = ", ".join(f"{n} {tuple(t.shape)}" for n, t in {**own, **heads}.items()) or "neither"
-            raise ConfigError.at("algorithm.name", f"{message} {found}: take fedrep, or model.name = 'builtin:linear'")
-        ((name, matrix),) = own.items()
+            has = ", ".join(f"{n} {tuple(t.shape)}" for n, t in {**matrices, **heads}.items()) or "neither"
+            raise ConfigError.at("algorithm.name", f"{message} {has}: take fedrep, or model.name = 'builtin:linear'")
+        ((name, matrix),) = matrices.items()
         moment = torch.zeros(matrix.shape[1], matrix.shape[1], dtype=matrix.dtype)
         return RepresentationState({name: orthonormal_rows(matrix), **heads}, moment)
 

@@ -86,8 +86,8 @@ class APFL(Algorithm[ServerState]):
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         if self.mixing == "after":
             fit = trainer.fit(shared.params, train=TRAINED)
-            own = trainer.fit(local, train=TRAINED).params
-            return trainer.upload(pick(fit.params, TRAINED)), self._mixed(own, fit.params)
+            v = trainer.fit(local, train=TRAINED).params
+            return trainer.upload(pick(fit.params, TRAINED)), self._mixed(v, fit.params)
         both = {**shared.params, **{_own(n): t for n, t in local.items()}}
         fit = trainer.fit(both, train=TRAINED | auxiliary, objective=self._both, project=_within)
         w, v = _parted(fit.params)
@@ -111,9 +111,9 @@ class APFL(Algorithm[ServerState]):
     def _both(self, params: Params, loss: Loss) -> Tensor:
         """The loss of the mix, shape (K,), with the gradient of w's own loss in w."""
         w, v = _parted(params)
-        own = loss(w)
+        at_w = loss(w)
         mix = loss(self._mixed(v, {n: t.detach() if not buffer(n) else t for n, t in w.items()}))
-        return mix + own - own.detach()
+        return mix + at_w - at_w.detach()
 
     def _mixed(self, v: Params, w: Params) -> dict[str, Tensor]:
         """a v + (1 - a) w, but v's own statistics. A client axis may lead."""

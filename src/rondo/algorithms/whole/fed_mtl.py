@@ -53,8 +53,8 @@ class FedMTL(Algorithm[ServerState]):
         return shared.params
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        own = self.adapt(shared, local, trainer)
-        return trainer.upload(pick(own, TRAINED)), own
+        models = self.adapt(shared, local, trainer)
+        return trainer.upload(pick(models, TRAINED)), models
 
     def adapt(self, shared: Shared, local: Params, trainer: Trainer) -> Params:
         """The clients' models after local training near the mean in ``shared``."""
