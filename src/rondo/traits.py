@@ -56,5 +56,5 @@ class Traits:
     them beforehand. :meth:`rondo.algorithm.Algorithm.expand` then checks them and raises
     :class:`rondo.algorithm.UnreadableUpload`."""
     scored_after_adapting: bool = False
-    """Scores are of a client's model after :meth:`rondo.algorithm.Algorithm.adapt`. Per-FedAvg's model is meant to be
-    good after a step on the client's rows, and :meth:`rondo.algorithm.Algorithm.view`, which is pure, cannot take it."""
+    """Scores are of a client's model after :meth:`rondo.algorithm.Algorithm.adapt`. Per-FedAvg's model is made to be
+    good after a step on the client's rows, which :meth:`rondo.algorithm.Algorithm.view`, a pure map, cannot take."""
