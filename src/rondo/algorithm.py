@@ -32,7 +32,7 @@ from rondo.messages import (
     weighted_mean,
 )
 from rondo.params import Params, Select, buffer, cast_like, everything, pad_rank, pick
-from rondo.traits import HeadPolicy, Traits, Weights
+from rondo.traits import HeadPolicy, Traits
 
 __all__ = [
     "Algorithm",
@@ -56,7 +56,6 @@ __all__ = [
     "Upload",
     "Uploads",
     "Weight",
-    "Weights",
     "plain",
     "split_rows",
     "unbounded",
@@ -255,7 +254,7 @@ class HasParams(Protocol):
 
 S = TypeVar("S", bound=HasParams)
 
-_BEFORE_TRAITS = (*(f.name for f in fields(Traits) if f.name != "weights"), "equal_weights")
+_BEFORE_TRAITS = (*(f.name for f in fields(Traits) if f.name != "weighting"), "equal_weights")
 """Names under which classes declared their traits one by one, before :class:`Traits` held them."""
 
 
@@ -269,7 +268,7 @@ class Algorithm(ABC, Generic[S]):
         super().__init_subclass__()
         old = [name for name in _BEFORE_TRAITS if name in vars(cls)]
         if old:
-            traits = ", ".join('weights="equal"' if name == "equal_weights" else f"{name}=..." for name in old)
+            traits = ", ".join('weighting="equal"' if name == "equal_weights" else f"{name}=..." for name in old)
             raise TypeError(f"{cls.__name__} declares {', '.join(old)} by itself: write traits = Traits({traits})")
 
     @property
@@ -321,7 +320,7 @@ class Algorithm(ABC, Generic[S]):
         return replace(upload, params=pad_rank(upload.params, state.params))
 
     def weight_of(self, state: S, upload: Upload) -> float:
-        """The weight of ``upload`` by its tensors, for a method that weighs uploads so (:attr:`Traits.weights`)."""
+        """The weight of ``upload`` by its tensors, for a method that weighs uploads so (:attr:`Traits.weighting`)."""
         raise NotImplementedError
 
     def finish(self, state: S, mean: Mean, round: Round) -> S:

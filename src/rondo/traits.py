@@ -10,7 +10,7 @@ from rondo.roles import Select, nothing
 HeadPolicy: TypeAlias = Literal["shared", "local", "frozen"]
 """Whether a task head is trained and sent, trained and kept by each client, or left as it is."""
 
-Weights: TypeAlias = Literal["run", "equal", "tensors"]
+Weighting: TypeAlias = Literal["run", "equal", "tensors"]
 """The weights of uploads: by the run's ``clients.weighting``, 1 each, or by the numbers in the upload."""
 
 
@@ -35,7 +35,7 @@ class Traits:
     """The policy for a task head when the user does not choose one."""
     client_ranks: bool = False
     """Clients may have their own ranks (``Client.rank``), up to the run's."""
-    weights: Weights = "run"
+    weighting: Weighting = "run"
     """The weights of uploads. "equal": every upload has weight 1, whatever the run's weighting. "tensors": by
     :meth:`rondo.algorithm.Algorithm.weight_of`, so a weight tells something of a client's data. The server accepts no
     other weight. "run": a weight that a client gives its upload is believed, and the run's weighting is the default."""

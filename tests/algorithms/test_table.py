@@ -178,7 +178,7 @@ def test_class_with_flags_of_old_is_told_how_to_declare_traits() -> None:
         class Old(Algorithm[Any]):
             exact, equal_weights = True, True
 
-    wanted = 'write traits = Traits(exact=..., weights="equal")'
+    wanted = 'write traits = Traits(exact=..., weighting="equal")'
     assert str(caught.value) == f"Old declares exact, equal_weights by itself: {wanted}"
 
 

@@ -23,7 +23,7 @@ TRAITS: Mapping[str, Traits] = {
     "rondo.algorithms.factors.fedex_lora:FedExLoRA": Traits(exact=True),
     "rondo.algorithms.factors.federa:FeDeRA": Traits(exact=False),
     "rondo.algorithms.factors.fedsvd:FedSVD": Traits(exact=True, default_head="frozen", same_coordinates=False),
-    "rondo.algorithms.factors.hetlora:HetLoRA": Traits(exact=False, client_ranks=True, weights="tensors"),
+    "rondo.algorithms.factors.hetlora:HetLoRA": Traits(exact=False, client_ranks=True, weighting="tensors"),
     "rondo.algorithms.factors.lora_fair:LoRAFAIR": Traits(exact=False),
     "rondo.algorithms.factors.fedloru:FedLoRU": Traits(exact=False),
     "rondo.algorithms.factors.pfedloru:PFedLoRU": Traits(exact=False, personal=True),
@@ -47,7 +47,7 @@ TRAITS: Mapping[str, Traits] = {
         exact=False, needs_factors=False, personal=True, keeps=everything, default_head="local"
     ),
     "rondo.algorithms.whole.scaffold:Scaffold": Traits(
-        exact=False, needs_factors=False, weights="equal", server_step=True
+        exact=False, needs_factors=False, weighting="equal", server_step=True
     ),
     "rondo.algorithms.whole.ditto:Ditto": Traits(exact=False, needs_factors=False, personal=True),
     "rondo.algorithms.whole.apfl:APFL": Traits(exact=False, needs_factors=False, personal=True),

@@ -75,7 +75,7 @@ def law_form(algorithm: Algorithm[Any], seed: int, problem: Problem | None = Non
     require(algorithm.__dataclass_params__.frozen, "its dataclass is not frozen")  # type: ignore[attr-defined]
     require(hasattr(algorithm, "traits"), "it declares no traits: traits = Traits(exact=...)")
     weighs = type(algorithm).weight_of is not Algorithm.weight_of
-    require(weighs or algorithm.traits.weights != "tensors", "it weighs uploads by their tensors without weight_of")
+    require(weighs or algorithm.traits.weighting != "tensors", "it weighs uploads by their tensors without weight_of")
     run = Run(algorithm, seed, problem)
     for index in range(ROUNDS):
         run.step(index)

@@ -49,7 +49,7 @@ class HetLoRA(Algorithm[ServerState]):
     Reference: Cho et al., Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation Models, EMNLP 2024.
     """
 
-    traits = Traits(exact=False, client_ranks=True, weights="tensors")
+    traits = Traits(exact=False, client_ranks=True, weighting="tensors")
     penalty: float = 0.0
     keep: float = 0.5
     prune: bool = False

@@ -74,7 +74,7 @@ class Scaffold(Algorithm[ServerState]):
     def traits(self) -> Traits:  # type: ignore[override]
         """Option II reads the mean gradient off the movement."""
         plain = self.option == "II"
-        return Traits(exact=False, needs_factors=False, weights="equal", server_step=True, plain_sgd=plain)
+        return Traits(exact=False, needs_factors=False, weighting="equal", server_step=True, plain_sgd=plain)
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
         zeros = {_control(n): torch.zeros_like(t) for n, t in pick(params, ~buffer).items()}

@@ -172,15 +172,15 @@ class Gate:
 
     def _must_weigh(self, upload: Upload, trial: Upload) -> None:
         """The weight must be the one that the method gives the upload, or the run does where the method gives none."""
-        weight, examples, weights = upload.weight, upload.client.num_examples, self.algorithm.traits.weights
+        weight, examples, kind = upload.weight, upload.client.num_examples, self.algorithm.traits.weighting
         if not 0 < weight < math.inf:
             raise Rejected("bad_weight", f"{weight}, must be positive and finite")
-        if weights == "tensors":
+        if kind == "tensors":
             expected = self.algorithm.weight_of(self.state, upload)
             if not math.isclose(expected, weight, rel_tol=1e-6):
                 raise Rejected("bad_weight", f"{weight}, by its tensors it is {expected:g}")
-        elif weights == "equal" or math.isnan(trial.weight):
-            expected = float(examples) if weights == "run" and self.weighting == "examples" else 1.0
+        elif kind == "equal" or math.isnan(trial.weight):
+            expected = float(examples) if kind == "run" and self.weighting == "examples" else 1.0
             if weight != expected:
                 raise Rejected("bad_weight", f"{weight}, for {examples} examples it is {expected:g}")
 
