@@ -76,7 +76,7 @@ def write_rows(path: Path, count: int) -> None:
 def configuration(folder: Path, rounds: int, algorithm: str, per_round: int | None) -> dict[str, Any]:
     from rondo import algorithms
 
-    optimizer = algorithms.entry(algorithm).linear and algorithms.load(algorithm).same_coordinates
+    optimizer = algorithms.entry(algorithm).linear and algorithms.entry(algorithm).traits.same_coordinates
     kinds = ("crash", "out_of_memory", "nonfinite_loss", "corrupt_upload", "late", "duplicate", "wrong_round")
     return {
         "rounds": rounds,

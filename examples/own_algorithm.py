@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 import torch
 
-from rondo.algorithm import Algorithm, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.algorithm import Algorithm, Round, ServerState, Shared, Trainer, Traits, Uploads, Weight
 from rondo.params import Params, down, pick, up, whole
 
 
@@ -20,7 +20,7 @@ class FairAverage(Algorithm[ServerState]):
     Resource Allocation in Federated Learning, 2020, but with a weighted mean in place of their step.
     """
 
-    exact: ClassVar[bool] = False  # the mean of the factors is not the factors of the mean
+    traits = Traits(exact=False)  # the mean of the factors is not the factors of the mean
     q: float = 1.0
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:

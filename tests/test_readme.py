@@ -67,7 +67,7 @@ def test_readme_configuration_lacks_only_its_files() -> None:
 
 def test_readme_table_of_methods() -> None:
     """Methods for factors have a row each, the others and those of least squares share one."""
-    of_factors = {n for n in algorithms.names() if algorithms.entry(n).needs_factors}
+    of_factors = {n for n in algorithms.names() if algorithms.entry(n).traits.needs_factors}
     *rows, (others, _) = re.findall(r"^\| (`.+?`) \| (.+?) \|$", section(README, "Methods"), re.M)
     assert rows == [(f"`{name}`", e.summary) for name, e in algorithms.TABLE.items() if name in of_factors]
     assert others == ", ".join(f"`{name}`" for name in algorithms.TABLE if name not in of_factors)
@@ -84,13 +84,13 @@ def test_full_table_of_methods() -> None:
 
 def test_methods_with_rank_budgets() -> None:
     listed = names_in(section(METHODS, "Clients with different rank budgets"))
-    assert listed == {n for n in algorithms.names() if algorithms.load(n).client_ranks}
+    assert listed == {n for n in algorithms.names() if algorithms.entry(n).traits.client_ranks}
 
 
 def test_methods_with_server_optimizers() -> None:
     methods = {name: algorithms.get(name) for name in algorithms.names()}
-    stepped = {n: m for n, m in methods.items() if m.linear and m.same_coordinates and not m.server_step}
-    accepted = {n for n, m in stepped.items() if m.keeps != everything}
+    stepped = {n: m for n, m in methods.items() if m.linear and m.traits.same_coordinates and not m.traits.server_step}
+    accepted = {n for n, m in stepped.items() if m.traits.keeps != everything}
     assert names_in(section(METHODS, "Server optimizers")) == accepted
 
 

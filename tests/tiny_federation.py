@@ -33,7 +33,7 @@ HEADS: tuple[HeadPolicy, ...] = ("shared", "local", "frozen")
 
 def refused(name: str, policy: HeadPolicy) -> bool:
     """Whether the method would keep or send nothing, although it divides the model."""
-    keeps = algorithms.load(name).keeps
+    keeps = algorithms.entry(name).traits.keeps
     return (keeps == head and policy == "frozen") or (keeps == ~head and policy != "shared")
 
 

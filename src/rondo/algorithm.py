@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 from torch import Tensor
 
@@ -31,7 +31,8 @@ from rondo.messages import (
     Weight,
     weighted_mean,
 )
-from rondo.params import Params, Select, buffer, cast_like, everything, nothing, pad_rank, pick
+from rondo.params import Params, Select, buffer, cast_like, everything, pad_rank, pick
+from rondo.traits import HeadPolicy, Traits
 
 __all__ = [
     "Algorithm",
@@ -39,6 +40,7 @@ __all__ = [
     "Client",
     "ClientFailed",
     "Fit",
+    "FitOptions",
     "HasParams",
     "HeadPolicy",
     "Loss",
@@ -49,6 +51,7 @@ __all__ = [
     "ServerState",
     "Shared",
     "Trainer",
+    "Traits",
     "UnreadableUpload",
     "Upload",
     "Uploads",
@@ -108,8 +111,6 @@ Objective: TypeAlias = Callable[[Params, Loss], Tensor]
 Projection: TypeAlias = Callable[[Params], Params]
 """From all trained tensors to those that a constraint moves, moved. Tensors that obey it already stay as they are."""
 
-HeadPolicy: TypeAlias = Literal["shared", "local", "frozen"]
-
 
 def plain(params: Params, loss: Loss) -> Tensor:
     """The default objective: the network's loss at the trained tensors themselves."""
@@ -148,18 +149,30 @@ class Fit:
     """Mean training loss per client, shape (K,)."""
 
 
-class Trainer(Protocol):
+@dataclass(frozen=True)
+class FitOptions:
+    """The options of one :meth:`Trainer.fit`, for a trainer to carry out."""
+
+    train: Select
+    """The tensors that are trained."""
+    objective: Objective
+    epochs: int | None
+    """Epochs of each client's rows; with neither ``epochs`` nor ``steps``, the run's local training."""
+    steps: int | None
+    lr: float | None
+    """The learning rate; None is the run's in this round."""
+    project: Projection
+    """Applied after every step. APFL's adaptive share is kept within 0 and 1 by it: a limit within the objective would
+    be another method, whose gradient is zero beyond the limit."""
+
+
+class Trainer(ABC):
     """Models, data and optimizers of K clients, lent to the algorithm for one round."""
 
-    @property
-    def clients(self) -> tuple[Client, ...]: ...
-
-    @property
-    def round(self) -> Round: ...
-
-    @property
-    def lr(self) -> float:
-        """The run's learning rate in this round."""
+    clients: tuple[Client, ...]
+    round: Round
+    lr: float
+    """The run's learning rate in this round."""
 
     def fit(
         self,
@@ -178,7 +191,13 @@ class Trainer(Protocol):
         ``epochs``, ``steps`` and ``lr`` default to the run's. ``project`` is applied after every step. Raises
         :class:`ClientFailed`.
         """
+        return self.fit_with(params, FitOptions(train, objective, epochs, steps, lr, project))
 
+    @abstractmethod
+    def fit_with(self, params: Params, options: FitOptions) -> Fit:
+        """:meth:`fit`, for whoever writes a trainer."""
+
+    @abstractmethod
     def solve(self, params: Params, *, train: Select) -> Fit:
         """The exact minimiser of each client's loss on all of its rows, over the selected tensors of ``params`` (client
         axis K). Of several minimisers, it is the smallest.
@@ -187,10 +206,15 @@ class Trainer(Protocol):
         allowed); anything else is refused with :class:`rondo.errors.ConfigError`. Raises :class:`ClientFailed`.
         """
 
+    @abstractmethod
     def second_moment(self, params: Params, *, of: Select) -> Tensor:
         """The mean over each client's rows of g g^T, with g the gradient of one row's loss in the ``n`` numbers of the
-        selected tensors, in their order: shape (K, n, n). Raises :class:`ClientFailed`."""
+        selected tensors, in their order: shape (K, n, n). Raises :class:`ClientFailed`.
 
+        FedRep's method of moments is of single rows, which a :class:`Loss` does not show and a method must not see.
+        """
+
+    @abstractmethod
     def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:
         """One :class:`Upload` per client. ``weight``, shape (K,), defaults to the run's weighting."""
 
@@ -230,43 +254,22 @@ class HasParams(Protocol):
 
 S = TypeVar("S", bound=HasParams)
 
+_BEFORE_TRAITS = (*(f.name for f in fields(Traits) if f.name != "weighting"), "equal_weights")
+"""Names under which classes declared their traits one by one, before :class:`Traits` held them."""
+
 
 class Algorithm(ABC, Generic[S]):
     """A federated algorithm. Every subclass is final: a frozen dataclass whose fields are its hyperparameters."""
 
-    exact: ClassVar[bool]
-    """The aggregated model's change equals the weighted mean of the clients' changes. Without ``needs_factors`` this is
-    said of whole tensors alone, because a mean of factors is not the mean of their products."""
-    needs_factors: ClassVar[bool] = True
-    """It is about low-rank factors. Other methods train whole tensors too, with or without factors beside them."""
-    personal: ClassVar[bool] = False
-    """Clients keep tensors of their own: each client has its own model, and new clients get a cold-start model."""
-    keeps: ClassVar[Select] = nothing
-    """Those of ``init``'s tensors that stay with their clients by the method's own code: ``local_init`` gives them to a
-    new client. A head that a client then does not hold is trained and sent as any other tensor."""
-    default_head: ClassVar[HeadPolicy] = "shared"
-    """The policy for a task head when the user does not choose one."""
-    scored_after_adapting: ClassVar[bool] = False
-    """Scores are of a client's model after :meth:`adapt` (Per-FedAvg)."""
-    client_ranks: ClassVar[bool] = False
-    """Clients may have their own ranks (``Client.rank``), up to the run's."""
-    plain_sgd: ClassVar[bool] = False
-    """A client's movement must be the sum of its gradients: local training is SGD, without momentum and without a limit
-    of the gradient's norm."""
-    equal_weights: ClassVar[bool] = False
-    """Every upload has weight 1, whatever the run's weighting, and the server accepts no other."""
-    server_step: ClassVar[bool] = False
-    """The method defines its server's step itself, so no server optimizer takes its place."""
-    same_coordinates: ClassVar[bool] = True
-    """Uploads are new values of the broadcast tensors, so the differences may be scaled or go to a server optimizer."""
-    readable: ClassVar[bool] = True
-    """An expanded upload, put in place of the broadcast tensors, is its client's model. If False, aggregating that
-    upload alone gives the client's model."""
-    least_squares: ClassVar[bool] = False
-    """Clients minimise exactly (:meth:`Trainer.solve`), so the task must be one of least squares."""
-    varying_shapes: ClassVar[bool] = False
-    """A client's uploads may differ in shape, e.g. when they hold a choice of slots. :meth:`expand` then checks them
-    and raises :class:`UnreadableUpload`."""
+    traits: ClassVar[Traits]
+    """The algorithm's properties. Declare them in the class: ``traits = Traits(exact=False)``."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        old = [name for name in _BEFORE_TRAITS if name in vars(cls)]
+        if old:
+            traits = ", ".join('weighting="equal"' if name == "equal_weights" else f"{name}=..." for name in old)
+            raise TypeError(f"{cls.__name__} declares {', '.join(old)} by itself: write traits = Traits({traits})")
 
     @property
     def linear(self) -> bool:
@@ -307,7 +310,7 @@ class Algorithm(ABC, Generic[S]):
         # A forward pass in training updates statistics in place: give it copies.
         statistics = {n: t.clone() for n, t in pick(shared.params, buffer).items()}
         frozen = replace(shared, params={**shared.params, **statistics})
-        return trainer.fit(local, objective=lambda own, loss: loss(self.view(frozen, own))).params
+        return trainer.fit(local, objective=lambda p, loss: loss(self.view(frozen, p))).params
 
     def expand(self, state: S, upload: Upload) -> Upload:
         """``upload`` in the server's coordinates, where all uploads have the same names and shapes. Default: the
@@ -316,10 +319,9 @@ class Algorithm(ABC, Generic[S]):
             return upload
         return replace(upload, params=pad_rank(upload.params, state.params))
 
-    def weight_of(self, state: S, upload: Upload) -> float | None:
-        """The weight of ``upload`` by its tensors, where clients weigh their uploads so: the server accepts no other.
-        Default: None, and a weight that a client gives its upload is believed."""
-        return None
+    def weight_of(self, state: S, upload: Upload) -> float:
+        """The weight of ``upload`` by its tensors, for a method that weighs uploads so (:attr:`Traits.weighting`)."""
+        raise NotImplementedError
 
     def finish(self, state: S, mean: Mean, round: Round) -> S:
         """The next state, from the mean. Default: each mean replaces the tensor it averages."""

@@ -23,7 +23,7 @@ from rondo.testing import LinearProblem, SgdTrainer
 from rondo.testing.laws import LAWS
 from rondo.testing.run import LawBroken, Run
 
-RANKED = [n for n in algorithms.names() if algorithms.load(n).client_ranks and n not in ("lora-a2", "mfedloru")]
+RANKED = [n for n in algorithms.names() if algorithms.entry(n).traits.client_ranks and n not in ("lora-a2", "mfedloru")]
 """LoRA-A2 and mFedLoRU are left out: they send every client the whole factors (see test_own_ranks.py)."""
 
 
@@ -126,7 +126,7 @@ def test_clients_of_different_ranks_take_part(name: str) -> None:
         whole = algorithm.broadcast(state, Client("new", 1), Round(index + 1, 3, 0, 3))
         seen = algorithm.view(whole, {})
         assert all(bool(t.isfinite().all()) for t in seen.values())
-        if algorithm.exact:
+        if algorithm.traits.exact:
             for path in problem.weights:
                 torch.testing.assert_close(problem.delta(seen, whole.base, path), deltas[path], rtol=0, atol=1e-10)
 
@@ -324,7 +324,7 @@ FIELDS: list[Algorithm[Any]] = [
 )
 @pytest.mark.parametrize("law", LAWS)
 def test_options_obey_the_laws(algorithm: Algorithm[Any], law: str) -> None:
-    if (law == "exactness" and not algorithm.exact) or (law == "raw sum" and not algorithm.linear):
+    if (law == "exactness" and not algorithm.traits.exact) or (law == "raw sum" and not algorithm.linear):
         return
     if law == "zero steps" and isinstance(algorithm, HetLoRA) and algorithm.prune:
         return  # a client that has pruned sends smaller factors, which are padded with zeros

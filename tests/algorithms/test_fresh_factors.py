@@ -57,7 +57,7 @@ def test_every_draw_has_the_configured_start(name: str, start: Any, monkeypatch:
 @pytest.mark.parametrize("law", ["zero steps", "cohort", "exactness", "same seed", "first round learns"])
 def test_laws_hold_for_every_start(name: str, start: Any, law: str) -> None:
     algorithm = algorithms.get(name, **DRAWING[name])
-    if law != "exactness" or algorithm.exact:
+    if law != "exactness" or algorithm.traits.exact:
         LAWS[law](algorithm, 0)  # raises LawBroken
 
 

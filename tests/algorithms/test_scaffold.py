@@ -148,8 +148,8 @@ def test_client_without_a_step_keeps_its_control() -> None:
 
 
 def test_option_two_needs_plain_sgd() -> None:
-    assert Scaffold("II").plain_sgd
-    assert not Scaffold("I").plain_sgd
+    assert Scaffold("II").traits.plain_sgd
+    assert not Scaffold("I").traits.plain_sgd
 
 
 def test_server_counts_all_clients() -> None:

@@ -7,33 +7,31 @@ import inspect
 import re
 import subprocess
 import sys
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
+from declare import fields
 
 from rondo import algorithms
 from rondo.algorithm import Algorithm
 from rondo.algorithms import TABLE, Entry, UnknownAlgorithm
+from rondo.algorithms.declared import FIELDS, NOT_LINEAR, TRAITS
 
 every_entry = pytest.mark.parametrize(("name", "entry"), TABLE.items(), ids=TABLE)
 
 
 @every_entry
 def test_entry_agrees_with_its_class(name: str, entry: Entry) -> None:
-    cls = algorithms.load(name)
-    instance = algorithms.get(name)
+    """Names and types of the fields too. After a change to a class, run tests/algorithms/declare.py."""
+    cls, algorithm = algorithms.load(name), algorithms.get(name)
     assert f"{cls.__module__}:{cls.__qualname__}" == entry.cls
-    flags = (instance.exact, instance.linear, instance.personal, instance.default_head, instance.client_ranks)
-    assert flags == (entry.exact, entry.linear, entry.personal, entry.head, entry.client_ranks)
-    assert instance.needs_factors == entry.needs_factors
+    assert (entry.traits, entry.linear, dict(entry.fields)) == (algorithm.traits, algorithm.linear, fields(cls))
 
 
-@every_entry
-def test_entry_has_the_fields_of_its_class(name: str, entry: Entry) -> None:
-    """Names and types agree."""
-    cls = algorithms.load(name)
-    hints = get_type_hints(cls)
-    assert dict(entry.fields) == {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+def test_declared_classes_are_those_of_the_table() -> None:
+    classes = {entry.cls for entry in TABLE.values()}
+    assert TRAITS.keys() == classes
+    assert classes >= NOT_LINEAR | FIELDS.keys()
 
 
 @every_entry
@@ -107,9 +105,9 @@ def test_paper_card_has_its_lines(name: str, entry: Entry, line: str) -> None:
 def test_paper_card_agrees_with_its_entry(name: str, entry: Entry) -> None:
     card = " ".join((algorithms.load(name).__doc__ or "").split())
     assert re.search(r"Linear: (yes|no)\b", card)[1] == ("yes" if entry.linear else "no")  # type: ignore[index]
-    assert re.search(r"Personal: (yes|no)\b", card)[1] == ("yes" if entry.personal else "no")  # type: ignore[index]
-    assert bool(re.search(r"Exact: yes\b", card)) == entry.exact
-    assert f"here {entry.head} by default" in card
+    assert re.search(r"Personal: (yes|no)\b", card)[1] == ("yes" if entry.traits.personal else "no")  # type: ignore[index]
+    assert bool(re.search(r"Exact: yes\b", card)) == entry.traits.exact
+    assert f"here {entry.traits.default_head} by default" in card
     author, year = re.match(r"(\w+) et al\..*?(\d{4})$", entry.paper).groups()  # type: ignore[union-attr]
     reference = card.partition("Reference:")[2]
     assert author in reference
@@ -164,6 +162,26 @@ def test_class_that_is_no_algorithm_is_an_error(name: str) -> None:
         algorithms.load(name)
 
 
+@dataclasses.dataclass(frozen=True)
+class Undeclared(Algorithm[Any]):
+    """A class without traits."""
+
+
+def test_class_without_traits_is_told_how_to_declare_them() -> None:
+    with pytest.raises(UnknownAlgorithm, match="Undeclared' declares no traits: write traits = Traits"):
+        algorithms.load(f"{__name__}:Undeclared")
+
+
+def test_class_with_flags_of_old_is_told_how_to_declare_traits() -> None:
+    with pytest.raises(TypeError) as caught:
+
+        class Old(Algorithm[Any]):
+            exact, equal_weights = True, True
+
+    wanted = 'write traits = Traits(exact=..., weighting="equal")'
+    assert str(caught.value) == f"Old declares exact, equal_weights by itself: {wanted}"
+
+
 def test_custom_class_is_given_by_its_path() -> None:
     assert algorithms.get("rondo.algorithms.factors.rolora:RoLoRA", alternate_for=0.5) == algorithms.get(
         "rolora", alternate_for=0.5
@@ -178,13 +196,13 @@ def test_unknown_field_is_a_type_error() -> None:
 def test_names_follow_the_table() -> None:
     """Methods of least squares are no choice for other tasks."""
     assert algorithms.names() == tuple(n for n, e in TABLE.items() if not n.endswith("-linear"))
-    assert all(e.least_squares == n.endswith("-linear") == algorithms.load(n).least_squares for n, e in TABLE.items())
+    assert all(e.traits.least_squares == n.endswith("-linear") for n, e in TABLE.items())
 
 
 IMPORT = """
 import sys
 import rondo, rondo.algorithms
-assert rondo.algorithms.entry("rolora").exact and rondo.__version__
+assert rondo.algorithms.entry("rolora").traits.exact and rondo.__version__
 heavy = {"torch", "numpy", "transformers", "peft", "datasets", "safetensors", "rondo.algorithm"} & set(sys.modules)
 print(sorted(heavy))
 """

@@ -70,8 +70,8 @@ def test_local_with_a_shared_head_is_lg_fedavg(problem: Problem) -> None:
 
 @pytest.mark.parametrize("inner", [FedRep(), FedPer(), LocalTraining()], ids=lambda a: type(a).__name__)
 def test_shared_head_is_personal_only_with_a_body_kept(inner: Algorithm[Any]) -> None:
-    assert SharedHead(inner).personal is isinstance(inner, LocalTraining)
-    assert not any(map(SharedHead(inner).keeps, ["head:out.weight"]))
+    assert SharedHead(inner).traits.personal is isinstance(inner, LocalTraining)
+    assert not any(map(SharedHead(inner).traits.keeps, ["head:out.weight"]))
 
 
 def test_fedprox_steps_along_the_proximal_gradient() -> None:

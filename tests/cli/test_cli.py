@@ -452,9 +452,8 @@ OWN = '''
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from rondo.algorithm import Algorithm, Mean, ServerState
+from rondo.algorithm import Algorithm, Mean, ServerState, Traits
 from rondo.params import down, pick, up, whole
 
 
@@ -462,7 +461,7 @@ from rondo.params import down, pick, up, whole
 class Good(Algorithm[ServerState]):
     """FedAvg of both factors."""
 
-    exact: ClassVar[bool] = False
+    traits = Traits(exact=False)
 
     def init(self, params, weights, round):
         return ServerState(params)
@@ -488,6 +487,11 @@ class NeedsAValue(Good):
 
 @dataclass(frozen=True)
 class Unfinished(Algorithm[ServerState]):
+    traits = Traits(exact=False)
+
+
+@dataclass(frozen=True)
+class Undeclared(Algorithm[ServerState]):
     pass
 '''
 
@@ -514,11 +518,21 @@ def test_faulty_custom_class_fails_the_check(invoke: Invoke, own: str) -> None:
     assert "all laws hold" not in output
 
 
-@pytest.mark.parametrize(("name", "fragment"), [("NeedsAValue", "x"), ("Unfinished", "abstract")])
+@pytest.mark.parametrize(
+    ("name", "fragment"),
+    [("NeedsAValue", "x"), ("Unfinished", "abstract"), ("Undeclared", "traits = Traits(exact=...)")],
+)
 def test_custom_class_that_cannot_be_made_is_named(invoke: Invoke, own: str, name: str, fragment: str) -> None:
     code, output = invoke("check", f"{own}:{name}")
     assert code == 2
     assert fragment in output
+
+
+def test_custom_class_with_flags_of_old_is_told_the_line_to_write(invoke: Invoke, own: str) -> None:
+    Path(f"{own}_of_old.py").write_text(OWN.replace("traits = Traits(exact=False)", "exact = False", 1))
+    code, output = invoke("check", f"{own}_of_old:Good")
+    assert code == 2
+    assert "Good declares exact by itself: write traits = Traits(exact=...)" in " ".join(output.split())
 
 
 def test_module_with_failing_import_is_named(invoke: Invoke, own: str) -> None:

@@ -56,7 +56,7 @@ def fixed_choice(monkeypatch: pytest.MonkeyPatch, choose: Callable[[int], Sequen
 
 def sends(sim: Any) -> bool:
     """Whether clients send anything: a method may keep all that is trained with them."""
-    return not all(map(sim.algorithm.keeps, sim.initial))
+    return not all(map(sim.algorithm.traits.keeps, sim.initial))
 
 
 OWN_MODELS = ("ditto", "apfl", "l2gd", "fed-mtl")
@@ -75,15 +75,15 @@ def test_two_rounds_run_learn_and_are_scored(name: str, policy: str) -> None:
     after = change(sim, *sim.newcomer(2))
     moved = {n for n, t in after.items() if not t.equal(before[n])}
     # A newcomer's B is the initial one, so nothing is added for it yet.
-    cold = name == "fedsa-lora" or algorithms.load(name).keeps("layer.B")
+    cold = name == "fedsa-lora" or algorithms.entry(name).traits.keeps("layer.B")
     assert moved == {n for n in after if n in sim.network.sites and not cold} | (
         set(sim.network.initial_head) if policy == "shared" else set()
     )
-    shares_its_head = algorithms.load(name).keeps == head and policy == "shared"
-    personal = policy == "local" or (algorithms.entry(name).personal and not shares_its_head)
+    shares_its_head = algorithms.entry(name).traits.keeps == head and policy == "shared"
+    personal = policy == "local" or (algorithms.entry(name).traits.personal and not shares_its_head)
     start = make(name, policy)
     first = start.algorithm.local_init(start.algorithm.broadcast(start.state, NEW, start.round(0)), NEW)
-    assert sim.algorithm.personal == personal
+    assert sim.algorithm.traits.personal == personal
     assert set(sim.locals) == (set(SIZES) if personal or name == "scaffold" else set())  # its control variates
     for client, local in sim.locals.items():
         own_head = policy == "local" or (policy == "shared" and name in OWN_MODELS)
@@ -161,7 +161,7 @@ def gap(name: str, policy: str, rounds: int, **fields: Any) -> float:
 @pytest.mark.parametrize("policy", HEADS)
 @pytest.mark.parametrize("name", ["rolora", "ffa-lora"])
 def test_global_model_is_the_mean_of_client_models(name: str, policy: str) -> None:
-    assert algorithms.entry(name).exact
+    assert algorithms.entry(name).traits.exact
     assert gap(name, policy, 3) < 1e-12
 
 

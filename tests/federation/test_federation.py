@@ -69,7 +69,7 @@ def without_times(record: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in record.items() if not k.endswith("seconds")}
 
 
-LINEAR = {name for name, entry in algorithms.TABLE.items() if entry.least_squares}
+LINEAR = {name for name, entry in algorithms.TABLE.items() if entry.traits.least_squares}
 """Methods for rows that a simulation draws."""
 ORDINARY = ("rolora", "fedrep")
 
@@ -77,8 +77,8 @@ ORDINARY = ("rolora", "fedrep")
 def of_method(folder: Path, name: str) -> dict[str, Any]:
     """Three rounds with two of three clients, state at the server and at the clients."""
     method = algorithms.get(name)
-    sends = method.keeps != everything
-    steps = sends and method.linear and method.same_coordinates and not method.server_step
+    sends = method.traits.keeps != everything
+    steps = sends and method.linear and method.traits.same_coordinates and not method.traits.server_step
     return config(
         folder,
         rounds=3,

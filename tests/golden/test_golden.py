@@ -145,7 +145,7 @@ def sketch(anchor: Tensor, g: Tensor) -> Tensor:
 
 def test_every_method_for_factors_has_a_golden_file() -> None:
     """Those of least squares have oracles of their own (tests/algorithms/test_linear_methods.py)."""
-    of_factors = {n for n in algorithms.names() if TABLE[n].needs_factors}
+    of_factors = {n for n in algorithms.names() if TABLE[n].traits.needs_factors}
     assert {SPECIAL.get(name, (name,))[0] for name in NAMES} == of_factors
 
 

@@ -150,7 +150,7 @@ def draws_of(seed: int, like: tuple[list[bool], list[bool]], p: float) -> tuple[
 
 def test_every_whole_method_has_a_golden_file() -> None:
     assert {Whole.read(name).method for name in NAMES} == {
-        n for n, entry in TABLE.items() if not (entry.needs_factors or entry.least_squares)
+        n for n, entry in TABLE.items() if not (entry.traits.needs_factors or entry.traits.least_squares)
     }
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rondo.algorithm import Client, Fit, Loss, Objective, Projection, Round, Upload, Uploads, plain, unbounded
-from rondo.params import Params, Select, buffer, client_row, everything
+from rondo.algorithm import Client, Fit, FitOptions, Loss, Round, Trainer, Upload, Uploads
+from rondo.params import Params, buffer, client_row
 
 H, HB = "head:out.weight", "head:out.bias"
 MEAN, VAR = "buffer:norm.running_mean", "buffer:norm.running_var"
@@ -66,8 +66,8 @@ def divided(rows: Rows, share: float) -> tuple[Rows, Rows]:
 
 
 @dataclass
-class BatchTrainer:
-    """A :class:`rondo.algorithm.Trainer` of plain SGD for clients that differ in their number of batches."""
+class BatchTrainer(Trainer):
+    """A trainer of plain SGD for clients that differ in their number of batches."""
 
     clients: tuple[Client, ...]
     round: Round
@@ -79,21 +79,13 @@ class BatchTrainer:
     weights: Mapping[str, float]
     support: float | None = None
     fits: list[Params] = field(default_factory=list)
+    solve = second_moment = None  # for methods of least squares, which these golden files are not of
 
-    def fit(
-        self,
-        params: Params,
-        *,
-        train: Select = everything,
-        objective: Objective = plain,
-        epochs: int | None = None,
-        steps: int | None = None,
-        lr: float | None = None,
-        project: Projection = unbounded,
-    ) -> Fit:
+    def fit_with(self, params: Params, options: FitOptions) -> Fit:
         """See :meth:`rondo.algorithm.Trainer.fit`. A client whose batches have run out stays as it is."""
-        epochs, rate = self.epochs if epochs is None else epochs, self.lr if lr is None else lr
-        batches = [pieces(self.rows[c.id], self.batch, epochs=epochs, steps=steps) for c in self.clients]
+        train, rate = options.train, self.lr if options.lr is None else options.lr
+        epochs = self.epochs if options.epochs is None else options.epochs
+        batches = [pieces(self.rows[c.id], self.batch, epochs=epochs, steps=options.steps) for c in self.clients]
         counts = torch.tensor([len(b) for b in batches])
         losses = torch.zeros(len(self.clients), dtype=torch.float64)
         result = {n: t.detach().clone() for n, t in params.items()}
@@ -102,7 +94,7 @@ class BatchTrainer:
             trained = {n: t.clone().requires_grad_() for n, t in result.items() if train(n) and not buffer(n)}
             statistics = {n: t.clone() for n, t in result.items() if buffer(n)}
             now = [b[min(step, len(b) - 1)] for b in batches]  # of a client that has finished, any
-            value = objective({**result, **trained, **statistics}, self._loss(now, active))
+            value = options.objective({**result, **trained, **statistics}, self._loss(now, active))
             grads = torch.autograd.grad(value[active].sum(), list(trained.values()), allow_unused=True)
             losses += torch.where(active, value.detach() / counts.clamp(min=1), 0.0)
             moved = {
@@ -111,7 +103,7 @@ class BatchTrainer:
             moved |= {n: t for n, t in statistics.items() if train(n)}
             for n, t in moved.items():
                 result[n] = torch.where(active.view(-1, *[1] * (t.dim() - 1)), t, result[n])
-            result |= project({n: result[n] for n in trained})
+            result |= options.project({n: result[n] for n in trained})
         self.fits.append(result)
         return Fit(result, counts, torch.tensor([sum(len(x) for x, _ in b) for b in batches]), losses)
 

@@ -47,9 +47,9 @@ def assert_lawful(
     results = check_algorithm(algorithm, formulas=formulas, whole=whole_of, seeds=seeds)
     assert {r.law for r in results} == EVERY_LAW
     assert [r for r in results if r.outcome == "failed"] == []
-    absent = {"exactness": not algorithm.exact, "raw sum": not algorithm.linear}
+    absent = {"exactness": not algorithm.traits.exact, "raw sum": not algorithm.linear}
     problems = [p for seed in seeds for p in problems_of(algorithm, seed)]
-    absent["whole tensors"] = all(algorithm.keeps(n) for p in problems for n in pick(p.params, whole))
+    absent["whole tensors"] = all(algorithm.traits.keeps(n) for p in problems for n in pick(p.params, whole))
     assert {r.law for r in results if r.outcome == "not applicable"} == {law for law, is_so in absent.items() if is_so}
 
 
@@ -67,7 +67,7 @@ tests train every method with a local head."""
 def test_algorithm_obeys_every_law_with_a_local_head(name: str) -> None:
     inner = algorithms.get(name)
     wrapped = Local(inner)
-    assert (wrapped.linear, wrapped.exact, wrapped.personal) == (inner.linear, inner.exact, True)
+    assert (wrapped.linear, wrapped.traits.exact, wrapped.traits.personal) == (inner.linear, inner.traits.exact, True)
     headless = lambda body, statistics, head: whole_numbers(name)(body, statistics, 0)  # noqa: E731
     assert_lawful(wrapped, formulas(name), headless, seeds=(1,))  # beside whole tensors of the body
 

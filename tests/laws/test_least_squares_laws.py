@@ -35,7 +35,7 @@ def test_linear_method_obeys_the_laws(name: str, fields: dict[str, Any], broken:
     results = check_algorithm(algorithm, formulas=(entry.up_numbers, entry.down_numbers), seeds=(0,))
     assert {r.law for r in results} == {*LAWS, "bytes"}
     assert {r.law for r in results if r.outcome == "failed"} == broken
-    absent = {"exactness": not algorithm.exact, "whole tensors": entry.needs_factors}
+    absent = {"exactness": not algorithm.traits.exact, "whole tensors": entry.traits.needs_factors}
     without = {r.law for r in results if r.outcome == "not applicable"}
     assert without == {law for law, is_so in absent.items() if is_so}
 

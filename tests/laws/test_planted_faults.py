@@ -22,6 +22,7 @@ from rondo.algorithm import (
     ServerState,
     Shared,
     Trainer,
+    Traits,
     Upload,
     Uploads,
     Weight,
@@ -53,7 +54,7 @@ class FedExState:
 class FedEx(Algorithm[FedExState]):
     """FedEx-LoRA: factors are averaged, and the residual of the mean of products goes to the base."""
 
-    exact: ClassVar[bool] = True
+    traits = Traits(exact=True)
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> FedExState:
         return FedExState(params, {}, {path: w.scale for path, w in weights.items()})
@@ -163,7 +164,7 @@ def test_base_change_counts_in_the_bytes_down() -> None:
 class Plain(Algorithm[ServerState]):
     """Averages what its clients train. Exact where they train one factor."""
 
-    exact: ClassVar[bool] = False
+    traits = Traits(exact=False)
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
         return ServerState(params)
@@ -178,7 +179,7 @@ class Plain(Algorithm[ServerState]):
 
 
 class UpOnly(Plain):
-    exact: ClassVar[bool] = True
+    traits = Traits(exact=True)
 
     def trained(self, round: Round) -> Select:
         return up
@@ -296,7 +297,7 @@ def test_result_of_the_first_round_counts_in_consensus_and_zero_steps() -> None:
 class PrivateHead(Plain):
     """Each client keeps its own head, as it should."""
 
-    personal: ClassVar[bool] = True
+    traits = Traits(exact=False, personal=True)
 
     def local_init(self, shared: Shared, client: Client) -> Params:
         return pick(shared.params, head)
@@ -436,7 +437,7 @@ def test_ignored_weights_break_three_laws() -> None:
 
 def test_ignored_weights_are_seen_without_claiming_exactness() -> None:
     class Modest(UniformMean):
-        exact: ClassVar[bool] = False
+        traits = Traits(exact=False)
 
     assert set(failures(Modest())) == {"weights count", "whole tensors"}
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rondo.algorithm import Algorithm, ServerState
+from rondo.algorithm import Algorithm, ServerState, Traits
 from rondo.models.networks.network import Network
 from rondo.tasks.row_checks import RowProblem
 from rondo.tasks.task import Task
@@ -70,7 +70,7 @@ class Line(Network):
 
 @dataclass(frozen=True)
 class FedAvg(Algorithm[ServerState]):
-    exact = False
+    traits = Traits(exact=False)
 
     def init(self, params: Any, weights: Any, round: Any) -> ServerState:
         return ServerState(params)

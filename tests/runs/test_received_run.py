@@ -32,7 +32,7 @@ Path("imported").write_text("x")
 class Own(FedIT.__mro__[1]):
     """FedIT by another name."""
 
-    exact = False
+    traits = FedIT.traits
     init, client_update = FedIT.init, FedIT.client_update
 '''
 

@@ -40,8 +40,8 @@ CALLS = (*WRITES, "mkdir", "unlink", "rmdir")
 def run_settings(model: Path, rows: Path, name: str = "rolora", **changes: Any) -> dict[str, Any]:
     """Three rounds with state on the server and at the clients; two of three clients per round."""
     method = algorithms.get(name)
-    sends = method.keeps != everything
-    steps = sends and method.linear and method.same_coordinates and not method.server_step
+    sends = method.traits.keeps != everything
+    steps = sends and method.linear and method.traits.same_coordinates and not method.traits.server_step
     sections = {
         "rounds": 3,
         "algorithm": {"name": name},

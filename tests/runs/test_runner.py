@@ -932,7 +932,7 @@ def test_export_of_every_method_reloads_in_stock_peft(name: str, run: Run, data:
     fields = {"fedloru": {"tau": 1}, "mfedloru": {"tau": 1}, "pfedloru": {"tau": 1}, "slora": {"sparse_rounds": 1}}
     algorithm = {"name": name, **fields.get(name, {})}
     result = run(data={"source": str(data)}, algorithm=algorithm, rounds=2, train={"lr": 0.05, "local_epochs": 1})
-    personal = algorithms.entry(name).personal
+    personal = algorithms.entry(name).traits.personal
     whole = export.export(result.run_dir, tmp_path / "out", client="client-1" if personal else None, verify=True)
     assert whole.verification is not None
     assert whole.verification.passed

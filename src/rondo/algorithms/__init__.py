@@ -1,4 +1,4 @@
-"""The algorithm table, written by hand. Importing it imports no algorithm and no torch.
+"""The algorithm table, and the classes by name. Importing it imports no algorithm and no torch.
 
 Third parties need no entry: ``package.module:Class`` works wherever a name does.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def names() -> tuple[str, ...]:
     """The names of the methods for any task, in the table's order. Methods for tasks of least squares only are left
     out."""
-    return tuple(name for name, entry in TABLE.items() if not entry.least_squares)
+    return tuple(name for name, entry in TABLE.items() if not entry.traits.least_squares)
 
 
 def entry(name: str) -> Entry:
@@ -56,6 +56,8 @@ def load(name: str) -> type[Algorithm[Any]]:
         raise UnknownAlgorithm(f"cannot load {name!r}: {own_code.reason(error)}") from error
     if not (isinstance(cls, type) and issubclass(cls, Algorithm) and _frozen(cls)):
         raise UnknownAlgorithm(f"{name!r} is not a frozen dataclass derived from rondo.algorithm.Algorithm")
+    if not hasattr(cls, "traits"):
+        raise UnknownAlgorithm(f"{name!r} declares no traits: write traits = Traits(exact=...), of rondo.algorithm")
     return cls
 
 

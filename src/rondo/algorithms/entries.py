@@ -1,17 +1,23 @@
-"""The facts about a method that are known without importing it. Imports no torch."""
+"""The facts about a method that are known without importing it. Imports no torch.
+
+Those that only a person can tell are in ``entries.py`` beside the methods, those that their classes declare in
+:mod:`rondo.algorithms.declared`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
+from rondo.algorithms.declared import FIELDS, NOT_LINEAR, TRAITS
 from rondo.algorithms.formulas import Numbers, Whole
+from rondo.traits import Traits
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The facts about an algorithm that are known without importing it. A test compares every field with the class."""
+    """The facts about an algorithm that are known without importing it."""
 
     cls: str
     """``package.module:Class``."""
@@ -19,10 +25,6 @@ class Entry:
     """One line for ``rondo list``."""
     paper: str
     """First author, venue if any, year."""
-    exact: bool
-    linear: bool
-    personal: bool
-    head: Literal["shared", "local", "frozen"]
     up: str
     """Numbers that a client uploads per adapted module, in words, for a client that has the run's rank r."""
     down: str
@@ -31,23 +33,30 @@ class Entry:
     """``up`` as a function."""
     down_numbers: Numbers
     """``down`` as a function."""
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    """Hyperparameters: name and type."""
-    client_ranks: bool = False
-    """Whether clients may have their own ranks."""
-    least_squares: bool = False
-    """Whether it is for tasks of least squares only."""
-    needs_factors: bool = True
-    """Whether it is about low-rank factors. Other methods train whole tensors too, and nothing else if there are no
-    factors."""
     whole: Whole = "all"
     """Whole tensors that travel, up and down, of those that the method is given. A head that is local or frozen by
     ``model.head`` is not."""
 
     @property
+    def traits(self) -> Traits:
+        """The traits that the class has with its default fields."""
+        return TRAITS[self.cls]
+
+    @property
+    def linear(self) -> bool:
+        """Whether the class is linear with its default fields (:attr:`rondo.algorithm.Algorithm.linear`)."""
+        return self.cls not in NOT_LINEAR
+
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """Hyperparameters: name and type."""
+        return FIELDS.get(self.cls, {})
+
+    @property
     def flags(self) -> tuple[str, str, str]:
         """Exact, linear and personal, in words. "whole": exact where whole tensors are trained alone. "one rank":
         linear where clients have no ranks of their own."""
-        exact = ("yes" if self.needs_factors else "whole") if self.exact else "no"
-        linear = ("one rank" if self.client_ranks else "yes") if self.linear else "no"
-        return exact, linear, "yes" if self.personal else "no"
+        traits = self.traits
+        exact = ("yes" if traits.needs_factors else "whole") if traits.exact else "no"
+        linear = ("one rank" if traits.client_ranks else "yes") if self.linear else "no"
+        return exact, linear, "yes" if traits.personal else "no"

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from rondo.config.section import Fraction, Positive, Section
+from rondo.traits import HeadPolicy
 
 
 def _empty_if_none(value: Any) -> Any:
@@ -91,7 +92,7 @@ class ModelConfig(Section):
     (the network of ``[problem]``), or ``package.module:factory``: a function of the configuration and the task that
     returns a ``torch.nn.Module`` or a
     ``rondo.models.networks.network.Network`` of one's own. In Python, ``rondo.run`` takes a model in its place."""
-    head: Literal["shared", "local", "frozen"] | None = None
+    head: HeadPolicy | None = None
     """Task head: sent and averaged, kept by each client, or not trained. Left out, the algorithm's own choice."""
     revision: str | None = None
     """Revision on the Hugging Face hub."""

@@ -51,7 +51,7 @@ class Scorer:
         if not self.population.test:
             return {}
         seen, base = self.newcomer(state, round)
-        kind = "cold_start" if self.algorithm.personal else "global"
+        kind = "cold_start" if self.algorithm.traits.personal else "global"
         scores: dict[str, Any] = {kind: self.scores(seen, base, self.population.test)}
         more = {name: self.scores(seen, base, examples) for name, examples in self.population.more_tests.items()}
         return scores | ({"more_tests": more} if more else {})
@@ -91,13 +91,13 @@ class Scorer:
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of scores that each client has."""
-        own = "personal" if self.algorithm.personal else "clients"
+        own = "personal" if self.algorithm.traits.personal else "clients"
         return (own, "fine_tuned") if self.config.fine_tune_epochs else (own,)
 
     def _at_client(self, shared: Shared, member: Member, round: Round) -> tuple[Params, Base]:
         """The model that ``member`` uses. Some methods adapt it to the client's rows first."""
         local = self._local(shared, member.client)
-        if self.algorithm.scored_after_adapting:
+        if self.algorithm.traits.scored_after_adapting:
             local = self.fitting.adapted(shared, local, member.client, member.train, round)
         return self.algorithm.view(shared, local), shared.base
 

@@ -82,7 +82,7 @@ def adapt(
         raise ConfigError.at("--shots" if epochs > 0 else "--epochs", "must be at least 1")
     opened = reopen(run_dir, device, source=_SOURCE, allow_code=allow_code, allow_changed=allow_changed)
     assembly = opened.assembly
-    if not assembly.algorithm.personal:
+    if not assembly.algorithm.traits.personal:
         message = f"{assembly.config.algorithm.name} keeps nothing at its clients, so a new one has the global model: "
         raise ConfigError.at("RUN_DIR", message + "score it with rondo evaluate --data, or train a personal method")
     rows = other_rows(assembly.config, data, assembly.labels, key=_DATA)

@@ -233,7 +233,7 @@ def assemble(
 def looked(config: RunConfig, algorithm: Algorithm[Any], labels: Sequence[str], given: Given = NOTHING) -> Outline:
     """The outline of the model, which ``algorithm`` can train. Raises :class:`ConfigError`."""
     outline = look(config, labels, given.model, given.tokenizer)
-    if algorithm.least_squares and outline.task.least_squares is None:
+    if algorithm.traits.least_squares and outline.task.least_squares is None:
         message = f"it minimises a squared error exactly, and {config.task.kind} has another loss: "
         raise ConfigError.at("algorithm.name", message + "take a general method, or task.kind = 'linear'")
     return outline
@@ -260,12 +260,12 @@ def _must_train(config: RunConfig, algorithm: Algorithm[Any], model: Model) -> N
     ``model.head`` is set for a network without a head, and where ``train.micro_batch`` would change the step. A method
     and a network of the user's own are left to agree."""
     initial, both_own = model.network.initial, isinstance(model, OwnModel) and own_code.is_name(config.algorithm.name)
-    if algorithm.needs_factors and not both_own and not adapted_modules(initial):
+    if algorithm.traits.needs_factors and not both_own and not adapted_modules(initial):
         message = f"{config.algorithm.name} trains low-rank factors, and this network has no adapted layer: "
         message += "add a section [adapter], or take one of "
-        message += ", ".join(n for n, e in algorithms.TABLE.items() if not e.needs_factors)
+        message += ", ".join(n for n, e in algorithms.TABLE.items() if not e.traits.needs_factors)
         if own_code.is_name(config.algorithm.name):
-            message += "; a method of your own that trains whole tensors sets needs_factors = False"
+            message += "; a method of your own that trains whole tensors sets needs_factors=False in its traits"
         raise ConfigError.at("algorithm.name", message)
     if config.train.micro_batch is not None and normalises_by_batch(model.network):
         message = "the network normalises by the batch, and a part of a batch is another batch: remove it"
@@ -278,7 +278,7 @@ def _best_at_clients(config: RunConfig, algorithm: Algorithm[Any], population: P
     """Without a test set, and with personal models that are scored at their clients: on the test set only the model of
     a client that has not taken part is scored."""
     scored = config.evaluation.clients_every > 0 and any(m.validation for m in population.members.values())
-    return not population.test or (algorithm.personal and scored)
+    return not population.test or (algorithm.traits.personal and scored)
 
 
 def _must_score(config: RunConfig, algorithm: Algorithm[Any], population: Population) -> None:

@@ -192,7 +192,7 @@ def manifest(assembly: Assembly, devices: int | None = None) -> dict[str, Any]:
         "scores_every": assembly.scores_every,
         "algorithm": config.algorithm.name,
         "linear": assembly.algorithm.linear and all(c.rank is None for c in assembly.population.clients),
-        "personal": assembly.algorithm.personal,
+        "personal": assembly.algorithm.traits.personal,
         "model": assembly.model.name,
         "labels": list(assembly.labels),
         **assembly.identity(),

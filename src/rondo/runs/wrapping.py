@@ -41,10 +41,10 @@ def wrapped(
     train."""
     policy: HeadPolicy | None = None
     if any(map(head, initial)):
-        policy = config.model.head or algorithm.default_head
+        policy = config.model.head or algorithm.traits.default_head
     if policy == "frozen":
         initial = pick(initial, ~head)
-    if algorithm.least_squares and Role.HEAD in algorithm.keeps.roles and policy not in ("local", None):
+    if algorithm.traits.least_squares and Role.HEAD in algorithm.traits.keeps.roles and policy not in ("local", None):
         message = f"{config.algorithm.name} leaves heads with their clients: remove it, or take another method"
         raise ConfigError.at("model.head", message)
     _must_divide(config, algorithm, policy, initial)
@@ -62,7 +62,7 @@ def with_policies(
 ) -> Algorithm[Any]:
     """``algorithm`` with the head and the statistics shared or with each client. A method may keep the head by its own
     code."""
-    keeps_head = Role.HEAD in algorithm.keeps.roles
+    keeps_head = Role.HEAD in algorithm.traits.keeps.roles
     if policy == "shared" and keeps_head:
         algorithm = SharedHead(algorithm)
     stays: Select = buffer if local_buffers else nothing
@@ -74,7 +74,7 @@ def with_policies(
 def _must_divide(config: RunConfig, algorithm: Algorithm[Any], policy: HeadPolicy | None, initial: Params) -> None:
     """Raises :class:`ConfigError` where a method that shares one part of the model and keeps another has only one of
     the two. ``initial``: the tensors that are trained."""
-    name, keeps = config.algorithm.name, algorithm.keeps
+    name, keeps = config.algorithm.name, algorithm.traits.keeps
     if not keeps.roles or keeps == everything:
         return
     head_is = {"frozen": "the head is frozen", None: "this network has no task head"}.get(policy, "")
@@ -82,7 +82,7 @@ def _must_divide(config: RunConfig, algorithm: Algorithm[Any], policy: HeadPolic
         why = head_is if Role.HEAD in keeps.roles else "nothing but the head is trained"
         message = f"{name} keeps a part of the model with each client, and {why}, so nothing would be kept: "
         raise ConfigError.at("algorithm.name", message + "take fedavg, or train that part too")
-    if all(map(with_policies(algorithm, policy).keeps, initial)):
+    if all(map(with_policies(algorithm, policy).traits.keeps, initial)):
         why = "nothing else is trained" if Role.HEAD in keeps.roles else head_is or "the head is local"
         message = f"{name} sends what it does not keep with each client, and {why}, so nothing would be sent: "
         raise ConfigError.at("algorithm.name", message + "take local, or train and share that part too")
@@ -92,12 +92,12 @@ def _refused(config: RunConfig, algorithm: Algorithm[Any]) -> Iterator[Problem]:
     """Options of the run that ``algorithm`` does not define, with the reason."""
     name = config.algorithm.name
     for key in ("ranks", "bytes_budget"):
-        if getattr(config.clients, key) is not None and not algorithm.client_ranks:
-            others = ", ".join(n for n in algorithms.names() if algorithms.load(n).client_ranks)
+        if getattr(config.clients, key) is not None and not algorithm.traits.client_ranks:
+            others = ", ".join(n for n in algorithms.names() if algorithms.entry(n).traits.client_ranks)
             message = f"{name} does not define clients of different ranks; remove {key}, or take one of {others}"
             yield Problem(f"clients.{key}", message)
     rule = config.robust.rule
-    if algorithm.keeps == everything:
+    if algorithm.traits.keeps == everything:
         for key, setting in (("robust.rule", rule), ("server.optimizer", config.server.optimizer)):
             if setting != "none":
                 yield Problem(key, f'{name} sends nothing, so its server has nothing to work on; set it to "none"')
@@ -107,20 +107,20 @@ def _refused(config: RunConfig, algorithm: Algorithm[Any]) -> Iterator[Problem]:
         yield Problem(
             "robust.rule", f"{message}take {', '.join(r for r in RULES if r not in MEANS)}, or a linear method"
         )
-    if algorithm.plain_sgd:
-        yield from (_no_gradient_step if algorithm.least_squares else _not_plain_sgd)(config)
+    if algorithm.traits.plain_sgd:
+        yield from (_no_gradient_step if algorithm.traits.least_squares else _not_plain_sgd)(config)
     if config.server.optimizer == "none":
         return
     if not algorithm.linear:
         message = f"{name} is not linear: its server works on single uploads, so there is no mean to step towards; "
         yield Problem("server.optimizer", message + 'set it to "none", or take a linear method (rondo list)')
-    elif not algorithm.same_coordinates:
+    elif not algorithm.traits.same_coordinates:
         message = (
             f"{name}'s server puts what it gets into other coordinates than what it sent, so the difference is no "
         )
         message += 'direction to step in; set it to "none", or take another linear method (rondo list)'
         yield Problem("server.optimizer", message)
-    elif algorithm.server_step:
+    elif algorithm.traits.server_step:
         message = f"{name} defines its server's step itself (rondo show {name}), so no optimizer can take its place; "
         yield Problem("server.optimizer", message + 'set it to "none", or take another linear method (rondo list)')
 

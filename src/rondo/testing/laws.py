@@ -69,11 +69,13 @@ def _agree(
 
 
 def law_form(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
-    """A frozen dataclass that declares ``exact``. After every round its view has finite A (r, in) and B (out, r) for
+    """A frozen dataclass that declares its traits. After every round its view has finite A (r, in) and B (out, r) for
     every layer, and all whole tensors in their shapes."""
     require(dataclasses.is_dataclass(algorithm), "it is not a dataclass")
     require(algorithm.__dataclass_params__.frozen, "its dataclass is not frozen")  # type: ignore[attr-defined]
-    require(hasattr(algorithm, "exact"), "it does not declare whether it is exact: exact: ClassVar[bool] = ...")
+    require(hasattr(algorithm, "traits"), "it declares no traits: traits = Traits(exact=...)")
+    weighs = type(algorithm).weight_of is not Algorithm.weight_of
+    require(weighs or algorithm.traits.weighting != "tensors", "it weighs uploads by their tensors without weight_of")
     run = Run(algorithm, seed, problem)
     for index in range(ROUNDS):
         run.step(index)
@@ -209,10 +211,10 @@ def law_zero_steps(algorithm: Algorithm[Any], seed: int, problem: Problem | None
 def law_exact(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
     """The new model's change is the weighted mean of the clients' changes, with unequal weights and partial
     participation, in every round. Only for algorithms that claim to be exact, and on factors only if they need them."""
-    if not algorithm.exact:
+    if not algorithm.traits.exact:
         raise NotApplicable("the algorithm does not claim to be exact")
     run, worst = Run(algorithm, seed, problem), 0.0
-    if run.problem.weights and not algorithm.needs_factors:
+    if run.problem.weights and not algorithm.traits.needs_factors:
         raise NotApplicable("the algorithm claims to be exact for whole tensors alone")
     for index in range(ROUNDS):
         outcomes = run.step(index, run.clients if index % 2 == 0 else run.clients[::2])
@@ -232,7 +234,7 @@ def law_frozen_stay(algorithm: Algorithm[Any], seed: int, problem: Problem | Non
     run = Run(algorithm, seed, problem)
     for index in range(ROUNDS):
         before = dict(run.shared(run.clients[0], index).params)
-        if not algorithm.same_coordinates:
+        if not algorithm.traits.same_coordinates:
             before = pick(before, ~(down | up))
         state_before = run.state
         uploaded = {n for o in run.step(index) for n in algorithm.expand(state_before, o.upload).params}

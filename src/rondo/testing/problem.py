@@ -12,19 +12,17 @@ from torch import Tensor
 from rondo.algorithm import (
     Client,
     Fit,
+    FitOptions,
     Loss,
-    Objective,
-    Projection,
     Round,
+    Trainer,
     Upload,
     Uploads,
     Weight,
-    plain,
     split_rows,
-    unbounded,
 )
 from rondo.lowrank import GrowingSum
-from rondo.params import Params, Select, buffer, client_row, everything, pick, stack_clients, whole
+from rondo.params import Params, Select, buffer, client_row, pick, stack_clients, whole
 
 
 class NetworkLoss(Protocol):
@@ -45,8 +43,8 @@ class NetworkLoss(Protocol):
 
 
 @dataclass
-class SgdTrainer:
-    """A :class:`rondo.algorithm.Trainer` that takes ``steps`` full-batch gradient steps for each client, unless ``fit``
+class SgdTrainer(Trainer):
+    """A trainer that takes ``steps`` full-batch gradient steps for each client, unless ``fit``
     is told otherwise. With 0, no fit takes a step, whatever it is told."""
 
     clients: tuple[Client, ...]
@@ -59,26 +57,17 @@ class SgdTrainer:
     fits: list[Params] = field(default_factory=list)
     """The tensors that each call of ``fit`` returned."""
 
-    def fit(
-        self,
-        params: Params,
-        *,
-        train: Select = everything,
-        objective: Objective = plain,
-        epochs: int | None = None,
-        steps: int | None = None,
-        lr: float | None = None,
-        project: Projection = unbounded,
-    ) -> Fit:
+    def fit_with(self, params: Params, options: FitOptions) -> Fit:
         """See :meth:`rondo.algorithm.Trainer.fit`; an epoch is one step, since the batch is all data."""
-        told = steps if steps is not None else epochs if epochs is not None else self.steps
+        told = next((n for n in (options.steps, options.epochs) if n is not None), self.steps)
+        lr = self.lr if options.lr is None else options.lr
         count = told if self.steps > 0 else 0
-        trained = {n: t.detach().clone().requires_grad_() for n, t in pick(params, train & ~buffer).items()}
+        trained = {n: t.detach().clone().requires_grad_() for n, t in pick(params, options.train & ~buffer).items()}
         statistics = {n: t.detach().clone() for n, t in pick(params, buffer).items()}
         losses = torch.zeros(len(self.clients), dtype=torch.float64)
         loss = self._loss()
         for _ in range(count):
-            value = objective({**params, **statistics, **trained}, loss)
+            value = options.objective({**params, **statistics, **trained}, loss)
             losses = losses + value.detach() / count
             if not trained:
                 continue
@@ -86,10 +75,10 @@ class SgdTrainer:
             with torch.no_grad():
                 for tensor, grad in zip(trained.values(), grads, strict=True):
                     if grad is not None:
-                        tensor.sub_((self.lr if lr is None else lr) * grad)
-                for name, projected in project(trained).items():
+                        tensor.sub_(lr * grad)
+                for name, projected in options.project(trained).items():
                     trained[name].copy_(projected)
-        new = {n: t.detach() for n, t in trained.items()} | pick(statistics, train)
+        new = {n: t.detach() for n, t in trained.items()} | pick(statistics, options.train)
         result = {n: new.get(n, t) for n, t in params.items()}
         self.fits.append(result)
         step_counts = torch.full((len(self.clients),), count)
@@ -128,11 +117,11 @@ class SgdTrainer:
         for k, client in enumerate(self.clients):
             seen = client_row(params, k)
             leaves = {n: t.clone().requires_grad_() for n, t in pick(seen, of).items()}
-            each = []
+            gradients = []
             for row in range(client.num_examples):
                 loss = self.loss(client.id, {**seen, **leaves}, self.base, [row])
-                each.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(leaves.values()))]))
-            rows = torch.stack(each)
+                gradients.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(leaves.values()))]))
+            rows = torch.stack(gradients)
             moments.append(rows.mT @ rows / len(rows))
         return torch.stack(moments)
 
@@ -148,11 +137,11 @@ class SgdTrainer:
 
         def parts(share: float) -> tuple[Loss, Loss]:
             every = [range(c.num_examples) for c in self.clients] if rows is None else rows
-            divided = [split_rows(len(own), share) for own in every]
-            first, second = ([[own[i] for i in d[k]] for own, d in zip(every, divided, strict=True)] for k in (0, 1))
+            divided = [split_rows(len(mine), share) for mine in every]
+            first, second = ([[mine[i] for i in d[k]] for mine, d in zip(every, divided, strict=True)] for k in (0, 1))
             return self._loss(first), self._loss(second)
 
-        counts = [c.num_examples for c in self.clients] if rows is None else [len(own) for own in rows]
+        counts = [c.num_examples for c in self.clients] if rows is None else [len(mine) for mine in rows]
         return Loss(whole, parts, torch.tensor(counts))
 
     def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:

@@ -47,10 +47,10 @@ class Outcome:
 def problems(algorithm: Algorithm[Any], seed: int) -> tuple[Problem, ...]:
     """The problems from ``seed`` that ``algorithm`` must master: factors, at odd seeds beside whole tensors, and whole
     tensors alone unless it needs factors. A method that minimises exactly has one problem of least squares."""
-    if algorithm.least_squares:
-        return (RegressionProblem.make(seed, factors=algorithm.needs_factors),)
+    if algorithm.traits.least_squares:
+        return (RegressionProblem.make(seed, factors=algorithm.traits.needs_factors),)
     factors = LinearProblem.make(seed, beside=seed % 2 == 1)
-    return (factors,) if algorithm.needs_factors else (WholeProblem.make(seed), factors)
+    return (factors,) if algorithm.traits.needs_factors else (WholeProblem.make(seed), factors)
 
 
 class Run:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rondo import algorithms
-from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Traits, Uploads, Weight
 from rondo.algorithms.wrappers.local import Local
 from rondo.params import AUXILIARY_PREFIX, Params, add_client_axis, client_row, down, head, pick, up
 from rondo.testing import LinearProblem, SgdTrainer
@@ -54,7 +54,7 @@ def test_every_client_trains_its_head_and_uploads_none(name: str) -> None:
 class BodyOnly(Algorithm[ServerState]):
     """Trains the factors and names no head."""
 
-    exact = False
+    traits = Traits(exact=False)
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
         return ServerState(params)
@@ -136,7 +136,11 @@ TRAIN_A_SHARED_HEAD_OTHERWISE = (
 
 @pytest.mark.parametrize(
     "name",
-    [n for n in algorithms.names() if n not in TRAIN_A_SHARED_HEAD_OTHERWISE and not algorithms.load(n).keeps("head:")],
+    [
+        n
+        for n in algorithms.names()
+        if n not in TRAIN_A_SHARED_HEAD_OTHERWISE and not algorithms.entry(n).traits.keeps("head:")
+    ],
 )
 def test_first_round_equals_that_of_a_shared_head(name: str) -> None:
     """The policies differ only once heads are averaged, so the first uploads of the adapters are equal."""

@@ -40,7 +40,7 @@ from rondo.runs.wrapping import make_algorithm
 from rondo.testing.problem import LinearProblem
 
 Vectors = NDArray[np.float64]
-NAMES = [n for n in algorithms.names() if algorithms.load(n).keeps != everything]  # the others send nothing
+NAMES = [n for n in algorithms.names() if algorithms.entry(n).traits.keeps != everything]  # the others send nothing
 
 # The rules in plain Python, from their definitions; they share no line with the code under test.
 
@@ -369,7 +369,7 @@ def test_single_upload_gives_the_plain_aggregate(name: str, rule: Rule) -> None:
 def test_robust_wraps_local_head_and_server_optimizer() -> None:
     inner = ServerStep(Local(algorithms.get("fedit")), OPTIMIZERS["momentum"]())
     robust = Robust(inner, "trimmed-mean", 1)
-    assert (robust.linear, robust.exact, robust.personal, robust.same_coordinates) == (False, False, True, True)
+    assert (robust.linear, robust.traits) == (False, replace(inner.traits, exact=False))
     linear, round = problem(), Round(0, 4, 0, 7)
     state = robust.init(linear.params, linear.weights, round)
     _, received, _ = uploads("fedit")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from rondo import algorithms
-from rondo.algorithm import Algorithm, Mean, Round, ServerState, weighted_mean
+from rondo.algorithm import Algorithm, Mean, Round, ServerState, Traits, weighted_mean
 from rondo.algorithms.factors.fedloru import FedLoRU
 from rondo.algorithms.factors.rolora import RoLoRA
 from rondo.algorithms.wrappers.local import Local
@@ -28,11 +29,11 @@ from rondo.testing.laws import LAWS
 from rondo.testing.run import Run
 
 MADE = {n: algorithms.get(n) for n in algorithms.names()}
-ALLOWED = {n: a for n, a in MADE.items() if a.linear and a.same_coordinates and not a.server_step}
+ALLOWED = {n: a for n, a in MADE.items() if a.linear and a.traits.same_coordinates and not a.traits.server_step}
 REFUSED = {n: a for n, a in MADE.items() if n not in ALLOWED}
 
 NEEDS = "a server optimizer needs a linear algorithm with same_coordinates and without server_step"
-QUALIFIES = {"linear": True, "same_coordinates": True, "server_step": False}
+QUALIFIES = {"linear": True, "traits": Traits(exact=True)}
 
 MOVES_BY_ITSELF = ("consensus", "zero steps", "exactness", "whole tensors")
 """Laws of plain averaging, which a step of another size or with memory breaks on purpose."""
@@ -73,11 +74,19 @@ def test_other_algorithms_are_refused(name: str) -> None:
         ServerStep(REFUSED[name], sgd())
 
 
-@pytest.mark.parametrize("flag", QUALIFIES)
-def test_one_flag_is_enough_to_be_refused(flag: str) -> None:
+@pytest.mark.parametrize(
+    "lacks",
+    [
+        {"linear": False},
+        {"traits": Traits(exact=True, same_coordinates=False)},
+        {"traits": Traits(exact=True, server_step=True)},
+    ],
+    ids=str,
+)
+def test_one_trait_is_enough_to_be_refused(lacks: Any) -> None:
     ServerStep(Mock(**QUALIFIES), sgd())
     with pytest.raises(ValueError, match=f"^{NEEDS}$"):
-        ServerStep(Mock(**{**QUALIFIES, flag: not QUALIFIES[flag]}), sgd())
+        ServerStep(Mock(**QUALIFIES | lacks), sgd())
 
 
 @pytest.mark.parametrize(("method", "count"), [("init", 3), ("broadcast", 3), ("expand", 2), ("weight_of", 2)])
@@ -116,12 +125,10 @@ def test_rounded_tensor_keeps_its_moments() -> None:
     assert new.moments.first["layer.A"].equal(mean["layer.A"])
 
 
-def test_wrapper_has_the_algorithms_flags_except_exact() -> None:
-    for name, inner in ALLOWED.items():
-        step = ServerStep(Local(inner), sgd())
-        assert (step.linear, step.personal, step.exact) == (True, True, False)
-        assert step.client_ranks == inner.client_ranks
-        assert ServerStep(inner, sgd()).personal == algorithms.entry(name).personal
+def test_wrapper_has_the_algorithms_traits_except_exact() -> None:
+    for inner in map(Local, ALLOWED.values()):
+        step = ServerStep(inner, sgd())
+        assert (step.linear, step.traits) == (True, replace(inner.traits, exact=False))
 
 
 def test_steps_equal_the_optimizers_with_the_head() -> None:

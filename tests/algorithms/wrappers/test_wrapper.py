@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rondo import algorithms
-from rondo.algorithm import Client, Fit, Round, Shared, Upload
+from rondo.algorithm import Client, Fit, FitOptions, Round, Shared, Upload
 from rondo.algorithms.wrappers.local import Local, LocalState, _Beside
 from rondo.algorithms.wrappers.shared_head import SharedHead
 from rondo.algorithms.wrappers.wrapper import Wrapper
@@ -68,7 +68,7 @@ def test_shared_head_stays_with_no_client(name: str, kept: set[str], left: set[s
     shared = Shared(RegressionProblem.make(0, factors=False).params)
     locals_ = [a.local_init(shared, Client("ann", 6)) for a in (algorithm, SharedHead(algorithm))]
     assert [set(held) for held in locals_] == [kept, left]
-    assert (algorithm.personal, SharedHead(algorithm).personal) == (True, bool(left))
+    assert (algorithm.traits.personal, SharedHead(algorithm).traits.personal) == (True, bool(left))
 
 
 @pytest.mark.parametrize("given", [None, torch.ones(1)], ids=["default", "own"])
@@ -153,7 +153,7 @@ def test_shared_head_leaves_the_method_its_arguments() -> None:
 def beside() -> tuple[Any, _Beside]:
     """A trainer whose every fit gives ``OTHER``, and one around it that keeps ``OWN``'s head."""
     trainer: Any = Mock()
-    trainer.fit.return_value = trainer.solve.return_value = Fit(OTHER, *(torch.ones(1) for _ in range(3)))
+    trainer.fit_with.return_value = trainer.solve.return_value = Fit(OTHER, *(torch.ones(1) for _ in range(3)))
     return trainer, _Beside(trainer, head, pick(OWN, head))
 
 
@@ -166,15 +166,16 @@ def test_fit_beside_local_tensors_has_every_setting() -> None:
     for fits, (given, start) in enumerate(cases, 1):
         objective, project, loss = Mock(), Mock(), Mock()
         fit = around.fit(given, train=body, objective=objective, project=project, **settings)  # type: ignore[arg-type]
-        options = trainer.fit.call_args.kwargs
-        assert options.pop("objective")(OTHER, loss) is objective.return_value
+        at, options = trainer.fit_with.call_args.args
+        assert options.objective(OTHER, loss) is objective.return_value
         objective.assert_called_once_with(pick(OTHER, body), loss.beside.return_value)
         loss.beside.assert_called_once_with(pick(OTHER, head))
-        assert options.pop("project")(OTHER) is project.return_value
+        assert options.project(OTHER) is project.return_value
         project.assert_called_once_with(pick(OTHER, body))
-        assert (trainer.fit.call_args.args, options) == ((start,), {"train": body | head, **settings})
+        assert at == start
+        assert options == FitOptions(body | head, options.objective, project=options.project, **settings)
         assert fit == Fit(
-            pick(OTHER, body), *(getattr(trainer.fit.return_value, n) for n in ("steps", "examples", "loss"))
+            pick(OTHER, body), *(getattr(trainer.fit_with.return_value, n) for n in ("steps", "examples", "loss"))
         )
         assert (around.kept, around.fits) == (pick(OTHER, head), fits)
 

@@ -291,7 +291,7 @@ def test_rounds_agree_for_any_cohort_size_and_threads(name: str, count: int) -> 
             assert (record["bytes_up"], record["bytes_down"]) == (other["bytes_up"], other["bytes_down"])
 
 
-LINEAR = [n for n, entry in algorithms.TABLE.items() if entry.linear and not entry.least_squares]
+LINEAR = [n for n, entry in algorithms.TABLE.items() if entry.linear and not entry.traits.least_squares]
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if i % 4 == 0 else slow) for i, n in enumerate(LINEAR)])

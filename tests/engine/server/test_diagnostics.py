@@ -199,7 +199,7 @@ def test_diagnostics_with_local_head(name: str) -> None:
         assert_textbook(played, OPAQUE.get(name))
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if algorithms.load(n).client_ranks])
+@pytest.mark.parametrize("name", [n for n in NAMES if algorithms.entry(n).traits.client_ranks])
 def test_diagnostics_with_different_ranks(name: str) -> None:
     for played in play(algorithms.get(name), ranks=(1, 2, None, 1)):
         assert_textbook(played, OPAQUE.get(name))
@@ -229,7 +229,9 @@ def test_server_optimizer_counts_as_interference() -> None:
 # --- what the numbers mean --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if algorithms.entry(n).exact and algorithms.entry(n).needs_factors])
+@pytest.mark.parametrize(
+    "name", [n for n in NAMES if (traits := algorithms.entry(n).traits).exact and traits.needs_factors]
+)
 def test_exact_methods_have_no_interference(name: str) -> None:
     assert all(p.measured()["interference"] == pytest.approx(0, abs=1e-12) for p in play(algorithms.get(name)))
 
@@ -371,7 +373,9 @@ def test_diagnostics_change_no_bit_of_a_run(name: str) -> None:
         assert measured["reason"] == OPAQUE.get(name)
         assert json.loads(json.dumps(measured, allow_nan=False)) == measured
         if measured["reason"] is None:
-            assert measured["interference"] < (1e-3 if on.algorithm.exact and on.algorithm.needs_factors else 1)
+            assert measured["interference"] < (
+                1e-3 if on.algorithm.traits.exact and on.algorithm.traits.needs_factors else 1
+            )
             assert -1 <= measured["alignment_min"] <= measured["alignment_mean"] <= 1
 
 

@@ -32,7 +32,7 @@ from rondo.engine.wire import Envelope, Identity, Rejected, decode_upload, encod
 from rondo.params import Packed, Params, add_client_axis, everything, num_bytes
 from rondo.testing.problem import LinearProblem, SgdTrainer
 
-NAMES = [n for n in algorithms.names() if algorithms.load(n).keeps != everything]  # the others send no tensor
+NAMES = [n for n in algorithms.names() if algorithms.entry(n).traits.keeps != everything]  # the others send no tensor
 IDENTITY = Identity("run 1", "0" * 64)
 
 
@@ -84,7 +84,7 @@ def server(name: str, ranks: bool = False) -> Server:
     return Server(algorithm, state, round, clients, tuple(uploads), sent)
 
 
-VARIANTS = [(name, False) for name in NAMES] + [(n, True) for n in NAMES if algorithms.load(n).client_ranks]
+VARIANTS = [(name, False) for name in NAMES] + [(n, True) for n in NAMES if algorithms.entry(n).traits.client_ranks]
 
 
 @pytest.mark.parametrize(("name", "ranks"), VARIANTS)
@@ -355,7 +355,7 @@ def test_bad_payloads_are_rejected_with_their_reason(name: str, ranks: bool) -> 
     for title, (reason, make) in CASES.items():
         if title == "overlapping_tensors" and len(setup.uploads[0].params) == 1:
             continue
-        if title == "one more byte" and setup.algorithm.varying_shapes:
+        if title == "one more byte" and setup.algorithm.traits.varying_shapes:
             reason = "unreadable"  # its uploads have no single size
         gate = setup.gate(max_examples=10**6)
         with pytest.raises(Rejected) as error:
@@ -590,7 +590,7 @@ def test_slots_must_exist_and_be_distinct(slots: list[int], values: int, reason:
 def change(setup: Server, upload: Upload) -> dict[str, Tensor]:
     """The change from broadcast to upload, in the server's coordinates."""
     params = setup.algorithm.expand(setup.state, upload).params
-    same = setup.algorithm.same_coordinates
+    same = setup.algorithm.traits.same_coordinates
     return {n: t - setup.state.params[n] if same and n in setup.state.params else t for n, t in params.items()}
 
 

@@ -21,7 +21,7 @@ from rondo.models.networks.adapted_layer import Site
 from rondo.params import head, num_bytes, pick
 from tiny_federation import RANK, Composed, change, config, make, population, run
 
-RANKED = [n for n in algorithms.names() if algorithms.load(n).client_ranks]
+RANKED = [n for n in algorithms.names() if algorithms.entry(n).traits.client_ranks]
 RANKS = {"ann": 2, "bob": 1, "cid": 2, "dee": 3, "eve": 1}
 
 

@@ -2,14 +2,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final, get_args
+from typing import Literal, final, get_args
 
 import torch
 
 from rondo.algorithm import Algorithm, BaseState, Client, Round, Shared, Trainer, Upload, Uploads, Weight, weighted_mean
 from rondo.algorithms.parts.product_mean import truncated_mean
+from rondo.algorithms.parts.training import trained_uploads
 from rondo.lowrank import LowRank
-from rondo.params import Params, adapted_modules, down, pick, up, whole
+from rondo.params import Params, adapted_modules
+from rondo.traits import Traits
 
 Aggregation = Literal["factors", "product"]
 
@@ -40,7 +42,7 @@ class FeDeRA(Algorithm[BaseState]):
     Decomposition, 2024; for "product", as described in FLoRG's section 5.
     """
 
-    exact: ClassVar[bool] = False
+    traits = Traits(exact=False)
     aggregation: Aggregation = "factors"
 
     def __post_init__(self) -> None:
@@ -69,9 +71,7 @@ class FeDeRA(Algorithm[BaseState]):
         return Shared(state.params, state.base)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        trained = down | up | whole
-        fit = trainer.fit(shared.params, train=trained)
-        return trainer.upload(pick(fit.params, trained)), local
+        return trained_uploads(shared.params, trainer), local
 
     def aggregate(self, state: BaseState, uploads: Iterable[Upload], round: Round) -> BaseState:
         if self.aggregation == "factors":

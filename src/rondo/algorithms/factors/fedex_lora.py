@@ -2,12 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 from rondo.algorithm import Algorithm, BaseState, Client, Round, Shared, Trainer, Upload, Uploads, Weight, weighted_mean
 from rondo.algorithms.parts.product_mean import pairs, scaled
+from rondo.algorithms.parts.training import trained_uploads
 from rondo.lowrank import residual
-from rondo.params import Params, adapted_modules, down, pick, up, whole
+from rondo.params import Params, adapted_modules
+from rondo.traits import Traits
 
 
 @final
@@ -37,7 +39,7 @@ class FedExLoRA(Algorithm[BaseState]):
     Foundation Models, 2024.
     """
 
-    exact: ClassVar[bool] = True
+    traits = Traits(exact=True)
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> BaseState:
         return BaseState.start(params, weights)
@@ -46,9 +48,7 @@ class FedExLoRA(Algorithm[BaseState]):
         return Shared(state.params, state.base)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        trained = down | up | whole
-        fit = trainer.fit(shared.params, train=trained)
-        return trainer.upload(pick(fit.params, trained)), local
+        return trained_uploads(shared.params, trainer), local
 
     def aggregate(self, state: BaseState, uploads: Iterable[Upload], round: Round) -> BaseState:
         received = list(uploads)

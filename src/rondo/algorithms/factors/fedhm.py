@@ -2,11 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Upload, Uploads, Weight
 from rondo.algorithms.parts.product_mean import truncated_mean
-from rondo.params import Params, cut_rank, down, pick, up, whole
+from rondo.algorithms.parts.training import trained_uploads
+from rondo.params import Params, cut_rank
+from rondo.traits import Traits
 
 
 @final
@@ -37,9 +39,7 @@ class FedHM(Algorithm[ServerState]):
     2021.
     """
 
-    exact: ClassVar[bool] = False
-    client_ranks: ClassVar[bool] = True
-    same_coordinates: ClassVar[bool] = False
+    traits = Traits(exact=False, client_ranks=True, same_coordinates=False)
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
         return ServerState(params)
@@ -48,9 +48,7 @@ class FedHM(Algorithm[ServerState]):
         return Shared(cut_rank(state.params, client.rank))
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        trained = down | up | whole
-        fit = trainer.fit(shared.params, train=trained)
-        return trainer.upload(pick(fit.params, trained)), local
+        return trained_uploads(shared.params, trainer), local
 
     def aggregate(self, state: ServerState, uploads: Iterable[Upload], round: Round) -> ServerState:
         return self.finish(state, truncated_mean(state.params, list(uploads), balanced=True), round)

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Uploads, Weight
-from rondo.params import Params, cut_rank, down, pick, up, whole
+from rondo.algorithms.parts.training import trained_uploads
+from rondo.params import Params, cut_rank
+from rondo.traits import Traits
 
 
 @final
@@ -32,8 +34,7 @@ class FedIT(Algorithm[ServerState]):
     Reference: Zhang et al., Towards Building the Federated GPT: Federated Instruction Tuning, 2023.
     """
 
-    exact: ClassVar[bool] = False
-    client_ranks: ClassVar[bool] = True
+    traits = Traits(exact=False, client_ranks=True)
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
         return ServerState(params)
@@ -42,6 +43,4 @@ class FedIT(Algorithm[ServerState]):
         return Shared(cut_rank(state.params, client.rank))
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        trained = down | up | whole
-        fit = trainer.fit(shared.params, train=trained)
-        return trainer.upload(pick(fit.params, trained)), local
+        return trained_uploads(shared.params, trainer), local

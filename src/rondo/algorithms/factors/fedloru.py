@@ -2,11 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 from rondo.algorithm import Algorithm, BaseState, Client, Mean, Round, Shared, Trainer, Uploads, Weight
 from rondo.algorithms.parts.accumulation import Restart, accumulated, check_cycle
-from rondo.params import Params, down, pick, up, whole
+from rondo.algorithms.parts.training import trained_uploads
+from rondo.params import Params
+from rondo.traits import Traits
 
 
 @final
@@ -41,7 +43,7 @@ class FedLoRU(Algorithm[BaseState]):
     Implicit Regularization, 2024.
     """
 
-    exact: ClassVar[bool] = False
+    traits = Traits(exact=False)
     tau: int = 10
     restart: Restart = "random"
 
@@ -55,9 +57,7 @@ class FedLoRU(Algorithm[BaseState]):
         return Shared(state.params, state.base)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        trained = down | up | whole
-        fit = trainer.fit(shared.params, train=trained)
-        return trainer.upload(pick(fit.params, trained)), local
+        return trained_uploads(shared.params, trainer), local
 
     def finish(self, state: BaseState, mean: Mean, round: Round) -> BaseState:
         return accumulated(state, mean, round, self.tau, self.restart)

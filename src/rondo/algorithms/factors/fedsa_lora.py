@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
-from rondo.algorithm import Algorithm, Client, HeadPolicy, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Uploads, Weight
 from rondo.params import Params, down, pick, up, whole
+from rondo.traits import Traits
 
 
 @final
@@ -29,9 +30,7 @@ class FedSALoRA(Algorithm[ServerState]):
     Reference: Guo et al., Selective Aggregation for Low-Rank Adaptation in Federated Learning, ICLR 2025.
     """
 
-    exact: ClassVar[bool] = False
-    personal: ClassVar[bool] = True
-    default_head: ClassVar[HeadPolicy] = "local"
+    traits = Traits(exact=False, personal=True, default_head="local")
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
         return ServerState(params)

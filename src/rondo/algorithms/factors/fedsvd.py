@@ -2,13 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, final
+from typing import final
 
 import torch
 
-from rondo.algorithm import Algorithm, HeadPolicy, Mean, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.algorithm import Algorithm, Mean, Round, ServerState, Shared, Trainer, Uploads, Weight
 from rondo.lowrank import LowRank
 from rondo.params import Params, adapted_modules, pick, up, whole
+from rondo.traits import Traits
 
 
 @final
@@ -34,9 +35,7 @@ class FedSVD(Algorithm[ServerState]):
     Reference: Lee et al., FedSVD: Adaptive Orthogonalization for Private Federated Learning with LoRA, 2025.
     """
 
-    exact: ClassVar[bool] = True
-    same_coordinates: ClassVar[bool] = False
-    default_head: ClassVar[HeadPolicy] = "frozen"
+    traits = Traits(exact=True, same_coordinates=False, default_head="frozen")
     period: int = 1
 
     def __post_init__(self) -> None:

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 from rondo.algorithm import Algorithm, Round, ServerState, Shared, Trainer, Uploads, Weight
 from rondo.params import Params, pick, up, whole
+from rondo.traits import Traits
 
 
 @final
@@ -28,7 +29,7 @@ class FFALoRA(Algorithm[ServerState]):
     Reference: Sun et al., Improving LoRA in Privacy-preserving Federated Learning, ICLR 2024.
     """
 
-    exact: ClassVar[bool] = True
+    traits = Traits(exact=True)
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
         return ServerState(params)

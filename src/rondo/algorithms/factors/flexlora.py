@@ -2,12 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final, get_args
+from typing import Literal, final, get_args
 
 from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Upload, Uploads, Weight
 from rondo.algorithms.parts.product_mean import truncated_mean
 from rondo.algorithms.parts.scales import ClientScale, check_client_scale, in_runs_scale, sent_to
-from rondo.params import Params, down, pick, up, whole
+from rondo.algorithms.parts.training import TRAINED
+from rondo.params import Params, pick
+from rondo.traits import Traits
 
 Split = Literal["up", "both"]
 
@@ -44,9 +46,7 @@ class FlexLoRA(Algorithm[ServerState]):
     Resources, NeurIPS 2024.
     """
 
-    exact: ClassVar[bool] = False
-    client_ranks: ClassVar[bool] = True
-    same_coordinates: ClassVar[bool] = False
+    traits = Traits(exact=False, client_ranks=True, same_coordinates=False)
     split: Split = "up"
     client_scale: ClientScale = "run"
 
@@ -62,9 +62,8 @@ class FlexLoRA(Algorithm[ServerState]):
         return Shared(sent_to(client, state.params, self.client_scale))
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        trained = down | up | whole
-        fit = trainer.fit(shared.params, train=trained, objective=lambda p, loss: loss(in_runs_scale(p)))
-        return trainer.upload(pick(in_runs_scale(fit.params), trained)), local
+        fit = trainer.fit(shared.params, train=TRAINED, objective=lambda p, loss: loss(in_runs_scale(p)))
+        return trainer.upload(pick(in_runs_scale(fit.params), TRAINED)), local
 
     def aggregate(self, state: ServerState, uploads: Iterable[Upload], round: Round) -> ServerState:
         mean = truncated_mean(state.params, list(uploads), balanced=self.split == "both")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -10,8 +10,10 @@ from torch import Tensor
 from rondo.algorithm import Algorithm, BaseState, Client, Round, Shared, Trainer, Upload, Uploads, Weight
 from rondo.algorithms.parts.product_mean import pairs, scaled, whole_mean
 from rondo.algorithms.parts.scales import ClientScale, check_client_scale, in_runs_scale, sent_to
+from rondo.algorithms.parts.training import TRAINED
 from rondo.lowrank import LowRank, mean_product
-from rondo.params import Params, adapted_modules, down, pick, stack_clients, up, whole
+from rondo.params import Params, adapted_modules, pick, stack_clients, up
+from rondo.traits import Traits
 
 
 @final
@@ -40,9 +42,7 @@ class FLoRA(Algorithm[BaseState]):
     NeurIPS 2024.
     """
 
-    exact: ClassVar[bool] = True
-    client_ranks: ClassVar[bool] = True
-    same_coordinates: ClassVar[bool] = False
+    traits = Traits(exact=True, client_ranks=True, same_coordinates=False)
     client_scale: ClientScale = "run"
 
     def __post_init__(self) -> None:
@@ -58,11 +58,10 @@ class FLoRA(Algorithm[BaseState]):
         return Shared(sent_to(client, state.params, self.client_scale), state.base)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        trained = down | up | whole
         fresh = stack_clients(_fresh(shared.params, c, trainer.round) for c in trainer.clients)
         start = {**shared.params, **fresh}
-        fit = trainer.fit(start, train=trained, objective=lambda p, loss: loss(in_runs_scale(p)))
-        return trainer.upload(pick(in_runs_scale(fit.params), trained)), local
+        fit = trainer.fit(start, train=TRAINED, objective=lambda p, loss: loss(in_runs_scale(p)))
+        return trainer.upload(pick(in_runs_scale(fit.params), TRAINED)), local
 
     def aggregate(self, state: BaseState, uploads: Iterable[Upload], round: Round) -> BaseState:
         received = list(uploads)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, final
+from typing import final
 
 from rondo.algorithm import Algorithm, Client, Mean, Round, Shared, Trainer, Uploads, Weight
 from rondo.algorithms.parts.gram import (
@@ -16,6 +16,7 @@ from rondo.algorithms.parts.gram import (
     gram_view,
 )
 from rondo.params import Params, gram, pick, whole
+from rondo.traits import Traits
 
 
 @final
@@ -50,9 +51,7 @@ class FLoRG(Algorithm[GramState]):
     2026.
     """
 
-    exact: ClassVar[bool] = False
-    same_coordinates: ClassVar[bool] = False
-    readable: ClassVar[bool] = False
+    traits = Traits(exact=False, same_coordinates=False, readable=False)
     bases: Bases = "orthogonal"
     gram_init: GramInit = "gaussian"
     gram_std: float = 0.02

@@ -3,13 +3,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, final
+from typing import final
 
 import torch
 
 from rondo.algorithm import Algorithm, Client, Round, Shared, Trainer, Upload, Uploads, Weight, weighted_mean
 from rondo.algorithms.parts.gram import Bases, GramInit, GramState, check_fields, gram_start, gram_top, gram_view
 from rondo.params import Params, gram, pick, whole
+from rondo.traits import Traits
 
 
 @final
@@ -35,7 +36,7 @@ class FLoRGUnaligned(Algorithm[GramState]):
     Reference: Meng, Tang and Wong, FLoRG, 2026: the ablation of its section 4.4 (Table 3).
     """
 
-    exact: ClassVar[bool] = False
+    traits = Traits(exact=False)
     bases: Bases = "orthogonal"
     gram_init: GramInit = "gaussian"
     gram_std: float = 0.02

@@ -2,15 +2,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from rondo.algorithm import Algorithm, Client, Loss, Round, ServerState, Shared, Trainer, Upload, Uploads, Weight
 from rondo.algorithms.parts.scales import module_scales
+from rondo.algorithms.parts.training import TRAINED
 from rondo.lowrank import LowRank
-from rondo.params import Params, adapted_modules, cut_rank, down, fixed, module_of, pick, up, whole
+from rondo.params import Params, adapted_modules, cut_rank, fixed, module_of, pick
+from rondo.traits import Traits
 
 
 @final
@@ -47,8 +49,7 @@ class HetLoRA(Algorithm[ServerState]):
     Reference: Cho et al., Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation Models, EMNLP 2024.
     """
 
-    exact: ClassVar[bool] = False
-    client_ranks: ClassVar[bool] = True
+    traits = Traits(exact=False, client_ranks=True, weighting="tensors")
     penalty: float = 0.0
     keep: float = 0.5
     prune: bool = False
@@ -72,17 +73,16 @@ class HetLoRA(Algorithm[ServerState]):
         return {f"{path}.I": torch.tensor([rank], dtype=torch.int32) for path, rank in ranks.items()}
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        trained = down | up | whole
         start, ranks = _first(shared.params, local), local
         fit = trainer.fit(
-            start, train=trained, objective=lambda p, loss: self._objective(_first(p, ranks), ranks, loss)
+            start, train=TRAINED, objective=lambda p, loss: self._objective(_first(p, ranks), ranks, loss)
         )
         after = _first(fit.params, local)
         if self.prune:
             faded = self._tails(after, local) < self._tails(start, local)
             local = {n: torch.where(faded.unsqueeze(-1), self._kept(r), r) for n, r in local.items()}
             after = _first(after, local)
-        return trainer.upload(pick(after, trained), _norm(after)), local
+        return trainer.upload(pick(after, TRAINED), _norm(after)), local
 
     def weight_of(self, state: ServerState, upload: Upload) -> float:
         return float(_norm({**state.params, **upload.params}))

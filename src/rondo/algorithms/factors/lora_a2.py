@@ -3,24 +3,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, final
+from typing import final
 
 import torch
 from torch import Tensor
 
-from rondo.algorithm import (
-    Algorithm,
-    HeadPolicy,
-    Round,
-    ServerState,
-    Shared,
-    Trainer,
-    UnreadableUpload,
-    Upload,
-    Uploads,
-    Weight,
-)
+from rondo.algorithm import Algorithm, Round, ServerState, Shared, Trainer, UnreadableUpload, Upload, Uploads, Weight
 from rondo.params import Params, Role, Select, adapted_modules, down, module_of, pick, role, up, whole
+from rondo.traits import Traits
 
 
 @final
@@ -54,12 +44,8 @@ class LoRAA2(Algorithm[ServerState]):
     2025 (arXiv 2410.22815): eqs. (4) to (6), algorithms 1 and 2.
     """
 
+    traits = Traits(exact=True, client_ranks=True, default_head="frozen", varying_shapes=True)
     lr_ratio: float = 5.0
-
-    exact: ClassVar[bool] = True
-    client_ranks: ClassVar[bool] = True
-    default_head: ClassVar[HeadPolicy] = "frozen"
-    varying_shapes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.lr_ratio < math.inf:

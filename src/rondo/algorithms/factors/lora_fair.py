@@ -3,15 +3,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, TypeAlias, final, get_args
+from typing import Literal, TypeAlias, final, get_args
 
 import torch
 from torch import Tensor
 
 from rondo.algorithm import Algorithm, Round, ServerState, Shared, Trainer, Upload, Uploads, Weight, weighted_mean
 from rondo.algorithms.parts.product_mean import pairs
+from rondo.algorithms.parts.training import trained_uploads
 from rondo.lowrank import mean_product
-from rondo.params import Params, adapted_modules, down, pick, up, whole
+from rondo.params import Params, adapted_modules
+from rondo.traits import Traits
 
 FairObjective: TypeAlias = Literal["cosine", "frobenius"]
 
@@ -48,7 +50,7 @@ class LoRAFAIR(Algorithm[ServerState]):
     Reference: Bian et al., LoRA-FAIR: Federated LoRA Fine-Tuning with Aggregation and Initialization Refinement, 2024.
     """
 
-    exact: ClassVar[bool] = False
+    traits = Traits(exact=False)
     objective: FairObjective = "cosine"
     penalty: float = 0.01
 
@@ -62,9 +64,7 @@ class LoRAFAIR(Algorithm[ServerState]):
         return ServerState(params)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        trained = down | up | whole
-        fit = trainer.fit(shared.params, train=trained)
-        return trainer.upload(pick(fit.params, trained)), local
+        return trained_uploads(shared.params, trainer), local
 
     def aggregate(self, state: ServerState, uploads: Iterable[Upload], round: Round) -> ServerState:
         received = list(uploads)

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, final
+from typing import final
 
 from torch import Tensor
 
 from rondo.algorithm import Algorithm, BaseState, Client, Mean, Round, Shared, Trainer, Upload, Uploads, Weight
 from rondo.algorithms.parts.accumulation import Restart, accumulated, check_cycle
 from rondo.params import Params, adapted_modules, down, nested, pick, stack_clients, up, whole
+from rondo.traits import Traits
 
 
 @final
@@ -38,8 +39,7 @@ class MFedLoRU(Algorithm[BaseState]):
     Reference: Park and Klabjan, 2024, appendix C.3.
     """
 
-    exact: ClassVar[bool] = False
-    client_ranks: ClassVar[bool] = True
+    traits = Traits(exact=False, client_ranks=True)
     tau: int = 10
     restart: Restart = "random"
     nested_scale: float = 0.5

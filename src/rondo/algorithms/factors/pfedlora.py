@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final, get_args
+from typing import Literal, final, get_args
 
 from torch import Tensor
 
@@ -11,6 +11,7 @@ from rondo.algorithms.parts.accumulation import with_personal
 from rondo.algorithms.parts.scales import Units, check_units, module_scales
 from rondo.lowrank import beside
 from rondo.params import Params, adapted_modules, dense, down, fixed, module_of, personal, pick, up, whole
+from rondo.traits import Traits
 
 Phases = Literal["separate", "together"]
 
@@ -44,8 +45,7 @@ class PFedLoRA(Algorithm[ServerState]):
     Reference: Park and Klabjan, 2024, appendix C.4, after Yi et al., pFedLoRA, 2023.
     """
 
-    exact: ClassVar[bool] = False
-    personal: ClassVar[bool] = True
+    traits = Traits(exact=False, personal=True)
     phases: Phases = "separate"
     units: Units = "scale"
 

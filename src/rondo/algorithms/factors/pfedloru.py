@@ -2,11 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 from rondo.algorithm import Algorithm, BaseState, Client, Mean, Round, Shared, Trainer, Uploads, Weight
 from rondo.algorithms.parts.accumulation import Restart, accumulated, check_cycle, joined, with_personal
-from rondo.params import Params, down, personal, pick, up, whole
+from rondo.algorithms.parts.training import TRAINED
+from rondo.params import Params, personal, pick
+from rondo.traits import Traits
 
 
 @final
@@ -33,8 +35,7 @@ class PFedLoRU(Algorithm[BaseState]):
     Reference: Park and Klabjan, 2024, appendix C.2.
     """
 
-    exact: ClassVar[bool] = False
-    personal: ClassVar[bool] = True
+    traits = Traits(exact=False, personal=True)
     tau: int = 10
     restart: Restart = "random"
 
@@ -54,8 +55,8 @@ class PFedLoRU(Algorithm[BaseState]):
         personal_fit = trainer.fit(
             {**shared.params, **local}, train=personal, objective=lambda p, loss: loss(joined(p))
         )
-        fit = trainer.fit(personal_fit.params, train=down | up | whole, objective=lambda p, loss: loss(joined(p)))
-        return trainer.upload(pick(fit.params, down | up | whole)), pick(fit.params, personal)
+        fit = trainer.fit(personal_fit.params, train=TRAINED, objective=lambda p, loss: loss(joined(p)))
+        return trainer.upload(pick(fit.params, TRAINED)), pick(fit.params, personal)
 
     def finish(self, state: BaseState, mean: Mean, round: Round) -> BaseState:
         return accumulated(state, mean, round, self.tau, self.restart)

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 from rondo.algorithm import Algorithm, Round, ServerState, Shared, Trainer, Uploads, Weight
 from rondo.params import Params, Select, down, pick, up, whole
+from rondo.traits import Traits
 
 
 @final
@@ -34,7 +35,7 @@ class RoLoRA(Algorithm[ServerState]):
     Reference: Chen et al., Robust Federated Finetuning of LLMs via Alternating Optimization of LoRA, 2025.
     """
 
-    exact: ClassVar[bool] = True
+    traits = Traits(exact=True)
     alternate_for: float = 1.0
 
     def __post_init__(self) -> None:

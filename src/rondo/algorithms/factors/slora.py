@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from rondo.algorithm import Algorithm, Mean, Round, ServerState, Shared, Trainer
 from rondo.algorithms.parts.scales import Units, check_units, module_scales
 from rondo.lowrank import LowRank, beside, top_factors
 from rondo.params import Params, Role, adapted_modules, down, pick, role, sparse, up, whole
+from rondo.traits import Traits
 
 
 @final
@@ -41,8 +42,7 @@ class SLoRA(Algorithm[ServerState]):
     Reference: Babakniya et al., SLoRA: Federated Parameter Efficient Fine-Tuning of Language Models, 2023.
     """
 
-    exact: ClassVar[bool] = False
-    same_coordinates: ClassVar[bool] = False
+    traits = Traits(exact=False, same_coordinates=False)
     sparse_rounds: int = 5
     density: float = 0.01
     units: Units = "scale"

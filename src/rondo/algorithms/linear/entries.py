@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from rondo.algorithms import formulas
 from rondo.algorithms.entries import Entry
 
@@ -12,30 +10,20 @@ ENTRIES: dict[str, Entry] = {
         cls="rondo.algorithms.linear.rolora_linear:RoLoRALinear",
         summary="RoLoRA for linear regression: exact B in one round, a gradient step on unit A in the next",
         paper="Chen et al. 2025",
-        exact=False,
-        linear=True,
-        personal=False,
-        head="frozen",
         up="r*out, r*in in turn",
         down="r*in, r*out in turn",
         up_numbers=formulas.alternating,
         down_numbers=formulas.alternating_down,
-        least_squares=True,
         whole="none",
     ),
     "ffa-linear": Entry(
         cls="rondo.algorithms.linear.ffa_linear:FFALinear",
         summary="FFA-LoRA for linear regression: A frozen, B exact",
         paper="Chen et al. 2025",
-        exact=True,
-        linear=True,
-        personal=False,
-        head="frozen",
         up="r*out",
         down="r*out",
         up_numbers=formulas.up,
         down_numbers=formulas.up,
-        least_squares=True,
         whole="none",
     ),
     "fedrep-linear": Entry(
@@ -43,17 +31,10 @@ ENTRIES: dict[str, Entry] = {
         summary="FedRep for linear regression: exact personal heads, a gradient step on the representation, QR; "
         "starts from moments",
         paper="Collins et al., ICML 2021",
-        exact=False,
-        linear=True,
-        personal=True,
-        head="local",
         up="0",
         down="0",
         up_numbers=formulas.none,
         down_numbers=formulas.none,
-        fields={"head_steps": int, "start": Literal["moments", "given"], "start_rounds": int},
-        least_squares=True,
         whole="body",
-        needs_factors=False,
     ),
 }

@@ -2,15 +2,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 import torch
 from torch import Tensor
 
-from rondo.algorithm import Algorithm, Client, HeadPolicy, Mean, Round, Shared, Trainer, Uploads, Weight
+from rondo.algorithm import Algorithm, Client, Mean, Round, Shared, Trainer, Uploads, Weight
 from rondo.algorithms.parts.orthonormal import leading_rows, orthonormal_rows
 from rondo.errors import ConfigError
-from rondo.params import Params, Select, body, head, pick
+from rondo.params import Params, body, head, pick
+from rondo.traits import Traits
 
 MOMENT = "aux:moment"
 """The name of a moment matrix, (d, d)."""
@@ -53,15 +54,17 @@ class FedRepLinear(Algorithm[RepresentationState]):
     Reference: Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021.
     """
 
-    exact: ClassVar[bool] = False
-    needs_factors: ClassVar[bool] = False
-    personal: ClassVar[bool] = True
-    keeps: ClassVar[Select] = head
-    default_head: ClassVar[HeadPolicy] = "local"
-    least_squares: ClassVar[bool] = True
-    plain_sgd: ClassVar[bool] = True
-    same_coordinates: ClassVar[bool] = False
-    readable: ClassVar[bool] = False
+    traits = Traits(
+        exact=False,
+        needs_factors=False,
+        personal=True,
+        keeps=head,
+        default_head="local",
+        least_squares=True,
+        plain_sgd=True,
+        same_coordinates=False,
+        readable=False,
+    )
     head_steps: int = 0
     start: Literal["moments", "given"] = "moments"
     start_rounds: int = 1
@@ -75,13 +78,13 @@ class FedRepLinear(Algorithm[RepresentationState]):
             raise ValueError(f"start_rounds is at least 1, got {self.start_rounds}")
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> RepresentationState:
-        own, heads = pick(params, body), pick(params, head)
-        shapes = [t.shape for t in own.values()]
+        matrices, heads = pick(params, body), pick(params, head)
+        shapes = [t.shape for t in matrices.values()]
         if len(heads) != 1 or len(shapes) != 1 or len(shapes[0]) != 2 or shapes[0][0] > shapes[0][1]:
             message = "fedrep-linear is for one matrix with more columns than rows below a head, and this network has"
-            found = ", ".join(f"{n} {tuple(t.shape)}" for n, t in {**own, **heads}.items()) or "neither"
-            raise ConfigError.at("algorithm.name", f"{message} {found}: take fedrep, or model.name = 'builtin:linear'")
-        ((name, matrix),) = own.items()
+            has = ", ".join(f"{n} {tuple(t.shape)}" for n, t in {**matrices, **heads}.items()) or "neither"
+            raise ConfigError.at("algorithm.name", f"{message} {has}: take fedrep, or model.name = 'builtin:linear'")
+        ((name, matrix),) = matrices.items()
         moment = torch.zeros(matrix.shape[1], matrix.shape[1], dtype=matrix.dtype)
         return RepresentationState({name: orthonormal_rows(matrix), **heads}, moment)
 

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
-from rondo.algorithm import Algorithm, HeadPolicy, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.algorithm import Algorithm, Round, ServerState, Shared, Trainer, Uploads, Weight
 from rondo.params import Params, pick, up
+from rondo.traits import Traits
 
 
 @final
@@ -32,9 +33,7 @@ class FFALinear(Algorithm[ServerState]):
     4.6; the method is Sun et al., ICLR 2024.
     """
 
-    exact: ClassVar[bool] = True
-    least_squares: ClassVar[bool] = True
-    default_head: ClassVar[HeadPolicy] = "frozen"
+    traits = Traits(exact=True, least_squares=True, default_head="frozen")
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
         return ServerState(params)

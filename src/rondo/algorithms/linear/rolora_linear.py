@@ -2,11 +2,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, final
+from typing import final
 
-from rondo.algorithm import Algorithm, HeadPolicy, Mean, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.algorithm import Algorithm, Mean, Round, ServerState, Shared, Trainer, Uploads, Weight
 from rondo.algorithms.parts.orthonormal import orthonormal_rows
 from rondo.params import Params, down, pick, up
+from rondo.traits import Traits
 
 
 @final
@@ -32,10 +33,7 @@ class RoLoRALinear(Algorithm[ServerState]):
     Reference: Chen et al., Robust Federated Finetuning of LLMs via Alternating Optimization of LoRA, 2025.
     """
 
-    exact: ClassVar[bool] = False
-    least_squares: ClassVar[bool] = True
-    plain_sgd: ClassVar[bool] = True
-    default_head: ClassVar[HeadPolicy] = "frozen"
+    traits = Traits(exact=False, least_squares=True, plain_sgd=True, default_head="frozen")
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
         return ServerState(_with_unit_rows(params))

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final, get_args
+from typing import Literal, final, get_args
 
 import torch
 from torch import Tensor
 
 from rondo.algorithm import Algorithm, Client, Loss, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.algorithms.parts.training import TRAINED
 from rondo.params import (
     AUXILIARY_PREFIX,
     BUFFER_PREFIX,
@@ -15,16 +16,12 @@ from rondo.params import (
     Params,
     auxiliary,
     buffer,
-    down,
     per_client,
     pick,
-    up,
-    whole,
 )
+from rondo.traits import Traits
 
 Mixing = Literal["during", "after"]
-
-_TRAINED = down | up | whole
 _ALPHA = f"{AUXILIARY_PREFIX}alpha"
 
 
@@ -63,9 +60,7 @@ class APFL(Algorithm[ServerState]):
     Reference: Deng et al., Adaptive Personalized Federated Learning, 2020, algorithm 1 and section 4.2.
     """
 
-    exact: ClassVar[bool] = False
-    needs_factors: ClassVar[bool] = False
-    personal: ClassVar[bool] = True
+    traits = Traits(exact=False, needs_factors=False, personal=True)
     mixing: Mixing = "during"
     alpha: float = 0.25
     adaptive: bool = False
@@ -90,21 +85,21 @@ class APFL(Algorithm[ServerState]):
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         if self.mixing == "after":
-            fit = trainer.fit(shared.params, train=_TRAINED)
-            own = trainer.fit(local, train=_TRAINED).params
-            return trainer.upload(pick(fit.params, _TRAINED)), self._mixed(own, fit.params)
+            fit = trainer.fit(shared.params, train=TRAINED)
+            v = trainer.fit(local, train=TRAINED).params
+            return trainer.upload(pick(fit.params, TRAINED)), self._mixed(v, fit.params)
         both = {**shared.params, **{_own(n): t for n, t in local.items()}}
-        fit = trainer.fit(both, train=_TRAINED | auxiliary, objective=self._both, project=_within)
+        fit = trainer.fit(both, train=TRAINED | auxiliary, objective=self._both, project=_within)
         w, v = _parted(fit.params)
-        return trainer.upload(pick(w, _TRAINED)), v
+        return trainer.upload(pick(w, TRAINED)), v
 
     def adapt(self, shared: Shared, local: Params, trainer: Trainer) -> Params:
         """The clients' own tensors, fitted with the shared model as it is."""
         if self.mixing == "after":
-            return self._mixed(trainer.fit(local, train=_TRAINED).params, shared.params)
+            return self._mixed(trainer.fit(local, train=TRAINED).params, shared.params)
         return trainer.fit(
             local,
-            train=_TRAINED | auxiliary,
+            train=TRAINED | auxiliary,
             objective=lambda v, loss: loss(self._mixed(v, shared.params)),
             project=_within,
         ).params
@@ -116,9 +111,9 @@ class APFL(Algorithm[ServerState]):
     def _both(self, params: Params, loss: Loss) -> Tensor:
         """The loss of the mix, shape (K,), with the gradient of w's own loss in w."""
         w, v = _parted(params)
-        own = loss(w)
+        at_w = loss(w)
         mix = loss(self._mixed(v, {n: t.detach() if not buffer(n) else t for n, t in w.items()}))
-        return mix + own - own.detach()
+        return mix + at_w - at_w.detach()
 
     def _mixed(self, v: Params, w: Params) -> dict[str, Tensor]:
         """a v + (1 - a) w, but v's own statistics. A client axis may lead."""

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Uploads, Weight
 from rondo.algorithms.parts.proximal import pulled
-from rondo.params import Params, buffer, down, pick, up, whole
-
-_TRAINED = down | up | whole
+from rondo.algorithms.parts.training import TRAINED, trained_uploads
+from rondo.params import Params, buffer, pick
+from rondo.traits import Traits
 
 
 @final
@@ -40,9 +40,7 @@ class Ditto(Algorithm[ServerState]):
     Reference: Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021, algorithm 1.
     """
 
-    exact: ClassVar[bool] = False
-    needs_factors: ClassVar[bool] = False
-    personal: ClassVar[bool] = True
+    traits = Traits(exact=False, needs_factors=False, personal=True)
     lam: float = 1.0
     personal_epochs: int = 0
 
@@ -59,10 +57,9 @@ class Ditto(Algorithm[ServerState]):
         return shared.params
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        fit = trainer.fit(shared.params, train=_TRAINED)
-        return trainer.upload(pick(fit.params, _TRAINED)), self.adapt(shared, local, trainer)
+        return trained_uploads(shared.params, trainer), self.adapt(shared, local, trainer)
 
     def adapt(self, shared: Shared, local: Params, trainer: Trainer) -> Params:
         """The personal models after local training near ``shared``."""
         objective = pulled(self.lam, pick(shared.params, ~buffer))
-        return trainer.fit(local, train=_TRAINED, objective=objective, epochs=self.personal_epochs or None).params
+        return trainer.fit(local, train=TRAINED, objective=objective, epochs=self.personal_epochs or None).params

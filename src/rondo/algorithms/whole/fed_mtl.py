@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Uploads, Weight
 from rondo.algorithms.parts.proximal import pulled
-from rondo.params import Params, buffer, down, pick, up, whole
-
-_TRAINED = down | up | whole
+from rondo.algorithms.parts.training import TRAINED
+from rondo.params import Params, buffer, pick
+from rondo.traits import Traits
 
 
 @final
@@ -39,10 +39,7 @@ class FedMTL(Algorithm[ServerState]):
     Reference: Smith et al., Federated Multi-Task Learning, NIPS 2017, eq. (1).
     """
 
-    exact: ClassVar[bool] = False
-    needs_factors: ClassVar[bool] = False
-    personal: ClassVar[bool] = True
-    server_step: ClassVar[bool] = True
+    traits = Traits(exact=False, needs_factors=False, personal=True, server_step=True)
     lam: float = 1.0
 
     def __post_init__(self) -> None:
@@ -56,10 +53,10 @@ class FedMTL(Algorithm[ServerState]):
         return shared.params
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        own = self.adapt(shared, local, trainer)
-        return trainer.upload(pick(own, _TRAINED)), own
+        models = self.adapt(shared, local, trainer)
+        return trainer.upload(pick(models, TRAINED)), models
 
     def adapt(self, shared: Shared, local: Params, trainer: Trainer) -> Params:
         """The clients' models after local training near the mean in ``shared``."""
         objective = pulled(self.lam, pick(shared.params, ~buffer))
-        return trainer.fit(local, train=_TRAINED, objective=objective).params
+        return trainer.fit(local, train=TRAINED, objective=objective).params

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 from rondo.algorithm import Algorithm, Round, ServerState, Shared, Trainer, Uploads, Weight
 from rondo.params import Params
+from rondo.traits import Traits
 
 
 @final
@@ -29,8 +30,7 @@ class FedAvg(Algorithm[ServerState]):
     Reference: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017.
     """
 
-    exact: ClassVar[bool] = True
-    needs_factors: ClassVar[bool] = False
+    traits = Traits(exact=True, needs_factors=False)
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
         return ServerState(params)

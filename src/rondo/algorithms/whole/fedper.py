@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
-from rondo.algorithm import Algorithm, Client, HeadPolicy, Round, ServerState, Shared, Trainer, Uploads, Weight
-from rondo.params import Params, Select, head, pick
+from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.params import Params, head, pick
+from rondo.traits import Traits
 
 
 @final
@@ -31,11 +32,7 @@ class FedPer(Algorithm[ServerState]):
     Reference: Arivazhagan et al., Federated Learning with Personalization Layers, 2019.
     """
 
-    exact: ClassVar[bool] = False
-    needs_factors: ClassVar[bool] = False
-    personal: ClassVar[bool] = True
-    keeps: ClassVar[Select] = head
-    default_head: ClassVar[HeadPolicy] = "local"
+    traits = Traits(exact=False, needs_factors=False, personal=True, keeps=head, default_head="local")
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
         return ServerState(params)

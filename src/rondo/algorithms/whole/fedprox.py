@@ -3,12 +3,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 from torch import Tensor
 
 from rondo.algorithm import Algorithm, Loss, Round, ServerState, Shared, Trainer, Uploads, Weight
 from rondo.params import Params, buffer, pick, sq_norm, sub
+from rondo.traits import Traits
 
 
 @final
@@ -33,9 +34,8 @@ class FedProx(Algorithm[ServerState]):
     Reference: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020.
     """
 
+    traits = Traits(exact=True, needs_factors=False)
     mu: float = 0.1
-    exact: ClassVar[bool] = True
-    needs_factors: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.mu < math.inf:

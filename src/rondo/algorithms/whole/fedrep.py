@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
-from rondo.algorithm import Algorithm, Client, Fit, HeadPolicy, Round, ServerState, Shared, Trainer, Uploads, Weight
+from rondo.algorithm import Algorithm, Client, Fit, Round, ServerState, Shared, Trainer, Uploads, Weight
 from rondo.params import Params, Select, everything, head, pick
+from rondo.traits import Traits
 
 
 @final
@@ -36,14 +37,10 @@ class FedRep(Algorithm[ServerState]):
     Reference: Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021.
     """
 
+    traits = Traits(exact=False, needs_factors=False, personal=True, keeps=head, default_head="local")
     head_epochs: int = 10
     body_epochs: int = 1
     unit: Literal["epochs", "updates"] = "epochs"
-    exact: ClassVar[bool] = False
-    needs_factors: ClassVar[bool] = False
-    personal: ClassVar[bool] = True
-    keeps: ClassVar[Select] = head
-    default_head: ClassVar[HeadPolicy] = "local"
 
     def __post_init__(self) -> None:
         if self.head_epochs < 0:

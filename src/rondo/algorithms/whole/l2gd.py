@@ -2,14 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 import torch
 
 from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Uploads, Weight
-from rondo.params import Params, buffer, down, pick, up, whole
-
-_TRAINED = down | up | whole
+from rondo.algorithms.parts.training import TRAINED
+from rondo.params import Params, buffer, pick
+from rondo.traits import Traits
 
 
 @final
@@ -44,10 +44,7 @@ class L2GD(Algorithm[ServerState]):
     algorithm 1 and section 4.
     """
 
-    exact: ClassVar[bool] = False
-    needs_factors: ClassVar[bool] = False
-    personal: ClassVar[bool] = True
-    server_step: ClassVar[bool] = True
+    traits = Traits(exact=False, needs_factors=False, personal=True, server_step=True)
     lam: float = 1.0
     p: float = 0.9
 
@@ -71,12 +68,12 @@ class L2GD(Algorithm[ServerState]):
         mean = shared.params
         x: Params = {n: t if buffer(n) else left * t + (1 - left) * mean[n] for n, t in local.items()}
         for _ in range(iterations):
-            x = trainer.fit(x, train=_TRAINED).params
-        return trainer.upload(pick(x, _TRAINED)), x
+            x = trainer.fit(x, train=TRAINED).params
+        return trainer.upload(pick(x, TRAINED)), x
 
     def adapt(self, shared: Shared, local: Params, trainer: Trainer) -> Params:
         """The clients' models after one local iteration."""
-        return trainer.fit(local, train=_TRAINED).params
+        return trainer.fit(local, train=TRAINED).params
 
 
 def _run_length(chance: float, coin: torch.Generator) -> int:

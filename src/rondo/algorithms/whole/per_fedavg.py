@@ -2,17 +2,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final, get_args
+from typing import Literal, final, get_args
 
 from torch import Tensor
 
 from rondo.algorithm import Algorithm, Loss, Round, ServerState, Shared, Trainer, Uploads, Weight
 from rondo.algorithms.parts.gradient import gradient, mean_gradient
-from rondo.params import Params, buffer, down, inner, pick, up, whole
+from rondo.algorithms.parts.training import TRAINED
+from rondo.params import Params, buffer, inner, pick
+from rondo.traits import Traits
 
 Variant = Literal["fo", "hf"]
-
-_TRAINED = down | up | whole
 
 
 @final
@@ -49,9 +49,7 @@ class PerFedAvg(Algorithm[ServerState]):
     Meta-Learning Approach, NeurIPS 2020, algorithm 1 and section 5.
     """
 
-    exact: ClassVar[bool] = True
-    needs_factors: ClassVar[bool] = False
-    scored_after_adapting: ClassVar[bool] = True
+    traits = Traits(exact=True, needs_factors=False, scored_after_adapting=True)
     variant: Variant = "hf"
     inner_lr: float = 0.01
     support: float = 0.5
@@ -71,13 +69,13 @@ class PerFedAvg(Algorithm[ServerState]):
         return ServerState(params)
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
-        fit = trainer.fit(shared.params, train=_TRAINED, objective=self._after_a_step)
-        return trainer.upload(pick(fit.params, _TRAINED)), local
+        fit = trainer.fit(shared.params, train=TRAINED, objective=self._after_a_step)
+        return trainer.upload(pick(fit.params, TRAINED)), local
 
     def adapt(self, shared: Shared, local: Params, trainer: Trainer) -> Params:
         """The clients' models: the shared one after one step on each client's rows."""
-        w = pick(shared.params, _TRAINED & ~buffer)
-        return self._stepped(w, mean_gradient(shared.params, _TRAINED, trainer))
+        w = pick(shared.params, TRAINED & ~buffer)
+        return self._stepped(w, mean_gradient(shared.params, TRAINED, trainer))
 
     def _stepped(self, w: Params, grad: Params) -> dict[str, Tensor]:
         return {n: t - self.inner_lr * grad[n] for n, t in w.items()}
@@ -85,7 +83,7 @@ class PerFedAvg(Algorithm[ServerState]):
     def _after_a_step(self, params: Params, loss: Loss) -> Tensor:
         """The loss on D' at w', shape (K,), with the meta-gradient as its gradient in w."""
         first, second = loss.split(self.support)
-        w = pick(params, _TRAINED & ~buffer)
+        w = pick(params, TRAINED & ~buffer)
         _, grad = gradient(first, params, w)
         after = self._stepped(w, grad)  # its derivative in w is the identity, because ``grad`` is a constant
         if self.variant == "fo":

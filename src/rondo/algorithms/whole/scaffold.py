@@ -2,30 +2,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final, get_args
+from typing import Literal, final, get_args
 
 import torch
 from torch import Tensor
 
 from rondo.algorithm import Algorithm, Client, Fit, Loss, Mean, Round, ServerState, Shared, Trainer, Uploads, Weight
 from rondo.algorithms.parts.gradient import mean_gradient
+from rondo.algorithms.parts.training import TRAINED
 from rondo.params import (
     AUXILIARY_PREFIX,
     Params,
     auxiliary,
     buffer,
     cast_like,
-    down,
     inner,
     per_client,
     pick,
-    up,
-    whole,
 )
+from rondo.traits import Traits
 
 Option = Literal["I", "II"]
-
-_TRAINED = down | up | whole
 
 
 @final
@@ -64,10 +61,6 @@ class Scaffold(Algorithm[ServerState]):
     algorithm 1.
     """
 
-    exact: ClassVar[bool] = False
-    needs_factors: ClassVar[bool] = False
-    equal_weights: ClassVar[bool] = True
-    server_step: ClassVar[bool] = True
     option: Option = "I"
     server_lr: float = 1.0
 
@@ -78,8 +71,10 @@ class Scaffold(Algorithm[ServerState]):
             raise ValueError(f"server_lr must be positive; got {self.server_lr}")
 
     @property
-    def plain_sgd(self) -> bool:  # type: ignore[override]
-        return self.option == "II"
+    def traits(self) -> Traits:  # type: ignore[override]
+        """Option II reads the mean gradient off the movement."""
+        plain = self.option == "II"
+        return Traits(exact=False, needs_factors=False, weighting="equal", server_step=True, plain_sgd=plain)
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
         zeros = {_control(n): torch.zeros_like(t) for n, t in pick(params, ~buffer).items()}
@@ -90,19 +85,19 @@ class Scaffold(Algorithm[ServerState]):
 
     def client_update(self, shared: Shared, local: Params, trainer: Trainer) -> tuple[Uploads, Params]:
         x, c = pick(shared.params, ~auxiliary), pick(shared.params, auxiliary)
-        correction = {n: c[_control(n)] - local[_control(n)] for n in pick(x, _TRAINED & ~buffer)}
-        at_x = mean_gradient(x, _TRAINED, trainer) if self.option == "I" else None
+        correction = {n: c[_control(n)] - local[_control(n)] for n in pick(x, TRAINED & ~buffer)}
+        at_x = mean_gradient(x, TRAINED, trainer) if self.option == "I" else None
 
         def corrected(trained: Params, loss: Loss) -> Tensor:
             along = inner(correction, trained)
             return loss(trained) + (along - along.detach())  # its gradient alone: its value is no loss
 
-        fit = trainer.fit(x, train=_TRAINED, objective=corrected)
+        fit = trainer.fit(x, train=TRAINED, objective=corrected)
         control = _movement(x, fit, correction, local, trainer.lr) if at_x is None else at_x
         kept = {_control(n): t for n, t in control.items()}
         new = {n: c[n] + (t - local[n]) for n, t in kept.items()}
         equal = torch.ones(len(trainer.clients))
-        return trainer.upload({**pick(fit.params, _TRAINED), **new}, equal), kept
+        return trainer.upload({**pick(fit.params, TRAINED), **new}, equal), kept
 
     def adapt(self, shared: Shared, local: Params, trainer: Trainer) -> Params:
         """``local`` as it is: the model has nothing that is a client's own."""

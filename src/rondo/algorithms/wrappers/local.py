@@ -10,28 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from torch import Tensor
 
 from rondo.algorithm import (
     Client,
     Fit,
+    FitOptions,
     Loss,
     Mean,
-    Objective,
-    Projection,
     Round,
     Shared,
     Trainer,
     Upload,
     Uploads,
     Weight,
-    plain,
-    unbounded,
 )
 from rondo.algorithms.wrappers.wrapper import Wrapper
-from rondo.params import Params, Select, everything, head, pick
+from rondo.params import Params, Select, head, pick
+from rondo.traits import Traits
 
 
 @dataclass(frozen=True)
@@ -56,15 +54,15 @@ class Local(Wrapper[LocalState]):
     """
 
     stays: Select = head
-    personal: ClassVar[bool] = True
 
     @property
     def linear(self) -> bool:
         return self.algorithm.linear
 
     @property
-    def keeps(self) -> Select:  # type: ignore[override]
-        return self.algorithm.keeps | self.stays
+    def traits(self) -> Traits:  # type: ignore[override]
+        inner = self.algorithm.traits
+        return replace(inner, personal=True, keeps=inner.keeps | self.stays)
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> LocalState:
         return LocalState(self.algorithm.init(pick(params, ~self.stays), weights, round), pick(params, self.stays))
@@ -93,7 +91,7 @@ class Local(Wrapper[LocalState]):
     def expand(self, state: LocalState, upload: Upload) -> Upload:
         return self.algorithm.expand(state.inner, upload)
 
-    def weight_of(self, state: LocalState, upload: Upload) -> float | None:
+    def weight_of(self, state: LocalState, upload: Upload) -> float:
         return self.algorithm.weight_of(state.inner, upload)
 
     def finish(self, state: LocalState, mean: Mean, round: Round) -> LocalState:
@@ -110,7 +108,7 @@ class Local(Wrapper[LocalState]):
         return replace(shared, params=pick(shared.params, ~self.stays))
 
 
-class _Beside:
+class _Beside(Trainer):
     """A trainer that trains the tensors that stay with the clients beside those it is asked to train.
 
     - ``kept``: these tensors, after the last fit.
@@ -119,51 +117,25 @@ class _Beside:
 
     def __init__(self, trainer: Trainer, stays: Select, kept: dict[str, Tensor]) -> None:
         self._trainer, self._stays, self.kept = trainer, stays, kept
+        self.clients, self.round, self.lr = trainer.clients, trainer.round, trainer.lr
         self.fits = 0
         self._given: Params = {}
         self._start = kept
 
-    @property
-    def clients(self) -> tuple[Client, ...]:
-        return self._trainer.clients
-
-    @property
-    def round(self) -> Round:
-        return self._trainer.round
-
-    @property
-    def lr(self) -> float:
-        return self._trainer.lr
-
-    def fit(
-        self,
-        params: Params,
-        *,
-        train: Select = everything,
-        objective: Objective = plain,
-        epochs: int | None = None,
-        steps: int | None = None,
-        lr: float | None = None,
-        project: Projection = unbounded,
-    ) -> Fit:
+    def fit_with(self, params: Params, options: FitOptions) -> Fit:
         stays = self._stays
 
         def with_kept(trained: Params, loss: Loss) -> Tensor:
-            return objective(pick(trained, ~stays), loss.beside(pick(trained, stays)))
+            return options.objective(pick(trained, ~stays), loss.beside(pick(trained, stays)))
+
+        def project(trained: Params) -> Params:
+            return options.project(pick(trained, ~stays))
 
         if not _same(params, self._given):
             self._given, self._start = params, self.kept
         self.fits += 1
-        both = {**params, **self._start}
-        fit = self._trainer.fit(
-            both,
-            train=train | stays,
-            objective=with_kept,
-            epochs=epochs,
-            steps=steps,
-            lr=lr,
-            project=lambda trained: project(pick(trained, ~stays)),
-        )
+        beside = replace(options, train=options.train | stays, objective=with_kept, project=project)
+        fit = self._trainer.fit_with({**params, **self._start}, beside)
         self.kept = pick(fit.params, stays)
         return replace(fit, params=pick(fit.params, ~stays))
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ from rondo.algorithms.table import RULES, Rule
 from rondo.algorithms.wrappers.wrapper import Wrapper
 from rondo.lowrank import LowRank
 from rondo.params import Params, adapted_modules
+from rondo.traits import Traits
 
 MEANS = ("median", "trimmed-mean", "geometric-median", "nnm-trimmed-mean")
 """Rules that make a new mean instead of choosing or scaling uploads; only a linear algorithm takes one."""
@@ -51,7 +52,6 @@ class Robust(Wrapper[Any]):
 
     rule: Rule
     byzantine: int
-    exact: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.rule not in RULES:
@@ -62,18 +62,22 @@ class Robust(Wrapper[Any]):
             others = ", ".join(rule for rule in RULES if rule not in MEANS)
             raise ValueError(f"{self.rule} makes a mean, and this method works on single uploads; take {others}")
 
+    @property
+    def traits(self) -> Traits:  # type: ignore[override]
+        return replace(self.algorithm.traits, exact=False)
+
     def aggregate(self, state: Any, uploads: Iterable[Upload], round: Round) -> Any:
         """The next state, or the same one if dishonest clients may be half of the uploads or more."""
         expanded = [self.algorithm.expand(state, u) for u in uploads]
         if len(expanded) <= 2 * self.byzantine:
             return state
-        changes = _changes(expanded, state.params if self.algorithm.same_coordinates else {})
+        changes = _changes(expanded, state.params if self.algorithm.traits.same_coordinates else {})
         if not self.algorithm.linear:
             return self.algorithm.aggregate(state, self._chosen(expanded, changes), round)
         names = list(expanded[0].params)
         flat = _flat(changes, names)
         result = combined(self.rule, flat, _distances(changes, expanded, flat), self.byzantine)
-        start = state.params if self.algorithm.same_coordinates else {}
+        start = state.params if self.algorithm.traits.same_coordinates else {}
         mean, offset = {}, 0
         for name in names:
             like = expanded[0].params[name]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from torch import Tensor
 from rondo.algorithm import Client, Mean, Round, Shared, Upload, Weight
 from rondo.algorithms.wrappers.wrapper import Wrapper
 from rondo.params import Params, buffer, pick, sub
+from rondo.traits import Traits
 
 
 @dataclass(frozen=True)
@@ -128,14 +129,17 @@ class ServerStep(Wrapper[ServerStepState]):
     """
 
     optimizer: ServerOptimizer
-    exact: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         algorithm = self.algorithm
-        if not (algorithm.linear and algorithm.same_coordinates) or algorithm.server_step:
+        if not (algorithm.linear and algorithm.traits.same_coordinates) or algorithm.traits.server_step:
             raise ValueError(
                 "a server optimizer needs a linear algorithm with same_coordinates and without server_step"
             )
+
+    @property
+    def traits(self) -> Traits:  # type: ignore[override]
+        return replace(self.algorithm.traits, exact=False)
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerStepState:
         return ServerStepState(self.algorithm.init(params, weights, round), OptimState())
@@ -146,7 +150,7 @@ class ServerStep(Wrapper[ServerStepState]):
     def expand(self, state: ServerStepState, upload: Upload) -> Upload:
         return self.algorithm.expand(state.inner, upload)
 
-    def weight_of(self, state: ServerStepState, upload: Upload) -> float | None:
+    def weight_of(self, state: ServerStepState, upload: Upload) -> float:
         return self.algorithm.weight_of(state.inner, upload)
 
     def finish(self, state: ServerStepState, mean: Mean, round: Round) -> ServerStepState:

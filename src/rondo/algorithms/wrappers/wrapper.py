@@ -10,7 +10,6 @@ from rondo.algorithm import (
     Algorithm,
     Client,
     HasParams,
-    HeadPolicy,
     Mean,
     Round,
     Shared,
@@ -19,14 +18,15 @@ from rondo.algorithm import (
     Uploads,
     Weight,
 )
-from rondo.params import Params, Select
+from rondo.params import Params
+from rondo.traits import Traits
 
 W = TypeVar("W", bound=HasParams)
 
 
 @dataclass(frozen=True)
 class Wrapper(Algorithm[W]):
-    """``algorithm`` with all its flags and methods, on its own state. A final class overrides the parts it changes.
+    """``algorithm`` with all its traits and methods, on its own state. A final class overrides the parts it changes.
 
     Around a linear algorithm the wrapper is linear, and its own ``expand`` and ``finish`` are used. Around a non-linear
     one, ``aggregate`` is the wrapped algorithm's, which calls neither; a wrapper that changes one of the two must then
@@ -41,60 +41,8 @@ class Wrapper(Algorithm[W]):
         return self.algorithm.linear and type(self).aggregate is Wrapper.aggregate
 
     @property
-    def exact(self) -> bool:  # type: ignore[override]
-        return self.algorithm.exact
-
-    @property
-    def needs_factors(self) -> bool:  # type: ignore[override]
-        return self.algorithm.needs_factors
-
-    @property
-    def least_squares(self) -> bool:  # type: ignore[override]
-        return self.algorithm.least_squares
-
-    @property
-    def personal(self) -> bool:  # type: ignore[override]
-        return self.algorithm.personal
-
-    @property
-    def keeps(self) -> Select:  # type: ignore[override]
-        return self.algorithm.keeps
-
-    @property
-    def default_head(self) -> HeadPolicy:  # type: ignore[override]
-        return self.algorithm.default_head
-
-    @property
-    def scored_after_adapting(self) -> bool:  # type: ignore[override]
-        return self.algorithm.scored_after_adapting
-
-    @property
-    def client_ranks(self) -> bool:  # type: ignore[override]
-        return self.algorithm.client_ranks
-
-    @property
-    def plain_sgd(self) -> bool:  # type: ignore[override]
-        return self.algorithm.plain_sgd
-
-    @property
-    def equal_weights(self) -> bool:  # type: ignore[override]
-        return self.algorithm.equal_weights
-
-    @property
-    def server_step(self) -> bool:  # type: ignore[override]
-        return self.algorithm.server_step
-
-    @property
-    def same_coordinates(self) -> bool:  # type: ignore[override]
-        return self.algorithm.same_coordinates
-
-    @property
-    def readable(self) -> bool:  # type: ignore[override]
-        return self.algorithm.readable
-
-    @property
-    def varying_shapes(self) -> bool:  # type: ignore[override]
-        return self.algorithm.varying_shapes
+    def traits(self) -> Traits:  # type: ignore[override]
+        return self.algorithm.traits
 
     def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> W:
         state: W = self.algorithm.init(params, weights, round)
@@ -115,7 +63,7 @@ class Wrapper(Algorithm[W]):
     def expand(self, state: W, upload: Upload) -> Upload:
         return self.algorithm.expand(state, upload)
 
-    def weight_of(self, state: W, upload: Upload) -> float | None:
+    def weight_of(self, state: W, upload: Upload) -> float:
         return self.algorithm.weight_of(state, upload)
 
     def finish(self, state: W, mean: Mean, round: Round) -> W:

@@ -1,6 +1,6 @@
 """The one training loop: local training of one client or of a cohort, each client on its own rows.
 
-It implements :class:`rondo.algorithm.Trainer`. All tensors have a leading client axis, and losses have shape (K,). A
+All tensors have a leading client axis, and losses have shape (K,). A
 cohort shares the work of the frozen layers. Each client has its own data order, dropout masks, gradient norm and end.
 """
 
@@ -20,15 +20,14 @@ from rondo.algorithm import (
     Client,
     ClientFailed,
     Fit,
+    FitOptions,
     Loss,
-    Objective,
-    Projection,
     Round,
+    Trainer,
     Upload,
     Uploads,
     plain,
     split_rows,
-    unbounded,
 )
 from rondo.config.schema import ClientsConfig, FaultKind, TrainConfig
 from rondo.engine.client.accumulation import Part, mean_loss, split
@@ -39,7 +38,7 @@ from rondo.models.networks.rows import Rows, to_device
 from rondo.models.networks.whole_network import WholeNetwork
 from rondo.models.shortcuts.head_inputs import HeadInputs, head_inputs
 from rondo.models.shortcuts.prefix import Prefix, States
-from rondo.params import Params, Select, buffer, client_row, everything, head, pick
+from rondo.params import Params, Select, buffer, client_row, head, pick
 from rondo.tasks.task import Batch, Example, Task
 
 REHEARSED = "a fault that was rehearsed"
@@ -65,7 +64,7 @@ def batches(
 
 
 @dataclass
-class CohortTrainer:
+class CohortTrainer(Trainer):
     """Trains ``clients`` together, each on its own ``examples``.
 
     Every ``fit`` has a fresh optimizer and each client's next data stream. A client whose loss or tensors are not
@@ -98,26 +97,15 @@ class CohortTrainer:
     """Rows of the smaller part of each client's batch, where the objective has split it."""
     _fits: int = 0
 
-    @property
-    def lr(self) -> float:
-        """The run's learning rate in this round."""
-        return self.train.rate(self.round.index, self.round.total)
+    def __post_init__(self) -> None:
+        self.lr = self.train.rate(self.round.index, self.round.total)
 
-    def fit(
-        self,
-        params: Params,
-        *,
-        train: Select = everything,
-        objective: Objective = plain,
-        epochs: int | None = None,
-        steps: int | None = None,
-        lr: float | None = None,
-        project: Projection = unbounded,
-    ) -> Fit:
+    def fit_with(self, params: Params, options: FitOptions) -> Fit:
         """See :meth:`rondo.algorithm.Trainer.fit`. Only the selected tensors get gradients, and no gradient is computed
         below the lowest of them. Raises :class:`ClientFailed` where a client has no examples or every client of the
         cohort has failed."""
         config, stream = self.train, self._fits
+        train, objective, epochs, steps = options.train, options.objective, options.epochs, options.steps
         self._fits += 1
         if steps is None and epochs is None:
             steps, epochs = config.local_steps, config.local_epochs
@@ -128,7 +116,7 @@ class CohortTrainer:
         statistics = {n: t.detach().clone() for n, t in pick(params, buffer).items()}
         used = {**params, **statistics}
         # Without leaves a fit is forward passes, which update statistics.
-        optimizer = self._optimizer(leaves, self.lr if lr is None else lr) if leaves else None
+        optimizer = self._optimizer(leaves, self.lr if options.lr is None else options.lr) if leaves else None
         dropout = [self.round.attempt_generator("dropout", c.id, stream) for c in self.clients]
         augmenting = [self.round.attempt_generator("augment", c.id, stream) for c in self.clients]
         device = self.network.device
@@ -160,7 +148,7 @@ class CohortTrainer:
             if optimizer is not None:
                 self._take_step(optimizer, leaves, value, stepping)
                 with torch.no_grad():
-                    for name, tensor in project(trained).items():
+                    for name, tensor in options.project(trained).items():
                         trained[name].copy_(tensor)
             # Free these and the gradients before the next forward pass: small leftovers would break up the memory that
             # it takes (docs/log/decisions.md, "Page faults and freed memory").

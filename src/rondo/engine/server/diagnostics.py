@@ -143,7 +143,7 @@ def _clients(
 ) -> Params:
     """The tensors that each client's network saw after training, with a client axis; ``uploads`` are expanded."""
     uploaded = [u.params for u in uploads]
-    if not algorithm.readable:
+    if not algorithm.traits.readable:
         states = (algorithm.aggregate(state, [u], round) for u in uploads)
         uploaded = [algorithm.broadcast(s, _NEWCOMER, _next(round)).params for s in states]
     # Stack tensor by tensor, so that no copy of all clients in their own type exists beside the float64 one.

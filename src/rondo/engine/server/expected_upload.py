@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rondo.algorithm import Algorithm, Client, Fit, Objective, Projection, Round, Upload, Uploads, plain, unbounded
-from rondo.params import Params, Select, add_client_axis, client_row, everything, pick
+from rondo.algorithm import Algorithm, Client, Fit, FitOptions, Round, Trainer, Upload, Uploads
+from rondo.params import Params, Select, add_client_axis, client_row, pick
 
 
 def trial_upload(algorithm: Algorithm[Any], state: Any, client: Client, round: Round) -> Upload:
@@ -23,25 +23,15 @@ def trial_upload(algorithm: Algorithm[Any], state: Any, client: Client, round: R
     return upload
 
 
-@dataclass(frozen=True)
-class _Idle:
-    """A :class:`rondo.algorithm.Trainer` that returns the tensors it is given."""
+@dataclass
+class _Idle(Trainer):
+    """A trainer that returns the tensors it is given."""
 
     clients: tuple[Client, ...]
     round: Round
     lr: float = 1.0
 
-    def fit(
-        self,
-        params: Params,
-        *,
-        train: Select = everything,
-        objective: Objective = plain,
-        epochs: int | None = None,
-        steps: int | None = None,
-        lr: float | None = None,
-        project: Projection = unbounded,
-    ) -> Fit:
+    def fit_with(self, params: Params, options: FitOptions) -> Fit:
         zeros = torch.zeros(len(self.clients))
         return Fit(params, zeros, zeros, zeros)
 

@@ -138,7 +138,7 @@ class Gate:
         return [self._trial(c) for c in {c.rank: c for c in self._clients.values()}.values()]
 
     def _bytes(self, trial: Upload) -> int:
-        if not self.algorithm.varying_shapes:
+        if not self.algorithm.traits.varying_shapes:
             return num_bytes(trial.params)
         # At most every number that it can expand to, and as many again to say which of them it holds.
         return 2 * num_bytes(self.algorithm.expand(self.state, trial).params)
@@ -156,8 +156,8 @@ class Gate:
         trial = self._trial(self._clients[upload.client.id])
         expected = trial.params
         for name, tensor in expected.items():
-            _must_be_like(name, upload.params[name], tensor, shapes=not self.algorithm.varying_shapes)
-        if self.algorithm.varying_shapes:
+            _must_be_like(name, upload.params[name], tensor, shapes=not self.algorithm.traits.varying_shapes)
+        if self.algorithm.traits.varying_shapes:
             self._must_expand(upload, trial)
         # In one order for all clients: methods and rules may lay a client's tensors end to end.
         params = {name: upload.params[name] for name in expected}
@@ -167,16 +167,22 @@ class Gate:
         if not 1 <= examples <= (max_examples or math.inf):
             allowed = f"1 to {max_examples}" if max_examples else "at least 1"
             raise Rejected("bad_examples", f"{examples}, allowed are {allowed}")
-        if not 0 < upload.weight < math.inf:
-            raise Rejected("bad_weight", f"{upload.weight}, must be positive and finite")
-        equal = self.algorithm.equal_weights
-        run_weight = float(examples) if self.weighting == "examples" and not equal else 1.0
-        if (equal or math.isnan(trial.weight)) and upload.weight != run_weight:
-            raise Rejected("bad_weight", f"{upload.weight}, for {examples} examples it is {run_weight:g}")
-        own = self.algorithm.weight_of(self.state, upload)
-        if own is not None and not math.isclose(own, upload.weight, rel_tol=1e-6):
-            raise Rejected("bad_weight", f"{upload.weight}, by its tensors it is {own:g}")
+        self._must_weigh(upload, trial)
         return self._bounded(upload)
+
+    def _must_weigh(self, upload: Upload, trial: Upload) -> None:
+        """The weight must be the one that the method gives the upload, or the run does where the method gives none."""
+        weight, examples, kind = upload.weight, upload.client.num_examples, self.algorithm.traits.weighting
+        if not 0 < weight < math.inf:
+            raise Rejected("bad_weight", f"{weight}, must be positive and finite")
+        if kind == "tensors":
+            expected = self.algorithm.weight_of(self.state, upload)
+            if not math.isclose(expected, weight, rel_tol=1e-6):
+                raise Rejected("bad_weight", f"{weight}, by its tensors it is {expected:g}")
+        elif kind == "equal" or math.isnan(trial.weight):
+            expected = float(examples) if kind == "run" and self.weighting == "examples" else 1.0
+            if weight != expected:
+                raise Rejected("bad_weight", f"{weight}, for {examples} examples it is {expected:g}")
 
     def _must_expand(self, upload: Upload, trial: Upload) -> None:
         """The algorithm must read the upload and expand it to the same types and shapes as the trial."""
@@ -192,7 +198,7 @@ class Gate:
         if bound is None:
             return upload
         params = self.algorithm.expand(self.state, upload).params
-        same_coordinates = self.algorithm.same_coordinates
+        same_coordinates = self.algorithm.traits.same_coordinates
         start: Params = self.state.params if same_coordinates else {}
         change = {n: t.double() - start[n].double() if n in start else t.double() for n, t in params.items()}
         norm = math.sqrt(math.fsum(float(t.square().sum()) for t in change.values()))

@@ -1,0 +1,60 @@
+"""The properties of an algorithm that the table, the wrappers, the engine and the laws read. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from rondo.roles import Select, nothing
+
+HeadPolicy: TypeAlias = Literal["shared", "local", "frozen"]
+"""Whether a task head is trained and sent, trained and kept by each client, or left as it is."""
+
+Weighting: TypeAlias = Literal["run", "equal", "tensors"]
+"""The weights of uploads: by the run's ``clients.weighting``, 1 each, or by the numbers in the upload."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """The properties of an algorithm, which its class declares: ``traits = Traits(exact=True)``.
+
+    One property is not declared but follows from the code: :attr:`rondo.algorithm.Algorithm.linear`.
+    """
+
+    exact: bool
+    """The aggregated model's change equals the weighted mean of the clients' changes. Without ``needs_factors`` this is
+    said of whole tensors alone, because a mean of factors is not the mean of their products."""
+    needs_factors: bool = True
+    """It is about low-rank factors. Other methods train whole tensors too, with or without factors beside them."""
+    personal: bool = False
+    """Clients keep tensors of their own: each client has its own model, and new clients get a cold-start model."""
+    keeps: Select = nothing
+    """Those of ``init``'s tensors that stay with their clients by the method's own code: ``local_init`` gives them to a
+    new client. A head that a client then does not hold is trained and sent as any other tensor."""
+    default_head: HeadPolicy = "shared"
+    """The policy for a task head when the user does not choose one."""
+    client_ranks: bool = False
+    """Clients may have their own ranks (``Client.rank``), up to the run's."""
+    weighting: Weighting = "run"
+    """The weights of uploads. "equal": every upload has weight 1, whatever the run's weighting. "tensors": by
+    :meth:`rondo.algorithm.Algorithm.weight_of`, so a weight tells something of a client's data. The server accepts no
+    other weight. "run": a weight that a client gives its upload is believed, and the run's weighting is the default."""
+    plain_sgd: bool = False
+    """A client's movement must be the sum of its gradients: local training is SGD, without momentum and without a limit
+    of the gradient's norm."""
+    least_squares: bool = False
+    """Clients minimise exactly (:meth:`rondo.algorithm.Trainer.solve`), so the task must be one of least squares."""
+    server_step: bool = False
+    """The method defines its server's step itself, so no server optimizer takes its place."""
+    same_coordinates: bool = True
+    """Uploads are new values of the broadcast tensors, so the differences may be scaled or go to a server optimizer."""
+    readable: bool = True
+    """An expanded upload, put in place of the broadcast tensors, is its client's model. If False, aggregating that
+    upload alone gives the client's model."""
+    varying_shapes: bool = False
+    """A client's data decide the shapes of its uploads, e.g. by a choice of slots (LoRA-A2), so the server cannot tell
+    them beforehand. :meth:`rondo.algorithm.Algorithm.expand` then checks them and raises
+    :class:`rondo.algorithm.UnreadableUpload`."""
+    scored_after_adapting: bool = False
+    """Scores are of a client's model after :meth:`rondo.algorithm.Algorithm.adapt`. Per-FedAvg's model is made to be
+    good after a step on the client's rows, which :meth:`rondo.algorithm.Algorithm.view`, a pure map, cannot take."""
