@@ -14,7 +14,6 @@ from rondo.config.checks import data_source
 from rondo.config.inputs import GIVEN
 from rondo.config.schema import RunConfig
 from rondo.models.forms.model import Form, Model
-from rondo.models.forms.transformer import Transformer
 from rondo.models.networks.network import Base
 from rondo.params import Params
 from rondo.report.terminal import score_rows
@@ -57,7 +56,7 @@ class Facts:
         primary, model = assembly.task.primary, assembly.model
         rows, test_rows, trained_on = (report[key] for key in ("rows_used", "test_rows", "test_rows_trained_on"))
         clients = len(report["clients"])
-        padding = model.pad_token_id if isinstance(model, Transformer) else None
+        padding = model.pad_token_id
         return cls(
             config, model.name, assembly.labels, primary, rows, test_rows, trained_on, clients, versions, padding
         )

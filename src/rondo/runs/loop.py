@@ -23,7 +23,7 @@ from rondo.report.summary import best_so_far, totals
 from rondo.runs.assemble import Assembly, Federation, Start
 from rondo.runs.baseline import local_only
 from rondo.runs.card import Facts, card, save
-from rondo.runs.samples import generated, sample_scores, samples
+from rondo.runs.samples import answered, sample_scores, samples
 from rondo.runs.storage import checkpoint, durable
 from rondo.runs.storage.checkpoint import Checkpoint
 from rondo.runs.storage.client_store import Kept
@@ -241,7 +241,7 @@ class Runner:
     def _answers(self, rounds: int) -> list[str]:
         """Answers to test rows after ``rounds`` rounds, if any are asked for."""
         server = self.federation.server
-        return generated(self.assembly, self.federation.scorer, server.state, server.round(rounds))
+        return answered(self.assembly, self.federation.scorer, server.state, server.round(rounds))
 
     def _measures(self, rounds: int, before: Mapping[str, float]) -> dict[str, float]:
         """The task's numbers about the server's model after ``rounds`` rounds. ``before``: those before the last."""
