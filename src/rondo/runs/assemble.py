@@ -8,8 +8,8 @@ import math
 import re
 import threading
 from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 
@@ -100,6 +100,11 @@ class Assembly:
             "head": self.head,
             "code_sha256": own_code.sources(*parts),
         }
+
+    def without_report(self) -> Self:
+        """The run without the report on its rows, which has an entry per client and is on the disk once the run has
+        begun."""
+        return replace(self, population=replace(self.population, report={}))
 
     @property
     def model_sha256(self) -> str:

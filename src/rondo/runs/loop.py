@@ -61,9 +61,8 @@ class Runner:
         """``past_skips``: whether a run that stopped after skipped rounds goes on. ``elsewhere``: workers that train
         the clients."""
         self.assembly, self.config, self.task = assembly, assembly.config, assembly.task
-        report, versions = assembly.population.report, directory.manifest()["versions"]
+        report, versions = directory.read("partition.json"), directory.manifest()["versions"]
         self.facts = Facts.of(assembly.config, assembly, report, versions)
-        report.clear()  # one entry per client, and on the disk by now
         self.directory, self.observer, self.stop, self.began = directory, observer, stop, began
         self.start: Start | None = start
         self.tested, self.scores_every = bool(assembly.population.test), assembly.scores_every
