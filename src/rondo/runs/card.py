@@ -66,12 +66,8 @@ def save(folder: Path, model: Model, seen: Params, base: Base, facts: Facts, tex
     """Write a result as a run hands it over: the model's own files, the identity of its base, the configuration and the
     card ``text``. ``seen`` holds the tensors that the network takes, without a client axis."""
     model.save(folder, seen, base, facts.labels)
-    (folder / RECORD).write_text(json.dumps(model.identity, indent=2) + "\n", encoding="utf-8")
-    describe(folder, facts, text)
-
-
-def describe(folder: Path, facts: Facts, text: str) -> None:
-    """Write the card ``text`` into ``folder``, and beside it the configuration, by which Rondo reads rows for it."""
+    if model.identity:
+        (folder / RECORD).write_text(json.dumps(model.identity, indent=2) + "\n", encoding="utf-8")
     (folder / "README.md").write_text(text, encoding="utf-8")
     (folder / CONFIG).write_text(to_toml(facts.config), encoding="utf-8")
 

@@ -31,7 +31,6 @@ from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.storage.durable import Journal, written
 from rondo.runs.watching.progress import round_line
 from rondo.runs.watching.result import RunResult
-from rondo.tasks.task import Task
 
 SKIPS = 3
 """This many skipped rounds in a row stop a run."""
@@ -244,11 +243,8 @@ class Runner:
 
     def _measures(self, rounds: int, before: Mapping[str, float]) -> dict[str, float]:
         """The task's numbers about the server's model after ``rounds`` rounds. ``before``: those before the last."""
-        if type(self.task).measures is Task.measures:  # a method may take long to make its model
-            return {}
-        server = self.federation.server
-        seen, base = self.federation.scorer.newcomer(server.state, server.round(rounds))
-        return self.task.measures(seen, base, before)
+        server, scorer = self.federation.server, self.federation.scorer
+        return self.task.measures(lambda: scorer.newcomer(server.state, server.round(rounds)), before)
 
     def _write_adapter(self, folder: Path, rounds: int, scores: Mapping[str, Any], *notes: str) -> None:
         server, model, facts = self.federation.server, self.assembly.model, self.facts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeAlias
@@ -122,6 +122,13 @@ class Task(ABC):
         """This task for a model of transformers, ``module``, which may have no weights yet. Default: as it is. Raises
         :class:`rondo.errors.ConfigError` for a model that does not go with it."""
         return self
+
+    @classmethod
+    def with_columns(cls, config: TaskConfig, text: str | None, label: str | None) -> TaskConfig:
+        """``config`` with the columns that the user left open, where the data know theirs (``text``, ``label``).
+        Default: both where the task has :attr:`classes`."""
+        known = {"label": config.label or label, "text": config.text or text}
+        return config.model_copy(update=known) if cls.classes else config
 
     @classmethod
     def settled(cls, config: TaskConfig, rows: Iterable[Row]) -> TaskConfig:
@@ -253,11 +260,13 @@ class Task(ABC):
         task of which "targets_only" is :attr:`unfit`."""
         raise TypeError(f"{type(self).__name__} has no logits of a vocabulary")
 
-    def measures(self, seen: Params, base: Mapping[str, GrowingSum], before: Mapping[str, float]) -> dict[str, float]:
+    def measures(
+        self, model: Callable[[], tuple[Params, Mapping[str, GrowingSum]]], before: Mapping[str, float]
+    ) -> dict[str, float]:
         """Numbers about the model itself that need no rows, for every line of ``metrics.jsonl``. Default: none.
 
-        ``seen``: the tensors that the network sees, without a client axis.
-        ``base``: the change of the frozen base.
+        ``model``: makes the model, which may take long: the tensors that the network sees, without a client axis, and
+        the change of the frozen base.
         ``before``: the numbers before the round; empty before the first.
         """
         return {}

@@ -150,7 +150,8 @@ class AdaptedTransformer(Transformer):
 
     def merged(self) -> MergedTransformer:
         """See :meth:`rondo.models.forms.model.Model.merged`."""
-        return MergedTransformer(**{f.name: getattr(self, f.name) for f in fields(self) if f.init})
+        parts = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        return MergedTransformer(**{**parts, "identity": {}})
 
     def verified(self, folder: Path, seen: Params, base: Base, task: Task, rows: Callable[[], Batch]) -> Verification:
         """See :meth:`rondo.models.forms.model.Model.verified`: on a batch that needs no rows."""
@@ -166,7 +167,8 @@ class AdaptedTransformer(Transformer):
 
 @dataclass
 class MergedTransformer(AdaptedTransformer):
-    """An adapted model whose result is the whole model, with the adapter folded in by PEFT."""
+    """An adapted model whose result is the whole model, with the adapter folded in by PEFT. It needs no base, so it has
+    no identity."""
 
     @property
     def form(self) -> Form:

@@ -52,6 +52,11 @@ class ImageClassification(Task):
         return cls(config.image or "", config.label or "", labels, shape, config.normalize, config.augment)
 
     @classmethod
+    def with_columns(cls, config: TaskConfig, text: str | None, label: str | None) -> TaskConfig:
+        """See :meth:`rondo.tasks.task.Task.with_columns`: ``image`` and ``label``, as image data sets name them."""
+        return config.model_copy(update={"label": config.label or "label", "image": config.image or "image"})
+
+    @classmethod
     def settled(cls, config: TaskConfig, rows: Iterable[Row]) -> TaskConfig:
         """See :meth:`rondo.tasks.task.Task.settled`: the shape of the first picture that can be read. Raises
         :class:`ConfigError` if ``task.normalize`` has constants for another number of channels."""
