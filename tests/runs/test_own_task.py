@@ -18,6 +18,8 @@ from typer.testing import CliRunner
 import rondo
 from rondo.cli.app import app
 from rondo.config import load
+from rondo.lowrank import GrowingSum, LowRank
+from rondo.models.forms.own_network import OwnModel
 from rondo.runs.storage.directory import RunDirectory
 
 METHOD = "own_task:FedAvg"
@@ -308,3 +310,24 @@ def test_examples_without_cost_run(config: dict[str, Any], tmp_path: Path, monke
     finally:
         torch.set_num_threads(1)  # as all tests have it
     assert result.history[0]["clients"] == 4
+
+
+def test_tensors_are_read_as_they_were_written(tmp_path: Path) -> None:
+    """Also a change of the base: as factors, and as a matrix once there are more of them than it has numbers."""
+    model = OwnModel("a line", {}, own_task.Line(None, own_task.LeastSquares()), torch.float64)
+    chunk = LowRank(torch.arange(4.0)[:, None], torch.arange(3.0)[None])
+    few = GrowingSum.of(chunk)
+    base, seen = {"a.b": few, "c": few + chunk + chunk + chunk}, {"slope": torch.arange(3.0, dtype=torch.float64)}
+    model.save(tmp_path, seen, base, ("no", "yes"))
+    tensors, changes = model.read(tmp_path)
+    assert tensors["slope"].tolist() == [0, 1, 2]
+    assert json.loads((tmp_path / "labels.json").read_text()) == ["no", "yes"]
+    assert [changes["a.b"].dense is None, changes["c"].dense is None] == [True, False]
+    for path, change in base.items():
+        assert changes[path].factors().dense().equal(change.factors().dense())
+    model.save(tmp_path, {"slope": torch.zeros(4)}, {}, ())
+    with pytest.raises(rondo.ConfigError, match="are not those that 'a line' takes"):
+        model.read(tmp_path)
+    (tmp_path / "tensors.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(rondo.ConfigError, match="cannot be read"):
+        model.read(tmp_path)
