@@ -201,7 +201,8 @@ class WholeTransformer(Transformer):
 
     def shorten(self, task: Task, examples: Sequence[Example]) -> tuple[Task, None]:
         """See :meth:`rondo.models.forms.model.Model.shorten`. The only shortcut is to keep the inputs of the head."""
-        self.head_inputs = keep_head_inputs(self.network, task, examples, self.config.simulation)
+        if self.network.head_alone:
+            self.head_inputs = keep_head_inputs(self.network, task, examples, self.config.simulation)
         return task, None
 
     def record(self) -> Mapping[str, Any]:
