@@ -47,8 +47,8 @@ def predict(
     window allows, and ``answer_start``, the character of the context where it starts (None, and an empty answer, where
     the question has none). A language model gives a ``response``, which continues or answers the prompt, the
     conversation or the text greedily. A task of one's own gives the columns of its ``predicted``. Pictures of a folder
-    have their ``file`` first. Weights are in the task's precision, float32 but for linear problems. Raises
-    :class:`ConfigError`.
+    have their ``file`` first. Weights are in the task's precision: float32, unless a task of one's own has
+    another. Raises :class:`ConfigError`.
     """
     target = find_device(device)
     if max_new_tokens < 1:
