@@ -17,9 +17,10 @@ if TYPE_CHECKING:
         RunStopped,
         UnknownAlgorithm,
     )
+    from rondo.models.forms.model import Verification
     from rondo.results.adapt import Adapted, Shot, adapt
     from rondo.results.evaluate import evaluate
-    from rondo.results.export import Exported, Verification, export
+    from rondo.results.export import Exported, export
     from rondo.results.predict import predict
     from rondo.runs.compare import Comparison, compare
     from rondo.runs.runner import resume, run
@@ -33,7 +34,7 @@ _HOMES = {
     "Comparison": "runs.compare",
     "export": "results.export",
     "Exported": "results.export",
-    "Verification": "results.export",
+    "Verification": "models.forms.model",
     "evaluate": "results.evaluate",
     "predict": "results.predict",
     "adapt": "results.adapt",

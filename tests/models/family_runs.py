@@ -15,7 +15,7 @@ from rondo.config import RunConfig, load
 from rondo.engine.client.trainer import CohortTrainer
 from rondo.errors import ConfigError
 from rondo.models.forms.outline import look
-from rondo.models.forms.transformer import Transformer
+from rondo.models.forms.transformer import AdaptedTransformer
 from rondo.models.forms.trial import try_out
 from rondo.models.shortcuts.prefix import Prefix, States
 from rondo.params import Params
@@ -87,20 +87,20 @@ def encoded(task: Task) -> tuple[list[Any], ...]:
     return tuple(list(task.encode(of_client)) for of_client in rows)
 
 
-def opened(config: RunConfig) -> tuple[Transformer, Task, tuple[list[Any], ...]]:
+def opened(config: RunConfig) -> tuple[AdaptedTransformer, Task, tuple[list[Any], ...]]:
     """The model, its task and the clients' examples, after the trial. Raises :class:`ConfigError`."""
     outline = look(config, LABELS if config.task.label else ())
     if outline.problems:
         raise ConfigError(list(outline.problems))
     model = outline.load(config, CPU)
-    assert isinstance(model, Transformer)
+    assert isinstance(model, AdaptedTransformer)
     examples = encoded(outline.task)
     try_out(config.model.name, model.network, outline.task, [e for client in examples for e in client])
     return model, outline.task, examples
 
 
 def trained(
-    model: Transformer,
+    model: AdaptedTransformer,
     task: Task,
     config: RunConfig,
     examples: Sequence[Sequence[Any]],
@@ -118,7 +118,7 @@ def trained(
     return trainer.fit(params).params
 
 
-def drawn(model: Transformer, seed: int) -> Params:
+def drawn(model: AdaptedTransformer, seed: int) -> Params:
     """One client's tensors, none of them zero."""
     g = torch.Generator().manual_seed(seed)
     return {n: t + 0.3 * torch.randn(t.shape, generator=g) for n, t in model.network.initial.items()}

@@ -10,8 +10,8 @@ import transformers
 from families import AUTO, FAMILIES, tokenizer
 
 from rondo.errors import ConfigError
-from rondo.models.loading.decoder_inputs import check_decoder, decoder_start, shifted
-from rondo.tasks.language.seq2seq_lm import DecoderStart
+from rondo.models.loading.decoder_inputs import check_decoder
+from rondo.tasks.language.seq2seq_lm import DecoderStart, decoder_start, shifted
 
 WORDS = tokenizer()
 LABELS = torch.tensor([[7, 8, 9, 2], [7, 2, -100, -100]])

@@ -121,7 +121,7 @@ def test_shortcuts_change_nothing(tmp_path: Path, name: str, kind: Kind) -> None
     again = trained(whole, task, config, examples, add_client_axis(starts[2]), [2])
     assert all(torch.equal(tensor[0], alone[2][tensor_name]) for tensor_name, tensor in again.items())
     model, task, examples = opened(config)
-    prefix = model.shorten(task, [e for client in examples for e in client])
+    task, prefix = model.shorten(task, [e for client in examples for e in client])
     record = model.shortened.record()
     together = model.network.one_at_a_time
     keys = ("prefix", "first_token_only", "targets_only", "packing")
@@ -157,7 +157,7 @@ def test_output_layer_can_be_adapted(tmp_path: Path, name: str, kind: Kind, tied
     family = dataclasses.replace(family, options={**family.options, "tie_word_embeddings": tied})
     config = run_of(tmp_path, family, kind, [*family.attention, "lm_head"], use_rslora=True)
     model, task, examples = opened(config)
-    model.shorten(task, examples[2])
+    task, _ = model.shorten(task, examples[2])
     seen = drawn(model, 0)
     ours = client_row(trained(model, task, config, examples, add_client_axis(seen), [2]), 0)
     assert_equal_steps(ours, by_hand(tmp_path, config, None, seen, tokenizer()), seen)

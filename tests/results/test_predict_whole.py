@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import rondo
 from rondo.cli.app import app
 from rondo.errors import ConfigError
-from small_runs import reviews, save_tiny_bert, settings
+from small_runs import reviews, save_tiny_bert, settings, write_rows
 
 
 def pictures(count: int, seed: int = 0) -> list[dict[str, Any]]:
@@ -197,3 +197,19 @@ def test_unreadable_pictures_are_named(finished: Path, tmp_path: Path) -> None:
 def test_devices_agree(finished: Path) -> None:
     if torch.cuda.is_available():
         assert rondo.predict(finished, pictures(4), device="cuda")[0]["label"] in ("high", "low")
+
+
+def test_head_and_factors_of_a_checkpoint_are_handed_over_whole(tmp_path: Path) -> None:
+    data = {
+        "source": str(write_rows(tmp_path / "train.csv", reviews(24))),
+        "test_source": str(write_rows(tmp_path / "test.csv", reviews(12, seed=1))),
+    }
+    training = {"lr": 0.05, "what": "head", "precision": "exact"}
+    model = save_tiny_bert(tmp_path / "bert")
+    config = settings(model, data=data, train=training, adapter={"target_modules": ["query"]}, rounds=1)
+    result = rondo.run(config, run_dir=tmp_path / "run", device="cpu")
+    scores = rondo.evaluate(result.run_dir / "adapter", device="cpu")["test"]
+    assert scores["loss"] == pytest.approx(result.metrics["global"]["loss"], rel=1e-5)
+    verification = rondo.export(result.run_dir, tmp_path / "out", verify=True).verification
+    assert verification is not None
+    assert verification.passed

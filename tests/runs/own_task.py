@@ -33,7 +33,7 @@ class LeastSquares(Task):
         return None if bad is None else RowProblem(number, bad, f"not a number: {row[bad]!r}")
 
     def encode(self, rows: Sequence[Mapping[str, Any]]) -> list[Point]:
-        return [Point(tuple(float(v) for c, v in row.items() if c != "y"), float(row["y"])) for row in rows]
+        return [Point(tuple(float(v) for c, v in row.items() if c != "y"), float(row.get("y", 0))) for row in rows]
 
     def collate(self, examples: Sequence[Point]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         x, y = (torch.tensor([getattr(e, n) for e in examples], dtype=self.precision) for n in "xy")
@@ -44,6 +44,12 @@ class LeastSquares(Task):
 
     def tally(self) -> "Sum":
         return Sum()
+
+    def predicted(self, output: Tensor) -> list[dict[str, Any]]:
+        return [{"y": float(y)} for y in output]
+
+    def shown(self, example: Point) -> tuple[str, str]:
+        return str(example.x), str(example.y)
 
 
 class Sum:

@@ -13,9 +13,13 @@ import own_task
 import pytest
 import torch
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 import rondo
+from rondo.cli.app import app
 from rondo.config import load
+from rondo.lowrank import GrowingSum, LowRank
+from rondo.models.forms.own_network import OwnModel
 from rondo.runs.storage.directory import RunDirectory
 
 METHOD = "own_task:FedAvg"
@@ -201,8 +205,6 @@ def test_export_without_adapter_is_refused(config: dict[str, Any], tmp_path: Pat
     result = rondo.run(config, sets=["rounds=1"], run_dir=tmp_path / "run", device="cpu")
     with pytest.raises(rondo.ConfigError, match="no PEFT adapter"):
         rondo.export(result.run_dir, tmp_path / "out", allow_code=True)
-    with pytest.raises(rondo.ConfigError, match="no PEFT adapter"):
-        rondo.predict(result.run_dir, "rows.csv")
 
 
 def test_card_tells_of_the_tensors(config: dict[str, Any], tmp_path: Path) -> None:
@@ -223,8 +225,48 @@ def test_evaluation_on_other_rows_checks_them(config: dict[str, Any], tmp_path: 
         rondo.evaluate(result.run_dir, data=bad, device="cpu", allow_code=True)
 
 
+def test_predictions_of_own_task(config: dict[str, Any], tmp_path: Path) -> None:
+    """From the run and from the folder that it hands over, of rows without the number to predict."""
+    result = rondo.run(config, run_dir=tmp_path / "run", device="cpu")
+    lines = [line.split(",") for line in (tmp_path / "test.csv").read_text().splitlines()[1:]]
+    rows = [dict(zip("abc", map(float, line), strict=False)) for line in lines]
+    adapter, loss = result.run_dir / "adapter", result.metrics["global"]["loss"]
+    made = [rondo.predict(folder, rows, device="cpu", allow_code=True) for folder in (result.run_dir, adapter)]
+    assert made[0] == made[1]
+    errors = [row["y"] - float(line[3]) for row, line in zip(made[0], lines, strict=True)]
+    assert sum(e**2 for e in errors) / len(errors) == pytest.approx(loss, rel=1e-12)
+    assert rondo.evaluate(adapter, device="cpu", allow_code=True)["test"]["loss"] == loss
+    words = ["predict", str(adapter), "--data", str(tmp_path / "test.csv"), "--device", "cpu"]
+    done = CliRunner().invoke(app, [*words, "--allow-code"])
+    assert [json.loads(row) for row in done.stdout.splitlines()] == made[0]
+    assert "--allow-code" in CliRunner().invoke(app, words).output
+
+
+def test_samples_of_own_task(config: dict[str, Any], tmp_path: Path) -> None:
+    result = rondo.run(config, sets=["evaluation.generate=2"], run_dir=tmp_path / "run", device="cpu")
+    samples = result.summary["samples"]
+    rows = (tmp_path / "test.csv").read_text().splitlines()
+    for sample, row in zip(samples, (rows[1], rows[7]), strict=True):
+        *x, y = map(float, row.split(","))
+        assert (sample["prompt"], sample["expected"]) == (str(tuple(x)), str(y))
+        assert abs(float(sample["after"]) - y) < abs(float(sample["before"]) - y)
+
+
+def test_own_task_without_answers_is_refused(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(own_task.LeastSquares, "shown")
+    with pytest.raises(rondo.ConfigError, match=r"evaluation\.generate: LeastSquares shows no examples"):
+        rondo.run(config, sets=["evaluation.generate=2"], run_dir=tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+    result = rondo.run(config, sets=["rounds=1"], run_dir=tmp_path / "run", device="cpu")
+    monkeypatch.delattr(own_task.LeastSquares, "predicted")
+    with pytest.raises(rondo.ConfigError, match=r"task\.kind: LeastSquares predicts nothing"):
+        rondo.predict(result.run_dir, tmp_path / "rows.csv", device="cpu", allow_code=True)
+
+
 def test_own_task_is_short() -> None:
-    assert len((Path(__file__).parent / "own_task.py").read_text().splitlines()) < 80
+    assert len((Path(__file__).parent / "own_task.py").read_text().splitlines()) < 86
     assert load({"task": {"kind": "own_task:LeastSquares"}, "model": {"name": "own_task:Line"}}).rounds > 0
 
 
@@ -268,3 +310,24 @@ def test_examples_without_cost_run(config: dict[str, Any], tmp_path: Path, monke
     finally:
         torch.set_num_threads(1)  # as all tests have it
     assert result.history[0]["clients"] == 4
+
+
+def test_tensors_are_read_as_they_were_written(tmp_path: Path) -> None:
+    """Also a change of the base: as factors, and as a matrix once there are more of them than it has numbers."""
+    model = OwnModel("a line", {}, own_task.Line(None, own_task.LeastSquares()), torch.float64)
+    chunk = LowRank(torch.arange(4.0)[:, None], torch.arange(3.0)[None])
+    few = GrowingSum.of(chunk)
+    base, seen = {"a.b": few, "c": few + chunk + chunk + chunk}, {"slope": torch.arange(3.0, dtype=torch.float64)}
+    model.save(tmp_path, seen, base, ("no", "yes"))
+    tensors, changes = model.read(tmp_path)
+    assert tensors["slope"].tolist() == [0, 1, 2]
+    assert json.loads((tmp_path / "labels.json").read_text()) == ["no", "yes"]
+    assert [changes["a.b"].dense is None, changes["c"].dense is None] == [True, False]
+    for path, change in base.items():
+        assert changes[path].factors().dense().equal(change.factors().dense())
+    model.save(tmp_path, {"slope": torch.zeros(4)}, {}, ())
+    with pytest.raises(rondo.ConfigError, match="are not those that 'a line' takes"):
+        model.read(tmp_path)
+    (tmp_path / "tensors.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(rondo.ConfigError, match="cannot be read"):
+        model.read(tmp_path)

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models
 
 import rondo
 from rondo.report.terminal import samples_table
-from rondo.runs.samples import continuations
+from rondo.tasks.language.causal_lm import continuations
 from small_runs import POSITIONS, reviews, save_tiny_bert, save_tiny_gpt2, settings, write_rows
 
 NEW = 6

@@ -159,7 +159,7 @@ def test_more_choices_than_letters_are_refused_with_and_without_an_answer() -> N
     task = task_of(letters=True)
     row = {**questions(1)[0], "choices": [f"choice {i}" for i in range(27)]}
     with pytest.raises(ValueError, match="27 choices, and only 26 letters"):
-        task.unlabelled([row])
+        task.encode([row])
     assert "only 26 letters" in str(
         MultipleChoice.problem(TaskConfig(kind="multiple-choice", choices="choices", letters=True), row, 0)
     )

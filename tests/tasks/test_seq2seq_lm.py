@@ -101,8 +101,7 @@ def test_decoder_reads_the_targets_one_place_later() -> None:
 @pytest.mark.parametrize("name", ["T5", "BART"])
 def test_loss_and_scores_are_those_of_stock_transformers(tmp_path: Path, name: str) -> None:
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(save_tiny(name, tmp_path)).eval()
-    pairs = task()
-    pairs.start = DecoderStart(model.config.decoder_start_token_id, model.config.pad_token_id)
+    pairs = task().for_model(model)
     inputs, targets = pairs.collate(pairs.encode(ROWS))
     coded = WORDS([r["request"] for r in ROWS], padding=True, return_tensors="pt")
     labels = WORDS(text_target=[r["answer"] for r in ROWS], padding=True, return_tensors="pt")["input_ids"]

@@ -135,7 +135,7 @@ def cross_checks(config: RunConfig) -> Iterator[Problem]:
     yield from _server_checks(config)
     yield from _task_checks(config, own_data)
     task_kind = tasks.TABLE.get(config.task.kind)
-    if config.evaluation.generate and (task_kind is None or not task_kind.generates):
+    if config.evaluation.generate and task_kind is not None and not task_kind.generates:
         message = f"{config.task.kind!r} generates no text: remove it, or set task.kind = 'causal-lm' or 'seq2seq-lm'"
         yield Problem("evaluation.generate", message)
     if config.adapter.start_from is not None and not Path(config.adapter.start_from, "adapter_config.json").is_file():

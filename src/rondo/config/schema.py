@@ -229,8 +229,9 @@ class EvaluationConfig(Section):
     local_only: bool = False
     """Also train each client alone, as a baseline."""
     generate: Annotated[int, Field(ge=0)] = 0
-    """Test rows, spread over the test set, that the model answers before and after training (language models). The
-    answers are in ``summary.json``, for multiple-choice with their accuracy."""
+    """Test rows, spread over the test set, that the model answers before and after training (language models, and
+    tasks of one's own that have ``shown`` and ``predicted``). The answers are in ``summary.json``, for multiple-choice
+    with their accuracy."""
     max_new_tokens: Positive = 64
     """Most tokens of these answers."""
 

@@ -45,6 +45,11 @@ class Kind:
         """Whether its models write texts."""
         return self.peft in ("CAUSAL_LM", "SEQ_2_SEQ_LM")
 
+    @property
+    def completes(self) -> bool:
+        """Whether its models go on with a text that they are given."""
+        return self.peft == "CAUSAL_LM"
+
 
 _CLASS_METRICS = {"accuracy": True, "f1": True, "matthews": True, "loss": False}
 _KEYS = {

@@ -19,7 +19,6 @@ from rondo.data.sample import sample
 from rondo.data.sources import Source, read_pictures, read_rows
 from rondo.data.tables import Rows, Table, rows_of
 from rondo.errors import ConfigError, Problem
-from rondo.tasks.images.image_classification import ImageClassification
 from rondo.tasks.make import task_class
 from rondo.tasks.row_checks import Row, columns, row_check, value_name, value_problem
 from rondo.tasks.task import Task
@@ -74,12 +73,8 @@ def resolved(config: RunConfig, source: Source) -> RunConfig:
     owner = config.partition.column or (source.natural if kind == "natural" else None)
     partition = config.partition.model_copy(update={"kind": kind, "column": owner})
     config = config.model_copy(update={"partition": partition})
-    task, cls = config.task, task_class(config.task.kind)
-    if cls.classes:
-        known: dict[str, Any] = {"label": task.label or source.label, "text": task.text or source.text}
-        if issubclass(cls, ImageClassification):
-            known = {"label": task.label or "label", "image": task.image or "image"}
-        task = task.model_copy(update=known)
+    cls = task_class(config.task.kind)
+    task = cls.with_columns(config.task, source.text, source.label)
     rows = itertools.chain(source.train or (), *(source.clients or {}).values())
     return config.model_copy(update={"task": cls.settled(task, rows)})
 

@@ -100,7 +100,7 @@ class Population:
     """All clients, sorted by id."""
     test: tuple[Example, ...]
     """The common test set."""
-    report: dict[str, Any]
+    report: Mapping[str, Any]
     """An account of the rows, for ``partition.json``."""
     more_tests: Mapping[str, tuple[Example, ...]] = field(default_factory=dict)
     """More test sets by name."""

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ from rondo.runs.watching.progress import Lines
 _EVERY = 0.5
 """Seconds between questions to the SuperLink."""
 
-server, client = ServerApp(), ClientApp()
+client = ClientApp()
 
 
 def write(folder: Path, config: str, nodes: int) -> None:
@@ -79,8 +80,7 @@ from pathlib import Path
 
 from rondo.federation import app
 
-app.CONFIG = Path(__file__).with_name("config.toml")
-server = app.server
+server = app.server(Path(__file__).with_name("config.toml"))
 client = app.client
 '''
 
@@ -110,16 +110,19 @@ run-dir = ""      # at the SuperLink; empty: rondo-runs/ID in the home folder
 device = "auto"
 """
 
-CONFIG = Path("config.toml")
-"""The configuration's file: that of the app's folder."""
+
+def server(config: Path) -> ServerApp:
+    """The app at the SuperLink, for a run of the configuration file ``config``."""
+    app = ServerApp()
+    app.main()(partial(_serve, config))
+    return app
 
 
-@server.main()
-def _serve(grid: Grid, context: Context) -> None:
+def _serve(config: Path, grid: Grid, context: Context) -> None:
     options, began = context.run_config, time.perf_counter()
     line, stop = _GridLine(grid), threading.Event()
     wait, told = float(options["wait"]), print
-    settings = without_rows(load(CONFIG, ELSEWHERE, check_paths=False))
+    settings = without_rows(load(config, ELSEWHERE, check_paths=False))
     check(settings)
     run = secrets.token_hex(8)
     clients = _clients(line, int(options["nodes"]), wait, plan_of(settings, run, None, "").encode())
@@ -136,6 +139,7 @@ def _serve(grid: Grid, context: Context) -> None:
         directory = RunDirectory.create(str(options["run-dir"]) or Path.home() / "rondo-runs" / run, "")
         with locked(directory):
             begin(directory, assembly)
+            assembly = assembly.without_report()
             runner = Runner(assembly, start, directory, Lines(sys.stdout, settings.rounds, set()), stop, began)
             told(f"result: {runner.run().run_dir / 'adapter'}")
     finally:

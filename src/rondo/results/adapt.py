@@ -100,7 +100,7 @@ def adapt(
     results = tuple(newcomer.shot(_chosen(opened, rows, n)) for n in sizes)
     if target is not None:
         note = f"Its personal tensors are fitted to {len(rows)} rows of a client that took no part in the run."
-        write(target, opened, *newcomer.fitted(_encoded(opened, rows, _DATA)), (note,))
+        write(target, opened, assembly.model, *newcomer.fitted(_encoded(opened, rows, _DATA)), (note,))
     return Adapted(assembly.task.primary, len(held_out), cold_start, results)
 
 

@@ -14,8 +14,7 @@ from rondo.models.networks.network import Base
 from rondo.params import Params
 from rondo.results.reopen import handed_over, is_result, reopen
 from rondo.runs.assemble import Assembly, assemble
-from rondo.runs.samples import answers_of
-from rondo.tasks.language.language_model import LanguageModel
+from rondo.runs.samples import predictor
 from rondo.tasks.task import Example
 
 _DATA = "--data"
@@ -96,7 +95,7 @@ def _handed_over(path: Path, device: str, *, with_rows: bool, allow_code: bool, 
     result = handed_over(path, check_paths=with_rows, allow_code=allow_code, source=_SOURCE)
     assembly = assemble(result.config, device, labels=result.labels, with_rows=with_rows)
     result.check_base(assembly.model.identity, allow_changed=allow_changed, source=_SOURCE)
-    return Scored(assembly, result.tensors(assembly.model), {})
+    return Scored(assembly, *assembly.model.read(path))
 
 
 def _on_tests(model: Scored, data: str | Path | Table | None, generate: bool) -> dict[str, Any]:
@@ -121,8 +120,8 @@ def _scored(model: Scored, examples: Sequence[Example], generate: bool) -> dict[
     if not generate:
         return scores
     task = model.assembly.task
-    if not isinstance(task, LanguageModel) or not task.scores_of_answers(examples[:0], []):
+    if not task.scores_of_answers(examples[:0], []):
         message = f"only multiple-choice scores generated answers, not {model.assembly.config.task.kind}: remove it"
         raise ConfigError.at("--generate", message)
-    answers = answers_of(model.assembly, model.seen, model.base, examples)
+    answers = task.answered(examples, predictor(model.assembly, model.seen, model.base))
     return {**scores, **task.scores_of_answers(examples, answers)}

@@ -8,21 +8,22 @@ import random
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from rondo.config import task_kinds as kinds
 from rondo.errors import ConfigError, headed
-from rondo.models.forms.outline import TransformerOutline, look
+from rondo.models.forms.outline import look
 from rondo.models.kernels.quiet import quiet
 from rondo.process import seeded
 from rondo.results.export import export
-from rondo.results.predict import handed_over_by, stock
+from rondo.results.predict import handed_over_by
 from rondo.results.reopen import handed_over, is_result
 from rondo.runs.assemble import find_device
-from rondo.tasks.language.causal_lm import CausalLM
 
 _SOURCE, _OPTION, _FOLDER = "rondo evaluate", "--lm-eval", "--lm-eval-tasks"
 
@@ -74,9 +75,10 @@ def _results(
     allow_changed: bool,
 ) -> dict[str, Any]:
     result = handed_over(adapter, check_paths=False, allow_code=allow_code, source=_SOURCE, with_method=False)
-    outline = look(result.config, result.labels)
-    if not isinstance(outline, TransformerOutline) or not isinstance(outline.task, CausalLM):
+    kind = kinds.TABLE.get(result.config.task.kind)
+    if kind is None or not kind.completes:
         raise ConfigError.at(_OPTION, "lm-eval scores causal models of transformers: name the run of one")
+    outline = look(result.config, result.labels)
     if outline.problems:
         raise ConfigError(outline.problems)
     with quiet(), _own_draws(find_device(device)):
@@ -89,8 +91,10 @@ def _results(
         if unknown or not names:
             known = ", ".join(sorted(manager.all_tasks)[:20])
             raise ConfigError.at(_OPTION, f"no task {', '.join(map(repr, unknown))}; there are: {known}")
-        model = stock(result, outline, allow_changed, _SOURCE).to(find_device(device))
-        scored = HFLM(pretrained=model, tokenizer=outline.tokenizer, batch_size=result.config.evaluation.batch_size)
+        check = partial(result.check_base, allow_changed=allow_changed, source=_SOURCE)
+        model, tokenizer = outline.stock(result.config, result.folder, check)
+        size = result.config.evaluation.batch_size
+        scored = HFLM(pretrained=model.to(find_device(device)), tokenizer=tokenizer, batch_size=size)
         try:
             found = simple_evaluate(scored, tasks=list(names), task_manager=manager, log_samples=False)
         except (OSError, ValueError, KeyError, TypeError) as error:  # a task file may be wrong in any way

@@ -16,8 +16,9 @@ from rondo.config.load import load
 from rondo.config.schema import RunConfig
 from rondo.engine.scoring import Scorer
 from rondo.errors import ConfigError
-from rondo.models.forms.model import Form, Model
-from rondo.models.forms.module import WEIGHTS, WholeModel
+from rondo.models.forms.model import Form
+from rondo.models.forms.module import WEIGHTS
+from rondo.models.forms.own_network import RESULT
 from rondo.models.networks.network import Base
 from rondo.params import Params
 from rondo.runs.assemble import Assembly, assemble
@@ -139,11 +140,6 @@ class HandedOver:
             then = RunDirectory(self.folder).read(RECORD)
             must_equal(then, identity, whatever=allow_changed, remedy=OPEN_ANYWAY, source=source)
 
-    def tensors(self, model: Model) -> Params:
-        """The tensors that the network of ``model``, which ``config`` names, takes in this result, without a client
-        axis. Raises :class:`ConfigError`."""
-        return model.read(self.folder) if isinstance(model, WholeModel) else model.network.initial
-
 
 def is_result(folder: Path) -> bool:
     """Whether ``folder`` has an adapter as PEFT writes it, or a result with its configuration."""
@@ -169,7 +165,7 @@ def handed_over(
     # The files that these keys name may be gone. The folder has its own copy of what they held.
     gone = ["task.chat_template=", *(["adapter.start_from="] if _has_section(folder / CONFIG, "adapter") else [])]
     config = load(folder / CONFIG, gone, check_paths=check_paths)
-    if form != "weights" and config.task.kind not in tasks.TABLE:
+    if form in ("adapter", "merged") and config.task.kind not in tasks.TABLE:
         message = f"{config.task.kind!r} is a task of one's own, and no model of transformers is made for it"
         raise ConfigError.at("task.kind", message, str(folder / CONFIG))
     check_code(config, allow_code, source, with_method=with_method)
@@ -197,15 +193,20 @@ def _has_section(file: Path, name: str) -> bool:
 
 
 def _form(folder: Path) -> Form:
-    """The form of the result in ``folder``. Raises :class:`ConfigError` for tensors that only a program can use."""
+    """The form of the result in ``folder``. Raises :class:`ConfigError` where it has none."""
     for name, form in _FILES.items():
         if (folder / name).is_file():
             return form
-    message = f"{str(folder)!r} has no PEFT adapter and no whole model: score the run directory, or load the tensors "
-    raise ConfigError.at("ADAPTER_DIR", message + "in the folder into the network and call it")
+    message = f"{str(folder)!r} has no PEFT adapter, no whole model and no tensors: name the folder of a result"
+    raise ConfigError.at("ADAPTER_DIR", message)
 
 
-_FILES: Mapping[str, Form] = {"adapter_config.json": "adapter", "config.json": "merged", WEIGHTS: "weights"}
+_FILES: Mapping[str, Form] = {
+    "adapter_config.json": "adapter",
+    "config.json": "merged",
+    WEIGHTS: "weights",
+    RESULT: "tensors",
+}
 """The file by which a form is known, in the order of looking."""
 
 

@@ -8,8 +8,8 @@ import math
 import re
 import threading
 from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 
@@ -36,7 +36,6 @@ from rondo.engine.wire import Identity
 from rondo.errors import ConfigError, Problem
 from rondo.models.forms.model import Model, Outline
 from rondo.models.forms.outline import look
-from rondo.models.forms.own_network import OwnModel
 from rondo.models.forms.trial import try_out
 from rondo.models.networks.whole_network import normalises_by_batch
 from rondo.models.shortcuts.choose import SAMPLE
@@ -101,6 +100,11 @@ class Assembly:
             "head": self.head,
             "code_sha256": own_code.sources(*parts),
         }
+
+    def without_report(self) -> Self:
+        """The run without the report on its rows, which has an entry per client and is on the disk once the run has
+        begun."""
+        return replace(self, population=replace(self.population, report={}))
 
     @property
     def model_sha256(self) -> str:
@@ -213,9 +217,8 @@ def assemble(
         algorithm, head_policy, initial = wrapped(config, algorithm, model.network.initial)
         if with_rows:
             _must_score(config, algorithm, population)
-        if head_policy == "frozen" and isinstance(model, OwnModel):
-            message = "a network of one's own trains its head: set it to shared or local"
-            raise ConfigError.at("model.head", message)
+        if head_policy == "frozen":
+            model.network.freeze_head()
         if config.train.checkpointing:
             model.network.recompute_layers()
         with one_cohort(model.network):
@@ -224,10 +227,8 @@ def assemble(
             if config.train.micro_batch is not None and model.network.minds_padding:
                 message = "a row's output depends on how far this model's rows are padded, so a step in parts would be "
                 raise ConfigError.at("train.micro_batch", f"{message}another step: remove it")
-            prefix = model.shorten(outline.task, examples)
-        return Assembly(
-            config, target, algorithm, head_policy, labels, outline.task, population, model, initial, prefix
-        )
+            task, prefix = model.shorten(outline.task, examples)
+        return Assembly(config, target, algorithm, head_policy, labels, task, population, model, initial, prefix)
 
 
 def looked(config: RunConfig, algorithm: Algorithm[Any], labels: Sequence[str], given: Given = NOTHING) -> Outline:
@@ -259,7 +260,7 @@ def _must_train(config: RunConfig, algorithm: Algorithm[Any], model: Model) -> N
     """Raises :class:`ConfigError` where the method is about low-rank factors and the network takes none, where
     ``model.head`` is set for a network without a head, and where ``train.micro_batch`` would change the step. A method
     and a network of the user's own are left to agree."""
-    initial, both_own = model.network.initial, isinstance(model, OwnModel) and own_code.is_name(config.algorithm.name)
+    initial, both_own = model.network.initial, model.form == "tensors" and own_code.is_name(config.algorithm.name)
     if algorithm.traits.needs_factors and not both_own and not adapted_modules(initial):
         message = f"{config.algorithm.name} trains low-rank factors, and this network has no adapted layer: "
         message += "add a section [adapter], or take one of "

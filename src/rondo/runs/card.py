@@ -14,7 +14,6 @@ from rondo.config.checks import data_source
 from rondo.config.inputs import GIVEN
 from rondo.config.schema import RunConfig
 from rondo.models.forms.model import Form, Model
-from rondo.models.forms.transformer import Transformer
 from rondo.models.networks.network import Base
 from rondo.params import Params
 from rondo.report.terminal import score_rows
@@ -57,7 +56,7 @@ class Facts:
         primary, model = assembly.task.primary, assembly.model
         rows, test_rows, trained_on = (report[key] for key in ("rows_used", "test_rows", "test_rows_trained_on"))
         clients = len(report["clients"])
-        padding = model.pad_token_id if isinstance(model, Transformer) else None
+        padding = model.pad_token_id
         return cls(
             config, model.name, assembly.labels, primary, rows, test_rows, trained_on, clients, versions, padding
         )
@@ -67,12 +66,8 @@ def save(folder: Path, model: Model, seen: Params, base: Base, facts: Facts, tex
     """Write a result as a run hands it over: the model's own files, the identity of its base, the configuration and the
     card ``text``. ``seen`` holds the tensors that the network takes, without a client axis."""
     model.save(folder, seen, base, facts.labels)
-    (folder / RECORD).write_text(json.dumps(model.identity, indent=2) + "\n", encoding="utf-8")
-    describe(folder, facts, text)
-
-
-def describe(folder: Path, facts: Facts, text: str) -> None:
-    """Write the card ``text`` into ``folder``, and beside it the configuration, by which Rondo reads rows for it."""
+    if model.identity:
+        (folder / RECORD).write_text(json.dumps(model.identity, indent=2) + "\n", encoding="utf-8")
     (folder / "README.md").write_text(text, encoding="utf-8")
     (folder / CONFIG).write_text(to_toml(facts.config), encoding="utf-8")
 

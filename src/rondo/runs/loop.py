@@ -23,7 +23,7 @@ from rondo.report.summary import best_so_far, totals
 from rondo.runs.assemble import Assembly, Federation, Start
 from rondo.runs.baseline import local_only
 from rondo.runs.card import Facts, card, save
-from rondo.runs.samples import generated, sample_scores, samples
+from rondo.runs.samples import answered, sample_scores, samples
 from rondo.runs.storage import checkpoint, durable
 from rondo.runs.storage.checkpoint import Checkpoint
 from rondo.runs.storage.client_store import Kept
@@ -31,7 +31,6 @@ from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.storage.durable import Journal, written
 from rondo.runs.watching.progress import round_line
 from rondo.runs.watching.result import RunResult
-from rondo.tasks.task import Task
 
 SKIPS = 3
 """This many skipped rounds in a row stop a run."""
@@ -61,9 +60,8 @@ class Runner:
         """``past_skips``: whether a run that stopped after skipped rounds goes on. ``elsewhere``: workers that train
         the clients."""
         self.assembly, self.config, self.task = assembly, assembly.config, assembly.task
-        report, versions = assembly.population.report, directory.manifest()["versions"]
+        report, versions = directory.read("partition.json"), directory.manifest()["versions"]
         self.facts = Facts.of(assembly.config, assembly, report, versions)
-        report.clear()  # one entry per client, and on the disk by now
         self.directory, self.observer, self.stop, self.began = directory, observer, stop, began
         self.start: Start | None = start
         self.tested, self.scores_every = bool(assembly.population.test), assembly.scores_every
@@ -241,15 +239,12 @@ class Runner:
     def _answers(self, rounds: int) -> list[str]:
         """Answers to test rows after ``rounds`` rounds, if any are asked for."""
         server = self.federation.server
-        return generated(self.assembly, self.federation.scorer, server.state, server.round(rounds))
+        return answered(self.assembly, self.federation.scorer, server.state, server.round(rounds))
 
     def _measures(self, rounds: int, before: Mapping[str, float]) -> dict[str, float]:
         """The task's numbers about the server's model after ``rounds`` rounds. ``before``: those before the last."""
-        if type(self.task).measures is Task.measures:  # a method may take long to make its model
-            return {}
-        server = self.federation.server
-        seen, base = self.federation.scorer.newcomer(server.state, server.round(rounds))
-        return self.task.measures(seen, base, before)
+        server, scorer = self.federation.server, self.federation.scorer
+        return self.task.measures(lambda: scorer.newcomer(server.state, server.round(rounds)), before)
 
     def _write_adapter(self, folder: Path, rounds: int, scores: Mapping[str, Any], *notes: str) -> None:
         server, model, facts = self.federation.server, self.assembly.model, self.facts

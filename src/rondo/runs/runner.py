@@ -84,6 +84,7 @@ def run(
             begin(directory, assembly, devices_of(workers, settings))
             set_to_work(workers, assembly, given)
             observer.prepared(assembly.population.report)
+            assembly = assembly.without_report()
             runner = Runner(assembly, start, directory, observer, stop, began, elsewhere=workers)
             del start  # the first state is given up once the run has a later one
             return runner.run()
@@ -141,6 +142,7 @@ def resume(
             start = assembly.start()
             set_to_work(workers, assembly, given)
             observer.prepared(assembly.population.report)
+            assembly = assembly.without_report()
             runner = Runner(
                 assembly,
                 start,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -18,6 +21,14 @@ def class_losses(logits: Tensor, targets: Batch, classes: int) -> tuple[Tensor, 
         raise ValueError(f"the network's output is {tuple(logits.shape)}, and rows and classes are {wanted}")
     losses = functional.cross_entropy(wide(logits), targets["labels"], reduction="none")
     return losses, torch.ones_like(targets["labels"])
+
+
+def class_predictions(logits: Tensor, labels: Sequence[str]) -> list[dict[str, Any]]:
+    """The likeliest of ``labels`` and its ``probability`` for each row of logits (rows, classes), as
+    :meth:`rondo.tasks.task.Task.predicted` gives it."""
+    largest = logits.float().softmax(-1).max(-1)
+    pairs = zip(largest.indices.tolist(), largest.values.tolist(), strict=True)
+    return [{"label": labels[label], "probability": probability} for label, probability in pairs]
 
 
 class ClassTally:

@@ -28,6 +28,6 @@ def make(config: TaskConfig, tokenizer: Any, labels: Sequence[str]) -> Task:
     """The task of a run (:meth:`rondo.tasks.task.Task.of`), with the metric that ``config`` names. Raises
     :class:`rondo.errors.ConfigError` if its class cannot be loaded."""
     task = task_class(config.kind).of(config, tokenizer, labels)
-    if config.metric is not None:
-        task.primary, task.higher_is_better = config.metric, TABLE[config.kind].metrics[config.metric]
-    return task
+    if config.metric is None:
+        return task
+    return task.judged_by(config.metric, higher_is_better=TABLE[config.kind].metrics[config.metric])

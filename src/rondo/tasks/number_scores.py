@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,6 +32,12 @@ def _ranks(x: Tensor) -> Tensor:
     last = counts.cumsum(0).double()
     ranks: Tensor = last - (counts - 1) / 2
     return ranks[place]
+
+
+def number_predictions(output: Tensor) -> list[dict[str, Any]]:
+    """The ``prediction`` for each row of the output (rows,) or (rows, 1), as
+    :meth:`rondo.tasks.task.Task.predicted` gives it."""
+    return [{"prediction": value} for value in output.float().flatten().tolist()]
 
 
 class NumberTally:

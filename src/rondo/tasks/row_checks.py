@@ -28,6 +28,14 @@ class RowProblem:
         return f"row {self.row}, column {self.column!r}: {self.reason}"
 
 
+class UnusableRows(Exception):
+    """Rows that a task cannot predict for."""
+
+    def __init__(self, problems: Sequence[RowProblem]) -> None:
+        super().__init__("; ".join(map(str, problems)))
+        self.problems = tuple(problems)
+
+
 RowCheck: TypeAlias = Callable[[Row, int], RowProblem | None]
 """Given a row and its number, returns the row's problem, or None if the task can use it."""
 

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self, TypeAlias
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeAlias
 
 import torch
 from torch import Tensor
 
 from rondo.config.inputs import TaskConfig
+from rondo.errors import ConfigError
 from rondo.lowrank import GrowingSum
 from rondo.params import Params
 from rondo.tasks.example_store import ExampleStore
+from rondo.tasks.predictor import Predictor, batches
 from rondo.tasks.row_checks import Row, RowProblem
+
+if TYPE_CHECKING:
+    from rondo.tasks.language.output_layer import OutputLayer
 
 Batch: TypeAlias = Mapping[str, Tensor]
 Scores: TypeAlias = dict[str, float | None]
 """Metric to value, the task's ``primary`` metric among them. A metric undefined on these data is None, never NaN."""
+
+
+Shortcut: TypeAlias = Literal["prefix", "packing", "targets_only"]
+"""A way to skip computation in a model of tokens: states below the lowest adapted layer that are kept, rows that are
+laid end to end, an output layer that only tokens with a target pass."""
 
 
 class Example(Protocol):
@@ -85,6 +97,8 @@ class Task(ABC):
     padded: ClassVar[bool] = False
     """Whether batches are padded along their second axis to the costliest row; an example's cost is then its
     number of tokens."""
+    unfit: ClassVar[Mapping[Shortcut, str]] = MappingProxyType({})
+    """Shortcuts that do not go with the task's rows where they are :attr:`padded`, each with the reason."""
     cohort_cost: ClassVar[int | None] = None
     """Largest cost of a cohort's step on one CPU thread, for frozen weights of 4 bytes per number; beyond it a larger
     cohort gains nothing. None: only activations limit a cohort."""
@@ -97,6 +111,24 @@ class Task(ABC):
         ``tokenizer``: the model's, None if it has none.
         ``labels``: the label names, in the order of the classes.
         """
+
+    def judged_by(self, metric: str, *, higher_is_better: bool) -> Self:
+        """This task with another :attr:`primary` metric."""
+        task = copy.copy(self)
+        task.primary, task.higher_is_better = metric, higher_is_better
+        return task
+
+    def for_model(self, module: Any) -> Self:
+        """This task for a model of transformers, ``module``, which may have no weights yet. Default: as it is. Raises
+        :class:`rondo.errors.ConfigError` for a model that does not go with it."""
+        return self
+
+    @classmethod
+    def with_columns(cls, config: TaskConfig, text: str | None, label: str | None) -> TaskConfig:
+        """``config`` with the columns that the user left open, where the data know theirs (``text``, ``label``).
+        Default: both where the task has :attr:`classes`."""
+        known = {"label": config.label or label, "text": config.text or text}
+        return config.model_copy(update=known) if cls.classes else config
 
     @classmethod
     def settled(cls, config: TaskConfig, rows: Iterable[Row]) -> TaskConfig:
@@ -126,6 +158,11 @@ class Task(ABC):
         divided between training and validation. Default: one each."""
         return [1] * len(examples)
 
+    def unlabelled(self, rows: Sequence[Row]) -> Sequence[Example]:
+        """Examples of rows to predict for, as :meth:`encode` gives them. Labels, targets and answers are not read and
+        may be missing. Default: :meth:`encode`."""
+        return self.encode(rows)
+
     @abstractmethod
     def collate(self, examples: Sequence[Any]) -> tuple[Batch, Batch]:
         """Network inputs and targets. The first axis of every tensor counts the examples."""
@@ -134,6 +171,11 @@ class Task(ABC):
         """The tokens of ``example`` in every sequence that batches pad: one, or an encoder's and a decoder's. Default:
         its cost where rows are :attr:`padded`, else none."""
         return (example.cost,) if self.padded else ()
+
+    @property
+    def augments(self) -> bool:
+        """Whether :meth:`augment` changes inputs."""
+        return type(self).augment is not Task.augment
 
     def augment(self, inputs: Batch, rows_per_client: Sequence[int], generators: Sequence[torch.Generator]) -> Batch:
         """``inputs`` of a training step, changed at random. Default: as they are.
@@ -158,11 +200,73 @@ class Task(ABC):
     def tally(self) -> Tally:
         """An empty tally."""
 
-    def measures(self, seen: Params, base: Mapping[str, GrowingSum], before: Mapping[str, float]) -> dict[str, float]:
+    def predicted(self, output: Tensor) -> list[dict[str, Any]]:
+        """A prediction for each row of the network's ``output``, as the columns of ``rondo predict``. Default: raises
+        :class:`rondo.errors.ConfigError`."""
+        message = f"{type(self).__name__} predicts nothing: give it the method predicted, or call the network yourself"
+        raise ConfigError.at("task.kind", message)
+
+    def predictions(self, rows: Sequence[Row], model: Predictor) -> list[dict[str, Any]]:
+        """A prediction for each of ``rows``, in their order. Default: :meth:`predicted` on the network's output for
+        :meth:`unlabelled` rows. Raises :class:`rondo.errors.ConfigError`, and
+        :class:`rondo.tasks.row_checks.UnusableRows`."""
+        examples = self.unlabelled(rows)
+        if len(examples) != len(rows):
+            message = f"{type(self).__name__} makes {len(examples)} examples of {len(rows)} rows, so predictions are "
+            raise ConfigError.at("task.kind", f"{message}not one per row: give it the method unlabelled")
+        return self._predicted(examples, model)
+
+    def _predicted(self, examples: Sequence[Any], model: Predictor) -> list[dict[str, Any]]:
+        result: list[dict[str, Any]] = [{}] * len(examples)
+        for batch in batches([e.cost for e in examples], model.batch_size):
+            inputs, _ = self.collate([examples[i] for i in batch])
+            for i, prediction in zip(batch, self.predicted(model.output(inputs)), strict=True):
+                result[i] = prediction
+        return result
+
+    def shown(self, example: Any) -> tuple[str, str]:
+        """``example`` as texts for people to look at: its input and the expected answer. Default: raises
+        :class:`rondo.errors.ConfigError`."""
+        message = f"{type(self).__name__} shows no examples: give it the method shown, or remove it"
+        raise ConfigError.at("evaluation.generate", message)
+
+    def answered(self, examples: Sequence[Any], model: Predictor) -> list[str]:
+        """The model's answers to ``examples`` as texts, beside :meth:`shown`. Default: the values of its predictions.
+        Raises :class:`rondo.errors.ConfigError`."""
+        return [", ".join(map(str, prediction.values())) for prediction in self._predicted(examples, model)]
+
+    def scores_of_answers(self, examples: Sequence[Any], answers: Sequence[str]) -> Scores:
+        """Scores of the texts :meth:`answered` to ``examples``. Default: none."""
+        return {}
+
+    def completions(self, texts: Sequence[str], model: Predictor) -> list[str]:
+        """The texts with which the model goes on after ``texts``. Default: raises
+        :class:`rondo.errors.ConfigError`."""
+        message = "only a causal model of transformers completes a text: name the run of one"
+        raise ConfigError.at("task.kind", message)
+
+    def opening(self, example: Any, size: int) -> Any:
+        """At most the first ``size`` tokens of ``example``, with a loss, to try a network on. Default: all of it."""
+        return example
+
+    def trial_batch(self) -> tuple[Batch, Tensor | None]:
+        """Inputs that need no rows, to compare two networks on, and the places (rows, tokens) where an output per token
+        means something; None for all. Default: raises :class:`rondo.errors.ConfigError`."""
+        message = f"{type(self).__name__} has no rows of its own to compare models on: leave --verify out"
+        raise ConfigError.at("task.kind", message)
+
+    def with_output(self, layer: OutputLayer) -> Self:
+        """This task where the network leaves its output layer to :meth:`loss` and :meth:`tally`. Raises TypeError for a
+        task of which "targets_only" is :attr:`unfit`."""
+        raise TypeError(f"{type(self).__name__} has no logits of a vocabulary")
+
+    def measures(
+        self, model: Callable[[], tuple[Params, Mapping[str, GrowingSum]]], before: Mapping[str, float]
+    ) -> dict[str, float]:
         """Numbers about the model itself that need no rows, for every line of ``metrics.jsonl``. Default: none.
 
-        ``seen``: the tensors that the network sees, without a client axis.
-        ``base``: the change of the frozen base.
+        ``model``: makes the model, which may take long: the tensors that the network sees, without a client axis, and
+        the change of the frozen base.
         ``before``: the numbers before the round; empty before the first.
         """
         return {}

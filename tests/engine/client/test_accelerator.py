@@ -68,8 +68,8 @@ def ready(kind: str, dropout: float) -> tuple[AdaptedNetwork, Task, Params, Pref
         task = SequenceClassification(tiny.tokenizer(), ["text"], "label", ("a", "b", "c"), 32)
     seen = {n: t.float() for n, t in tiny.factors(sites, 1).items()} | network.initial_head
     inputs, _ = task.collate(rows(3, 0, language, even=False))
-    if isinstance(task, CausalLM):
-        task.output = split_off(network, seen, inputs)
+    if language:
+        task = task.with_output(split_off(network, seen, inputs))
     else:
         first_token_only(network, seen, inputs)
     prefix = Prefix(network, task, memory=2**20, disk=0)

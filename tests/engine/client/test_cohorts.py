@@ -113,7 +113,7 @@ def language(name: str) -> Composed:
         prompted = [TextExample(ids, (-100,) * (len(ids) // 2) + ids[len(ids) // 2 :]) for ids in rows]
         members[client] = Member(Client(client, size), tuple(prompted), ())
     task = CausalLM(tiny.tokenizer("llama"), "text", (), None, 32)
-    task.output = target_logits.split_off(network, initial, task.collate(members["ann"].train)[0])
+    task = task.with_output(target_logits.split_off(network, initial, task.collate(members["ann"].train)[0]))
     return Composed(algorithms.get(name), network, task, Population(members, (), {}), config(**ADAMW), initial)
 
 

@@ -49,9 +49,9 @@ def network_of(kind: str, dtype: torch.dtype = torch.float64) -> tuple[AdaptedNe
     )
 
 
-def split(network: AdaptedNetwork, task: CausalLM, seen: Params) -> None:
+def split(network: AdaptedNetwork, task: CausalLM, seen: Params) -> CausalLM:
     inputs, _ = task.collate(EXAMPLES[:2])
-    task.output = split_off(network, {n: t[0] for n, t in seen.items()}, inputs)
+    return task.with_output(split_off(network, {n: t[0] for n, t in seen.items()}, inputs))
 
 
 def step(network: AdaptedNetwork, task: CausalLM, seen: Params) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -73,7 +73,7 @@ def test_losses_and_gradients_equal_those_of_whole_logits(
     task = task_of()
     sums, counts, gradients = step(network, task, seen)
     monkeypatch.setattr(output_layer, "_CPU_BYTES", 4 * tiny.VOCABULARY * tokens)
-    split(network, task, seen)
+    task = split(network, task, seen)
     again, numbers, after = step(network, task, seen)
     assert counts.equal(numbers)
     assert counts.tolist() == [3, 2, 1, 3]
@@ -92,7 +92,7 @@ def test_only_target_tokens_have_logits_and_few_at_a_time(monkeypatch: pytest.Mo
     original = layer.forward
     layer.forward = lambda states: asked.append(states.numel() // 32) or original(states)  # type: ignore[func-returns-value]
     monkeypatch.setattr(output_layer, "_CPU_BYTES", 4 * tiny.VOCABULARY * 4)
-    split(network, task, seen)
+    task = split(network, task, seen)
     asked.clear()
     step(network, task, seen)
     assert asked == [4, 4, 1]  # of 24 tokens
@@ -113,7 +113,7 @@ def test_scores_equal_those_of_whole_logits(monkeypatch: pytest.MonkeyPatch, kin
 
     whole = scores()
     monkeypatch.setattr(output_layer, "_CPU_BYTES", 4 * tiny.VOCABULARY * 2)
-    split(network, task, seen)
+    task = split(network, task, seen)
     assert scores() == pytest.approx(whole, rel=1e-6)
     assert whole["tokens"] == 9
 
@@ -139,7 +139,7 @@ def test_backward_pass_keeps_no_logits() -> None:
     assert kept()
     one = {n: t[0] for n, t in seen.items()}
     before = activation_bytes(network, task, one, EXAMPLES)
-    split(network, task, seen)
+    task = split(network, task, seen)
     assert not kept()
     assert activation_bytes(network, task, one, EXAMPLES) < before
 
@@ -147,7 +147,7 @@ def test_backward_pass_keeps_no_logits() -> None:
 def test_nonfinite_values_stay_in_their_rows() -> None:
     network, seen = network_of("llama")
     task = task_of()
-    split(network, task, seen)
+    task = split(network, task, seen)
     sums, _, gradients = step(network, task, seen)
     bad = {n: torch.stack([t[0], torch.full_like(t[1], torch.nan)]) for n, t in seen.items()}
     again, _, after = step(network, task, bad)
@@ -165,7 +165,7 @@ def test_bfloat16_losses_are_float32() -> None:
     precision.apply(module, chosen)
     task = task_of()
     sums, _, gradients = step(network, task, seen)
-    split(network, task, seen)
+    task = split(network, task, seen)
     again, _, after = step(network, task, seen)
     assert again.dtype == torch.float32
     torch.testing.assert_close(again, sums, rtol=1e-6, atol=1e-6)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +43,11 @@ class Elsewhere:
         """Start the run in ``folder``, or go on with it."""
         resumed = (folder / "manifest.json").exists()
         directory = RunDirectory.open(folder) if resumed else RunDirectory.create(folder, "x")
-        population = self.assembly.population  # a run clears its report
-        assembly = replace(self.assembly, population=replace(population, report=dict(population.report)))
         if not resumed:
-            runner.begin(directory, assembly)
-        Runner(assembly, assembly.start(), directory, Quiet(), None, 0.0, resumed=resumed, elsewhere=self.workers).run()
+            runner.begin(directory, self.assembly)
+        Runner(
+            self.assembly, self.assembly.start(), directory, Quiet(), None, 0.0, resumed=resumed, elsewhere=self.workers
+        ).run()
 
 
 class StopAtOne(Quiet):

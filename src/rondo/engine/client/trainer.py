@@ -35,7 +35,6 @@ from rondo.engine.client.least_squares import minimiser
 from rondo.errors import StopRequested
 from rondo.models.networks.network import Base, Network
 from rondo.models.networks.rows import Rows, to_device
-from rondo.models.networks.whole_network import WholeNetwork
 from rondo.models.shortcuts.head_inputs import HeadInputs, head_inputs
 from rondo.models.shortcuts.prefix import Prefix, States
 from rondo.params import Params, Select, buffer, client_row, head, pick
@@ -322,7 +321,7 @@ class CohortTrainer(Trainer):
         """The head's inputs of all examples, if a fit trains the head alone and sees examples more than once. An
         objective other than the plain loss could ask for the loss of another body."""
         network = self.network
-        if not isinstance(network, WholeNetwork) or network.head_layer is None or len(self.clients) > 1:
+        if network.head_layer is None or len(self.clients) > 1:
             return None
         (examples,), size = self.examples, self.train.batch_size
         again = steps > -(-len(examples) // size) if steps is not None else epochs is not None and epochs > 1

@@ -219,7 +219,8 @@ def at_sites(assembly: Assembly, sites: Sites, run: str) -> Elsewhere:
     examples = {c: n for c, n in sorted(sites.examples().items()) if c in assembly.population.members}
     clients = {c: {"train": n, "validation": 0, "labels": None} for c, n in examples.items()}
     rows = sum(examples.values())
-    assembly.population.report.update(clients=clients, rows=rows, rows_used=rows)
+    report = {**assembly.population.report, "clients": clients, "rows": rows, "rows_used": rows}
+    assembly = replace(assembly, population=replace(assembly.population, report=report))
     parts = {f.name: getattr(assembly, f.name) for f in fields(assembly)}
     return Elsewhere(**parts, sites=sites, run=run)
 

@@ -99,6 +99,7 @@ def serve(
                 begin(directory, assembly)
                 told(record.bits)
                 observer.prepared(assembly.population.report)
+                assembly = assembly.without_report()
                 seen = Attendance(observer, sites.standings, clients)
                 return Runner(assembly, start, directory, seen, stop, began).run()
 
@@ -156,7 +157,7 @@ def resume(
                 _keep(record, sites, directory)
                 if changes:
                     directory.write("partition.json", assembly.population.report)
-                past_skips = allow_nondeterministic
+                assembly, past_skips = assembly.without_report(), allow_nondeterministic
                 seen = Attendance(observer, sites.standings, clients, record.resumed)
                 return Runner(assembly, start, directory, seen, stop, began, resumed=True, past_skips=past_skips).run()
 

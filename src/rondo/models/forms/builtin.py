@@ -13,6 +13,7 @@ from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, Problem
 from rondo.models.forms.classical import WORDS, make
 from rondo.models.forms.hashing_tokenizer import HashingTokenizer
+from rondo.models.forms.model import Outline
 from rondo.models.forms.module import WholeModel, head_names, trained_names, whole_model
 from rondo.models.loading import peft
 from rondo.models.networks.adapted_layer import Site
@@ -21,7 +22,7 @@ from rondo.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class ClassicalOutline:
+class ClassicalOutline(Outline):
     """An :class:`rondo.models.forms.model.Outline`."""
 
     task: Task

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from rondo.models.kernels.out_of_memory import is_out_of_memory
 from rondo.process import seeded
+from rondo.tasks.predictor import batches
 
 _TRIED_TOKENS = 4
 """New tokens that padding is tried with: with the second, the cache is read."""
@@ -41,6 +41,8 @@ class Generation:
     """Seed of the draws. A row's draws depend on the rows in its batch."""
     stop: tuple[str, ...] = ()
     """Texts that end an answer. They may be in it."""
+    option: str = "evaluation.max_new_tokens"
+    """The key or option that says ``max_new_tokens``, for messages."""
 
 
 def answers(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], how: Generation) -> list[list[int]]:
@@ -63,15 +65,6 @@ def answers(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], how: G
             for i, row in zip(numbers, made, strict=True):
                 result[i] = row[: next((n + 1 for n, token in enumerate(row) if token in ends), len(row))]
     return result
-
-
-def batches(costs: Sequence[int], size: int, *, one_cost: bool = False) -> Iterator[list[int]]:
-    """Numbers of rows, at most ``size`` at a time, by ascending cost. ``one_cost``: those of a batch have the same."""
-    order = sorted(range(len(costs)), key=costs.__getitem__)
-    groups = [list(group) for _, group in groupby(order, costs.__getitem__)] if one_cost else [order]
-    for group in groups:
-        for start in range(0, len(group), size):
-            yield group[start : start + size]
 
 
 class _Stop:

@@ -13,6 +13,7 @@ from rondo.config.inputs import LINEAR, AdapterConfig
 from rondo.config.schema import RunConfig
 from rondo.errors import Problem
 from rondo.models.forms.builtin import unused
+from rondo.models.forms.model import Outline
 from rondo.models.forms.own_network import OwnModel
 from rondo.models.loading.pretrained import fingerprint
 from rondo.models.networks.adapted_layer import Site
@@ -72,7 +73,7 @@ class Heads(Network):
 
 
 @dataclass(frozen=True)
-class LinearOutline:
+class LinearOutline(Outline):
     """An :class:`rondo.models.forms.model.Outline`."""
 
     task: LinearRegression

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from rondo.config.schema import RunConfig, SimulationConfig
 from rondo.errors import ConfigError
+from rondo.models.forms.model import Form, Model, Verification
 from rondo.models.kernels.precision import products
 from rondo.models.loading import peft
 from rondo.models.loading.pretrained import fingerprint
@@ -25,21 +26,19 @@ from rondo.models.networks.checks import check_module
 from rondo.models.networks.network import Base, Network
 from rondo.models.networks.whole_network import WholeNetwork
 from rondo.models.shortcuts.head_inputs import keep_head_inputs
-from rondo.models.shortcuts.prefix import Prefix
 from rondo.params import BUFFER_PREFIX, HEAD_PREFIX, Params, Role, kaiming, role
-from rondo.tasks.task import Example, Task
+from rondo.tasks.task import Batch, Example, Task
 
 WEIGHTS = "model.safetensors"
 
 
 @dataclass
-class WholeModel:
+class WholeModel(Model):
     """A :class:`rondo.models.forms.model.Model` around a module."""
 
-    form: ClassVar[Literal["weights"]] = "weights"
     name: str
     identity: Mapping[str, Any]
-    network: AdaptedNetwork | WholeNetwork
+    network: Network
     precision: torch.dtype
     fresh: Callable[[], nn.Module]
     """Makes the module anew."""
@@ -47,12 +46,17 @@ class WholeModel:
     shortcuts: Mapping[str, Any] = field(default_factory=dict)
     """The manifest's entry about shortcuts."""
 
-    def shorten(self, task: Task, examples: Sequence[Example]) -> Prefix | None:
+    @property
+    def form(self) -> Form:
+        """See :attr:`rondo.models.forms.model.Model.form`."""
+        return "weights"
+
+    def shorten(self, task: Task, examples: Sequence[Example]) -> tuple[Task, None]:
         """See :meth:`rondo.models.forms.model.Model.shorten`. The only shortcut is to keep the inputs of the head,
         where whole tensors are trained."""
-        if isinstance(self.network, WholeNetwork):
+        if self.network.head_alone:
             self.shortcuts = keep_head_inputs(self.network, task, examples, self.simulation)
-        return None
+        return task, None
 
     def record(self) -> Mapping[str, Any]:
         """See :meth:`rondo.models.forms.model.Model.record`."""
@@ -63,14 +67,11 @@ class WholeModel:
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {n: t.contiguous().clone() for n, t in state_of(self.network, seen, base).items()}
         safetensors.torch.save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-        if labels:
-            (folder / "labels.json").write_text(
-                json.dumps(list(labels), ensure_ascii=False, indent=2) + "\n", encoding="utf-8"
-            )
+        write_labels(folder, labels)
 
-    def read(self, folder: Path) -> Params:
-        """The tensors that the network takes, without a client axis, as :meth:`save` wrote them. The module gets all
-        others, and weights with their factors added, so factors are zero. Raises :class:`ConfigError`."""
+    def read(self, folder: Path) -> tuple[Params, Base]:
+        """See :meth:`rondo.models.forms.model.Model.read`. The module gets all tensors that the network does not take,
+        and weights with their factors added, so factors are zero."""
         file, module = folder / WEIGHTS, self.network.module
         try:
             state = safetensors.torch.load_file(file)
@@ -82,10 +83,25 @@ class WholeModel:
             reason = " ".join(str(error).split())
             message = f"the tensors in {str(file)!r} are not those of {self.name!r}: {reason:.300}"
             raise ConfigError.at("ADAPTER_DIR", message) from None
-        return {
+        seen = {
             n: state[_own_name(n)].to(t) if role(n) in _WHOLE else torch.zeros_like(t)
             for n, t in self.network.initial.items()
         }
+        return seen, {}
+
+    def verified(self, folder: Path, seen: Params, base: Base, task: Task, rows: Callable[[], Batch]) -> Verification:
+        """See :meth:`rondo.models.forms.model.Model.verified`: on rows of the run."""
+        batch, stock = rows(), self.fresh()
+        stock.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS), strict=True)
+        return self._compared(stock.to(task.precision).eval(), seen, base, batch)
+
+
+def write_labels(folder: Path, labels: Sequence[str]) -> None:
+    """Write the label names of a classifier, in the order of the classes, beside its weights."""
+    if labels:
+        (folder / "labels.json").write_text(
+            json.dumps(list(labels), ensure_ascii=False, indent=2) + "\n", encoding="utf-8"
+        )
 
 
 _WHOLE = (Role.HEAD, Role.BUFFER, Role.BODY)
@@ -97,10 +113,9 @@ def _own_name(name: str) -> str:
     return name.removeprefix(HEAD_PREFIX).removeprefix(BUFFER_PREFIX)
 
 
-def kernels_of(network: AdaptedNetwork | WholeNetwork, precision: torch.dtype) -> dict[str, Any]:
+def kernels_of(network: Network, precision: torch.dtype) -> dict[str, Any]:
     """The manifest's entry about a network whose tensors are trained in ``precision``."""
-    mixed = isinstance(network, WholeNetwork) and network.products is torch.bfloat16
-    types = {"dtype": precision, "products": torch.bfloat16 if mixed else precision}
+    types = {"dtype": precision, "products": network.products or precision}
     return {n: str(t).removeprefix("torch.") for n, t in types.items()} | {"reason": "weights are trained in it"}
 
 
@@ -183,7 +198,7 @@ def _not_trained(module: nn.Module, pattern: str, names: Sequence[str], adapted:
 
 def make_network(
     config: RunConfig, module: nn.Module, head: Sequence[str], peft_task: peft.TaskType | None, device: torch.device
-) -> AdaptedNetwork | WholeNetwork:
+) -> Network:
     """The network of a run around ``module``: one that trains whole tensors of its body in :class:`WholeNetwork`, with
     factors alone in :class:`AdaptedNetwork`, whose clients share calls. Raises :class:`ConfigError`."""
     sites: tuple[Site, ...] = ()
@@ -212,7 +227,7 @@ def make_network(
         statistics=config.model.buffers != "frozen",
         sites=sites,
         factors=factors,
-        products=products(config.train.precision, device, module) if single else torch.float32,
+        products=products(config.train.precision, device, module) if single else None,
     )
 
 

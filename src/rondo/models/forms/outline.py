@@ -19,17 +19,18 @@ from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, Problem
 from rondo.models.forms import builtin as builtin_outline
 from rondo.models.forms import linear_problem, own_network
-from rondo.models.forms.model import Outline
+from rondo.models.forms.generation import Generation
+from rondo.models.forms.model import Check, Outline
 from rondo.models.forms.module import trained_names
 from rondo.models.forms.row_limits import RowLimits, rotary_turn, row_limits
-from rondo.models.forms.transformer import Transformer, load_transformer
+from rondo.models.forms.transformer import StockPredictor, Transformer, load_base, load_transformer
 from rondo.models.loading import peft
-from rondo.models.loading.decoder_inputs import decoder_start
 from rondo.models.loading.given import copied, copied_tokenizer
 from rondo.models.loading.pretrained import (
     Pretrained,
     check_files,
     check_order,
+    identity,
     load_config,
     load_structure,
     load_tokenizer,
@@ -40,7 +41,6 @@ from rondo.models.loading.pretrained import (
 from rondo.models.loading.quantised import rounded_already
 from rondo.models.networks.adapted_layer import Site
 from rondo.process import no_warnings
-from rondo.tasks.language.seq2seq_lm import Seq2SeqLM
 from rondo.tasks.make import make as make_task
 from rondo.tasks.task import Task
 
@@ -79,7 +79,7 @@ def look(
 
 
 @dataclass(frozen=True)
-class TransformerOutline:
+class TransformerOutline(Outline):
     """An :class:`rondo.models.forms.model.Outline`."""
 
     task: Task
@@ -96,9 +96,21 @@ class TransformerOutline:
 
     def load(self, config: RunConfig, device: torch.device) -> Transformer:
         """See :meth:`rondo.models.forms.model.Outline.load`."""
-        model = load_transformer(config, self.name, self.known, self.tokenizer, device, self.loaded)
-        model.limits = self.limits
-        return model
+        return load_transformer(config, self.name, self.known, self.tokenizer, self.limits, device, self.loaded)
+
+    def stock(self, config: RunConfig, folder: Path, check: Check) -> tuple[Any, Any]:
+        """See :meth:`rondo.models.forms.model.Outline.stock`."""
+        base = load_base(config, self.name, self.known, self.tokenizer, config.seed)
+        check(identity(base.module, self.tokenizer))
+        adapted = (folder / "adapter_config.json").is_file()
+        return peft.stock_model(base.module, folder) if adapted else base.module.eval(), self.tokenizer
+
+    def predictor(
+        self, config: RunConfig, folder: Path, device: torch.device, how: Generation, check: Check
+    ) -> StockPredictor:
+        """See :meth:`rondo.models.forms.model.Outline.predictor`: the model as stock libraries load it."""
+        module, tokenizer = self.stock(config, folder, check)
+        return StockPredictor(module.to(device), tokenizer, self.limits, how)
 
 
 @dataclass(frozen=True)
@@ -172,9 +184,7 @@ def _outline(config: RunConfig, labels: Sequence[str], found: _Found) -> Transfo
         problems += error.problems
     problems += _of_whole_training(config)
     problems += rounded_already(found.known, config.model.quantization)
-    task = make_task(config.task, tokenizer, labels)
-    if isinstance(task, Seq2SeqLM):
-        task.start = decoder_start(found.module, tokenizer)
+    task = make_task(config.task, tokenizer, labels).for_model(found.module)
     return TransformerOutline(task, sites, problems, found.name, found.known, tokenizer, limits, found.loaded)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -16,34 +16,35 @@ from rondo.config import task_kinds as tasks
 from rondo.config.inputs import AdapterConfig
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, Problem
+from rondo.lowrank import GrowingSum, LowRank
 from rondo.models.forms.builtin import unused
-from rondo.models.forms.module import WholeModel, whole_model
+from rondo.models.forms.model import Form, Model, Outline
+from rondo.models.forms.module import WholeModel, whole_model, write_labels
 from rondo.models.loading.pretrained import fingerprint
 from rondo.models.networks.adapted_layer import Site
 from rondo.models.networks.network import Base, Network
-from rondo.models.shortcuts.prefix import Prefix
 from rondo.params import Params
 from rondo.process import seeded
 from rondo.tasks.make import make as make_task
 from rondo.tasks.make import task_class
-from rondo.tasks.task import Example, Task
+from rondo.tasks.task import Task
 
 RESULT = "tensors.safetensors"
 
 
 @dataclass(frozen=True)
-class OwnModel:
-    """A :class:`rondo.models.forms.model.Model` around the network that a factory made."""
+class OwnModel(Model):
+    """A :class:`rondo.models.forms.model.Model` around the network that a factory made. No shortcut is taken."""
 
-    form: ClassVar[Literal["tensors"]] = "tensors"
     name: str
     identity: Mapping[str, Any]
     network: Network
     precision: torch.dtype
 
-    def shorten(self, task: Task, examples: Sequence[Example]) -> Prefix | None:
-        """See :meth:`rondo.models.forms.model.Model.shorten`. No shortcut is taken."""
-        return None
+    @property
+    def form(self) -> Form:
+        """See :attr:`rondo.models.forms.model.Model.form`."""
+        return "tensors"
 
     def record(self) -> Mapping[str, Any]:
         """See :meth:`rondo.models.forms.model.Model.record`."""
@@ -57,15 +58,42 @@ class OwnModel:
         changes: dict[str, Tensor] = {}
         for path, change in base.items():
             if change.dense is not None:
-                changes[f"base:{path}"] = change.dense
+                changes[_BASE + path] = change.dense
             else:
-                changes |= {f"base:{path}.up": change.recent.up, f"base:{path}.down": change.recent.down}
+                changes |= {f"{_BASE}{path}.up": change.recent.up, f"{_BASE}{path}.down": change.recent.down}
         tensors = {n: t.cpu().contiguous().clone() for n, t in {**seen, **changes}.items()}
         safetensors.torch.save_file(tensors, folder / RESULT)
+        write_labels(folder, labels)
+
+    def read(self, folder: Path) -> tuple[Params, Base]:
+        """See :meth:`rondo.models.forms.model.Model.read`. Raises :class:`ConfigError` for tensors of another
+        network."""
+        file = folder / RESULT
+        try:
+            tensors = safetensors.torch.load_file(file)
+        except (OSError, safetensors.SafetensorError) as error:
+            raise ConfigError.at("ADAPTER_DIR", f"{str(file)!r} cannot be read: {error}") from None
+        changes = {n.removeprefix(_BASE): tensors.pop(n) for n in [*tensors] if n.startswith(_BASE)}
+        shapes, wanted = ({n: t.shape for n, t in part.items()} for part in (tensors, self.network.initial))
+        if shapes != wanted:
+            message = f"the tensors in {str(file)!r} are not those that {self.name!r} takes: name another folder"
+            raise ConfigError.at("ADAPTER_DIR", message)
+        base: dict[str, GrowingSum] = {}
+        for name, tensor in changes.items():
+            path, _, kind = name.rpartition(".")
+            if kind == "up":
+                base[path] = GrowingSum.of(LowRank(tensor, changes[f"{path}.down"]))
+            elif kind != "down":
+                base[name] = GrowingSum.of(LowRank.whole(tensor))
+        return tensors, base
+
+
+_BASE = "base:"
+"""Beginning of the names of a result's tensors that are a change of the base."""
 
 
 @dataclass(frozen=True)
-class OwnOutline:
+class OwnOutline(Outline):
     """An :class:`rondo.models.forms.model.Outline`. The factory is called on load."""
 
     task: Task
@@ -87,7 +115,7 @@ class OwnOutline:
         network.move(device)
         precision = self.task.precision
         for name, tensor in network.initial.items():
-            if name.startswith("base:"):
+            if name.startswith(_BASE):
                 message = f"{self.name!r} gave a tensor named {name!r}: names that begin with base: are Rondo's own"
                 raise ConfigError.at("model.name", message)
             if tensor.is_floating_point() and tensor.dtype is not precision:

@@ -4,95 +4,130 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import shutil
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from rondo.config import task_kinds as tasks
 from rondo.config.inputs import GIVEN
-from rondo.config.schema import RunConfig, SimulationConfig
+from rondo.config.schema import RunConfig
+from rondo.errors import ConfigError
+from rondo.models.forms.generation import Generation, answers
+from rondo.models.forms.model import Form, Model, Verification
 from rondo.models.forms.module import kernels_of, make_network, state_of
 from rondo.models.forms.row_limits import RowLimits
 from rondo.models.kernels.precision import apply, choose
 from rondo.models.kernels.quiet import quiet
 from rondo.models.loading import peft
-from rondo.models.loading.pretrained import Pretrained, identity, load_pretrained, loading
+from rondo.models.loading.merged import merge_adapter
+from rondo.models.loading.pretrained import Pretrained, auto, identity, load_pretrained, loading
 from rondo.models.loading.report import listed
+from rondo.models.loading.result_factors import adapter_factors, truncated
 from rondo.models.networks.adapted_network import AdaptedNetwork
-from rondo.models.networks.network import Base
-from rondo.models.networks.whole_network import WholeNetwork
+from rondo.models.networks.call import output_of
+from rondo.models.networks.network import Base, Network
 from rondo.models.shortcuts.choose import Shortened, shorten
 from rondo.models.shortcuts.head_inputs import keep_head_inputs
 from rondo.models.shortcuts.prefix import Prefix
-from rondo.params import HEAD_PREFIX, Params
-from rondo.tasks.task import Example, Task
+from rondo.models.shortcuts.target_logits import put_back
+from rondo.params import HEAD_PREFIX, Params, on_device
+from rondo.tasks.language.output_layer import OutputLayer
+from rondo.tasks.task import Batch, Example, Task
 
 
 @dataclass
-class Transformer:
-    """A :class:`rondo.models.forms.model.Model`."""
+class Transformer(Model):
+    """A model of transformers. Subclasses say how its network is trained and written."""
 
     name: str
     """The absolute path of its folder, or its name on a hub."""
     identity: Mapping[str, Any]
-    network: AdaptedNetwork | WholeNetwork
+    network: Network
     known: Any
     """The model's configuration, from transformers."""
     tokenizer: Any
-    lora: Any
-    """The adapters' configuration, from PEFT; None without adapters."""
     kernels: Mapping[str, Any]
     """The manifest's entry about precision and libraries."""
-    simulation: SimulationConfig
-    packing: bool
-    """Whether rows may be laid end to end."""
+    config: RunConfig
+    limits: RowLimits
     unused: list[str]
     """Parts of the checkpoint that the model has no place for."""
     quantizer: str | None
     """Package and version that rounded the weights."""
-    shortened: Shortened = field(default_factory=Shortened)
-    head_inputs: Mapping[str, Any] = field(default_factory=dict)
-    """The manifest's entry about the inputs of a head that is trained alone."""
-    limits: RowLimits = field(default_factory=lambda: RowLimits(0))
+    output: OutputLayer | None = field(default=None, init=False)
+    """The output layer, where the network leaves it to the task."""
 
     @property
     def pad_token_id(self) -> int | None:
-        """The padding token's id, where the model's own configuration (``known``) has none or another one."""
+        """See :attr:`rondo.models.forms.model.Model.pad_token_id`."""
         used = getattr(self.network.module.config, "pad_token_id", None)
         return None if used == getattr(self.known, "pad_token_id", None) else used
 
-    @property
-    def form(self) -> Literal["adapter", "merged"]:
-        """See :attr:`rondo.models.forms.model.Model.form`."""
-        return "merged" if isinstance(self.network, WholeNetwork) else "adapter"
+    def record(self) -> Mapping[str, Any]:
+        """See :meth:`rondo.models.forms.model.Model.record`."""
+        return {"unused_weights": self.unused, "quantizer": self.quantizer, "kernels": self.kernels}
 
-    def shorten(self, task: Task, examples: Sequence[Example]) -> Prefix | None:
-        """See :meth:`rondo.models.forms.model.Model.shorten`. Where whole tensors are trained, the only shortcut is to
-        keep the inputs of the head."""
-        if isinstance(self.network, WholeNetwork):
-            self.head_inputs = keep_head_inputs(self.network, task, examples, self.simulation)
-            return None
-        self.shortened = shorten(self.network, task, examples, self.simulation, packing=self.packing)
-        return self.shortened.prefix
+    def generated(self, seen: Params, base: Base, prompts: Sequence[Sequence[int]], how: Generation) -> list[list[int]]:
+        """See :meth:`rondo.models.forms.model.Model.generated`."""
+        longest = max(map(len, prompts), default=0)
+        if (fault := self.limits.fault(longest, how.max_new_tokens, f"a prompt of {longest} tokens")) is not None:
+            raise ConfigError.at(how.option, fault)
+        with put_back(self.network, self.output), self.network.lent(seen, base) as module:
+            return answers(module, self.tokenizer, prompts, how)
+
+    def read(self, folder: Path) -> tuple[Params, Base]:
+        """See :meth:`rondo.models.forms.model.Model.read`. The result is the start of the loaded network."""
+        return self.network.initial, {}
+
+    def _stock_whole(self, folder: Path) -> torch.nn.Module:
+        """The whole model in ``folder``, loaded by transformers alone."""
+        with quiet():
+            loaded: torch.nn.Module = auto(tasks.TABLE[self.config.task.kind]).from_pretrained(
+                str(folder), trust_remote_code=False
+            )
+        return loaded.eval()
+
+    def _save_whole(self, folder: Path, module: Any, state: Params | None = None) -> None:
+        """Write ``module``, with the tensors ``state`` in place of its own, and the tokenizer."""
+        with quiet():
+            module.save_pretrained(str(folder), **({} if state is None else {"state_dict": state}))
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(str(folder))
+
+
+@dataclass
+class AdaptedTransformer(Transformer):
+    """A model whose factors, and head, are a PEFT adapter."""
+
+    network: AdaptedNetwork
+    lora: Any = None
+    """The adapter's configuration, from PEFT."""
+    shortened: Shortened = field(default_factory=Shortened)
+
+    @property
+    def form(self) -> Form:
+        """See :attr:`rondo.models.forms.model.Model.form`."""
+        return "adapter"
+
+    def shorten(self, task: Task, examples: Sequence[Example]) -> tuple[Task, Prefix | None]:
+        """See :meth:`rondo.models.forms.model.Model.shorten`."""
+        simulation, packing = self.config.simulation, self.config.train.packing
+        self.shortened = shorten(self.network, task, examples, simulation, packing=packing)
+        self.output = self.shortened.output
+        return task if self.output is None else task.with_output(self.output), self.shortened.prefix
 
     def record(self) -> Mapping[str, Any]:
         """See :meth:`rondo.models.forms.model.Model.record`."""
-        loading = {"unused_weights": self.unused, "quantizer": self.quantizer}
-        return {**loading, "kernels": self.kernels, **self.shortened.record(), **self.head_inputs}
+        return {**super().record(), **self.shortened.record()}
 
     def save(self, folder: Path, seen: Params, base: Base, labels: Sequence[str]) -> None:
-        """Write a PEFT adapter, or a whole model, with the tokenizer and the label names beside it."""
-        if isinstance(self.network, WholeNetwork):
-            state = state_of(self.network, seen, base)
-            with quiet():
-                self.network.module.save_pretrained(str(folder), state_dict=state)  # type: ignore[operator]
-            if self.tokenizer is not None:
-                self.tokenizer.save_pretrained(str(folder))
-            return
+        """Write a PEFT adapter, with the tokenizer and the label names beside it."""
         peft.write_adapter(
             folder,
             self.network,
@@ -104,9 +139,122 @@ class Transformer:
             labels=labels,
         )
 
+    def truncated(self, seen: Params, base: Base, rank: int) -> tuple[Params, float]:
+        """See :meth:`rondo.models.forms.model.Model.truncated`."""
+        return truncated(tuple(self.network.sites.values()), seen, base, rank)
+
+    def rank(self, seen: Params, base: Base) -> int:
+        """See :meth:`rondo.models.forms.model.Model.rank`."""
+        factors = adapter_factors(tuple(self.network.sites.values()), seen, base)
+        return max(a.shape[0] for a, _, _ in factors.values())
+
+    def merged(self) -> MergedTransformer:
+        """See :meth:`rondo.models.forms.model.Model.merged`."""
+        parts = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        return MergedTransformer(**{**parts, "identity": {}})
+
+    def verified(self, folder: Path, seen: Params, base: Base, task: Task, rows: Callable[[], Batch]) -> Verification:
+        """See :meth:`rondo.models.forms.model.Model.verified`: on a batch that needs no rows."""
+        return self._compared(self._stock(folder), seen, base, *task.trial_batch())
+
+    def _stock(self, folder: Path) -> torch.nn.Module:
+        return peft.stock_model(self._stock_base(), folder)
+
+    def _stock_base(self) -> torch.nn.Module:
+        """The base model alone, drawn with another seed, so that an unsaved head would show."""
+        return load_base(self.config, self.name, self.known, self.tokenizer, self.config.seed + 1).module
+
+
+@dataclass
+class MergedTransformer(AdaptedTransformer):
+    """An adapted model whose result is the whole model, with the adapter folded in by PEFT. It needs no base, so it has
+    no identity."""
+
+    @property
+    def form(self) -> Form:
+        """See :attr:`rondo.models.forms.model.Model.form`."""
+        return "merged"
+
+    def save(self, folder: Path, seen: Params, base: Base, labels: Sequence[str]) -> None:
+        """Write the whole model, with the tokenizer beside it."""
+        adapter = folder / "adapter"
+        super().save(adapter, seen, base, labels)
+        module = merge_adapter(self._stock_base(), adapter)
+        shutil.rmtree(adapter)
+        self._save_whole(folder, module)
+
+    def _stock(self, folder: Path) -> torch.nn.Module:
+        return self._stock_whole(folder)
+
+
+@dataclass
+class WholeTransformer(Transformer):
+    """A model of which whole tensors are trained."""
+
+    head_inputs: Mapping[str, Any] = field(default_factory=dict)
+    """The manifest's entry about the inputs of a head that is trained alone."""
+
+    @property
+    def form(self) -> Form:
+        """See :attr:`rondo.models.forms.model.Model.form`."""
+        return "merged"
+
+    def shorten(self, task: Task, examples: Sequence[Example]) -> tuple[Task, None]:
+        """See :meth:`rondo.models.forms.model.Model.shorten`. The only shortcut is to keep the inputs of the head."""
+        if self.network.head_alone:
+            self.head_inputs = keep_head_inputs(self.network, task, examples, self.config.simulation)
+        return task, None
+
+    def record(self) -> Mapping[str, Any]:
+        """See :meth:`rondo.models.forms.model.Model.record`."""
+        return {**super().record(), **Shortened().record(), **self.head_inputs}
+
+    def save(self, folder: Path, seen: Params, base: Base, labels: Sequence[str]) -> None:
+        """Write the whole model, with the tokenizer beside it."""
+        self._save_whole(folder, self.network.module, state_of(self.network, seen, base))
+
+    def verified(self, folder: Path, seen: Params, base: Base, task: Task, rows: Callable[[], Batch]) -> Verification:
+        """See :meth:`rondo.models.forms.model.Model.verified`: on rows of the run."""
+        batch = rows()
+        return self._compared(self._stock_whole(folder).to(task.precision), seen, base, batch)
+
+
+@dataclass(frozen=True)
+class StockPredictor:
+    """A :class:`rondo.tasks.predictor.Predictor`: a model as stock libraries load it."""
+
+    module: Any
+    tokenizer: Any
+    limits: RowLimits
+    how: Generation
+
+    @property
+    def batch_size(self) -> int:
+        """See :class:`rondo.tasks.predictor.Predictor`."""
+        return self.how.batch_size
+
+    @torch.no_grad()
+    def output(self, inputs: Batch) -> Tensor:
+        """See :class:`rondo.tasks.predictor.Predictor`."""
+        return output_of(self.module, on_device(inputs, self.module.device))
+
+    def generated(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """See :class:`rondo.tasks.predictor.Predictor`."""
+        for number, ids in enumerate(prompts):
+            prompt = f"the {len(ids)} tokens of row {number}"
+            if (fault := self.limits.fault(len(ids), self.how.max_new_tokens, prompt)) is not None:
+                raise ConfigError.at(self.how.option, fault)
+        return answers(self.module, self.tokenizer, prompts, self.how)
+
 
 def load_transformer(
-    config: RunConfig, name: str, known: Any, tokenizer: Any, device: torch.device, loaded: Pretrained | None = None
+    config: RunConfig,
+    name: str,
+    known: Any,
+    tokenizer: Any,
+    limits: RowLimits,
+    device: torch.device,
+    loaded: Pretrained | None = None,
 ) -> Transformer:
     """Load the model at ``name``, with adapters where PEFT places them. Raises :class:`rondo.errors.ConfigError`.
 
@@ -119,38 +267,37 @@ def load_transformer(
         warnings.warn(f"{message}; right for another task's head, but not for layers of the body", stacklevel=2)
     whose = identity(module, tokenizer)
     task = tasks.TABLE[config.task.kind].peft
-    network: AdaptedNetwork | WholeNetwork
-    if config.whole_tensors is not None:
-        lora = None
-        network = make_network(config, module, head_names, task, device)
-        network.move(device)
-        kernels = kernels_of(network, torch.float32)
-    else:
-        planned = peft.plan(module, config.adapter, task, head_names, config.seed)
-        lora = planned.lora
-        lora.revision = config.model.revision  # PEFT's AutoPeft classes load the base by it
-        chosen = choose(config.train.precision, device, quantized=config.model.quantization is not None)
-        kernels = chosen.record()
-        factors = {n: t for n, t in planned.params.items() if not n.startswith(HEAD_PREFIX)}
-        network = AdaptedNetwork(module.to(device), planned.sites, head_names, factors)
-        apply(module, chosen)
-        for tensor in network.initial_head:
-            if tensor in planned.params:
-                network.initial_head[tensor] = planned.params[tensor].to(device)
     package = {None: None, "int8": "torchao", "nf4": "bitsandbytes"}[config.model.quantization]
     quantizer = None if package is None else f"{package} {importlib.metadata.version(package)}"
-    return Transformer(
-        os.path.abspath(name) if os.path.isdir(name) else name,
+    place = os.path.abspath(name) if os.path.isdir(name) else name
+    if config.whole_tensors is not None:
+        whole = make_network(config, module, head_names, task, device)
+        whole.move(device)
+        kernels = kernels_of(whole, torch.float32)
+        return WholeTransformer(
+            place, whose, whole, known, tokenizer, kernels, config, limits, loaded.unused, quantizer
+        )
+    planned = peft.plan(module, config.adapter, task, head_names, config.seed)
+    planned.lora.revision = config.model.revision  # PEFT's AutoPeft classes load the base by it
+    chosen = choose(config.train.precision, device, quantized=config.model.quantization is not None)
+    factors = {n: t for n, t in planned.params.items() if not n.startswith(HEAD_PREFIX)}
+    network = AdaptedNetwork(module.to(device), planned.sites, head_names, factors)
+    apply(module, chosen)
+    for tensor in network.initial_head:
+        if tensor in planned.params:
+            network.initial_head[tensor] = planned.params[tensor].to(device)
+    return AdaptedTransformer(
+        place,
         whose,
         network,
         known,
         tokenizer,
-        lora,
-        kernels,
-        config.simulation,
-        config.train.packing,
+        chosen.record(),
+        config,
+        limits,
         loaded.unused,
         quantizer,
+        planned.lora,
     )
 
 

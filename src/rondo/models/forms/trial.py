@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,15 +20,11 @@ from torch import Tensor
 from rondo.errors import ConfigError
 from rondo.models.kernels.out_of_memory import does_not_fit, is_out_of_memory
 from rondo.models.networks.call import RowsUnknown
-from rondo.models.networks.checks import check_buffers, check_training_mode
+from rondo.models.networks.checks import check_buffers
 from rondo.models.networks.network import Network
 from rondo.models.networks.rows import Rows
-from rondo.models.networks.whole_network import WholeNetwork
 from rondo.params import Params, add_client_axis, buffer, module_of, on_device, stack_clients, up
 from rondo.process import seeded
-from rondo.tasks.language.language_model import LanguageModel
-from rondo.tasks.language.pair_store import PairExample
-from rondo.tasks.language.token_store import TextExample
 from rondo.tasks.task import Example, Task
 
 _COSTS = (23, 34, 45, 56, 64)
@@ -36,8 +32,8 @@ _COSTS = (23, 34, 45, 56, 64)
 
 
 def try_out(name: str, network: Network, task: Task, examples: Sequence[Any]) -> None:
-    """Run training steps of ``network`` on a few of ``examples``, if there are any, and give it a reason for
-    :attr:`rondo.models.networks.network.Network.one_at_a_time` if clients cannot share its calls.
+    """Run training steps of ``network`` on a few of ``examples``, if there are any, and tell it the outcome
+    (:meth:`rondo.models.networks.network.Network.tried`).
 
     Nothing else is changed. Raises :class:`ConfigError` if the network does not run.
     """
@@ -57,15 +53,14 @@ def try_out(name: str, network: Network, task: Task, examples: Sequence[Any]) ->
         message = f"{name!r} does not train on rows of the data: {type(error).__name__}: {error}; {remedy}"
         raise ConfigError.at("model.name", message) from None
     check_buffers(buffers, dict(network.module.named_buffers()))
-    if isinstance(network, WholeNetwork):
-        inputs, _ = task.collate([example for group in groups for example in group])
-        check_training_mode(network.module, on_device(inputs, network.device))
-    if network.one_at_a_time is None:
-        network.one_at_a_time = _reason(network, task, groups, params, alone)
-        if network.one_at_a_time is None:
-            return  # rows of one client are padded to another's
-    network.minds_padding = _minds_padding(network, task, [row for group in groups for row in group], params[0])
-    if network.minds_padding:
+    rows = [example for group in groups for example in group]
+    inputs, _ = task.collate(rows)
+    network.check_training(on_device(inputs, network.device))
+    reason = network.one_at_a_time or _reason(network, task, groups, params, alone)
+    # Where clients share calls, rows of one are padded to another's, and that was tried.
+    minds_padding = reason is not None and _minds_padding(network, task, rows, params[0])
+    network.tried(reason, minds_padding=minds_padding)
+    if minds_padding:
         message = "model.name: a row's output depends on how far it is padded, so scores depend on the batch size, and "
         warnings.warn(f"{message}predictions on the rows beside a row", stacklevel=2)
 
@@ -145,15 +140,8 @@ def _groups(task: Task, examples: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
     distinct = list({e.cost: e for e in short}.values())
     chosen = distinct if len(distinct) >= len(_COSTS) else short
     rows = [chosen[i * (len(chosen) - 1) // (len(_COSTS) - 1)] for i in range(len(_COSTS))]
-    if isinstance(task, LanguageModel):  # any part of a text is one; a classifier may read a row's end
-        rows = [_opening(row, size) for row, size in zip(rows, _COSTS, strict=True)]
+    rows = [task.opening(row, size) for row, size in zip(rows, _COSTS, strict=True)]
     return (rows[0],), (rows[1], rows[2]), (rows[3],), (rows[4],)
-
-
-def _opening(example: TextExample, size: int) -> TextExample:
-    """The first tokens of a text, each of them a target: the prompt alone would have no loss. A decoder's are."""
-    opening = example.opening(size)
-    return opening if isinstance(example, PairExample) else replace(opening, target=opening.ids)
 
 
 def _drawn(network: Network, client: int) -> Params:

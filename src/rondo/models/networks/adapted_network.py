@@ -111,6 +111,9 @@ class AdaptedNetwork(Network):
             for p, s in self.sites.items()
         }
 
+    def freeze_head(self) -> None:
+        """See :meth:`rondo.models.networks.network.Network.freeze_head`. Its start stands in for it."""
+
     def recompute_layers(self) -> None:
         """See :meth:`rondo.models.networks.network.Network.recompute_layers`."""
         from transformers.modeling_layers import GradientCheckpointingLayer

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -33,12 +34,19 @@ class Network(ABC):
     sites: Mapping[str, Site] = MappingProxyType({})
     """The adapted layers by module path."""
     one_at_a_time: str | None = None
-    """The reason why clients cannot share a call; None if they can. The trial (:mod:`rondo.models.forms.trial`) gives
-    one to a network in which a shared call goes wrong."""
+    """The reason why clients cannot share a call; None if they can."""
     one_thread: bool = False
     """Whether calls cannot run in several threads at once."""
     minds_padding: bool = False
-    """Whether a row's output depends on how far it is padded, as the trial finds."""
+    """Whether a row's output depends on how far it is padded."""
+    products: torch.dtype | None = None
+    """The type that layers multiply in; None for that of their tensors."""
+    moves_statistics: bool = False
+    """Whether a batch normalisation normalises by the batch in training, and notes its statistics."""
+    head_alone: ClassVar[bool] = False
+    """Whether the head can be computed alone, from its inputs."""
+    head_layer: str | None = None
+    """The layer that is the head and is computed alone (:mod:`rondo.models.shortcuts.head_inputs`)."""
     recomputed: Sequence[Recomputed] = ()
     """Layers that keep their inputs alone for the backward pass."""
     _device = torch.device("cpu")
@@ -70,6 +78,24 @@ class Network(ABC):
         TypeError for a network that lends none."""
         raise TypeError(f"{type(self).__name__} lends no module")
         yield self.module
+
+    def tried(self, one_at_a_time: str | None, *, minds_padding: bool) -> None:
+        """Take the outcome of the trial (:mod:`rondo.models.forms.trial`): the reason for which a call of several
+        clients goes wrong, and :attr:`minds_padding`."""
+        self.one_at_a_time, self.minds_padding = one_at_a_time, minds_padding
+
+    def check_training(self, inputs: Batch) -> None:  # noqa: B027
+        """Raise :class:`ConfigError` for a module that does in training something that Rondo would not do. Default:
+        it stays in eval mode."""
+
+    def freeze_head(self) -> None:
+        """Let clients give no tensor of the head, which keeps its start. Raises :class:`ConfigError` for a network that
+        takes all of its tensors in each call."""
+        raise ConfigError.at("model.head", "a network of one's own trains its head: set it to shared or local")
+
+    def head_input(self, params: Params, base: Base, batch: Batch) -> Tensor:
+        """The input of :attr:`head_layer` on one client's ``batch``, (rows, width), with tensors as for a call."""
+        raise TypeError(f"{type(self).__name__} computes no head alone")
 
     def recompute_layers(self) -> None:
         """Make every layer keep its inputs alone for the backward pass. Raises :class:`ConfigError` if it cannot."""

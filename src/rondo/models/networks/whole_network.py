@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rondo.algorithm import Weight
 from rondo.models.networks.adapted_layer import Site, frozen_matrix, merged_weight
 from rondo.models.networks.call import output_of
-from rondo.models.networks.checks import Normalisation
+from rondo.models.networks.checks import Normalisation, check_training_mode
 from rondo.models.networks.network import Base, Network
 from rondo.models.networks.rows import Rows
 from rondo.models.networks.thread_copy import ThreadCopy
@@ -44,6 +44,8 @@ class WholeNetwork(Network):
     gradients keep their own.
     """
 
+    head_alone = True
+
     def __init__(
         self,
         module: nn.Module,
@@ -53,7 +55,7 @@ class WholeNetwork(Network):
         statistics: bool = True,
         sites: Sequence[Site] = (),
         factors: Params | None = None,
-        products: torch.dtype = torch.float32,
+        products: torch.dtype | None = None,
     ) -> None:
         self.module = module.eval().requires_grad_(False)
         self.sites = {s.path: s for s in sites}
@@ -69,14 +71,7 @@ class WholeNetwork(Network):
         self.products = products
         self._autocast = products is torch.bfloat16
         self._copies = threading.local()
-        self.head_layer: str | None = None
-        """The layer that is the head and can be computed alone, from a batch of :data:`HEAD_INPUT`
-        (:mod:`rondo.models.shortcuts.head_inputs`)."""
-
-    @property
-    def moves_statistics(self) -> bool:
-        """Whether a batch normalisation normalises by the batch in training, and notes its statistics."""
-        return bool(self._moving)
+        self.moves_statistics = bool(self._moving)
 
     @property
     def initial(self) -> Params:  # type: ignore[override]
@@ -89,6 +84,13 @@ class WholeNetwork(Network):
             p: Weight(s.shape, s.scale, lambda s=s: frozen_matrix(self.module.get_submodule(s.path), s))  # type: ignore[misc]
             for p, s in self.sites.items()
         }
+
+    def check_training(self, inputs: Batch) -> None:
+        """See :meth:`rondo.models.networks.network.Network.check_training`."""
+        check_training_mode(self.module, inputs)
+
+    def freeze_head(self) -> None:
+        """See :meth:`rondo.models.networks.network.Network.freeze_head`. The module has it."""
 
     def tensors(self, seen: Params, base: Base) -> dict[str, Tensor]:
         """The module's own names and the tensors that a client's model has there. ``seen`` has no client axis."""
@@ -142,7 +144,7 @@ class WholeNetwork(Network):
 
     @torch.no_grad()
     def head_input(self, params: Params, base: Base, batch: Batch) -> Tensor:
-        """The input of :attr:`head_layer` on one client's ``batch``, (rows, width), with tensors as for a call."""
+        """See :meth:`rondo.models.networks.network.Network.head_input`."""
         assert self.head_layer is not None
         seen: list[Tensor] = []
         layer = self._mine().module.get_submodule(self.head_layer)
@@ -170,9 +172,10 @@ def _channels_last(batch: Batch) -> Batch:
 
 def normalises_by_batch(network: Network) -> bool:
     """Whether a row's output in training depends on the other rows of its batch, by a batch normalisation."""
-    moving = isinstance(network, WholeNetwork) and network.moves_statistics
     layers = network.module.modules()
-    return moving or any(isinstance(layer, Normalisation) and not layer.track_running_stats for layer in layers)
+    return network.moves_statistics or any(
+        isinstance(layer, Normalisation) and not layer.track_running_stats for layer in layers
+    )
 
 
 def _moving(module: nn.Module, trained: Sequence[str]) -> tuple[str, ...]:

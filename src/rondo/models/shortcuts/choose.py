@@ -12,17 +12,13 @@ from rondo.models.shortcuts.end_to_end import RowsApart, lay_end_to_end
 from rondo.models.shortcuts.first_token import AllTokensMatter, first_token_only
 from rondo.models.shortcuts.prefix import Prefix, PrefixRefused
 from rondo.models.shortcuts.target_logits import LogitsNeeded, split_off
-from rondo.tasks.language.causal_lm import CausalLM
-from rondo.tasks.language.language_model import LanguageModel
-from rondo.tasks.language.seq2seq_lm import Seq2SeqLM
-from rondo.tasks.language.token_store import TextExample
-from rondo.tasks.task import Task
+from rondo.tasks.language.output_layer import OutputLayer
+from rondo.tasks.task import Example, Shortcut, Task
 
 SAMPLE = 256
 """Rows to choose from: a shortened model is tried on two of them."""
 _TRIED_TOKENS = 64
-"""Their largest length if every token has logits: longer rows would take more memory than the rest of the run. A
-classifier's rows stay whole, because it may read their ends."""
+"""Their largest length if every token has logits: longer rows would take more memory than the rest of the run."""
 _NOTHING = "there is nothing to train on"
 _ONLY_TEXT = "it is made for rows of tokens"
 
@@ -36,6 +32,8 @@ class Shortened:
     all_tokens: str | None = _NOTHING
     all_logits: str | None = _NOTHING
     apart: str | None = _NOTHING
+    output: OutputLayer | None = None
+    """The output layer that the network leaves to the task."""
 
     def record(self) -> dict[str, Any]:
         """The manifest's entry."""
@@ -56,13 +54,13 @@ def shorten(
     task's. ``packing``: whether padding may be left out."""
     if not task.padded:
         return Shortened(None, _ONLY_TEXT, _ONLY_TEXT, _ONLY_TEXT, _ONLY_TEXT)
-    trial = telling(examples, cut=isinstance(task, LanguageModel))
+    trial = telling(task, examples)
     if not trial:
         return Shortened()
     device = network.device
     seen = {n: t.to(device) for n, t in network.initial.items()}
     inputs = {n: t.to(device) for n, t in task.collate(trial)[0].items()}
-    all_tokens = all_logits = apart = prefix = no_prefix = None
+    all_tokens = all_logits = apart = prefix = no_prefix = output = None
     try:
         first_token_only(network, seen, inputs)
     except AllTokensMatter as reason:
@@ -70,8 +68,7 @@ def shorten(
     try:
         if not config.reuse_prefix:
             raise PrefixRefused("simulation.reuse_prefix is off")
-        if isinstance(task, Seq2SeqLM):
-            raise PrefixRefused("an encoder's states and a decoder's would have to be kept for every row")
+        _must_fit(task, "prefix", PrefixRefused)
         memory, disk = config.prefix_memory_mb * 2**20, config.prefix_disk_mb * 2**20
         prefix = Prefix(network, task, memory=memory, disk=disk)
         prefix.check(seen, trial)
@@ -80,29 +77,30 @@ def shorten(
     try:
         if not packing:
             raise RowsApart("train.packing is off")
-        if isinstance(task, Seq2SeqLM):
-            raise RowsApart("a decoder attends from one sequence to another, which are not laid out together")
-        if not isinstance(task, CausalLM):
-            raise RowsApart("only a language model's rows are tried")
+        _must_fit(task, "packing", RowsApart)
         lay_end_to_end(network, task, seen, trial)
     except RowsApart as reason:
         apart = str(reason)
     try:
-        if not isinstance(task, LanguageModel):
-            raise LogitsNeeded("only a language model has logits of a vocabulary")
-        task.output = split_off(network, seen, inputs)
+        _must_fit(task, "targets_only", LogitsNeeded)
+        output = split_off(network, seen, inputs)
     except LogitsNeeded as reason:
         all_logits = str(reason)
-    return Shortened(prefix, no_prefix, all_tokens, all_logits, apart)
+    return Shortened(prefix, no_prefix, all_tokens, all_logits, apart, output)
 
 
-def telling(examples: Sequence[TextExample], *, cut: bool) -> tuple[TextExample, ...]:
-    """The longest and the shortest example, so that the first token is not the last and some rows are padded. ``cut``
-    limits them to ``_TRIED_TOKENS`` tokens and to half as many."""
+def _must_fit(task: Task, shortcut: Shortcut, refused: type[Exception]) -> None:
+    """Raise ``refused`` with the reason for which ``shortcut`` does not go with the task's rows, if there is one."""
+    if (reason := task.unfit.get(shortcut)) is not None:
+        raise refused(reason)
+
+
+def telling(task: Task, examples: Sequence[Example]) -> tuple[Example, ...]:
+    """The longest and the shortest example, so that the first token is not the last and some rows are padded. The task
+    may cut them to ``_TRIED_TOKENS`` tokens and to half as many."""
     if not examples:
         return ()
     by_length = sorted(examples, key=lambda e: e.cost)
-    longest, shortest = by_length[-1], by_length[0]
-    if cut:
-        longest, shortest = longest.opening(_TRIED_TOKENS), shortest.opening(_TRIED_TOKENS // 2)
+    longest = task.opening(by_length[-1], _TRIED_TOKENS)
+    shortest = task.opening(by_length[0], _TRIED_TOKENS // 2)
     return (longest,) if longest == shortest else (longest, shortest)

@@ -16,11 +16,10 @@ from torch import Tensor
 from rondo.config.schema import SimulationConfig
 from rondo.models.networks.call import output_of
 from rondo.models.networks.checks import Dropout
-from rondo.models.networks.network import Base
-from rondo.models.networks.whole_network import HEAD_INPUT, WholeNetwork
+from rondo.models.networks.network import Base, Network
+from rondo.models.networks.whole_network import HEAD_INPUT
 from rondo.models.shortcuts.prefix import TOLERANCE
 from rondo.params import HEAD_PREFIX, Params, head, on_device
-from rondo.tasks.images.image_classification import ImageClassification
 from rondo.tasks.task import Batch, Example, Task
 
 _MOST_BYTES = 64 * 2**20
@@ -44,7 +43,7 @@ class HeadInputs:
 
 
 def head_inputs(
-    network: WholeNetwork, task: Task, params: Params, base: Base, examples: Sequence[Example], rows: int
+    network: Network, task: Task, params: Params, base: Base, examples: Sequence[Example], rows: int
 ) -> HeadInputs | None:
     """The head's inputs of one client's ``examples``, computed ``rows`` at a time; None where they take too much
     memory. ``params`` has a client axis of length 1."""
@@ -57,10 +56,8 @@ def head_inputs(
     return HeadInputs(torch.cat(parts), {id(e): i for i, e in enumerate(examples)})
 
 
-def keep_head_inputs(
-    network: WholeNetwork, task: Task, examples: Sequence[Any], config: SimulationConfig
-) -> dict[str, Any]:
-    """Set :attr:`WholeNetwork.head_layer` where the head's inputs can be kept. Returns the manifest's entry."""
+def keep_head_inputs(network: Network, task: Task, examples: Sequence[Any], config: SimulationConfig) -> dict[str, Any]:
+    """Set :attr:`Network.head_layer` where the head's inputs can be kept. Returns the manifest's entry."""
     reason = None
     try:
         if not config.reuse_prefix:
@@ -72,7 +69,7 @@ def keep_head_inputs(
 
 
 @torch.no_grad()
-def head_layer(network: WholeNetwork, task: Task, examples: Sequence[Any]) -> str:
+def head_layer(network: Network, task: Task, examples: Sequence[Any]) -> str:
     """The path of the layer that is the head of ``network``, if its inputs can be kept. ``examples`` are some of the
     task's.
 
@@ -87,8 +84,7 @@ def head_layer(network: WholeNetwork, task: Task, examples: Sequence[Any]) -> st
         raise HeadInputsRefused("a layer of the network normalises by the batch in training")
     if any(isinstance(layer, Dropout) and layer.p > 0 for layer in network.module.modules()):
         raise HeadInputsRefused("a layer of the network drops at random in training")
-    plain_pictures = isinstance(task, ImageClassification) and task.augmentation == "none"
-    if type(task).augment is not Task.augment and not plain_pictures:
+    if task.augments:
         raise HeadInputsRefused("rows are changed at random in training (task.augment)")
     some = list(examples[:4])
     together = _input(network, task, path, some)
@@ -99,7 +95,7 @@ def head_layer(network: WholeNetwork, task: Task, examples: Sequence[Any]) -> st
     return path
 
 
-def _input(network: WholeNetwork, task: Task, path: str, examples: Sequence[Any]) -> Tensor:
+def _input(network: Network, task: Task, path: str, examples: Sequence[Any]) -> Tensor:
     """The input of the layer ``path``, one vector per row. Raises :class:`HeadInputsRefused` if the layer has another
     input, or its output is not the network's."""
     calls: list[tuple[tuple[Any, ...], Any, Any]] = []

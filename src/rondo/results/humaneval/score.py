@@ -11,16 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rondo.config import task_kinds as tasks
 from rondo.data.room import Room
 from rondo.data.sources import read_rows
 from rondo.data.tables import Rows
 from rondo.errors import ConfigError, Problem, headed
 from rondo.models.forms.generation import Generation
-from rondo.models.forms.transformer import Transformer
+from rondo.models.forms.model import NetworkPredictor
 from rondo.results.evaluate import Scored, model_of
 from rondo.results.humaneval.sandbox import Mode, Trial, Unavailable, attempt, check
-from rondo.runs.samples import answers_to, continuations
-from rondo.tasks.language.causal_lm import CausalLM
 
 STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 """Texts that end a completion (Chen et al., section 2.2 and the paper's own list)."""
@@ -89,7 +88,8 @@ def evaluate_code(
     """
     mode, problems = how.check(), read_problems(how.file)
     model = model_of(path, client, device, allow_code=allow_code, allow_changed=allow_changed)
-    if not isinstance(model.assembly.model, Transformer) or not isinstance(model.assembly.task, CausalLM):
+    kind = tasks.TABLE.get(model.assembly.config.task.kind)
+    if kind is None or not kind.completes:
         raise ConfigError.at(_FILE, "only a causal model of transformers completes code: name the run of one")
     rows = [problem for problem in problems for _ in range(how.samples)]
     completions = [cut(text) for text in _completed(model, how, rows)]
@@ -120,8 +120,7 @@ def read_problems(file: str) -> Rows:
 
 
 def _completed(model: Scored, how: HumanEval, rows: Rows) -> list[str]:
-    task, config = model.assembly.task, model.assembly.config
-    assert isinstance(task, CausalLM)
+    config = model.assembly.config
     generation = Generation(
         how.max_new_tokens,
         config.evaluation.batch_size,
@@ -129,10 +128,10 @@ def _completed(model: Scored, how: HumanEval, rows: Rows) -> list[str]:
         top_p=TOP_P,
         seed=config.seed,
         stop=STOPS,
+        option="--max-new-tokens",
     )
-    prompts = [task.begun(_prompt(row)) for row in rows]
-    made = answers_to(model.assembly, model.seen, model.base, prompts, generation, option="--max-new-tokens")
-    return continuations(task.tokenizer, prompts, made)
+    predictor = NetworkPredictor(model.assembly.model, model.seen, model.base, generation)
+    return model.assembly.task.completions([_prompt(row) for row in rows], predictor)
 
 
 def _prompt(row: Mapping[str, Any]) -> str:

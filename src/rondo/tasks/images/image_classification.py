@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rondo.config.inputs import Augmentation, Normalization, TaskConfig
 from rondo.errors import ConfigError
-from rondo.tasks.class_scores import ClassTally, class_losses
+from rondo.tasks.class_scores import ClassTally, class_losses, class_predictions
 from rondo.tasks.images.batches import channels, cropped_and_flipped, normalized
 from rondo.tasks.images.reading import Pixels, Unreadable, opened
 from rondo.tasks.images.store import ImageExample, ImageStore
@@ -50,6 +50,11 @@ class ImageClassification(Task):
             height, width, colours = config.image_shape
             shape = (height, width, colours)
         return cls(config.image or "", config.label or "", labels, shape, config.normalize, config.augment)
+
+    @classmethod
+    def with_columns(cls, config: TaskConfig, text: str | None, label: str | None) -> TaskConfig:
+        """See :meth:`rondo.tasks.task.Task.with_columns`: ``image`` and ``label``, as image data sets name them."""
+        return config.model_copy(update={"label": config.label or "label", "image": config.image or "image"})
 
     @classmethod
     def settled(cls, config: TaskConfig, rows: Iterable[Row]) -> TaskConfig:
@@ -104,6 +109,11 @@ class ImageClassification(Task):
         inputs = {"pixel_values": normalized([e.pixels for e in examples], self.normalize)}
         return inputs, {"labels": torch.tensor([e.target for e in examples])}
 
+    @property
+    def augments(self) -> bool:
+        """See :attr:`rondo.tasks.task.Task.augments`."""
+        return self.augmentation != "none"
+
     def augment(self, inputs: Batch, rows_per_client: Sequence[int], generators: Sequence[torch.Generator]) -> Batch:
         """See :meth:`rondo.tasks.task.Task.augment`."""
         if self.augmentation == "none":
@@ -118,6 +128,16 @@ class ImageClassification(Task):
     def tally(self) -> ClassTally:
         """See :meth:`rondo.tasks.task.Task.tally`."""
         return ClassTally(len(self.labels))
+
+    def predicted(self, logits: Tensor) -> list[dict[str, Any]]:
+        """See :meth:`rondo.tasks.task.Task.predicted`: ``label`` and its ``probability``; logits (rows, classes)."""
+        return class_predictions(logits, self.labels)
+
+    def trial_batch(self) -> tuple[Batch, None]:
+        """See :meth:`rondo.tasks.task.Task.trial_batch`: noise of the pictures' shape."""
+        height, width, colours = self.shape or (0, 0, 0)
+        noise = torch.rand(6, colours, height, width, generator=torch.Generator().manual_seed(0))
+        return {"pixel_values": noise}, None
 
     def picture(self, example: ImageExample) -> Picture:
         """See :meth:`rondo.tasks.task.Task.picture`: the caption is the label."""

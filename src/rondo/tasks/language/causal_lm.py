@@ -12,6 +12,7 @@ from rondo.tasks.language import conversation
 from rondo.tasks.language.language_model import IGNORED, LanguageModel
 from rondo.tasks.language.text import pad, text_ids, without
 from rondo.tasks.language.token_store import TextExample
+from rondo.tasks.predictor import Predictor
 from rondo.tasks.row_checks import Row, RowProblem
 from rondo.tasks.task import Batch
 
@@ -139,6 +140,15 @@ class CausalLM(LanguageModel):
             start, end = (len(example.ids) + 1) // 2, len(example.ids)
         return example.ids[:start], example.ids[start:end]
 
+    def completions(self, texts: Sequence[str], model: Predictor) -> list[str]:
+        """See :meth:`rondo.tasks.task.Task.completions`."""
+        prompts = [self.begun(text) for text in texts]
+        return continuations(self.tokenizer, prompts, model.generated(prompts))
+
+    def opening(self, example: TextExample, size: int) -> TextExample:
+        """See :meth:`rondo.tasks.task.Task.opening`. Every token is a target: a prompt alone would have no loss."""
+        return TextExample(example.ids[:size], example.ids[:size])
+
     def collate(self, examples: Sequence[TextExample]) -> tuple[Batch, Batch]:
         """See :meth:`rondo.tasks.task.Task.collate`.
 
@@ -155,3 +165,13 @@ class CausalLM(LanguageModel):
         # Find the places here, on the CPU: nonzero would have to wait for a GPU.
         followed = functional.pad(labels[:, 1:] != IGNORED, (0, 1))
         return inputs, {"labels": labels, "places": followed.flatten().nonzero().flatten()}
+
+
+def continuations(tokenizer: Any, prompts: Sequence[Sequence[int]], made: Sequence[Sequence[int]]) -> list[str]:
+    """The texts of ``made`` as they go on behind their prompts. Alone, some tokenizers (Llama's) read no blank at a
+    text's start."""
+    before = tokenizer.batch_decode([list(p) for p in prompts], skip_special_tokens=True)
+    whole = tokenizer.batch_decode([[*p, *m] for p, m in zip(prompts, made, strict=True)], skip_special_tokens=True)
+    alone = tokenizer.batch_decode([list(m) for m in made], skip_special_tokens=True)
+    texts = zip(before, whole, alone, strict=True)
+    return [text[len(start) :] if text.startswith(start) else bare for start, text, bare in texts]

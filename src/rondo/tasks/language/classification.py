@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rondo.config.inputs import TaskConfig
-from rondo.tasks.class_scores import ClassTally, class_losses
+from rondo.tasks.class_scores import ClassTally, class_losses, class_predictions
 from rondo.tasks.language.sequence import SequenceTask
 from rondo.tasks.language.token_store import TextExample
 from rondo.tasks.row_checks import Row, value_name
@@ -54,6 +54,10 @@ class SequenceClassification(SequenceTask):
     def loss(self, logits: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
         """See :meth:`rondo.tasks.task.Task.loss`: cross-entropy, one target per row; logits (rows, classes)."""
         return class_losses(logits, targets, len(self.labels))
+
+    def predicted(self, logits: Tensor) -> list[dict[str, Any]]:
+        """See :meth:`rondo.tasks.task.Task.predicted`: ``label`` and its ``probability``; logits (rows, classes)."""
+        return class_predictions(logits, self.labels)
 
     def tally(self) -> ClassTally:
         """See :meth:`rondo.tasks.task.Task.tally`."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 from torch import Tensor
 from torch.nn import functional
 
+from rondo.errors import ConfigError
 from rondo.tasks.language.output_layer import OutputLayer
 from rondo.tasks.language.text import TextTask, ending, wide
-from rondo.tasks.row_checks import Row, is_missing
-from rondo.tasks.task import Batch, Scores
+from rondo.tasks.predictor import Predictor
+from rondo.tasks.row_checks import Row, RowProblem, UnusableRows, is_missing
+from rondo.tasks.task import Batch, Scores, Shortcut
 
 IGNORED = -100  # torch's index for targets without a loss
 
@@ -28,6 +31,7 @@ class LanguageModel(TextTask):
     """
 
     primary = "loss"
+    unfit: ClassVar[Mapping[Shortcut, str]] = {}
     ahead: ClassVar[int]
     """Places from a token to the one that its output predicts: 1 for a model that reads its own targets, 0 where the
     inputs are shifted already."""
@@ -58,9 +62,38 @@ class LanguageModel(TextTask):
     def prompt_and_answer(self, example: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Token ids of the prompt in ``example``, and of its answer."""
 
-    def scores_of_answers(self, examples: Sequence[Any], answers: Sequence[str]) -> Scores:
-        """Scores of the texts that a model generated after the prompts of ``examples``. Of free text there are none."""
-        return {}
+    def predictions(self, rows: Sequence[Row], model: Predictor) -> list[dict[str, Any]]:
+        """See :meth:`rondo.tasks.task.Task.predictions`: the ``response`` to each row's prompt."""
+        prompts, problems = [], []
+        for number, row in enumerate(rows):
+            try:
+                prompts.append(self.prompt_ids(row))
+            except ConfigError:
+                raise
+            except ValueError as reason:
+                problems.append(RowProblem(number, self.messages or "", str(reason)))
+        if problems:
+            raise UnusableRows(problems)
+        return [{"response": text} for text in self._texts(model.generated(prompts))]
+
+    def shown(self, example: Any) -> tuple[str, str]:
+        """See :meth:`rondo.tasks.task.Task.shown`: the prompt and the answer."""
+        prompt, answer = self._texts(self.prompt_and_answer(example))
+        return prompt, answer
+
+    def answered(self, examples: Sequence[Any], model: Predictor) -> list[str]:
+        """See :meth:`rondo.tasks.task.Task.answered`: the texts that the model generates after the prompts."""
+        return self._texts(model.generated([self.prompt_and_answer(example)[0] for example in examples]))
+
+    def _texts(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        texts: list[str] = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return texts
+
+    def with_output(self, layer: OutputLayer) -> Self:
+        """See :meth:`rondo.tasks.task.Task.with_output`."""
+        task = copy.copy(self)
+        task.output = layer
+        return task
 
     def loss(self, logits: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
         """See :meth:`rondo.tasks.task.Task.loss`: cross-entropy of the target tokens.

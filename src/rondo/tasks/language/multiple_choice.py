@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
 from rondo.config.inputs import TaskConfig
+from rondo.params import on_device
 from rondo.tasks.language import conversation
 from rondo.tasks.language.causal_lm import CausalLM
 from rondo.tasks.language.choice_store import Choice, ChoiceExample, ChoiceStore
@@ -17,7 +19,8 @@ from rondo.tasks.language.choices import LETTERS, choices_of, first_mentioned, r
 from rondo.tasks.language.language_model import IGNORED
 from rondo.tasks.language.text import text_ids
 from rondo.tasks.language.token_store import TextExample
-from rondo.tasks.row_checks import Row, RowProblem, value_problem
+from rondo.tasks.predictor import Predictor, batches
+from rondo.tasks.row_checks import Row, RowProblem, UnusableRows, value_problem
 from rondo.tasks.task import Batch, Scores
 
 
@@ -90,22 +93,36 @@ class MultipleChoice(CausalLM):
         left out."""
         return [example for row in rows if (example := self._example(row, self.answer)) is not None]
 
-    def unlabelled(self, rows: Sequence[Row]) -> list[ChoiceExample]:
-        """Examples of rows without an answer, one per row. Raises ValueError for a choice that does not fit."""
-        examples = []
-        for row in rows:
-            example = self._example(row, None)
-            if example is None:
-                raise ValueError(f"a choice does not fit into task.max_length = {self.max_length} tokens")
-            examples.append(example)
-        return examples
+    def predictions(self, rows: Sequence[Row], model: Predictor) -> list[dict[str, Any]]:
+        """See :meth:`rondo.tasks.task.Task.predictions`: the likeliest ``choice`` and its ``probability`` among the
+        row's choices. A choice that does not fit makes its row unusable."""
+        examples, problems = [], []
+        for number, row in enumerate(rows):
+            if (example := self._example(row, None)) is not None:
+                examples.append(example)
+            else:
+                reason = f"a choice does not fit into task.max_length = {self.max_length} tokens"
+                problems.append(RowProblem(number, self._column, reason))
+        if problems:
+            raise UnusableRows(problems)
+        parts, texts = self.scored(examples), [choices_of(row, self.choices) for row in rows]
+        likelihoods = [torch.full((len(choices),), -math.inf, dtype=torch.float64) for choices in texts]
+        for batch in batches([part.cost for part in parts], model.batch_size):
+            inputs, targets = self.collate([parts[i] for i in batch])
+            output = model.output(inputs)
+            losses, _ = self.loss(output, on_device(targets, output.device))
+            for i, loss in zip(batch, losses.tolist(), strict=True):
+                likelihoods[parts[i].row][parts[i].place] = -loss
+        chosen = [(int(row.argmax()), row.softmax(-1)) for row in likelihoods]
+        return [{"choice": t[i], "probability": float(p[i])} for t, (i, p) in zip(texts, chosen, strict=True)]
 
-    def texts(self, row: Row) -> list[str]:
-        """The texts of a row's choices."""
-        return choices_of(row, self.choices)
+    @property
+    def _column(self) -> str:
+        """The column of the choices, or the first of them."""
+        return self.choices if isinstance(self.choices, str) else self.choices[0]
 
     def _example(self, row: Row, answer: str | None) -> ChoiceExample | None:
-        texts = self.texts(row)
+        texts = choices_of(row, self.choices)
         _must_have_letters(texts, self.letters)
         right = 0 if answer is None else right_of(row[answer], texts, self.answer_is)
         said = LETTERS[: len(texts)] if self.letters else texts
@@ -172,8 +189,6 @@ class MultipleChoice(CausalLM):
     def collate(self, examples: Sequence[TextExample]) -> tuple[Batch, Batch]:
         """See :meth:`rondo.tasks.language.causal_lm.CausalLM.collate`. Targets of choices to score also have the number
         of their ``row``, the ``place`` in it, whether each is ``right``, and the ``size`` of its text."""
-        import torch
-
         inputs, targets = super().collate(examples)
         choices = [e for e in examples if isinstance(e, Choice)]
         if not choices:

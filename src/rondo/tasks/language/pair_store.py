@@ -18,10 +18,6 @@ class PairExample(TextExample):
         """Number of tokens of both texts."""
         return len(self.ids) + len(self.target)
 
-    def opening(self, size: int) -> PairExample:
-        """The first ``size`` tokens of each text."""
-        return PairExample(self.ids[:size], self.target[:size])
-
 
 class PairStore(TokenStore):
     """All examples of a run, in flat arrays."""

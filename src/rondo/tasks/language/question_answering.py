@@ -19,6 +19,7 @@ from rondo.tasks.language.answer_scores import AnswerReader, AnswerTally, span_l
 from rondo.tasks.language.answers import answers_of
 from rondo.tasks.language.text import TextTask, pad
 from rondo.tasks.language.windows import IGNORED, Question, Window, WindowStore, row_sizes
+from rondo.tasks.predictor import Predictor, batches
 from rondo.tasks.row_checks import Row, RowProblem
 from rondo.tasks.task import Batch
 
@@ -223,6 +224,16 @@ class QuestionAnswering(TextTask):
     def reader(self) -> AnswerReader:
         """A reader of answers that has seen no window."""
         return AnswerReader(self.max_answer_tokens, unanswerable=self.unanswerable)
+
+    def predictions(self, rows: Sequence[Row], model: Predictor) -> list[dict[str, Any]]:
+        """See :meth:`rondo.tasks.task.Task.predictions`: the ``answer`` to each row's question, its ``probability``
+        among the answers that its window allows, and ``answer_start``, its character in the context or None."""
+        windows, reader = self.unlabelled(rows), self.reader()
+        for batch in batches([w.cost for w in windows], model.batch_size):
+            inputs, targets = self.collate([windows[i] for i in batch])
+            reader.add(model.output(inputs), targets)
+        answers = [reader.answer(question) for question in dict.fromkeys(w.question for w in windows)]
+        return [{"answer": a.text, "probability": a.probability, "answer_start": a.start} for a in answers]
 
     def tally(self) -> AnswerTally:
         """See :meth:`rondo.tasks.task.Task.tally`."""

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from itertools import islice
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
 
 from rondo.config.inputs import TaskConfig
+from rondo.errors import ConfigError
 from rondo.tasks.language.language_model import IGNORED, LanguageModel
 from rondo.tasks.language.pair_store import PairExample, PairStore
-from rondo.tasks.language.text import pad
+from rondo.tasks.language.text import TRIAL_TEXTS, pad
 from rondo.tasks.row_checks import Row
-from rondo.tasks.task import Batch
+from rondo.tasks.task import Batch, Shortcut
+
+REMEDY = "name another model, or mend its config.json"
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,10 @@ class Seq2SeqLM(LanguageModel):
     """
 
     ahead = 0
+    unfit: ClassVar[Mapping[Shortcut, str]] = {
+        "prefix": "an encoder's states and a decoder's would have to be kept for every row",
+        "packing": "a decoder attends from one sequence to another, which are not laid out together",
+    }
 
     def __init__(
         self,
@@ -50,7 +62,7 @@ class Seq2SeqLM(LanguageModel):
         super().__init__(tokenizer, prompt, response, max_length, separator)
         self.max_target_length = max_target_length
         self.start = DecoderStart(tokenizer.pad_token_id, tokenizer.pad_token_id)
-        """The decoder's start. The model's outline sets the model's own."""
+        """The decoder's start: T5's, or that of :meth:`for_model`."""
 
     @classmethod
     def of(cls, config: TaskConfig, tokenizer: Any, labels: Sequence[str]) -> Self:
@@ -58,6 +70,13 @@ class Seq2SeqLM(LanguageModel):
         prompt = [config.prompt] if isinstance(config.prompt, str) else list(config.prompt or ())
         length = config.max_length if config.max_target_length is None else config.max_target_length
         return cls(tokenizer, prompt, config.response, config.max_length, length, separator=config.separator)
+
+    def for_model(self, module: Any) -> Self:
+        """See :meth:`rondo.tasks.task.Task.for_model`: with the start of the model's decoder. Raises
+        :class:`ConfigError` where it has none that Rondo knows."""
+        task = copy.copy(self)
+        task.start = decoder_start(module, self.tokenizer)
+        return task
 
     def encode(self, rows: Sequence[Row]) -> list[PairExample]:
         """See :meth:`rondo.tasks.task.Task.encode`. Prompts are cut to ``max_length`` tokens and responses to
@@ -102,6 +121,16 @@ class Seq2SeqLM(LanguageModel):
         """See :meth:`rondo.tasks.language.language_model.LanguageModel.prompt_and_answer`."""
         return example.ids, example.target
 
+    def opening(self, example: PairExample, size: int) -> PairExample:
+        """See :meth:`rondo.tasks.task.Task.opening`: of both texts."""
+        return PairExample(example.ids[:size], example.target[:size])
+
+    def trial_batch(self) -> tuple[Batch, Tensor]:
+        """See :meth:`rondo.tasks.task.Task.trial_batch`: short texts, each answered by itself."""
+        texts = [tuple(ids) for ids in self.tokenizer(list(TRIAL_TEXTS))["input_ids"]]
+        inputs, targets = self.collate([PairExample(ids, ids) for ids in texts])
+        return inputs, targets["labels"] != IGNORED
+
     def lengths(self, example: PairExample) -> tuple[int, ...]:
         """See :meth:`rondo.tasks.task.Task.lengths`: of the prompt and of the response."""
         return len(example.ids), len(example.target)
@@ -125,3 +154,34 @@ class Seq2SeqLM(LanguageModel):
     def store(self) -> PairStore:
         """See :meth:`rondo.tasks.task.Task.store`."""
         return PairStore()
+
+
+def decoder_start(module: Any, tokenizer: Any) -> DecoderStart:
+    """The start of a model's decoder, by its configuration. ``module`` may be on the meta device. Raises
+    :class:`ConfigError` if it has none, or shifts labels in another way."""
+    config = module.config
+    first, padding = getattr(config, "decoder_start_token_id", None), config.pad_token_id
+    if first is None:
+        message = f"{config.model_type} names no first token of its decoder (decoder_start_token_id): {REMEDY}"
+        raise ConfigError.at("model.name", message)
+    start = DecoderStart(int(first), int(tokenizer.pad_token_id if padding is None else padding))
+    if hasattr(module, "prepare_decoder_input_ids_from_labels"):
+        labels = sample_labels(tokenizer)
+        shifted_by_model = module.prepare_decoder_input_ids_from_labels(labels=labels)
+        if not torch.equal(shifted_by_model, shifted(labels, start)):
+            reason = "begins each row with a token of the row's own and not with decoder_start_token_id"
+            raise ConfigError.at("model.name", f"the decoder of {config.model_type} {reason}: {REMEDY}")
+    return start
+
+
+def shifted(labels: Tensor, start: DecoderStart) -> Tensor:
+    """``labels`` (rows, tokens), without a loss where they are negative, one place later."""
+    ids = torch.cat((torch.full_like(labels[:, :1], start.first), labels[:, :-1]), 1)
+    return ids.masked_fill(ids < 0, start.padding)
+
+
+def sample_labels(tokenizer: Any) -> Tensor:
+    """The targets of one row, which ends with the end token as those of a task do."""
+    end, special = tokenizer.eos_token_id, set(tokenizer.all_special_ids)
+    ids = list(islice((n for n in range(len(tokenizer)) if n not in special), 7))
+    return torch.tensor([[*ids, *([] if end is None else [end])]])

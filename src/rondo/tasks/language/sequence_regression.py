@@ -13,7 +13,7 @@ from rondo.config.inputs import TaskConfig
 from rondo.tasks.language.sequence import SequenceTask
 from rondo.tasks.language.text import wide
 from rondo.tasks.language.token_store import TextExample, TokenStore
-from rondo.tasks.number_scores import NumberTally
+from rondo.tasks.number_scores import NumberTally, number_predictions
 from rondo.tasks.row_checks import Row, RowProblem, number_problem
 from rondo.tasks.task import Batch
 
@@ -56,6 +56,10 @@ class SequenceRegression(SequenceTask):
         """See :meth:`rondo.tasks.task.Task.loss`: squared error, one target per row; output (rows,) or (rows, 1)."""
         y = targets["y"]
         return (wide(output).reshape(y.shape) - y).square(), torch.ones_like(y)
+
+    def predicted(self, output: Tensor) -> list[dict[str, Any]]:
+        """See :meth:`rondo.tasks.task.Task.predicted`: ``prediction``; output (rows,) or (rows, 1)."""
+        return number_predictions(output)
 
     def tally(self) -> NumberTally:
         """See :meth:`rondo.tasks.task.Task.tally`."""

@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from rondo.tasks.language.token_store import TokenStore
-from rondo.tasks.task import Store, Task
+from rondo.tasks.task import Batch, Shortcut, Store, Task
+
+TRIAL_TEXTS = (
+    "Turn on the lights in the kitchen.",
+    "The film is a charming and often affecting journey.",
+    "No weapons of mass destruction were found.",
+    "What is the capital of France?",
+    "It rains; it pours, and nobody minds.",
+    "A",
+)
 
 
 class TextTask(Task):
     """A task on token ids. The cost of an example is its number of tokens."""
 
+    tokenizer: Any
+    """The model's."""
     padded: ClassVar[bool] = True
     cohort_cost: ClassVar[int | None] = 1024
+    unfit: ClassVar[Mapping[Shortcut, str]] = {
+        "packing": "only a language model's rows are tried",
+        "targets_only": "only a language model has logits of a vocabulary",
+    }
+
+    def trial_batch(self) -> tuple[Batch, Tensor | None]:
+        """See :meth:`rondo.tasks.task.Task.trial_batch`: short texts; outputs at padding mean nothing."""
+        inputs = dict(self.tokenizer(list(TRIAL_TEXTS), padding=True, return_tensors="pt"))
+        return inputs, inputs["attention_mask"].bool()
 
     def store(self) -> Store:
         """See :meth:`rondo.tasks.task.Task.store`."""

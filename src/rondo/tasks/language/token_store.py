@@ -27,15 +27,6 @@ class TextExample:
         """Number of tokens."""
         return len(self.ids)
 
-    def opening(self, size: int) -> TextExample:
-        """The first ``size`` tokens, with their targets if each has one."""
-        target, segments = self.target, self.segments
-        return TextExample(
-            self.ids[:size],
-            target[:size] if isinstance(target, tuple) else target,
-            None if segments is None else segments[:size],
-        )
-
 
 class TokenStore:
     """All examples of a run. Targets are all single or all sequences; all examples have segments, or none has.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -86,7 +86,9 @@ class LinearRegression(Task):
         """See :meth:`rondo.tasks.task.Task.store`."""
         return NumberStore()
 
-    def measures(self, seen: Params, base: Mapping[str, GrowingSum], before: Mapping[str, float]) -> dict[str, float]:
+    def measures(
+        self, model: Callable[[], tuple[Params, Mapping[str, GrowingSum]]], before: Mapping[str, float]
+    ) -> dict[str, float]:
         """Distances of the built-in network from the problem's truth; empty where there is no truth to compare with.
 
         - ``angle_distance`` (factors of rank 1) or ``principal_angle``: the sine of the largest angle between the rows
@@ -98,7 +100,10 @@ class LinearRegression(Task):
           each client for this representation, whoever keeps the heads.
         """
         problem = self.problem_drawn
-        if problem is None or not (DOWN in seen or BODY in seen):
+        if problem is None:
+            return {}
+        seen, base = model()
+        if not (DOWN in seen or BODY in seen):
             return {}
         down = seen[DOWN if DOWN in seen else BODY]
         slopes = (seen[UP] @ down).mT if DOWN in seen else problem.with_best_heads(down)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rondo.config.inputs import TaskConfig
+from rondo.tasks.number_scores import number_predictions
 from rondo.tasks.row_checks import Row, RowProblem, number_problem
 from rondo.tasks.task import Batch, Scores, Task
 
@@ -70,6 +71,10 @@ class Regression(Task):
         """See :meth:`rondo.tasks.task.Task.loss`: squared error, one target per row; output (rows,) or (rows, 1)."""
         y = targets["y"]
         return (output.reshape(y.shape) - y).square(), torch.ones_like(y)
+
+    def predicted(self, output: Tensor) -> list[dict[str, Any]]:
+        """See :meth:`rondo.tasks.task.Task.predicted`: ``prediction``; output (rows,) or (rows, 1)."""
+        return number_predictions(output)
 
     def tally(self) -> _Tally:
         """An empty tally of R2, root mean squared error and mean absolute error."""
