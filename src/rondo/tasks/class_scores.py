@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rondo.tasks.language.text import wide
+from rondo.tasks.logits import wide
 from rondo.tasks.task import Batch, Scores
 
 

@@ -248,8 +248,8 @@ def _plan_from(module: nn.Module, folder: str, task: TaskType | None, head: Sequ
             message = f"{folder!r} has the tensor {plain} whole beside its factors, as PEFT saves embeddings that were "
             message += "resized or trained, and it is no part of this model's head: name an adapter of factors alone"
             raise ConfigError.at("adapter.start_from", message)
-        tensor = plain if name == plain else f"{plain} of the head"
-        message = f"{tensor} is {_sized(actual.get(name))} in it and {_sized(expected.get(name))} in this model"
+        which = plain if name == plain else f"{plain} of the head"
+        message = f"{which} is {_sized(actual.get(name))} in it and {_sized(expected.get(name))} in this model"
         more = f", and so {others} more tensors" if others else ""
         raise ConfigError.at("adapter.start_from", f"{folder!r} is of another model: {message}{more}")
     for name, tensor in saved.items():

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rondo.tasks.language.text import wide
 from rondo.tasks.language.windows import IGNORED, Question
+from rondo.tasks.logits import wide
 from rondo.tasks.task import Batch, Scores
 
 _MOST_SPANS = 2**22

@@ -13,7 +13,8 @@ from torch.nn import functional
 
 from rondo.errors import ConfigError
 from rondo.tasks.language.output_layer import OutputLayer
-from rondo.tasks.language.text import TextTask, ending, wide
+from rondo.tasks.language.text import TextTask, ending
+from rondo.tasks.logits import wide
 from rondo.tasks.predictor import Predictor
 from rondo.tasks.row_checks import Row, RowProblem, UnusableRows, is_missing
 from rondo.tasks.task import Batch, Scores, Shortcut

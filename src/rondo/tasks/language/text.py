@@ -64,8 +64,3 @@ def ending(tokenizer: Any) -> list[int]:
 def without(ids: list[int], end: Sequence[int]) -> list[int]:
     """``ids`` without the tokens ``end`` at their end, if they are there."""
     return ids[: -len(end)] if end and ids[-len(end) :] == list(end) else ids
-
-
-def wide(logits: Tensor) -> Tensor:
-    """Cast bfloat16 logits to float32, which a loss needs; return wider ones as they are."""
-    return logits.float() if logits.element_size() < 4 else logits
