@@ -71,6 +71,15 @@ def no_network() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """A small run flushes some 50 times, which takes longer than its training, and no test turns the power off. A call
+    with a closed file still fails."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def draw_picture() -> Iterator[Callable[[Any], bytes]]:
     """Runs compose every picture, but the first drawing stands for all: drawing takes a third of a small run's time."""
     from rondo.report import pictures
@@ -93,6 +102,15 @@ def drawn_pictures(draw_picture: Callable[[Any], bytes], monkeypatch: pytest.Mon
     from rondo.report import pictures
 
     monkeypatch.setattr(pictures, "_png", draw_picture)
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compose no pictures of a run: they take much of the time of so small a run."""
+    from rondo.report import pictures
+
+    for name in ("partition", "curve"):
+        monkeypatch.setattr(pictures, name, lambda *_: b"a picture")
 
 
 @pytest.fixture

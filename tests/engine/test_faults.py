@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from composed import IDENTITY
 from rondo.algorithm import Client, Round
 from rondo.config import ConfigError, RunConfig, load
 from rondo.engine import serialization
@@ -17,6 +16,7 @@ from rondo.engine.faults import KINDS, Rehearsal, fault_of
 from rondo.engine.server import rounds
 from rondo.engine.server.sampling import sample
 from rondo.engine.transport import Answer, Turnout, Work
+from rondo.engine.wire import Identity
 from rondo.tasks.language.token_store import TextExample
 from rondo.tasks.task import Batch
 from tiny_federation import ALLOWED, ALONE, NAMES, POISON, SIZES, config, make, population
@@ -152,7 +152,7 @@ class Everyone:
 
 
 def turnout(run: RunConfig, clients: Sequence[Client], round: Round, failed: Collection[str] = ()) -> Turnout:
-    return Rehearsal(Everyone(), run, IDENTITY).expected(clients, round, failed)  # type: ignore[arg-type]
+    return Rehearsal(Everyone(), run, Identity("simulation", "")).expected(clients, round, failed)  # type: ignore[arg-type]
 
 
 def ids(clients: Sequence[Client]) -> list[str]:
@@ -218,13 +218,13 @@ def test_fault_rates_match_the_configuration() -> None:
     share = {kind: draws.count(kind) / len(draws) for kind in ("crash", "corrupt_upload", None)}
     # 3,500 draws: standard errors of at most 0.008.
     assert share == pytest.approx({"crash": 0.1, "corrupt_upload": 0.2, None: 0.7}, abs=0.03)
-    assert all(fault_of(faults, PEOPLE[7], Round(t, 500, 1, 8)) == "late" for t in range(20))
+    assert [t for t in range(20) if fault_of(faults, PEOPLE[7], Round(t, 500, 1, 8)) != "late"] == []
     assert fault_of(faults, PEOPLE[0], ROUND) == fault_of(faults, PEOPLE[0], ROUND)
 
 
 def test_every_fault_kind_is_a_configuration_key() -> None:
     assert set(EXPECTED) | {"duplicate"} == set(KINDS)
-    assert all(getattr(load({}).faults, kind) == 0 for kind in KINDS)
+    assert [kind for kind in KINDS if getattr(load({}).faults, kind) != 0] == []
 
 
 @pytest.mark.parametrize(

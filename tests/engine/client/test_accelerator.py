@@ -152,7 +152,6 @@ def test_cohort_of_64_is_one_network_call(monkeypatch: pytest.MonkeyPatch) -> No
     run = load({"rounds": 1, "train": {"batch_size": 4, "local_steps": 2}})
     sim = Composed(algorithms.get("fedit"), network, task, Population(members, (), {}), run, seen)
     monkeypatch.setattr("rondo.engine.client.cohorts.budget", lambda *_: Budget(2**35, 2**35, sys.maxsize))
-    sim.workers = 1
     sizes = []
     network.module.register_forward_pre_hook(
         lambda _, args, kwargs: sizes.append(len(kwargs["input_ids"])), with_kwargs=True
