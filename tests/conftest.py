@@ -15,10 +15,14 @@ os.environ.update(
 for switch in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
     os.environ.pop(switch, None)
 
+import errno
 import ipaddress
+import itertools
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +115,54 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("partition", "curve"):
         monkeypatch.setattr(pictures, name, lambda *_: b"a picture")
+
+
+@pytest.fixture
+def logits_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """Sets how many tokens have their logits at once, over a vocabulary of so many words."""
+    from rondo.tasks.language import output_layer
+
+    return lambda tokens, words: monkeypatch.setattr(output_layer, "_CPU_BYTES", 4 * words * tokens)
+
+
+@pytest.fixture
+def bf16(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Sets whether the processor multiplies bfloat16 itself."""
+    from rondo.models.kernels import precision
+
+    return lambda has: monkeypatch.setattr(precision, "native_bf16", lambda: has)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets the clock by which keys and certificates end, not that of TLS, by so many days from today."""
+    from rondo.federation.identity import certificates
+
+    def to(days: int) -> None:
+        moment = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
+        monkeypatch.setattr(certificates, "now", lambda: moment)
+
+    return to
+
+
+@pytest.fixture
+def fails_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AbstractContextManager[None]]:
+    """A context in which a function of ``os`` raises ``error`` at its ``at``-th call and from then on."""
+
+    @contextmanager
+    def failing(name: str, at: int = 0, error: BaseException | None = None) -> Iterator[None]:
+        real, calls = getattr(os, name), itertools.count()
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            if next(calls) >= at:
+                raise error or OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(*arguments, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, call)
+            yield
+
+    return failing
 
 
 @pytest.fixture

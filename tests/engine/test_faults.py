@@ -18,7 +18,6 @@ from rondo.engine.server.sampling import sample
 from rondo.engine.transport import Answer, Turnout, Work
 from rondo.engine.wire import Identity
 from rondo.tasks.language.token_store import TextExample
-from rondo.tasks.task import Batch
 from tiny_federation import ALLOWED, ALONE, NAMES, POISON, SIZES, config, make, population
 
 FOUR = {**SIZES, "dee": 5}
@@ -77,20 +76,18 @@ def test_faulty_client_leaves_no_trace(kind: str, name: str, policy: str, monkey
 
 @pytest.mark.parametrize("run", [config(), ALONE], ids=["in cohorts", "alone"])
 @pytest.mark.parametrize("name", ["fedit", "fedsa-lora"])
-def test_rehearsed_training_faults_equal_real_ones(name: str, run: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rehearsed_training_faults_equal_real_ones(name: str, run: RunConfig) -> None:
     """In the whole record, bytes included, and in the state: the client is asked, and fails in its training."""
     real = {"nonfinite_loss": make(name, people=population(SIZES, poisoned=["bob"]), run=run)}
     real["out_of_memory"] = make(name, people=population(SIZES, poisoned=["bob"]), run=run)
-    plain = real["out_of_memory"].task.collate
 
-    def collate(rows: Sequence[TextExample]) -> tuple[Batch, Batch]:
+    def before(rows: Sequence[TextExample]) -> None:
         if any(POISON in e.ids for e in rows):
             raise MemoryError(REHEARSED)
-        return plain(rows)
 
     for sim in real.values():
         sim.measure()  # before memory runs out, as a run does
-    monkeypatch.setattr(real["out_of_memory"].task, "collate", collate)
+    real["out_of_memory"].task.before = before
     for kind, sim in real.items():
         rehearsed = make(name, run=run.model_copy(update={"faults": faulty(kind, ["bob"]).faults}))
         rehearsed.measure()

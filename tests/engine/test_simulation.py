@@ -27,7 +27,6 @@ from rondo.engine.transport import Observer
 from rondo.lowrank import GrowingSum, LowRank, total
 from rondo.params import HEAD_PREFIX, adapted_modules, head, num_bytes, pick
 from rondo.tasks.language.token_store import TextExample
-from rondo.tasks.task import Batch
 from tiny_federation import (
     ALONE,
     EVERY_HEAD,
@@ -217,16 +216,14 @@ ROOMLESS = (no_room, no_room_on_an_accelerator, no_room_on_a_processor)
 
 
 @pytest.mark.parametrize("fail", ROOMLESS)
-def test_client_out_of_memory_is_recorded(fail: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_out_of_memory_is_recorded(fail: Callable[[], None]) -> None:
     sim = make(people=population(SIZES, poisoned=["bob"]))
-    plain = sim.task.collate
 
-    def collate(rows: Sequence[TextExample]) -> tuple[Batch, Batch]:
+    def before(rows: Sequence[TextExample]) -> None:
         if any(POISON in e.ids for e in rows):
             fail()
-        return plain(rows)
 
-    monkeypatch.setattr(sim.task, "collate", collate)
+    sim.task.before = before
     assert len(sim.cohorts.plan(sim.population.clients)) == 1  # so that the cohort has to be halved
     record = sim.run_round(0)
     (failure,) = record["failed"]
@@ -236,17 +233,15 @@ def test_client_out_of_memory_is_recorded(fail: Callable[[], None], monkeypatch:
 
 
 @pytest.mark.parametrize("fail", ROOMLESS)
-def test_cohort_out_of_memory_is_halved_without_loss(fail: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cohort_out_of_memory_is_halved_without_loss(fail: Callable[[], None]) -> None:
     sim, alone = make(), make(run=ALONE)
-    plain = sim.task.collate
 
-    def collate(rows: Sequence[TextExample]) -> tuple[Batch, Batch]:
+    def before(rows: Sequence[TextExample]) -> None:
         if len(rows) > 4:  # rows of more than one client
             fail()
-        return plain(rows)
 
-    sim.cohorts.plan(sim.population.clients)
-    monkeypatch.setattr(sim.task, "collate", collate)
+    sim.measure()
+    sim.task.before = before
     record, expected = sim.run_round(0), alone.run_round(0)
     assert {**record, "train_seconds": 0} == {**expected, "train_seconds": 0}
     assert record["failed"] == []

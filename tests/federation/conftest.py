@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from rondo.data.room import Room
 from rondo.data.sources import read_rows
 from rondo.engine.letters import Request
 from rondo.federation.plan import Plan
+from rondo.federation.site import desk as desks
 from rondo.federation.site.contract import Contract
 from rondo.federation.site.desk import Desk
 from small_runs import save_tiny_bert, write_rows
@@ -26,6 +28,17 @@ from small_runs import save_tiny_bert, write_rows
 @pytest.fixture(autouse=True)
 def undrawn(no_pictures: None) -> None:
     """No run of a federation composes pictures."""
+
+
+@pytest.fixture
+def beat(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets the seconds of which a refusal takes a multiple, whatever it read."""
+    return lambda seconds: monkeypatch.setattr(desks, "_BEAT", seconds)
+
+
+@pytest.fixture
+def refusals_at_once(beat: Callable[[float], None]) -> None:
+    beat(0.01)
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,6 @@ from rondo.engine.letters import Reply, Request
 from rondo.engine.parcel import Parcel
 from rondo.engine.versions import version
 from rondo.federation.plan import Plan
-from rondo.federation.site import desk as desks
 from rondo.federation.site.terms import of_plan
 from small_runs import reviews
 
@@ -29,9 +28,7 @@ SAFE = contract()
 WHOLE = contract(training={"tensors": "whole"})
 
 
-@pytest.fixture(autouse=True)
-def refusals_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desks, "_BEAT", 0.01)
+pytestmark = pytest.mark.usefixtures("refusals_at_once")
 
 
 def answered(here: Any, request: Request) -> Reply:

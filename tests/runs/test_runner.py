@@ -25,7 +25,6 @@ from rondo.data import population
 from rondo.data.population import Population
 from rondo.engine.scoring import Scorer
 from rondo.errors import RunStopped
-from rondo.models.kernels import precision
 from rondo.models.loading.peft import read_tensors
 from rondo.models.shortcuts.choose import telling
 from rondo.results import evaluate, export
@@ -972,10 +971,10 @@ def test_merged_export_is_a_plain_model(finished: runner.RunResult, tmp_path: Pa
 
 @pytest.mark.parametrize("merged", [False, True], ids=["adapter", "merged"])
 def test_export_of_a_fast_run_is_verified_in_float32(
-    merged: bool, run: Run, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    merged: bool, run: Run, data: Path, tmp_path: Path, bf16: Callable[[bool], None]
 ) -> None:
     """Stock libraries load the model in float32, so the rounding of training makes no difference to them."""
-    monkeypatch.setattr(precision, "native_bf16", lambda: True)
+    bf16(True)
     result = run(data={"source": str(data)}, train={"precision": "fast"}, rounds=1)
     manifest = json.loads((result.run_dir / "manifest.json").read_text())
     assert manifest["kernels"]["dtype"] == "bfloat16"

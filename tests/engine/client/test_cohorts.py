@@ -32,7 +32,6 @@ from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.shortcuts import target_logits
 from rondo.params import Packed, Params
 from rondo.runs.wrapping import with_policies
-from rondo.tasks.language import output_layer
 from rondo.tasks.language.causal_lm import CausalLM
 from rondo.tasks.language.text import TextTask
 from rondo.tasks.language.token_store import TextExample
@@ -168,9 +167,9 @@ def test_cohort_equals_clients_alone(name: str, policy: str, train: Any, dropout
 
 
 @pytest.mark.parametrize("name", every_method())
-def test_language_cohort_equals_clients_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_language_cohort_equals_clients_alone(name: str, logits_of: Callable[[int, int], None]) -> None:
     """With the loss computed a few tokens at a time, so that the logits are never whole."""
-    monkeypatch.setattr(output_layer, "_CPU_BYTES", 5 * 4 * tiny.VOCABULARY)  # 5 tokens, of several clients
+    logits_of(5, tiny.VOCABULARY)  # of several clients
     sim = language(name)
     together, alone = (trained(sim, alone=a) for a in (False, True))
     assert_law(together, alone, EXACT)

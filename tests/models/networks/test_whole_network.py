@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -178,14 +179,14 @@ def test_single_row_is_normalised_by_the_statistics() -> None:
     ],
 )
 def test_products_in_bfloat16_where_they_gain(
-    layer: nn.Module, precision: Any, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    layer: nn.Module, precision: Any, expected: torch.dtype, bf16: Callable[[bool], None]
 ) -> None:
-    monkeypatch.setattr("rondo.models.kernels.precision.native_bf16", lambda: True)
+    bf16(True)
     assert products(precision, torch.device("cpu"), nn.Sequential(layer, nn.ReLU())) is expected
 
 
-def test_no_products_in_bfloat16_without_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rondo.models.kernels.precision.native_bf16", lambda: False)
+def test_no_products_in_bfloat16_without_the_hardware(bf16: Callable[[bool], None]) -> None:
+    bf16(False)
     assert products("fast", torch.device("cpu"), nn.Sequential(nn.Conv2d(3, 8, 3))) is torch.float32
 
 
