@@ -76,11 +76,11 @@ def test_cohort_equals_one_client_at_a_time(finished: rondo.RunResult, tmp_path:
 
     By SGD: where a gradient is nearly zero, Adam divides its rounding by itself, which some processors show.
     """
-    train = {"optimizer": "sgd", "lr": 0.5}
+    train = {"optimizer": "sgd", "lr": 0.5, "local_epochs": 1}
     together, alone = (
         read_tensors(
             rondo.run(
-                again(finished, tmp_path, train=train, simulation={"cohort": cohort}),
+                again(finished, tmp_path, train=train, simulation={"cohort": cohort}, evaluation={"generate": 0}),
                 run_dir=tmp_path / f"cohort-{cohort}",
                 device="cpu",
             ).run_dir
