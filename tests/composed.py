@@ -1,37 +1,38 @@
-"""A whole simulated federation in one object, assembled as a run assembles it, for tests of the engine."""
+"""A simulated federation of parts that a test makes, put together by the product's own assembly."""
 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 from rondo.algorithm import Algorithm, Client, Round, Shared, Upload
 from rondo.config import RunConfig
 from rondo.data.population import Population
-from rondo.engine.client.cohorts import Cohorts, one_cohort, workers
-from rondo.engine.client.fitting import Fitting
-from rondo.engine.client.local_round import LocalRound
-from rondo.engine.client.memory import activation_bytes
-from rondo.engine.faults import Rehearsal, are_rehearsed
+from rondo.engine.client.cohorts import Cohorts
+from rondo.engine.client.job import Job
+from rondo.engine.crew import Workers
+from rondo.engine.faults import Rehearsal
 from rondo.engine.scoring import Scorer
 from rondo.engine.server.ledger import Ledger
-from rondo.engine.server.rounds import Server, first_state
-from rondo.engine.simulation import Crew, InProcess, Simulation
-from rondo.engine.transport import Answer, Observer, Transport
+from rondo.engine.server.rounds import Server
+from rondo.engine.simulation import Simulation
+from rondo.engine.transport import Answer, Observer, Transport, Turnout, Work
 from rondo.engine.wire import Identity
 from rondo.models.networks.network import Base, Network
 from rondo.models.shortcuts.prefix import Prefix
 from rondo.params import Params
+from rondo.runs.assemble import Assembly, Federation, Start
 from rondo.tasks.task import Task
-
-IDENTITY = Identity("simulation", "")
 
 
 @dataclass
 class Composed:
-    """Makes every part anew on each call from its attributes, so a test may change any of them in between.
+    """A federation assembled anew on each call, so a test may change any attribute in between.
 
+    ``elsewhere``: workers that train the clients in place of this process.
     ``uploads``: every upload, by round and client.
     ``answered``: the tensors that each client would keep, by round and client.
     """
@@ -44,68 +45,74 @@ class Composed:
     initial: Params
     prefix: Prefix | None = None
     stop: threading.Event | None = None
+    elsewhere: Workers | None = None
     locals: dict[str, Params] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
-    workers: int = 0
     bytes_per_cost: float = 0.0
     state: Any = None
     uploads: dict[tuple[int, str], Upload] = field(default_factory=dict)
     answered: dict[tuple[int, str], Params] = field(default_factory=dict)
     aggregated: int = 0
-    crew: Crew | None = None
-    """Trains the clients in place of this process."""
 
     def __post_init__(self) -> None:
-        self.workers = workers(self.network)
-        clients = len(self.population.members)
-        self.state = first_state(self.algorithm, self.initial, self.network.weights(), self.config, clients)
-
-    def round(self, attempt: int) -> Round:
-        index, start = self.aggregated, self.config.adapter.init_lora_weights
-        return Round(index, self.config.rounds, self.config.seed, len(self.population.members), attempt - index, start)
-
-    def measure(self) -> None:
-        """Measure the bytes per cost, as a run does before its first round."""
-        seen, _ = self.newcomer(0)
-        with one_cohort(self.network):
-            self.bytes_per_cost = activation_bytes(self.network, self.task, seen, self.population.sample(2))
+        self.state = self.assembly.first_state()
 
     @property
-    def cohorts(self) -> Cohorts:
-        if not self.bytes_per_cost:
-            self.measure()
-        return Cohorts(self.network, self.task, self.population, self.config, self.bytes_per_cost, self.workers)
-
-    @property
-    def local(self) -> LocalRound:
-        return _Noting(self.algorithm, self.network, self.task, self.config, self.locals, self.prefix, self.stop, self)
-
-    @property
-    def transport(self) -> Transport:
-        simulation = Simulation(self.crew or InProcess(self.population, self.local), self.cohorts)
-        return Rehearsal(simulation, self.config, IDENTITY) if are_rehearsed(self.config) else simulation
-
-    @property
-    def server(self) -> Server:
-        clients, sites = self.population.clients, self.network.sites
-        return Server(
-            self.algorithm,
+    def assembly(self) -> Assembly:
+        model: Any = SimpleNamespace(network=self.network, identity={})
+        return Assembly(
             self.config,
-            clients,
-            self.transport,
-            sites,
-            IDENTITY,
-            self.state,
-            self.locals,
-            self.ledger,
-            self.aggregated,
+            self.network.device,
+            self.algorithm,
+            None,
+            (),
+            self.task,
+            self.population,
+            model,
+            self.initial,
+            self.prefix,
         )
 
     @property
+    def identity(self) -> Identity:
+        return Identity("simulation", self.assembly.model_sha256)
+
+    @property
+    def federation(self) -> Federation:
+        if not self.bytes_per_cost:
+            self.measure()
+        start = Start(self.state, self.bytes_per_cost)
+        return self.assembly.federation(start, self.locals, self.stop, self.elsewhere)
+
+    @property
+    def server(self) -> Server:
+        server = self.federation.server
+        noting = _Noting(server.transport, self.uploads, self.answered)
+        return replace(server, transport=noting, ledger=self.ledger, aggregated=self.aggregated)
+
+    @property
+    def simulation(self) -> Simulation:
+        """The transport, without rehearsed faults."""
+        transport = self.federation.server.transport
+        if isinstance(transport, Rehearsal):
+            transport = transport.transport
+        assert isinstance(transport, Simulation)
+        return transport
+
+    @property
+    def cohorts(self) -> Cohorts:
+        return self.simulation.cohorts
+
+    @property
     def scorer(self) -> Scorer:
-        config = self.config
-        fitting = Fitting(self.algorithm, self.network, self.task, config.train, config.clients)
-        return Scorer(self.algorithm, self.network, self.task, self.population, self.locals, config.evaluation, fitting)
+        return self.assembly.scorer(self.locals)
+
+    def measure(self) -> None:
+        """Measure the bytes per cost, as a run does before its first round."""
+        self.bytes_per_cost = self.assembly.start().bytes_per_cost
+
+    def round(self, attempt: int) -> Round:
+        return replace(self.assembly.round(self.aggregated), skipped=attempt - self.aggregated)
 
     def run_round(self, index: int, observer: Observer | None = None) -> dict[str, Any]:
         server = self.server
@@ -114,8 +121,9 @@ class Composed:
         return record
 
     def train(self, clients: tuple[Client, ...], round: Round, shared: tuple[Shared, ...]) -> list[Answer]:
-        examples = tuple(tuple(self.population.members[c.id].train) for c in clients)
-        return self.local.train(clients, examples, shared, round, {})
+        """The answers of one cohort."""
+        (answers,) = self.simulation.crew.train([Job(round, clients, shared)], 1)
+        return answers
 
     def model(self, client: Client, index: int) -> tuple[Params, Base]:
         return self.scorer.model(self.state, client, self.round(index))
@@ -134,14 +142,22 @@ class Composed:
 
 
 @dataclass(frozen=True)
-class _Noting(LocalRound):
-    composed: Composed | None = None
+class _Noting:
+    """A transport that notes every answer on its way to the server."""
 
-    def train(self, clients: Any, examples: Any, shared: Any, round: Round, failing: Any) -> list[Answer]:
-        answers = super().train(clients, examples, shared, round, failing)
-        assert self.composed is not None
-        for answer in answers:
-            if isinstance(answer.upload, Upload):
-                self.composed.uploads[round.attempt, answer.client.id] = answer.upload
-                self.composed.answered[round.attempt, answer.client.id] = answer.kept
-        return answers
+    transport: Transport
+    uploads: dict[tuple[int, str], Upload]
+    answered: dict[tuple[int, str], Params]
+
+    def expected(self, clients: Sequence[Client], round: Round, failed: Collection[str]) -> Turnout:
+        return self.transport.expected(clients, round, failed)
+
+    def exchange(self, round: Round, work: Work) -> Iterator[Answer]:
+        for answer in self.transport.exchange(round, work):
+            if isinstance(answer.upload, Upload) and answer.kept is not None:
+                self.uploads[round.attempt, answer.client.id] = answer.upload
+                self.answered[round.attempt, answer.client.id] = answer.kept
+            yield answer
+
+    def must_repeat(self, asked: Sequence[Client], failed: Collection[str]) -> bool:
+        return self.transport.must_repeat(asked, failed)

@@ -15,10 +15,14 @@ os.environ.update(
 for switch in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
     os.environ.pop(switch, None)
 
+import errno
 import ipaddress
+import itertools
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +75,15 @@ def no_network() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """A small run flushes some 50 times, which takes longer than its training, and no test turns the power off. A call
+    with a closed file still fails."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def draw_picture() -> Iterator[Callable[[Any], bytes]]:
     """Runs compose every picture, but the first drawing stands for all: drawing takes a third of a small run's time."""
     from rondo.report import pictures
@@ -93,6 +106,63 @@ def drawn_pictures(draw_picture: Callable[[Any], bytes], monkeypatch: pytest.Mon
     from rondo.report import pictures
 
     monkeypatch.setattr(pictures, "_png", draw_picture)
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compose no pictures of a run: they take much of the time of so small a run."""
+    from rondo.report import pictures
+
+    for name in ("partition", "curve"):
+        monkeypatch.setattr(pictures, name, lambda *_: b"a picture")
+
+
+@pytest.fixture
+def logits_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """Sets how many tokens have their logits at once, over a vocabulary of so many words."""
+    from rondo.tasks.language import output_layer
+
+    return lambda tokens, words: monkeypatch.setattr(output_layer, "_CPU_BYTES", 4 * words * tokens)
+
+
+@pytest.fixture
+def bf16(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Sets whether the processor multiplies bfloat16 itself."""
+    from rondo.models.kernels import precision
+
+    return lambda has: monkeypatch.setattr(precision, "native_bf16", lambda: has)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets the clock by which keys and certificates end, not that of TLS, by so many days from today."""
+    from rondo.federation.identity import certificates
+
+    def to(days: int) -> None:
+        moment = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
+        monkeypatch.setattr(certificates, "now", lambda: moment)
+
+    return to
+
+
+@pytest.fixture
+def fails_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AbstractContextManager[None]]:
+    """A context in which a function of ``os`` raises ``error`` at its ``at``-th call and from then on."""
+
+    @contextmanager
+    def failing(name: str, at: int = 0, error: BaseException | None = None) -> Iterator[None]:
+        real, calls = getattr(os, name), itertools.count()
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            if next(calls) >= at:
+                raise error or OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(*arguments, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, call)
+            yield
+
+    return failing
 
 
 @pytest.fixture

@@ -1,18 +1,23 @@
-"""README and the pages under docs agree with the code: the algorithm, the configuration and every table."""
+"""README and the pages under docs agree with the code: the algorithm, the configuration, tables, commands and links."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from rondo import algorithms, config
 from rondo.algorithms.table import RULES
 from rondo.algorithms.wrappers.robust import MEANS
+from rondo.cli.app import app
 from rondo.params import everything
 from rondo.testing import check_algorithm
 
@@ -48,10 +53,6 @@ def prox(tmp_path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def test_readme_length() -> None:
-    assert len(README.splitlines()) <= 180
 
 
 def test_fedprox_passes_the_laws(prox: ModuleType) -> None:
@@ -99,9 +100,99 @@ def test_robust_rules() -> None:
     assert dict(rows) == {rule: "linear" if rule in MEANS else "all" for rule in RULES}
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/**/*.md"))]
-)
-def test_links_lead_to_files(page: str) -> None:
-    targets = re.findall(r"\]\((?!https?://|#)(.+?)(?:#.*?)?\)", (ROOT / page).read_text(encoding="utf-8"))
-    assert [t for t in targets if not (ROOT / page).parent.joinpath(t).exists()] == []
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "examples/README.md",
+    *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/**/*.md")),
+]
+GUIDES = [page for page in PAGES if not page.startswith(("docs/log/", "docs/adr/"))]
+"""Pages about Rondo as it is, without those of a day."""
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    """To a file that is there, and to one of its headings if the link names one."""
+    broken = []
+    for target, anchor in re.findall(r"\]\((?!https?://)([^)#]*)(?:#([^)]*))?\)", (ROOT / page).read_text("utf-8")):
+        path = (ROOT / page).parent / target if target else ROOT / page
+        headings = re.findall(r"^#+ (.+)$", path.read_text("utf-8"), re.M) if anchor and path.exists() else []
+        if not path.exists() or (anchor and anchor not in map(slug, headings)):
+            broken.append(f"{target}#{anchor}")
+    assert broken == []
+
+
+def shell_lines(page: str) -> list[list[str]]:
+    """The commands in a page's blocks, as words without comments."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / page).read_text("utf-8"), re.M | re.S)
+    text = "\n".join(block for language, block in blocks if language in ("", "text", "sh"))
+    lines = text.replace("\\\n", " ").splitlines()
+    return [shlex.split(line, comments=True) for line in lines if re.match(r"(rondo|make|pip|python) ", line)]
+
+
+def fault(words: Sequence[str]) -> str:
+    """The fault of a command that a page gives in full; empty if it can be run."""
+    program, *arguments = words
+    if program == "make":
+        targets = re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text("utf-8"), re.M)
+        return "" if {a for a in arguments if "=" not in a} <= {*targets} else "no such target"
+    if program == "pip":
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+        named = {extra for a in arguments for group in re.findall(r"\[(.+)\]", a) for extra in group.split(",")}
+        return "" if named <= extras.keys() else "no such extra"
+    if program == "python":
+        return "" if arguments[0].startswith("-") or (ROOT / arguments[0]).is_file() else "no such file"
+    command: Any = get_command(app)
+    context = command.make_context("rondo", ["list"])  # any command: only its arguments are looked at below
+    try:
+        while hasattr(command, "commands"):
+            name = arguments.pop(0)
+            command = command.commands[name]
+        command.make_context(name, arguments, parent=context)
+    except (KeyError, IndexError):
+        return "no such command"
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("page", [page for page in GUIDES if shell_lines(page)])
+def test_commands_in_blocks_can_be_run(page: str) -> None:
+    """Each names a command, options and arguments that the program takes; make, pip and python know theirs."""
+    faults = {" ".join(words): fault(words) for words in shell_lines(page)}
+    assert {line: why for line, why in faults.items() if why} == {}
+
+
+@pytest.mark.parametrize("page", GUIDES)
+def test_commands_in_sentences_exist(page: str) -> None:
+    """With their options. A sentence may leave out arguments."""
+    unknown = []
+    text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text("utf-8"), flags=re.M | re.S)
+    for line in re.findall(r"`rondo ([^`]+)`", text):
+        command: Any = get_command(app)
+        words = line.replace("[", " ").replace("]", " ").split()
+        while words and hasattr(command, "commands") and command is not None:
+            command = command.commands.get(words.pop(0).rstrip(","))
+        options = {option for p in getattr(command, "params", ()) for option in p.opts}
+        if command is None or not {word.split("=")[0] for word in words if word.startswith("--")} <= options:
+            unknown.append(line)
+    assert unknown == []
+
+
+@pytest.mark.parametrize("page", GUIDES)
+def test_files_that_a_page_names_are_there(page: str) -> None:
+    text = (ROOT / page).read_text("utf-8")
+    named = re.findall(r"`((?:docs|examples|benchmarks|tests|src|docker|deploy)/[\w./-]*)", text)
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_promises_name_their_tests() -> None:
+    named = set(re.findall(r"\btest_\w+(?!\w*\.py)", (ROOT / "docs/reliability.md").read_text("utf-8")))
+    code = "\n".join(path.read_text("utf-8") for path in ROOT.glob("tests/**/test_*.py"))
+    defined = {*re.findall(r"def (test_\w+)", code), *(path.stem for path in ROOT.glob("tests/**/test_*.py"))}
+    assert named - defined == set()

@@ -52,7 +52,8 @@ def test_units_are_hardened(path: Path) -> None:
     assert service["ProtectSystem"] == "strict"
     assert service["CapabilityBoundingSet"] == ""
     assert service["RestrictAddressFamilies"] == "AF_INET AF_INET6 AF_UNIX"
-    assert all(service[key] == "yes" for key in ("NoNewPrivileges", "PrivateTmp", "ProtectHome", "RestrictNamespaces"))
+    switches = ("NoNewPrivileges", "PrivateTmp", "ProtectHome", "RestrictNamespaces")
+    assert {key: service[key] for key in switches} == dict.fromkeys(switches, "yes")
     assert "MemoryMax" in service
     assert service["Restart"] == "on-failure"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -86,12 +86,17 @@ SIZES = {"ann": 4, "bob": 9, "cid": 6}
 
 
 class Task(SequenceClassification):
-    """Classification whose loss is not finite on a row with the poisoned word."""
+    """Classification whose loss is not finite on a row with the poisoned word.
+
+    ``before``: called with the rows of every batch; what it raises ends the batch.
+    """
 
     def __init__(self) -> None:
         super().__init__(tiny.tokenizer(), ["text"], "label", ("a", "b", "c"), 32)
+        self.before: Callable[[Sequence[TextExample]], object] = len
 
     def collate(self, examples: Sequence[TextExample]) -> tuple[Batch, Batch]:
+        self.before(examples)
         inputs, targets = super().collate(examples)
         poisoned = torch.tensor([POISON in e.ids for e in examples])
         return inputs, {**targets, "poison": torch.where(poisoned, math.nan, 1.0)}

@@ -1,6 +1,6 @@
-"""What a process has once and its threads share: torch's own generator, warnings, standard error.
+"""State that a process has once and its threads share: torch's own generator, warnings, standard error.
 
-Whoever changes it takes turns, so that two runs in threads of one process have the bits of each alone.
+Threads that change it take turns, so two runs in one process have the bits of each alone.
 """
 
 from __future__ import annotations

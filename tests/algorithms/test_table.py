@@ -40,7 +40,7 @@ def test_algorithm_is_final_and_frozen(name: str, entry: Entry) -> None:
     cls = algorithms.load(name)
     assert cls.__final__  # type: ignore[attr-defined]
     assert cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    assert all(f.default is not dataclasses.MISSING for f in dataclasses.fields(cls))
+    assert [f for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING] == []
     assert algorithms.get(name) == algorithms.get(entry.cls)
 
 
@@ -127,7 +127,7 @@ def test_unknown_name_is_an_error_with_near_matches(typed: str, near: str) -> No
 def test_name_without_near_match_lists_all_names() -> None:
     with pytest.raises(UnknownAlgorithm) as caught:
         algorithms.get("xyzzy")
-    assert all(name in str(caught.value) for name in algorithms.names())
+    assert [name for name in algorithms.names() if name not in str(caught.value)] == []
     assert isinstance(caught.value, ValueError)
 
 
@@ -196,7 +196,8 @@ def test_unknown_field_is_a_type_error() -> None:
 def test_names_follow_the_table() -> None:
     """Methods of least squares are no choice for other tasks."""
     assert algorithms.names() == tuple(n for n, e in TABLE.items() if not n.endswith("-linear"))
-    assert all(e.traits.least_squares == n.endswith("-linear") for n, e in TABLE.items())
+    linear = {n: n.endswith("-linear") for n in TABLE}
+    assert {n: e.traits.least_squares for n, e in TABLE.items()} == linear
 
 
 IMPORT = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -71,7 +72,7 @@ def test_local_with_a_shared_head_is_lg_fedavg(problem: Problem) -> None:
 @pytest.mark.parametrize("inner", [FedRep(), FedPer(), LocalTraining()], ids=lambda a: type(a).__name__)
 def test_shared_head_is_personal_only_with_a_body_kept(inner: Algorithm[Any]) -> None:
     assert SharedHead(inner).traits.personal is isinstance(inner, LocalTraining)
-    assert not any(map(SharedHead(inner).traits.keeps, ["head:out.weight"]))
+    assert not SharedHead(inner).traits.keeps("head:out.weight")
 
 
 def test_fedprox_steps_along_the_proximal_gradient() -> None:
@@ -139,8 +140,8 @@ def test_head_of_an_absent_client_stays(algorithm: Algorithm[Any], problem: Prob
     run.step(1, [c for c in run.clients if c.id != "client-1"])
     assert serialization.same(run.locals["client-1"], before)
     heads = [kept["head:out.weight"] for kept in run.locals.values()]
-    assert not any(torch.equal(one, other) for k, one in enumerate(heads) for other in heads[:k])
-    assert not any(pick(o.upload.params, head) for o in run.step(2))
+    assert [(one, other) for one, other in combinations(heads, 2) if torch.equal(one, other)] == []
+    assert [o for o in run.step(2) if pick(o.upload.params, head)] == []
 
 
 @on_each_problem
@@ -162,7 +163,7 @@ def test_local_trains_each_client_alone(problem: Problem) -> None:
         trainer = SgdTrainer((c,), run.round(0), problem.loss, steps=9)
         alone[c.id] = client_row(trainer.fit(add_client_axis(problem.params)).params, 0)
     for index in range(3):
-        assert all(not o.upload.params for o in run.step(index))
+        assert [o for o in run.step(index) if o.upload.params] == []
     assert serialization.same(run.state, start)
     assert serialization.same(run.locals, alone)
 
@@ -221,9 +222,9 @@ def test_local_statistics_move_and_stay(algorithm: Algorithm[Any]) -> None:
     run = Run(Local(algorithm, buffer), 0, problem)
     outcomes = run.step(0)
     means = [o.local["buffer:first.mean"] for o in outcomes]
-    assert all(bool(m.abs().sum() > 0) for m in means)
+    assert [m for m in means if not bool(m.abs().sum() > 0)] == []
     assert not torch.equal(means[0], means[1])
-    assert not any(pick(o.upload.params, buffer) for o in outcomes)
+    assert [o for o in outcomes if pick(o.upload.params, buffer)] == []
     assert not run.state.start["buffer:first.mean"].any()
 
 

@@ -118,9 +118,7 @@ def test_renewal_with_other_clients_tells_both(invoke: Invoke, server: Path) -> 
     assert "\n  clients: a, b\n  clients before: x\n" in output
 
 
-def test_show_has_a_line_per_site_and_the_validity(
-    invoke: Invoke, server: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_show_has_a_line_per_site_and_the_validity(invoke: Invoke, server: Path, clock: Callable[[int], None]) -> None:
     many = [word for i in range(60) for word in ("--client", f"client-{i}")]
     assert invoke("federate", "site", "keys", "Zürich", *many, *AT_SITE)[0] == 0
     assert invoke("federate", "sites", "add", "site/keys/Zürich.request.json")[0] == 0
@@ -137,8 +135,7 @@ def test_show_has_a_line_per_site_and_the_validity(
     assert authority.startswith("authority (ca.crt): valid, ")
     root = certificates.read(Path("keys/server/ca.crt"))
     assert fingerprints(output) == {"authority (ca.crt)": certificates.fingerprint(root)}
-    later = certificates.now() + timedelta(days=1000)
-    monkeypatch.setattr(certificates, "now", lambda: later)
+    clock(1000)
     code, output = invoke("federate", "sites", "show")
     assert code == 0
     assert "127.0.0.1: expired, " in output

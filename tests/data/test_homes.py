@@ -27,9 +27,16 @@ print(hashlib.sha256(json.dumps([made.train, made.test, made.intents]).encode())
 """
 
 
+SECONDS: dict[int, float] = {}
+"""The processor's time for the homes of each seed."""
+
+
 @functools.cache
 def drawn(seed: int) -> Homes:
-    return homes(seed)
+    start = time.process_time()
+    dealt = homes(seed)
+    SECONDS[seed] = time.process_time() - start
+    return dealt
 
 
 @pytest.fixture(scope="module")
@@ -88,13 +95,13 @@ def test_sentences_are_plain_text(made: Homes, seed: int) -> None:
 
 @pytest.mark.parametrize("clients", [1, 5, 12, 40])
 def test_every_home_and_every_intent_has_rows(made: Homes, clients: int) -> None:
-    dealt = homes(3, clients=clients)
+    dealt = made if clients == 12 else homes(3, clients=clients)
     names = [f"home-{number:02d}" for number in range(1, clients + 1)]
     assert list(dict.fromkeys(row["home"] for row in dealt.train)) == names
     assert {row["intent"] for row in dealt.train} == set(dealt.intents)
     assert {row["intent"] for row in dealt.test} == set(dealt.intents)
-    assert all(set(row) == {"text", "intent", "home"} for row in dealt.train)
-    assert all(set(row) == {"text", "intent"} for row in dealt.test)
+    assert [row for row in dealt.train if set(row) != {"text", "intent", "home"}] == []
+    assert [row for row in dealt.test if set(row) != {"text", "intent"}] == []
 
 
 def test_homes_differ_in_intents_and_words(made: Homes) -> None:
@@ -117,9 +124,7 @@ def test_default_sizes(made: Homes) -> None:
 
 
 def test_homes_are_made_within_seconds(made: Homes) -> None:
-    start = time.process_time()
-    homes(4)
-    assert time.process_time() - start < 5.0
+    assert max(SECONDS.values()) < 5.0
 
 
 @pytest.mark.parametrize("argument", ["clients", "train_per_intent", "test_per_intent"])

@@ -213,7 +213,7 @@ def test_pictures_are_sampled_before_they_are_opened(tmp_path: Path, monkeypatch
     assert (result.test.loaded, result.test.unsampled) == (6, 3)
     kept = [row for rows in (*result.rows.values(), result.test.rows) for row in rows]
     assert sorted(row["label"] for row in kept) == sorted("012" * 3)
-    assert all(isinstance(row["image"], np.ndarray) for row in kept)
+    assert [row for row in kept if not isinstance(row["image"], np.ndarray)] == []
 
 
 def test_only_sampled_pictures_can_be_bad(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_only_sampled_pictures_can_be_bad(tmp_path: Path) -> None:
     assert {r.bad for r in found} == {2, 3}
     message = fault(tmp_path, max_train_rows=14)
     places = [f"row {n}, column 'image': the picture cannot be decoded: {n // 5}/z.png" for n in (4, 9, 14)]
-    assert any(place in message for place in places)
+    assert [place for place in places if place in message], message
 
 
 def write_classes(folder: Path, *names: str) -> Path:

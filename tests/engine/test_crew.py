@@ -41,7 +41,7 @@ def hand(sim: Composed) -> Train:
 def by_workers(sim: Composed, count: int = 2, **options: Any) -> tuple[Composed, PretendWorkers]:
     """``sim`` with its clients trained by ``count`` workers."""
     workers = PretendWorkers([hand(sim) for _ in range(count)], **options)
-    sim.crew = ByWorkers(workers, sim.locals, sim.stop)
+    sim.elsewhere = workers
     return sim, workers
 
 
@@ -89,8 +89,7 @@ def test_cohort_that_kills_its_workers_stops_the_run() -> None:
 def test_stop_does_not_wait_for_workers() -> None:
     stop = threading.Event()
     sim, workers = by_workers(make("rolora", run=ALONE), dies=lambda number, time: bool(stop.set()))
-    assert isinstance(sim.crew, ByWorkers)
-    sim.crew.stop = stop
+    sim.stop = stop
     with pytest.raises(StopRequested):
         sim.run_round(0)
     assert len(workers.log) == 2
@@ -125,17 +124,18 @@ def test_jobs_are_asked_for_as_workers_have_room() -> None:
         assert len(asked) <= done + 5, "few results wait for their turn"
 
 
-def test_client_goes_to_the_worker_that_had_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_goes_to_the_worker_that_had_it() -> None:
     sim, workers = by_workers(make("rolora", run=ALONE, people=population(PEOPLE)), 5)
-    run(sim, 3)
+    server = sim.server
+    for index in range(3):
+        server.run_round(index)
     placed: list[Callable[..., Any]] = [lambda log: {n % 5: w for w, n, _ in log}]
     assert placed[0](workers.log[:5]) == placed[0](workers.log[5:10]) == placed[0](workers.log[10:])
 
 
-def test_threads_are_those_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_those_of_one_process() -> None:
     sim, workers = by_workers(make("rolora", run=ALONE))
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
-    sim.workers = 3
+    torch.set_num_threads(6)
     sim.run_round(0)
     assert {threads for *_, threads in workers.log} == {2}
 

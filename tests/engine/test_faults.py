@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from composed import IDENTITY
 from rondo.algorithm import Client, Round
 from rondo.config import ConfigError, RunConfig, load
 from rondo.engine import serialization
@@ -17,8 +16,8 @@ from rondo.engine.faults import KINDS, Rehearsal, fault_of
 from rondo.engine.server import rounds
 from rondo.engine.server.sampling import sample
 from rondo.engine.transport import Answer, Turnout, Work
+from rondo.engine.wire import Identity
 from rondo.tasks.language.token_store import TextExample
-from rondo.tasks.task import Batch
 from tiny_federation import ALLOWED, ALONE, NAMES, POISON, SIZES, config, make, population
 
 FOUR = {**SIZES, "dee": 5}
@@ -77,20 +76,18 @@ def test_faulty_client_leaves_no_trace(kind: str, name: str, policy: str, monkey
 
 @pytest.mark.parametrize("run", [config(), ALONE], ids=["in cohorts", "alone"])
 @pytest.mark.parametrize("name", ["fedit", "fedsa-lora"])
-def test_rehearsed_training_faults_equal_real_ones(name: str, run: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rehearsed_training_faults_equal_real_ones(name: str, run: RunConfig) -> None:
     """In the whole record, bytes included, and in the state: the client is asked, and fails in its training."""
     real = {"nonfinite_loss": make(name, people=population(SIZES, poisoned=["bob"]), run=run)}
     real["out_of_memory"] = make(name, people=population(SIZES, poisoned=["bob"]), run=run)
-    plain = real["out_of_memory"].task.collate
 
-    def collate(rows: Sequence[TextExample]) -> tuple[Batch, Batch]:
+    def before(rows: Sequence[TextExample]) -> None:
         if any(POISON in e.ids for e in rows):
             raise MemoryError(REHEARSED)
-        return plain(rows)
 
     for sim in real.values():
         sim.measure()  # before memory runs out, as a run does
-    monkeypatch.setattr(real["out_of_memory"].task, "collate", collate)
+    real["out_of_memory"].task.before = before
     for kind, sim in real.items():
         rehearsed = make(name, run=run.model_copy(update={"faults": faulty(kind, ["bob"]).faults}))
         rehearsed.measure()
@@ -152,7 +149,7 @@ class Everyone:
 
 
 def turnout(run: RunConfig, clients: Sequence[Client], round: Round, failed: Collection[str] = ()) -> Turnout:
-    return Rehearsal(Everyone(), run, IDENTITY).expected(clients, round, failed)  # type: ignore[arg-type]
+    return Rehearsal(Everyone(), run, Identity("simulation", "")).expected(clients, round, failed)  # type: ignore[arg-type]
 
 
 def ids(clients: Sequence[Client]) -> list[str]:
@@ -218,13 +215,13 @@ def test_fault_rates_match_the_configuration() -> None:
     share = {kind: draws.count(kind) / len(draws) for kind in ("crash", "corrupt_upload", None)}
     # 3,500 draws: standard errors of at most 0.008.
     assert share == pytest.approx({"crash": 0.1, "corrupt_upload": 0.2, None: 0.7}, abs=0.03)
-    assert all(fault_of(faults, PEOPLE[7], Round(t, 500, 1, 8)) == "late" for t in range(20))
+    assert [t for t in range(20) if fault_of(faults, PEOPLE[7], Round(t, 500, 1, 8)) != "late"] == []
     assert fault_of(faults, PEOPLE[0], ROUND) == fault_of(faults, PEOPLE[0], ROUND)
 
 
 def test_every_fault_kind_is_a_configuration_key() -> None:
     assert set(EXPECTED) | {"duplicate"} == set(KINDS)
-    assert all(getattr(load({}).faults, kind) == 0 for kind in KINDS)
+    assert [kind for kind in KINDS if getattr(load({}).faults, kind) != 0] == []
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_nested_dataclasses_survive() -> None:
     back = assert_survives(outer())
     assert isinstance(back, Outer)
     assert isinstance(back.inner, Inner)
-    assert all(isinstance(c, LowRank) for c in back.chunks)
+    assert [c for c in back.chunks if not isinstance(c, LowRank)] == []
     assert torch.equal(back.chunks[1].dense(), outer().chunks[1].dense())
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,31 +13,57 @@ import pytest
 pytest.importorskip("flwr")
 
 from desks import Make
-from parties import OPEN, ROWS, Parties, write_sites
+from parties import OPEN, ROWS, Parties, configuration, write_sites
 
 from rondo.data.room import Room
 from rondo.data.sources import read_rows
 from rondo.engine.letters import Request
 from rondo.federation.plan import Plan
+from rondo.federation.site import desk as desks
 from rondo.federation.site.contract import Contract
 from rondo.federation.site.desk import Desk
-from rondo.report import pictures
-from small_runs import save_tiny_bert, settings, write_rows
+from small_runs import save_tiny_bert, write_rows
+
+
+@pytest.fixture(autouse=True)
+def undrawn(no_pictures: None) -> None:
+    """No run of a federation composes pictures."""
+
+
+@pytest.fixture
+def beat(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets the seconds of which a refusal takes a multiple, whatever it read."""
+    return lambda seconds: monkeypatch.setattr(desks, "_BEAT", seconds)
+
+
+@pytest.fixture
+def refusals_at_once(beat: Callable[[float], None]) -> None:
+    beat(0.01)
+
+
+@pytest.fixture(scope="session")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_bert(tmp_path_factory.mktemp("model") / "bert")
+
+
+@pytest.fixture(scope="session")
+def sites(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the base model, and the keys and rows of the sites. Tests get a copy: ``folder``."""
+    path = tmp_path_factory.mktemp("sites")
+    shutil.copytree(bert, path / "bert")
+    write_sites(path)
+    return path
+
+
+@pytest.fixture
+def folder(sites: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(sites, tmp_path, dirs_exist_ok=True))
 
 
 @pytest.fixture(scope="module")
-def letters(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
+def letters(sites: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
     """A folder with the base model, and the letters of an honest server to the client ann."""
-    folder = tmp_path_factory.mktemp("letters")
-    save_tiny_bert(folder / "bert")
-    write_sites(folder)
-    config = settings(
-        folder / "bert",
-        data={"test_source": str(folder / "data" / "test.csv"), "validation_fraction": 0.25},
-        partition={"kind": None, "clients": None},
-        simulation={"cohort": 1},
-        rounds=1,
-    )
+    folder = Path(shutil.copytree(sites, tmp_path_factory.mktemp("letters"), dirs_exist_ok=True))
     heard: dict[str, bytes] = {}
     real = Desk.answer
 
@@ -47,9 +75,7 @@ def letters(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, b
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Desk, "answer", noted)
-        for name in ("partition", "curve"):
-            patch.setattr(pictures, name, lambda *_: b"")
-        Parties(folder).run(config, folder / "run")
+        Parties(folder).run(configuration(folder, rounds=1), folder / "run")
     return folder, heard
 
 

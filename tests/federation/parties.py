@@ -25,7 +25,7 @@ from rondo.federation.site import joining
 from rondo.federation.site.contract import Contract
 from rondo.federation.site.run import Site, take_part
 from rondo.runs.assemble import assemble
-from small_runs import reviews, write_rows
+from small_runs import reviews, settings, write_rows
 
 Sites = Mapping[str, Sequence[str]]
 SITES: Sites = {"north": ("ann",), "south": ("bob", "cid")}
@@ -54,6 +54,20 @@ def write_sites(folder: Path, sites: Sites = SITES, rows: Mapping[str, Any] = RO
             write_rows(folder / "data" / site / f"{client}.csv", rows[client])
             write_rows(folder / "data" / "all" / f"{client}.csv", rows[client])
     write_rows(folder / "data" / "test.csv", TEST)
+
+
+LABELS = {"labels": ["neg", "pos"]}
+"""A section ``task`` for sites that keep their class names to themselves."""
+
+
+def configuration(folder: Path, **changes: Any) -> dict[str, Any]:
+    """A run over the sites of :func:`write_sites`, one client at a time. A section in ``changes`` replaces ours."""
+    sections: dict[str, Any] = {
+        "data": {"test_source": str(folder / "data" / "test.csv")},
+        "partition": {"kind": None, "clients": None},
+        "simulation": {"cohort": 1},
+    }
+    return settings(folder / "bert", **{**sections, **changes})
 
 
 _one_at_a_time = threading.Lock()

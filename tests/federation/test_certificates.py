@@ -232,11 +232,10 @@ def test_certificate_is_renewed_for_its_key_and_hosts(made: Path) -> None:
     ServerKeys.read(made / "server")
 
 
-def test_certificate_is_renewed_for_other_hosts_and_after_its_end(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    later = certificates.now() + timedelta(days=20)
-    with monkeypatch.context() as patch:
-        patch.setattr(certificates, "now", lambda: later)
-        assert "expired on" in fault(made / "server")
+def test_certificate_is_renewed_for_other_hosts_and_after_its_end(made: Path, clock: Callable[[int], None]) -> None:
+    clock(20)
+    assert "expired on" in fault(made / "server")
+    clock(0)
     hosts, _ = keys.renew(["new.example.org"], made, days=10)
     assert hosts == certificates.hosts_of(certificates.read(made / "server/server.crt")) == ("new.example.org",)
 

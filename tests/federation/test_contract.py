@@ -4,6 +4,7 @@ name."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,7 @@ SAFE = contract()
 PATIENTS = [{**row, "patient": f"Patient {i}", "ward": f"W{i // 10}"} for i, row in enumerate(reviews(40))]
 
 
-@pytest.fixture(autouse=True)
-def refusals_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desks, "_BEAT", 0.01)
+pytestmark = pytest.mark.usefixtures("refusals_at_once")
 
 
 def answered(here: Any, request: Request) -> Reply:
@@ -252,7 +251,8 @@ def test_losses_and_scores_are_kept_back_or_rounded(plan: Plan, request_: Reques
     loss = answered(here, request_).loss
     assert loss is not None
     assert loss == round(loss, 1)
-    assert all(v == round(v, 1) for metrics in (answered(here, scores).scores or {}).values() for v in metrics.values())
+    told = [v for metrics in (answered(here, scores).scores or {}).values() for v in metrics.values()]
+    assert told == [round(v, 1) for v in told]
 
 
 def test_words_about_a_training_that_failed_stay(plan: Plan, request_: Request, tmp_path: Path, desk: Make) -> None:
@@ -261,7 +261,7 @@ def test_words_about_a_training_that_failed_stay(plan: Plan, request_: Request, 
     assert asked(here, with_(plan, train={"lr": 1e30, "max_grad_norm": 0, "optimizer": "sgd"})).clients
     reply = answered(here, request_)
     assert (reply.reason, reply.detail) == ("nonfinite_loss", "its owner sees why")
-    assert any("step " in line for line in told)
+    assert "step " in "\n".join(told)
 
 
 def test_uploads_of_a_day_are_counted_across_restarts(
@@ -347,10 +347,10 @@ def test_owner_says_no(plan: Plan, request_: Request, tmp_path: Path, desk: Make
 
 
 def test_refusal_after_rows_were_read_leaves_on_the_beat(
-    plan: Plan, tmp_path: Path, desk: Make, monkeypatch: pytest.MonkeyPatch
+    plan: Plan, tmp_path: Path, desk: Make, beat: Callable[[float], None]
 ) -> None:
     """The time until then would tell of the rows."""
-    monkeypatch.setattr(desks, "_BEAT", 0.5)
+    beat(0.5)
     here = desk(tmp_path, contract=SAFE)
     for changed, late in ((with_(plan, task={"label": "who"}), False), (replace(plan, labels=("a", "b")), True)):
         assert asked(here, changed).refused

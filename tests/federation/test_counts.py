@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,42 +18,16 @@ pytest.importorskip("flwr")
 import safetensors
 import safetensors.torch
 from liars import lying
-from parties import SITES, Parties, write_sites
+from parties import LABELS, SITES, Parties, configuration
 
 import rondo
 from rondo.engine.letters import Reply, Request
 from rondo.engine.wire import PROTOCOL, decode_upload
 from rondo.federation.plan import Consent
-from rondo.report import pictures
 from rondo.runs.watching.progress import Quiet
-from small_runs import reviews, save_tiny_bert, settings, write_rows
+from small_runs import reviews, write_rows
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("counts")
-    save_tiny_bert(path / "bert")
-    write_sites(path)
-    return path
-
-
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("partition", "curve"):
-        monkeypatch.setattr(pictures, name, lambda *_: b"")
-
-
-def config(folder: Path, **changes: Any) -> dict[str, Any]:
-    own: dict[str, Any] = {
-        "rounds": 2,
-        "data": {"test_source": str(folder / "data" / "test.csv")},
-        "partition": {"kind": None, "clients": None},
-        "simulation": {"cohort": 1},
-        "task": {"labels": ["neg", "pos"]},
-        "clients": {"min_clients": 1},
-        "algorithm": {"name": "fedit"},
-    }
-    return settings(folder / "bert", **{**own, **changes})
+config = partial(configuration, task=LABELS, clients={"min_clients": 1})
 
 
 def claiming(data: bytes, examples: int) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ pytest.importorskip("flwr")
 
 import numpy as np
 import safetensors.torch
-from parties import SITES, Parties, write_sites
+from parties import SITES, Parties, configuration
 
 import rondo
 from rondo import algorithms
@@ -24,34 +25,10 @@ from rondo.engine.simulation import Simulation
 from rondo.engine.transport import Turnout
 from rondo.federation.identity import keys
 from rondo.params import everything
-from rondo.report import pictures
 from rondo.runs.watching.progress import Quiet
-from small_runs import save_tiny_bert, settings
 from tiny_federation import ALLOWED
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("federation")
-    save_tiny_bert(path / "bert")
-    write_sites(path)
-    return path
-
-
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("partition", "curve"):
-        monkeypatch.setattr(pictures, name, lambda *_: b"")
-
-
-def config(folder: Path, **changes: Any) -> dict[str, Any]:
-    own = {
-        "data": {"test_source": str(folder / "data" / "test.csv"), "validation_fraction": 0.25},
-        "partition": {"kind": None, "clients": None},
-        "simulation": {"cohort": 1},
-        "evaluation": {"clients_every": 1},
-    }
-    return settings(folder / "bert", **{**own, **changes})
+config = partial(configuration, evaluation={"clients_every": 1})
 
 
 def simulated(folder: Path, settings: dict[str, Any], run_dir: Path) -> rondo.RunResult:

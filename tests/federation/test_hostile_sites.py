@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ pytest.importorskip("flwr")
 
 import safetensors.torch
 from liars import lying
-from parties import ROWS, SITES, Parties, write_sites
+from parties import LABELS, ROWS, SITES, Parties, configuration, write_sites
 
 import rondo
 from rondo.engine import letters
@@ -25,8 +26,7 @@ from rondo.federation.plan import Consent, Plan
 from rondo.federation.server import sites as sites_module
 from rondo.federation.server.sites import Sites
 from rondo.federation.site.desk import Desk
-from rondo.report import pictures
-from small_runs import save_tiny_bert, settings, write_rows
+from small_runs import save_tiny_bert, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -39,22 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("partition", "curve"):
-        monkeypatch.setattr(pictures, name, lambda *_: b"")
-
-
-def config(folder: Path, **changes: Any) -> dict[str, Any]:
-    own: dict[str, Any] = {
-        "data": {"test_source": str(folder / "data" / "test.csv"), "validation_fraction": 0.25},
-        "partition": {"kind": None, "clients": None},
-        "simulation": {"cohort": 1},
-        "task": {"labels": ["neg", "pos"]},
-        "clients": {"deadline": 3.0, "min_clients": 1},
-        "algorithm": {"name": "fedit"},
-    }
-    return settings(folder / "bert", **{**own, **changes})
+config = partial(configuration, task=LABELS, clients={"deadline": 3.0, "min_clients": 1})
 
 
 def weights(result: rondo.RunResult) -> dict[str, bytes]:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -43,17 +44,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(made: Path, tmp_path: Path) -> Path:
     """A copy, to spoil."""
     return Path(shutil.copytree(made, tmp_path / "keys"))
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Sets our clock, that of TLS not, by so many days from today."""
-
-    def to(days: int) -> None:
-        moment = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
-        monkeypatch.setattr(certificates, "now", lambda: moment)
-
-    return to
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -181,26 +171,15 @@ def test_revoked_site_stays_in_the_roster(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("is_new", [True, False])
-def test_failed_write_leaves_everything_as_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool) -> None:
+def test_failed_write_leaves_everything_as_it_was(folder: Path, fails_at: Any, is_new: bool) -> None:
     """A disk that is full at the n-th file, at the n-th rename."""
     target = folder.parent / "other" if is_new else folder
     before = tree(folder.parent)
     calls = {"fsync": 9 if is_new else 4, "replace": 0 if is_new else 3, "rename": 1 if is_new else 0}
     for name, count in calls.items():
-        real = getattr(os, name)
         for n in range(count):
-            left = [n]
-
-            def failing(*arguments: object, real: Callable[..., None] = real, left: list[int] = left) -> None:
-                if left[0] == 0:
-                    raise OSError(28, "No space left on device")
-                left[0] -= 1
-                real(*arguments)
-
-            with monkeypatch.context() as patch:
-                patch.setattr(os, name, failing)
-                with pytest.raises(ConfigError, match="cannot be written: No space left on device"):
-                    make(HOSTS, ["x", "y"], target, days=1, clients={})
+            with fails_at(name, n), pytest.raises(ConfigError, match="cannot be written: No space left on device"):
+                make(HOSTS, ["x", "y"], target, days=1, clients={})
             assert tree(folder.parent) == before
             assert [p.name for p in folder.parent.iterdir()] == ["keys"]
             assert sorted(p.name for p in folder.iterdir()) == ["ca", "north", "server", "st-anna"]

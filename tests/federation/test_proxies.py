@@ -137,7 +137,7 @@ def test_all_connections_go_through_the_proxy(
     monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
     assert reached(link) == [f"going to localhost:{link.link.port} through the proxy 127.0.0.1:{proxy.port}"]
     assert len(proxy.asked) == 2, "one to reach the server, and one for letters"
-    assert all(head.startswith(f"CONNECT localhost:{link.link.port} ") for head in proxy.asked)
+    assert [head for head in proxy.asked if not head.startswith(f"CONNECT localhost:{link.link.port} ")] == []
     assert LETTER not in proxy.seen
     assert b"/v1/fleet" not in proxy.seen, "TLS is between site and server"
 
@@ -146,7 +146,7 @@ def test_login_is_the_proxys_alone(link: Line, proxy: Proxy, monkeypatch: pytest
     monkeypatch.setenv("HTTPS_PROXY", f"http://anna:s%40cret@127.0.0.1:{proxy.port}/")
     told = reached(link)
     login = b64encode(b"anna:s@cret").decode()
-    assert all(f"Proxy-Authorization: Basic {login}" in head for head in proxy.asked)
+    assert [head for head in proxy.asked if f"Proxy-Authorization: Basic {login}" not in head] == []
     assert "anna" not in str(told)
     proxy.answer = b"HTTP/1.1 407 Proxy Authentication Required\r\ncontent-length: 0\r\n\r\n"
     assert "cret" not in refusal(link)

@@ -163,24 +163,12 @@ def test_calls_at_once_make_one_key(folder: Path, ca: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["full", "killed"])
-def test_call_that_ends_anywhere_is_done_again(
-    folder: Path, ca: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
+def test_call_that_ends_anywhere_is_done_again(folder: Path, ca: Path, fails_at: Any, error: BaseException) -> None:
     """At each flush and each rename: no half a key, none without its other files, and the same call goes on."""
     finished, messages = 0, set()
     for name, most in (("fsync", 20), ("replace", 5)):
-        real = getattr(os, name)
         for n in range(most):
-            left = [n]
-
-            def failing(*arguments: Any, real: Any = real, left: list[int] = left) -> None:
-                if left[0] == 0:
-                    raise error
-                left[0] -= 1
-                real(*arguments)
-
-            with monkeypatch.context() as patch:
-                patch.setattr(os, name, failing)
+            with fails_at(name, n, error):
                 try:
                     site_keys.make("st-anna", folder, ca=ca)
                     finished += 1

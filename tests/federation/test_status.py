@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import re
-import shutil
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,46 +16,16 @@ import pytest
 pytest.importorskip("flwr")
 
 from liars import lying
-from parties import OPEN, SITES, Parties, write_sites
+from parties import LABELS, OPEN, SITES, Parties, configuration
 
 import rondo
 from rondo.federation import environment
 from rondo.federation.plan import Consent
 from rondo.federation.server.status import status_lines
-from rondo.report import pictures
 from rondo.runs.storage.durable import Journal
 from rondo.runs.watching.progress import Quiet
-from small_runs import save_tiny_bert, settings
 
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_bert(tmp_path_factory.mktemp("model") / "bert")
-
-
-@pytest.fixture
-def folder(bert: Path, tmp_path: Path) -> Path:
-    shutil.copytree(bert, tmp_path / "bert")
-    write_sites(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("partition", "curve"):
-        monkeypatch.setattr(pictures, name, lambda *_: b"")
-
-
-def config(folder: Path, **changes: Any) -> dict[str, Any]:
-    own: dict[str, Any] = {
-        "rounds": 2,
-        "data": {"test_source": str(folder / "data" / "test.csv")},
-        "partition": {"kind": None, "clients": None},
-        "simulation": {"cohort": 1},
-        "task": {"labels": ["neg", "pos"]},
-        "algorithm": {"name": "fedit"},
-    }
-    return settings(folder / "bert", **{**own, **changes})
+config = partial(configuration, task=LABELS)
 
 
 class Watching(Quiet):
@@ -223,7 +193,7 @@ def test_site_that_stays_waits_for_the_next_run(folder: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         parties.run(config(folder), folder / "run", observer=Watching(act), keep=True)
     parties.until("the run failed: the server failed (ZeroDivisionError); its owner sees why")
-    assert all(thread.is_alive() for thread, _ in parties.running.values())
+    assert [site for site, (thread, _) in parties.running.items() if not thread.is_alive()] == []
     for site in list(parties.running):
         parties.stop(site)
     assert not parties.errors

@@ -245,10 +245,8 @@ def test_field_out_of_range_is_named(name: str, field: str, value: float | str) 
 def test_problem_can_show_the_common_faults() -> None:
     """A transpose, a lost scale and ignored weights all change its result."""
     problem = LinearProblem.make(0)
-    shapes = {w.shape for w in problem.weights.values()}
-    assert any(out != inp for out, inp in shapes)
-    assert any(out == inp for out, inp in shapes)
-    assert all(w.scale != 1 for w in problem.weights.values())
+    assert {out == inp for out, inp in (w.shape for w in problem.weights.values())} == {False, True}
+    assert {n: w for n, w in problem.weights.items() if w.scale == 1} == {}
     assert len({c.num_examples for c in problem.clients}) == len(problem.clients)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import os
@@ -23,7 +24,6 @@ from rondo.cli import main
 from rondo.config import ConfigError, load
 from rondo.errors import RunStopped
 from rondo.params import everything
-from rondo.report import pictures
 from rondo.runs import runner
 from rondo.runs.assemble import assemble
 from rondo.runs.storage.directory import RunDirectory
@@ -62,13 +62,6 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return save_tiny_bert(folder / "bert"), write_rows(folder / "rows.csv", reviews(36))
 
 
-@pytest.fixture
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw no pictures: they take most of the time of so small a run, and nothing depends on them."""
-    for name in ("partition", "curve"):
-        monkeypatch.setattr(pictures, name, lambda *_: b"a picture")
-
-
 class Started:
     """A run assembled once, which forked processes start and resume."""
 
@@ -89,6 +82,12 @@ class Started:
         if not directory.finished:
             runner.Runner(self.ready, self.first, directory, Quiet(), None, 0.0, resumed=True).run()
         return None
+
+
+@pytest.fixture(scope="module")
+def started(sources: tuple[Path, Path]) -> Callable[[str], Started]:
+    """The run of a method, assembled once for all tests: they start and resume it in processes of their own."""
+    return functools.cache(lambda name: Started(run_settings(*sources, name)))
 
 
 def forked(work: Callable[[], object]) -> int:
@@ -163,9 +162,8 @@ def calls_of(started: Started, folder: Path, names: tuple[str, ...]) -> int:
     return int(written.read_text())
 
 
-def kill_everywhere(config: dict[str, Any], tmp_path: Path, names: tuple[str, ...], every: int = 1) -> None:
+def kill_everywhere(started: Started, tmp_path: Path, names: tuple[str, ...], every: int = 1) -> None:
     """Kill runs at every ``every``-th call to the functions ``names``, resume them and compare the outcome."""
-    started = Started(config)
     count = calls_of(started, tmp_path / "whole", names)
     expected = outcome(tmp_path / "whole")
     assert count > 60
@@ -183,16 +181,16 @@ def kill_everywhere(config: dict[str, Any], tmp_path: Path, names: tuple[str, ..
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_run_killed_at_a_write_resumes_to_same_bytes(sources: tuple[Path, Path], tmp_path: Path) -> None:
+def test_run_killed_at_a_write_resumes_to_same_bytes(started: Callable[[str], Started], tmp_path: Path) -> None:
     """Killed at every thirteenth write, flush or rename; the slow tests kill at every call."""
-    kill_everywhere(run_settings(*sources, "rolora"), tmp_path, WRITES, every=13)
+    kill_everywhere(started("rolora"), tmp_path, WRITES, every=13)
 
 
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", algorithms.names())
 def test_every_algorithm_killed_at_any_file_change(name: str, sources: tuple[Path, Path], tmp_path: Path) -> None:
-    kill_everywhere(run_settings(*sources, name), tmp_path, CALLS)
+    kill_everywhere(Started(run_settings(*sources, name)), tmp_path, CALLS)
 
 
 def killed_at_random(times: int, sources: tuple[Path, Path], tmp_path: Path) -> None:
@@ -237,11 +235,11 @@ def test_hundred_random_kills_resume_to_same_bytes(sources: tuple[Path, Path], t
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_full_or_broken_disk_stops_run_and_loses_nothing(
-    every: int, sources: tuple[Path, Path], tmp_path: Path
+    every: int, started: Callable[[str], Started], tmp_path: Path
 ) -> None:
-    """Full or broken at every third write; the slow test at each."""
-    started = Started(run_settings(*sources, "rolora"))
-    count = calls_of(started, tmp_path / "whole", ("write",))
+    """Full or broken at every fifth write; the slow test at each."""
+    run = started("rolora")
+    count = calls_of(run, tmp_path / "whole", ("write",))
     expected = outcome(tmp_path / "whole")
     for at in range(0, count, every):
         folder, code = tmp_path / f"full-{at}", (errno.ENOSPC, errno.EIO)[at % 2]
@@ -253,13 +251,13 @@ def test_full_or_broken_disk_stops_run_and_loses_nothing(
 
             with counted(act, ("write",)):
                 try:
-                    started.start(folder)
+                    run.start(folder)
                 except RunStopped as error:
                     raise SystemExit(3 if os.strerror(code) in str(error) else 4) from None
 
         assert forked(full) == 3, f"call {at}"
         assert not list(folder.rglob("*.tmp"))
-        assert forked(lambda folder=folder: started.go_on(folder)) == 0  # type: ignore[misc]
+        assert forked(lambda folder=folder: run.go_on(folder)) == 0  # type: ignore[misc]
         assert outcome(folder) == expected, f"failed at call {at}"
         shutil.rmtree(folder)
 
@@ -277,13 +275,14 @@ def command(*arguments: str) -> int:
     return forked(work)
 
 
-@pytest.fixture
-def written(sources: tuple[Path, Path], tmp_path: Path) -> Path:
-    """A configuration file for 30 rounds."""
+@pytest.fixture(scope="module")
+def written(sources: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A configuration file for 20 rounds, and beside it the run of it, ``whole``."""
     from rondo.runs.storage.directory import to_toml
 
-    path = tmp_path / "run.toml"
-    path.write_text(to_toml(load(run_settings(*sources, "fedsa-lora", rounds=30))))
+    path = tmp_path_factory.mktemp("written") / "run.toml"
+    path.write_text(to_toml(load(run_settings(*sources, "fedsa-lora", rounds=20))))
+    assert command("run", str(path), "--run-dir", str(path.with_name("whole"))) == 0
     return path
 
 
@@ -291,7 +290,6 @@ def written(sources: tuple[Path, Path], tmp_path: Path) -> Path:
 def test_signal_ends_run_cleanly_and_run_resumes(
     number: signal.Signals, code: int, written: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert command("run", str(written), "--run-dir", str(tmp_path / "whole")) == 0
     folder = tmp_path / "a run"
     child = os.fork()
     if child == 0:
@@ -313,11 +311,11 @@ def test_signal_ends_run_cleanly_and_run_resumes(
     assert "Traceback" not in captured.err
     assert not list(folder.rglob("*.tmp"))
     done = len(RunDirectory(folder).rounds())
-    assert 2 < done < 30
+    assert 2 < done < 20
     assert command("resume", str(folder)) == 0
     captured = capfd.readouterr()
     assert "committed rounds" in captured.err
-    assert outcome(folder) == outcome(tmp_path / "whole")
+    assert outcome(folder) == outcome(written.with_name("whole"))
     assert command("resume", str(folder)) == 0
     assert "is finished; nothing is left to do" in capfd.readouterr().out
 
@@ -340,6 +338,19 @@ def cut_off(started: Started, folder: Path, rounds: int) -> None:
         run.run()
 
     assert forked(work) == KILLED
+
+
+@pytest.fixture(scope="module")
+def stopped(started: Callable[[str], Started], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of fedsa-lora that died after two of three rounds. Tests copy it."""
+    folder = tmp_path_factory.mktemp("stopped") / "cut"
+    cut_off(started("fedsa-lora"), folder, 2)
+    return folder
+
+
+@pytest.fixture
+def cut(stopped: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(stopped, tmp_path / "cut"))
 
 
 @pytest.mark.parametrize("skipped", [1, 3])
@@ -385,47 +396,37 @@ def test_patience_ends_a_resumed_run_at_the_same_round(sources: tuple[Path, Path
 
 
 def test_damaged_checkpoint_is_skipped_and_reported(
-    sources: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    started: Callable[[str], Started], cut: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    started = Started(run_settings(*sources, "fedsa-lora"))
-    assert forked(lambda: started.start(tmp_path / "whole")) == 0
-    cut_off(started, tmp_path / "cut", 2)
-    state = tmp_path / "cut" / "checkpoint" / "round-000002" / "state.safetensors"
+    assert forked(lambda: started("fedsa-lora").start(tmp_path / "whole")) == 0
+    state = cut / "checkpoint" / "round-000002" / "state.safetensors"
     content = bytearray(state.read_bytes())
     content[-1] ^= 1
     state.write_bytes(content)
     capfd.readouterr()
-    assert command("resume", str(tmp_path / "cut")) == 0
+    assert command("resume", str(cut)) == 0
     output = " ".join(capfd.readouterr().err.split())
     assert "damaged, not used: round-000002: state.safetensors is not as it was written" in output
     assert "going on after 1 committed rounds" in output
-    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+    assert outcome(cut) == outcome(tmp_path / "whole")
 
 
-def test_resume_without_whole_checkpoint_is_refused(
-    sources: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    started = Started(run_settings(*sources, "rolora"))
-    cut_off(started, tmp_path / "cut", 2)
+def test_resume_without_whole_checkpoint_is_refused(cut: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for generation in ("round-000001", "round-000002"):
-        (tmp_path / "cut" / "checkpoint" / generation / "state.safetensors").write_bytes(b"")
+        (cut / "checkpoint" / generation / "state.safetensors").write_bytes(b"")
     capfd.readouterr()
-    assert command("resume", str(tmp_path / "cut")) == 2
+    assert command("resume", str(cut)) == 2
     assert "no checkpoint is as it was written, so the run cannot go on" in capfd.readouterr().err
 
 
-def test_rounds_without_checkpoint_are_not_restarted(
-    sources: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    started = Started(run_settings(*sources, "fedsa-lora"))
-    cut_off(started, tmp_path / "cut", 2)
-    for manifest in (tmp_path / "cut" / "checkpoint").glob("round-*/manifest.json"):
+def test_rounds_without_checkpoint_are_not_restarted(cut: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for manifest in (cut / "checkpoint").glob("round-*/manifest.json"):
         manifest.unlink()
-    before = (tmp_path / "cut" / "metrics.jsonl").read_bytes()
+    before = (cut / "metrics.jsonl").read_bytes()
     capfd.readouterr()
-    assert command("resume", str(tmp_path / "cut")) == 2
+    assert command("resume", str(cut)) == 2
     assert "there is no checkpoint of any" in capfd.readouterr().err
-    assert (tmp_path / "cut" / "metrics.jsonl").read_bytes() == before
+    assert (cut / "metrics.jsonl").read_bytes() == before
 
 
 def edited(path: Path, *changes: tuple[str, str]) -> None:
@@ -439,9 +440,9 @@ def edited(path: Path, *changes: tuple[str, str]) -> None:
 def test_resume_lists_and_refuses_differences(
     sources: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """``--allow-nondeterministic`` resumes all the same."""
+    """``--allow-nondeterministic`` goes on."""
     model, rows = shutil.copytree(sources[0], tmp_path / "bert"), shutil.copy(sources[1], tmp_path / "rows.csv")
-    started = Started(run_settings(Path(model), Path(rows), "fedsa-lora"))
+    cut_off(Started(run_settings(Path(model), Path(rows), "fedsa-lora")), tmp_path / "cut", 2)
     for number, (change, messages) in enumerate(
         {
             lambda f: edited(f / "config.toml", ("lr = 0.02", "lr = 0.03")): ["config.train.lr: was 0.02, is 0.03"],
@@ -455,15 +456,14 @@ def test_resume_lists_and_refuses_differences(
         }.items()
     ):
         kept = Path(rows).read_bytes()
-        folder = tmp_path / f"run-{number}"
-        cut_off(started, folder, 2)
+        folder = shutil.copytree(tmp_path / "cut", tmp_path / f"run-{number}")
         before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
         change(folder)
         touched = {p for p, content in before.items() if p.read_bytes() != content}
         capfd.readouterr()
         assert command("resume", str(folder)) == 2
         errors = capfd.readouterr().err
-        assert all(message in errors for message in messages), errors
+        assert [message for message in messages if message not in errors] == [], errors
         assert "--allow-nondeterministic" in errors
         assert {p for p, content in before.items() if p.read_bytes() != content} == touched
         assert command("resume", str(folder), "--allow-nondeterministic") == 0
@@ -473,11 +473,10 @@ def test_resume_lists_and_refuses_differences(
 
 @pytest.mark.parametrize("name", ["truncate", "unlink"])
 def test_resume_on_a_disk_that_cannot_be_written_is_told(
-    name: str, sources: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    name: str, cut: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """As on a disk that is mounted anew, read-only, after an error."""
-    folder = tmp_path / "cut"
-    cut_off(Started(run_settings(*sources, "fedsa-lora")), folder, 2)
+    folder = cut
     (folder / "checkpoint" / "round-000002" / "state.safetensors.tmp").write_bytes(b"left over")
 
     def read_only() -> None:
@@ -496,11 +495,10 @@ def test_resume_on_a_disk_that_cannot_be_written_is_told(
     assert command("resume", str(folder)) == 0
 
 
-def test_second_process_in_one_directory_is_refused(sources: tuple[Path, Path], tmp_path: Path) -> None:
+def test_second_process_in_one_directory_is_refused(started: Callable[[str], Started], tmp_path: Path) -> None:
     from rondo.runs.storage import durable
 
-    started = Started(run_settings(*sources, "rolora"))
-    cut_off(started, tmp_path / "cut", 1)
+    cut_off(started("rolora"), tmp_path / "cut", 1)
     with durable.locked(tmp_path / "cut"), pytest.raises(ConfigError, match="another process is running in"):
         runner.resume(tmp_path / "cut")
 

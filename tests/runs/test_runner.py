@@ -29,7 +29,6 @@ from rondo.data import population
 from rondo.data.population import Population
 from rondo.engine.scoring import Scorer
 from rondo.errors import RunStopped
-from rondo.models.kernels import precision
 from rondo.models.loading.peft import read_tensors
 from rondo.models.shortcuts.choose import telling
 from rondo.results import evaluate, export
@@ -201,7 +200,7 @@ def test_adapter_loads_in_stock_peft(finished: runner.RunResult, bert: Path) -> 
     model = peft.PeftModel.from_pretrained(base, folder).eval()
     factors = [p for n, p in model.named_parameters() if "lora_B" in n]
     assert len(factors) == 4
-    assert all(bool(p.any()) for p in factors)
+    assert [p for p in factors if not bool(p.any())] == []
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     rows = reviews(12, seed=1)
     with torch.no_grad():
@@ -746,7 +745,7 @@ def test_server_optimizer_steps_and_keeps_its_moments(run: Run, data: Path, tmp_
     saved = safetensors.torch.load_file(momentum.run_dir / "checkpoint" / "round-000002" / "state.safetensors")
     moments = {n: t for n, t in saved.items() if "moments" in n}
     assert len(moments) == 4 * 2 + 2
-    assert all(t.any() for t in moments.values())
+    assert {n: t for n, t in moments.items() if not t.any()} == {}
     verification = export.export(momentum.run_dir, tmp_path / "out", verify=True).verification
     assert verification is not None
     assert verification.passed
@@ -822,7 +821,7 @@ def test_misfit_with_data_or_model_is_named(
     messages = problems(lambda: run(data=source, **changes))
     assert path in messages
     assert fragment in messages[path][0]
-    assert not any(tmp_path.glob("run-*"))
+    assert list(tmp_path.glob("run-*")) == []
 
 
 def test_more_tokens_than_positions_are_refused(run: Run, tmp_path: Path) -> None:
@@ -980,15 +979,15 @@ def test_merged_export_is_a_plain_model(finished: runner.RunResult, tmp_path: Pa
     assert verification.passed
     model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
     assert model.config.id2label == {0: "neg", 1: "pos"}
-    assert not any("lora" in name for name, _ in model.named_parameters())
+    assert [name for name, _ in model.named_parameters() if "lora" in name] == []
 
 
 @pytest.mark.parametrize("merged", [False, True], ids=["adapter", "merged"])
 def test_export_of_a_fast_run_is_verified_in_float32(
-    merged: bool, run: Run, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    merged: bool, run: Run, data: Path, tmp_path: Path, bf16: Callable[[bool], None]
 ) -> None:
     """Stock libraries load the model in float32, so the rounding of training makes no difference to them."""
-    monkeypatch.setattr(precision, "native_bf16", lambda: True)
+    bf16(True)
     result = run(data={"source": str(data)}, train={"precision": "fast"}, rounds=1)
     manifest = json.loads((result.run_dir / "manifest.json").read_text())
     assert manifest["kernels"]["dtype"] == "bfloat16"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch.nn import functional
@@ -13,7 +15,7 @@ from rondo.tasks.language.output_layer import OutputLayer
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("rows", [1, 7])
 def test_loss_and_gradient_are_those_of_cross_entropy(
-    dtype: torch.dtype, rows: int, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, rows: int, monkeypatch: pytest.MonkeyPatch, logits_of: Callable[[int, int], None]
 ) -> None:
     """Also over several parts, several steps in a part, equal logits, and logits whose exponential overflows."""
     g = torch.Generator().manual_seed(0)
@@ -24,7 +26,7 @@ def test_loss_and_gradient_are_those_of_cross_entropy(
     targets = torch.randint(words, (tokens,), generator=g)
     # In bfloat16, a gradient that is scaled after it is rounded differs from one that is scaled before.
     scale = torch.ones(tokens) if dtype == torch.bfloat16 else torch.rand(tokens, generator=g, dtype=dtype)
-    monkeypatch.setattr(output_layer, "_CPU_BYTES", 4 * words * rows)
+    logits_of(rows, words)
     monkeypatch.setattr(output_layer, "_STEP_BYTES", 2 * weight.element_size() * words)
 
     mine, plain = (states.clone().requires_grad_() for _ in range(2))

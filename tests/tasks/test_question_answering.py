@@ -53,12 +53,12 @@ def test_windows_of_a_long_context() -> None:
     coded = task().encode([row(LONG, "w1 w2", "w20 w21 w22")])
     room = 32 - 2 - 3
     assert [w.skipped for w in coded] == [0, 19, 38, 57, 76]
-    assert all(w.skipped + w.tokens == (100 if w is coded[-1] else w.skipped + room) for w in coded)
+    assert [w.tokens for w in coded] == [room] * 4 + [100 - 76]
     assert len(coded[0].question.spans) == 200
     held = [w for w in coded if w.target != (w.nothing, w.nothing)]
     assert [w.skipped for w in held] == [0, 19]
     assert [learned(w) for w in held] == ["w20 w21 w22"] * 2
-    assert all(w.question is coded[0].question for w in coded)
+    assert [w for w in coded if w.question is not coded[0].question] == []
 
 
 def test_left_truncation_gives_the_same_contexts() -> None:
@@ -68,7 +68,7 @@ def test_left_truncation_gives_the_same_contexts() -> None:
     assert coded[0].skipped == 0
     assert coded[-1].skipped + coded[-1].tokens == 100
     texts = [w.question.text(w.skipped, w.skipped + w.tokens - 1) for w in coded]
-    assert all(LONG.find(text) >= 0 for text in texts)
+    assert [text for text in texts if text not in LONG] == []
     assert [learned(w) for w in coded if w.target[0] > 0] == ["w20 w21"]
 
 
@@ -105,7 +105,7 @@ def test_digest_covers_answers_and_contexts() -> None:
 
 def test_answer_that_no_window_holds_is_scored_and_not_learned() -> None:
     coded = task().encode([row(LONG, "w1", " ".join(LONG.split()[10:50]))])
-    assert all(w.target == (IGNORED, IGNORED) for w in coded)
+    assert [w for w in coded if w.target != (IGNORED, IGNORED)] == []
     store = task().store()
     store.add(coded)
     assert store.account()["answers_beyond_windows"] == 1
@@ -176,7 +176,7 @@ def test_tokenizers_without_a_pair(kind: str) -> None:
     coded = task(tokenizer(kind)).encode([row(LONG, "w1 w2", "w20 w21")])
     assert {w.nothing for w in coded} == {0}
     assert "w20 w21" in [learned(w) for w in coded if w.target[0] != 0]
-    assert all(w.first >= 2 for w in coded)
+    assert min(w.first for w in coded) >= 2
 
 
 def test_a_context_of_ten_thousand_tokens() -> None:

@@ -137,9 +137,8 @@ def _of_lines(text: str) -> Rows:
 
 
 def _separated(file: TextIO, suffix: str) -> Rows:
-    """The rows of a CSV or TSV file. In a TSV file quotes are either all signs of its texts, as in GLUE's files, or
-    stand around texts as in a CSV file: it is read in the way in which every row has the header's columns, and if that
-    is so in both, without more rows, in the second."""
+    """The rows of a CSV or TSV file. TSV quotes are literal (GLUE) or CSV-style; the reading in which every row has
+    the header's columns wins, and CSV-style if both fit with as many rows."""
     if suffix == ".csv":
         return _quoted(file, suffix)
     lines = [line.rstrip("\r\n").split("\t") for line in file]

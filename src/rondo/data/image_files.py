@@ -1,7 +1,7 @@
 """Rows of pictures from files that hold nothing else: npz archives, IDX files, and folders with one folder per class.
 
-Each row has the columns ``image`` and ``label``. Pictures of npz and IDX files are views of one array of bytes. Those
-of folders are paths, which the task opens one by one.
+Each row has the columns ``image`` and ``label``. Pictures of npz and IDX files are views of one array of bytes.
+Pictures of folders are paths, which the task opens one by one.
 """
 
 from __future__ import annotations

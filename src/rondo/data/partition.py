@@ -1,4 +1,4 @@
-"""Deals rows to clients, with flwr-datasets' partitioners where these do what is wanted. They run on local data, and
+"""Deals rows to clients, with flwr-datasets' partitioners where they fit. They run on local data, and
 nothing is downloaded or reported."""
 
 from __future__ import annotations

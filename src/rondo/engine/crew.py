@@ -1,4 +1,4 @@
-"""Cohorts trained by workers, which are processes of the run's owner. Knows nothing of where they run.
+"""Cohorts trained by workers, which are processes of the run's owner, wherever they run.
 
 A cohort's answers depend on its job alone: the workers' clients, rows and base are the same, and what clients keep
 between rounds stays here and travels with the job. So a worker may be lost at any time, and another does its cohorts

@@ -1,4 +1,4 @@
-"""A transport to clients elsewhere. Messages are brought by a messenger, of which this file knows nothing."""
+"""A transport to clients elsewhere, over any messenger."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A run as a Flower app, for a federation of Flower's that is there already.
+"""A run as a Flower app, for an existing Flower federation.
 
 ``flwr run`` hands the app to a SuperLink, which starts a ServerApp, and at each SuperNode a ClientApp for each message.
-Whose code runs where, and who may take part, is then that federation's matter: a client is whoever its node says it is.
+That federation then decides which code runs where and who takes part: a node's claim to be a client is believed.
 """
 
 from __future__ import annotations

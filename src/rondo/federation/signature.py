@@ -1,6 +1,6 @@
 """The signature of a request: a site's key over everything that the server acts on.
 
-Flower's own covers the time alone, so whoever sees one signature can put it on any request. This one covers method,
+Flower's own covers the time alone, so a copied signature would fit any request. This one covers method,
 path, time, the body's SHA-256 and the program (:mod:`rondo.federation.program`). The server checks it by the headers,
 before it reads the body.
 """

@@ -184,8 +184,8 @@ def handed_over(
 
 
 def _has_section(file: Path, name: str) -> bool:
-    """Whether a configuration has this section, which says that there are factors. Of other files :func:`load` tells
-    the fault."""
+    """Whether a configuration has this section, which says that there are factors. :func:`load` reports malformed
+    files."""
     try:
         return name in tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

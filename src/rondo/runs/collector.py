@@ -1,4 +1,4 @@
-"""Importing large libraries in less time. Imports nothing else of Rondo."""
+"""Faster imports of large libraries. Imports nothing else of Rondo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects that a program gives a run in place of what its configuration names."""
+"""Rows and a model that a program passes, in place of those that the configuration names."""
 
 from __future__ import annotations
 

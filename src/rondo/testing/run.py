@@ -1,4 +1,4 @@
-"""A small run of an algorithm, client by client, for the laws to take apart."""
+"""A small run of an algorithm, client by client, for the laws to inspect."""
 
 from __future__ import annotations
 

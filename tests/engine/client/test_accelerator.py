@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +24,6 @@ from rondo.data.population import Member, Population
 from rondo.engine.client.cohorts import divided, one_cohort, workers
 from rondo.engine.client.memory import Budget, budget
 from rondo.engine.client.trainer import CohortTrainer
-from rondo.models.kernels import precision
 from rondo.models.kernels.precision import Kernels, apply, choose
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.networks.rows import Rows, to_device
@@ -111,9 +111,11 @@ def test_training_steps_do_not_wait_for_the_device(kind: str, optimizer: Any, dr
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_kernels_chosen_for_an_accelerator(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_chosen_for_an_accelerator(
+    native: bool, bf16: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: native)
-    monkeypatch.setattr(precision, "native_bf16", lambda: not native)  # concerns the processor only
+    bf16(not native)  # concerns the processor only
     exact = choose("exact", CUDA)
     assert exact == Kernels(torch.float32, "torch", "torch, mask unread")
     fast = choose("fast", CUDA)
@@ -152,7 +154,6 @@ def test_cohort_of_64_is_one_network_call(monkeypatch: pytest.MonkeyPatch) -> No
     run = load({"rounds": 1, "train": {"batch_size": 4, "local_steps": 2}})
     sim = Composed(algorithms.get("fedit"), network, task, Population(members, (), {}), run, seen)
     monkeypatch.setattr("rondo.engine.client.cohorts.budget", lambda *_: Budget(2**35, 2**35, sys.maxsize))
-    sim.workers = 1
     sizes = []
     network.module.register_forward_pre_hook(
         lambda _, args, kwargs: sizes.append(len(kwargs["input_ids"])), with_kwargs=True

@@ -32,7 +32,6 @@ from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.shortcuts import target_logits
 from rondo.params import Packed, Params
 from rondo.runs.wrapping import with_policies
-from rondo.tasks.language import output_layer
 from rondo.tasks.language.causal_lm import CausalLM
 from rondo.tasks.language.text import TextTask
 from rondo.tasks.language.token_store import TextExample
@@ -164,17 +163,17 @@ def test_cohort_equals_clients_alone(name: str, policy: str, train: Any, dropout
     for answer in together:
         assert answer.upload is not None
         tensors = {**answer.upload.params, **answer.kept}
-        assert any(not t.equal(start[n]) for n, t in tensors.items() if n in start)
+        assert [n for n in tensors.keys() & start.keys() if not tensors[n].equal(start[n])], "nothing was trained"
 
 
 @pytest.mark.parametrize("name", every_method())
-def test_language_cohort_equals_clients_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_language_cohort_equals_clients_alone(name: str, logits_of: Callable[[int, int], None]) -> None:
     """With the loss computed a few tokens at a time, so that the logits are never whole."""
-    monkeypatch.setattr(output_layer, "_CPU_BYTES", 5 * 4 * tiny.VOCABULARY)  # 5 tokens, of several clients
+    logits_of(5, tiny.VOCABULARY)  # of several clients
     sim = language(name)
     together, alone = (trained(sim, alone=a) for a in (False, True))
     assert_law(together, alone, EXACT)
-    assert all(answer.loss != together[0].loss for answer in together[1:])
+    assert together[0].loss not in [answer.loss for answer in together[1:]]
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4], ids=["plain", "dropout"])
@@ -212,7 +211,7 @@ def test_memory_limits_cohorts_at_once(megabytes: float, at_once: int) -> None:
     sim = make("fedit", run=config("auto"))
     settings = sim.config.simulation.model_copy(update={"memory_mb": 1})
     sim.config = sim.config.model_copy(update={"simulation": settings})
-    sim.workers = 6  # 0.2 of 1 MB each would let five train at once and leave the sixth thread idle
+    torch.set_num_threads(6)  # 0.2 of 1 MB each would let five train at once and leave the sixth thread idle
     clients = sim.population.clients
     sim.bytes_per_cost = megabytes * 2**20 / sim.cohorts._step(clients)
     cohorts = sim.cohorts.plan(clients)
@@ -230,7 +229,8 @@ def test_spare_threads_are_shared_out_where_worthwhile(workers: int, allowed: in
     sim = make("fedit", run=config("auto"))
     settings = sim.config.simulation.model_copy(update={"memory_mb": allowed})
     sim.config = sim.config.model_copy(update={"simulation": settings})
-    sim.workers, sim.bytes_per_cost = workers, 2.0**20
+    torch.set_num_threads(workers)
+    sim.bytes_per_cost = 2.0**20
     assert sim.cohorts._at_once(1) == at_once
 
 
@@ -263,7 +263,6 @@ def test_processor_takes_no_larger_steps_than_useful(
 ) -> None:
     sim = make("fedit", run=config("auto"))
     sim.network.module.to(dtype)
-    sim.workers = 1
     sim.bytes_per_cost = 1.0  # memory alone would allow one cohort of all clients
     clients = sim.population.clients
     assert max(map(len, sim.cohorts.plan(clients))) == len(SIZES)
@@ -275,11 +274,11 @@ def test_processor_takes_no_larger_steps_than_useful(
 @pytest.mark.parametrize("name", every_method())
 def test_rounds_agree_for_any_cohort_size_and_threads(name: str, count: int) -> None:
     states = []
+    torch.set_num_threads(count)
     for cohort in (1, 2, "auto"):
         sim = make(name, "local", run=config(cohort))
-        sim.workers = count
-        records = [sim.run_round(t) for t in range(3)]
-        assert all(r["failed"] == [] and r["clients"] == len(SIZES) for r in records)
+        records = [sim.run_round(t) for t in range(2)]
+        assert [r for r in records if r["failed"] or r["clients"] != len(SIZES)] == []
         states.append((sim, records))
     (first, expected), *others = states
     for sim, records in others:
@@ -370,7 +369,7 @@ def test_plan_has_every_client_once_in_order(ranks: list[Any], size: Any, worker
         assert [c for cohort in of_rank for c in cohort] == [c for c in clients if c.rank == rank]
         sizes = [len(cohort) for cohort in of_rank]
         assert 1 <= min(sizes) <= max(sizes) <= min(limit, min(sizes) + 1)
-    assert all(len({c.rank for c in cohort}) == 1 for cohort in cohorts)
+    assert [cohort for cohort in cohorts if len({c.rank for c in cohort}) != 1] == []
     firsts = [clients.index(cohort[0]) for cohort in cohorts]
     assert firsts == sorted(firsts)
 
@@ -493,4 +492,4 @@ def test_measuring_memory_keeps_no_reference_to_the_model() -> None:
     factors = [weakref.ref(t) for t in seen.values()]
     del module, network, seen
     gc.collect()
-    assert not any(ref() is not None for ref in weights + factors)
+    assert [ref for ref in weights + factors if ref() is not None] == []

@@ -233,7 +233,8 @@ def test_server_optimizer_counts_as_interference() -> None:
     "name", [n for n in NAMES if (traits := algorithms.entry(n).traits).exact and traits.needs_factors]
 )
 def test_exact_methods_have_no_interference(name: str) -> None:
-    assert all(p.measured()["interference"] == pytest.approx(0, abs=1e-12) for p in play(algorithms.get(name)))
+    measured = [p.measured()["interference"] for p in play(algorithms.get(name))]
+    assert measured == pytest.approx([0] * len(measured), abs=1e-12)
 
 
 @pytest.mark.parametrize("name", ["flexlora", "fedhm"])
@@ -279,7 +280,7 @@ def test_round_without_steps_has_null_ratios(name: str) -> None:
         assert measured["reason"] == OPAQUE.get(name)
         for key in ("interference", "alignment_mean", "alignment_min"):
             assert measured[key] is None, key
-        assert all(v is None or isinstance(v, str) or math.isfinite(v) for v in measured.values())
+        assert {n: v for n, v in measured.items() if not (v is None or isinstance(v, str) or math.isfinite(v))} == {}
 
 
 def test_idle_client_has_no_alignment() -> None:
@@ -406,7 +407,7 @@ def test_uploads_beyond_the_limit_give_no_diagnostics(monkeypatch: pytest.Monkey
     monkeypatch.setattr(exchange, "HELD_BYTES", 3 * size - 1)
     measured = sim.run_round(2)["diagnostics"]
     assert "MiB" in measured.pop("reason")
-    assert not any(measured.values())
+    assert {name: value for name, value in measured.items() if value} == {}
 
 
 def test_diagnostics_failure_warns_and_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,7 +116,7 @@ def test_network_that_reads_padding_is_told(reads: str, minds: bool) -> None:
         warnings.simplefilter("always")
         reason(chosen)
     assert chosen.minds_padding is minds
-    assert any("scores depend on the batch size" in str(w.message) for w in told) is minds
+    assert ("scores depend on the batch size" in "\n".join(str(w.message) for w in told)) is minds
     same = [TextExample((2, 5 + i, 3), i % 3) for i in range(6)]
     even = reader(reads)
     reason(even, examples=same)
@@ -203,7 +203,7 @@ def test_trial_leaves_no_trace() -> None:
     assert fingerprint(chosen.module) == before
     assert torch.get_rng_state().equal(drawn)
     assert [len(m._forward_hooks) for m in chosen.module.modules()] == hooks
-    assert all(p.grad is None for p in chosen.module.parameters())
+    assert [n for n, p in chosen.module.named_parameters() if p.grad is not None] == []
     assert chosen(params, {}, batch).equal(output)
 
 
@@ -253,5 +253,6 @@ def test_dropout_of_one_client_covers_inputs_without_rows() -> None:
     chosen(params, {}, tiny.text_batch(), [torch.Generator().manual_seed(0)], rows)
     masks = chosen._call.masks["layer"]
     assert [m.shape[:2] for m in masks] == [(4, 9), (1, 8)]
-    assert all(0.2 < float((m == 0).double().mean()) < 0.8 for m in masks)
+    dropped = [float((m == 0).double().mean()) for m in masks]
+    assert [share for share in dropped if not 0.2 < share < 0.8] == []
     assert bool((masks[1][:, 5:] == 0).any())

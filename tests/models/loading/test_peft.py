@@ -125,8 +125,8 @@ def test_initial_factors_equal_pefts_for_the_seed(init: Any) -> None:
     before = torch.random.get_rng_state()
     one, again, other = (plan(module, config, "SEQ_CLS", tiny.head_names(module), s) for s in (1, 1, 2))
     assert torch.random.get_rng_state().equal(before)
-    assert all(one.params[n].equal(again.params[n]) for n in one.params)
-    assert not any(one.params[n].equal(other.params[n]) for n in one.params if n.endswith(".A"))
+    torch.testing.assert_close(one.params, again.params, rtol=0, atol=0)
+    assert [n for n in one.params if n.endswith(".A") and one.params[n].equal(other.params[n])] == []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         lora = peft.LoraConfig(task_type="SEQ_CLS", r=4, target_modules=["query"], init_lora_weights=init)
@@ -174,7 +174,7 @@ def test_head_is_never_adapted(target: Any) -> None:
     head = tiny.head_names(module)
     planned = plan(module, AdapterConfig(r=2, target_modules=target), "SEQ_CLS", head, 0)
     assert planned.sites
-    assert all(".layer." in s.path for s in planned.sites)
+    assert [s for s in planned.sites if ".layer." not in s.path] == []
     assert set(dict(module.named_parameters())) >= set(head)
 
 
@@ -311,7 +311,7 @@ def test_unsupported_layers_are_a_config_error(target: list[str]) -> None:
     before = structure(module)
     with pytest.raises(ConfigError) as caught:
         plan(module, AdapterConfig(r=2, target_modules=target), "SEQ_CLS", tiny.head_names(module), 0)
-    assert all(p.path == "adapter.target_modules" for p in caught.value.problems)
+    assert [p for p in caught.value.problems if p.path != "adapter.target_modules"] == []
     assert target[-1] in str(caught.value)
     assert structure(module) == before
 
@@ -396,7 +396,7 @@ def test_stock_peft_gives_the_networks_logits(name: str, changed: bool, tmp_path
         assert (ours - run.base(**batch).logits).abs().max() > 1e-2
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     assert config["target_modules"] == sorted(s.path for s in run.planned.sites)
-    assert not any(config[key] for key in ("exclude_modules", "layers_to_transform", "layers_pattern"))
+    assert [key for key in ("exclude_modules", "layers_to_transform", "layers_pattern") if config[key]] == []
     modules = config["modules_to_save"]
     assert modules == (sorted(modules) if run.head else None)
     for name in run.head:
@@ -519,7 +519,7 @@ def test_written_tensors_are_read_back(tmp_path: Path) -> None:
     run.write(tmp_path)
     tensors = read_tensors(tmp_path)
     assert tensors.keys() == run.seen.keys()
-    assert all(tensors[n].equal(run.seen[n]) for n in tensors)
+    torch.testing.assert_close(tensors, run.seen, rtol=0, atol=0, check_dtype=False)
 
 
 # Starting from an adapter
@@ -603,7 +603,7 @@ def _refused(folder: Path, module: Any, task: Any = "SEQ_CLS", head: tuple[str, 
     head = tiny.head_names(module) if head is None else head
     with pytest.raises(ConfigError) as caught:
         plan(module, AdapterConfig(start_from=str(folder)), task, head, 0)
-    assert all(p.path == "adapter.start_from" for p in caught.value.problems)
+    assert [p for p in caught.value.problems if p.path != "adapter.start_from"] == []
     return caught.value
 
 
@@ -702,7 +702,7 @@ def test_every_key_of_pefts_is_taken_or_explained() -> None:
     taken = AdapterConfig.model_fields.keys() - {"start_from", "from_scratch"}
     assert {f.name for f in dataclasses.fields(peft.LoraConfig)} == taken | NOT_TAKEN.keys()
     assert not taken & NOT_TAKEN.keys()
-    assert all(str(not_taken(key)).endswith("remove it") for key in NOT_TAKEN)
+    assert [key for key in NOT_TAKEN if not str(not_taken(key)).endswith("remove it")] == []
     assert not_taken("r") is None
 
 
@@ -727,6 +727,6 @@ def test_adapter_with_what_rondo_lacks_is_refused(key: str, value: Any, tmp_path
 def test_start_from_an_adapter_with_the_frozen_output_layer_beside_its_factors(tmp_path: Path) -> None:
     """Stock PEFT saves the weight of an adapted lm_head too."""
     base, logits = trained_by_peft("llama-lm", tmp_path, target_modules=["q_proj", "lm_head"])
-    assert any("base_layer" in name for name in peft.load_peft_weights(str(tmp_path), device="cpu"))
+    assert "base_layer" in " ".join(peft.load_peft_weights(str(tmp_path), device="cpu"))
     _, found = started(base, tmp_path, "CAUSAL_LM", ())
     torch.testing.assert_close(found, logits, rtol=0, atol=1e-9)

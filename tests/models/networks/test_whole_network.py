@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -79,13 +80,13 @@ def test_module_itself_is_never_changed() -> None:
     before = {n: t.clone() for n, t in plain.state_dict().items()}
     start = {n: t + 1 for n, t in add_client_axis(network.initial).items()}
     network(start, {}, images(4), generators(0))
-    assert all(t.equal(before[n]) for n, t in plain.state_dict().items())
+    torch.testing.assert_close(plain.state_dict(), before, rtol=0, atol=0)
 
 
 def test_frozen_statistics_stay_in_training() -> None:
     plain = module()
     network = WholeNetwork(plain, names(plain), head(plain), statistics=False)
-    assert not any(n.startswith("buffer:") for n in network.initial)
+    assert [n for n in network.initial if n.startswith("buffer:")] == []
     params = add_client_axis(network.initial)
     assert network(params, {}, images(4), generators(0)).equal(network(params, {}, images(4)))
 
@@ -110,7 +111,7 @@ def test_cohort_equals_its_clients_alone(counts: tuple[int, ...]) -> None:
         alone = add_client_axis({n: t.clone() for n, t in own[k].items()})
         if count:
             assert output[start : start + count].equal(network(alone, {}, rows, generators(k)))
-        assert all(t[0].equal(together[n][k]) for n, t in alone.items())
+        assert {n: t for n, t in alone.items() if not t[0].equal(together[n][k])} == {}
         start += count
 
 
@@ -143,7 +144,7 @@ def test_threads_do_not_see_each_others_tensors() -> None:
 
     alone = [work(k) for k in range(4)]
     with ThreadPoolExecutor(4) as pool:
-        assert all(a.equal(b) for a, b in zip(alone, pool.map(work, range(4)), strict=True))
+        torch.testing.assert_close(list(pool.map(work, range(4))), list(alone), rtol=0, atol=0)
 
 
 def test_dropout_acts_in_training_alone_by_its_generator() -> None:
@@ -178,14 +179,14 @@ def test_single_row_is_normalised_by_the_statistics() -> None:
     ],
 )
 def test_products_in_bfloat16_where_they_gain(
-    layer: nn.Module, precision: Any, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    layer: nn.Module, precision: Any, expected: torch.dtype, bf16: Callable[[bool], None]
 ) -> None:
-    monkeypatch.setattr("rondo.models.kernels.precision.native_bf16", lambda: True)
+    bf16(True)
     assert products(precision, torch.device("cpu"), nn.Sequential(layer, nn.ReLU())) is expected
 
 
-def test_no_products_in_bfloat16_without_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rondo.models.kernels.precision.native_bf16", lambda: False)
+def test_no_products_in_bfloat16_without_the_hardware(bf16: Callable[[bool], None]) -> None:
+    bf16(False)
     assert products("fast", torch.device("cpu"), nn.Sequential(nn.Conv2d(3, 8, 3))) is torch.float32
 
 

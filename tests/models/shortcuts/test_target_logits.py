@@ -18,7 +18,6 @@ from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.networks.rows import Rows
 from rondo.models.shortcuts.target_logits import LogitsNeeded, split_off
 from rondo.params import Params
-from rondo.tasks.language import output_layer
 from rondo.tasks.language.causal_lm import CausalLM
 from rondo.tasks.language.token_store import TextExample
 
@@ -67,12 +66,12 @@ def step(network: AdaptedNetwork, task: CausalLM, seen: Params) -> tuple[Tensor,
 @pytest.mark.parametrize("tokens", [1, 3, 1000], ids="{} at a time".format)
 @pytest.mark.parametrize("kind", MODELS)
 def test_losses_and_gradients_equal_those_of_whole_logits(
-    monkeypatch: pytest.MonkeyPatch, kind: str, tokens: int
+    logits_of: Callable[[int, int], None], kind: str, tokens: int
 ) -> None:
     network, seen = network_of(kind)
     task = task_of()
     sums, counts, gradients = step(network, task, seen)
-    monkeypatch.setattr(output_layer, "_CPU_BYTES", 4 * tiny.VOCABULARY * tokens)
+    logits_of(tokens, tiny.VOCABULARY)
     task = split(network, task, seen)
     again, numbers, after = step(network, task, seen)
     assert counts.equal(numbers)
@@ -84,14 +83,14 @@ def test_losses_and_gradients_equal_those_of_whole_logits(
         torch.testing.assert_close(gradient, gradients[name], rtol=1e-10, atol=1e-13)
 
 
-def test_only_target_tokens_have_logits_and_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_target_tokens_have_logits_and_few_at_a_time(logits_of: Callable[[int, int], None]) -> None:
     network, seen = network_of("llama")
     task = task_of()
     asked: list[int] = []
     layer = network.module.lm_head
     original = layer.forward
     layer.forward = lambda states: asked.append(states.numel() // 32) or original(states)  # type: ignore[func-returns-value]
-    monkeypatch.setattr(output_layer, "_CPU_BYTES", 4 * tiny.VOCABULARY * 4)
+    logits_of(4, tiny.VOCABULARY)
     task = split(network, task, seen)
     asked.clear()
     step(network, task, seen)
@@ -99,7 +98,7 @@ def test_only_target_tokens_have_logits_and_few_at_a_time(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_scores_equal_those_of_whole_logits(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_scores_equal_those_of_whole_logits(logits_of: Callable[[int, int], None], kind: str) -> None:
     network, seen = network_of(kind)
     task = task_of()
     first = {n: t[:1] for n, t in seen.items()}
@@ -112,7 +111,7 @@ def test_scores_equal_those_of_whole_logits(monkeypatch: pytest.MonkeyPatch, kin
         return tally.scores()
 
     whole = scores()
-    monkeypatch.setattr(output_layer, "_CPU_BYTES", 4 * tiny.VOCABULARY * 2)
+    logits_of(2, tiny.VOCABULARY)
     task = split(network, task, seen)
     assert scores() == pytest.approx(whole, rel=1e-6)
     assert whole["tokens"] == 9

@@ -19,19 +19,6 @@ from rondo.runs.storage import durable
 from rondo.runs.storage.durable import Damaged, Journal, Position
 
 
-def failing(patch: pytest.MonkeyPatch, name: str, at: int, code: int) -> None:
-    """Make the ``at``-th call of ``os.<name>`` fail with ``code``."""
-    original: Callable[..., Any] = getattr(os, name)
-    calls = iter(range(10_000))
-
-    def call(*args: Any, **options: Any) -> Any:
-        if next(calls) == at:
-            raise OSError(code, os.strerror(code))
-        return original(*args, **options)
-
-    patch.setattr(os, name, call)
-
-
 def test_file_is_written_and_replaced(tmp_path: Path) -> None:
     for content in (b"first", b"", b"x" * 100_000):
         durable.write(tmp_path / "a", content)
@@ -86,7 +73,7 @@ def test_several_files_are_flushed_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert folders == [tmp_path]
 
 
-def test_cause_is_told_where_cleaning_fails_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cause_is_told_where_cleaning_fails_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: Any) -> None:
     """A disk that breaks lets neither the file be written nor its beginning be removed."""
 
     def broken(*arguments: Any, **options: Any) -> None:
@@ -100,8 +87,7 @@ def test_cause_is_told_where_cleaning_fails_too(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(OSError, match="filling"):
         durable.write_folder(tmp_path / "folder", fills)
     monkeypatch.setattr(Path, "unlink", broken)
-    failing(monkeypatch, "replace", 0, errno.EIO)
-    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+    with fails_at("replace", error=OSError(errno.EIO, "replacing")), pytest.raises(OSError, match="replacing"):
         durable.write(tmp_path / "a", b"new")
 
 
@@ -115,14 +101,10 @@ def test_folder_made_by_another_process_is_accepted(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EACCES])
 @pytest.mark.parametrize("name", ["open", "write", "fsync", "replace"])
-def test_failed_write_leaves_the_old_file(
-    name: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_write_leaves_the_old_file(name: str, code: int, tmp_path: Path, fails_at: Any) -> None:
     durable.write(tmp_path / "a", b"old")
-    with monkeypatch.context() as patch:
-        failing(patch, name, 0, code)
-        with pytest.raises(OSError) as error:
-            durable.write(tmp_path / "a", b"new")
+    with fails_at(name, error=OSError(code, os.strerror(code))), pytest.raises(OSError) as error:
+        durable.write(tmp_path / "a", b"new")
     assert error.value.errno == code
     assert (tmp_path / "a").read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["a"]
@@ -155,13 +137,11 @@ except OSError as error:
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_failed_append_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_append_leaves_the_file_as_it_was(tmp_path: Path, fails_at: Any) -> None:
     durable.append(tmp_path / "a", b"one\n")
     for call in ("write", "fsync"):
-        with monkeypatch.context() as patch:
-            failing(patch, call, 0, errno.ENOSPC)
-            with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
-                durable.append(tmp_path / "a", b"half")
+        with fails_at(call), pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+            durable.append(tmp_path / "a", b"half")
         assert (tmp_path / "a").read_bytes() == b"one\n"
     durable.append(tmp_path / "a", b"two\n")
     assert (tmp_path / "a").read_bytes() == b"one\ntwo\n"
@@ -193,14 +173,12 @@ def test_journal_is_cut_at_its_position_and_continued(
 
 
 @pytest.mark.parametrize("name", ["write", "fsync"])
-def test_failed_line_is_overwritten(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_line_is_overwritten(name: str, tmp_path: Path, fails_at: Any) -> None:
     journal = Journal(tmp_path / "lines")
     journal.append(b"one")
     before = journal.position
-    with monkeypatch.context() as patch:
-        failing(patch, name, 0, errno.ENOSPC)
-        with pytest.raises(OSError):
-            journal.append(b"a longer line")
+    with fails_at(name), pytest.raises(OSError):
+        journal.append(b"a longer line")
     assert journal.position == before
     journal.append(b"two")
     assert (tmp_path / "lines").read_bytes() == b"one\ntwo\n"

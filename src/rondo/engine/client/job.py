@@ -1,7 +1,7 @@
 """A cohort's work in a round, and its answers, as objects and as bytes.
 
-As bytes they go between one owner's processes, which trust each other. Tensors that a round's jobs have in common
-travel once a round (:class:`Common`).
+The bytes pass between processes of one owner, which trust each other. Tensors common to a round's jobs travel once per
+round (:class:`Common`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a server knows of each site of its run, in the file ``sites.json`` for :mod:`rondo.federation.server.status`."""
+"""The state of a run's sites, which the server keeps in ``sites.json`` for :mod:`rondo.federation.server.status`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A site's disk: what each of its clients must still have after a restart."""
+"""A site's disk: the tensors that each of its clients needs after a restart."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Words as numbers without a vocabulary: each word's number is its digest.
 
-A vocabulary would be made of all clients' words, which would tell the server some of them. Words with the same number
+A vocabulary of all clients' words would reveal some of them to the server. Words with the same number
 share an embedding.
 """
 

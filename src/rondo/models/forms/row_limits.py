@@ -1,4 +1,4 @@
-"""The most tokens that a model reads of a row, and those that it can write after them."""
+"""Token limits of a model: how many it reads of a row, and how many it can write after them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How transformers is told to round a model's weights, and the check that this processor does so rightly."""
+"""Rounded weights: the options for transformers, and a check that this processor multiplies by them correctly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint against the model that it was loaded into: tensors that it lacks, has in another size, or has left."""
+"""A checkpoint compared with its model: missing tensors, tensors of another size, and unused ones."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Rows laid end to end in one long row without padding, each with positions and an attention of its own.
 
 Padding costs as much as tokens do in every layer. A step's rows have the lengths of the data, and those of a cohort
-differ most: half to two thirds of what a step computes may be padding. Laid end to end, rows are the same rows in the
-same step: only the place of their tokens within a call is another, and the result has the padded form again.
+differ most: half to two thirds of what a step computes may be padding. Laid end to end, a step
+has the same rows: only the places of their tokens within a call differ, and the result is padded again.
 """
 
 from __future__ import annotations

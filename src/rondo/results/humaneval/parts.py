@@ -4,8 +4,8 @@ The tester calls a stub of the function: its arguments go to the solver as plain
 comes back as a plain value. So the code under test never shares a process with the tests. It cannot read them, replace
 what they are made of, or say that they have passed; all it can do is to answer calls.
 
-Values are None, bool, int, float, complex, str, bytes, list, tuple, dict, set and frozenset. What derives from them
-becomes what it derives from, without its own comparison.
+Values are None, bool, int, float, complex, str, bytes, list, tuple, dict, set and frozenset. An instance of a
+subclass becomes one of its base class, without a comparison of its own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Workers as actors of Ray. The only file that imports ray, and only once a run asks for it.
 
-A worker holds the frozen base and the rows of all clients, which it loads itself, and nothing that a run needs later: a
-lost one is replaced by another. Between processes go jobs and answers as safetensors, through Ray's object store.
+A worker loads the frozen base and the rows of all clients, and keeps nothing that a run needs later, so a lost one is
+replaced. Jobs and answers pass between processes as safetensors, through Ray's object store.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Answers read off a model's scores of tokens, and their exact match and F1 as SQuAD's own scripts define them.
 
 Sources: evaluate-v1.1.py (Rajpurkar et al. 2016); evaluate-v2.0.py (Rajpurkar et al. 2018) where questions may have no
-answer. The scripts give percentages, and these are shares.
+answer. The scripts give percentages; these scores are shares.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The state of the server's line: nodes and letters, as Flower's Fleet API keeps them, in memory.
 
-Letters to sites lie in Flower's stores. Replies do not: Flower lets a site announce any tree of objects, of any size,
-with objects of other letters in it. Here a reply is a set of objects of its own, with a limit on their bytes.
+Flower's stores keep the letters to sites, but not the replies: Flower lets a site announce any tree of objects, of any
+size, with objects of other letters in it. Here a reply is a set of objects of its own, with a limit on their bytes.
 """
 
 from __future__ import annotations

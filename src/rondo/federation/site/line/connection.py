@@ -1,7 +1,7 @@
 """HTTP between a site and its server, straight or through a proxy.
 
-A server may answer anything. Bytes and time are counted below HTTP, where nothing has been unpacked yet: no head and no
-body takes more of either than its question allows, and a byte every few seconds is no answer.
+A server may answer anything, so bytes and time are counted below HTTP, before anything is unpacked: no head and no body
+gets more of either than its request allows, and a byte every few seconds is no answer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A site's end of the line to the server: a Flower SuperNode that runs no code but this program's.
 
-Flower's own command runs the code that its server sends. Here a site answers letters (docs/adr/0017-flower.md). Of a
-message it fetches the letter alone, and no more of it than its owner allows: see
+Flower's own command runs the code that its server sends. Here a site answers letters (docs/adr/0017-flower.md). It
+fetches only the letter in a message, and at most the bytes that its owner allows: see
 :mod:`rondo.federation.site.line.connection`.
 """
 
