@@ -39,7 +39,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {
         "rounds": 3,
         "task": {"kind": "own_task:LeastSquares"},
-        "model": {"name": "test_precision:stack"},
+        "model": {"name": "test_precision_of_runs:stack"},
         "adapter": {"r": 2, "target_modules": ["hidden"]},
         "data": {"source": str(tmp_path / "rows.csv")},
         "partition": {"kind": "iid", "clients": 3},

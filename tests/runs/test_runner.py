@@ -983,6 +983,18 @@ def test_merged_export_is_a_plain_model(finished: runner.RunResult, tmp_path: Pa
 
 
 @pytest.mark.parametrize("merged", [False, True], ids=["adapter", "merged"])
+def test_merged_export_of_a_base_in_bfloat16_says_its_type(merged: bool, run: Run, data: Path, tmp_path: Path) -> None:
+    model = save_tiny_bert(tmp_path / "half")
+    stored = tmp_path / "half" / "config.json"
+    stored.write_text(json.dumps({**json.loads(stored.read_text()), "dtype": "bfloat16"}))
+    result = run(model={"name": str(model)}, data={"source": str(data)}, rounds=1)
+    made = export.export(result.run_dir, tmp_path / "out", merged=merged)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert [note in card for note in made.notes] == [True] * merged
+    assert ("The weights are in float32: the base model's own bfloat16" in card) is merged
+
+
+@pytest.mark.parametrize("merged", [False, True], ids=["adapter", "merged"])
 def test_export_of_a_fast_run_is_verified_in_float32(
     merged: bool, run: Run, data: Path, tmp_path: Path, bf16: Callable[[bool], None]
 ) -> None:

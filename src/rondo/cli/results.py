@@ -51,6 +51,8 @@ def exported(
     allowed = {"allow_code": allow_code, "allow_changed": allow_changed}
     result = rondo.export(run_dir, to, client=client, merged=merged, rank=rank, verify=verify, **allowed)
     print(f"wrote {to}" + (f", rank {result.rank}" if result.rank else ""))
+    for note in result.notes:
+        print(note)
     if rank is not None:
         print(f"truncated to rank {rank}: {result.relative_error:.2%} of the change (Frobenius norm) is lost")
     if result.verification is None:

@@ -25,11 +25,13 @@ class Exported:
     ``rank``: the largest rank of its layers; 0 for a whole model.
     ``relative_error``: the share of the change's Frobenius norm lost by truncation, 0 without.
     ``verification``: None if it was not verified.
+    ``notes``: sentences about the files that their reader may not expect.
     """
 
     rank: int
     relative_error: float
     verification: Verification | None
+    notes: tuple[str, ...] = ()
 
 
 @headed("rondo export")
@@ -78,11 +80,12 @@ def export(
     if rank is not None:
         seen, error = model.truncated(seen, base, rank)
         base = {}
-    write(to, opened, model, seen, base, list(_notes(client, rank, error)))
+    notes = tuple(model.notes)
+    write(to, opened, model, seen, base, [*notes, *_notes(client, rank, error)])
     verification = None
     if verify:
         verification = model.verified(to, seen, base, opened.assembly.task, lambda: _some_rows(opened))
-    return Exported(model.rank(seen, base), error, verification)
+    return Exported(model.rank(seen, base), error, verification, notes)
 
 
 def check_target(to: str | Path) -> Path:

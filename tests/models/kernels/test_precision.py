@@ -207,7 +207,7 @@ def test_kernels_chosen_for_a_processor(
 ) -> None:
     flags = "avx512_bf16" if native else "avx512f"
     processor = f"processor : 0\nvendor_id : {vendor}\nflags : fpu {flags}\n"
-    monkeypatch.setattr(precision.Path, "read_text", lambda _: processor)
+    monkeypatch.setattr(precision.Path, "read_text", lambda _, encoding: processor)
     monkeypatch.setattr(precision, "has_onednn", lambda: has)
     monkeypatch.setattr(precision, "_has_mkl", lambda: mkl)
     exact = choose("exact", CPU)
@@ -246,7 +246,7 @@ def test_kernels_chosen_for_a_processor(
 def test_native_bfloat16_is_read_from_the_processors_flags(
     text: str | None, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def read_text(_: Any) -> str:
+    def read_text(_: Any, encoding: str) -> str:
         if text is None:
             raise FileNotFoundError
         return text

@@ -90,6 +90,11 @@ class Model(ABC):
         is lost. Raises :class:`ConfigError` for a model without an adapter."""
         raise ConfigError.at("--rank", "a model that was trained whole has no adapter to truncate: leave it out")
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """Sentences about what :meth:`save` writes that its reader may not expect."""
+        return ()
+
     def rank(self, seen: Params, base: Base) -> int:
         """The largest rank in the adapter that :meth:`save` writes; 0 without one."""
         return 0

@@ -85,6 +85,16 @@ class Transformer(Model):
         """See :meth:`rondo.models.forms.model.Model.read`. The result is the start of the loaded network."""
         return self.network.initial, {}
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """See :attr:`rondo.models.forms.model.Model.notes`."""
+        stored = getattr(self.known, "dtype", None)
+        if self.form != "merged" or stored not in (torch.bfloat16, torch.float16):
+            return ()
+        name = str(stored).removeprefix("torch.")
+        message = f"The weights are in float32: the base model's own {name} would round the changes of training away."
+        return (f"{message} Load them with dtype={stored} for its size.",)
+
     def _stock_whole(self, folder: Path) -> torch.nn.Module:
         """The whole model in ``folder``, loaded by transformers alone."""
         with quiet():
