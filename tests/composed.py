@@ -13,7 +13,7 @@ from rondo.engine.client.cohorts import Cohorts, one_cohort, workers
 from rondo.engine.client.fitting import Fitting
 from rondo.engine.client.local_round import LocalRound
 from rondo.engine.client.memory import activation_bytes
-from rondo.engine.faults import Rehearsal, are_rehearsed
+from rondo.engine.faults import Rehearsal, are_rehearsed, in_training
 from rondo.engine.scoring import Scorer
 from rondo.engine.server.ledger import Ledger
 from rondo.engine.server.rounds import Server, first_state
@@ -78,7 +78,10 @@ class Composed:
 
     @property
     def local(self) -> LocalRound:
-        return _Noting(self.algorithm, self.network, self.task, self.config, self.locals, self.prefix, self.stop, self)
+        around = in_training(self.config.faults)
+        return _Noting(
+            self.algorithm, self.network, self.task, self.config, self.locals, self.prefix, self.stop, around, self
+        )
 
     @property
     def transport(self) -> Transport:
@@ -115,7 +118,7 @@ class Composed:
 
     def train(self, clients: tuple[Client, ...], round: Round, shared: tuple[Shared, ...]) -> list[Answer]:
         examples = tuple(tuple(self.population.members[c.id].train) for c in clients)
-        return self.local.train(clients, examples, shared, round, {})
+        return self.local.train(clients, examples, shared, round)
 
     def model(self, client: Client, index: int) -> tuple[Params, Base]:
         return self.scorer.model(self.state, client, self.round(index))
@@ -137,8 +140,8 @@ class Composed:
 class _Noting(LocalRound):
     composed: Composed | None = None
 
-    def train(self, clients: Any, examples: Any, shared: Any, round: Round, failing: Any) -> list[Answer]:
-        answers = super().train(clients, examples, shared, round, failing)
+    def train(self, clients: Any, examples: Any, shared: Any, round: Round) -> list[Answer]:
+        answers = super().train(clients, examples, shared, round)
         assert self.composed is not None
         for answer in answers:
             if isinstance(answer.upload, Upload):

@@ -26,7 +26,7 @@ from rondo.engine.client.fitting import Fitting
 from rondo.engine.client.local_round import LocalRound
 from rondo.engine.client.memory import activation_bytes
 from rondo.engine.crew import ByWorkers, Workers
-from rondo.engine.faults import Rehearsal, are_rehearsed
+from rondo.engine.faults import Rehearsal, are_rehearsed, in_training
 from rondo.engine.scoring import Scorer
 from rondo.engine.server.ranks import client_ranks
 from rondo.engine.server.rounds import Server, first_state
@@ -133,6 +133,11 @@ class Assembly:
         fitting = Fitting(self.algorithm, network, self.task, config.train, config.clients)
         return Scorer(self.algorithm, network, self.task, self.population, kept, config.evaluation, fitting)
 
+    def local_round(self, kept: MutableMapping[str, Params], stop: threading.Event | None = None) -> LocalRound:
+        """A simulated client's part of a round. ``kept``: tensors that clients keep."""
+        network, around = self.model.network, in_training(self.config.faults)
+        return LocalRound(self.algorithm, network, self.task, self.config, kept, self.prefix, stop, around)
+
     def start(self) -> Start:
         """Make the first state and measure a training step. A resumed run measures from its first state too, so that
         its cohorts are those of the run that was stopped."""
@@ -156,8 +161,7 @@ class Assembly:
         cohorts = Cohorts(network, self.task, self.population, config, start.bytes_per_cost, workers(network), devices)
         crew: Crew
         if elsewhere is None:
-            local = LocalRound(self.algorithm, network, self.task, config, kept, self.prefix, stop)
-            crew = InProcess(self.population, local)
+            crew = InProcess(self.population, self.local_round(kept, stop))
         else:
             crew = ByWorkers(elsewhere, kept, stop)
         identity = Identity("simulation", self.model_sha256)

@@ -58,7 +58,7 @@ class Party:
             shared = self.holdings.take(request.parcel)
         except Lacking:
             return Reply(held=self.holdings.versions)
-        (answer,) = self.local.train((request.client,), (self.examples,), (shared,), request.round, {})
+        (answer,) = self.local.train((request.client,), (self.examples,), (shared,), request.round)
         if answer.failure is not None:
             return Reply(reason=answer.failure.reason, detail=answer.failure.detail)
         if (reason := self.withheld(answer)) is not None:

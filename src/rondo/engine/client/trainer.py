@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -29,7 +29,7 @@ from rondo.algorithm import (
     plain,
     split_rows,
 )
-from rondo.config.schema import ClientsConfig, FaultKind, TrainConfig
+from rondo.config.schema import ClientsConfig, TrainConfig
 from rondo.engine.client.accumulation import Part, mean_loss, split
 from rondo.engine.client.least_squares import minimiser
 from rondo.errors import StopRequested
@@ -40,7 +40,6 @@ from rondo.models.shortcuts.prefix import Prefix, States
 from rondo.params import Params, Select, buffer, client_row, head, pick
 from rondo.tasks.task import Batch, Example, Task
 
-REHEARSED = "a fault that was rehearsed"
 _GROUPED_BATCHES = 50
 """Length grouping sorts within this many batches at a time, so batches still differ between epochs."""
 
@@ -84,8 +83,6 @@ class CohortTrainer(Trainer):
     """States of all examples below the lowest adapted layer, given with the ``prefix`` that they replace."""
     stop: threading.Event | None = None
     """Checked before every step. Once it is set, ``fit`` raises :class:`StopRequested`."""
-    failing: Mapping[str, FaultKind] = field(default_factory=dict)
-    """Clients whose training is made to fail, by id (:class:`rondo.engine.transport.Turnout`)."""
     failed: dict[str, ClientFailed] = field(default_factory=dict)
     """Failures by client id."""
     losses: list[Tensor] = field(default_factory=list)
@@ -121,8 +118,6 @@ class CohortTrainer(Trainer):
         device = self.network.device
         kept = self._head_inputs(params, trained, steps, epochs) if objective is plain else None
         alive = torch.ones(len(self.clients), dtype=torch.bool, device=device)
-        kinds = [self.failing.get(c.id) for c in self.clients]
-        spoiled = torch.tensor([kind == "nonfinite_loss" for kind in kinds], device=device)
         losses: list[Tensor] = []
         taken = torch.zeros(len(self.clients), dtype=torch.long)
         seen = torch.zeros(len(self.clients), dtype=torch.long)
@@ -132,10 +127,6 @@ class CohortTrainer(Trainer):
                 raise StopRequested
             loss, self._parted = self._loss(batch, dropout, augmenting, kept), None
             value = objective({**used, **trained}, loss)
-            if "out_of_memory" in kinds:
-                raise MemoryError(REHEARSED)
-            if "nonfinite_loss" in kinds:
-                value = value.masked_fill(spoiled, math.nan)
             has_rows = torch.tensor([n > 0 for n in counts])
             taken += has_rows
             seen += torch.tensor(counts)
@@ -157,7 +148,7 @@ class CohortTrainer(Trainer):
         table = torch.stack(losses).cpu() if losses else torch.zeros(0, len(self.clients))
         self.losses.append(table)
         self.work.append((taken, behind))
-        self._find_failed(final, table, taken)
+        self.find_failed(final, table, taken)
         mean = table.nan_to_num(0.0).sum(0) / taken.clamp_min(1)
         return Fit(final, taken, seen, mean)
 
@@ -185,18 +176,14 @@ class CohortTrainer(Trainer):
         batch = [list(examples) for examples in self.examples]
         rows = Rows.of(batch, self.task.lengths).to(self.network.device)
         inputs, targets, hidden = self._to_device(batch, None)
-        kinds = [self.failing.get(c.id) for c in self.clients]
-        if "out_of_memory" in kinds:
-            raise MemoryError(REHEARSED)
         with torch.no_grad():
             output = partial(self._output, inputs=inputs, hidden=hidden, rows=rows)
             final = {**params, **minimiser(self.task, output, params, tuple(pick(params, train)), targets, rows)}
             loss = mean_loss([lambda seen: self._sums(output(seen), targets, rows)], final)
-        loss = loss.masked_fill(torch.tensor([k == "nonfinite_loss" for k in kinds], device=loss.device), math.nan)
         once = torch.ones(len(self.clients), dtype=torch.long)
         self.losses.append(loss[None].cpu())
         self.work.append((once, torch.tensor(rows.counts)))
-        self._find_failed(final, self.losses[-1], once)
+        self.find_failed(final, self.losses[-1], once)
         return Fit(final, once, torch.tensor(rows.counts), loss.cpu())
 
     def second_moment(self, params: Params, *, of: Select) -> Tensor:
@@ -348,7 +335,7 @@ class CohortTrainer(Trainer):
         inputs, targets = ({n: to_device(t, device) for n, t in part.items()} for part in (inputs, targets))
         return inputs, targets, None if hidden is None else to_device(hidden, device)
 
-    def _find_failed(self, final: Params, losses: Tensor, taken: Tensor) -> None:
+    def find_failed(self, final: Params, losses: Tensor, taken: Tensor) -> None:
         """Note the clients whose loss or tensors are not finite. Raises :class:`ClientFailed` where none is left."""
         finite = torch.ones(len(self.clients), dtype=torch.bool)
         for tensor in final.values():
