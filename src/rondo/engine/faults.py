@@ -17,25 +17,12 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from rondo.algorithm import (
-    Client,
-    ClientFailed,
-    Fit,
-    Loss,
-    Objective,
-    Projection,
-    Round,
-    Trainer,
-    Upload,
-    Uploads,
-    plain,
-    unbounded,
-)
+from rondo.algorithm import Client, ClientFailed, Fit, FitOptions, Loss, Round, Trainer, Upload, Uploads
 from rondo.config.schema import FaultKind, FaultsConfig, RunConfig, TrainConfig
 from rondo.engine.client.trainer import CohortTrainer
 from rondo.engine.transport import Answer, Transport, Turnout, Work
 from rondo.engine.wire import Envelope, Identity, encode_upload
-from rondo.params import Params, Select, everything
+from rondo.params import Params, Select
 
 KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 SPOILED: tuple[FaultKind, ...] = ("corrupt_upload", "wrong_round", "late")
@@ -140,44 +127,20 @@ def in_training(config: FaultsConfig) -> Callable[[CohortTrainer], Trainer]:
     return around
 
 
-@dataclass(frozen=True)
-class FailingTrainer:
+class FailingTrainer(Trainer):
     """``trainer`` with the failures that ``kinds`` names, one per client. See :class:`rondo.algorithm.Trainer`."""
 
-    trainer: CohortTrainer
-    kinds: tuple[FaultKind | None, ...]
+    def __init__(self, trainer: CohortTrainer, kinds: tuple[FaultKind | None, ...]) -> None:
+        self.trainer, self.kinds = trainer, kinds
+        self.clients, self.round, self.lr = trainer.clients, trainer.round, trainer.lr
 
-    @property
-    def clients(self) -> tuple[Client, ...]:
-        return self.trainer.clients
-
-    @property
-    def round(self) -> Round:
-        return self.trainer.round
-
-    @property
-    def lr(self) -> float:
-        return self.trainer.lr
-
-    def fit(
-        self,
-        params: Params,
-        *,
-        train: Select = everything,
-        objective: Objective = plain,
-        epochs: int | None = None,
-        steps: int | None = None,
-        lr: float | None = None,
-        project: Projection = unbounded,
-    ) -> Fit:
-        """See :meth:`rondo.algorithm.Trainer.fit`. The failures begin with the first step's loss."""
+    def fit_with(self, params: Params, options: FitOptions) -> Fit:
+        """See :meth:`rondo.algorithm.Trainer.fit_with`. The failures begin with the first step's loss."""
 
         def disturbed(params: Params, loss: Loss) -> Tensor:
-            return self._disturbed(objective(params, loss))
+            return self._disturbed(options.objective(params, loss))
 
-        return self.trainer.fit(
-            params, train=train, objective=disturbed, epochs=epochs, steps=steps, lr=lr, project=project
-        )
+        return self.trainer.fit_with(params, replace(options, objective=disturbed))
 
     def solve(self, params: Params, *, train: Select) -> Fit:
         """See :meth:`rondo.algorithm.Trainer.solve`."""

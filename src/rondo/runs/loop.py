@@ -280,9 +280,9 @@ class Runner:
         for name, member in islice(self.assembly.population.members.items(), _SHEET_CLIENTS):
             step = max(1, len(member.train) // _SHEET_PICTURES)
             examples = list(member.train[::step])[:_SHEET_PICTURES]
-            found = [picture for e in examples if (picture := self.task.picture(e)) is not None]
-            if found:
-                sheet[name] = [(picture.pixels, picture.caption) for picture in found]
+            shown = [picture for e in examples if (picture := self.task.picture(e)) is not None]
+            if shown:
+                sheet[name] = [(picture.pixels, picture.caption) for picture in shown]
         return sheet
 
     def _curve(self, start: Mapping[str, Any], history: Sequence[dict[str, Any]], title: str) -> bytes:

@@ -68,8 +68,8 @@ class _Travelling:
 def encode_job(job: Job, kept: Mapping[str, Params], common: Common) -> bytes:
     """``job`` and the tensors that its clients ``kept``, without what is ``common``."""
     place = {id(t): i for i, t in enumerate(common.tensors)}
-    own = [t for t in _distinct(job) if id(t) not in place]
-    place |= {id(t): len(common.tensors) + i for i, t in enumerate(own)}
+    rest = [t for t in _distinct(job) if id(t) not in place]
+    place |= {id(t): len(common.tensors) + i for i, t in enumerate(rest)}
     base = job.shared[0].base  # a cohort's clients have one base
     same = base.keys() == common.base.keys() and all(change is common.base[path] for path, change in base.items())
     ids = {c.id for c in job.clients}
@@ -78,7 +78,7 @@ def encode_job(job: Job, kept: Mapping[str, Params], common: Common) -> bytes:
             job.round,
             job.clients,
             tuple({name: place[id(t)] for name, t in shared.params.items()} for shared in job.shared),
-            tuple(own),
+            tuple(rest),
             None if same else base,
             {c: tensors for c in ids if (tensors := kept.get(c)) is not None},
         )

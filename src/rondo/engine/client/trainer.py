@@ -74,7 +74,7 @@ class CohortTrainer(Trainer):
     clients: tuple[Client, ...]
     examples: tuple[Sequence[Example], ...]
     round: Round
-    train: TrainConfig
+    config: TrainConfig
     weighting: ClientsConfig
     base: Base
     """The change of the frozen base so far."""
@@ -94,13 +94,13 @@ class CohortTrainer(Trainer):
     _fits: int = 0
 
     def __post_init__(self) -> None:
-        self.lr = self.train.rate(self.round.index, self.round.total)
+        self.lr = self.config.rate(self.round.index, self.round.total)
 
     def fit_with(self, params: Params, options: FitOptions) -> Fit:
         """See :meth:`rondo.algorithm.Trainer.fit`. Only the selected tensors get gradients, and no gradient is computed
         below the lowest of them. Raises :class:`ClientFailed` where a client has no examples or every client of the
         cohort has failed."""
-        config, stream = self.train, self._fits
+        config, stream = self.config, self._fits
         train, objective, epochs, steps = options.train, options.objective, options.epochs, options.steps
         self._fits += 1
         if steps is None and epochs is None:
@@ -120,7 +120,7 @@ class CohortTrainer(Trainer):
         alive = torch.ones(len(self.clients), dtype=torch.bool, device=device)
         losses: list[Tensor] = []
         taken = torch.zeros(len(self.clients), dtype=torch.long)
-        seen = torch.zeros(len(self.clients), dtype=torch.long)
+        rows = torch.zeros(len(self.clients), dtype=torch.long)
         behind = torch.zeros(len(self.clients), dtype=torch.long)
         for counts, batch in self._steps(stream, steps, 1 if epochs is None else epochs):
             if self.stop is not None and self.stop.is_set():
@@ -129,7 +129,7 @@ class CohortTrainer(Trainer):
             value = objective({**used, **trained}, loss)
             has_rows = torch.tensor([n > 0 for n in counts])
             taken += has_rows
-            seen += torch.tensor(counts)
+            rows += torch.tensor(counts)
             behind += torch.tensor(counts if self._parted is None else self._parted)
             training = to_device(has_rows, device)
             alive = alive & (value.detach().isfinite() | ~training)
@@ -150,7 +150,7 @@ class CohortTrainer(Trainer):
         self.work.append((taken, behind))
         self.find_failed(final, table, taken)
         mean = table.nan_to_num(0.0).sum(0) / taken.clamp_min(1)
-        return Fit(final, taken, seen, mean)
+        return Fit(final, taken, rows, mean)
 
     def _take_step(
         self, optimizer: torch.optim.Optimizer, leaves: Sequence[Tensor], value: Tensor, stepping: Tensor
@@ -158,8 +158,8 @@ class CohortTrainer(Trainer):
         """One step of the clients that are ``stepping``, shape (K,), down the gradient of ``value``, shape (K,)."""
         torch.where(stepping, value, 0.0).sum().backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            if self.train.max_grad_norm > 0:
-                _clip(leaves, self.train.max_grad_norm)
+            if self.config.max_grad_norm > 0:
+                _clip(leaves, self.config.max_grad_norm)
             # Restore clients that do not step: momentum and decay would move them even without a gradient.
             # On an accelerator always keep a copy, because asking whether all step would wait for the device.
             all_step = self.network.device.type == "cpu" and bool(stepping.all())
@@ -193,9 +193,9 @@ class CohortTrainer(Trainer):
         rows = Rows.of(batch, self.task.lengths).to(self.network.device)
         inputs, targets, hidden = self._to_device(batch, None)
         owner = torch.arange(len(self.clients)).repeat_interleave(torch.tensor([len(e) for e in self.examples]))
-        each = {n: t[owner.to(t.device)] for n, t in params.items()}
-        leaves = {n: t.clone().requires_grad_() for n, t in pick(each, of & ~buffer).items()}
-        sums, _ = self.task.loss(self._output({**each, **leaves}, inputs, hidden, rows), targets)
+        per_row = {n: t[owner.to(t.device)] for n, t in params.items()}
+        leaves = {n: t.clone().requires_grad_() for n, t in pick(per_row, of & ~buffer).items()}
+        sums, _ = self.task.loss(self._output({**per_row, **leaves}, inputs, hidden, rows), targets)
         grads = torch.autograd.grad(sums.sum(), list(leaves.values()), materialize_grads=True)
         flat = torch.cat([g.flatten(1) for g in grads], 1)
         parts = torch.split(flat, [len(e) for e in self.examples])
@@ -235,7 +235,7 @@ class CohortTrainer(Trainer):
         while (done < steps) if steps is not None else (epochs > 0):
             epochs -= 1
             for batch in batches(
-                examples, self.train.batch_size, generator, group_by_length=self.train.length_grouping
+                examples, self.config.batch_size, generator, group_by_length=self.config.length_grouping
             ):
                 if steps is not None and done == steps:
                     return
@@ -243,7 +243,7 @@ class CohortTrainer(Trainer):
                 yield batch
 
     def _optimizer(self, tensors: list[Tensor], lr: float) -> torch.optim.Optimizer:
-        config = self.train
+        config = self.config
         if config.optimizer == "adamw":
             return torch.optim.AdamW(tensors, lr=lr, weight_decay=config.weight_decay)
         return torch.optim.SGD(tensors, lr=lr, momentum=config.momentum, weight_decay=config.weight_decay)
@@ -256,7 +256,7 @@ class CohortTrainer(Trainer):
         kept: HeadInputs | None = None,
     ) -> Loss:
         """The loss on a batch, one group of examples per client. ``kept``: from the head's inputs on."""
-        passes = [self._pass(rows, dropout, augmenting, kept) for rows in split(batch, self.train.micro_batch)]
+        passes = [self._pass(rows, dropout, augmenting, kept) for rows in split(batch, self.config.micro_batch)]
 
         def whole(seen: Params) -> Tensor:
             return mean_loss(passes, seen)
@@ -310,7 +310,7 @@ class CohortTrainer(Trainer):
         network = self.network
         if network.head_layer is None or len(self.clients) > 1:
             return None
-        (examples,), size = self.examples, self.train.batch_size
+        (examples,), size = self.examples, self.config.batch_size
         again = steps > -(-len(examples) // size) if steps is not None else epochs is not None and epochs > 1
         if not again or not trained or not all(map(head, trained)):
             return None
