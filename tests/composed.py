@@ -9,7 +9,7 @@ from typing import Any
 from rondo.algorithm import Algorithm, Client, Round, Shared, Upload
 from rondo.config import RunConfig
 from rondo.data.population import Population
-from rondo.engine.client.cohorts import Cohorts, one_cohort, workers
+from rondo.engine.client.cohorts import Cohorts, cohort_threads, one_cohort
 from rondo.engine.client.fitting import Fitting
 from rondo.engine.client.local_round import LocalRound
 from rondo.engine.client.memory import activation_bytes
@@ -56,7 +56,7 @@ class Composed:
     """Trains the clients in place of this process."""
 
     def __post_init__(self) -> None:
-        self.workers = workers(self.network)
+        self.workers = cohort_threads(self.network)
         clients = len(self.population.members)
         self.state = first_state(self.algorithm, self.initial, self.network.weights(), self.config, clients)
 

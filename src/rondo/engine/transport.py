@@ -62,7 +62,7 @@ class Answer:
     late: bool = False
     """Whether the answer came after the round was over."""
     work: tuple[tuple[int, int], ...] = ()
-    """Numbers of steps and of rows in each local training; empty where the client is elsewhere."""
+    """Numbers of steps and of rows in each local training; empty where the client is remote."""
 
 
 class Transport(Protocol):

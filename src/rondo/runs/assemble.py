@@ -21,7 +21,7 @@ from rondo.data.client_rows import Dealt, deal_rows, resolved
 from rondo.data.labels import find_labels
 from rondo.data.population import Population, build
 from rondo.data.sources import load as load_source
-from rondo.engine.client.cohorts import Cohorts, one_cohort, workers
+from rondo.engine.client.cohorts import Cohorts, cohort_threads, one_cohort
 from rondo.engine.client.fitting import Fitting
 from rondo.engine.client.local_round import LocalRound
 from rondo.engine.client.memory import activation_bytes
@@ -151,19 +151,21 @@ class Assembly:
         start: Start,
         kept: MutableMapping[str, Params],
         stop: threading.Event | None = None,
-        elsewhere: Workers | None = None,
+        workers: Workers | None = None,
     ) -> Federation:
         """A simulated federation before its first round. ``kept`` holds tensors that clients keep. Clients train in
-        this process, or at workers ``elsewhere``."""
+        this process, or at ``workers``."""
         network, config = self.model.network, self.config
         scorer = self.scorer(kept)
-        devices = 1 if elsewhere is None else elsewhere.devices
-        cohorts = Cohorts(network, self.task, self.population, config, start.bytes_per_cost, workers(network), devices)
+        devices = 1 if workers is None else workers.devices
+        cohorts = Cohorts(
+            network, self.task, self.population, config, start.bytes_per_cost, cohort_threads(network), devices
+        )
         crew: Crew
-        if elsewhere is None:
+        if workers is None:
             crew = InProcess(self.population, self.local_round(kept, stop))
         else:
-            crew = ByWorkers(elsewhere, kept, stop)
+            crew = ByWorkers(workers, kept, stop)
         identity = Identity("simulation", self.model_sha256)
         transport: Transport = Simulation(crew, cohorts)
         if are_rehearsed(config):
