@@ -18,9 +18,9 @@ from rondo.engine.client.holdings import Holdings
 from rondo.engine.client.local_round import LocalRound
 from rondo.engine.client.party import Party
 from rondo.engine.letters import Reply, Request
-from rondo.engine.network import Network
 from rondo.engine.parcel import Parcel
-from rondo.engine.scoring_elsewhere import ScorerElsewhere
+from rondo.engine.remote import RemoteTransport
+from rondo.engine.remote_scoring import RemoteScorer
 from rondo.engine.server.ledger import Ledger
 from rondo.engine.server.rounds import Server
 from rondo.engine.wire import Identity, Rejected
@@ -64,16 +64,18 @@ def federation(sim: Composed) -> tuple[Server, Post]:
         parties[name] = Party(name, sim.identity.model, local, tuple(member.train), scorer, member.validation, kept)
     post = Post(parties)
     clients, sites = sim.population.clients, sim.network.sites
-    server = Server(sim.algorithm, sim.config, clients, Network(post, sim.identity), sites, sim.identity, sim.state, {})
+    server = Server(
+        sim.algorithm, sim.config, clients, RemoteTransport(post, sim.identity), sites, sim.identity, sim.state, {}
+    )
     return server, post
 
 
-def elsewhere(sim: Composed, server: Server) -> ScorerElsewhere:
+def elsewhere(sim: Composed, server: Server) -> RemoteScorer:
     """The scorer of a server's clients, from the scorer of a simulation, of whose clients it only knows the names."""
     transport = server.transport
-    assert isinstance(transport, Network)
+    assert isinstance(transport, RemoteTransport)
     parts = sim.scorer
-    return ScorerElsewhere(
+    return RemoteScorer(
         parts.algorithm,
         parts.network,
         parts.task,

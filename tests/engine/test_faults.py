@@ -11,8 +11,7 @@ from rondo.algorithm import Client, Round
 from rondo.config import ConfigError, RunConfig, load
 from rondo.engine import serialization
 from rondo.engine.client.local_round import LocalRound
-from rondo.engine.client.trainer import REHEARSED
-from rondo.engine.faults import KINDS, Rehearsal, fault_of
+from rondo.engine.faults import KINDS, REHEARSED, Rehearsal, fault_of
 from rondo.engine.server import rounds
 from rondo.engine.server.sampling import sample
 from rondo.engine.transport import Answer, Turnout, Work

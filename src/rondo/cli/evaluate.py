@@ -50,8 +50,8 @@ def evaluate(
 
         given = {"--data": data, "--generate": generate}
         _only_with("--lm-eval", lm_eval, {"--lm-eval-tasks": lm_eval_tasks})
-        own = {"--to": to, "--allow-execution": allow_execution, "--weak-sandbox": weak_sandbox}
-        _only_with("--humaneval", humaneval, own)
+        options = {"--to": to, "--allow-execution": allow_execution, "--weak-sandbox": weak_sandbox}
+        _only_with("--humaneval", humaneval, options)
         _not_with("--humaneval", humaneval, given)
         _not_with("--lm-eval", lm_eval, {**given, "--humaneval": humaneval})
         if to is not None:
@@ -64,8 +64,8 @@ def evaluate(
             from rondo.results.harness import evaluate_by_harness
 
             names = [name.strip() for name in lm_eval.split(",") if name.strip()]
-            found = evaluate_by_harness(path, names, lm_eval_tasks, client=client, device=device, **allowed)
-            print(json.dumps({"lm-eval": found}, indent=2))
+            scores = evaluate_by_harness(path, names, lm_eval_tasks, client=client, device=device, **allowed)
+            print(json.dumps({"lm-eval": scores}, indent=2))
         elif humaneval is not None:
             from rondo.results.humaneval.score import HumanEval, evaluate_code
 

@@ -117,11 +117,11 @@ def client(
     with user_errors(), stoppable() as stop, program(server, data, keys, contract, model, state, device) as options:
         from rondo.federation.site.run import Site, take_part
 
-        own = Site(**options, wait=wait, insecure=insecure, stay=stay)
+        site = Site(**options, wait=wait, insecure=insecure, stay=stay)
         if dry_run:
-            shown_plan(own, stop)
+            shown_plan(site, stop)
         else:
-            take_part(own, asked=(lambda offer: True) if yes else by_hand(stop), told=told, stop=stop)
+            take_part(site, asked=(lambda offer: True) if yes else by_hand(stop), told=told, stop=stop)
 
 
 @federate.command()

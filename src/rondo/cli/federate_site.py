@@ -47,15 +47,15 @@ def init(
         from rondo.federation.site import survey
         from rondo.federation.site.run import clients_in
 
-        found = survey.columns(clients_in(data))
-        text = survey.contract(found, names(inputs), names(labels))
+        columns = survey.columns(clients_in(data))
+        text = survey.contract(columns, names(inputs), names(labels))
         if to.exists():
             raise ConfigError.at("--to", f"{str(to)!r} exists already; name another file")
         try:
             to.write_text(text, encoding="utf-8")
         except OSError as error:
             raise ConfigError.at("--to", f"{str(to)!r} cannot be written: {error.strerror}") from None
-        for column in found:
+        for column in columns:
             print(visible(f"{column.name}: {column.words}"))
         print(f"\nwrote {to}: read it, and change what should be another")
         if not inputs:
@@ -127,12 +127,12 @@ def program(
     }
 
 
-def shown(own: Any, stop: Any) -> None:
+def shown(site: Any, stop: Any) -> None:
     """Print the plan that a site is offered, and go."""
     from rondo.federation.site.run import show_plan as offered
     from rondo.federation.site.terms import refusal
 
-    offer = offered(own, told=told, stop=stop)
+    offer = offered(site, told=told, stop=stop)
     print_offer(offer)
     kept = refusal(offer.terms) is None
     print(

@@ -146,12 +146,12 @@ def _array(archive: Mapping[str, NDArray[Any]], name: str) -> NDArray[Any]:
 
 
 def _idx_folder(folder: Path) -> Splits | None:
-    found = [(match, path) for path in sorted(folder.iterdir()) if (match := _IDX.fullmatch(path.name))]
-    sets = sorted({match["set"] for match, _ in found})
+    matches = [(match, path) for path in sorted(folder.iterdir()) if (match := _IDX.fullmatch(path.name))]
+    sets = sorted({match["set"] for match, _ in matches})
     if len(sets) > 1:
-        names = ", ".join(path.name for _, path in found)
+        names = ", ".join(path.name for _, path in matches)
         raise ValueError(f"it has several sets of pictures: name one of the files {names}")
-    return {_NAMES[match["split"]]: partial(_idx_rows, path) for match, path in found} or None
+    return {_NAMES[match["split"]]: partial(_idx_rows, path) for match, path in matches} or None
 
 
 def _idx_rows(path: Path, room: Room) -> Rows:

@@ -1,5 +1,5 @@
-"""A transport that rehearses failures: it loses, delays, damages and doubles the answers of another one, and lets
-clients fail in their training.
+"""Rehearsed failures: a transport around another one, which loses, delays, damages and doubles its answers, and a
+trainer around another one, whose clients fail.
 
 The configuration and the run's seed decide a client's fault in a round before any client trains. A client that never
 answers therefore need not train. One that is to fail in its training is asked like any other, and fails there, so the
@@ -10,23 +10,26 @@ did not sample it.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
 import torch
+from torch import Tensor
 
-from rondo.algorithm import Client, ClientFailed, Round, Upload
+from rondo.algorithm import Client, ClientFailed, Fit, FitOptions, Loss, Round, Trainer, Upload, Uploads
 from rondo.config.schema import FaultKind, FaultsConfig, RunConfig, TrainConfig
+from rondo.engine.client.trainer import CohortTrainer
 from rondo.engine.transport import Answer, Transport, Turnout, Work
 from rondo.engine.wire import Envelope, Identity, encode_upload
+from rondo.params import Params, Select
 
 KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 SPOILED: tuple[FaultKind, ...] = ("corrupt_upload", "wrong_round", "late")
 """Faults of an upload that arrives and must not count, in the order in which they arrive."""
 
 _DETAIL = {"crash": "it never answered", "hang": "it never ended"}
-_IN_TRAINING: tuple[FaultKind, ...] = ("out_of_memory", "nonfinite_loss")
+REHEARSED = "a fault that was rehearsed"
 
 
 def are_rehearsed(config: RunConfig) -> bool:
@@ -69,8 +72,7 @@ class Rehearsal:
                 lost[client.id] = ClientFailed(client.id, "round_closed", f"{wanted} others came first")
         in_order = tuple(client for arrivals in spoiled.values() for client in arrivals)
         to_train = tuple(c for c in chosen.asked if c.id in asked)
-        failing = {c.id: kind for c in to_train if (kind := kinds[c.id]) in _IN_TRAINING}
-        return Turnout(to_train, lost, in_order, failing)
+        return Turnout(to_train, lost, in_order)
 
     def exchange(self, round: Round, work: Work) -> Iterator[Answer]:
         """See :meth:`rondo.engine.transport.Transport.exchange`. Damaged, late and doubled uploads come after all
@@ -113,6 +115,53 @@ class Rehearsal:
             return math.inf
         usual = self.config.faults.seconds_per_example * _examples(self.config.train, client)
         return usual * self.config.faults.slow_factor if kind == "slow" else usual
+
+
+def in_training(config: FaultsConfig) -> Callable[[CohortTrainer], Trainer]:
+    """Puts a trainer around another where ``config`` makes one of its clients fail in training."""
+
+    def around(trainer: CohortTrainer) -> Trainer:
+        kinds = tuple(fault_of(config, c, trainer.round) for c in trainer.clients)
+        return FailingTrainer(trainer, kinds) if "out_of_memory" in kinds or "nonfinite_loss" in kinds else trainer
+
+    return around
+
+
+class FailingTrainer(Trainer):
+    """``trainer`` with the failures that ``kinds`` names, one per client. See :class:`rondo.algorithm.Trainer`."""
+
+    def __init__(self, trainer: CohortTrainer, kinds: tuple[FaultKind | None, ...]) -> None:
+        self.trainer, self.kinds = trainer, kinds
+        self.clients, self.round, self.lr = trainer.clients, trainer.round, trainer.lr
+
+    def fit_with(self, params: Params, options: FitOptions) -> Fit:
+        """See :meth:`rondo.algorithm.Trainer.fit_with`. The failures begin with the first step's loss."""
+
+        def disturbed(params: Params, loss: Loss) -> Tensor:
+            return self._disturbed(options.objective(params, loss))
+
+        return self.trainer.fit_with(params, replace(options, objective=disturbed))
+
+    def solve(self, params: Params, *, train: Select) -> Fit:
+        """See :meth:`rondo.algorithm.Trainer.solve`."""
+        fit = self.trainer.solve(params, train=train)
+        fit = replace(fit, loss=self._disturbed(fit.loss))
+        self.trainer.find_failed(fit.params, fit.loss[None], fit.steps)
+        return fit
+
+    def second_moment(self, params: Params, *, of: Select) -> Tensor:
+        """See :meth:`rondo.algorithm.Trainer.second_moment`."""
+        return self.trainer.second_moment(params, of=of)
+
+    def upload(self, params: Params, weight: Tensor | None = None) -> Uploads:
+        """See :meth:`rondo.algorithm.Trainer.upload`."""
+        return self.trainer.upload(params, weight)
+
+    def _disturbed(self, loss: Tensor) -> Tensor:
+        """``loss``, shape (K,), not finite for the clients that are to fail so."""
+        if "out_of_memory" in self.kinds:
+            raise MemoryError(REHEARSED)
+        return loss.masked_fill(torch.tensor([k == "nonfinite_loss" for k in self.kinds], device=loss.device), math.nan)
 
 
 def fault_of(config: FaultsConfig, client: Client, round: Round) -> FaultKind | None:

@@ -91,8 +91,8 @@ class Scorer:
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of scores that each client has."""
-        own = "personal" if self.algorithm.traits.personal else "clients"
-        return (own, "fine_tuned") if self.config.fine_tune_epochs else (own,)
+        first = "personal" if self.algorithm.traits.personal else "clients"
+        return (first, "fine_tuned") if self.config.fine_tune_epochs else (first,)
 
     def _at_client(self, shared: Shared, member: Member, round: Round) -> tuple[Params, Base]:
         """The model that ``member`` uses. Some methods adapt it to the client's rows first."""
@@ -132,8 +132,8 @@ def scores(
         inputs, targets = task.collate(ordered[start : start + batch_size])
         inputs, targets = (on_device(part, network.device) for part in (inputs, targets))
         tally.add(network(batched, base, inputs), targets)
-    found = sorted(tally.scores().items(), key=lambda score: score[0] != task.primary)
-    return {name: value if value is not None and math.isfinite(value) else None for name, value in found}
+    in_order = sorted(tally.scores().items(), key=lambda score: score[0] != task.primary)
+    return {name: value if value is not None and math.isfinite(value) else None for name, value in in_order}
 
 
 def spread(per_client: Mapping[str, Mapping[str, Any]], metric: str, *, higher_is_better: bool) -> dict[str, Any]:

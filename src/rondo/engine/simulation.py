@@ -36,7 +36,7 @@ class InProcess:
 
     def _train(self, job: Job) -> list[Answer]:
         examples = tuple(tuple(self.population.members[c.id].train) for c in job.clients)
-        return self.local.train(job.clients, examples, job.shared, job.round, job.failing)
+        return self.local.train(job.clients, examples, job.shared, job.round)
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Simulation:
         asked = work.turnout.asked
         cohorts = self.cohorts.plan(asked)
         # Ask for broadcasts cohort by cohort: they may differ from client to client.
-        jobs = (Job(round, cohort, tuple(map(work.shared, cohort)), work.turnout.failing) for cohort in cohorts)
+        jobs = (Job(round, cohort, tuple(map(work.shared, cohort))) for cohort in cohorts)
         yield from in_turn(self.crew.train(jobs, self.cohorts.at_once(cohorts)), asked)
         if work.measured:
             give_back()  # the training threads hold on to memory, and the server works in another thread

@@ -13,7 +13,6 @@ from typing import Any, Literal, Protocol, TypeAlias
 from torch import Tensor
 
 from rondo.algorithm import Client, ClientFailed, Round, Shared, Upload
-from rondo.config.schema import FaultKind
 from rondo.engine.parcel import Parcel
 
 
@@ -27,9 +26,6 @@ class Turnout:
     """Clients that are known to be lost without an upload, by id, with the reason."""
     spoiled: tuple[Client, ...] = ()
     """Clients whose upload will be rejected."""
-    failing: Mapping[str, FaultKind] = field(default_factory=dict)
-    """Clients asked whose training is made to fail, by id, with the kind of fault: "out_of_memory" or
-    "nonfinite_loss"."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +62,7 @@ class Answer:
     late: bool = False
     """Whether the answer came after the round was over."""
     work: tuple[tuple[int, int], ...] = ()
-    """Numbers of steps and of rows in each local training; empty where the client is elsewhere."""
+    """Numbers of steps and of rows in each local training; empty where the client is remote."""
 
 
 class Transport(Protocol):

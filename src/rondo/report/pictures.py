@@ -139,8 +139,8 @@ def measure(before: Mapping[str, float], history: Sequence[Mapping[str, Any]], t
     figure, axes = _axes(7, 4)
     last = history[-1]["measures"] if history else before
     name = next((n for n in before if n in last), next(iter(before)))
-    each = [(0, before), *((r["round"] + 1, r["measures"]) for r in history)]
-    points = [(x, values[name]) for x, values in each if name in values]
+    measured = [(0, before), *((r["round"] + 1, r["measures"]) for r in history)]
+    points = [(x, values[name]) for x, values in measured if name in values]
     axes.plot([x for x, _ in points], [y for _, y in points], marker="o", ms=3, color="tab:blue")
     axes.set_yscale("log", nonpositive="mask")
     axes.set_xlabel("rounds")

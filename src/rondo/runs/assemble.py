@@ -21,12 +21,12 @@ from rondo.data.client_rows import Dealt, deal_rows, resolved
 from rondo.data.labels import find_labels
 from rondo.data.population import Population, build
 from rondo.data.sources import load as load_source
-from rondo.engine.client.cohorts import Cohorts, one_cohort, workers
+from rondo.engine.client.cohorts import Cohorts, cohort_threads, one_cohort
 from rondo.engine.client.fitting import Fitting
 from rondo.engine.client.local_round import LocalRound
 from rondo.engine.client.memory import activation_bytes
 from rondo.engine.crew import ByWorkers, Workers
-from rondo.engine.faults import Rehearsal, are_rehearsed
+from rondo.engine.faults import Rehearsal, are_rehearsed, in_training
 from rondo.engine.scoring import Scorer
 from rondo.engine.server.ranks import client_ranks
 from rondo.engine.server.rounds import Server, first_state
@@ -133,6 +133,11 @@ class Assembly:
         fitting = Fitting(self.algorithm, network, self.task, config.train, config.clients)
         return Scorer(self.algorithm, network, self.task, self.population, kept, config.evaluation, fitting)
 
+    def local_round(self, kept: MutableMapping[str, Params], stop: threading.Event | None = None) -> LocalRound:
+        """A simulated client's part of a round. ``kept``: tensors that clients keep."""
+        network, around = self.model.network, in_training(self.config.faults)
+        return LocalRound(self.algorithm, network, self.task, self.config, kept, self.prefix, stop, around)
+
     def start(self) -> Start:
         """Make the first state and measure a training step. A resumed run measures from its first state too, so that
         its cohorts are those of the run that was stopped."""
@@ -146,20 +151,21 @@ class Assembly:
         start: Start,
         kept: MutableMapping[str, Params],
         stop: threading.Event | None = None,
-        elsewhere: Workers | None = None,
+        workers: Workers | None = None,
     ) -> Federation:
         """A simulated federation before its first round. ``kept`` holds tensors that clients keep. Clients train in
-        this process, or at workers ``elsewhere``."""
+        this process, or at ``workers``."""
         network, config = self.model.network, self.config
         scorer = self.scorer(kept)
-        devices = 1 if elsewhere is None else elsewhere.devices
-        cohorts = Cohorts(network, self.task, self.population, config, start.bytes_per_cost, workers(network), devices)
+        devices = 1 if workers is None else workers.devices
+        cohorts = Cohorts(
+            network, self.task, self.population, config, start.bytes_per_cost, cohort_threads(network), devices
+        )
         crew: Crew
-        if elsewhere is None:
-            local = LocalRound(self.algorithm, network, self.task, config, kept, self.prefix, stop)
-            crew = InProcess(self.population, local)
+        if workers is None:
+            crew = InProcess(self.population, self.local_round(kept, stop))
         else:
-            crew = ByWorkers(elsewhere, kept, stop)
+            crew = ByWorkers(workers, kept, stop)
         identity = Identity("simulation", self.model_sha256)
         transport: Transport = Simulation(crew, cohorts)
         if are_rehearsed(config):

@@ -55,9 +55,9 @@ class Runner:
         *,
         resumed: bool = False,
         past_skips: bool = False,
-        elsewhere: Workers | None = None,
+        workers: Workers | None = None,
     ) -> None:
-        """``past_skips``: whether a run that stopped after skipped rounds goes on. ``elsewhere``: workers that train
+        """``past_skips``: whether a run that stopped after skipped rounds goes on. ``workers``: workers that train
         the clients."""
         self.assembly, self.config, self.task = assembly, assembly.config, assembly.task
         report, versions = directory.read("partition.json"), directory.manifest()["versions"]
@@ -71,7 +71,7 @@ class Runner:
         self.recent: deque[dict[str, Any]] = deque(maxlen=SKIPS)
         """The last records. Earlier ones are only in the journal, so memory does not grow with the rounds."""
         self.scores: dict[str, Any] = {"measures": {"before": {}, "after": {}}}
-        self.resumed, self.past_skips, self.elsewhere = resumed, past_skips, elsewhere
+        self.resumed, self.past_skips, self.workers = resumed, past_skips, workers
         self.lost_workers = 0
 
     def run(self) -> RunResult:
@@ -102,7 +102,7 @@ class Runner:
         assert start is not None
         point = self._newest_checkpoint(start.state) if self.resumed else None
         self.kept = point.locals if point is not None else Kept(self.directory.checkpoint)
-        self.federation = self.assembly.federation(start, self.kept, self.stop, self.elsewhere)
+        self.federation = self.assembly.federation(start, self.kept, self.stop, self.workers)
         if point is not None:
             with written(self.directory.path):
                 self._take_up(point, self.federation)
@@ -179,7 +179,7 @@ class Runner:
         self._commit(done)
         self.done = done
         self.recent.append(record)
-        lost = () if self.elsewhere is None else tuple(self.elsewhere.lost)
+        lost = () if self.workers is None else tuple(self.workers.lost)
         self._log(*lost[self.lost_workers :], round_line(record, config.rounds))
         self.lost_workers = len(lost)
         self.observer.round_done(record)
@@ -280,9 +280,9 @@ class Runner:
         for name, member in islice(self.assembly.population.members.items(), _SHEET_CLIENTS):
             step = max(1, len(member.train) // _SHEET_PICTURES)
             examples = list(member.train[::step])[:_SHEET_PICTURES]
-            found = [picture for e in examples if (picture := self.task.picture(e)) is not None]
-            if found:
-                sheet[name] = [(picture.pixels, picture.caption) for picture in found]
+            shown = [picture for e in examples if (picture := self.task.picture(e)) is not None]
+            if shown:
+                sheet[name] = [(picture.pixels, picture.caption) for picture in shown]
         return sheet
 
     def _curve(self, start: Mapping[str, Any], history: Sequence[dict[str, Any]], title: str) -> bytes:

@@ -31,7 +31,7 @@ from rondo.runs.storage.manifest import environment, must_equal, recorded, rows_
 from rondo.runs.watching.notebook import in_notebook, notebook_progress
 from rondo.runs.watching.progress import Quiet
 from rondo.runs.watching.result import RunResult
-from rondo.runs.workers.places import devices_of, elsewhere, only_places, set_to_work
+from rondo.runs.workers.places import devices_of, only_places, set_to_work, workers_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -72,7 +72,7 @@ def run(
     given = Given(train, test, clients, model, tokenizer)
     settings = load(config, [*listed(sets, "sets"), *given.sets])
     RunDirectory.check(run_dir)
-    with _watching(observer, settings) as observer, elsewhere(settings, device) as workers:
+    with _watching(observer, settings) as observer, workers_of(settings, device) as workers:
         observer.phase("loading")
         assembly = assemble(settings, device, given=given)
         check_samples(assembly)
@@ -85,7 +85,7 @@ def run(
             set_to_work(workers, assembly, given)
             observer.prepared(assembly.population.report)
             assembly = assembly.without_report()
-            runner = Runner(assembly, start, directory, observer, stop, began, elsewhere=workers)
+            runner = Runner(assembly, start, directory, observer, stop, began, workers=workers)
             del start  # the first state is given up once the run has a later one
             return runner.run()
 
@@ -132,7 +132,7 @@ def resume(
         now = {**environment(), "config": recorded(settings), "threads": torch.get_num_threads()}
         must_equal(then, now, whatever=allow_nondeterministic)
         given = Given(train, test, clients, model, tokenizer)
-        with _watching(observer, settings) as observer, elsewhere(settings, device) as workers:
+        with _watching(observer, settings) as observer, workers_of(settings, device) as workers:
             observer.phase("loading")
             assembly = assemble(settings, device, given=given)
             before = {**then, "partition": rows_of(directory.read("partition.json"))}
@@ -152,7 +152,7 @@ def resume(
                 began,
                 resumed=True,
                 past_skips=allow_nondeterministic,
-                elsewhere=workers,
+                workers=workers,
             )
             del start
             return runner.run()

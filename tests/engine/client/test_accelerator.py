@@ -21,7 +21,7 @@ from rondo import algorithms
 from rondo.algorithm import Client, Round
 from rondo.config import ClientsConfig, TrainConfig, load
 from rondo.data.population import Member, Population
-from rondo.engine.client.cohorts import divided, one_cohort, workers
+from rondo.engine.client.cohorts import cohort_threads, divided, one_cohort
 from rondo.engine.client.memory import Budget, budget
 from rondo.engine.client.trainer import CohortTrainer
 from rondo.models.kernels.precision import Kernels, apply, choose
@@ -138,7 +138,7 @@ def test_accelerator_trains_one_cohort_in_half_its_memory(monkeypatch: pytest.Mo
         40 * 2**30, 40 * 2**30, sys.maxsize
     )
     assert budget(network, CausalLM(tiny.tokenizer(), "text", (), None, 8), 100).total == 100 * 2**20
-    assert workers(network) == 1
+    assert cohort_threads(network) == 1
     clients = [Client(f"c{i}", 4) for i in range(64)]
     (cohort,) = divided(clients, "auto", workers=1, cost=10**6, cost_per_client=1024)
     assert cohort == tuple(clients)

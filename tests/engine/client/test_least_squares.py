@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from rondo.algorithm import Client, ClientFailed, Round
 from rondo.config import ClientsConfig, TrainConfig
 from rondo.engine.client.trainer import CohortTrainer
+from rondo.engine.faults import FailingTrainer
 from rondo.errors import ConfigError
 from rondo.models.networks.network import Network
 from rondo.params import Select, body, down, head, up, whole
@@ -114,12 +115,10 @@ def test_solve_finds_the_minimum(train: Select) -> None:
 
 def test_rehearsed_faults_reach_exact_steps() -> None:
     one, params = trainer(9, 6), start(2)
-    one.failing = {"c0": "nonfinite_loss"}
-    one.solve(params, train=head)
+    FailingTrainer(one, ("nonfinite_loss", None)).solve(params, train=head)
     assert {name: failure.reason for name, failure in one.failed.items()} == {"c0": "nonfinite_loss"}
-    one.failing = {"c0": "out_of_memory"}
     with pytest.raises(MemoryError, match="a fault that was rehearsed"):
-        one.solve(params, train=head)
+        FailingTrainer(one, ("out_of_memory", None)).solve(params, train=head)
 
 
 def test_exact_step_counts_as_one() -> None:

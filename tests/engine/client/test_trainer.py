@@ -17,6 +17,7 @@ import tiny
 from rondo.algorithm import Client, ClientFailed, Fit, Loss, Round
 from rondo.config import ClientsConfig, TrainConfig
 from rondo.engine.client.trainer import CohortTrainer, batches
+from rondo.engine.faults import FailingTrainer
 from rondo.models.kernels.precision import Kernels, apply
 from rondo.models.networks.adapted_layer import Site
 from rondo.models.networks.adapted_network import AdaptedNetwork
@@ -607,8 +608,7 @@ def test_client_stops_at_its_first_loss_that_is_not_finite() -> None:
 def test_rehearsed_loss_that_is_not_finite_costs_its_client() -> None:
     setup = Setup(6)
     params = of_two(setup)
-    setup.trainer.failing = {"bob": "nonfinite_loss"}
-    setup.trainer.fit(params)
+    FailingTrainer(setup.trainer, (None, "nonfinite_loss")).fit(params)
     assert {n: f.reason for n, f in setup.trainer.failed.items()} == {"bob": "nonfinite_loss"}
     assert [u.client.id for u in setup.trainer.upload(params)] == ["ann"]
 

@@ -46,7 +46,7 @@ class Elsewhere:
         if not resumed:
             runner.begin(directory, self.assembly)
         Runner(
-            self.assembly, self.assembly.start(), directory, Quiet(), None, 0.0, resumed=resumed, elsewhere=self.workers
+            self.assembly, self.assembly.start(), directory, Quiet(), None, 0.0, resumed=resumed, workers=self.workers
         ).run()
 
 

@@ -41,8 +41,8 @@ def mean_loss(parts: Sequence[Part], seen: Params) -> Tensor:
     return sums / counts
 
 
-def _added(found: Any) -> tuple[Tensor, Tensor]:
-    sums, counts = zip(*found, strict=True)
+def _added(pairs: Any) -> tuple[Tensor, Tensor]:
+    sums, counts = zip(*pairs, strict=True)
     return sum(sums[1:], sums[0]), sum(counts[1:], counts[0]).clamp_min(1)
 
 

@@ -125,7 +125,7 @@ def divided(
     return [tuple(c) for c in sorted(cohorts, key=lambda c: place[c[0].id])]
 
 
-def workers(network: Network) -> int:
+def cohort_threads(network: Network) -> int:
     """Most cohorts that may train at once: one per thread on a CPU; one on an accelerator, or if the network's calls
     cannot run in several threads."""
     if network.device.type != "cpu" or network.one_thread:
@@ -138,7 +138,7 @@ def one_cohort(network: Network) -> Iterator[None]:
     """Inside, torch uses as many threads as one cohort has in training. Work done once before training is small, so
     threads that share it gain little, and they wait for each other where the machine is busy."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(max(1, threads // workers(network)))
+    torch.set_num_threads(max(1, threads // cohort_threads(network)))
     try:
         yield
     finally:

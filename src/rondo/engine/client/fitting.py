@@ -24,7 +24,7 @@ class Fitting:
     algorithm: Algorithm[Any]
     network: Network
     task: Task
-    train: TrainConfig
+    config: TrainConfig
     clients: ClientsConfig
     stop: threading.Event | None = None
     """Set to end training before its next step."""
@@ -58,7 +58,7 @@ class Fitting:
         changes = self.network.on_device(base)
         rows = tuple(examples)  # some sequences make a new object on every access
         return CohortTrainer(
-            self.network, self.task, (client,), (rows,), round, self.train, self.clients, changes, stop=self.stop
+            self.network, self.task, (client,), (rows,), round, self.config, self.clients, changes, stop=self.stop
         )
 
     def _batched(self, params: Params) -> Params:

@@ -7,13 +7,11 @@ round (:class:`Common`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from rondo.algorithm import Client, ClientFailed, Round, Shared, Upload
-from rondo.config.schema import FaultKind
 from rondo.engine import serialization
 from rondo.engine.transport import Answer
 from rondo.lowrank import GrowingSum
@@ -28,8 +26,6 @@ class Job:
     clients: tuple[Client, ...]
     shared: tuple[Shared, ...]
     """One broadcast per client."""
-    failing: Mapping[str, FaultKind] = field(default_factory=dict)
-    """Clients whose training is made to fail, by id."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +62,14 @@ class _Travelling:
     tensors: tuple[Tensor, ...]
     base: Mapping[str, GrowingSum] | None
     """None where it is the common one."""
-    failing: Mapping[str, str]
     kept: Mapping[str, Params]
 
 
 def encode_job(job: Job, kept: Mapping[str, Params], common: Common) -> bytes:
     """``job`` and the tensors that its clients ``kept``, without what is ``common``."""
     place = {id(t): i for i, t in enumerate(common.tensors)}
-    own = [t for t in _distinct(job) if id(t) not in place]
-    place |= {id(t): len(common.tensors) + i for i, t in enumerate(own)}
+    rest = [t for t in _distinct(job) if id(t) not in place]
+    place |= {id(t): len(common.tensors) + i for i, t in enumerate(rest)}
     base = job.shared[0].base  # a cohort's clients have one base
     same = base.keys() == common.base.keys() and all(change is common.base[path] for path, change in base.items())
     ids = {c.id for c in job.clients}
@@ -83,9 +78,8 @@ def encode_job(job: Job, kept: Mapping[str, Params], common: Common) -> bytes:
             job.round,
             job.clients,
             tuple({name: place[id(t)] for name, t in shared.params.items()} for shared in job.shared),
-            tuple(own),
+            tuple(rest),
             None if same else base,
-            {c: kind for c, kind in job.failing.items() if c in ids},
             {c: tensors for c in ids if (tensors := kept.get(c)) is not None},
         )
     )
@@ -93,13 +87,12 @@ def encode_job(job: Job, kept: Mapping[str, Params], common: Common) -> bytes:
 
 def decode_job(data: bytes, common: Common) -> tuple[Job, Mapping[str, Params]]:
     """The job from :func:`encode_job`, and what its clients kept."""
-    like = _Travelling(Round(0, 1, 0, 0), (Client("", 0),), (), (), None, {}, {})
+    like = _Travelling(Round(0, 1, 0, 0), (Client("", 0),), (), (), None, {})
     read = serialization.unpack(data, like)
     assert isinstance(read, _Travelling)
     tensors, base = (*common.tensors, *read.tensors), common.base if read.base is None else read.base
     shared = tuple(Shared({name: tensors[i] for name, i in places.items()}, base) for places in read.places)
-    failing: Mapping[str, Any] = read.failing
-    return Job(read.round, read.clients, shared, failing), read.kept
+    return Job(read.round, read.clients, shared), read.kept
 
 
 def encode_answers(answers: Sequence[Answer]) -> bytes:

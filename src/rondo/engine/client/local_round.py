@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Shared
-from rondo.config.schema import FaultKind, RunConfig
+from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Shared, Trainer
+from rondo.config.schema import RunConfig
 from rondo.engine.client.trainer import CohortTrainer
 from rondo.engine.transport import Answer
 from rondo.models.kernels.out_of_memory import is_out_of_memory
@@ -20,6 +20,11 @@ from rondo.models.networks.network import Network
 from rondo.models.shortcuts.prefix import Prefix, States
 from rondo.params import Params, client_row, on_device
 from rondo.tasks.task import Example, Task
+
+
+def undisturbed(trainer: CohortTrainer) -> Trainer:
+    """``trainer`` itself."""
+    return trainer
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,8 @@ class LocalRound:
     """Layers whose output is computed once per example."""
     stop: threading.Event | None = None
     """Set to end training before its next step."""
+    around: Callable[[CohortTrainer], Trainer] = undisturbed
+    """Gives the algorithm a trainer around its own, as rehearsed faults do."""
 
     def train(
         self,
@@ -43,12 +50,11 @@ class LocalRound:
         examples: tuple[Sequence[Example], ...],
         shared: tuple[Shared, ...],
         round: Round,
-        failing: Mapping[str, FaultKind],
     ) -> list[Answer]:
-        """The answers of a cohort. ``shared`` has one broadcast per client; ``failing`` names the clients whose
-        training is made to fail. A cohort that does not fit into memory is halved."""
+        """The answers of a cohort. ``shared`` has one broadcast per client. A cohort that does not fit into memory is
+        halved."""
         try:
-            return self._train(clients, examples, shared, round, failing)
+            return self._train(clients, examples, shared, round)
         except Exception as error:
             if not isinstance(error, ClientFailed) and not is_out_of_memory(error):
                 raise
@@ -56,8 +62,8 @@ class LocalRound:
                 return [Answer(clients[0], failure=_failure(clients[0], error))]
         half = len(clients) // 2
         return [
-            *self.train(clients[:half], examples[:half], shared[:half], round, failing),
-            *self.train(clients[half:], examples[half:], shared[half:], round, failing),
+            *self.train(clients[:half], examples[:half], shared[:half], round),
+            *self.train(clients[half:], examples[half:], shared[half:], round),
         ]
 
     def _train(
@@ -66,7 +72,6 @@ class LocalRound:
         examples: tuple[Sequence[Example], ...],
         shared: tuple[Shared, ...],
         round: Round,
-        failing: Mapping[str, FaultKind],
     ) -> list[Answer]:
         device, algorithm = self.network.device, self.algorithm
         kept = [self.kept.get(c.id) for c in clients]
@@ -87,10 +92,9 @@ class LocalRound:
             self.prefix,
             states,
             self.stop,
-            failing,
         )
         received = replace(shared[0], params=_stacked([s.params for s in shared], device), base=trainer.base)
-        uploads, after = algorithm.client_update(received, _stacked(local, device), trainer)
+        uploads, after = algorithm.client_update(received, _stacked(local, device), self.around(trainer))
         by_client = {u.client.id: u for u in uploads}
         cpu = torch.device("cpu")
         answers = []

@@ -58,7 +58,7 @@ class Party:
             shared = self.holdings.take(request.parcel)
         except Lacking:
             return Reply(held=self.holdings.versions)
-        (answer,) = self.local.train((request.client,), (self.examples,), (shared,), request.round, {})
+        (answer,) = self.local.train((request.client,), (self.examples,), (shared,), request.round)
         if answer.failure is not None:
             return Reply(reason=answer.failure.reason, detail=answer.failure.detail)
         if (reason := self.withheld(answer)) is not None:
@@ -75,11 +75,11 @@ class Party:
             shared = replace(self.holdings).take(request.parcel)
         except Lacking:
             return Reply(held=self.holdings.versions)
-        own = dict(self.kept)
+        kept = dict(self.kept)
         if self.pending is not None and self.pending[0] == request.counted and self.pending[1]:
-            own[self.id] = serialization.canonical(self.pending[1])
+            kept[self.id] = serialization.canonical(self.pending[1])
         member = Member(request.client, self.examples, self.validation)
-        return Reply(scores=replace(self.scorer, kept=own).of_client(shared, member, request.round))
+        return Reply(scores=replace(self.scorer, kept=kept).of_client(shared, member, request.round))
 
     def _settle(self, counted: int | None) -> None:
         """Take over what the last attempt would keep, if it counted, or drop it."""

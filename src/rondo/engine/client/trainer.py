@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -29,7 +29,7 @@ from rondo.algorithm import (
     plain,
     split_rows,
 )
-from rondo.config.schema import ClientsConfig, FaultKind, TrainConfig
+from rondo.config.schema import ClientsConfig, TrainConfig
 from rondo.engine.client.accumulation import Part, mean_loss, split
 from rondo.engine.client.least_squares import minimiser
 from rondo.errors import StopRequested
@@ -40,7 +40,6 @@ from rondo.models.shortcuts.prefix import Prefix, States
 from rondo.params import Params, Select, buffer, client_row, head, pick
 from rondo.tasks.task import Batch, Example, Task
 
-REHEARSED = "a fault that was rehearsed"
 _GROUPED_BATCHES = 50
 """Length grouping sorts within this many batches at a time, so batches still differ between epochs."""
 
@@ -75,7 +74,7 @@ class CohortTrainer(Trainer):
     clients: tuple[Client, ...]
     examples: tuple[Sequence[Example], ...]
     round: Round
-    train: TrainConfig
+    config: TrainConfig
     weighting: ClientsConfig
     base: Base
     """The change of the frozen base so far."""
@@ -84,8 +83,6 @@ class CohortTrainer(Trainer):
     """States of all examples below the lowest adapted layer, given with the ``prefix`` that they replace."""
     stop: threading.Event | None = None
     """Checked before every step. Once it is set, ``fit`` raises :class:`StopRequested`."""
-    failing: Mapping[str, FaultKind] = field(default_factory=dict)
-    """Clients whose training is made to fail, by id (:class:`rondo.engine.transport.Turnout`)."""
     failed: dict[str, ClientFailed] = field(default_factory=dict)
     """Failures by client id."""
     losses: list[Tensor] = field(default_factory=list)
@@ -97,13 +94,13 @@ class CohortTrainer(Trainer):
     _fits: int = 0
 
     def __post_init__(self) -> None:
-        self.lr = self.train.rate(self.round.index, self.round.total)
+        self.lr = self.config.rate(self.round.index, self.round.total)
 
     def fit_with(self, params: Params, options: FitOptions) -> Fit:
         """See :meth:`rondo.algorithm.Trainer.fit`. Only the selected tensors get gradients, and no gradient is computed
         below the lowest of them. Raises :class:`ClientFailed` where a client has no examples or every client of the
         cohort has failed."""
-        config, stream = self.train, self._fits
+        config, stream = self.config, self._fits
         train, objective, epochs, steps = options.train, options.objective, options.epochs, options.steps
         self._fits += 1
         if steps is None and epochs is None:
@@ -121,24 +118,18 @@ class CohortTrainer(Trainer):
         device = self.network.device
         kept = self._head_inputs(params, trained, steps, epochs) if objective is plain else None
         alive = torch.ones(len(self.clients), dtype=torch.bool, device=device)
-        kinds = [self.failing.get(c.id) for c in self.clients]
-        spoiled = torch.tensor([kind == "nonfinite_loss" for kind in kinds], device=device)
         losses: list[Tensor] = []
         taken = torch.zeros(len(self.clients), dtype=torch.long)
-        seen = torch.zeros(len(self.clients), dtype=torch.long)
+        rows = torch.zeros(len(self.clients), dtype=torch.long)
         behind = torch.zeros(len(self.clients), dtype=torch.long)
         for counts, batch in self._steps(stream, steps, 1 if epochs is None else epochs):
             if self.stop is not None and self.stop.is_set():
                 raise StopRequested
             loss, self._parted = self._loss(batch, dropout, augmenting, kept), None
             value = objective({**used, **trained}, loss)
-            if "out_of_memory" in kinds:
-                raise MemoryError(REHEARSED)
-            if "nonfinite_loss" in kinds:
-                value = value.masked_fill(spoiled, math.nan)
             has_rows = torch.tensor([n > 0 for n in counts])
             taken += has_rows
-            seen += torch.tensor(counts)
+            rows += torch.tensor(counts)
             behind += torch.tensor(counts if self._parted is None else self._parted)
             training = to_device(has_rows, device)
             alive = alive & (value.detach().isfinite() | ~training)
@@ -157,9 +148,9 @@ class CohortTrainer(Trainer):
         table = torch.stack(losses).cpu() if losses else torch.zeros(0, len(self.clients))
         self.losses.append(table)
         self.work.append((taken, behind))
-        self._find_failed(final, table, taken)
+        self.find_failed(final, table, taken)
         mean = table.nan_to_num(0.0).sum(0) / taken.clamp_min(1)
-        return Fit(final, taken, seen, mean)
+        return Fit(final, taken, rows, mean)
 
     def _take_step(
         self, optimizer: torch.optim.Optimizer, leaves: Sequence[Tensor], value: Tensor, stepping: Tensor
@@ -167,8 +158,8 @@ class CohortTrainer(Trainer):
         """One step of the clients that are ``stepping``, shape (K,), down the gradient of ``value``, shape (K,)."""
         torch.where(stepping, value, 0.0).sum().backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            if self.train.max_grad_norm > 0:
-                _clip(leaves, self.train.max_grad_norm)
+            if self.config.max_grad_norm > 0:
+                _clip(leaves, self.config.max_grad_norm)
             # Restore clients that do not step: momentum and decay would move them even without a gradient.
             # On an accelerator always keep a copy, because asking whether all step would wait for the device.
             all_step = self.network.device.type == "cpu" and bool(stepping.all())
@@ -185,18 +176,14 @@ class CohortTrainer(Trainer):
         batch = [list(examples) for examples in self.examples]
         rows = Rows.of(batch, self.task.lengths).to(self.network.device)
         inputs, targets, hidden = self._to_device(batch, None)
-        kinds = [self.failing.get(c.id) for c in self.clients]
-        if "out_of_memory" in kinds:
-            raise MemoryError(REHEARSED)
         with torch.no_grad():
             output = partial(self._output, inputs=inputs, hidden=hidden, rows=rows)
             final = {**params, **minimiser(self.task, output, params, tuple(pick(params, train)), targets, rows)}
             loss = mean_loss([lambda seen: self._sums(output(seen), targets, rows)], final)
-        loss = loss.masked_fill(torch.tensor([k == "nonfinite_loss" for k in kinds], device=loss.device), math.nan)
         once = torch.ones(len(self.clients), dtype=torch.long)
         self.losses.append(loss[None].cpu())
         self.work.append((once, torch.tensor(rows.counts)))
-        self._find_failed(final, self.losses[-1], once)
+        self.find_failed(final, self.losses[-1], once)
         return Fit(final, once, torch.tensor(rows.counts), loss.cpu())
 
     def second_moment(self, params: Params, *, of: Select) -> Tensor:
@@ -206,9 +193,9 @@ class CohortTrainer(Trainer):
         rows = Rows.of(batch, self.task.lengths).to(self.network.device)
         inputs, targets, hidden = self._to_device(batch, None)
         owner = torch.arange(len(self.clients)).repeat_interleave(torch.tensor([len(e) for e in self.examples]))
-        each = {n: t[owner.to(t.device)] for n, t in params.items()}
-        leaves = {n: t.clone().requires_grad_() for n, t in pick(each, of & ~buffer).items()}
-        sums, _ = self.task.loss(self._output({**each, **leaves}, inputs, hidden, rows), targets)
+        per_row = {n: t[owner.to(t.device)] for n, t in params.items()}
+        leaves = {n: t.clone().requires_grad_() for n, t in pick(per_row, of & ~buffer).items()}
+        sums, _ = self.task.loss(self._output({**per_row, **leaves}, inputs, hidden, rows), targets)
         grads = torch.autograd.grad(sums.sum(), list(leaves.values()), materialize_grads=True)
         flat = torch.cat([g.flatten(1) for g in grads], 1)
         parts = torch.split(flat, [len(e) for e in self.examples])
@@ -248,7 +235,7 @@ class CohortTrainer(Trainer):
         while (done < steps) if steps is not None else (epochs > 0):
             epochs -= 1
             for batch in batches(
-                examples, self.train.batch_size, generator, group_by_length=self.train.length_grouping
+                examples, self.config.batch_size, generator, group_by_length=self.config.length_grouping
             ):
                 if steps is not None and done == steps:
                     return
@@ -256,7 +243,7 @@ class CohortTrainer(Trainer):
                 yield batch
 
     def _optimizer(self, tensors: list[Tensor], lr: float) -> torch.optim.Optimizer:
-        config = self.train
+        config = self.config
         if config.optimizer == "adamw":
             return torch.optim.AdamW(tensors, lr=lr, weight_decay=config.weight_decay)
         return torch.optim.SGD(tensors, lr=lr, momentum=config.momentum, weight_decay=config.weight_decay)
@@ -269,7 +256,7 @@ class CohortTrainer(Trainer):
         kept: HeadInputs | None = None,
     ) -> Loss:
         """The loss on a batch, one group of examples per client. ``kept``: from the head's inputs on."""
-        passes = [self._pass(rows, dropout, augmenting, kept) for rows in split(batch, self.train.micro_batch)]
+        passes = [self._pass(rows, dropout, augmenting, kept) for rows in split(batch, self.config.micro_batch)]
 
         def whole(seen: Params) -> Tensor:
             return mean_loss(passes, seen)
@@ -323,7 +310,7 @@ class CohortTrainer(Trainer):
         network = self.network
         if network.head_layer is None or len(self.clients) > 1:
             return None
-        (examples,), size = self.examples, self.train.batch_size
+        (examples,), size = self.examples, self.config.batch_size
         again = steps > -(-len(examples) // size) if steps is not None else epochs is not None and epochs > 1
         if not again or not trained or not all(map(head, trained)):
             return None
@@ -348,7 +335,7 @@ class CohortTrainer(Trainer):
         inputs, targets = ({n: to_device(t, device) for n, t in part.items()} for part in (inputs, targets))
         return inputs, targets, None if hidden is None else to_device(hidden, device)
 
-    def _find_failed(self, final: Params, losses: Tensor, taken: Tensor) -> None:
+    def find_failed(self, final: Params, losses: Tensor, taken: Tensor) -> None:
         """Note the clients whose loss or tensors are not finite. Raises :class:`ClientFailed` where none is left."""
         finite = torch.ones(len(self.clients), dtype=torch.bool)
         for tensor in final.values():

@@ -18,7 +18,7 @@ from rondo.params import Params, num_bytes
 
 
 @dataclass(frozen=True)
-class Setting:
+class RoundContext:
     """The server's side of a round: its state before it, and the parts that every exchange uses."""
 
     algorithm: Algorithm[Any]
@@ -42,7 +42,7 @@ class Exchange:
     - ``up``, ``down``, ``first_contact``: bytes.
     """
 
-    def __init__(self, setting: Setting, turnout: Turnout) -> None:
+    def __init__(self, setting: RoundContext, turnout: Turnout) -> None:
         self.setting, self.turnout = setting, turnout
         self.kept: dict[str, Params | None] = {}
         self.failed: dict[str, ClientFailed] = {}

@@ -12,7 +12,7 @@ from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Upload, Weig
 from rondo.config.schema import RunConfig
 from rondo.engine import serialization
 from rondo.engine.server.diagnostics import diagnose
-from rondo.engine.server.exchange import Exchange, Setting, noted
+from rondo.engine.server.exchange import Exchange, RoundContext, noted
 from rondo.engine.server.ledger import Ledger
 from rondo.engine.server.sampling import sample
 from rondo.engine.transport import Observer, Transport
@@ -58,7 +58,7 @@ class Server:
         chosen = sample(self.config.clients, self.clients, round)
         turnout = self.transport.expected(chosen, round, ())
         diagnosed = self._diagnosed(round)
-        setting = Setting(
+        setting = RoundContext(
             algorithm=self.algorithm,
             state=self.state,
             round=round,

@@ -20,8 +20,8 @@ from rondo.data.population import Member, Population
 from rondo.data.room import Room
 from rondo.data.sources import Source, read_rows
 from rondo.engine.crew import Workers
-from rondo.engine.network import Network
-from rondo.engine.scoring_elsewhere import ScorerElsewhere
+from rondo.engine.remote import RemoteTransport
+from rondo.engine.remote_scoring import RemoteScorer
 from rondo.engine.server.ranks import client_ranks
 from rondo.engine.server.rounds import Server
 from rondo.engine.wire import Identity
@@ -80,12 +80,12 @@ class Elsewhere(Assembly):
         """The server, before its first round."""
         config, identity = self.config, Identity(self.run, self.model_sha256)
         enough = config.clients.per_round if config.clients.over_select else None
-        transport = Network(self.sites, identity, enough)
+        transport = RemoteTransport(self.sites, identity, enough)
         clients, sites = self.population.clients, self.model.network.sites
         server = Server(self.algorithm, config, clients, transport, sites, identity, start.state, kept)
         own = self.scorer(kept)
         parts = {f.name: getattr(own, f.name) for f in fields(own)}
-        return Federation(server, ScorerElsewhere(**parts, server=server, transport=transport))
+        return Federation(server, RemoteScorer(**parts, server=server, transport=transport))
 
 
 class _Roll(Mapping[str, Member]):

@@ -64,7 +64,7 @@ class _Letter:
 
 
 class Sites:
-    """The sites at the other end of ``link``. It is a :class:`rondo.engine.network.Messenger`: clients are those of
+    """The sites at the other end of ``link``. It is a :class:`rondo.engine.remote.Messenger`: clients are those of
     the sites that have consented to the plan.
 
     ``clients``: the site of every client of the run. It may change until the run begins.
@@ -285,11 +285,11 @@ class Sites:
             }
 
     def send(self, client: str, data: bytes, largest: int) -> None:
-        """See :class:`rondo.engine.network.Messenger`."""
+        """See :class:`rondo.engine.remote.Messenger`."""
         self._waiting.append(_Letter(client, data, largest, time.monotonic()))
 
     def replies(self) -> Iterator[tuple[str, bytes]]:
-        """See :class:`rondo.engine.network.Messenger`. A letter is sent again to a site that was started anew. Raises
+        """See :class:`rondo.engine.remote.Messenger`. A letter is sent again to a site that was started anew. Raises
         :class:`StopRequested`."""
         absent: dict[str, float] = {}
         looked, heard = 0.0, 0

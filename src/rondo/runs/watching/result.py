@@ -34,8 +34,8 @@ class RunResult:
 
         # Scores come next to the loss, since a notebook leaves out the columns in the middle.
         scores = [_numbers("", record["scores"]) for record in self.history]
-        rows = [_numbers("", record) | own for record, own in zip(self.history, scores, strict=True)]
-        first = ["round", "loss", *(name for own in scores for name in own)]
+        rows = [_numbers("", record) | numbers for record, numbers in zip(self.history, scores, strict=True)]
+        first = ["round", "loss", *(name for numbers in scores for name in numbers)]
         columns = dict.fromkeys([*first, *(name for row in rows for name in row)])
         return pandas.DataFrame(rows, columns=list(columns)).set_index("round")
 

@@ -11,7 +11,6 @@ import torch
 
 from rondo.config.load import load
 from rondo.engine.client.job import Common, decode_job, encode_answers
-from rondo.engine.client.local_round import LocalRound
 from rondo.engine.client.memory import freed_memory_kept
 from rondo.engine.simulation import InProcess
 from rondo.errors import Problem
@@ -52,9 +51,7 @@ class Hand:
         config = load(tomllib.loads(order.config), check_paths=False)
         assembly = assemble(config, order.device, given=order.given)
         self.facts: Mapping[str, Any] = facts(assembly)
-        self._local = LocalRound(
-            assembly.algorithm, assembly.model.network, assembly.task, assembly.config, {}, assembly.prefix
-        )
+        self._local = assembly.local_round({})
         self._population = replace(assembly.population, test=(), report={})
         self._common: tuple[str, Common] | None = None
         self._memory = freed_memory_kept()

@@ -18,7 +18,7 @@ KEYS = ("simulation.engine", "simulation.workers")
 
 
 @contextmanager
-def elsewhere(config: RunConfig, device: str) -> Iterator[RayWorkers | None]:
+def workers_of(config: RunConfig, device: str) -> Iterator[RayWorkers | None]:
     """Within, the workers that ``config`` asks for, not yet at work; None for the run's own process. Raises
     :class:`ConfigError` before anything is loaded."""
     if config.simulation.engine == "process":

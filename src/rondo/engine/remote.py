@@ -1,4 +1,4 @@
-"""A transport to clients elsewhere, over any messenger."""
+"""A transport to remote clients, over any messenger."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Messenger(Protocol):
 
 
 @dataclass
-class Network:
-    """Clients that train elsewhere, each alone. See :class:`rondo.engine.transport.Transport`.
+class RemoteTransport:
+    """Remote clients, each training alone. See :class:`rondo.engine.transport.Transport`.
 
     ``enough``: this many uploads end a round, and later ones come too late; None waits for all.
     """

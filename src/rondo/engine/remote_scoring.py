@@ -1,4 +1,4 @@
-"""Scores of clients elsewhere, which score their models themselves."""
+"""Scores of remote clients, which score their models themselves."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 from rondo.algorithm import Client, Round
 from rondo.config import task_kinds as tasks
 from rondo.engine.letters import LARGEST_HEADER, Reply, Request
-from rondo.engine.network import Network
+from rondo.engine.remote import RemoteTransport
 from rondo.engine.scoring import Scorer
 from rondo.engine.server.rounds import Server
 from rondo.engine.wire import Rejected
 
 
 @dataclass(frozen=True)
-class ScorerElsewhere(Scorer):
+class RemoteScorer(Scorer):
     """A scorer whose clients are at the other end of ``transport``. What they are sent for it is not counted as the
     broadcast of a round, and they do not keep it."""
 
     server: Server
-    transport: Network
+    transport: RemoteTransport
 
     def at_clients(self, state: Any, round: Round) -> dict[str, Any]:
         """As in :meth:`Scorer.at_clients`. Clients that cannot be reached, or that fail, have no scores."""
