@@ -19,7 +19,7 @@ from parties import SITES, Parties, write_sites
 import rondo
 from rondo import algorithms
 from rondo.algorithm import ClientFailed
-from rondo.data.digits import digits
+from rondo.data.demo.digits import digits
 from rondo.engine.simulation import Simulation
 from rondo.engine.transport import Turnout
 from rondo.federation.identity import keys

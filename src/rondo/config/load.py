@@ -23,9 +23,6 @@ from rondo.config.inputs import AT_SITES, GIVEN
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, Problem
 
-STARTER = Path(__file__).with_name("starter.toml")
-"""The configuration that ``rondo init`` writes and ``rondo demo`` runs."""
-
 
 def load(
     source: str | os.PathLike[str] | Mapping[str, Any] | RunConfig,

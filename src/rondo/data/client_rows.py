@@ -13,7 +13,7 @@ from rondo.config import task_kinds as tasks
 from rondo.config.checks import list_lengths, partition_kind
 from rondo.config.inputs import PartitionConfig
 from rondo.config.schema import RunConfig
-from rondo.data.partition import deal
+from rondo.data.partition.deal import deal
 from rondo.data.room import Room
 from rondo.data.sample import sample
 from rondo.data.sources import Source, read_pictures, read_rows

@@ -14,7 +14,7 @@ from typing import Any, overload
 from rondo.algorithm import Client, Round
 from rondo.config.schema import RunConfig
 from rondo.data.client_rows import Dealt, TestRows
-from rondo.data.partition import histogram
+from rondo.data.partition.deal import histogram
 from rondo.data.stored import Stored
 from rondo.data.tables import Rows
 from rondo.errors import ConfigError
