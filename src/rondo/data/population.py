@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any, overload
 
 from rondo.algorithm import Client, Round
+from rondo.config.checks import least_clients
 from rondo.config.schema import RunConfig
 from rondo.data.client_rows import Dealt, TestRows
 from rondo.data.partition.deal import histogram
@@ -148,7 +149,7 @@ def build(
             members.add(name, *_split(name, by_row, config, run), client_ranks.get(name))
         else:
             empty_clients.append(name)
-    needed = max(config.clients.min_clients, config.clients.per_round or 1)
+    needed = least_clients(config.clients)
     if len(members) < needed:
         raise _nothing_left(
             config, task, left_out, f", so {len(members)} clients have examples and {needed} are needed"
