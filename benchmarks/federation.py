@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "federati
 import tomli_w
 from emulated_line import Hosts, Line
 
-from rondo.data.homes import homes
+from rondo.data.demo.homes import homes
 from rondo.federation.identity import keys
 from small_runs import reviews, save_tiny_bert, write_rows
 

@@ -15,14 +15,25 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from rondo.config.paper_rows.data_sets import GLUE
+GLUE: dict[str, tuple[list[str], str | None]] = {
+    "cola": (["sentence"], "matthews"),
+    "sst2": (["sentence"], None),
+    "mrpc": (["sentence1", "sentence2"], "f1"),
+    "qqp": (["question1", "question2"], "f1"),
+    "stsb": (["sentence1", "sentence2"], None),
+    "mnli": (["premise", "hypothesis"], None),
+    "qnli": (["question", "sentence"], None),
+    "rte": (["sentence1", "sentence2"], None),
+    "wnli": (["sentence1", "sentence2"], None),
+}
+"""Columns of the text, and the metric to go by if it is not the task's own, by name."""
 
 ROUNDS, CLIENTS, STEPS, BATCH = 8, 10, 8, 16
 
 
 def configuration(args: argparse.Namespace, name: str, method: str) -> dict[str, Any]:
     """One run."""
-    _, columns, metric = GLUE[name]
+    columns, metric = GLUE[name]
     number = name == "stsb"
     task = {
         "kind": "sequence-regression" if number else "sequence-classification",

@@ -41,7 +41,8 @@ def main() -> None:
 
     import rondo
     from rondo import algorithms
-    from rondo.config.load import STARTER, load
+    from rondo.config.load import load
+    from rondo.data.demo import STARTER
     from rondo.engine.client.trainer import CohortTrainer
 
     torch.set_num_threads(args.threads)

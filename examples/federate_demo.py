@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TextIO
 
-from rondo.data.homes import homes
+from rondo.data.demo.homes import homes
 
 RONDO = [sys.executable, "-c", "from rondo.cli import main; main()"]
 SITES = ("north", "middle", "south")

@@ -19,7 +19,7 @@ from rondo.algorithms import TABLE
 from rondo.algorithms.table import SERVER_OPTIONS
 from rondo.algorithms.wrappers.server_optimizer import OPTIMIZERS
 from rondo.config import ConfigError, RunConfig, checks, load
-from rondo.config.checks import list_lengths
+from rondo.config.checks import client_checks
 from rondo.runs.storage.directory import to_toml
 
 NAN, INF = float("nan"), float("inf")
@@ -122,7 +122,11 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"train": {"local_steps": 5, "local_epochs": 1}}, "train.local_steps", "not both"),
     ({"train": {"momentum": 0.9}}, "train.momentum", "only sgd has momentum"),
     ({"rounds": 5, "train": {"warmup_rounds": 5}}, "train.warmup_rounds", "below rounds = 5"),
-    ({"partition": {"clients": 4}, "clients": {"per_round": 5}}, "clients.per_round", "5 of 4 clients: lower it to 4"),
+    (
+        {"partition": {"clients": 4}, "clients": {"per_round": 5}},
+        "clients.per_round",
+        "5, but there are only 4 clients: lower it",
+    ),
     ({"clients": {"per_round": 2, "min_clients": 3}}, "clients.min_clients", "above clients.per_round = 2"),
     ({"clients": {"sampling": "full", "per_round": 2}}, "clients.per_round", "remove per_round"),
     ({"clients": {"sampling": "poisson"}}, "clients.per_round", "sampling = 'poisson' needs it"),
@@ -584,6 +588,6 @@ def test_faults_are_found_soon_and_without_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["ranks", "bytes_budget"])
 def test_list_lengths_must_equal_the_number_of_clients(key: str) -> None:
     clients = load({"algorithm": {"name": "fedit"}, "clients": {key: [4, 8]}}).clients
-    assert list(list_lengths(clients, 2)) == []
-    (problem,) = list_lengths(clients, 3)
+    assert list(client_checks(clients, 2)) == []
+    (problem,) = client_checks(clients, 3)
     assert str(problem) == f"clients.{key}: 2 for 3 clients: give one per client, in the order of their ids"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rondo.config import ConfigError, PartitionConfig
-from rondo.data.partition import Deal, deal, histogram
+from rondo.data.partition.deal import Deal, deal, histogram
 
 COUNT = 120
 LABELS = [str(i % 6) for i in range(COUNT)]

@@ -20,7 +20,7 @@ from parties import SITES, Parties, configuration
 import rondo
 from rondo import algorithms
 from rondo.algorithm import ClientFailed
-from rondo.data.digits import digits
+from rondo.data.demo.digits import digits
 from rondo.engine.simulation import Simulation
 from rondo.engine.transport import Turnout
 from rondo.federation.identity import keys

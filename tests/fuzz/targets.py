@@ -26,7 +26,7 @@ import torch
 with atheris.instrument_imports(include=["rondo"]):
     from rondo.algorithm import Client, Upload
     from rondo.config import ConfigError, load
-    from rondo.config.load import STARTER
+    from rondo.data.demo import STARTER
     from rondo.engine import serialization
     from rondo.engine.server.ledger import Ledger
     from rondo.engine.wire import Envelope, Rejected, decode_upload, encode_upload

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 import rondo
-from rondo.data.digits import digits
+from rondo.data.demo.digits import digits
 from rondo.errors import ConfigError
 
 

@@ -802,7 +802,7 @@ def test_method_for_plain_sgd_refuses_other_training(train: Any, paths: set[str]
         ({"data": {"max_train_rows": 2}}, "partition.clients", "2 rows are not enough for 3 clients"),
         ({"data": {"min_examples": 99}}, "partition", "no client has data.min_examples = 99"),
         ({"partition": {"clients": 99}}, "partition.clients", "48 rows are not enough for 99 clients"),
-        ({"clients": {"min_clients": 4}}, "clients.min_clients", "4, but there are 3 clients"),
+        ({"clients": {"min_clients": 4}}, "clients.min_clients", "4, but there are only 3 clients"),
         ({"adapter": {"target_modules": ["q_proj"]}}, "adapter.target_modules", "query, key, value, dense"),
         ({"adapter": {"target_modules": "(("}}, "adapter.target_modules", "'(('"),
         ({"adapter": {"target_modules": []}}, "adapter.target_modules", ""),

@@ -14,7 +14,7 @@ import rondo
 from rondo.algorithm import Client, Round
 from rondo.config.inputs import TaskConfig
 from rondo.config.schema import ClientsConfig, TrainConfig
-from rondo.data.digits import digits
+from rondo.data.demo.digits import digits
 from rondo.engine.client.trainer import CohortTrainer
 from rondo.errors import ConfigError
 from rondo.runs.storage.directory import RunDirectory

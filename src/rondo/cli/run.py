@@ -65,7 +65,8 @@ def resume(
 def demo(sets: Sets = None, run_dir: str | None = None, device: Device = "auto") -> None:
     """Twelve homes teach one model to understand commands, without sharing what was said."""
     with user_errors():
-        from rondo.config.load import STARTER, load
+        from rondo.config.load import load
+        from rondo.data.demo import STARTER
 
         settings = load(STARTER, sets or [])
         print("Twelve homes fine-tune one sentence model to understand spoken commands (38 intents of a real voice")
@@ -139,16 +140,16 @@ def init(
 ) -> None:
     """Write a commented configuration to start from, or the one of a paper."""
     with user_errors():
-        from rondo.config import papers
-        from rondo.config.load import STARTER
+        from rondo.config.papers import writer
+        from rondo.data.demo import STARTER
 
         if paper == "list":
-            for name, row in papers.names().items():
+            for name, row in writer.names().items():
                 print(f"{name:24} {row}")
             return
         if scale != "paper" and paper is None:
             raise ConfigError.at("--scale", "is the scale of a paper's setting: name one by --paper", "rondo init")
-        text = STARTER.read_text(encoding="utf-8") if paper is None else papers.text(paper, scale)
+        text = STARTER.read_text(encoding="utf-8") if paper is None else writer.text(paper, scale)
         path = Path(file)
         if path.exists():
             raise ConfigError.at(file, "already exists; name another file", "rondo init")

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rondo.config.peft_keys import not_taken, start_not_taken
+from rondo.config.rules.peft_keys import not_taken, start_not_taken
 from rondo.config.schema import RunConfig
 from rondo.errors import Problem
 

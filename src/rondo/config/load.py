@@ -17,14 +17,12 @@ from pydantic import ConfigDict
 
 from rondo import algorithms
 from rondo.config import toml_file
-from rondo.config.checks import cross_checks, is_path, missing_files, missing_packages
+from rondo.config.checks import is_path, missing_files, missing_packages
 from rondo.config.explain import explain, merged, unknown
 from rondo.config.inputs import AT_SITES, GIVEN
+from rondo.config.rules.keys import cross_checks
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, Problem
-
-STARTER = Path(__file__).with_name("starter.toml")
-"""The configuration that ``rondo init`` writes and ``rondo demo`` runs."""
 
 
 def load(

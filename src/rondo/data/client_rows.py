@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from rondo.algorithm import Round
 from rondo.config import task_kinds as tasks
-from rondo.config.checks import list_lengths, partition_kind
+from rondo.config.checks import client_checks, partition_kind
 from rondo.config.inputs import PartitionConfig
 from rondo.config.schema import RunConfig
-from rondo.data.partition import deal
+from rondo.data.partition.deal import deal
 from rondo.data.room import Room
 from rondo.data.sample import sample
 from rondo.data.sources import Source, read_pictures, read_rows
@@ -134,7 +134,7 @@ def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt
             f"no client has data.min_examples = {config.data.min_examples} usable rows; lower it, or deal the rows "
         )
         raise ConfigError.at("partition", message + "to fewer clients")
-    if problems := _too_few(config, len(large_enough)):
+    if problems := list(client_checks(config.clients, len(large_enough))):
         raise ConfigError(problems)
     return Dealt(
         rows=large_enough,
@@ -184,18 +184,6 @@ def _names(rows: Rows, column: str | None) -> list[str] | None:
 
 def _at(values: Sequence[str] | None, places: Sequence[int]) -> list[str] | None:
     return [values[i] for i in places] if values is not None else None
-
-
-def _too_few(config: RunConfig, count: int) -> list[Problem]:
-    """Problems with settings that ``count`` clients are too few for, or that list values for another number."""
-    problems, clients = [], config.clients
-    if clients.per_round is not None and clients.per_round > count:
-        message = f"{clients.per_round}, but there are only {count} clients: lower it"
-        problems.append(Problem("clients.per_round", message))
-    if clients.min_clients > count:
-        message = f"{clients.min_clients}, but there are {count} clients: lower it"
-        problems.append(Problem("clients.min_clients", message))
-    return [*problems, *list_lengths(clients, count)]
 
 
 def other_rows(

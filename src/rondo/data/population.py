@@ -12,9 +12,10 @@ from itertools import islice
 from typing import Any, overload
 
 from rondo.algorithm import Client, Round
+from rondo.config.checks import least_clients
 from rondo.config.schema import RunConfig
 from rondo.data.client_rows import Dealt, TestRows
-from rondo.data.partition import histogram
+from rondo.data.partition.deal import histogram
 from rondo.data.remarks import remarks, trained_on
 from rondo.data.stored import Stored
 from rondo.data.tables import Rows
@@ -152,7 +153,7 @@ def build(
             too_small[name] = len(by_row)
         else:
             empty_clients.append(name)
-    needed = max(config.clients.min_clients, config.clients.per_round or 1)
+    needed = least_clients(config.clients)
     if len(members) < needed:
         raise _nothing_left(
             config, task, left_out, f", so {len(members)} clients have examples and {needed} are needed"

@@ -131,7 +131,7 @@ def _first(config: RunConfig, train: Table | None, clients: Mapping[str, Table] 
 
 
 def _digits() -> Source:
-    from rondo.data.digits import digits
+    from rondo.data.demo.digits import digits
 
     try:
         train, test = digits()
@@ -141,7 +141,7 @@ def _digits() -> Source:
 
 
 def _homes(config: RunConfig) -> Source:
-    from rondo.data.homes import homes
+    from rondo.data.demo.homes import homes
 
     try:
         demo = homes(config.seed, clients=config.partition.clients or 12)

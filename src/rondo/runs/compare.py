@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rondo import algorithms as table
-from rondo.config.load import STARTER, listed, load, located
+from rondo.config.load import listed, load, located
 from rondo.config.schema import RunConfig
+from rondo.data.demo import STARTER
 from rondo.errors import ConfigError, Problem
 from rondo.report.html import html_table
 from rondo.report.over_seeds import OWN_KINDS, TEST_KINDS, mean_and_deviation, over_seeds, score_of

@@ -22,7 +22,7 @@ import tiny
 from rondo.algorithm import Round
 from rondo.algorithms.factors.florg import FLoRG
 from rondo.config import AdapterConfig, ConfigError, load
-from rondo.config.peft_keys import NOT_TAKEN, not_taken
+from rondo.config.rules.peft_keys import NOT_TAKEN, not_taken
 from rondo.lowrank import GrowingSum, LowRank
 from rondo.models.loading.merged import merge_adapter
 from rondo.models.loading.peft import Plan, plan, read_tensors, stock_model, write_adapter

@@ -11,7 +11,7 @@ from typing import Any
 from rondo import __version__
 from rondo.algorithm import Client
 from rondo.config import task_kinds as tasks
-from rondo.config.checks import is_path, list_lengths
+from rondo.config.checks import client_checks, is_path
 from rondo.config.inputs import AT_SITES
 from rondo.config.schema import FaultsConfig, RunConfig
 from rondo.data.client_rows import other_rows, resolved
@@ -137,11 +137,7 @@ def ready(config: RunConfig, device: str, clients: Collection[str]) -> Assembly 
 
 def check_clients(config: RunConfig, count: int) -> None:
     """Raise :class:`ConfigError` where ``count`` clients are too few, or not those that lists have values for."""
-    problems = list(list_lengths(config.clients, count))
-    if config.clients.min_clients > count or (config.clients.per_round or 0) > count:
-        message = f"the roster has {count} clients: lower clients.per_round and clients.min_clients"
-        problems.append(Problem("clients", message))
-    if problems:
+    if problems := list(client_checks(config.clients, count)):
         raise ConfigError(problems)
 
 

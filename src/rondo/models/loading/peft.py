@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from rondo.config.explain import explain
 from rondo.config.explain import merged as per_key
 from rondo.config.inputs import AdapterConfig
-from rondo.config.peft_keys import NOT_BUILT
+from rondo.config.rules.peft_keys import NOT_BUILT
 from rondo.errors import ConfigError, Problem
 from rondo.models.kernels.quiet import quiet
 from rondo.models.loading.patterns import unknown_adapted, unknown_layers

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-import rondo.data.homes
-from rondo.data.homes import Homes, homes, template_split
+import rondo.data.demo.homes
+from rondo.data.demo.homes import Homes, homes, template_split
 from rondo.errors import ConfigError
 from rondo.models.loading.pretrained import minilm_path
 
 DIGEST = """
 import hashlib, json
-from rondo.data.homes import homes
+from rondo.data.demo.homes import homes
 made = homes({seed})
 print(hashlib.sha256(json.dumps([made.train, made.test, made.intents]).encode()).hexdigest())
 """
@@ -48,7 +48,7 @@ def made() -> Homes:
 
 def test_same_seed_gives_same_rows_for_any_hash_seed(made: Homes) -> None:
     digest = hashlib.sha256(json.dumps([made.train, made.test, made.intents]).encode()).hexdigest()
-    source = str(Path(rondo.data.homes.__file__).parents[2])
+    source = str(Path(rondo.data.demo.homes.__file__).parents[3])
     digests = [
         subprocess.run(
             [sys.executable, "-c", DIGEST.format(seed=0)],
@@ -141,8 +141,8 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, missing: str)
 
 
 def test_importing_homes_is_light() -> None:
-    code = "import sys, rondo.data.homes; print({'hassil', 'home_assistant_intents'} & set(sys.modules))"
-    source = str(Path(rondo.data.homes.__file__).parents[2])
+    code = "import sys, rondo.data.demo.homes; print({'hassil', 'home_assistant_intents'} & set(sys.modules))"
+    source = str(Path(rondo.data.demo.homes.__file__).parents[3])
     process = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": source},

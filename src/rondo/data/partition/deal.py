@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from rondo.config.inputs import PartitionConfig
-from rondo.data.label_skew import by_classes, equal_dirichlet, proportional
+from rondo.data.partition.label_skew import by_classes, equal_dirichlet, proportional
 from rondo.errors import ConfigError
 from rondo.process import no_warnings
 

@@ -11,15 +11,8 @@ import re
 import textwrap
 from typing import Any
 
-from rondo.config.paper_rows.fedloru import FEDLORU
-from rondo.config.paper_rows.fedrep import FEDREP
-from rondo.config.paper_rows.florg import FLORG
-from rondo.config.paper_rows.rolora import ROLORA
-from rondo.config.paper_rows.setting import Keys
+from rondo.config.papers.rows import SETTINGS, Keys
 from rondo.errors import ConfigError
-
-SETTINGS = {**ROLORA, **FLORG, **FEDLORU, **FEDREP}
-"""All rows that have a name, by it."""
 
 
 def names() -> dict[str, str]:
@@ -39,11 +32,11 @@ def text(name: str, scale: str = "paper") -> str:
     if scale not in ("paper", "small"):
         raise ConfigError.at("--scale", f"{scale!r} is neither 'paper' nor 'small'", "rondo init")
     setting = SETTINGS[name]
-    keys = {**setting.keys, **{key: value for key, (value, _) in setting.open.items()}}
+    keys = setting.keys
     changes = {} if scale == "paper" else {k: v for k, v in _small(keys).items() if keys.get(k) != v}
     lines = list(setting.source)
     lines.append("Data and model come from a hub. For files of your own set data.source, its splits and its columns.")
-    chosen = {key: reason for key, (_, reason) in setting.open.items() if key not in changes}
+    chosen = {key: reason for key, reason in setting.chosen.items() if key not in changes}
     lines += ["Chosen here:"] if chosen else []
     lines += [f"- {key} = {_shown(keys[key])}: {reason}" for key, reason in chosen.items()]
     lines += ["Changed for the small scale:"] if changes else []

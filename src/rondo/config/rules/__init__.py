@@ -1,0 +1,1 @@
+"""Rules that a configuration is held to when it is loaded. Imports no torch."""

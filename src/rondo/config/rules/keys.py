@@ -1,0 +1,224 @@
+"""Rules between the keys of a configuration. Imports no torch."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+from rondo import own_code
+from rondo.algorithms.table import SERVER_OPTIONS
+from rondo.config import task_kinds as tasks
+from rondo.config.checks import BUILTINS, client_checks, data_source, exists, is_path, partition_kind
+from rondo.config.inputs import BUILTIN_DATA, BUILTIN_MODEL, BUILTIN_NETWORKS, LINEAR, ModelConfig
+from rondo.config.rules.linear import linear_checks
+from rondo.config.schema import FaultKind, RunConfig
+from rondo.errors import Problem
+
+_NEEDS = {
+    "dirichlet": ("alpha", "for instance alpha = 0.5"),
+    "shards": ("shards_per_client", "for instance shards_per_client = 2"),
+    "classes": ("classes_per_client", "for instance classes_per_client = 2"),
+    "natural": ("column", "the column that says whose a row is"),
+}
+
+_USED_BY = {
+    "alpha": ("dirichlet",),
+    "shards_per_client": ("shards",),
+    "classes_per_client": ("classes",),
+    "sigma": ("lognormal", "classes"),
+    "equal_sizes": ("classes", "dirichlet"),
+}
+"""Keys of ``[partition]`` that only some kinds use, with these kinds."""
+
+
+def cross_checks(config: RunConfig) -> Iterator[Problem]:
+    """Yield the faults between keys."""
+    partition, clients, data = config.partition, config.clients, config.data
+    own_data = data_source(config) not in BUILTINS
+    if config.train.local_epochs is not None and config.train.local_steps is not None:
+        yield Problem("train.local_steps", "set local_steps or local_epochs, not both")
+    if config.train.momentum and config.train.optimizer != "sgd":
+        yield Problem("train.momentum", f"only sgd has momentum, not {config.train.optimizer}: remove one of the two")
+    if config.train.warmup_rounds >= config.rounds:
+        message = f"must be below rounds = {config.rounds}, or nothing follows the warm-up: lower it or raise rounds"
+        yield Problem("train.warmup_rounds", message)
+    if data.source is not None and data.clients_from is not None:
+        yield Problem("data.clients_from", "set data.source or data.clients_from, not both")
+    kind = partition_kind(config)
+    if data.clients_from is None:
+        needed, hint = _NEEDS.get(kind, (None, ""))
+        if needed and getattr(partition, needed) is None and (own_data or kind != "natural"):
+            yield Problem(f"partition.{needed}", f"partition.kind = {kind!r} needs it: set it, {hint}")
+        for key, users in _USED_BY.items():
+            if kind not in users and getattr(partition, key) not in (None, False):
+                message = f"only kind = {' or '.join(map(repr, users))} uses it, not {kind!r}: remove it or set kind"
+                yield Problem(f"partition.{key}", message)
+        if partition.equal_sizes and partition.sigma is not None:
+            yield Problem("partition.sigma", "sizes are either equal or spread: remove it, or equal_sizes")
+        if kind != "natural" and partition.clients is None:
+            message = f"partition.kind = {kind!r} needs the number of clients: set it, for instance clients = 10"
+            yield Problem("partition.clients", message)
+    if clients.sampling == "full" and clients.per_round is not None:
+        yield Problem("clients.per_round", "sampling = 'full' takes every client; remove per_round")
+    if clients.sampling in ("poisson", "weighted") and clients.per_round is None:
+        yield Problem("clients.per_round", f"sampling = {clients.sampling!r} needs it: set it")
+    if partition.clients is not None and data.clients_from is None:
+        yield from client_checks(clients, partition.clients)
+    if clients.per_round is not None and clients.min_clients > clients.per_round:
+        message = f"above clients.per_round = {clients.per_round}, so no round could succeed: lower it"
+        yield Problem("clients.min_clients", message)
+    if clients.over_select and clients.per_round is None:
+        yield Problem("clients.over_select", "it goes beyond clients.per_round, which is not set: set both or neither")
+    if config.admission.clip and config.admission.max_norm is None:
+        yield Problem("admission.clip", "there is nothing to clip to: set admission.max_norm too")
+    least = 2 * config.robust.byzantine + 1
+    if config.robust.rule != "none" and clients.min_clients < least:
+        message = f"robust.byzantine = {config.robust.byzantine} of {clients.min_clients} uploads may be half or more"
+        yield Problem("clients.min_clients", f"{message}: raise it to {least} or lower robust.byzantine")
+    if config.simulation.workers is not None and config.simulation.engine != "ray":
+        yield Problem("simulation.workers", "only engine = 'ray' has workers: set simulation.engine, or remove it")
+    yield from _fault_checks(config)
+    yield from _rank_checks(config)
+    yield from _server_checks(config)
+    yield from _task_checks(config, own_data)
+    task_kind = tasks.TABLE.get(config.task.kind)
+    if config.evaluation.generate and task_kind is not None and not task_kind.generates:
+        message = f"{config.task.kind!r} generates no text: remove it, or set task.kind = 'causal-lm' or 'seq2seq-lm'"
+        yield Problem("evaluation.generate", message)
+    if config.adapter.start_from is not None and not Path(config.adapter.start_from, "adapter_config.json").is_file():
+        yield Problem(
+            "adapter.start_from",
+            f"no adapter_config.json in {config.adapter.start_from!r}: name one that PEFT wrote",
+        )
+    if is_path(config.model.name) and not exists(config.model.name):
+        yield Problem(
+            "model.name", f"no such file or folder: {config.model.name!r}; mend the path, or give a Hugging Face name"
+        )
+    builtin = (BUILTIN_MODEL, *BUILTIN_NETWORKS, LINEAR)
+    if config.model.name.startswith("builtin:") and config.model.name not in builtin:
+        near = difflib.get_close_matches(config.model.name, builtin, n=1) or [BUILTIN_MODEL]
+        yield Problem("model.name", f"unknown built-in; did you mean {near[0]!r}?")
+    yield from _whole_checks(config)
+    yield from linear_checks(config, data_source(config))
+    yield from _source_checks(config)
+    yield from _more_tests_checks(config)
+    yield from _gguf_checks(config.model)
+
+
+def _whole_checks(config: RunConfig) -> Iterator[Problem]:
+    """Keys of models that are trained whole, or have no checkpoint."""
+    model = config.model
+    own = own_code.is_name(model.name) or model.name in BUILTIN_NETWORKS
+    if model.norm != "batch" and not model.name.startswith("builtin:resnet"):
+        yield Problem("model.norm", f"only the built-in residual networks have it, not {model.name!r}: remove it")
+    if model.head_layers is not None and not own:
+        yield Problem("model.head_layers", "the head of a transformers model is known: remove it")
+    if model.buffers != "average" and not own and config.whole_tensors is None:
+        yield Problem("model.buffers", "the frozen layers' statistics stay as they are: remove it, or set train.what")
+    if config.adapter.layers_to_transform is not None and isinstance(config.adapter.target_modules, str):
+        message = (
+            "it counts the layers of names, as PEFT does: give adapter.target_modules a list of names, or remove it"
+        )
+        yield Problem("adapter.layers_to_transform", message)
+    if config.adapter.from_scratch and config.adapter.init_lora_weights is not True:
+        message = "both factors are drawn as A is by default: remove init_lora_weights"
+        yield Problem("adapter.from_scratch", message)
+
+
+def _gguf_checks(model: ModelConfig) -> Iterator[Problem]:
+    if model.gguf and model.quantization:
+        message = f"a GGUF file is rounded already, and {model.quantization} would round it again"
+        message += ": remove it, or name another model"
+        yield Problem("model.quantization", message)
+    if model.gguf_file and model.name.endswith(".gguf") and Path(model.name).expanduser().is_file():
+        yield Problem("model.gguf_file", "model.name is a GGUF file already: remove gguf_file, or name the folder")
+    elif model.gguf_file and Path(model.gguf_file).expanduser().is_absolute():
+        yield Problem("model.gguf_file", "it is looked for in the folder model.name: give the whole path as model.name")
+
+
+def _source_checks(config: RunConfig) -> Iterator[Problem]:
+    """Yield the faults of ``data.source`` that its name shows."""
+    source, kind = data_source(config), tasks.TABLE.get(config.task.kind)
+    if source is None and config.data.clients_from is None:
+        yield Problem("data.source", f"a {config.task.kind} task has no built-in data: name a file, or a data set")
+    elif (source or "").startswith("builtin:") and source not in BUILTINS:
+        near = kind.builtin if kind is not None and kind.builtin is not None else BUILTIN_DATA
+        yield Problem("data.source", f"unknown built-in; did you mean {near!r}?")
+    elif kind is not None and source in BUILTINS and source != kind.builtin:
+        message = f"{source!r} is not for {config.task.kind}: name another, or set task.kind"
+        yield Problem("data.source", message)
+
+
+def _more_tests_checks(config: RunConfig) -> Iterator[Problem]:
+    """Yield the faults of the names in ``data.more_tests``, which are keys of records."""
+    for name in config.data.more_tests:
+        if not re.fullmatch("[A-Za-z0-9_-]+", name) or name in ("test", "validation"):
+            message = f"{name!r} cannot name a test set: take letters, digits, - and _, and not test or validation"
+            yield Problem("data.more_tests", message)
+
+
+def _fault_checks(config: RunConfig) -> Iterator[Problem]:
+    faults = config.faults
+    rates = {kind: value for kind in get_args(FaultKind) if isinstance(value := getattr(faults, kind), float) and value}
+    if sum(rates.values()) > 1:
+        message = (
+            f"the probabilities of {', '.join(rates)} sum to {sum(rates.values()):g}: a client has one fault per round"
+        )
+        yield Problem("faults", f"{message}, so lower them to 1 or less in all")
+    if faults.slow and config.clients.deadline is None and not config.clients.over_select:
+        yield Problem("faults.slow", "slow clients are waited for: set clients.deadline or clients.over_select")
+
+
+def _rank_checks(config: RunConfig) -> Iterator[Problem]:
+    clients, adapter = config.clients, config.adapter
+    ranks = clients.ranks
+    if ranks is not None and clients.bytes_budget is not None:
+        yield Problem("clients.bytes_budget", "set clients.ranks or clients.bytes_budget, not both")
+    if isinstance(ranks, dict):
+        not_ranks = [k for k in ranks if not (k.isdecimal() and k == str(int(k)) and int(k) > 0)]
+        if not_ranks:
+            message = (
+                f"{not_ranks[0]!r} is no rank: give shares of the clients by rank, for instance {{ 4 = 0.5, 8 = 0.5 }}"
+            )
+            yield Problem("clients.ranks", message)
+            return
+        if abs(sum(ranks.values()) - 1) > 1e-6:
+            yield Problem("clients.ranks", f"the shares sum to {sum(ranks.values()):.6g}: mend them to sum to 1")
+    largest = max(map(int, ranks)) if ranks is not None else 0
+    if largest > adapter.r and adapter.start_from is None and not adapter.rank_pattern:
+        yield Problem("clients.ranks", f"rank {largest} is above adapter.r = {adapter.r}: lower it or raise adapter.r")
+    if adapter.init_lora_weights == "orthogonal":
+        yield from _orthogonal_checks(config)
+
+
+def _orthogonal_checks(config: RunConfig) -> Iterator[Problem]:
+    """Orthogonal factors come in pairs whose products cancel, so a rank is even and none may be cut off."""
+    adapter, reason = config.adapter, None
+    odd = [r for r in (adapter.r, *adapter.rank_pattern.values()) if r % 2]
+    if adapter.start_from is not None:
+        reason = "the ranks of the adapter in adapter.start_from may be odd"
+    elif odd:
+        reason = f"rank {odd[0]} is odd"
+    elif config.clients.ranks is not None or config.clients.bytes_budget is not None:
+        reason = "a client whose rank is below the run's would not start from the pre-trained model"
+    if reason is not None:
+        yield Problem("adapter.init_lora_weights", f"with 'orthogonal', {reason}: take true or 'gaussian'")
+
+
+def _server_checks(config: RunConfig) -> Iterator[Problem]:
+    kind = config.server.optimizer
+    known = SERVER_OPTIONS[kind]
+    for key in ("lr", "beta1", "beta2", "tau"):
+        if key not in known and getattr(config.server, key) is not None:
+            message = f"{kind!r} has no {key}; it has {', '.join(known)}" if known else "name server.optimizer too"
+            yield Problem(f"server.{key}", message)
+
+
+def _task_checks(config: RunConfig, own_data: bool) -> Iterator[Problem]:
+    kind = tasks.TABLE.get(config.task.kind)
+    if kind is not None and not kind.head and config.model.head is not None:
+        yield Problem("model.head", f"a {config.task.kind} model has no task head; remove it")
+    yield from tasks.check(config.task.model_dump(), own_data)

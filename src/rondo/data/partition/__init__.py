@@ -1,0 +1,1 @@
+"""How rows are dealt to clients."""
