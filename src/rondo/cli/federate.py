@@ -26,8 +26,7 @@ from rondo.cli.federate_site import (
 )
 from rondo.cli.federate_site import shown as shown_plan
 from rondo.cli.federate_site_keys import site_keys
-from rondo.cli.process import stoppable, user_errors
-from rondo.cli.run import shown
+from rondo.cli.process import shown, stoppable, user_errors
 from rondo.errors import ConfigError, headed, visible
 
 federate = typer.Typer(help="Run a federation between real parties.", no_args_is_help=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import typer
@@ -91,3 +91,22 @@ def quiet_libraries() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|torch|pyarrow")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
+def shown(rounds: int, started: Callable[[Any, Any], Any]) -> Any:
+    """The result of a run of so many rounds, which ``started`` runs given an observer and an event that stops it, with
+    progress bars and a final table."""
+    from rondo.report.terminal import plain_console, samples_table, summary_table
+
+    console = plain_console()
+    quiet_libraries()
+    with console.status("loading") if console.is_terminal else nullcontext():
+        from rondo.runs.runner import run as _  # noqa: F401  loaded here, since it takes seconds
+        from rondo.runs.watching.progress import progress
+    with stoppable() as stop, progress(rounds) as observer:
+        result = started(observer, stop)
+    console.print(summary_table(result.summary))
+    if result.summary.get("samples"):
+        console.print(samples_table(result.summary["samples"]))
+    print(f"\nrun directory: {result.run_dir}\nresult:        {result.run_dir / 'adapter'}")
+    return result

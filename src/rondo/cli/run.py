@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from rondo.cli.app import AllowCode, Device, Sets
-from rondo.cli.process import FAILED, quiet_libraries, stoppable, user_errors
+from rondo.cli.process import FAILED, shown, user_errors
 from rondo.cli.results import exported
 from rondo.errors import ConfigError, headed
 
@@ -108,25 +107,6 @@ def _run(
         )
 
     return shown(settings.rounds, started)
-
-
-def shown(rounds: int, started: Callable[[Any, Any], Any]) -> Any:
-    """The result of a run of so many rounds, which ``started`` runs given an observer and an event that stops it, with
-    progress bars and a final table."""
-    from rondo.report.terminal import plain_console, samples_table, summary_table
-
-    console = plain_console()
-    quiet_libraries()
-    with console.status("loading") if console.is_terminal else nullcontext():
-        from rondo.runs.runner import run as _  # noqa: F401  loaded here, since it takes seconds
-        from rondo.runs.watching.progress import progress
-    with stoppable() as stop, progress(rounds) as observer:
-        result = started(observer, stop)
-    console.print(summary_table(result.summary))
-    if result.summary.get("samples"):
-        console.print(samples_table(result.summary["samples"]))
-    print(f"\nrun directory: {result.run_dir}\nresult:        {result.run_dir / 'adapter'}")
-    return result
 
 
 def init(
