@@ -519,3 +519,17 @@ def test_best_round_survives_a_stop(sources: tuple[Path, Path], tmp_path: Path) 
         for d in (result.run_dir / "adapter-best", shorter.run_dir / "adapter")
     ]
     assert written[0] == written[1]
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("rounds=30", "start another run, with adapter.start_from = RUN_DIR/adapter"),
+        ("no.such=1", "a run that goes on keeps its configuration"),
+    ],
+)
+def test_overrides_of_a_finished_run_are_not_ignored(
+    key: str, words: str, written: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert command("resume", str(written.with_name("whole")), "--set", key) == 2
+    assert words in capfd.readouterr().err

@@ -47,10 +47,16 @@ def resume(
         from rondo.runs.storage.directory import RunDirectory
 
         directory = RunDirectory.open(run_dir)
-        settings = directory.config()
+        settings, federated = directory.config(), (directory.path / "federation.json").is_file()
+        if sets:
+            from rondo.runs.workers.places import only_places
+
+            only_places(sets)
+        if federated and sets:
+            raise ConfigError.at("--set", "the clients of a federation train at its sites: leave it out")
         if directory.finished:
             print(f"{run_dir} is finished; nothing is left to do")
-        elif (directory.path / "federation.json").is_file():
+        elif federated:
             from rondo.cli.federate import serve_on
 
             whatever = allow_nondeterministic

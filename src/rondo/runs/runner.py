@@ -120,12 +120,12 @@ def resume(
     """
     began = time.perf_counter()
     directory = RunDirectory.open(run_dir)
+    only_places(sets)
     with locked(directory):
         if directory.finished:
             history = directory.rounds()
             return RunResult(history, directory.path, history[-1]["scores"], directory.read("summary.json"))
         then = directory.manifest()
-        only_places(sets)
         settings = directory.config(sets)
         check_code(settings, allow_code, "rondo resume")
         device = str(then.get("device", device)) if device == "auto" else device

@@ -47,7 +47,10 @@ def only_places(sets: Sequence[str]) -> None:
     problems = []
     for text in sets:
         key = text.partition("=")[0].strip()
-        if key not in KEYS:
+        if key == "rounds":
+            message = "rates, restarts and the choice of rounds to score go by it, so a run keeps it: for more rounds "
+            problems.append(Problem(key, message + "start another run, with adapter.start_from = RUN_DIR/adapter"))
+        elif key not in KEYS:
             problems.append(Problem(key, f"a run that goes on keeps its configuration, all but {' and '.join(KEYS)}"))
     if problems:
         raise ConfigError(problems, "--set")
