@@ -45,7 +45,7 @@ from rondo.algorithms.table import RULES
 from rondo.algorithms.wrappers.robust import Robust
 from rondo.config import AdmissionConfig
 from rondo.engine.server.gate import Gate
-from rondo.engine.wire import Identity, Rejected
+from rondo.engine.wire.envelope import Identity, Rejected
 from rondo.params import Params, Select, add_client_axis, client_row, everything, kaiming
 
 CLIENTS, ROUNDS, STEPS, RATE, WIDTH, RANK, SCALE = 20, 40, 5, 0.5, 32, 8, 2.0

@@ -59,7 +59,7 @@ def passes(workload: ImageWorkload) -> list[Passes]:
     import torch
     from torch import nn
 
-    from rondo.models.forms.classical import NETWORKS, Sizes
+    from rondo.models.forms.builtin.classical import NETWORKS, Sizes
 
     height, width, channels = workload.image
     with torch.device("meta"):

@@ -20,7 +20,7 @@ from rondo.engine.server.ledger import Ledger
 from rondo.engine.server.rounds import Server
 from rondo.engine.simulation import Simulation
 from rondo.engine.transport import Answer, Observer, Transport, Turnout, Work
-from rondo.engine.wire import Identity
+from rondo.engine.wire.envelope import Identity
 from rondo.models.networks.network import Base, Network
 from rondo.models.shortcuts.prefix import Prefix
 from rondo.params import Params

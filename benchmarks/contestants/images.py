@@ -35,7 +35,7 @@ class LowRankConv2d(nn.Module):
 
 def build_network(workload: ImageWorkload) -> nn.Module:
     """The network that Rondo trains too, drawn by torch's own initialisers; in training mode."""
-    from rondo.models.forms.classical import NETWORKS, Sizes
+    from rondo.models.forms.builtin.classical import NETWORKS, Sizes
 
     torch.manual_seed(workload.seed)
     height, width, channels = workload.image

@@ -18,7 +18,7 @@ from rondo.algorithms.whole.lg_fedavg import LGFedAvg
 from rondo.algorithms.whole.local import LocalTraining
 from rondo.algorithms.wrappers.local import Local
 from rondo.algorithms.wrappers.shared_head import SharedHead
-from rondo.engine import serialization
+from rondo.engine.wire import serialization
 from rondo.params import Params, add_client_axis, buffer, client_row, head, pick, role
 from rondo.testing import LinearProblem, SgdTrainer, WholeProblem
 from rondo.testing.problem import Problem

@@ -11,9 +11,9 @@ import datasets
 import pytest
 
 from rondo.config import ConfigError, load
+from rondo.data.files.tables import rows_of
 from rondo.data.labels import disagreement, find_labels, merged
 from rondo.data.sources import Source
-from rondo.data.tables import rows_of
 
 CONFIG = load({"task": {"text": "t", "label": "l"}})
 

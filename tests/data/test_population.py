@@ -15,7 +15,7 @@ from rondo.config import load
 from rondo.data.population import Members, Population, _encoded, _split
 from rondo.data.stored import Stored
 from rondo.engine.server.ledger import Ledger
-from rondo.tasks.language.token_store import TextExample, TokenStore
+from rondo.tasks.language.stores.token_store import TextExample, TokenStore
 
 IDS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=12).map(tuple)
 
@@ -76,9 +76,13 @@ def test_members_may_have_their_own_ranks() -> None:
     store = TokenStore()
     numbers = store.add([TextExample((i,), i) for i in range(3)])
     members = Members(store)
-    members.add("ann", numbers[:2], [], 2)
-    members.add("bob", numbers[2:], [], 4)
-    assert list(Population(members, (), {}).clients) == [Client("ann", 2, 2), Client("bob", 1, 4)]
+    members.add("ann", numbers[:2], [])
+    members.add("bob", numbers[2:], [])
+    population = Population(members, (), {"clients": {"ann": {"train": 2}, "bob": {"train": 1}}})
+    ranked = population.with_ranks({"bob": 4, "ann": 2, "left out": 8})
+    assert list(ranked.clients) == [Client("ann", 2, 2), Client("bob", 1, 4)]
+    assert list(population.clients) == [Client("ann", 2), Client("bob", 1)]
+    assert ranked.report["clients"] == {"ann": {"train": 2, "rank": 2}, "bob": {"train": 1, "rank": 4}}
 
 
 def test_clients_that_hold_the_same_share_one_record() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from rondo.config import ConfigError, load
 from rondo.data import sources
-from rondo.data.tables import rows_of
+from rondo.data.files.tables import rows_of
 from small_runs import reviews, write_rows
 
 ROWS = [{"text": "w1", "label": 1}, {"text": "w2", "label": 0}]

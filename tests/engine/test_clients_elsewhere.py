@@ -13,17 +13,17 @@ from composed import Composed
 from rondo.algorithm import Client, Round
 from rondo.algorithms.table import Rule
 from rondo.algorithms.wrappers.robust import Robust
-from rondo.engine import serialization
 from rondo.engine.client.holdings import Holdings
 from rondo.engine.client.local_round import LocalRound
 from rondo.engine.client.party import Party
-from rondo.engine.letters import Reply, Request
-from rondo.engine.parcel import Parcel
 from rondo.engine.remote import RemoteTransport
 from rondo.engine.remote_scoring import RemoteScorer
 from rondo.engine.server.ledger import Ledger
 from rondo.engine.server.rounds import Server
-from rondo.engine.wire import Identity, Rejected
+from rondo.engine.wire import serialization
+from rondo.engine.wire.envelope import Identity, Rejected
+from rondo.engine.wire.letters import Reply, Request
+from rondo.engine.wire.parcel import Parcel
 from tiny_federation import ALONE, HEADS_OF_KINDS, SIZES, config, make
 
 PARTIAL = config(simulation={"cohort": 1}, clients={"per_round": 2})

@@ -13,13 +13,13 @@ import torch
 from composed import Composed
 from pretend_workers import PretendWorkers, Train
 from rondo.algorithm import Client, ClientFailed, Round, Shared, Upload
-from rondo.engine import serialization
 from rondo.engine.client.job import Common, Job, decode_answers, decode_job, encode_answers, encode_job
 from rondo.engine.client.local_round import LocalRound
 from rondo.engine.crew import ByWorkers
 from rondo.engine.faults import in_training
 from rondo.engine.simulation import InProcess
 from rondo.engine.transport import Answer
+from rondo.engine.wire import serialization
 from rondo.errors import RunStopped, StopRequested
 from rondo.lowrank import GrowingSum, LowRank
 from tiny_federation import ALONE, HEADS_OF_KINDS, config, make, population, run

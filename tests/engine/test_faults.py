@@ -9,14 +9,14 @@ import pytest
 
 from rondo.algorithm import Client, Round
 from rondo.config import ConfigError, RunConfig, load
-from rondo.engine import serialization
 from rondo.engine.client.local_round import LocalRound
 from rondo.engine.faults import KINDS, REHEARSED, Rehearsal, fault_of
 from rondo.engine.server import rounds
 from rondo.engine.server.sampling import sample
 from rondo.engine.transport import Answer, Turnout, Work
-from rondo.engine.wire import Identity
-from rondo.tasks.language.token_store import TextExample
+from rondo.engine.wire import serialization
+from rondo.engine.wire.envelope import Identity
+from rondo.tasks.language.stores.token_store import TextExample
 from tiny_federation import ALLOWED, ALONE, NAMES, POISON, SIZES, config, make, population
 
 FOUR = {**SIZES, "dee": 5}

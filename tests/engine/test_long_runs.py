@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rondo.engine import serialization
 from rondo.engine.scoring import NEWCOMER
 from rondo.engine.server.ledger import Ledger
+from rondo.engine.wire import serialization
 from rondo.runs.storage import checkpoint
 from rondo.runs.storage.checkpoint import Checkpoint
 from rondo.runs.storage.client_store import Kept

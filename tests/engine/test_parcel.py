@@ -11,11 +11,11 @@ import torch
 from rondo import algorithms
 from rondo.algorithm import Shared
 from rondo.algorithms.table import TABLE
-from rondo.engine import serialization
 from rondo.engine.client.holdings import Holdings, Lacking
-from rondo.engine.letters import Request
 from rondo.engine.server.ledger import Ledger
-from rondo.engine.wire import Identity
+from rondo.engine.wire import serialization
+from rondo.engine.wire.envelope import Identity
+from rondo.engine.wire.letters import Request
 from rondo.lowrank import GrowingSum, LowRank
 from rondo.testing.run import Run, problems
 

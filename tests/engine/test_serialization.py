@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rondo.algorithm import ServerState
-from rondo.engine.serialization import canonical, pack, same, tensors, unpack
+from rondo.engine.wire.serialization import canonical, pack, same, tensors, unpack
 from rondo.lowrank import LowRank
 
 
@@ -41,7 +41,7 @@ def outer() -> Outer:
 
 
 def assert_identical(a: Any, b: Any) -> None:
-    """Bit for bit, by other code than :func:`rondo.engine.serialization.same`."""
+    """Bit for bit, by other code than :func:`rondo.engine.wire.serialization.same`."""
     assert type(a) is type(b)
     if isinstance(a, torch.Tensor):
         assert (a.dtype, a.shape) == (b.dtype, b.shape)

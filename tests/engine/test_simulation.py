@@ -18,15 +18,16 @@ from rondo import algorithms
 from rondo.algorithm import Client, Round, Shared, weighted_mean
 from rondo.config import ClientsConfig, RunConfig
 from rondo.data.population import Population
-from rondo.engine import scoring, serialization
+from rondo.engine import scoring
 from rondo.engine.scoring import scores, spread
 from rondo.engine.server import rounds
 from rondo.engine.server.ledger import Ledger, version
 from rondo.engine.server.sampling import sample
 from rondo.engine.transport import Observer
+from rondo.engine.wire import serialization
 from rondo.lowrank import GrowingSum, LowRank, total
 from rondo.params import HEAD_PREFIX, adapted_modules, head, num_bytes, pick
-from rondo.tasks.language.token_store import TextExample
+from rondo.tasks.language.stores.token_store import TextExample
 from tiny_federation import (
     ALONE,
     EVERY_HEAD,

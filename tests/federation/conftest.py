@@ -15,9 +15,9 @@ pytest.importorskip("flwr")
 from desks import Make
 from parties import OPEN, ROWS, Parties, configuration, write_sites
 
-from rondo.data.room import Room
+from rondo.data.files.room import Room
 from rondo.data.sources import read_rows
-from rondo.engine.letters import Request
+from rondo.engine.wire.letters import Request
 from rondo.federation.plan import Plan
 from rondo.federation.site import desk as desks
 from rondo.federation.site.contract import Contract

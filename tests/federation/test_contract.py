@@ -16,8 +16,8 @@ pytest.importorskip("flwr")
 from desks import Make, asked, contract, with_
 
 from rondo.algorithm import Client, Upload
-from rondo.engine.letters import Reply, Request
 from rondo.engine.transport import Answer
+from rondo.engine.wire.letters import Reply, Request
 from rondo.errors import ConfigError
 from rondo.federation.plan import Plan
 from rondo.federation.site import desk as desks

@@ -20,7 +20,7 @@ from flwr.supercore.inflatable.inflatable_object import get_object_id, get_objec
 from hostile_server import Apart, Honest, http, message, part, pulled, serving
 from parties import Parties, write_sites
 
-from rondo.engine.letters import Reply
+from rondo.engine.wire.letters import Reply
 from rondo.federation.identity import keys
 from rondo.federation.identity.keys import ServerKeys
 from rondo.federation.letter import content_of

@@ -17,9 +17,9 @@ import torch
 from desks import Make, asked, contract, with_
 
 from rondo.config.schema import RunConfig
-from rondo.engine.letters import Reply, Request
-from rondo.engine.parcel import Parcel
-from rondo.engine.versions import version
+from rondo.engine.wire.letters import Reply, Request
+from rondo.engine.wire.parcel import Parcel
+from rondo.engine.wire.versions import version
 from rondo.federation.plan import Plan
 from rondo.federation.site.terms import of_plan
 from small_runs import reviews

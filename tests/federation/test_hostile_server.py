@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from parties import ROWS
 
 from rondo.algorithm import Client, Round
-from rondo.engine import serialization
-from rondo.engine.letters import Reply, Request
-from rondo.engine.parcel import Parcel
-from rondo.engine.wire import Identity
+from rondo.engine.wire import serialization
+from rondo.engine.wire.envelope import Identity
+from rondo.engine.wire.letters import Reply, Request
+from rondo.engine.wire.parcel import Parcel
 from rondo.federation.plan import Plan
 from rondo.federation.site.audit import Audit
 
@@ -212,7 +212,7 @@ def test_request_that_is_none(plan: Plan, request_: Request, tmp_path: Path, des
 
 def test_tensors_of_other_shapes(plan: Plan, request_: Request, tmp_path: Path, desk: Make) -> None:
     """Versions that are right, of tensors that do not fit the model."""
-    from rondo.engine.versions import version
+    from rondo.engine.wire.versions import version
 
     here = desk(tmp_path)
     assert asked(here, plan).clients

@@ -20,8 +20,8 @@ from liars import lying
 from parties import LABELS, ROWS, SITES, Parties, configuration, write_sites
 
 import rondo
-from rondo.engine import letters
-from rondo.engine.letters import Reply
+from rondo.engine.wire import letters
+from rondo.engine.wire.letters import Reply
 from rondo.federation.plan import Consent, Plan
 from rondo.federation.server import sites as sites_module
 from rondo.federation.server.sites import Sites

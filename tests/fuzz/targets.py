@@ -27,9 +27,9 @@ with atheris.instrument_imports(include=["rondo"]):
     from rondo.algorithm import Client, Upload
     from rondo.config import ConfigError, load
     from rondo.data.demo import STARTER
-    from rondo.engine import serialization
     from rondo.engine.server.ledger import Ledger
-    from rondo.engine.wire import Envelope, Rejected, decode_upload, encode_upload
+    from rondo.engine.wire import serialization
+    from rondo.engine.wire.envelope import Envelope, Rejected, decode_upload, encode_upload
     from rondo.runs.storage import checkpoint, client_store
     from rondo.runs.storage.durable import Position
 

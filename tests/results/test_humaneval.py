@@ -16,7 +16,7 @@ import rondo
 import rondo.results.humaneval.score as humaneval
 from choice_rows import save_tiny_llama
 from rondo.cli.app import app
-from rondo.data.room import Room
+from rondo.data.files.room import Room
 from rondo.results.humaneval.sandbox import Mode, Unavailable, check
 from rondo.results.humaneval.score import HumanEval, cut, evaluate_code, pass_at_k, read_problems, summary
 from small_runs import settings, write_rows

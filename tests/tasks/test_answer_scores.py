@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from rondo.tasks.language.answer_scores import AnswerReader, AnswerTally, exact_match_and_f1, span_losses
-from rondo.tasks.language.windows import IGNORED, Question
+from rondo.tasks.language.answering.answer_scores import AnswerReader, AnswerTally, exact_match_and_f1, span_losses
+from rondo.tasks.language.answering.windows import IGNORED, Question
 
 # Worked out by hand from evaluate-v1.1.py.
 CASES: list[tuple[str, list[str], float, float]] = [
@@ -128,7 +128,7 @@ def test_many_windows_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None
     output, where = torch.randn(9, 5, 2, generator=g), targets([{"question": i} for i in range(9)])
     whole = AnswerReader(3, unanswerable=True)
     whole.add(output, where)
-    monkeypatch.setattr("rondo.tasks.language.answer_scores._MOST_SPANS", 40)
+    monkeypatch.setattr("rondo.tasks.language.answering.answer_scores._MOST_SPANS", 40)
     parts = AnswerReader(3, unanswerable=True)
     parts.add(output, where)
     assert [whole.answer(question(i)) for i in range(9)] == [parts.answer(question(i)) for i in range(9)]

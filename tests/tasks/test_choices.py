@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from choice_rows import TEMPLATE, byte_pairs, questions
 from rondo.config.inputs import TaskConfig
-from rondo.tasks.language.choices import choices_of, first_mentioned, right_of
-from rondo.tasks.language.multiple_choice import MultipleChoice
+from rondo.tasks.language.choosing.choices import choices_of, first_mentioned, right_of
+from rondo.tasks.language.choosing.multiple_choice import MultipleChoice
 
 COLUMNS = ["c0", "c1", "c2", "c3"]
 

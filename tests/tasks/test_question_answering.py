@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from rondo.errors import ConfigError
 from rondo.models.loading.pretrained import minilm_path
-from rondo.tasks.language.question_answering import QuestionAnswering
-from rondo.tasks.language.windows import IGNORED, Window
+from rondo.tasks.language.answering.question_answering import QuestionAnswering
+from rondo.tasks.language.answering.windows import IGNORED, Window
 from tiny import tokenizer
 
 LONG = " ".join(f"w{i % 30}" for i in range(100))

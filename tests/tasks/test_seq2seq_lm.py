@@ -11,8 +11,8 @@ import transformers
 
 from pair_rows import requests, save_tiny, unigrams
 from rondo.tasks.language.language_model import IGNORED
-from rondo.tasks.language.pair_store import PairExample
 from rondo.tasks.language.seq2seq_lm import DecoderStart, Seq2SeqLM
+from rondo.tasks.language.stores.pair_store import PairExample
 
 ROWS = requests(5)
 WORDS = unigrams()

@@ -25,7 +25,7 @@ BUILTIN_NETWORKS = (
     "builtin:relu",
     "builtin:lstm",
 )
-"""Networks with random weights (:mod:`rondo.models.forms.classical`)."""
+"""Networks with random weights (:mod:`rondo.models.forms.builtin.classical`)."""
 BUILTIN_DATA = "builtin:home-intents"
 BUILTIN_IMAGES = "builtin:digits"
 LINEAR = "builtin:linear"

@@ -196,7 +196,7 @@ def _linear(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
 
 TABLE: dict[str, Kind] = {
     "sequence-classification": Kind(
-        cls="rondo.tasks.language.classification:SequenceClassification",
+        cls="rondo.tasks.language.sequences.classification:SequenceClassification",
         inputs="text",
         auto="AutoModelForSequenceClassification",
         outputs=None,
@@ -208,7 +208,7 @@ TABLE: dict[str, Kind] = {
         checks=_classification,
     ),
     "sequence-regression": Kind(
-        cls="rondo.tasks.language.sequence_regression:SequenceRegression",
+        cls="rondo.tasks.language.sequences.sequence_regression:SequenceRegression",
         inputs="text",
         auto="AutoModelForSequenceClassification",
         outputs=1,
@@ -220,7 +220,7 @@ TABLE: dict[str, Kind] = {
         checks=_sequence_regression,
     ),
     "question-answering": Kind(
-        cls="rondo.tasks.language.question_answering:QuestionAnswering",
+        cls="rondo.tasks.language.answering.question_answering:QuestionAnswering",
         inputs="text",
         auto="AutoModelForQuestionAnswering",
         outputs=2,
@@ -256,7 +256,7 @@ TABLE: dict[str, Kind] = {
         checks=_seq2seq_lm,
     ),
     "multiple-choice": Kind(
-        cls="rondo.tasks.language.multiple_choice:MultipleChoice",
+        cls="rondo.tasks.language.choosing.multiple_choice:MultipleChoice",
         inputs="text",
         auto="AutoModelForCausalLM",
         outputs=None,

@@ -13,11 +13,11 @@ from rondo.config import task_kinds as tasks
 from rondo.config.checks import client_checks, partition_kind
 from rondo.config.inputs import PartitionConfig
 from rondo.config.schema import RunConfig
+from rondo.data.files.room import Room
+from rondo.data.files.tables import Rows, Table, rows_of
 from rondo.data.partition.deal import deal
-from rondo.data.room import Room
 from rondo.data.sample import sample
 from rondo.data.sources import Source, read_pictures, read_rows
-from rondo.data.tables import Rows, Table, rows_of
 from rondo.errors import ConfigError, Problem
 from rondo.tasks.make import task_class
 from rondo.tasks.row_checks import Row, columns, row_check, value_name, value_problem

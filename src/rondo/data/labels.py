@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from rondo.config.schema import RunConfig
+from rondo.data.files.tables import ClassName
 from rondo.data.sources import Source
-from rondo.data.tables import ClassName
 from rondo.errors import ConfigError
 from rondo.tasks.make import task_class
 from rondo.tasks.row_checks import Row, value_name, value_problem

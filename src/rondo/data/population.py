@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, overload
 
@@ -15,10 +16,10 @@ from rondo.algorithm import Client, Round
 from rondo.config.checks import least_clients
 from rondo.config.schema import RunConfig
 from rondo.data.client_rows import Dealt, TestRows
+from rondo.data.files.tables import Rows
 from rondo.data.partition.deal import histogram
 from rondo.data.remarks import remarks, trained_on
 from rondo.data.stored import Stored
-from rondo.data.tables import Rows
 from rondo.errors import ConfigError
 from rondo.tasks.row_checks import value_name
 from rondo.tasks.task import Example, Store, Task
@@ -47,18 +48,19 @@ class Members(Mapping[str, Member]):
         self._trained, self._ends = array("q"), array("q", [0])
         self._ranks = array("I")
 
-    def add(self, name: str, train: Iterable[int], validation: Iterable[int], rank: int | None = None) -> None:
-        """Add a client, whose id must sort after all others, with the numbers of its examples.
-
-        ``rank``: the client's own rank; all clients have one, or none has.
-        """
+    def add(self, name: str, train: Iterable[int], validation: Iterable[int]) -> None:
+        """Add a client, whose id must sort after all others, with the numbers of its examples."""
         self._names.append(name)
         self._numbers.extend(train)
         self._trained.append(len(self._numbers))
         self._numbers.extend(validation)
         self._ends.append(len(self._numbers))
-        if rank is not None:
-            self._ranks.append(rank)
+
+    def with_ranks(self, ranks: Mapping[str, int]) -> Members:
+        """The same clients, each with its own rank."""
+        ranked = copy.copy(self)
+        ranked._ranks = array("I", (ranks[name] for name in self._names))
+        return ranked
 
     def __getitem__(self, name: str) -> Member:
         place = bisect_left(self._names, name)
@@ -110,6 +112,13 @@ class Population:
     def clients(self) -> Sequence[Client]:
         return _Clients(self.members)
 
+    def with_ranks(self, ranks: Mapping[str, int]) -> Population:
+        """The same rows, each client with its own rank."""
+        assert isinstance(self.members, Members)
+        members = self.members.with_ranks(ranks)
+        clients = {name: {**entry, "rank": ranks[name]} for name, entry in self.report["clients"].items()}
+        return replace(self, members=members, report={**self.report, "clients": clients})
+
     def costliest(self, client: str) -> int:
         """The cost of a client's costliest training example."""
         train = self.members[client].train
@@ -130,12 +139,10 @@ def build(
     dealt: Dealt,
     task: Task,
     classes: Sequence[str] = (),
-    ranks: Sequence[int] | None = None,
 ) -> Population:
     """Encode the rows of every client and split them.
 
     ``classes``: the label names, for the report.
-    ``ranks``: one per client in the order of ``dealt``, if clients have ranks of their own.
 
     Raises :class:`ConfigError` if no client, or fewer than the configuration needs, has examples left.
     """
@@ -143,12 +150,11 @@ def build(
     store = task.store()
     members, empty_clients, used, left_out = Members(store), [], 0, 0
     too_small, trained = dict(dealt.too_small), trained_on(config, dealt)
-    client_ranks = dict(zip(dealt.rows, ranks, strict=True)) if ranks is not None else {}
     for name, by_row in _encoded(store, task, dealt.rows):
         used += len(by_row)
         left_out += len(dealt.rows[name]) - len(by_row)
         if len(by_row) >= config.data.min_examples:
-            members.add(name, *_split(name, by_row, config, run), client_ranks.get(name))
+            members.add(name, *_split(name, by_row, config, run))
         elif by_row:
             too_small[name] = len(by_row)
         else:
@@ -187,7 +193,6 @@ def build(
                 "train": len(m.train),
                 "validation": len(m.validation),
                 "labels": _labels(config, dealt.rows[n]),
-                **({} if m.client.rank is None else {"rank": m.client.rank}),
             }
             for n, m in members.items()
         },

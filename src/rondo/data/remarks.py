@@ -10,7 +10,7 @@ from typing import Any
 
 from rondo.config.schema import RunConfig
 from rondo.data.client_rows import Dealt
-from rondo.data.tables import Rows
+from rondo.data.files.tables import Rows
 from rondo.tasks.row_checks import Row, columns, value_name, value_text
 
 _SHOWN = 10

@@ -12,7 +12,7 @@ from pathlib import Path
 from rondo.config.checks import data_source, is_path, missing_files
 from rondo.config.inputs import AT_SITES, BUILTIN_DATA, BUILTIN_IMAGES, GIVEN, LINEAR, DataConfig
 from rondo.config.schema import RunConfig
-from rondo.data.formats import (
+from rondo.data.files.formats import (
     SUFFIXES,
     VALUE_BYTES,
     OtherForm,
@@ -25,9 +25,9 @@ from rondo.data.formats import (
     stem_of,
     suffix_of,
 )
-from rondo.data.image_files import Splits, image_splits, split, unlabelled
-from rondo.data.room import Room
-from rondo.data.tables import Rows, Table, dataset_rows, plain_columns, rows_of
+from rondo.data.files.image_files import Splits, image_splits, split, unlabelled
+from rondo.data.files.room import Room
+from rondo.data.files.tables import Rows, Table, dataset_rows, plain_columns, rows_of
 from rondo.errors import ConfigError, Problem
 
 

@@ -21,7 +21,7 @@ from rondo.algorithm import Client, ClientFailed, Fit, FitOptions, Loss, Round, 
 from rondo.config.schema import FaultKind, FaultsConfig, RunConfig, TrainConfig
 from rondo.engine.client.trainer import CohortTrainer
 from rondo.engine.transport import Answer, Transport, Turnout, Work
-from rondo.engine.wire import Envelope, Identity, encode_upload
+from rondo.engine.wire.envelope import Envelope, Identity, encode_upload
 from rondo.params import Params, Select
 
 KINDS: tuple[FaultKind, ...] = get_args(FaultKind)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from rondo.algorithm import Client, ClientFailed, Round
-from rondo.engine.letters import LARGEST_HEADER, Reply, Request
 from rondo.engine.transport import Answer, Turnout, Work
-from rondo.engine.wire import Identity, Rejected
+from rondo.engine.wire.envelope import Identity, Rejected
+from rondo.engine.wire.letters import LARGEST_HEADER, Reply, Request
 
 
 class Messenger(Protocol):

@@ -8,11 +8,11 @@ from typing import Any
 
 from rondo.algorithm import Client, Round
 from rondo.config import task_kinds as tasks
-from rondo.engine.letters import LARGEST_HEADER, Reply, Request
 from rondo.engine.remote import RemoteTransport
 from rondo.engine.scoring import Scorer
 from rondo.engine.server.rounds import Server
-from rondo.engine.wire import Rejected
+from rondo.engine.wire.envelope import Rejected
+from rondo.engine.wire.letters import LARGEST_HEADER, Reply, Request
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from torch import Tensor
 
 from rondo.algorithm import Client, ClientFailed, Round, Shared, Upload
-from rondo.engine.parcel import Parcel
+from rondo.engine.wire.parcel import Parcel
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Answer:
 
     client: Client
     upload: Upload | bytes | None = None
-    """An object, or the bytes of :mod:`rondo.engine.wire`."""
+    """An object, or the bytes of :mod:`rondo.engine.wire.envelope`."""
     kept: Mapping[str, Tensor] | None = field(default_factory=dict)
     """Tensors that the client keeps if the round counts; None where they stay with the client."""
     loss: float | None = None

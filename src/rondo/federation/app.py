@@ -21,10 +21,10 @@ from flwr.serverapp import Grid, ServerApp
 
 from rondo import __version__
 from rondo.config.load import load
-from rondo.data.room import Room
+from rondo.data.files.room import Room
+from rondo.data.files.tables import Rows
 from rondo.data.sources import client_rows, read_rows
-from rondo.data.tables import Rows
-from rondo.engine.wire import Rejected
+from rondo.engine.wire.envelope import Rejected
 from rondo.errors import ConfigError, Problem
 from rondo.federation.letter import KINDS, content_of, kind_of, record
 from rondo.federation.plan import LARGEST, Consent, End

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rondo.engine.letters import Reply, Request
-from rondo.engine.wire import Envelope
+from rondo.engine.wire.envelope import Envelope
+from rondo.engine.wire.letters import Reply, Request
 from rondo.federation.plan import Consent, End, Plan
 
 

@@ -1,7 +1,7 @@
 """Letters as Flower carries them: bytes in one field of a message.
 
 - ``plan``: the plan of a run, to a site that has just connected (:mod:`rondo.federation.plan`).
-- ``round``: a round's work for one client (:mod:`rondo.engine.letters`).
+- ``round``: a round's work for one client (:mod:`rondo.engine.wire.letters`).
 - ``end``: the run is over.
 """
 

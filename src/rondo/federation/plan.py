@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 from rondo.data.labels import MOST
-from rondo.engine.wire import Rejected, short, strict_object
+from rondo.engine.wire.envelope import Rejected, short, strict_object
 
 PROTOCOL = 1
 LARGEST = 2**24
@@ -97,7 +97,7 @@ class Consent:
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """The consent from :meth:`encode`. Raises :class:`~rondo.engine.wire.Rejected`, and nothing else."""
+        """The consent from :meth:`encode`. Raises :class:`~rondo.engine.wire.envelope.Rejected`, and nothing else."""
         if len(data) > LARGEST:
             raise Rejected("too_large", f"{len(data)} bytes")
         content = strict_object("unreadable", "the consent", data)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rondo.data.client_rows import other_rows
-from rondo.data.tables import Table
+from rondo.data.files.tables import Table
 from rondo.errors import ConfigError, headed
 from rondo.models.networks.network import Base
 from rondo.params import Params

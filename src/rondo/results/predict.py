@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from rondo.data.client_rows import other_rows, refuse
-from rondo.data.image_files import FILE
-from rondo.data.tables import Table
+from rondo.data.files.image_files import FILE
+from rondo.data.files.tables import Table
 from rondo.errors import ConfigError, headed
 from rondo.models.forms.generation import Generation
 from rondo.models.forms.outline import look

@@ -32,7 +32,7 @@ from rondo.engine.server.ranks import client_ranks
 from rondo.engine.server.rounds import Server, first_state
 from rondo.engine.simulation import Crew, InProcess, Simulation
 from rondo.engine.transport import Transport
-from rondo.engine.wire import Identity
+from rondo.engine.wire.envelope import Identity
 from rondo.errors import ConfigError, Problem
 from rondo.models.forms.model import Model, Outline
 from rondo.models.forms.outline import look
@@ -208,16 +208,16 @@ def assemble(
             del source
         labels = tuple(labels or ())
         outline = looked(config, algorithm, labels, given)
-        ranks = _ranks(config, algorithm, outline, dealt)
+        _check_structure(config, algorithm, outline, dealt)
         population = Population({}, (), {})
         if dealt is not None:
-            population = build(config, dealt, outline.task, labels, ranks)
+            population = build(config, dealt, outline.task, labels)
         model = outline.load(config, target)
         if dealt is not None:
-            # Layers that the checkpoint lacks belong to the head and are not adapted. That may change ranks.
-            final_ranks = client_ranks(config, algorithm, model.network.sites.values(), len(dealt.rows))
-            if final_ranks != ranks:
-                population = build(config, dealt, outline.task, labels, final_ranks)
+            # Layers that the checkpoint lacks belong to the head and are not adapted: ranks are known only now.
+            ranks = client_ranks(config, algorithm, model.network.sites.values(), len(dealt.rows))
+            if ranks is not None:
+                population = population.with_ranks(dict(zip(dealt.rows, ranks, strict=True)))
             del dealt  # torch.fx keeps the frames beneath its first import alive until the collector runs
         _must_train(config, algorithm, model)
         algorithm, head_policy, initial = wrapped(config, algorithm, model.network.initial)
@@ -246,20 +246,16 @@ def looked(config: RunConfig, algorithm: Algorithm[Any], labels: Sequence[str], 
     return outline
 
 
-def _ranks(
-    config: RunConfig, algorithm: Algorithm[Any], outline: Outline, dealt: Dealt | None
-) -> tuple[int, ...] | None:
-    """The clients' ranks. Raises :class:`ConfigError` with everything that the model's structure does not allow."""
+def _check_structure(config: RunConfig, algorithm: Algorithm[Any], outline: Outline, dealt: Dealt | None) -> None:
+    """Raise :class:`ConfigError` with everything that the model's structure does not allow, clients' ranks included."""
     problems: list[Problem] = list(outline.problems)
-    ranks = None
     try:
         if dealt is not None and outline.sites:
-            ranks = client_ranks(config, algorithm, outline.sites, len(dealt.rows))
+            client_ranks(config, algorithm, outline.sites, len(dealt.rows))
     except ConfigError as error:
         problems += error.problems
     if problems:
         raise ConfigError(problems)
-    return ranks
 
 
 def _must_train(config: RunConfig, algorithm: Algorithm[Any], model: Model) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rondo.config import task_kinds as tasks
 from rondo.config.inputs import GIVEN
 from rondo.config.schema import RunConfig
-from rondo.data.tables import Table
+from rondo.data.files.tables import Table
 from rondo.errors import ConfigError, Problem
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import torch
 from rondo.config.checks import check_code
 from rondo.config.load import listed, load, located
 from rondo.config.schema import RunConfig
-from rondo.data.tables import Table
+from rondo.data.files.tables import Table
 from rondo.engine.client.memory import budget
 from rondo.engine.transport import Observer
 from rondo.errors import ConfigError, headed

@@ -17,8 +17,8 @@ import torch
 from rondo import algorithms
 from rondo.algorithm import Algorithm, Mean, Upload
 from rondo.algorithms.formulas import WholeNumbers
-from rondo.engine import serialization
 from rondo.engine.server.ledger import Ledger
+from rondo.engine.wire import serialization
 from rondo.params import AUXILIARY_PREFIX, Params, Select, body, buffer, down, head, nothing, pick, up, whole
 from rondo.testing.laws_of_runs import (
     law_cohort,

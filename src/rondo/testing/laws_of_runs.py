@@ -8,7 +8,7 @@ from typing import Any
 
 from rondo.algorithm import Algorithm
 from rondo.algorithms.wrappers.wrapper import Wrapper
-from rondo.engine import serialization
+from rondo.engine.wire import serialization
 from rondo.testing.problem import Problem
 from rondo.testing.run import ROUNDS, Run, largest_gap, require
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from rondo.algorithm import Algorithm, Client, Round, Shared, Upload
-from rondo.engine.serialization import canonical
+from rondo.engine.wire.serialization import canonical
 from rondo.params import Params, add_client_axis, client_row, stack_clients
 from rondo.testing.problem import LinearProblem, Problem, SgdTrainer, WholeProblem
 from rondo.testing.regression import RegressionProblem

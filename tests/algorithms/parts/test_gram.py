@@ -9,7 +9,7 @@ import torch
 
 from rondo.algorithm import Round
 from rondo.algorithms.parts.gram import GramState, gram_start, gram_view
-from rondo.engine import serialization
+from rondo.engine.wire import serialization
 from rondo.testing import LinearProblem
 
 BASES = ["orthogonal", "kaiming", "svd"]

@@ -23,7 +23,7 @@ from rondo.algorithms.wrappers.server_optimizer import (
     momentum,
     sgd,
 )
-from rondo.engine import serialization
+from rondo.engine.wire import serialization
 from rondo.params import Params, head, pick
 from rondo.testing.laws import LAWS
 from rondo.testing.run import Run

@@ -32,8 +32,8 @@ from rondo.models.shortcuts.prefix import Prefix
 from rondo.models.shortcuts.target_logits import split_off
 from rondo.params import Params, add_client_axis
 from rondo.tasks.language.causal_lm import CausalLM
-from rondo.tasks.language.classification import SequenceClassification
-from rondo.tasks.language.token_store import TextExample
+from rondo.tasks.language.sequences.classification import SequenceClassification
+from rondo.tasks.language.stores.token_store import TextExample
 from rondo.tasks.task import Task
 
 CUDA = torch.device("cuda")

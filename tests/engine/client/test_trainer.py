@@ -22,8 +22,8 @@ from rondo.models.kernels.precision import Kernels, apply
 from rondo.models.networks.adapted_layer import Site
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.params import Params, add_client_axis, down, everything, head, up
-from rondo.tasks.language.classification import SequenceClassification
-from rondo.tasks.language.token_store import TextExample
+from rondo.tasks.language.sequences.classification import SequenceClassification
+from rondo.tasks.language.stores.token_store import TextExample
 from rondo.tasks.task import Batch
 
 LABELS = ("no", "yes", "maybe")

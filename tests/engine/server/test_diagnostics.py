@@ -23,14 +23,14 @@ from rondo.algorithms.wrappers.local import Local
 from rondo.algorithms.wrappers.server_optimizer import ServerStep, momentum
 from rondo.config import RunConfig, load
 from rondo.data.population import Member, Population
-from rondo.engine import serialization
 from rondo.engine.server import diagnostics, exchange, rounds
 from rondo.engine.server.diagnostics import KEYS, diagnose, measure
+from rondo.engine.wire import serialization
 from rondo.models.networks.adapted_layer import Site
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.params import Params, Role, add_client_axis, client_row, down, pick, role, up
-from rondo.tasks.language.classification import SequenceClassification
-from rondo.tasks.language.token_store import TextExample
+from rondo.tasks.language.sequences.classification import SequenceClassification
+from rondo.tasks.language.stores.token_store import TextExample
 from rondo.testing import LinearProblem, SgdTrainer
 
 NAMES = algorithms.names()

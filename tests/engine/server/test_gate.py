@@ -25,10 +25,11 @@ from rondo import algorithms
 from rondo.algorithm import Algorithm, Client, Round, Upload
 from rondo.algorithms.wrappers.server_optimizer import OPTIMIZERS, ServerStep
 from rondo.config import AdmissionConfig
-from rondo.engine import serialization, wire
 from rondo.engine.server.expected_upload import trial_upload
 from rondo.engine.server.gate import Gate
-from rondo.engine.wire import Envelope, Identity, Rejected, decode_upload, encode_upload, header_limit
+from rondo.engine.wire import envelope as wire
+from rondo.engine.wire import serialization
+from rondo.engine.wire.envelope import Envelope, Identity, Rejected, decode_upload, encode_upload, header_limit
 from rondo.params import Packed, Params, add_client_axis, everything, num_bytes
 from rondo.testing.problem import LinearProblem, SgdTrainer
 

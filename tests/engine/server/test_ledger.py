@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from rondo.algorithm import Shared
-from rondo.engine import versions
 from rondo.engine.server.ledger import Ledger
+from rondo.engine.wire import versions
 from rondo.lowrank import GrowingSum, LowRank
 
 OUT, IN = 4, 12  # 48 numbers, a chunk of rank 1 has 16: a stack of more than three chunks is dense

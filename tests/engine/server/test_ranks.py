@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from rondo import algorithms
 from rondo.algorithm import Upload
 from rondo.config import ConfigError, RunConfig, load
-from rondo.engine import serialization
 from rondo.engine.server.ranks import client_ranks, upload_bytes
+from rondo.engine.wire import serialization
 from rondo.models.networks.adapted_layer import Site
 from rondo.params import head, num_bytes, pick
 from tiny_federation import RANK, Composed, change, config, make, population, run

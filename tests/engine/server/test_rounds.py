@@ -13,9 +13,9 @@ import torch
 from composed import Composed
 from methods import every_method
 from rondo.algorithm import Round, Upload
-from rondo.engine import serialization
 from rondo.engine.server.rounds import Server
 from rondo.engine.transport import Answer, Transport, Work
+from rondo.engine.wire import serialization
 from rondo.errors import StopRequested
 from tiny_federation import SIZES, config, make, population
 

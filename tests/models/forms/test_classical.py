@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rondo.config.inputs import BUILTIN_NETWORKS
-from rondo.models.forms.classical import CNN, LSTM, NETWORKS, Sizes
+from rondo.models.forms.builtin.classical import CNN, LSTM, NETWORKS, Sizes
 
 NORMS: tuple[Any, ...] = ("group", "batch")
 CIFAR, MNIST = (3, 32, 32), (1, 28, 28)

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rondo.config.inputs import TaskConfig
-from rondo.models.forms.hashing_tokenizer import HashingTokenizer
-from rondo.tasks.language.classification import SequenceClassification
+from rondo.models.forms.builtin.hashing_tokenizer import HashingTokenizer
+from rondo.tasks.language.sequences.classification import SequenceClassification
 
 TOKENIZER = HashingTokenizer(8192)
 

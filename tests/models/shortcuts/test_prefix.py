@@ -25,8 +25,8 @@ from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.models.shortcuts.prefix import Prefix, PrefixRefused
 from rondo.params import Params, add_client_axis
 from rondo.tasks.language.causal_lm import CausalLM
-from rondo.tasks.language.classification import SequenceClassification
-from rondo.tasks.language.token_store import TextExample
+from rondo.tasks.language.sequences.classification import SequenceClassification
+from rondo.tasks.language.stores.token_store import TextExample
 from rondo.tasks.task import Task
 
 LOTS = 2**30

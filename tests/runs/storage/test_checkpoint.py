@@ -13,8 +13,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from rondo.engine import serialization
 from rondo.engine.server.ledger import Ledger
+from rondo.engine.wire import serialization
 from rondo.params import Params
 from rondo.runs.storage import checkpoint
 from rondo.runs.storage.checkpoint import Checkpoint

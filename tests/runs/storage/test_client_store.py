@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rondo.engine import serialization
+from rondo.engine.wire import serialization
 from rondo.params import Params
 from rondo.runs.storage import client_store, durable
 from rondo.runs.storage.client_store import Kept

@@ -55,7 +55,10 @@ def _setting(paper: str, parts: Iterator[Mapping[str, Any]]) -> Setting:
 
 
 def _all() -> dict[str, Setting]:
-    files = {path.stem: tomllib.loads(path.read_text("utf-8")) for path in sorted(Path(__file__).parent.glob("*.toml"))}
+    files = {
+        path.stem: tomllib.loads(path.read_text(encoding="utf-8"))
+        for path in sorted(Path(__file__).parent.glob("*.toml"))
+    }
     data_sets = files.pop("data_sets")
     papers = {paper: read(content, data_sets) for paper, content in files.items()}
     return {f"{paper}/{name}": setting for paper, rows in papers.items() for name, setting in rows.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rondo.data.tables import Rows
+from rondo.data.files.tables import Rows
 
 _TEST_SHARE = 5
 """One picture in so many is a test picture."""

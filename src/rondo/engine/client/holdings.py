@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from rondo.algorithm import Shared
-from rondo.engine.parcel import Parcel
-from rondo.engine.versions import version
+from rondo.engine.wire.parcel import Parcel
+from rondo.engine.wire.versions import version
 from rondo.lowrank import GrowingSum
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rondo.algorithm import Client, ClientFailed, Round, Shared, Upload
-from rondo.engine import serialization
 from rondo.engine.transport import Answer
+from rondo.engine.wire import serialization
 from rondo.lowrank import GrowingSum
 from rondo.params import Params
 

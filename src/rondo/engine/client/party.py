@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 
 from rondo.algorithm import Upload
 from rondo.data.population import Member
-from rondo.engine import serialization
 from rondo.engine.client.holdings import Holdings, Lacking
 from rondo.engine.client.local_round import LocalRound
-from rondo.engine.letters import PROTOCOL, Reply, Request
 from rondo.engine.scoring import Scorer
 from rondo.engine.transport import Answer
-from rondo.engine.wire import Envelope, encode_upload
+from rondo.engine.wire import serialization
+from rondo.engine.wire.envelope import Envelope, encode_upload
+from rondo.engine.wire.letters import PROTOCOL, Reply, Request
 from rondo.params import Params
 from rondo.tasks.task import Example
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Shared, Upload
 from rondo.config.schema import RunConfig
-from rondo.engine.parcel import Parcel
 from rondo.engine.server.diagnostics import HELD_BYTES
 from rondo.engine.server.gate import Gate
 from rondo.engine.server.ledger import Ledger
 from rondo.engine.transport import Answer, Observer, Transport, Turnout, Work
-from rondo.engine.wire import Identity, Rejected
+from rondo.engine.wire.envelope import Identity, Rejected
+from rondo.engine.wire.parcel import Parcel
 from rondo.params import Params, num_bytes
 
 

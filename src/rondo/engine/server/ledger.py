@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rondo.algorithm import Client, Shared, Upload
-from rondo.engine.parcel import Parcel
-from rondo.engine.versions import version
+from rondo.engine.wire.parcel import Parcel
+from rondo.engine.wire.versions import version
 from rondo.params import num_bytes
 
 _STATES = 64

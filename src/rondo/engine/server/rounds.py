@@ -10,13 +10,13 @@ from typing import Any
 
 from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Upload, Weight
 from rondo.config.schema import RunConfig
-from rondo.engine import serialization
 from rondo.engine.server.diagnostics import diagnose
 from rondo.engine.server.exchange import Exchange, RoundContext, noted
 from rondo.engine.server.ledger import Ledger
 from rondo.engine.server.sampling import sample
 from rondo.engine.transport import Observer, Transport
-from rondo.engine.wire import Identity
+from rondo.engine.wire import serialization
+from rondo.engine.wire.envelope import Identity
 from rondo.models.kernels.out_of_memory import is_out_of_memory
 from rondo.models.networks.adapted_layer import Site
 from rondo.params import Params

@@ -15,16 +15,16 @@ from rondo.config.checks import client_checks, is_path
 from rondo.config.inputs import AT_SITES
 from rondo.config.schema import FaultsConfig, RunConfig
 from rondo.data.client_rows import other_rows, resolved
+from rondo.data.files.room import Room
 from rondo.data.labels import MOST
 from rondo.data.population import Member, Population
-from rondo.data.room import Room
 from rondo.data.sources import Source, read_rows
 from rondo.engine.crew import Workers
 from rondo.engine.remote import RemoteTransport
 from rondo.engine.remote_scoring import RemoteScorer
 from rondo.engine.server.ranks import client_ranks
 from rondo.engine.server.rounds import Server
-from rondo.engine.wire import Identity
+from rondo.engine.wire.envelope import Identity
 from rondo.errors import ConfigError, Problem
 from rondo.federation.plan import Plan
 from rondo.federation.server.sites import Sites

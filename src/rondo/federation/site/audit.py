@@ -18,8 +18,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from rondo.engine.letters import Reply, Request
-from rondo.engine.wire import decode_upload
+from rondo.engine.wire.envelope import decode_upload
+from rondo.engine.wire.letters import Reply, Request
 from rondo.federation.plan import Consent, Plan
 from rondo.params import Params
 from rondo.runs.storage import durable

@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rondo.data.tables import Rows
+from rondo.data.files.tables import Rows
 from rondo.engine.client.local_round import LocalRound
 from rondo.engine.client.party import Party
-from rondo.engine.letters import Reply, Request
 from rondo.engine.transport import Answer
-from rondo.engine.wire import short
+from rondo.engine.wire.envelope import short
+from rondo.engine.wire.letters import Reply, Request
 from rondo.errors import StopRequested
 from rondo.federation.environment import here
 from rondo.federation.plan import Consent, End, NotAPlan, Plan

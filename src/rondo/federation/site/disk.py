@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from rondo.engine import serialization
 from rondo.engine.client.holdings import Holdings
 from rondo.engine.client.party import Party
+from rondo.engine.wire import serialization
 from rondo.params import Params
 from rondo.runs.storage import durable
 

@@ -15,9 +15,9 @@ from rondo.config.inputs import GIVEN
 from rondo.config.load import load
 from rondo.config.schema import RunConfig
 from rondo.data.client_rows import resolved
+from rondo.data.files.tables import Rows
 from rondo.data.labels import label_names
 from rondo.data.sources import Source
-from rondo.data.tables import Rows
 from rondo.errors import ConfigError
 from rondo.federation.environment import here
 from rondo.federation.plan import NotAPlan, Plan

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rondo.config.checks import is_path, no_seconds
-from rondo.data.room import Room
+from rondo.data.files.room import Room
+from rondo.data.files.tables import Rows
 from rondo.data.sources import client_rows, read_rows
-from rondo.data.tables import Rows
 from rondo.errors import ConfigError, Problem, StopRequested, headed
 from rondo.federation.identity.keys import SiteKeys
 from rondo.federation.letter import content_of, kind_of

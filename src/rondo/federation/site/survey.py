@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pydantic import BaseModel
 
 from rondo.config.reference import keys
-from rondo.data.tables import Rows
+from rondo.data.files.tables import Rows
 from rondo.errors import ConfigError, Problem
 from rondo.federation.site.contract import Contract
 from rondo.tasks.row_checks import is_missing, value_name

@@ -17,8 +17,9 @@ from rondo.config import task_kinds as tasks
 from rondo.config.inputs import BUILTIN_NETWORKS, GIVEN, LINEAR
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, Problem
-from rondo.models.forms import builtin as builtin_outline
-from rondo.models.forms import linear_problem, own_network
+from rondo.models.forms import own_network
+from rondo.models.forms.builtin import linear_problem
+from rondo.models.forms.builtin import outline as builtin_outline
 from rondo.models.forms.generation import Generation
 from rondo.models.forms.model import Check, Outline
 from rondo.models.forms.module import trained_names

@@ -17,7 +17,7 @@ from rondo.config.inputs import AdapterConfig
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, Problem
 from rondo.lowrank import GrowingSum, LowRank
-from rondo.models.forms.builtin import unused
+from rondo.models.forms.builtin.outline import unused
 from rondo.models.forms.model import Form, Model, Outline
 from rondo.models.forms.module import WholeModel, whole_model, write_labels
 from rondo.models.loading.pretrained import fingerprint

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from rondo.config import task_kinds as tasks
-from rondo.data.room import Room
+from rondo.data.files.room import Room
+from rondo.data.files.tables import Rows
 from rondo.data.sources import read_rows
-from rondo.data.tables import Rows
 from rondo.errors import ConfigError, Problem, headed
 from rondo.models.forms.generation import Generation
 from rondo.models.forms.model import NetworkPredictor

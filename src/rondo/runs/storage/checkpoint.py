@@ -3,7 +3,7 @@
 ::
 
     round-000012/          a generation; the last two are kept
-      state.safetensors    the server's state (see :mod:`rondo.engine.serialization`)
+      state.safetensors    the server's state (see :mod:`rondo.engine.wire.serialization`)
       ledger.json          the versions of the tensors that each client has
       manifest.json        rounds, scores, lengths and SHA-256 of everything in the generation; written last
     round-000011/
@@ -29,8 +29,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rondo.engine import serialization
 from rondo.engine.server.ledger import Ledger
+from rondo.engine.wire import serialization
 from rondo.runs.storage import durable
 from rondo.runs.storage.client_store import Kept
 from rondo.runs.storage.durable import Damaged, Journal, Position

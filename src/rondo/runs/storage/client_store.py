@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from rondo.engine import serialization
+from rondo.engine.wire import serialization
 from rondo.params import Params
 from rondo.runs.storage import durable
 from rondo.runs.storage.durable import Damaged

@@ -10,8 +10,8 @@ from torch.nn import functional
 from rondo.config.inputs import TaskConfig
 from rondo.tasks.language import conversation
 from rondo.tasks.language.language_model import IGNORED, LanguageModel
+from rondo.tasks.language.stores.token_store import TextExample
 from rondo.tasks.language.text import pad, text_ids, without
-from rondo.tasks.language.token_store import TextExample
 from rondo.tasks.predictor import Predictor
 from rondo.tasks.row_checks import Row, RowProblem
 from rondo.tasks.task import Batch

@@ -14,7 +14,7 @@ from torch import Tensor
 from rondo.config.inputs import TaskConfig
 from rondo.errors import ConfigError
 from rondo.tasks.language.language_model import IGNORED, LanguageModel
-from rondo.tasks.language.pair_store import PairExample, PairStore
+from rondo.tasks.language.stores.pair_store import PairExample, PairStore
 from rondo.tasks.language.text import TRIAL_TEXTS, pad
 from rondo.tasks.row_checks import Row
 from rondo.tasks.task import Batch, Shortcut

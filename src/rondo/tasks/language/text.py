@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rondo.tasks.language.token_store import TokenStore
+from rondo.tasks.language.stores.token_store import TokenStore
 from rondo.tasks.task import Batch, Shortcut, Store, Task
 
 TRIAL_TEXTS = (

@@ -1,7 +1,7 @@
 """Letters between a server and a client of a network: a request for a round's work, and the reply to it.
 
 A request is a digest and a safetensors file. A reply is a JSON header of known length and, where there is one, the
-upload as :mod:`rondo.engine.wire` writes it. A server trusts nothing in a reply.
+upload as :mod:`rondo.engine.wire.envelope` writes it. A server trusts nothing in a reply.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from rondo.algorithm import Client, ClientFailed, Round
-from rondo.engine import serialization
-from rondo.engine.parcel import Parcel
-from rondo.engine.wire import Identity, Rejected, short, strict_object
+from rondo.engine.wire import serialization
+from rondo.engine.wire.envelope import Identity, Rejected, short, strict_object
+from rondo.engine.wire.parcel import Parcel
 from rondo.lowrank import Growth
 
 PROTOCOL = 1
@@ -130,8 +130,8 @@ class Reply:
 
     @staticmethod
     def decode(data: bytes) -> Reply:
-        """The reply from :meth:`encode`, with texts cut short. Raises :class:`~rondo.engine.wire.Rejected`, and nothing
-        else, whatever the bytes."""
+        """The reply from :meth:`encode`, with texts cut short. Raises :class:`~rondo.engine.wire.envelope.Rejected`,
+        and nothing else, whatever the bytes."""
         size = int.from_bytes(data[:_LENGTH], "little")
         if len(data) < _LENGTH or size > min(LARGEST_HEADER, len(data) - _LENGTH):
             raise Rejected("unreadable", f"{len(data)} bytes with a header of {size}")

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from rondo.config.inputs import TaskConfig
 from rondo.errors import ConfigError
-from rondo.tasks.language.answer_scores import AnswerReader, AnswerTally, span_losses
-from rondo.tasks.language.answers import answers_of
+from rondo.tasks.language.answering.answer_scores import AnswerReader, AnswerTally, span_losses
+from rondo.tasks.language.answering.answers import answers_of
+from rondo.tasks.language.answering.windows import IGNORED, Question, Window, WindowStore, row_sizes
 from rondo.tasks.language.text import TextTask, pad
-from rondo.tasks.language.windows import IGNORED, Question, Window, WindowStore, row_sizes
 from rondo.tasks.predictor import Predictor, batches
 from rondo.tasks.row_checks import Row, RowProblem
 from rondo.tasks.task import Batch

@@ -11,8 +11,8 @@ from torch import nn
 from rondo.config import task_kinds as tasks
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, Problem
-from rondo.models.forms.classical import WORDS, make
-from rondo.models.forms.hashing_tokenizer import HashingTokenizer
+from rondo.models.forms.builtin.classical import WORDS, make
+from rondo.models.forms.builtin.hashing_tokenizer import HashingTokenizer
 from rondo.models.forms.model import Outline
 from rondo.models.forms.module import WholeModel, head_names, trained_names, whole_model
 from rondo.models.loading import peft

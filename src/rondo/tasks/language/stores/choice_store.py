@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from rondo.tasks.language.token_store import TextExample, TokenStore
+from rondo.tasks.language.stores.token_store import TextExample, TokenStore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class ChoiceExample(TextExample):
 
 
 class ChoiceStore:
-    """All examples of a run, in flat arrays (:class:`rondo.tasks.language.token_store.TokenStore`)."""
+    """All examples of a run, in flat arrays (:class:`rondo.tasks.language.stores.token_store.TokenStore`)."""
 
     def __init__(self) -> None:
         self._rows, self._choices = TokenStore(), TokenStore()

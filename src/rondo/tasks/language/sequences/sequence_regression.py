@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from rondo.config.inputs import TaskConfig
-from rondo.tasks.language.sequence import SequenceTask
-from rondo.tasks.language.token_store import TextExample, TokenStore
+from rondo.tasks.language.sequences.sequence import SequenceTask
+from rondo.tasks.language.stores.token_store import TextExample, TokenStore
 from rondo.tasks.logits import wide
 from rondo.tasks.number_scores import NumberTally, number_predictions
 from rondo.tasks.row_checks import Row, RowProblem, number_problem

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rondo.tasks.language.windows import IGNORED, Question
+from rondo.tasks.language.answering.windows import IGNORED, Question
 from rondo.tasks.logits import wide
 from rondo.tasks.task import Batch, Scores
 

@@ -8,8 +8,8 @@ import json
 from pathlib import Path
 from typing import Any, TextIO
 
-from rondo.data.room import Room
-from rondo.data.tables import Rows, dataset_rows, named_classes
+from rondo.data.files.room import Room
+from rondo.data.files.tables import Rows, dataset_rows, named_classes
 
 SUFFIXES = {".csv": ",", ".tsv": "\t", ".json": "", ".jsonl": "", ".parquet": ""}
 """Endings of files with rows, and the separators of their columns."""

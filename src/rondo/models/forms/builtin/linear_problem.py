@@ -12,7 +12,7 @@ from rondo.config.checks import data_source
 from rondo.config.inputs import LINEAR, AdapterConfig
 from rondo.config.schema import RunConfig
 from rondo.errors import Problem
-from rondo.models.forms.builtin import unused
+from rondo.models.forms.builtin.outline import unused
 from rondo.models.forms.model import Outline
 from rondo.models.forms.own_network import OwnModel
 from rondo.models.loading.pretrained import fingerprint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rondo.tasks.language.token_store import TextExample, TokenStore
+from rondo.tasks.language.stores.token_store import TextExample, TokenStore
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ class Parcel:
     """One client's part of a broadcast."""
 
     versions: Mapping[str, str]
-    """The version of every tensor of the broadcast, by name (:mod:`rondo.engine.versions`)."""
+    """The version of every tensor of the broadcast, by name (:mod:`rondo.engine.wire.versions`)."""
     params: Params
     """The tensors among them that the client lacks."""
     base: Mapping[str, Growth]

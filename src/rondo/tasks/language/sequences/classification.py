@@ -11,8 +11,8 @@ from torch import Tensor
 
 from rondo.config.inputs import TaskConfig
 from rondo.tasks.class_scores import ClassTally, class_losses, class_predictions
-from rondo.tasks.language.sequence import SequenceTask
-from rondo.tasks.language.token_store import TextExample
+from rondo.tasks.language.sequences.sequence import SequenceTask
+from rondo.tasks.language.stores.token_store import TextExample
 from rondo.tasks.row_checks import Row, value_name
 from rondo.tasks.task import Batch
 

@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rondo.data.room import Room
-from rondo.data.tables import Rows
+from rondo.data.files.room import Room
+from rondo.data.files.tables import Rows
 
 Splits: TypeAlias = Mapping[str, Callable[[Room], Rows]]
 """Reads the rows of a split, by its name; a source without splits has the name ``""`` only. A reader raises ValueError

@@ -14,11 +14,11 @@ from rondo.config.inputs import TaskConfig
 from rondo.params import on_device
 from rondo.tasks.language import conversation
 from rondo.tasks.language.causal_lm import CausalLM
-from rondo.tasks.language.choice_store import Choice, ChoiceExample, ChoiceStore
-from rondo.tasks.language.choices import LETTERS, choices_of, first_mentioned, right_of
+from rondo.tasks.language.choosing.choices import LETTERS, choices_of, first_mentioned, right_of
 from rondo.tasks.language.language_model import IGNORED
+from rondo.tasks.language.stores.choice_store import Choice, ChoiceExample, ChoiceStore
+from rondo.tasks.language.stores.token_store import TextExample
 from rondo.tasks.language.text import text_ids
-from rondo.tasks.language.token_store import TextExample
 from rondo.tasks.predictor import Predictor, batches
 from rondo.tasks.row_checks import Row, RowProblem, UnusableRows, value_problem
 from rondo.tasks.task import Batch, Scores
@@ -179,7 +179,7 @@ class MultipleChoice(CausalLM):
 
     def scores_of_answers(self, examples: Sequence[Any], answers: Sequence[str]) -> Scores:
         """``accuracy_generation``: the share of generated answers in which the right choice is the first one named
-        (:func:`rondo.tasks.language.choices.first_mentioned`)."""
+        (:func:`rondo.tasks.language.choosing.choices.first_mentioned`)."""
         hits = 0
         for example, answer in zip(examples, answers, strict=True):
             texts = [t.strip() for t in self.tokenizer.batch_decode(list(example.choices), skip_special_tokens=True)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rondo.tasks.language.stores.token_store import TextExample
 from rondo.tasks.language.text import TextTask, pad
-from rondo.tasks.language.token_store import TextExample
 from rondo.tasks.row_checks import Row
 from rondo.tasks.task import Batch
 
