@@ -92,7 +92,7 @@ def test_compiled_module_is_refused() -> None:
 def spectral() -> nn.Module:
     """With weights for which its power iteration has not come to rest."""
     with seeded(0):
-        return nn.Sequential(nn.Flatten(), spectral_norm(nn.Linear(16, 3)))
+        return nn.Sequential(nn.Flatten(), spectral_norm(nn.Linear(16, 12)))
 
 
 @pytest.mark.parametrize(
