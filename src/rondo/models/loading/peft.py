@@ -30,6 +30,7 @@ from rondo.config.rules.peft_keys import NOT_BUILT
 from rondo.errors import ConfigError, Problem
 from rondo.models.kernels.quiet import quiet
 from rondo.models.loading.patterns import unknown_adapted, unknown_layers
+from rondo.models.loading.report import misfit
 from rondo.models.loading.result_factors import adapter_factors
 from rondo.models.networks.adapted_layer import Site, UnsupportedLayer, layer_kind
 from rondo.models.networks.adapted_network import AdaptedNetwork
@@ -241,27 +242,13 @@ def _plan_from(module: nn.Module, folder: str, task: TaskType | None, head: Sequ
         own = {HEAD_PREFIX + n: tuple(p.shape) for n, p in parameters.items()}
         expected |= {n: shape for n, shape in actual.items() if own.get(n) == shape}
     if expected != actual:
-        name = min(n for n in expected.keys() | actual.keys() if expected.get(n) != actual.get(n))
-        others = sum(expected.get(n) != actual.get(n) for n in expected.keys() | actual.keys()) - 1
-        plain = name.removeprefix(HEAD_PREFIX)
-        if name != plain and name not in expected:
-            message = f"{folder!r} has the tensor {plain} whole beside its factors, as PEFT saves embeddings that were "
-            message += "resized or trained, and it is no part of this model's head: name an adapter of factors alone"
-            raise ConfigError.at("adapter.start_from", message)
-        which = plain if name == plain else f"{plain} of the head"
-        message = f"{which} is {_sized(actual.get(name))} in it and {_sized(expected.get(name))} in this model"
-        more = f", and so {others} more tensors" if others else ""
-        raise ConfigError.at("adapter.start_from", f"{folder!r} is of another model: {message}{more}")
+        raise ConfigError.at("adapter.start_from", f"{folder!r} {misfit(expected, actual)}")
     for name, tensor in saved.items():
         if not tensor.is_floating_point() or not bool(tensor.float().isfinite().all()):
             message = f"{folder!r}: {name} has values that are no finite numbers: name another adapter"
             raise ConfigError.at("adapter.start_from", message)
     params = {**planned.params, **{name: tensor.float() for name, tensor in saved.items()}}
     return Plan(planned.sites, params, planned.lora)
-
-
-def _sized(shape: tuple[int, ...] | None) -> str:
-    return "missing" if shape is None else " x ".join(map(str, shape))
 
 
 _PASSED_ON = (*(set(AdapterConfig.model_fields) - {"start_from", "from_scratch"}), "fan_in_fan_out")

@@ -1,4 +1,4 @@
-"""A checkpoint compared with its model: missing tensors, tensors of another size, and unused ones."""
+"""A checkpoint, or an adapter, compared with its model: missing tensors, tensors of another size, and unused ones."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import nn
 
 from rondo.config.task_kinds import Kind
 from rondo.errors import ConfigError, Problem
+from rondo.params import HEAD_PREFIX
 
 _POOLER = "pooler"
 """Transformers' name for the only layer of a base model that other tasks are saved without."""
@@ -57,3 +58,21 @@ def _paths(name: str) -> list[str]:
 def listed(parts: list[str]) -> str:
     """The first eight of ``parts``, and how many more they are."""
     return ", ".join(parts[:8]) + (f" and {len(parts) - 8} more" if len(parts) > 8 else "")
+
+
+def misfit(expected: Mapping[str, tuple[int, ...]], actual: Mapping[str, tuple[int, ...]]) -> str:
+    """The sentence about an adapter that is another model's. ``expected``, ``actual``: the shapes of the model's and of
+    the adapter's tensors, which differ, by Rondo's names."""
+    differing = sorted(n for n in expected.keys() | actual.keys() if expected.get(n) != actual.get(n))
+    name = differing[0]
+    plain = name.removeprefix(HEAD_PREFIX)
+    if name != plain and name not in expected:
+        message = f"has the tensor {plain} whole beside its factors, as PEFT saves embeddings that were resized or "
+        return message + "trained, and it is no part of this model's head: name an adapter of factors alone"
+    which = plain if name == plain else f"{plain} of the head"
+    message = f"is of another model: {which} is {_sized(actual.get(name))} in it and {_sized(expected.get(name))} in "
+    return f"{message}this model" + (f", and so {len(differing) - 1} more tensors" if len(differing) > 1 else "")
+
+
+def _sized(shape: tuple[int, ...] | None) -> str:
+    return "missing" if shape is None else " x ".join(map(str, shape))
