@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rondo.engine.crew import Outcome
+from rondo.engine.crew import JobResult
 
 Train = Callable[[bytes, str, bytes], bytes]
 
@@ -46,7 +46,7 @@ class PretendWorkers:
         self.moved += len(job)
         self._running.append((worker, number, job, common))
 
-    def replies(self, seconds: float) -> Sequence[Outcome]:
+    def replies(self, seconds: float) -> Sequence[JobResult]:
         """The last job given is the first done. A worker that dies loses all its jobs, and another takes its place."""
         self.late -= 1
         if not self._running:
@@ -56,8 +56,8 @@ class PretendWorkers:
         if not self.dies(number, [n for _, n, _ in self.log].count(number)):
             answers = self.hands[worker](job, *common)
             self.moved += len(answers)
-            return [Outcome(number, answers)]
+            return [JobResult(number, answers)]
         self.lost.append(f"worker {worker} is gone")
         lost = [n for w, n, *_ in self._running if w == worker]
         self._running = [entry for entry in self._running if entry[0] != worker]
-        return [Outcome(n, None, "it is gone") for n in (number, *lost)]
+        return [JobResult(n, None, "it is gone") for n in (number, *lost)]

@@ -1,4 +1,4 @@
-"""What follows from a configuration, and checks of it that other rooms make too. Imports no torch."""
+"""Facts that follow from a configuration, and checks of it that other rooms make too. Imports no torch."""
 
 from __future__ import annotations
 

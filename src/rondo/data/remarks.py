@@ -1,4 +1,4 @@
-"""What the owner of rows should know of them before training, in sentences: single classes, names that look alike, test
+"""Remarks on rows for their owner, before training: single classes, names that look alike, test
 rows that are trained on."""
 
 from __future__ import annotations

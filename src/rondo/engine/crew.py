@@ -27,7 +27,7 @@ _SECONDS = 0.2
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobResult:
     """News of a job: its answers as bytes, or the reason why its worker is lost."""
 
     number: int
@@ -55,7 +55,7 @@ class Workers(Protocol):
     def send(self, worker: int, number: int, job: bytes, common: Any, threads: int) -> None:
         """Give a worker the job ``number``."""
 
-    def replies(self, seconds: float) -> Sequence[Outcome]:
+    def replies(self, seconds: float) -> Sequence[JobResult]:
         """News since the last call, waited for until there is some or ``seconds`` are over. Each job sent has one.
         Raises what a worker's training raised."""
 

@@ -1,4 +1,4 @@
-"""Where server and sites compute. A federation has the bits of a simulation if all compute alike."""
+"""The machines on which server and sites compute. A federation has the bits of a simulation if all compute alike."""
 
 from __future__ import annotations
 

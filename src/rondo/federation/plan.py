@@ -88,7 +88,7 @@ class Consent:
     labels: tuple[str, ...] = ()
     refused: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Where the site computes: ``torch``, ``threads`` and ``cpu`` (its instructions). Sites of equal environments give
+    """The site's machine: ``torch``, ``threads`` and ``cpu`` (its instructions). Sites of equal environments give
     the bits of a simulation on one of them."""
 
     def encode(self) -> bytes:

@@ -38,7 +38,7 @@ class Record:
     changes: list[dict[str, Any]] = field(default_factory=list)
     """Changes of the roster, each with the number of rounds before it."""
     server: dict[str, str] = field(default_factory=environment.here)
-    """Where the server computes."""
+    """The server's machine."""
     sites: dict[str, dict[str, str]] = field(default_factory=dict)
     """Everything in which each site ever computed otherwise."""
     path: Path | None = None

@@ -18,7 +18,7 @@ class _Sum:
 
 
 def account(lines: Iterable[Line]) -> Iterator[str]:
-    """What left, per day and run, and whether the audit is whole."""
+    """The letters that left, per day and run, and whether the audit is whole."""
     days: dict[tuple[str, str], _Sum] = {}
     count, faults = 0, list[str]()
     for line in lines:

@@ -321,7 +321,7 @@ class _Withheld:
     rows: int
     """The client's training rows."""
     examples: int
-    """What they are trained as: windows of long rows, for instance."""
+    """The examples that they are trained as: windows of long rows, for instance."""
     embedded: Collection[str]
 
     def __call__(self, answer: Answer) -> str | None:

@@ -40,7 +40,7 @@ class Offer:
     plan: Plan
     terms: Sequence[Term]
     leaving: Sequence[str]
-    """What would leave, and how large, in sentences; empty where the plan is refused."""
+    """The letters that would leave, and their sizes, in sentences; empty where the plan is refused."""
     labels: tuple[str, ...] = ()
     """This site's class names, where the plan asks for them."""
     assembly: Assembly | None = None
@@ -174,7 +174,7 @@ class Joining:
         return assembly
 
     def _per_round(self, assembly: Assembly) -> list[str]:
-        """What would leave per round, in sentences."""
+        """The letters that would leave per round, in sentences."""
         outgoing = self.contract.outgoing
         uploads = [f"{len(u.params)} tensors of {num_bytes(u.params):,} bytes" for u in terms.trials(assembly)]
         turns = " or ".join(dict.fromkeys(uploads))
@@ -201,7 +201,7 @@ def for_the_server(error: Exception) -> str:
 
 
 def _now(counts: Mapping[str, int]) -> list[str]:
-    """What would leave with a consent, in sentences."""
+    """The facts that would leave with a consent, in sentences."""
     clients = ", ".join(f"{name} ({count})" for name, count in counts.items())
     where = ", ".join(f"{key} {value}" for key, value in here().items())
     return [f"now: each client's id and number of rows: {clients}", f"now: where this site computes: {where}"]

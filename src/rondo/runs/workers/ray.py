@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import torch
 
-from rondo.engine.crew import Outcome
+from rondo.engine.crew import JobResult
 from rondo.errors import ConfigError, RunStopped
 
 INSTALL = "pip install 'rondo-fl[ray]'"
@@ -149,7 +149,7 @@ class RayWorkers:
         self._workers[worker].busy += 1
         self._running[answer] = (worker, number)
 
-    def replies(self, seconds: float) -> Sequence[Outcome]:
+    def replies(self, seconds: float) -> Sequence[JobResult]:
         """See :class:`rondo.engine.crew.Workers`. Raises :class:`RunStopped` where a worker cannot load the run."""
         import ray
 
@@ -157,7 +157,7 @@ class RayWorkers:
         ready, _ = ray.wait(waiting, num_returns=len(waiting), timeout=0)
         if not ready:
             ready, _ = ray.wait(waiting, num_returns=1, timeout=seconds)
-        replies: list[Outcome] = []
+        replies: list[JobResult] = []
         for reference in ready:
             number = self._loading.pop(reference, None)
             if number is not None:
@@ -172,7 +172,7 @@ class RayWorkers:
                     replies += self._lost(worker, job, error)
                 else:
                     self._workers[worker].busy -= 1
-                    replies.append(Outcome(job, answers))
+                    replies.append(JobResult(job, answers))
         return replies
 
     def _start(self, number: int) -> None:
@@ -207,15 +207,15 @@ class RayWorkers:
         self._check(host, facts)
         worker.ready, worker.deaths, self.hosts[number] = True, 0, host
 
-    def _lost(self, worker: int, job: int, error: Exception) -> Iterator[Outcome]:
+    def _lost(self, worker: int, job: int, error: Exception) -> Iterator[JobResult]:
         """Replace a lost worker. All its jobs are lost with it."""
         reason = _words(error)
         self.lost.append(f"worker {self.hosts[worker]} is lost, and another does its cohorts again: {reason}")
-        yield Outcome(job, None, reason)
+        yield JobResult(job, None, reason)
         for reference, (other, lost) in list(self._running.items()):
             if other == worker:
                 del self._running[reference]
-                yield Outcome(lost, None, reason)
+                yield JobResult(lost, None, reason)
         self._start(worker)
 
 

@@ -69,7 +69,7 @@ class Asked:
 
 
 class Within(Protocol):
-    """What is behind the door."""
+    """The part of the server behind the door."""
 
     async def answer(self, asked: Asked) -> Response:
         """The answer to a request."""
