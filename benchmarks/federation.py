@@ -187,7 +187,7 @@ def with_sites(count: int, rounds: int, per_round: int | None) -> dict[str, Any]
     """The server's processor seconds per round with ``count`` sites connected."""
     from rondo.federation.site import joining
     from rondo.federation.site.contract import Contract
-    from rondo.federation.site.run import Site, take_part
+    from rondo.federation.site.run import SiteSetup, take_part
     from rondo.runs.assemble import assemble
 
     one_at_a_time = threading.Lock()  # random weights come from torch's own generator, of which a process has one
@@ -211,7 +211,7 @@ def with_sites(count: int, rounds: int, per_round: int | None) -> dict[str, Any]
             def work(name: str) -> None:
                 address, data = f"localhost:{port}", folder / "data" / f"{name}.csv"
                 model = str(folder / "bert")
-                site = Site(address, folder / "keys" / name, data, folder / f"at-{name}", contract, "cpu", model)
+                site = SiteSetup(address, folder / "keys" / name, data, folder / f"at-{name}", contract, "cpu", model)
                 take_part(site, asked=lambda offer: True)
 
             threads = [threading.Thread(target=work, args=(n,), daemon=True) for n in names]

@@ -19,7 +19,7 @@ from rondo.algorithms.factors.flexlora import FlexLoRA
 from rondo.algorithms.factors.hetlora import HetLoRA
 from rondo.lowrank import mean_product
 from rondo.params import Params, add_client_axis, cut_rank, pad_rank
-from rondo.testing import LinearProblem, SgdTrainer
+from rondo.testing import SgdTrainer, TwoLayers
 from rondo.testing.laws import LAWS
 from rondo.testing.run import LawBroken, Run
 
@@ -103,7 +103,7 @@ def test_base_takes_the_change_that_factors_lose(name: str, clients: int) -> Non
 @pytest.mark.parametrize("name", RANKED)
 def test_clients_of_different_ranks_take_part(name: str) -> None:
     algorithm = algorithms.get(name)
-    problem = LinearProblem.make(3, rank=4)
+    problem = TwoLayers.make(3, rank=4)
     clients = [replace(c, rank=r) for c, r in zip(problem.clients, (1, 4, 2), strict=True)]
     state = algorithm.init(problem.params, problem.weights, Round(0, 3, 0, 3))
     for index in range(3):
@@ -170,7 +170,7 @@ def test_hetlora_prunes_by_the_tail_of_the_change(scale: float) -> None:
         def upload(self, params: Any, weight: Any = None) -> tuple[Upload, ...]:
             return (Upload(self.clients[0], {n: t[0] for n, t in params.items()}, float(weight)),)
 
-    problem, algorithm = LinearProblem.make(0), HetLoRA(prune=True)
+    problem, algorithm = TwoLayers.make(0), HetLoRA(prune=True)
     ones = {n: torch.ones_like(t) for n, t in problem.params.items()}
     weights = {"first": replace(problem.weights["first"], scale=scale), "second": problem.weights["second"]}
     shared = algorithm.broadcast(algorithm.init(ones, weights, Moved.round), Moved.clients[0], Moved.round)
@@ -197,7 +197,7 @@ def ranks_left(run: Run) -> dict[str, list[int]]:
 
 
 def tail(params: Params, first: int) -> float:
-    scales = {path: weight.scale for path, weight in LinearProblem.make(0).weights.items()}
+    scales = {path: weight.scale for path, weight in TwoLayers.make(0).weights.items()}
     return float(
         sum(s * params[f"{p}.B"][:, first:].norm() * params[f"{p}.A"][first:].norm() for p, s in scales.items())
     )

@@ -13,7 +13,7 @@ from methods import every_method
 from rondo import algorithms
 from rondo.algorithm import Algorithm, Client, Round, Upload
 from rondo.params import head, module_of, pick, role
-from rondo.testing import LAWS, LinearProblem, SgdTrainer
+from rondo.testing import LAWS, SgdTrainer, TwoLayers
 from rondo.testing.run import LawBroken, Run
 
 PATHS = ("first", "second")
@@ -23,13 +23,13 @@ NESTED = ("Ad", "Au", "Bd", "Bu")
 @pytest.fixture(params=[1, 2])
 def rank(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """The rank of every client in the laws' problem; the server's is 3."""
-    make = LinearProblem.make
+    make = TwoLayers.make
 
-    def ranked(seed: int, **options: Any) -> LinearProblem:
+    def ranked(seed: int, **options: Any) -> TwoLayers:
         problem = make(seed, rank=3, **options)
         return replace(problem, clients=tuple(replace(c, rank=request.param) for c in problem.clients))
 
-    monkeypatch.setattr(LinearProblem, "make", staticmethod(ranked))
+    monkeypatch.setattr(TwoLayers, "make", staticmethod(ranked))
     return request.param  # type: ignore[no-any-return]
 
 
@@ -243,7 +243,7 @@ def test_mfedloru_client_of_the_runs_rank_trains_as_fedloru() -> None:
 
 def test_mfedloru_nests_only_where_a_module_has_a_higher_rank() -> None:
     """Modules may differ in rank (adapter.rank_pattern); a client of rank 2 opts out of nesting in those of rank 2."""
-    problem = LinearProblem.make(0, rank=3)
+    problem = TwoLayers.make(0, rank=3)
     params = {n: t[:2] if n == "first.A" else t[:, :2] if n == "first.B" else t for n, t in problem.params.items()}
     run = Run(algorithms.get("mfedloru", nested_scale=0.25), 0)
     run.state = run.algorithm.init(params, problem.weights, run.round(0))
@@ -272,7 +272,7 @@ def test_client_trains_at_its_own_scale(name: str) -> None:
     """A client of rank 1 in a run of rank 3 takes the steps that LoRA takes at alpha / 1, three times the run's scale;
     its upload is in the run's scale."""
     run = Run(algorithms.get(name, client_scale="rank"), 0)
-    run.problem = problem = LinearProblem.make(0, rank=3)
+    run.problem = problem = TwoLayers.make(0, rank=3)
     run.state = run.algorithm.init(problem.params, problem.weights, run.round(0))
     for index in range(3):
         client = replace(run.clients[0], rank=1)
@@ -363,7 +363,7 @@ def test_slora_clients_move_common_positions_only() -> None:
 
 
 def test_slora_keeps_the_starting_adapter() -> None:
-    problem = LinearProblem.make(0)
+    problem = TwoLayers.make(0)
     g = torch.Generator().manual_seed(1)
     given = {
         n: torch.randn(t.shape, generator=g).double() if n.endswith(".B") else t for n, t in problem.params.items()

@@ -12,10 +12,14 @@ from rondo.algorithm import Client, split_rows
 from rondo.algorithms.whole.fedavg import FedAvg
 from rondo.algorithms.whole.per_fedavg import PerFedAvg
 from rondo.params import Params, add_client_axis, buffer, client_row, pick
-from rondo.testing import LinearProblem, SgdTrainer, WholeProblem
+from rondo.testing import SgdTrainer, TwoLayers, WholeLayers
 from rondo.testing.run import Run, largest_gap
 
-PROBLEMS = {"whole": WholeProblem.make(0), "factors": LinearProblem.make(0), "both": LinearProblem.make(1, beside=True)}
+PROBLEMS = {
+    "whole": WholeLayers.make(0),
+    "factors": TwoLayers.make(0),
+    "both": TwoLayers.make(1, beside=True),
+}
 every_problem = pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 LR = 0.1
 

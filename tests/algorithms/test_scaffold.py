@@ -12,10 +12,14 @@ from rondo.algorithm import Client, Fit, Mean, Round
 from rondo.algorithms.whole.fedavg import FedAvg
 from rondo.algorithms.whole.scaffold import Scaffold
 from rondo.params import AUXILIARY_PREFIX, Params, add_client_axis, auxiliary, buffer, pick, sub
-from rondo.testing import LinearProblem, SgdTrainer, WholeProblem
+from rondo.testing import SgdTrainer, TwoLayers, WholeLayers
 from rondo.testing.run import Run, largest_gap
 
-PROBLEMS = {"whole": WholeProblem.make(0), "factors": LinearProblem.make(0), "both": LinearProblem.make(1, beside=True)}
+PROBLEMS = {
+    "whole": WholeLayers.make(0),
+    "factors": TwoLayers.make(0),
+    "both": TwoLayers.make(1, beside=True),
+}
 every_problem = pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 every_option = pytest.mark.parametrize("option", ["I", "II"])
 LR = 0.1
@@ -127,7 +131,7 @@ class Watched(SgdTrainer):
 @every_option
 def test_reported_loss_is_without_the_correction(option: Any) -> None:
     """The correction's inner product may be large and negative, and says nothing of the model."""
-    problem = WholeProblem.make(0)
+    problem = WholeLayers.make(0)
     run, client = Run(Scaffold(option), 0, problem), problem.clients[0]
     large = {n: t - 50.0 for n, t in pick(run.state.params, auxiliary).items()}
     run.state = replace(run.state, params={**run.state.params, **large})

@@ -20,15 +20,15 @@ from rondo.algorithms.wrappers.local import Local
 from rondo.algorithms.wrappers.shared_head import SharedHead
 from rondo.engine.wire import serialization
 from rondo.params import Params, add_client_axis, buffer, client_row, head, pick, role
-from rondo.testing import LinearProblem, SgdTrainer, WholeProblem
-from rondo.testing.problem import Problem
+from rondo.testing import SgdTrainer, TwoLayers, WholeLayers
 from rondo.testing.run import Run
+from rondo.testing.testbed import Testbed
 
-PROBLEMS = [WholeProblem.make(0), LinearProblem.make(0, beside=True)]
+PROBLEMS = [WholeLayers.make(0), TwoLayers.make(0, beside=True)]
 on_each_problem = pytest.mark.parametrize("problem", PROBLEMS, ids=["whole", "factors beside whole"])
 
 
-def assert_same_runs(one: Algorithm[Any], other: Algorithm[Any], problem: Problem, rounds: int = 3) -> None:
+def assert_same_runs(one: Algorithm[Any], other: Algorithm[Any], problem: Testbed, rounds: int = 3) -> None:
     """Uploads, and the models that clients use, are equal bit for bit."""
     runs = [Run(algorithm, 0, problem) for algorithm in (one, other)]
     for index in range(rounds):
@@ -39,33 +39,33 @@ def assert_same_runs(one: Algorithm[Any], other: Algorithm[Any], problem: Proble
 
 
 def test_fedavg_of_factors_alone_is_fedit() -> None:
-    assert_same_runs(FedAvg(), FedIT(), LinearProblem.make(0))
+    assert_same_runs(FedAvg(), FedIT(), TwoLayers.make(0))
 
 
 @on_each_problem
-def test_fedprox_without_mu_is_fedavg(problem: Problem) -> None:
+def test_fedprox_without_mu_is_fedavg(problem: Testbed) -> None:
     assert_same_runs(FedProx(mu=0.0), FedAvg(), problem)
 
 
 @on_each_problem
 @pytest.mark.parametrize("head_epochs", [0, 10])
-def test_fedrep_with_a_shared_head_is_fedavg(problem: Problem, head_epochs: int) -> None:
+def test_fedrep_with_a_shared_head_is_fedavg(problem: Testbed, head_epochs: int) -> None:
     """A shared head belongs to the representation, so there is no head phase."""
     assert_same_runs(SharedHead(FedRep(head_epochs, body_epochs=3)), FedAvg(), problem)
 
 
 @on_each_problem
-def test_fedper_with_a_shared_head_is_fedavg(problem: Problem) -> None:
+def test_fedper_with_a_shared_head_is_fedavg(problem: Testbed) -> None:
     assert_same_runs(SharedHead(FedPer()), FedAvg(), problem)
 
 
 @on_each_problem
-def test_fedper_is_fedavg_with_a_local_head(problem: Problem) -> None:
+def test_fedper_is_fedavg_with_a_local_head(problem: Testbed) -> None:
     assert_same_runs(FedPer(), Local(FedAvg()), problem)
 
 
 @on_each_problem
-def test_local_with_a_shared_head_is_lg_fedavg(problem: Problem) -> None:
+def test_local_with_a_shared_head_is_lg_fedavg(problem: Testbed) -> None:
     assert_same_runs(SharedHead(LocalTraining()), LGFedAvg(), problem)
 
 
@@ -77,7 +77,7 @@ def test_shared_head_is_personal_only_with_a_body_kept(inner: Algorithm[Any]) ->
 
 def test_fedprox_steps_along_the_proximal_gradient() -> None:
     """The second step is FedAvg's from the same point, less lr * mu times the way that the first one went."""
-    problem, mu, lr = WholeProblem.make(0), 0.7, 0.1
+    problem, mu, lr = WholeLayers.make(0), 0.7, 0.1
     trainer = Run(FedAvg(), 0, problem).clients[:1], Run(FedAvg(), 0, problem).round(0)
     start = add_client_axis(problem.params)
 
@@ -95,7 +95,7 @@ def test_fedprox_steps_along_the_proximal_gradient() -> None:
         torch.testing.assert_close(found[name], expected, rtol=0, atol=1e-14)
 
 
-def fits(algorithm: Algorithm[Any], problem: Problem) -> tuple[Params, list[Params], Params, Params]:
+def fits(algorithm: Algorithm[Any], problem: Testbed) -> tuple[Params, list[Params], Params, Params]:
     """One client's first round: its tensors at the start, after each fit, what it sends and what it keeps."""
     run = Run(algorithm, 0, problem)
     client = run.clients[0]
@@ -112,7 +112,7 @@ def moved(before: Params, after: Params) -> set[str]:
 
 
 @on_each_problem
-def test_fedrep_trains_the_head_then_the_body(problem: Problem) -> None:
+def test_fedrep_trains_the_head_then_the_body(problem: Testbed) -> None:
     start, (first, second), sent, kept = fits(FedRep(4, 2), problem)
     assert moved(start, first) == set(pick(start, head))
     assert moved(first, second) == set(pick(start, ~head))
@@ -122,7 +122,7 @@ def test_fedrep_trains_the_head_then_the_body(problem: Problem) -> None:
 
 def test_fedrep_head_phase_lasts_its_epochs() -> None:
     """An epoch is one step of this trainer, and so is an update."""
-    problem = WholeProblem.make(0)
+    problem = WholeLayers.make(0)
     client = problem.clients[:1]
     trainer = SgdTrainer(client, Run(FedRep(), 0, problem).round(0), problem.loss)
     expected = trainer.fit(add_client_axis(problem.params), train=head, steps=7).params
@@ -133,7 +133,7 @@ def test_fedrep_head_phase_lasts_its_epochs() -> None:
 
 @pytest.mark.parametrize("algorithm", [FedRep(2, 1), FedPer()], ids=lambda a: type(a).__name__)
 @on_each_problem
-def test_head_of_an_absent_client_stays(algorithm: Algorithm[Any], problem: Problem) -> None:
+def test_head_of_an_absent_client_stays(algorithm: Algorithm[Any], problem: Testbed) -> None:
     run = Run(algorithm, 0, problem)
     run.step(0)
     before = run.locals["client-1"]
@@ -145,7 +145,7 @@ def test_head_of_an_absent_client_stays(algorithm: Algorithm[Any], problem: Prob
 
 
 @on_each_problem
-def test_lg_fedavg_sends_the_head_alone(problem: Problem) -> None:
+def test_lg_fedavg_sends_the_head_alone(problem: Testbed) -> None:
     run = Run(LGFedAvg(), 0, problem)
     for index in range(2):
         for outcome in run.step(index):
@@ -155,7 +155,7 @@ def test_lg_fedavg_sends_the_head_alone(problem: Problem) -> None:
 
 
 @on_each_problem
-def test_local_trains_each_client_alone(problem: Problem) -> None:
+def test_local_trains_each_client_alone(problem: Testbed) -> None:
     """Three rounds are one training of three times as many steps; the server never changes."""
     run, alone = Run(LocalTraining(), 0, problem), {}
     start = run.state
@@ -168,7 +168,7 @@ def test_local_trains_each_client_alone(problem: Problem) -> None:
     assert serialization.same(run.locals, alone)
 
 
-def adapted(algorithm: Algorithm[Any], problem: Problem) -> tuple[Params, Params, Params]:
+def adapted(algorithm: Algorithm[Any], problem: Testbed) -> tuple[Params, Params, Params]:
     """What a new client received, and its tensors before and after it adapts them."""
     run = Run(algorithm, 0, problem)
     run.step(0)
@@ -198,7 +198,7 @@ ADAPTING = {
 
 @on_each_problem
 @pytest.mark.parametrize("name", ADAPTING)
-def test_new_client_adapts_its_own_tensors(name: str, problem: Problem) -> None:
+def test_new_client_adapts_its_own_tensors(name: str, problem: Testbed) -> None:
     algorithm, roles = ADAPTING[name]
     shared, start, found = adapted(algorithm, problem)
     assert found.keys() == start.keys()
@@ -209,7 +209,7 @@ def test_new_client_adapts_its_own_tensors(name: str, problem: Problem) -> None:
 
 def test_adapting_freezes_everything_shared() -> None:
     """FedRep's new head is fitted on the server's representation."""
-    problem = WholeProblem.make(0)
+    problem = WholeLayers.make(0)
     shared, start, found = adapted(FedRep(2, 1), problem)
     trainer = SgdTrainer(problem.clients[-1:], Run(FedRep(), 0, problem).round(1), problem.loss)
     expected = trainer.fit(add_client_axis({**shared, **start}), train=head).params
@@ -218,7 +218,7 @@ def test_adapting_freezes_everything_shared() -> None:
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), FedRep(3, 2), LGFedAvg()], ids=lambda a: type(a).__name__)
 def test_local_statistics_move_and_stay(algorithm: Algorithm[Any]) -> None:
-    problem = WholeProblem.make(0)
+    problem = WholeLayers.make(0)
     run = Run(Local(algorithm, buffer), 0, problem)
     outcomes = run.step(0)
     means = [o.local["buffer:first.mean"] for o in outcomes]
@@ -230,7 +230,7 @@ def test_local_statistics_move_and_stay(algorithm: Algorithm[Any]) -> None:
 
 def test_local_statistics_move_in_both_phases_of_fedrep() -> None:
     """They belong to the client, so the head phase goes through them too."""
-    problem = WholeProblem.make(0)
+    problem = WholeLayers.make(0)
     counts = {}
     for epochs in (0, 5):
         run = Run(Local(FedRep(epochs, 1), buffer), 0, problem)

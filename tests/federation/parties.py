@@ -23,7 +23,7 @@ from rondo.federation.server.listening import Listening
 from rondo.federation.server.run import resume, serve
 from rondo.federation.site import joining
 from rondo.federation.site.contract import Contract
-from rondo.federation.site.run import Site, take_part
+from rondo.federation.site.run import SiteSetup, take_part
 from rondo.runs.assemble import assemble
 from small_runs import reviews, settings, write_rows
 
@@ -90,7 +90,7 @@ class Parties:
     port: int = 0
     told: list[str] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
-    """Of every :class:`Site`."""
+    """Of every :class:`SiteSetup`."""
     running: dict[str, tuple[threading.Thread, threading.Event]] = field(default_factory=dict)
     errors: dict[str, BaseException] = field(default_factory=dict)
 
@@ -146,7 +146,7 @@ class Parties:
         model = {"model": str(folder / "bert")} if (folder / "bert").exists() else {}
         setting = {"device": "cpu", "contract": OPEN, **model, **self.options, **options}
         server, own = f"localhost:{self.port}", folder / "keys" / site
-        program = Site(server, own, folder / "data" / site, state / f"at-{site}", **setting)
+        program = SiteSetup(server, own, folder / "data" / site, state / f"at-{site}", **setting)
 
         def work() -> None:
             try:

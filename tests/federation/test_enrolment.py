@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from rondo.errors import ConfigError
 from rondo.federation.identity import enrolment, files, keys, request
-from rondo.federation.identity.roster import Roster, Site, alike
+from rondo.federation.identity.roster import Enrolled, Roster, alike
 from rondo.runs.storage import durable
 
 
@@ -42,8 +42,8 @@ def private_pem(key: Any, form: Any = serialization.PrivateFormat.PKCS8) -> str:
 
 SECRET = ec.generate_private_key(ec.SECP384R1())
 KEYS = [pem(ec.generate_private_key(ec.SECP384R1())) for _ in range(4)]
-ANNA = Site("st-anna", KEYS[0], ("st-anna",))
-MARY = Site("st-mary", KEYS[1], ("ward-1", "ward-2"))
+ANNA = Enrolled("st-anna", KEYS[0], ("st-anna",))
+MARY = Enrolled("st-mary", KEYS[1], ("ward-1", "ward-2"))
 
 
 def in_days(days: int) -> date:
@@ -58,10 +58,10 @@ def server(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def sent(tmp_path: Path) -> Callable[[Site], Path]:
+def sent(tmp_path: Path) -> Callable[[Enrolled], Path]:
     """Writes the request of a site."""
 
-    def sent(site: Site) -> Path:
+    def sent(site: Enrolled) -> Path:
         path = tmp_path / f"{len(list(tmp_path.glob('*.json')))}.json"
         path.write_bytes(request.content(site))
         return path
@@ -69,7 +69,7 @@ def sent(tmp_path: Path) -> Callable[[Site], Path]:
     return sent
 
 
-def roster(server: Path) -> tuple[Site, ...]:
+def roster(server: Path) -> tuple[Enrolled, ...]:
     return Roster.read(server / "roster.json").sites
 
 
@@ -87,26 +87,26 @@ def fault(server: Path, change: Callable[[], object]) -> str:
 # --- a site's way --------------------------------------------------------------------------------------------------
 
 
-def test_site_is_added_renewed_extended_and_revoked(server: Path, sent: Callable[[Site], Path]) -> None:
-    assert enrolment.add(server, sent(ANNA), days=10) == Site("st-anna", KEYS[0], ("st-anna",), in_days(10))
+def test_site_is_added_renewed_extended_and_revoked(server: Path, sent: Callable[[Enrolled], Path]) -> None:
+    assert enrolment.add(server, sent(ANNA), days=10) == Enrolled("st-anna", KEYS[0], ("st-anna",), in_days(10))
     enrolment.add(server, sent(MARY), days=20)
     assert roster(server) == (
-        Site("st-anna", KEYS[0], ("st-anna",), in_days(10)),
-        Site("st-mary", KEYS[1], ("ward-1", "ward-2"), in_days(20)),
+        Enrolled("st-anna", KEYS[0], ("st-anna",), in_days(10)),
+        Enrolled("st-mary", KEYS[1], ("ward-1", "ward-2"), in_days(20)),
     )
-    old, new = enrolment.renew(server, sent(Site("st-anna", KEYS[2], ("st-anna",))), days=30)
+    old, new = enrolment.renew(server, sent(Enrolled("st-anna", KEYS[2], ("st-anna",))), days=30)
     assert (old.public_key, new.public_key, new.expires) == (KEYS[0], KEYS[2], in_days(30))
     assert [site.name for site in roster(server)] == ["st-anna", "st-mary"]
     old, new = enrolment.extend(server, "st-mary", days=40)
     assert (old.expires, new.expires) == (in_days(20), in_days(40))
     enrolment.revoke(server, "st-mary")
     assert roster(server) == (
-        Site("st-anna", KEYS[2], ("st-anna",), in_days(30)),
-        Site("st-mary", KEYS[1], ("ward-1", "ward-2"), in_days(40), revoked=True),
+        Enrolled("st-anna", KEYS[2], ("st-anna",), in_days(30)),
+        Enrolled("st-mary", KEYS[1], ("ward-1", "ward-2"), in_days(40), revoked=True),
     )
 
 
-def test_revoked_site_comes_back_by_another_key_alone(server: Path, sent: Callable[[Site], Path]) -> None:
+def test_revoked_site_comes_back_by_another_key_alone(server: Path, sent: Callable[[Enrolled], Path]) -> None:
     enrolment.add(server, sent(MARY), days=10)
     enrolment.revoke(server, "st-mary")
     path = sent(MARY)
@@ -116,24 +116,24 @@ def test_revoked_site_comes_back_by_another_key_alone(server: Path, sent: Callab
     assert "the key that 'st-mary' has already; it is revoked, so the site makes another" in message
     message = fault(server, lambda: enrolment.extend(server, "st-mary", days=100))
     assert message.startswith("SITE: the key of 'st-mary' is revoked: it needs a new one (rondo federate sites renew")
-    old, new = enrolment.renew(server, sent(Site("st-mary", KEYS[3], ("ward-1", "ward-3"))), days=10)
+    old, new = enrolment.renew(server, sent(Enrolled("st-mary", KEYS[3], ("ward-1", "ward-3"))), days=10)
     assert (old.revoked, new.revoked) == (True, False)
-    assert roster(server) == (Site("st-mary", KEYS[3], ("ward-1", "ward-3"), in_days(10)),)
+    assert roster(server) == (Enrolled("st-mary", KEYS[3], ("ward-1", "ward-3"), in_days(10)),)
 
 
-def test_renewal_of_an_unknown_site_or_by_its_own_key(server: Path, sent: Callable[[Site], Path]) -> None:
+def test_renewal_of_an_unknown_site_or_by_its_own_key(server: Path, sent: Callable[[Enrolled], Path]) -> None:
     path = sent(ANNA)
     message = fault(server, lambda: enrolment.renew(server, path, days=10))
     assert message.endswith("there are: none; rondo federate sites add REQUEST adds one")
     enrolment.add(server, path, days=10)
     message = fault(server, lambda: enrolment.renew(server, path, days=20))
     assert message.endswith("for a longer validity: rondo federate sites extend st-anna")
-    other = sent(Site("st-ana", KEYS[2], ("st-anna",)))
+    other = sent(Enrolled("st-ana", KEYS[2], ("st-anna",)))
     assert "did you mean 'st-anna'?" in fault(server, lambda: enrolment.renew(server, other, days=10))
 
 
 @pytest.mark.parametrize("days", [1, 10])
-def test_validity_is_not_made_shorter(server: Path, sent: Callable[[Site], Path], days: int) -> None:
+def test_validity_is_not_made_shorter(server: Path, sent: Callable[[Enrolled], Path], days: int) -> None:
     enrolment.add(server, sent(ANNA), days=10)
     message = fault(server, lambda: enrolment.extend(server, "st-anna", days=days))
     assert message.startswith(f"--days: the key of 'st-anna' is valid until {in_days(10)} already; name more days")
@@ -154,29 +154,45 @@ DECOMPOSED, COMPOSED = unicodedata.normalize("NFD", "Zürich"), unicodedata.norm
     ("site", "field", "message"),
     [
         (
-            Site("ST-Anna", KEYS[3], ("x",)),
+            Enrolled("ST-Anna", KEYS[3], ("x",)),
             "name",
             "'ST-Anna' is there already but for case or Unicode form ('st-anna')",
         ),
-        (Site(DECOMPOSED, KEYS[3], ("x",)), "name", f"is there already but for case or Unicode form ({COMPOSED!r})"),
-        (Site("Strasse", KEYS[3], ("x",)), "name", "is there already but for case or Unicode form ('straße')"),
-        (Site("s\N{FULLWIDTH LATIN SMALL LETTER T}-anna", KEYS[3], ("x",)), "name", "but for case or Unicode form"),
         (
-            Site("x", KEYS[3], ("WARD-2",)),
+            Enrolled(DECOMPOSED, KEYS[3], ("x",)),
+            "name",
+            f"is there already but for case or Unicode form ({COMPOSED!r})",
+        ),
+        (Enrolled("Strasse", KEYS[3], ("x",)), "name", "is there already but for case or Unicode form ('straße')"),
+        (
+            Enrolled("s\N{FULLWIDTH LATIN SMALL LETTER T}-anna", KEYS[3], ("x",)),
+            "name",
+            "but for case or Unicode form",
+        ),
+        (
+            Enrolled("x", KEYS[3], ("WARD-2",)),
             "clients",
             "'WARD-2' is there already but for case or Unicode form ('ward-2')",
         ),
-        (Site("x", KEYS[3], ("ward-2",)), "clients", "'ward-2' is there already, at the site 'st-mary'; have the site"),
-        (Site("x", KEYS[1], ("x",)), "public_key", "this key is there already, at the site 'st-mary'; have the site"),
+        (
+            Enrolled("x", KEYS[3], ("ward-2",)),
+            "clients",
+            "'ward-2' is there already, at the site 'st-mary'; have the site",
+        ),
+        (
+            Enrolled("x", KEYS[1], ("x",)),
+            "public_key",
+            "this key is there already, at the site 'st-mary'; have the site",
+        ),
     ],
     ids=["case", "Unicode form", "folded", "width", "client's case", "client", "key"],
 )
 @pytest.mark.parametrize("renewed", [False, True])
 def test_names_clients_and_keys_of_others(
-    server: Path, sent: Callable[[Site], Path], site: Site, field: str, message: str, renewed: bool
+    server: Path, sent: Callable[[Enrolled], Path], site: Enrolled, field: str, message: str, renewed: bool
 ) -> None:
-    others = (ANNA, MARY, Site(COMPOSED, KEYS[2], ("c",)), Site("straße", pem(SECRET), ("d",)))
-    own = Site(site.name, pem(ec.generate_private_key(ec.SECP256R1())), ("own",))
+    others = (ANNA, MARY, Enrolled(COMPOSED, KEYS[2], ("c",)), Enrolled("straße", pem(SECRET), ("d",)))
+    own = Enrolled(site.name, pem(ec.generate_private_key(ec.SECP256R1())), ("own",))
     if renewed and field == "name":
         Roster(others).write(server / "roster.json")
         path = sent(site)
@@ -340,7 +356,7 @@ def test_any_json_is_a_request_or_one_fault(tmp_path_factory: pytest.TempPathFac
 # --- one step ------------------------------------------------------------------------------------------------------
 
 
-def test_commands_at_once_lose_no_site(server: Path, sent: Callable[[Site], Path]) -> None:
+def test_commands_at_once_lose_no_site(server: Path, sent: Callable[[Enrolled], Path]) -> None:
     """Six processes, each of which adds three sites."""
     code = """
         import sys
@@ -351,7 +367,7 @@ def test_commands_at_once_lose_no_site(server: Path, sent: Callable[[Site], Path
             enrolment.add(Path(sys.argv[1]), Path(path), days=10)
     """
     names = [f"site-{i}" for i in range(18)]
-    paths = [str(sent(Site(n, pem(ec.generate_private_key(ec.SECP256R1())), (n,)))) for n in names]
+    paths = [str(sent(Enrolled(n, pem(ec.generate_private_key(ec.SECP256R1())), (n,)))) for n in names]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     commands = [
         subprocess.Popen(
@@ -370,7 +386,7 @@ def test_commands_at_once_lose_no_site(server: Path, sent: Callable[[Site], Path
 
 
 def test_command_waits_for_another_and_gives_up(
-    server: Path, sent: Callable[[Site], Path], monkeypatch: pytest.MonkeyPatch
+    server: Path, sent: Callable[[Enrolled], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, done = sent(ANNA), threading.Event()
     waiting = threading.Thread(target=lambda: (enrolment.add(server, path, days=10), done.set()))
@@ -388,7 +404,7 @@ def test_command_waits_for_another_and_gives_up(
 
 
 def test_roster_is_the_old_or_the_new_one_wherever_it_ends(
-    server: Path, sent: Callable[[Site], Path], monkeypatch: pytest.MonkeyPatch
+    server: Path, sent: Callable[[Enrolled], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that dies, or a disk that is full, before each step of a write."""
     enrolment.add(server, sent(ANNA), days=10)
@@ -419,7 +435,7 @@ def test_roster_is_the_old_or_the_new_one_wherever_it_ends(
 
 
 @pytest.mark.parametrize("days", [0, -1, 36501])
-def test_days_out_of_bounds(server: Path, sent: Callable[[Site], Path], days: int) -> None:
+def test_days_out_of_bounds(server: Path, sent: Callable[[Enrolled], Path], days: int) -> None:
     path = sent(ANNA)
     for change in (enrolment.add, enrolment.renew):
         message = fault(server, lambda change=change: change(server, path, days=days))

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from rondo.errors import ConfigError
-from rondo.federation.identity.roster import Roster, Site, name_fault
+from rondo.federation.identity.roster import Enrolled, Roster, name_fault
 
 
 def pem(key: Any) -> str:
@@ -40,9 +40,9 @@ GOOD: dict[str, Any] = {
 }
 EXPECTED = Roster(
     (
-        Site("st-anna", KEYS[0], ("st-anna",), None, False),
-        Site("north", KEYS[1], ("a", "b"), date(2029, 2, 25), False),
-        Site("gone", KEYS[2], ("c",), None, True),
+        Enrolled("st-anna", KEYS[0], ("st-anna",), None, False),
+        Enrolled("north", KEYS[1], ("a", "b"), date(2029, 2, 25), False),
+        Enrolled("gone", KEYS[2], ("c",), None, True),
     )
 )
 
@@ -117,7 +117,7 @@ def test_written_roster_is_read_back(
     counts = [data.draw(st.integers(1, 2)) for _ in sites]
     roster = Roster(
         tuple(
-            Site(name, key, tuple(next(ids) for _ in range(count)), expires, revoked)
+            Enrolled(name, key, tuple(next(ids) for _ in range(count)), expires, revoked)
             for (name, expires, revoked), key, count in zip(sites, KEYS, counts, strict=False)
         )
     )
@@ -129,7 +129,7 @@ def test_written_roster_is_read_back(
 
 @given(st.dates(date(2000, 1, 1), date(2100, 1, 1)), st.integers(-2, 2))
 def test_last_day_counts(expires: date, days: int) -> None:
-    site = Site("x", KEYS[0], ("x",), expires)
+    site = Enrolled("x", KEYS[0], ("x",), expires)
     assert site.valid(expires + timedelta(days=days)) == (days <= 0)
 
 

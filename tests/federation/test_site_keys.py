@@ -18,7 +18,7 @@ pytest.importorskip("cryptography")
 from rondo.errors import ConfigError
 from rondo.federation.identity import certificates, enrolment, keys, request, site_keys
 from rondo.federation.identity.keys import SiteKeys
-from rondo.federation.identity.roster import Roster, Site
+from rondo.federation.identity.roster import Enrolled, Roster
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_private_key_stays_and_public_half_is_requested(folder: Path, ca: Path, 
     read = SiteKeys.read(folder)
     assert (read.site, read.clients, read.server) == ("st-anna", ("a", "b"), "fed.example.org")
     public = certificates.public_pem(read.private_key.public_key()).decode()
-    assert made.site == Site("st-anna", public, ("a", "b"))
+    assert made.site == Enrolled("st-anna", public, ("a", "b"))
     assert (made.is_new, made.request) == (True, folder / "st-anna.request.json")
     assert request.read(made.request) == made.site
     assert json.loads(made.request.read_text()).keys() == {"name", "public_key", "clients"}
@@ -152,7 +152,7 @@ def test_folder_that_has_the_authority_already(ca: Path) -> None:
 
 
 def test_calls_at_once_make_one_key(folder: Path, ca: Path) -> None:
-    made: list[site_keys.Made] = []
+    made: list[site_keys.NewSiteKeys] = []
     threads = [threading.Thread(target=lambda: made.append(site_keys.make("st-anna", folder, ca=ca))) for _ in range(6)]
     for thread in threads:
         thread.start()

@@ -28,7 +28,7 @@ from rondo.federation.site import account, audit
 from rondo.federation.site import run as site
 from rondo.federation.site.contract import Contract
 from rondo.federation.site.line.connection import Connection
-from rondo.federation.site.run import Site, show_plan
+from rondo.federation.site.run import SiteSetup, show_plan
 from small_runs import save_tiny_bert
 
 SITES = {"north": ("ann",), "south": ("bob",)}
@@ -155,7 +155,7 @@ def test_plan_is_shown_and_nothing_leaves(folder: Path, sent: list[tuple[str, by
     def look(told: str) -> None:
         if told.startswith("listening on "):
             port = told.split(":")[1].split()[0]
-            own = Site(
+            own = SiteSetup(
                 f"localhost:{port}",
                 folder / "keys" / "north",
                 folder / "data" / "north",

@@ -22,7 +22,7 @@ from rondo.algorithms.factors.rolora import RoLoRA
 from rondo.algorithms.formulas import WholeNumbers
 from rondo.algorithms.wrappers.local import Local
 from rondo.params import add_client_axis, pick, whole
-from rondo.testing import LAWS, LinearProblem, SgdTrainer, check_algorithm
+from rondo.testing import LAWS, SgdTrainer, TwoLayers, check_algorithm
 from rondo.testing.laws import Formulas, law_bytes
 from rondo.testing.run import LawBroken
 from rondo.testing.run import problems as problems_of
@@ -244,14 +244,14 @@ def test_field_out_of_range_is_named(name: str, field: str, value: float | str) 
 
 def test_problem_can_show_the_common_faults() -> None:
     """A transpose, a lost scale and ignored weights all change its result."""
-    problem = LinearProblem.make(0)
+    problem = TwoLayers.make(0)
     assert {out == inp for out, inp in (w.shape for w in problem.weights.values())} == {False, True}
     assert {n: w for n, w in problem.weights.items() if w.scale == 1} == {}
     assert len({c.num_examples for c in problem.clients}) == len(problem.clients)
 
 
 def test_trainer_reports_steps_and_examples_per_client() -> None:
-    problem = LinearProblem.make(0)
+    problem = TwoLayers.make(0)
     trainer = SgdTrainer(problem.clients, Round(0, 1, 0, 3), problem.loss)
     fit = trainer.fit(add_client_axis(problem.params, 3), steps=2)
     assert fit.steps.tolist() == [2, 2, 2]

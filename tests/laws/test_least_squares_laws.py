@@ -10,8 +10,8 @@ import torch
 from rondo import algorithms
 from rondo.algorithm import Round
 from rondo.params import add_client_axis, head, up
-from rondo.testing import LAWS, LinearProblem, SgdTrainer, check_algorithm
-from rondo.testing.regression import RegressionProblem
+from rondo.testing import LAWS, SgdTrainer, TwoLayers, check_algorithm
+from rondo.testing.regression import RegressionTestbed
 
 QR = {"consensus", "whole tensors"}
 """Laws that a normalisation breaks: where all clients reach one model, the new model is another, and the mean of whole
@@ -41,7 +41,7 @@ def test_linear_method_obeys_the_laws(name: str, fields: dict[str, Any], broken:
 
 
 def test_sgd_trainer_solves_exactly() -> None:
-    problem = RegressionProblem.make(0, factors=True)
+    problem = RegressionTestbed.make(0, factors=True)
     trainer = SgdTrainer(problem.clients, Round(0, 1, 0, 3), problem.loss)
     fit = trainer.solve(add_client_axis(problem.params, 3), train=up)
     for k, client in enumerate(problem.clients):
@@ -52,7 +52,7 @@ def test_sgd_trainer_solves_exactly() -> None:
 
 
 def test_sgd_trainer_refuses_another_loss() -> None:
-    problem = LinearProblem.make(0)
+    problem = TwoLayers.make(0)
     trainer = SgdTrainer(problem.clients, Round(0, 1, 0, 3), problem.loss)
     params = add_client_axis({n: t + 0.1 for n, t in problem.params.items()}, 3)
     trainer.solve(params, train=head)

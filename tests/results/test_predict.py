@@ -16,7 +16,7 @@ import torch
 import transformers
 
 import rondo
-from rondo.runs.runner import RunResult
+from rondo.runs.watching.result import RunResult
 from small_runs import (
     POSITIONS,
     reviews,

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 import rondo
-from rondo.runs.runner import RunResult
+from rondo.runs.watching.result import RunResult
 from small_runs import BAD, GOOD, NEUTRAL, save_tiny_bert, settings, write_rows
 from tiny import saved, tokenizer
 

@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 import rondo
-from rondo.runs.runner import RunResult
+from rondo.runs.watching.result import RunResult
 from small_runs import Rows, reviews, save_tiny_bert, save_tiny_gpt2, settings, write_rows
 
 ADAPTER = {

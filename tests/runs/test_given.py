@@ -23,7 +23,7 @@ import rondo
 import tiny
 from rondo.cli.app import app
 from rondo.config import ConfigError
-from rondo.runs import runner
+from rondo.runs import launch
 from rondo.runs.watching.progress import Quiet
 from small_runs import reviews, save_tiny_bert, save_tiny_gpt2, settings, write_rows
 
@@ -180,8 +180,8 @@ def test_frozen_weights_are_shared_with_the_object(
 ) -> None:
     """A second copy of a large model might not fit."""
     kept: list[nn.Module] = []
-    begin = runner.begin
-    monkeypatch.setattr(runner, "begin", lambda d, a, n: (kept.append(a.model.network.module), begin(d, a, n)))  # type: ignore[func-returns-value]
+    begin = launch.begin
+    monkeypatch.setattr(launch, "begin", lambda d, a, n: (kept.append(a.model.network.module), begin(d, a, n)))  # type: ignore[func-returns-value]
     config = settings(folder / "bert", train={"precision": "exact"})
     rondo.run(config, run_dir=tmp_path / "run", device="cpu", train=TRAIN, model=model, tokenizer=tokenizer)
     ours = dict(kept[0].named_parameters())

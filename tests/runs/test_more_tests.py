@@ -10,9 +10,9 @@ import pytest
 
 import rondo
 from rondo.config.load import load
-from rondo.federation.server.elsewhere import check
+from rondo.federation.server.remote_run import check
 from rondo.report.terminal import score_rows
-from rondo.runs.runner import RunResult
+from rondo.runs.watching.result import RunResult
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 
 

@@ -24,8 +24,9 @@ from rondo.cli import main
 from rondo.config import ConfigError, load
 from rondo.errors import RunStopped
 from rondo.params import everything
-from rondo.runs import runner
+from rondo.runs import launch, runner
 from rondo.runs.assemble import assemble
+from rondo.runs.loop import Onlooker, Runner
 from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.watching.progress import Quiet
 from small_runs import copy_of, reviews, save_tiny_bert, settings, write_rows
@@ -71,8 +72,8 @@ class Started:
 
     def start(self, folder: Path) -> None:
         directory = RunDirectory.create(folder, "x")
-        runner.begin(directory, self.ready)
-        runner.Runner(self.ready, self.first, directory, Quiet(), None, 0.0).run()
+        launch.begin(directory, self.ready)
+        Runner(self.ready, self.first, directory, Onlooker(Quiet(), None, 0.0)).run()
 
     def go_on(self, folder: Path) -> None:
         """Resume the run as a user would, or start anew if its manifest was not written."""
@@ -80,7 +81,7 @@ class Started:
             return self.start(folder)
         directory = RunDirectory.open(folder)
         if not directory.finished:
-            runner.Runner(self.ready, self.first, directory, Quiet(), None, 0.0, resumed=True).run()
+            Runner(self.ready, self.first, directory, Onlooker(Quiet(), None, 0.0), resumed=True).run()
         return None
 
 
@@ -325,8 +326,8 @@ def cut_off(started: Started, folder: Path, rounds: int) -> None:
 
     def work() -> None:
         directory = RunDirectory.create(folder, "x")
-        runner.begin(directory, started.ready)
-        run = runner.Runner(started.ready, started.first, directory, Quiet(), None, 0.0)
+        launch.begin(directory, started.ready)
+        run = Runner(started.ready, started.first, directory, Onlooker(Quiet(), None, 0.0))
         commit = run._commit
 
         def then_die(done: int) -> None:

@@ -17,7 +17,7 @@ from scipy import stats
 import rondo
 from choice_rows import save_tiny_llama
 from rondo.config.inputs import TaskConfig
-from rondo.runs.runner import RunResult
+from rondo.runs.watching.result import RunResult
 from rondo.tasks.language.sequences.sequence_regression import SequenceRegression
 from rondo.tasks.language.stores.token_store import TextExample
 from rondo.tasks.number_scores import NumberTally

@@ -54,10 +54,10 @@ def server(
         from rondo.federation.extra import needed
 
         needed()
-        from rondo.federation.server.elsewhere import ELSEWHERE
         from rondo.federation.server.listening import Listening
+        from rondo.federation.server.remote_run import ROWS_AT_SITES
 
-        settings = load(config, [*(sets or []), *ELSEWHERE], check_paths=False)
+        settings = load(config, [*(sets or []), *ROWS_AT_SITES], check_paths=False)
 
         host, port = _host_and_port(listen)
         listening = Listening(keys, host, port, insecure, wait, patience)
@@ -114,9 +114,9 @@ def client(
 ) -> None:
     """Take part in a federation: train on this site's rows, within its contract."""
     with user_errors(), stoppable() as stop, program(server, data, keys, contract, model, state, device) as options:
-        from rondo.federation.site.run import Site, take_part
+        from rondo.federation.site.run import SiteSetup, take_part
 
-        site = Site(**options, wait=wait, insecure=insecure, stay=stay)
+        site = SiteSetup(**options, wait=wait, insecure=insecure, stay=stay)
         if dry_run:
             shown_plan(site, stop)
         else:

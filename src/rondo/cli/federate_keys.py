@@ -13,7 +13,7 @@ from rondo.cli.process import user_errors
 from rondo.errors import ConfigError, headed, visible
 
 if TYPE_CHECKING:
-    from rondo.federation.identity.roster import Site
+    from rondo.federation.identity.roster import Enrolled
 
 keys = typer.Typer(help="Make and renew the authority and the server's certificate.", no_args_is_help=True)
 sites = typer.Typer(help="Add, renew, revoke and show the sites of a federation.", no_args_is_help=True)
@@ -180,7 +180,7 @@ def show(folder: ServerKeys = _SERVER_KEYS) -> None:
         print_fingerprint("authority (ca.crt)", certificates.fingerprint(authority))
 
 
-def _table(known: Sequence[Site], *, lines: bool) -> Any:
+def _table(known: Sequence[Enrolled], *, lines: bool) -> Any:
     """The sites, each in one line so that grep finds it, or in ``lines``, as many as its fingerprint has."""
     from rich.table import Table
 
@@ -196,7 +196,7 @@ def _table(known: Sequence[Site], *, lines: bool) -> Any:
     return table
 
 
-def _list(known: Sequence[Site]) -> None:
+def _list(known: Sequence[Enrolled]) -> None:
     """Print the sites one below the other."""
     for site in known:
         print(visible(site.name))
@@ -205,7 +205,7 @@ def _list(known: Sequence[Site]) -> None:
         print(f"  expires: {_end(site)}{', revoked' if site.revoked else ''}")
 
 
-def _end(site: Site) -> str:
+def _end(site: Enrolled) -> str:
     return "never" if site.expires is None else site.expires.isoformat()
 
 

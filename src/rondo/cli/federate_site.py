@@ -75,9 +75,9 @@ def show_plan(
 ) -> None:
     """Connect, print the server's plan beside the contract, and what would leave, and go. Nothing is answered."""
     with user_errors(), stoppable() as stop, program(server, data, keys, contract, model, None, device) as options:
-        from rondo.federation.site.run import Site
+        from rondo.federation.site.run import SiteSetup
 
-        shown(Site(**options, wait=wait, insecure=insecure), stop)
+        shown(SiteSetup(**options, wait=wait, insecure=insecure), stop)
 
 
 @site.command()

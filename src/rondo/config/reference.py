@@ -36,7 +36,7 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Section:
+class SectionTable:
     """One section of the configuration. The keys outside any section have the name ""."""
 
     name: str
@@ -44,14 +44,14 @@ class Section:
     keys: tuple[Key, ...]
 
 
-def sections() -> tuple[Section, ...]:
+def sections() -> tuple[SectionTable, ...]:
     """Every section with its keys, in the order of the schema."""
-    found = [Section("", "Keys outside of any section.", tuple(keys(RunConfig, "")))]
+    found = [SectionTable("", "Keys outside of any section.", tuple(keys(RunConfig, "")))]
     for name, field in RunConfig.model_fields.items():
         model = field.annotation
         if isinstance(model, type) and issubclass(model, BaseModel):
             own = _algorithm_fields() if model is AlgorithmConfig else ()
-            found.append(Section(name, _prose(model.__doc__), (*keys(model, f"{name}."), *own)))
+            found.append(SectionTable(name, _prose(model.__doc__), (*keys(model, f"{name}."), *own)))
     return tuple(found)
 
 
@@ -127,7 +127,7 @@ def text(path: str | None = None, width: int = 100) -> str:
     return "\n\n".join(blocks)
 
 
-def _section_text(section: Section, width: int) -> str:
+def _section_text(section: SectionTable, width: int) -> str:
     title = [f"[{section.name}]"] if section.name else []
     meaning = textwrap.fill(section.meaning, width)
     return "\n".join([*title, meaning, "", *(_key_text(key, width) for key in section.keys)])

@@ -28,8 +28,9 @@ from rondo.engine.wire.envelope import Rejected
 from rondo.errors import ConfigError, Problem
 from rondo.federation.letter import KINDS, content_of, kind_of, record
 from rondo.federation.plan import LARGEST, Consent, End
-from rondo.federation.server.elsewhere import (
-    ELSEWHERE,
+from rondo.federation.server.gathering import started
+from rondo.federation.server.remote_run import (
+    ROWS_AT_SITES,
     at_sites,
     check,
     plan_of,
@@ -38,14 +39,12 @@ from rondo.federation.server.elsewhere import (
     with_clients,
     without_rows,
 )
-from rondo.federation.server.gathering import started
 from rondo.federation.server.sites import Sites
 from rondo.federation.site.contract import Contract
 from rondo.federation.site.desk import Desk, Exhausted
-from rondo.runs.loop import Runner
-from rondo.runs.runner import begin, locked
+from rondo.runs import launch
+from rondo.runs.loop import Onlooker
 from rondo.runs.storage import durable
-from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.watching.progress import Lines
 
 _EVERY = 0.5
@@ -57,7 +56,7 @@ client = ClientApp()
 def write(folder: Path, config: str, nodes: int) -> None:
     """Write a Flower app that runs the configuration file ``config`` at ``nodes`` SuperNodes. Raises
     :class:`ConfigError`."""
-    check(load(config, ELSEWHERE, check_paths=False))
+    check(load(config, ROWS_AT_SITES, check_paths=False))
     if folder.exists():
         raise ConfigError.at(str(folder), "already exists; name another folder")
     try:
@@ -122,7 +121,7 @@ def _serve(config: Path, grid: Grid, context: Context) -> None:
     options, began = context.run_config, time.perf_counter()
     line, stop = _GridLine(grid), threading.Event()
     wait, told = float(options["wait"]), print
-    settings = without_rows(load(config, ELSEWHERE, check_paths=False))
+    settings = without_rows(load(config, ROWS_AT_SITES, check_paths=False))
     check(settings)
     run = secrets.token_hex(8)
     clients = _clients(line, int(options["nodes"]), wait, plan_of(settings, run, None, "").encode())
@@ -135,13 +134,9 @@ def _serve(config: Path, grid: Grid, context: Context) -> None:
         assembly = started(settings, device, assembly, sites, run, clients, wait, told)
         ranks = ranks_of(assembly, clients)
         assembly = at_sites(with_clients(assembly, clients, sites.examples, ranks), sites, run)
-        start = assembly.start()
-        directory = RunDirectory.create(str(options["run-dir"]) or Path.home() / "rondo-runs" / run, "")
-        with locked(directory):
-            begin(directory, assembly)
-            assembly = assembly.without_report()
-            runner = Runner(assembly, start, directory, Lines(sys.stdout, settings.rounds, set()), stop, began)
-            told(f"result: {runner.run().run_dir / 'adapter'}")
+        onlooker = Onlooker(Lines(sys.stdout, settings.rounds, set()), stop, began)
+        run_dir = str(options["run-dir"]) or Path.home() / "rondo-runs" / run
+        told(f"result: {launch.start(assembly, run_dir, onlooker).run_dir / 'adapter'}")
     finally:
         sites.close(End())
 

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -41,6 +42,16 @@ _SHEET_CLIENTS, _SHEET_PICTURES = 8, 10
 _CHOSEN = "This round was chosen by its score, so the score is optimistic."
 
 
+@dataclass(frozen=True)
+class Onlooker:
+    """Who asked for a run: its observer, the event that ends it after its current step, and when it was asked for, in
+    seconds of ``time.perf_counter``."""
+
+    observer: Observer
+    stop: threading.Event | None
+    began: float
+
+
 class Runner:
     """The rounds of a run, and the files that they write."""
 
@@ -49,9 +60,7 @@ class Runner:
         assembly: Assembly,
         start: Start,
         directory: RunDirectory,
-        observer: Observer,
-        stop: threading.Event | None,
-        began: float,
+        onlooker: Onlooker,
         *,
         resumed: bool = False,
         past_skips: bool = False,
@@ -62,7 +71,7 @@ class Runner:
         self.assembly, self.config, self.task = assembly, assembly.config, assembly.task
         report, versions = directory.read("partition.json"), directory.manifest()["versions"]
         self.facts = Facts.of(assembly.config, assembly, report, versions)
-        self.directory, self.observer, self.stop, self.began = directory, observer, stop, began
+        self.directory, self.onlooker, self.observer = directory, onlooker, onlooker.observer
         self.start: Start | None = start
         self.tested, self.scores_every = bool(assembly.population.test), assembly.scores_every
         self.journal = Journal(directory.metrics)
@@ -102,7 +111,7 @@ class Runner:
         assert start is not None
         point = self._newest_checkpoint(start.state) if self.resumed else None
         self.kept = point.locals if point is not None else Kept(self.directory.checkpoint)
-        self.federation = self.assembly.federation(start, self.kept, self.stop, self.workers)
+        self.federation = self.assembly.federation(start, self.kept, self.onlooker.stop, self.workers)
         if point is not None:
             with written(self.directory.path):
                 self._take_up(point, self.federation)
@@ -312,11 +321,11 @@ class Runner:
             **totals(history),
         }
         if self.config.evaluation.local_only:
-            summary["local_only"] = local_only(self.assembly, self.stop)
+            summary["local_only"] = local_only(self.assembly, self.onlooker.stop)
         summary["seconds"] = {
             "train": sum(r["train_seconds"] for r in history),
             "evaluation": sum(r["evaluation_seconds"] for r in history),
-            "all": sum(r["seconds"] for r in history[: self.done_before]) + time.perf_counter() - self.began,
+            "all": sum(r["seconds"] for r in history[: self.done_before]) + time.perf_counter() - self.onlooker.began,
         }
         return summary
 

@@ -11,27 +11,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from rondo.config.checks import check_code
 from rondo.config.load import listed, load, located
 from rondo.config.schema import RunConfig
 from rondo.data.files.tables import Table
-from rondo.engine.client.memory import budget
 from rondo.engine.transport import Observer
-from rondo.errors import ConfigError, headed
+from rondo.errors import headed
+from rondo.runs import launch
 from rondo.runs.assemble import Assembly, assemble
 from rondo.runs.given import Given
-from rondo.runs.loop import Runner
+from rondo.runs.launch import Stopped, locked
+from rondo.runs.loop import Onlooker
 from rondo.runs.samples import check_samples
-from rondo.runs.storage import durable
 from rondo.runs.storage.directory import RunDirectory
-from rondo.runs.storage.durable import written
-from rondo.runs.storage.manifest import environment, must_equal, recorded, rows_of
+from rondo.runs.storage.manifest import must_equal, rows_of
 from rondo.runs.watching.notebook import in_notebook, notebook_progress
 from rondo.runs.watching.progress import Quiet
 from rondo.runs.watching.result import RunResult
 from rondo.runs.workers.places import devices_of, only_places, set_to_work, workers_of
+from rondo.runs.workers.ray import RayWorkers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -74,20 +71,9 @@ def run(
     RunDirectory.check(run_dir)
     with _watching(observer, settings) as observer, workers_of(settings, device) as workers:
         observer.phase("loading")
-        assembly = assemble(settings, device, given=given)
-        check_samples(assembly)
-        # From here on paths are absolute, because a stored configuration is read in any working directory.
-        assembly = replace(assembly, config=located(assembly.config))
-        start = assembly.start()
-        directory = RunDirectory.create(run_dir, assembly.config.algorithm.name)
-        with locked(directory):
-            begin(directory, assembly, devices_of(workers, settings))
-            set_to_work(workers, assembly, given)
-            observer.prepared(assembly.population.report)
-            assembly = assembly.without_report()
-            runner = Runner(assembly, start, directory, observer, stop, began, workers=workers)
-            del start  # the first state is given up once the run has a later one
-            return runner.run()
+        onlooker, devices = Onlooker(observer, stop, began), devices_of(workers, settings)
+        # No name holds the run here: its report on its rows is given up once it is written.
+        return launch.start(_new(settings, device, given, workers), run_dir, onlooker, workers=workers, devices=devices)
 
 
 @headed("rondo resume")
@@ -123,39 +109,42 @@ def resume(
     only_places(sets)
     with locked(directory):
         if directory.finished:
-            history = directory.rounds()
-            return RunResult(history, directory.path, history[-1]["scores"], directory.read("summary.json"))
-        then = directory.manifest()
-        settings = directory.config(sets)
-        check_code(settings, allow_code, "rondo resume")
-        device = str(then.get("device", device)) if device == "auto" else device
-        now = {**environment(), "config": recorded(settings), "threads": torch.get_num_threads()}
-        must_equal(then, now, whatever=allow_nondeterministic)
+            return launch.finished(directory)
+        run = launch.stopped(
+            directory,
+            device,
+            sets=sets,
+            allow_code=allow_code,
+            allow_nondeterministic=allow_nondeterministic,
+        )
         given = Given(train, test, clients, model, tokenizer)
-        with _watching(observer, settings) as observer, workers_of(settings, device) as workers:
+        with _watching(observer, run.config) as observer, workers_of(run.config, run.device) as workers:
             observer.phase("loading")
-            assembly = assemble(settings, device, given=given)
-            before = {**then, "partition": rows_of(directory.read("partition.json"))}
-            present = manifest(assembly, devices_of(workers, settings))
-            after = {**present, "partition": rows_of(assembly.population.report)}
-            must_equal(before, after, whatever=allow_nondeterministic)
-            start = assembly.start()
-            set_to_work(workers, assembly, given)
-            observer.prepared(assembly.population.report)
-            assembly = assembly.without_report()
-            runner = Runner(
-                assembly,
-                start,
-                directory,
-                observer,
-                stop,
-                began,
-                resumed=True,
-                past_skips=allow_nondeterministic,
-                workers=workers,
+            onlooker, whatever = Onlooker(observer, stop, began), allow_nondeterministic
+            return launch.go_on(
+                _same(run, given, workers, whatever=whatever), directory, onlooker, past_skips=whatever, workers=workers
             )
-            del start
-            return runner.run()
+
+
+def _new(config: RunConfig, device: str, given: Given, workers: RayWorkers | None) -> Assembly:
+    """A new run, which the workers begin to load."""
+    assembly = assemble(config, device, given=given)
+    check_samples(assembly)
+    # From here on paths are absolute, because a stored configuration is read in any working directory.
+    assembly = replace(assembly, config=located(assembly.config))
+    set_to_work(workers, assembly, given)
+    return assembly
+
+
+def _same(run: Stopped, given: Given, workers: RayWorkers | None, *, whatever: bool) -> Assembly:
+    """The run that was stopped, which the workers begin to load. Raises :class:`ConfigError` with every difference,
+    unless ``whatever``."""
+    assembly = assemble(run.config, run.device, given=given)
+    before = {**run.manifest, "partition": rows_of(run.directory.read("partition.json"))}
+    now = launch.manifest(assembly, devices_of(workers, run.config))
+    must_equal(before, {**now, "partition": rows_of(assembly.population.report)}, whatever=whatever)
+    set_to_work(workers, assembly, given)
+    return assembly
 
 
 @contextmanager
@@ -166,46 +155,3 @@ def _watching(observer: Observer | None, config: RunConfig) -> Iterator[Observer
             yield shown
     else:
         yield observer or Quiet()
-
-
-def begin(directory: RunDirectory, assembly: Assembly, devices: int | None = None) -> None:
-    """Write the files from which a run is resumed before its first checkpoint. The manifest comes last: a folder with
-    one counts as a run. ``devices``: those that the division into cohorts depends on."""
-    with written(directory.path):
-        directory.write_config(assembly.config)
-        directory.write("partition.json", assembly.population.report)
-        directory.write("manifest.json", manifest(assembly, devices))
-
-
-def manifest(assembly: Assembly, devices: int | None = None) -> dict[str, Any]:
-    """Everything that the bits of a run depend on. ``devices``: see :func:`begin`."""
-    config, network = assembly.config, assembly.model.network
-    return {
-        **environment(),
-        "config": recorded(config),
-        "seed": config.seed,
-        "threads": torch.get_num_threads(),
-        "activation_memory_mb": budget(network, assembly.task, config.simulation.memory_mb).total >> 20,
-        "device": str(assembly.device),
-        "devices": devices,
-        "precision": config.train.precision,
-        **assembly.model.record(),
-        "one_at_a_time": network.one_at_a_time,
-        "scores_every": assembly.scores_every,
-        "algorithm": config.algorithm.name,
-        "linear": assembly.algorithm.linear and all(c.rank is None for c in assembly.population.clients),
-        "personal": assembly.algorithm.traits.personal,
-        "model": assembly.model.name,
-        "labels": list(assembly.labels),
-        **assembly.identity(),
-    }
-
-
-@contextmanager
-def locked(directory: RunDirectory) -> Iterator[None]:
-    """Lock the directory. Raises :class:`ConfigError` if another process is writing it."""
-    with durable.locked(directory.path) as alone:
-        if not alone:
-            message = f"another process is running in {str(directory.path)!r}; wait for its end, or stop it"
-            raise ConfigError.at("RUN_DIR", message)
-        yield

@@ -1,8 +1,8 @@
 """The public laws, which every federated algorithm must obey, ours or a third party's.
 
 :func:`check_algorithm` runs them all and returns one :class:`LawResult` per law; ``rondo check`` prints the results.
-The laws train with :class:`SgdTrainer` on :class:`LinearProblem`, for methods that do not need factors on
-:class:`WholeProblem` too, and for the linear methods on a regression of their own.
+The laws train with :class:`SgdTrainer` on :class:`TwoLayers`, for methods that do not need factors on
+:class:`WholeLayers` too, and for the linear methods on a regression of their own.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 from rondo.algorithm import Algorithm
 from rondo.algorithms.formulas import WholeNumbers
 from rondo.testing.laws import LAWS, TOLERANCE, Formulas, Law, law_bytes
-from rondo.testing.problem import LinearProblem, SgdTrainer, WholeProblem
 from rondo.testing.run import LawBroken, NotApplicable, problems
+from rondo.testing.testbed import SgdTrainer, TwoLayers, WholeLayers
 
-__all__ = ["LAWS", "TOLERANCE", "LawResult", "LinearProblem", "SgdTrainer", "WholeProblem", "check_algorithm"]
+__all__ = ["LAWS", "TOLERANCE", "LawResult", "SgdTrainer", "TwoLayers", "WholeLayers", "check_algorithm"]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The laws, one function each. A law raises :class:`LawBroken` or :class:`NotApplicable`, or returns its measurement.
 
-A law runs on the problem that it is given, or on :class:`rondo.testing.problem.LinearProblem` from its seed: two
+A law runs on the problem that it is given, or on :class:`rondo.testing.testbed.LinearProblem` from its seed: two
 adapted layers, one of them not square, scales other than 1, unequal weights, a shared head.
 """
 
@@ -30,8 +30,8 @@ from rondo.testing.laws_of_runs import (
     law_state_survives,
     law_wrapping,
 )
-from rondo.testing.problem import Problem
 from rondo.testing.run import ROUNDS, NotApplicable, Run, largest_gap, require
+from rondo.testing.testbed import Testbed
 
 TOLERANCE = 1e-9
 """Largest absolute difference that laws about values allow, in float64 on tensors of order 1."""
@@ -39,11 +39,11 @@ TOLERANCE = 1e-9
 Formulas = tuple[algorithms.Numbers, algorithms.Numbers]
 """Numbers sent up and numbers sent down per module, from (rank, in, out, round index, uploads of a round)."""
 
-Law = Callable[[Algorithm[Any], int, Problem | None], str]
-"""From (algorithm, seed, problem or None for :class:`rondo.testing.problem.LinearProblem`) to the measurement."""
+Law = Callable[[Algorithm[Any], int, Testbed | None], str]
+"""From (algorithm, seed, problem or None for :class:`rondo.testing.testbed.LinearProblem`) to the measurement."""
 
 
-def _rounds(algorithm: Algorithm[Any], seed: int, problem: Problem | None) -> Iterator[tuple[Run, int, list[Upload]]]:
+def _rounds(algorithm: Algorithm[Any], seed: int, problem: Testbed | None) -> Iterator[tuple[Run, int, list[Upload]]]:
     """A run before it aggregates each of its rounds, the round's index and its uploads."""
     run = Run(algorithm, seed, problem)
     for index in range(ROUNDS):
@@ -55,7 +55,7 @@ def _rounds(algorithm: Algorithm[Any], seed: int, problem: Problem | None) -> It
 def _agree(
     algorithm: Algorithm[Any],
     seed: int,
-    problem: Problem | None,
+    problem: Testbed | None,
     pair: Callable[[list[Upload]], tuple[list[Upload], list[Upload]]],
     what: str,
 ) -> str:
@@ -68,7 +68,7 @@ def _agree(
     return f"difference {worst:.0e}"
 
 
-def law_form(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
+def law_form(algorithm: Algorithm[Any], seed: int, problem: Testbed | None = None) -> str:
     """A frozen dataclass that declares its traits. After every round its view has finite A (r, in) and B (out, r) for
     every layer, and all whole tensors in their shapes."""
     require(dataclasses.is_dataclass(algorithm), "it is not a dataclass")
@@ -84,7 +84,7 @@ def law_form(algorithm: Algorithm[Any], seed: int, problem: Problem | None = Non
     return "A (r, in), B (out, r)"
 
 
-def _must_fit(seen: Params, problem: Problem, index: int) -> None:
+def _must_fit(seen: Params, problem: Testbed, index: int) -> None:
     """The tensors ``seen`` after round ``index`` must be finite and fit the layers of ``problem``."""
     for path, weight in problem.weights.items():
         a, b = (tuple(seen[f"{path}.{factor}"].shape) for factor in "AB")
@@ -103,7 +103,7 @@ def _must_fit(seen: Params, problem: Problem, index: int) -> None:
     require(all(bool(t.isfinite().all()) for t in seen.values()), f"round {index}: the view is not finite")
 
 
-def law_first_round_learns(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
+def law_first_round_learns(algorithm: Algorithm[Any], seed: int, problem: Testbed | None = None) -> str:
     """The first round's training moves every layer (with B = 0, training A alone would not), and every whole tensor of
     the body."""
     run = Run(algorithm, seed, problem)
@@ -114,12 +114,12 @@ def law_first_round_learns(algorithm: Algorithm[Any], seed: int, problem: Proble
     return ""
 
 
-def law_permutation(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
+def law_permutation(algorithm: Algorithm[Any], seed: int, problem: Testbed | None = None) -> str:
     """The order in which uploads arrive does not change the model."""
     return _agree(algorithm, seed, problem, lambda uploads: (uploads, uploads[::-1]), "uploads in reverse order")
 
 
-def law_weight_scale(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
+def law_weight_scale(algorithm: Algorithm[Any], seed: int, problem: Testbed | None = None) -> str:
     """Only the ratios of the weights count."""
 
     def scaled(uploads: list[Upload]) -> tuple[list[Upload], list[Upload]]:
@@ -128,7 +128,7 @@ def law_weight_scale(algorithm: Algorithm[Any], seed: int, problem: Problem | No
     return _agree(algorithm, seed, problem, scaled, "weights times 17")
 
 
-def law_weights_count(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
+def law_weights_count(algorithm: Algorithm[Any], seed: int, problem: Testbed | None = None) -> str:
     """An upload of weight 2 counts as much as the same upload twice with weight 1."""
 
     def doubled(uploads: list[Upload]) -> tuple[list[Upload], list[Upload]]:
@@ -140,7 +140,7 @@ def law_weights_count(algorithm: Algorithm[Any], seed: int, problem: Problem | N
     return _agree(algorithm, seed, problem, doubled, what)
 
 
-def law_linear(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
+def law_linear(algorithm: Algorithm[Any], seed: int, problem: Testbed | None = None) -> str:
     """The weighted mean of the raw uploads is all that the server needs. Only for algorithms that are linear, and
     clients without ranks of their own."""
     if not algorithm.linear:
@@ -159,7 +159,7 @@ def law_linear(algorithm: Algorithm[Any], seed: int, problem: Problem | None = N
     return f"difference {worst:.0e}"
 
 
-def law_whole_tensors(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
+def law_whole_tensors(algorithm: Algorithm[Any], seed: int, problem: Testbed | None = None) -> str:
     """A whole tensor that clients send, of the head or of the body, becomes its weighted mean."""
     worst, seen = 0.0, False
     for run, index, uploads in _rounds(algorithm, seed, problem):
@@ -177,7 +177,7 @@ def law_whole_tensors(algorithm: Algorithm[Any], seed: int, problem: Problem | N
     return f"difference {worst:.0e}"
 
 
-def law_consensus(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
+def law_consensus(algorithm: Algorithm[Any], seed: int, problem: Testbed | None = None) -> str:
     """If all clients end at the same model, the new model is that model. Tried in place of each round of a run."""
     run, worst = Run(algorithm, seed, problem), 0.0
     for index in range(ROUNDS):
@@ -193,7 +193,7 @@ def law_consensus(algorithm: Algorithm[Any], seed: int, problem: Problem | None 
     return f"difference {worst:.0e}"
 
 
-def law_zero_steps(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
+def law_zero_steps(algorithm: Algorithm[Any], seed: int, problem: Testbed | None = None) -> str:
     """A round without training steps leaves every model as it was. Tried in place of each round of a run."""
     run, worst = Run(algorithm, seed, problem), 0.0
     steps = run.steps
@@ -208,7 +208,7 @@ def law_zero_steps(algorithm: Algorithm[Any], seed: int, problem: Problem | None
     return f"difference {worst:.0e}"
 
 
-def law_exact(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
+def law_exact(algorithm: Algorithm[Any], seed: int, problem: Testbed | None = None) -> str:
     """The new model's change is the weighted mean of the clients' changes, with unequal weights and partial
     participation, in every round. Only for algorithms that claim to be exact, and on factors only if they need them."""
     if not algorithm.traits.exact:
@@ -229,7 +229,7 @@ def law_exact(algorithm: Algorithm[Any], seed: int, problem: Problem | None = No
     return f"difference {worst:.0e}"
 
 
-def law_frozen_stay(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
+def law_frozen_stay(algorithm: Algorithm[Any], seed: int, problem: Testbed | None = None) -> str:
     """A tensor in no upload is bit-identical after the round, except for factors if the server re-expresses them."""
     run = Run(algorithm, seed, problem)
     for index in range(ROUNDS):
@@ -250,7 +250,7 @@ def law_bytes(
     algorithm: Algorithm[Any],
     seed: int,
     formulas: Formulas | None = None,
-    problem: Problem | None = None,
+    problem: Testbed | None = None,
     *,
     whole_numbers: WholeNumbers | None = None,
 ) -> str:

@@ -9,11 +9,11 @@ from typing import Any
 from rondo.algorithm import Algorithm
 from rondo.algorithms.wrappers.wrapper import Wrapper
 from rondo.engine.wire import serialization
-from rondo.testing.problem import Problem
 from rondo.testing.run import ROUNDS, Run, largest_gap, require
+from rondo.testing.testbed import Testbed
 
 
-def law_no_mutation(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
+def law_no_mutation(algorithm: Algorithm[Any], seed: int, problem: Testbed | None = None) -> str:
     """No argument is modified in place."""
     run = Run(algorithm, seed, problem)
     original = copy.deepcopy(dict(run.problem.params))
@@ -35,7 +35,7 @@ def law_no_mutation(algorithm: Algorithm[Any], seed: int, problem: Problem | Non
     return ""
 
 
-def law_state_survives(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
+def law_state_survives(algorithm: Algorithm[Any], seed: int, problem: Testbed | None = None) -> str:
     """The state survives safetensors bit for bit, and a round from the restored state gives the same bits."""
     run, other = Run(algorithm, seed, problem), Run(algorithm, seed, problem)
     for index in range(ROUNDS):
@@ -47,7 +47,7 @@ def law_state_survives(algorithm: Algorithm[Any], seed: int, problem: Problem | 
     return ""
 
 
-def law_same_seed(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
+def law_same_seed(algorithm: Algorithm[Any], seed: int, problem: Testbed | None = None) -> str:
     """The same seed gives the same bits."""
     runs = [Run(algorithm, seed, problem), Run(algorithm, seed, problem)]
     for run in runs:
@@ -57,7 +57,7 @@ def law_same_seed(algorithm: Algorithm[Any], seed: int, problem: Problem | None 
     return ""
 
 
-def law_skipped_attempts(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
+def law_skipped_attempts(algorithm: Algorithm[Any], seed: int, problem: Testbed | None = None) -> str:
     """A skipped attempt leaves no trace: with attempts skipped in between, a run has the same bits."""
     plain, interrupted = Run(algorithm, seed, problem), Run(algorithm, seed, problem)
     for index in range(ROUNDS):
@@ -72,7 +72,7 @@ def law_skipped_attempts(algorithm: Algorithm[Any], seed: int, problem: Problem 
     return ""
 
 
-def law_lost_local(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
+def law_lost_local(algorithm: Algorithm[Any], seed: int, problem: Testbed | None = None) -> str:
     """A client that lost its local tensors takes part again as a new one."""
     run = Run(algorithm, seed, problem)
     for index in range(ROUNDS):
@@ -83,7 +83,7 @@ def law_lost_local(algorithm: Algorithm[Any], seed: int, problem: Problem | None
     return ""
 
 
-def law_no_leak(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
+def law_no_leak(algorithm: Algorithm[Any], seed: int, problem: Testbed | None = None) -> str:
     """A client's result does not depend on the clients trained before it."""
     run = Run(algorithm, seed, problem)
     first, last = run.clients[0], run.clients[-1]
@@ -99,7 +99,7 @@ def law_no_leak(algorithm: Algorithm[Any], seed: int, problem: Problem | None = 
     return ""
 
 
-def law_cohort(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
+def law_cohort(algorithm: Algorithm[Any], seed: int, problem: Testbed | None = None) -> str:
     """Client code is batch-transparent: a client gets the same result in a cohort as alone."""
     run, worst = Run(algorithm, seed, problem), 0.0
     for index in range(ROUNDS):
@@ -116,7 +116,7 @@ def law_cohort(algorithm: Algorithm[Any], seed: int, problem: Problem | None = N
     return f"difference {worst:.0e}"
 
 
-def law_wrapping(algorithm: Algorithm[Any], seed: int, problem: Problem | None = None) -> str:
+def law_wrapping(algorithm: Algorithm[Any], seed: int, problem: Testbed | None = None) -> str:
     """An empty wrapper changes nothing: neither traits, uploads, local tensors, states nor models."""
     wrapped: Algorithm[Any] = Wrapper(algorithm)
     for alone, inside in ((algorithm.traits, wrapped.traits), (algorithm.linear, wrapped.linear)):

@@ -11,13 +11,13 @@ from torch import Tensor
 from rondo.algorithm import Client, Weight
 from rondo.lowrank import GrowingSum
 from rondo.params import Params, pick, whole
-from rondo.testing.problem import Data
+from rondo.testing.testbed import Data
 
 BODY, HEAD = "plain.weight", "head:top.weight"
 
 
 @dataclass(frozen=True)
-class RegressionProblem:
+class RegressionTestbed:
     """``y = (W + scale B A) x`` with factors, W (3, 5); without them ``y = H P x``, P (2, 5), head H (3, 2).
 
     Each client draws its data from its own map, so that averaging is not trivial.
@@ -30,7 +30,7 @@ class RegressionProblem:
     rank: int = 2
 
     @staticmethod
-    def make(seed: int, *, factors: bool, clients: int = 3) -> RegressionProblem:
+    def make(seed: int, *, factors: bool, clients: int = 3) -> RegressionTestbed:
         """A problem from ``seed``. Clients differ in their number of examples."""
         g = torch.Generator().manual_seed(seed)
 
@@ -45,7 +45,7 @@ class RegressionProblem:
             weights, params = {}, {BODY: normal(2, 5), HEAD: normal(3, 2)}
         members = tuple(Client(f"client-{k}", 6 + 3 * k) for k in range(clients))
         inputs = {c.id: normal(c.num_examples, 5) for c in members}
-        return RegressionProblem(weights, params, {c: (x, x @ normal(5, 3)) for c, x in inputs.items()}, members)
+        return RegressionTestbed(weights, params, {c: (x, x @ normal(5, 3)) for c, x in inputs.items()}, members)
 
     def delta(self, seen: Params, base: Mapping[str, GrowingSum], path: str) -> Tensor:
         """The change that the network applies to the layer's weight: base change plus scale * B A."""
@@ -53,13 +53,13 @@ class RegressionProblem:
         return change + base[path].factors().dense() if path in base else change
 
     def changes(self, seen: Params, base: Mapping[str, GrowingSum]) -> dict[str, Tensor]:
-        """See :meth:`rondo.testing.problem.Problem.changes`."""
+        """See :meth:`rondo.testing.testbed.Problem.changes`."""
         return {**{path: self.delta(seen, base, path) for path in self.weights}, **pick(seen, whole)}
 
     def loss(
         self, client: str, seen: Params, base: Mapping[str, GrowingSum], rows: Sequence[int] | None = None, /
     ) -> Tensor:
-        """See :meth:`rondo.testing.problem.Problem.loss`."""
+        """See :meth:`rondo.testing.testbed.Problem.loss`."""
         x, y = self.data[client] if rows is None else (t[list(rows)] for t in self.data[client])
         if self.weights:
             matrix = self.weights["layer"].matrix() + self.delta(seen, base, "layer")

@@ -12,8 +12,8 @@ from torch import Tensor
 from rondo.algorithm import Algorithm, Client, Round, Shared, Upload
 from rondo.engine.wire.serialization import canonical
 from rondo.params import Params, add_client_axis, client_row, stack_clients
-from rondo.testing.problem import LinearProblem, Problem, SgdTrainer, WholeProblem
-from rondo.testing.regression import RegressionProblem
+from rondo.testing.regression import RegressionTestbed
+from rondo.testing.testbed import SgdTrainer, Testbed, TwoLayers, WholeLayers
 
 ROUNDS = 8
 """Rounds of a run that a law may look at: enough to see alternation, periods and stages."""
@@ -44,26 +44,26 @@ class Outcome:
     """The same in the model after training."""
 
 
-def problems(algorithm: Algorithm[Any], seed: int) -> tuple[Problem, ...]:
+def problems(algorithm: Algorithm[Any], seed: int) -> tuple[Testbed, ...]:
     """The problems from ``seed`` that ``algorithm`` must master: factors, at odd seeds beside whole tensors, and whole
     tensors alone unless it needs factors. A method that minimises exactly has one problem of least squares."""
     if algorithm.traits.least_squares:
-        return (RegressionProblem.make(seed, factors=algorithm.traits.needs_factors),)
-    factors = LinearProblem.make(seed, beside=seed % 2 == 1)
-    return (factors,) if algorithm.traits.needs_factors else (WholeProblem.make(seed), factors)
+        return (RegressionTestbed.make(seed, factors=algorithm.traits.needs_factors),)
+    factors = TwoLayers.make(seed, beside=seed % 2 == 1)
+    return (factors,) if algorithm.traits.needs_factors else (WholeLayers.make(seed), factors)
 
 
 class Run:
     """One algorithm on one problem, one client at a time: the pieces of a round, which laws combine.
 
-    ``problem``: the problem, in place of :class:`LinearProblem` from ``seed``.
+    ``problem``: the problem, in place of :class:`TwoLayers` from ``seed``.
     """
 
-    def __init__(self, algorithm: Algorithm[Any], seed: int, problem: Problem | None = None, *, steps: int = 3) -> None:
+    def __init__(self, algorithm: Algorithm[Any], seed: int, problem: Testbed | None = None, *, steps: int = 3) -> None:
         self.algorithm, self.steps = algorithm, steps
         self.skipped = 0
         """Attempts skipped so far."""
-        self.problem: Any = LinearProblem.make(seed) if problem is None else problem
+        self.problem: Any = TwoLayers.make(seed) if problem is None else problem
         self.clients = self.problem.clients
         # Tensors are laid out as a run keeps them, since the last bit of a product can depend on that.
         self.state = canonical(algorithm.init(self.problem.params, self.problem.weights, self.round(0)))

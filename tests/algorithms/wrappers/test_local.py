@@ -12,7 +12,7 @@ from rondo import algorithms
 from rondo.algorithm import Algorithm, Client, Round, ServerState, Shared, Trainer, Traits, Uploads, Weight
 from rondo.algorithms.wrappers.local import Local
 from rondo.params import AUXILIARY_PREFIX, Params, add_client_axis, client_row, down, head, pick, up
-from rondo.testing import LinearProblem, SgdTrainer
+from rondo.testing import SgdTrainer, TwoLayers
 
 every_algorithm = pytest.mark.parametrize("name", algorithms.names())
 HEAD = "head:out.weight"
@@ -22,7 +22,7 @@ class Federation:
     """Rounds of one algorithm on the small problem; ``sent`` holds the last round's uploads."""
 
     def __init__(self, algorithm: Algorithm[Any]) -> None:
-        self.algorithm, self.problem = algorithm, LinearProblem.make(0)
+        self.algorithm, self.problem = algorithm, TwoLayers.make(0)
         self.state = algorithm.init(self.problem.params, self.problem.weights, Round(0, 4, 0, 3))
         self.locals: dict[str, Params] = {}
 
@@ -74,7 +74,7 @@ def test_head_is_trained_when_the_algorithm_names_none() -> None:
 def test_lora_a2_probing_epoch_leaves_the_head(index: int) -> None:
     """The upload and the head are those of a client whose head is shared, which starts the training from the received
     one."""
-    problem = LinearProblem.make(0)
+    problem = TwoLayers.make(0)
     client = Client("client-0", 4, 1)
     outcomes = []
     for wrapped in (False, True):

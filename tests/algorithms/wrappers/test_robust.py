@@ -37,7 +37,7 @@ from rondo.config import ConfigError, load
 from rondo.lowrank import LowRank
 from rondo.params import everything
 from rondo.runs.wrapping import make_algorithm
-from rondo.testing.problem import LinearProblem
+from rondo.testing.testbed import TwoLayers
 
 Vectors = NDArray[np.float64]
 NAMES = [n for n in algorithms.names() if algorithms.entry(n).traits.keeps != everything]  # the others send nothing
@@ -158,8 +158,8 @@ def test_inner_products_without_forming_the_products(seed: int) -> None:
 
 
 @functools.cache
-def problem() -> LinearProblem:
-    return LinearProblem.make(1, clients=7)
+def problem() -> TwoLayers:
+    return TwoLayers.make(1, clients=7)
 
 
 def uploads(name: str, scale: float = 0.3) -> tuple[Any, list[Upload], Round]:

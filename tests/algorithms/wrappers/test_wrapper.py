@@ -15,7 +15,7 @@ from rondo.algorithms.wrappers.shared_head import SharedHead
 from rondo.algorithms.wrappers.wrapper import Wrapper
 from rondo.params import Select, add_client_axis, body, everything, head, pick
 from rondo.testing import SgdTrainer
-from rondo.testing.regression import BODY, HEAD, RegressionProblem
+from rondo.testing.regression import BODY, HEAD, RegressionTestbed
 
 ARGUMENTS = {
     "init": 3,
@@ -65,7 +65,7 @@ def test_linear_method_folds_the_uploads_into_a_mean() -> None:
 def test_shared_head_stays_with_no_client(name: str, kept: set[str], left: set[str]) -> None:
     """A method that keeps nothing else is no longer personal."""
     algorithm = algorithms.get(name)
-    shared = Shared(RegressionProblem.make(0, factors=False).params)
+    shared = Shared(RegressionTestbed.make(0, factors=False).params)
     locals_ = [a.local_init(shared, Client("ann", 6)) for a in (algorithm, SharedHead(algorithm))]
     assert [set(held) for held in locals_] == [kept, left]
     assert (algorithm.traits.personal, SharedHead(algorithm).traits.personal) == (True, bool(left))
@@ -74,7 +74,7 @@ def test_shared_head_stays_with_no_client(name: str, kept: set[str], left: set[s
 @pytest.mark.parametrize("given", [None, torch.ones(1)], ids=["default", "own"])
 def test_local_tensors_leave_the_uploads_weight(given: Any) -> None:
     """HetLoRA's clients weigh their uploads themselves."""
-    problem = RegressionProblem.make(0, factors=False)
+    problem = RegressionTestbed.make(0, factors=False)
 
     def client_update(shared: Shared, local: Any, trainer: Any) -> Any:
         return trainer.upload({BODY: problem.params[BODY]}, given), {}
@@ -88,7 +88,7 @@ def test_local_tensors_leave_the_uploads_weight(given: Any) -> None:
 @pytest.mark.parametrize(("name", "fitted"), [("fedavg", head), ("lg-fedavg", everything)])
 def test_new_client_fits_its_local_tensors(name: str, fitted: Select) -> None:
     """Beside those that the wrapped method fits, or alone where it has none to fit."""
-    problem = RegressionProblem.make(0, factors=False)
+    problem = RegressionTestbed.make(0, factors=False)
     client, round = problem.clients[0], Round(8, 8, 0, 3)
     params = add_client_axis(problem.params)
     algorithm = Local(algorithms.get(name))
@@ -198,7 +198,7 @@ def test_second_moments_are_of_other_tensors_than_local_ones() -> None:
 
 
 def test_local_tensors_leave_the_broadcast_its_round() -> None:
-    problem, round = RegressionProblem.make(0, factors=False), Round(2, 8, 0, 3)
+    problem, round = RegressionTestbed.make(0, factors=False), Round(2, 8, 0, 3)
     inner: Any = Mock(linear=True)
     inner.broadcast.return_value = Shared({BODY: problem.params[BODY]})
     client = problem.clients[0]

@@ -31,7 +31,7 @@ from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.params import Params, Role, add_client_axis, client_row, down, pick, role, up
 from rondo.tasks.language.sequences.classification import SequenceClassification
 from rondo.tasks.language.stores.token_store import TextExample
-from rondo.testing import LinearProblem, SgdTrainer
+from rondo.testing import SgdTrainer, TwoLayers
 
 NAMES = algorithms.names()
 OPAQUE = {
@@ -82,7 +82,7 @@ def play(
     steps: int = 3,
     partial: bool = False,
 ) -> Iterator[Played]:
-    problem = LinearProblem.make(3, rank=2, clients=len(ranks))
+    problem = TwoLayers.make(3, rank=2, clients=len(ranks))
     people = [replace(c, rank=r) for c, r in zip(problem.clients, ranks, strict=True)]
     sites = {p: Site(p, "linear", w.shape, problem.rank, w.scale, 0.0) for p, w in problem.weights.items()}
     state = algorithm.init(problem.params, problem.weights, Round(0, rounds, 0, len(people)))

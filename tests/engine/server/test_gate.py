@@ -31,7 +31,7 @@ from rondo.engine.wire import envelope as wire
 from rondo.engine.wire import serialization
 from rondo.engine.wire.envelope import Envelope, Identity, Rejected, decode_upload, encode_upload, header_limit
 from rondo.params import Packed, Params, add_client_axis, everything, num_bytes
-from rondo.testing.problem import LinearProblem, SgdTrainer
+from rondo.testing.testbed import SgdTrainer, TwoLayers
 
 NAMES = [n for n in algorithms.names() if algorithms.entry(n).traits.keeps != everything]  # the others send no tensor
 IDENTITY = Identity("run 1", "0" * 64)
@@ -65,7 +65,7 @@ def envelope(upload: Upload, **changes: Any) -> Envelope:
 @functools.cache
 def server(name: str, ranks: bool = False) -> Server:
     """``ranks``: the clients have ranks 1, 2 and 1 of 2."""
-    algorithm, problem = algorithms.get(name), LinearProblem.make(3)
+    algorithm, problem = algorithms.get(name), TwoLayers.make(3)
     clients = tuple(
         replace(c, rank=rank if ranks else None) for c, rank in zip(problem.clients, (1, 2, 1), strict=True)
     )
@@ -838,7 +838,7 @@ def test_trial_upload_has_names_types_and_bytes_of_real_one(name: str, ranks: bo
 def test_gate_sees_through_server_optimizer() -> None:
     setup = server("fedit")
     wrapped = ServerStep(setup.algorithm, OPTIMIZERS["adam"]())
-    problem = LinearProblem.make(3)
+    problem = TwoLayers.make(3)
     state = wrapped.init(problem.params, problem.weights, setup.round)
     gate = Gate(wrapped, state, setup.round, setup.clients, AdmissionConfig(max_norm=1e3), IDENTITY)
     params: Params = gate.admit(setup.sent[0]).params

@@ -25,7 +25,7 @@ from rondo.config import AdapterConfig, ConfigError, load
 from rondo.config.rules.peft_keys import NOT_TAKEN, not_taken
 from rondo.lowrank import GrowingSum, LowRank
 from rondo.models.loading.merged import merge_adapter
-from rondo.models.loading.peft import Plan, plan, read_tensors, stock_model, write_adapter
+from rondo.models.loading.peft import AdapterPlan, plan, read_tensors, stock_model, write_adapter
 from rondo.models.loading.pretrained import fingerprint
 from rondo.models.networks.adapted_layer import Site
 from rondo.models.networks.adapted_network import AdaptedNetwork
@@ -325,7 +325,7 @@ class Written:
 
     base: Any
     network: AdaptedNetwork
-    planned: Plan
+    planned: AdapterPlan
     seen: dict[str, Tensor]
     head: tuple[str, ...]
 
@@ -541,7 +541,7 @@ def trained_by_peft(kind: str, folder: Path, dtype: torch.dtype = torch.float64,
     return base, logits
 
 
-def started(base: Any, folder: Path, task: Any, head: tuple[str, ...]) -> tuple[Plan, Tensor]:
+def started(base: Any, folder: Path, task: Any, head: tuple[str, ...]) -> tuple[AdapterPlan, Tensor]:
     """The plan from ``folder`` and the logits of the network that starts from it."""
     module = copy.deepcopy(base)
     planned = plan(module, AdapterConfig(start_from=str(folder)), task, head, 0)

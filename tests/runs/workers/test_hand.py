@@ -13,10 +13,10 @@ from kinds_of_runs import KINDS, configured, make_sources, outcome
 from pretend_workers import PretendWorkers
 from rondo.config import ConfigError, load
 from rondo.errors import RunInterrupted
-from rondo.runs import runner
+from rondo.runs import launch
 from rondo.runs.assemble import assemble
 from rondo.runs.given import Given
-from rondo.runs.loop import Runner
+from rondo.runs.loop import Onlooker, Runner
 from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.watching.progress import Quiet
 from rondo.runs.workers.hand import Hand, Order, check, facts
@@ -44,9 +44,14 @@ class Elsewhere:
         resumed = (folder / "manifest.json").exists()
         directory = RunDirectory.open(folder) if resumed else RunDirectory.create(folder, "x")
         if not resumed:
-            runner.begin(directory, self.assembly)
+            launch.begin(directory, self.assembly)
         Runner(
-            self.assembly, self.assembly.start(), directory, Quiet(), None, 0.0, resumed=resumed, workers=self.workers
+            self.assembly,
+            self.assembly.start(),
+            directory,
+            Onlooker(Quiet(), None, 0.0),
+            resumed=resumed,
+            workers=self.workers,
         ).run()
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from rondo.errors import ConfigError
 from rondo.federation.identity import certificates, files, request, roster
 from rondo.federation.identity.keys import check_folder
-from rondo.federation.identity.roster import Roster, Site, alike
+from rondo.federation.identity.roster import Enrolled, Roster, alike
 
 
-def add(folder: Path, path: Path, *, days: int) -> Site:
+def add(folder: Path, path: Path, *, days: int) -> Enrolled:
     """Add the site of the request in ``path`` to the roster in the server's ``folder``; its key is valid ``days``."""
     new = replace(request.read(path), expires=certificates.last_day(days))
 
@@ -33,11 +33,11 @@ def add(folder: Path, path: Path, *, days: int) -> Site:
     return new
 
 
-def renew(folder: Path, path: Path, *, days: int) -> tuple[Site, Site]:
+def renew(folder: Path, path: Path, *, days: int) -> tuple[Enrolled, Enrolled]:
     """Replace the key and the clients of a site that is in the roster by those of the request in ``path``, and return
     the site before and after. Its key is valid for ``days``, also if the one before was revoked."""
     new = replace(request.read(path), expires=certificates.last_day(days))
-    before: list[Site] = []
+    before: list[Enrolled] = []
 
     def renewed(old: Roster) -> Roster:
         site = _named(old, new.name, folder, f"{path}.name")
@@ -53,10 +53,10 @@ def renew(folder: Path, path: Path, *, days: int) -> tuple[Site, Site]:
     return before[0], new
 
 
-def extend(folder: Path, name: str, *, days: int) -> tuple[Site, Site]:
+def extend(folder: Path, name: str, *, days: int) -> tuple[Enrolled, Enrolled]:
     """Let the key of a site count for ``days`` from today, and return the site before and after."""
     end = certificates.last_day(days)
-    both: list[Site] = []
+    both: list[Enrolled] = []
 
     def extended(old: Roster) -> Roster:
         site = _named(old, name, folder, "SITE")
@@ -92,7 +92,7 @@ def _change(folder: Path, change: Callable[[Roster], Roster]) -> None:
         change(Roster(()) if is_first else Roster.read(path)).write(path)
 
 
-def _named(old: Roster, name: str, folder: Path, place: str) -> Site:
+def _named(old: Roster, name: str, folder: Path, place: str) -> Enrolled:
     """The site of this name in the roster in ``folder``. Raises :class:`ConfigError` at ``place``."""
     for site in old.sites:
         if site.name == name:
@@ -104,7 +104,7 @@ def _named(old: Roster, name: str, folder: Path, place: str) -> Site:
     raise ConfigError.at(place, f"no site {files.quoted(name)} in {folder / roster.FILE}; {hint}")
 
 
-def _with(old: Roster, new: Site, path: Path, index: int | None = None) -> Roster:
+def _with(old: Roster, new: Enrolled, path: Path, index: int | None = None) -> Roster:
     """The roster with ``new``, from the request in ``path``, as its site number ``index``, or its last."""
     if (fault := roster.shared((*old.sites, new))) is not None:
         raise ConfigError.at(f"{path}.{fault[1]}", f"{fault[2]}; have the site choose another")

@@ -28,7 +28,7 @@ from pathlib import Path
 from rondo.errors import ConfigError
 from rondo.federation.extra import missing
 from rondo.federation.identity import certificates, files, roster
-from rondo.federation.identity.roster import Roster, Site
+from rondo.federation.identity.roster import Enrolled, Roster
 from rondo.runs.storage import durable
 
 try:
@@ -39,7 +39,7 @@ except ModuleNotFoundError as error:
 
 
 @dataclass(frozen=True)
-class Made:
+class NewKeys:
     """The files and names that :func:`make` made.
 
     - ``folder``: the folder of keys.
@@ -54,7 +54,7 @@ class Made:
     fingerprint: str
     authority: bool
     certificate: bool
-    sites: tuple[Site, ...]
+    sites: tuple[Enrolled, ...]
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class SiteKeys:
 
 def make(
     server: Sequence[str], sites: Sequence[str], folder: Path, *, days: int, clients: Mapping[str, Sequence[str]]
-) -> Made:
+) -> NewKeys:
     """Make keys in ``folder``, all or none: the authority and the server's certificate where they are missing, and a
     key for each new site, for a rehearsal. Nothing that is there is changed, but for the roster, which gets the new
     sites.
@@ -173,7 +173,7 @@ def _make(
     days: int,
     end: date,
     clients: Mapping[str, Sequence[str]],
-) -> Made:
+) -> NewKeys:
     new_files, certificate, authority = _server_files(folder, hosts, days)
     hosts = hosts or certificates.hosts_of(certificate)
     old = Roster(()) if "ca/ca.crt" in new_files else Roster.read(folder / "server" / roster.FILE)
@@ -193,7 +193,7 @@ def _make(
         message = f"{str(error.filename or folder)!r} cannot be written: {error.strerror}; name another folder"
         raise ConfigError.at("--to", message) from None
     fingerprint = certificates.fingerprint(authority)
-    return Made(folder, hosts, fingerprint, "ca/ca.crt" in new_files, "server/server.crt" in new_files, new_sites)
+    return NewKeys(folder, hosts, fingerprint, "ca/ca.crt" in new_files, "server/server.crt" in new_files, new_sites)
 
 
 def about(site: str, clients: Sequence[str], server: str | None) -> bytes:
@@ -257,7 +257,7 @@ def _new_sites(
     end: date,
     sites: Sequence[str],
     clients: Mapping[str, Sequence[str]],
-) -> tuple[Site, ...]:
+) -> tuple[Enrolled, ...]:
     """Sites as the roster will have them. Raises :class:`ConfigError` if a name or an id cannot be one."""
     for name in (*sites, *clients):
         if (fault := roster.name_fault(name)) is not None:
@@ -266,11 +266,11 @@ def _new_sites(
             raise ConfigError.at("--clients", f"{name!r} has clients and is not among the sites; add it")
     public = {name: certificates.public_pem(secret.public_key()).decode() for name, secret in secrets.items()}
     return tuple(
-        Site(name, public[name], files.texts(clients.get(name, [name]), f"--site {name}"), end) for name in sites
+        Enrolled(name, public[name], files.texts(clients.get(name, [name]), f"--site {name}"), end) for name in sites
     )
 
 
-def _check_sites(folder: Path, old: tuple[Site, ...], new: tuple[Site, ...]) -> None:
+def _check_sites(folder: Path, old: tuple[Enrolled, ...], new: tuple[Enrolled, ...]) -> None:
     """Raise :class:`ConfigError` if a new site is there already, or has a client of another."""
     if (fault := roster.shared((*old, *new))) is not None:
         raise ConfigError.at("--clients", f"{fault[2]}; choose another")

@@ -12,19 +12,19 @@ from pathlib import Path
 
 from rondo.errors import ConfigError
 from rondo.federation.identity import files, roster
-from rondo.federation.identity.roster import Site
+from rondo.federation.identity.roster import Enrolled
 
 _LARGEST = 2**18
 """Bytes of the largest request, which names thousands of clients."""
 
 
-def content(site: Site) -> bytes:
+def content(site: Enrolled) -> bytes:
     """The bytes of the request of ``site``."""
     tree = {"name": site.name, "public_key": site.public_key, "clients": list(site.clients)}
     return (json.dumps(tree, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-def read(path: Path) -> Site:
+def read(path: Path) -> Enrolled:
     """The site that a request, which anybody may have written, is for. Raises :class:`ConfigError`."""
     path = Path(path)
     if not os.path.lexists(path):

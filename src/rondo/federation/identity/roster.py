@@ -42,7 +42,7 @@ _LONGEST_NAME = 128
 
 
 @dataclass(frozen=True)
-class Site:
+class Enrolled:
     """A site of the federation, with its key.
 
     - ``name``: the site's name.
@@ -75,14 +75,14 @@ class Site:
 class Roster:
     """The sites of a federation, in the order of the file."""
 
-    sites: tuple[Site, ...]
+    sites: tuple[Enrolled, ...]
 
     @property
     def client_ids(self) -> tuple[str, ...]:
         """The ids of all clients, in the order of the file; of sites that are revoked or expired too."""
         return tuple(client for site in self.sites for client in site.clients)
 
-    def site_of(self, public_key: bytes) -> Site | None:
+    def site_of(self, public_key: bytes) -> Enrolled | None:
         """The site that has this key (PEM, as Flower names a node's key), valid or not. None: no site has it."""
         try:
             key = canonical(public_key)
@@ -90,7 +90,7 @@ class Roster:
             return None
         return next((site for site in self.sites if site.public_key == key), None)
 
-    def valid(self, today: date) -> tuple[Site, ...]:
+    def valid(self, today: date) -> tuple[Enrolled, ...]:
         """The sites whose keys count on this day (UTC)."""
         return tuple(site for site in self.sites if site.valid(today))
 
@@ -140,7 +140,7 @@ def name_fault(name: str) -> str | None:
     return None
 
 
-def shared(sites: Sequence[Site]) -> tuple[int, str, str] | None:
+def shared(sites: Sequence[Enrolled]) -> tuple[int, str, str] | None:
     """The first name, key or client of two sites: the second site's number, the field and a message."""
     owners: dict[tuple[str, str], tuple[int, str]] = {}
     for i, site in enumerate(sites):
@@ -161,7 +161,7 @@ def alike(name: str) -> str:
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
 
 
-def read_site(entry: Any, place: str) -> Site:
+def read_site(entry: Any, place: str) -> Enrolled:
     """The site in an entry of a roster. Raises :class:`ConfigError` at ``place``."""
     optional = {"clients": list, "expires": str, "revoked": bool}
     tree = files.checked(entry, place, {"name": str, "public_key": str}, optional)
@@ -173,7 +173,7 @@ def read_site(entry: Any, place: str) -> Site:
         raise ConfigError.at(f"{place}.public_key", f"{error}; copy the site's public key there") from None
     named = tree.get("clients")
     clients = (tree["name"],) if named is None else files.texts(named, f"{place}.clients")
-    return Site(tree["name"], key, clients, _day(tree.get("expires"), place), bool(tree.get("revoked")))
+    return Enrolled(tree["name"], key, clients, _day(tree.get("expires"), place), bool(tree.get("revoked")))
 
 
 def _day(text: str | None, place: str) -> date | None:

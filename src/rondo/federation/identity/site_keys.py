@@ -18,7 +18,7 @@ from rondo.errors import ConfigError
 from rondo.federation.extra import missing
 from rondo.federation.identity import certificates, files, request, roster
 from rondo.federation.identity.keys import SiteKeys, about
-from rondo.federation.identity.roster import Site
+from rondo.federation.identity.roster import Enrolled
 from rondo.runs.storage import durable
 
 try:
@@ -30,7 +30,7 @@ KEY, NEW_KEY = "site.key", "site.new.key"
 
 
 @dataclass(frozen=True)
-class Made:
+class NewSiteKeys:
     """A site's keys, made now or earlier.
 
     - ``site``: name, clients and public key.
@@ -40,14 +40,14 @@ class Made:
     - ``is_new``: whether the key was made now.
     """
 
-    site: Site
+    site: Enrolled
     authority: str
     server: str | None
     request: Path
     is_new: bool
 
 
-def make(name: str, folder: Path, *, ca: Path, clients: Sequence[str] = (), server: str | None = None) -> Made:
+def make(name: str, folder: Path, *, ca: Path, clients: Sequence[str] = (), server: str | None = None) -> NewSiteKeys:
     """Make the keys of the site ``name`` in ``folder``. A key that is there is never replaced: for the same site, its
     request is written again, and for another one this is an error.
 
@@ -61,7 +61,7 @@ def make(name: str, folder: Path, *, ca: Path, clients: Sequence[str] = (), serv
     if (fault := roster.name_fault(name)) is not None:
         raise ConfigError.at("NAME", f"{files.quoted(name)} {fault}")
     ids = files.texts(clients or [name], "--client")
-    if (twice := roster.shared((Site(name, "", ids),))) is not None:
+    if (twice := roster.shared((Enrolled(name, "", ids),))) is not None:
         raise ConfigError.at("--client", f"{twice[2]}; name each client once")
     try:
         host = None if server is None else certificates.host(server)
@@ -87,7 +87,7 @@ def make(name: str, folder: Path, *, ca: Path, clients: Sequence[str] = (), serv
         return _requested(keys, keys.private_key, folder / f"{name}.request.json", is_new=is_new)
 
 
-def renew(name: str, folder: Path) -> Made:
+def renew(name: str, folder: Path) -> NewSiteKeys:
     """Make a new key of the site whose keys are in ``folder``, beside the one there, which counts until the server's
     owner has taken the new one. A new key that is there already stays. Raises :class:`ConfigError`."""
     folder = Path(folder)
@@ -125,7 +125,7 @@ def _other(folder: Path, what: str) -> ConfigError:
     return ConfigError.at("--to", message)
 
 
-def _requested(keys: SiteKeys, key: ec.EllipticCurvePrivateKey, path: Path, *, is_new: bool) -> Made:
-    site = Site(keys.site, certificates.public_pem(key.public_key()).decode(), keys.clients)
+def _requested(keys: SiteKeys, key: ec.EllipticCurvePrivateKey, path: Path, *, is_new: bool) -> NewSiteKeys:
+    site = Enrolled(keys.site, certificates.public_pem(key.public_key()).decode(), keys.clients)
     files.write(path, request.content(site))
-    return Made(site, certificates.fingerprint(certificates.read(keys.ca)), keys.server, path, is_new)
+    return NewSiteKeys(site, certificates.fingerprint(certificates.read(keys.ca)), keys.server, path, is_new)

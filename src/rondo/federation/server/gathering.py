@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from rondo.config.schema import RunConfig
 from rondo.data.labels import MOST, disagreement, merged
 from rondo.errors import ConfigError, Problem
-from rondo.federation.server.elsewhere import loaded, plan_of
+from rondo.federation.server.remote_run import loaded, plan_of
 from rondo.federation.server.sites import Sites
 from rondo.runs.assemble import Assembly
 

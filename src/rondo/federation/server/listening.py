@@ -11,7 +11,7 @@ from pathlib import Path
 from rondo.config.checks import no_seconds
 from rondo.errors import ConfigError, Problem
 from rondo.federation.identity.keys import ServerKeys
-from rondo.federation.identity.roster import FILE, Roster, Site
+from rondo.federation.identity.roster import FILE, Enrolled, Roster
 from rondo.federation.letter import PORT
 from rondo.federation.server.line.superlink import SuperLink
 
@@ -67,7 +67,7 @@ class Clients(Mapping[str, str]):
         self._told, self._unfit = told, set[str]()
         self.roster = _Watched(folder / FILE, told).roster
         """Gives the roster as it is now."""
-        self._sites: tuple[Site, ...] = ()
+        self._sites: tuple[Enrolled, ...] = ()
         self._of: Mapping[str, str] = {}
         self._known: tuple[Roster, date] | None = None
         self._begun = False
@@ -82,7 +82,7 @@ class Clients(Mapping[str, str]):
         self._begun = True
 
     @property
-    def sites(self) -> tuple[Site, ...]:
+    def sites(self) -> tuple[Enrolled, ...]:
         """The sites of the clients."""
         self._now()
         return self._sites
@@ -125,7 +125,7 @@ class Clients(Mapping[str, str]):
                 self._told(f"{site.name} is not among the run's sites: {unfit(site)}")
 
 
-def unfit(site: Site) -> str:
+def unfit(site: Enrolled) -> str:
     """The reason why the key of a site that is not valid does not count."""
     return "its key is revoked" if site.revoked else f"its key expired on {site.expires}"
 

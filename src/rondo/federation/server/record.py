@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from rondo.errors import ConfigError, Problem
 from rondo.federation import environment
-from rondo.federation.identity.roster import Roster, Site
+from rondo.federation.identity.roster import Enrolled, Roster
 from rondo.federation.server.listening import Listening, unfit
 from rondo.runs.storage import durable
 from rondo.runs.storage.directory import RunDirectory
@@ -98,7 +98,7 @@ class Record:
         """Whether the bits are those of a simulation, as a line."""
         return environment.said(self.server, self.sites)
 
-    def enrol(self, sites: Sequence[Site], changes: Sequence[str] = ()) -> None:
+    def enrol(self, sites: Sequence[Enrolled], changes: Sequence[str] = ()) -> None:
         """Note the sites of the run, and the changes of the roster that led to them."""
         self.roster = {s.name: {"clients": list(s.clients), "key": s.fingerprint} for s in sites}
         self.sites = {name: where for name, where in self.sites.items() if name in self.roster}

@@ -12,9 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from rondo.config.checks import check_code
 from rondo.config.load import load
 from rondo.config.schema import RunConfig
 from rondo.engine.transport import Observer
@@ -22,8 +19,12 @@ from rondo.errors import ConfigError, DiskFailed, RunInterrupted, RunStopped, St
 from rondo.federation.identity.keys import ServerKeys
 from rondo.federation.plan import End
 from rondo.federation.server import standing
-from rondo.federation.server.elsewhere import (
-    ELSEWHERE,
+from rondo.federation.server.gathering import gather, started
+from rondo.federation.server.line.superlink import SuperLink
+from rondo.federation.server.listening import Clients, Listening, link
+from rondo.federation.server.record import FILE, Record
+from rondo.federation.server.remote_run import (
+    ROWS_AT_SITES,
     at_sites,
     check,
     check_clients,
@@ -34,18 +35,15 @@ from rondo.federation.server.elsewhere import (
     with_clients,
     without_rows,
 )
-from rondo.federation.server.gathering import gather, started
-from rondo.federation.server.line.superlink import SuperLink
-from rondo.federation.server.listening import Clients, Listening, link
-from rondo.federation.server.record import FILE, Record
 from rondo.federation.server.sites import Sites
 from rondo.federation.server.standing import Attendance
+from rondo.runs import launch
 from rondo.runs.assemble import find_device
-from rondo.runs.loop import Runner
-from rondo.runs.runner import begin, locked, manifest
+from rondo.runs.launch import locked
+from rondo.runs.loop import Onlooker
 from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.storage.durable import written
-from rondo.runs.storage.manifest import environment, must_equal, recorded
+from rondo.runs.storage.manifest import must_equal
 from rondo.runs.watching.progress import Quiet
 from rondo.runs.watching.result import RunResult
 
@@ -71,7 +69,7 @@ def serve(
     while it waits for sites.
     """
     began = time.perf_counter()
-    settings = load(config, [*sets, *ELSEWHERE], check_paths=False)
+    settings = load(config, [*sets, *ROWS_AT_SITES], check_paths=False)
     check(settings)
     find_device(device)
     RunDirectory.check(run_dir)
@@ -92,16 +90,13 @@ def serve(
             check_clients(settings, len(clients))
             record.ranks = ranks_of(assembly, clients)
             assembly = at_sites(with_clients(assembly, clients, sites.examples, record.ranks), sites, record.run)
-            start = assembly.start()
-            directory = RunDirectory.create(run_dir, settings.algorithm.name)
-            with locked(directory):
+
+            def prepare(directory: RunDirectory) -> None:
                 _keep(record, sites, directory)
-                begin(directory, assembly)
                 told(record.bits)
-                observer.prepared(assembly.population.report)
-                assembly = assembly.without_report()
-                seen = Attendance(observer, sites.standings, clients)
-                return Runner(assembly, start, directory, seen, stop, began).run()
+
+            seen = Attendance(observer, sites.standings, clients)
+            return launch.start(assembly, run_dir, Onlooker(seen, stop, began), prepare)
 
 
 @headed("rondo resume")
@@ -126,14 +121,11 @@ def resume(
     directory = RunDirectory.open(run_dir)
     with locked(directory):
         if directory.finished:
-            history = directory.rounds()
-            return RunResult(history, directory.path, history[-1]["scores"], directory.read("summary.json"))
-        record, then, settings = Record.read(directory), directory.manifest(), directory.config()
+            return launch.finished(directory)
+        record = Record.read(directory)
         listening = listening or record.listening
-        check_code(settings, allow_code, "rondo resume")
-        now = {**environment(), "config": recorded(settings), "threads": torch.get_num_threads()}
-        must_equal(then, now, whatever=allow_nondeterministic)
-        device = str(then.get("device", device)) if device == "auto" else device
+        run = launch.stopped(directory, device, allow_code=allow_code, allow_nondeterministic=allow_nondeterministic)
+        settings = run.config
         listening.check()
         clients = Clients(listening.keys, told)
         clients.begin()
@@ -141,9 +133,10 @@ def resume(
         stop, observer = stop or threading.Event(), observer or Quiet()
         observer.phase("loading")
         check_clients(settings, len(clients))
-        assembly = loaded(settings, device, tuple(map(str, then.get("labels", ()))))
+        assembly = loaded(settings, run.device, tuple(map(str, run.manifest.get("labels", ()))))
         ranks = ranks_of(assembly, clients, record.ranks)
-        must_equal(then, manifest(with_clients(assembly, clients, dict, ranks)), whatever=allow_nondeterministic)
+        now = launch.manifest(with_clients(assembly, clients, dict, ranks))
+        must_equal(run.manifest, now, whatever=allow_nondeterministic)
         with link(listening, clients, told) as line:
             sites = _sites(line, clients, settings, record, listening.patience, told, stop)
             with _closing(sites):
@@ -151,15 +144,16 @@ def resume(
                 sites.offer(plan_of(settings, record.run, assembly.labels, assembly.model_sha256))
                 gather(settings, sites, clients, listening.wait, told, resumed=True)
                 assembly = at_sites(with_clients(assembly, clients, sites.examples, ranks), sites, record.run)
-                start = assembly.start()
-                record.enrol(clients.sites, changes)
-                record.ranks = ranks
-                _keep(record, sites, directory)
-                if changes:
-                    directory.write("partition.json", assembly.population.report)
-                assembly, past_skips = assembly.without_report(), allow_nondeterministic
-                seen = Attendance(observer, sites.standings, clients, record.resumed)
-                return Runner(assembly, start, directory, seen, stop, began, resumed=True, past_skips=past_skips).run()
+
+                def prepare() -> None:
+                    record.enrol(clients.sites, changes)
+                    record.ranks = ranks
+                    _keep(record, sites, directory)
+                    if changes:
+                        directory.write("partition.json", assembly.population.report)
+
+                onlooker = Onlooker(Attendance(observer, sites.standings, clients, record.resumed), stop, began)
+                return launch.go_on(assembly, directory, onlooker, prepare, past_skips=allow_nondeterministic)
 
 
 def _sites(

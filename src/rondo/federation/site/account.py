@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rondo.federation.site.audit import Line
+from rondo.federation.site.audit import AuditLine
 from rondo.report.terminal import human_bytes
 
 
@@ -17,7 +17,7 @@ class _Sum:
     letters: list[Mapping[str, Any]] = field(default_factory=list)
 
 
-def account(lines: Iterable[Line]) -> Iterator[str]:
+def account(lines: Iterable[AuditLine]) -> Iterator[str]:
     """The letters that left, per day and run, and whether the audit is whole."""
     days: dict[tuple[str, str], _Sum] = {}
     count, faults = 0, list[str]()
@@ -40,7 +40,7 @@ def account(lines: Iterable[Line]) -> Iterator[str]:
     yield f"{count} letters; " + ("; ".join(faults) if faults else "each line follows the one before it")
 
 
-def letters(lines: Iterable[Line]) -> Iterator[str]:
+def letters(lines: Iterable[AuditLine]) -> Iterator[str]:
     """Every letter in clear, a line each."""
     for line in lines:
         if line.entry is None:

@@ -131,7 +131,7 @@ def today() -> str:
 
 
 @dataclass(frozen=True)
-class Line:
+class AuditLine:
     """A line of an audit. ``entry`` is None where it is not whole, ``linked`` false where it does not follow the line
     before it."""
 
@@ -140,13 +140,13 @@ class Line:
     linked: bool
 
 
-def lines(path: Path) -> Iterator[Line]:
+def lines(path: Path) -> Iterator[AuditLine]:
     """The lines of the audit in ``path``. Raises OSError."""
     previous = _FIRST
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             entry = _entry(line)
-            yield Line(number, entry, entry is None or entry["previous"] == previous)
+            yield AuditLine(number, entry, entry is None or entry["previous"] == previous)
             previous = _digest(line)
 
 

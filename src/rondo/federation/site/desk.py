@@ -78,7 +78,9 @@ class Desk:
 
     def __post_init__(self) -> None:
         allowed = {*self.contract.rows.inputs, *self.contract.rows.labels}
-        rows = {name: [{c: row[c] for c in row if c in allowed} for row in own] for name, own in self.rows.items()}
+        rows = {
+            client: [{c: row[c] for c in row if c in allowed} for row in given] for client, given in self.rows.items()
+        }
         self.joining = Joining(rows, self.device, self.contract, self.model)
         self._until = Until(self.stop)
 
@@ -190,8 +192,8 @@ class Desk:
             kept: dict[str, Params] = {}
             network, task, train = assembly.model.network, assembly.task, tuple(member.train)
             local = LocalRound(assembly.algorithm, network, task, assembly.config, kept, assembly.prefix, self._until)
-            own = assembly.scorer(kept)
-            scorer = replace(own, fitting=replace(own.fitting, stop=self._until))
+            scorer = assembly.scorer(kept)
+            scorer = replace(scorer, fitting=replace(scorer.fitting, stop=self._until))
             party = Party(name, plan.model, local, train, scorer, tuple(member.validation), kept)
             rows = terms.rows_behind(len(train), counts[name], assembly.config.data.validation_fraction)
             party.withheld = _Withheld(self.contract, rows, len(train), embedded)

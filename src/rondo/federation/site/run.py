@@ -31,7 +31,7 @@ letters may leave again."""
 
 
 @dataclass(frozen=True)
-class Site:
+class SiteSetup:
     """A site, as its owner sets it up.
 
     - ``server``: the server's address, HOST or HOST:PORT.
@@ -75,7 +75,7 @@ class Site:
 
 @headed("rondo federate client")
 def take_part(
-    site: Site,
+    site: SiteSetup,
     *,
     asked: Callable[[Offer], bool],
     told: Callable[[str], None] = lambda line: None,
@@ -129,7 +129,7 @@ def _stay_connected(here: _Here, program: Program, stop: threading.Event, *, sta
 
 @headed("rondo federate site show-plan")
 def show_plan(
-    site: Site, *, told: Callable[[str], None] = lambda line: None, stop: threading.Event | None = None
+    site: SiteSetup, *, told: Callable[[str], None] = lambda line: None, stop: threading.Event | None = None
 ) -> Offer:
     """The plan that the server offers, beside the contract. Nothing is answered: the site is gone again, and the server
     offers the plan anew when it comes back. Raises as :func:`take_part` does, and :class:`ConfigError` for a plan that
@@ -164,7 +164,7 @@ class _Here:
 
     @classmethod
     def of(
-        cls, site: Site, asked: Callable[[Offer], bool], told: Callable[[str], None], stop: threading.Event
+        cls, site: SiteSetup, asked: Callable[[Offer], bool], told: Callable[[str], None], stop: threading.Event
     ) -> _Here:
         """Raises :class:`ConfigError`, and :class:`StopRequested` while it waits for the server."""
         site.check()

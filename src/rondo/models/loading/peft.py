@@ -49,7 +49,7 @@ _LONGEST = 2**24
 
 
 @dataclass(frozen=True)
-class Plan:
+class AdapterPlan:
     """The adapted layers of a module, and the start values of their factors."""
 
     sites: tuple[Site, ...]
@@ -59,7 +59,9 @@ class Plan:
     """PEFT's configuration of the adapters."""
 
 
-def plan(module: nn.Module, config: AdapterConfig, task: TaskType | None, head: Sequence[str], seed: int) -> Plan:
+def plan(
+    module: nn.Module, config: AdapterConfig, task: TaskType | None, head: Sequence[str], seed: int
+) -> AdapterPlan:
     """Ask PEFT which layers of ``module`` the configuration adapts, with which rank, scale and initial factors.
 
     ``module`` is left as it was. ``head`` names the head's tensors, whose modules are never adapted. Raises
@@ -93,7 +95,7 @@ def plan(module: nn.Module, config: AdapterConfig, task: TaskType | None, head: 
     return planned
 
 
-def _inject(module: nn.Module, lora: peft.LoraConfig, head: Sequence[str], seed: int, key: str) -> Plan:
+def _inject(module: nn.Module, lora: peft.LoraConfig, head: Sequence[str], seed: int, key: str) -> AdapterPlan:
     import peft
     from peft.tuners.lora import LoraLayer
 
@@ -148,7 +150,7 @@ def _inject(module: nn.Module, lora: peft.LoraConfig, head: Sequence[str], seed:
         )
     if problems:
         raise ConfigError(problems)
-    return Plan(tuple(sites), params, lora)
+    return AdapterPlan(tuple(sites), params, lora)
 
 
 def _exceeded(layers: Mapping[str, tuple[int, tuple[int, int]]], own: bool) -> str:
@@ -217,7 +219,7 @@ def _shown(targets: object) -> str:
     return repr(sorted(targets) if isinstance(targets, (set, list)) else targets)
 
 
-def _plan_from(module: nn.Module, folder: str, task: TaskType | None, head: Sequence[str]) -> Plan:
+def _plan_from(module: nn.Module, folder: str, task: TaskType | None, head: Sequence[str]) -> AdapterPlan:
     """The plan of an adapter that PEFT or an earlier run wrote: its configuration and its factors."""
     import peft
 
@@ -248,7 +250,7 @@ def _plan_from(module: nn.Module, folder: str, task: TaskType | None, head: Sequ
             message = f"{folder!r}: {name} has values that are no finite numbers: name another adapter"
             raise ConfigError.at("adapter.start_from", message)
     params = {**planned.params, **{name: tensor.float() for name, tensor in saved.items()}}
-    return Plan(planned.sites, params, planned.lora)
+    return AdapterPlan(planned.sites, params, planned.lora)
 
 
 _PASSED_ON = (*(set(AdapterConfig.model_fields) - {"start_from", "from_scratch"}), "fan_in_fan_out")

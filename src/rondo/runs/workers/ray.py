@@ -34,7 +34,7 @@ _LOADINGS = 3
 """A worker that dies this many times while it loads the run stops it."""
 
 
-class Hand(Protocol):
+class WorkerPart(Protocol):
     """The work of a worker, on its own machine."""
 
     @property
@@ -48,10 +48,10 @@ class Hand(Protocol):
 class _Actor:
     """Runs in a process of Ray's. It loads the run in a call, not in its constructor, whose errors Ray hides."""
 
-    def __init__(self, make: Callable[[Any], Hand], paths: Sequence[str]) -> None:
+    def __init__(self, make: Callable[[Any], WorkerPart], paths: Sequence[str]) -> None:
         sys.path += [p for p in paths if p not in sys.path]  # code of the user's own
         self._make, self._lock = make, threading.Lock()
-        self._hand: Hand | None = None
+        self._hand: WorkerPart | None = None
 
     def load(self, order: Any) -> tuple[str, Mapping[str, Any] | None, str]:
         """The machine's name, and the run's facts, or what the user must mend."""
@@ -102,7 +102,9 @@ class RayWorkers:
         """See :class:`rondo.engine.crew.Workers`."""
         return 1 if self.device == "cpu" else self.count
 
-    def load(self, make: Callable[[Any], Hand], order: Any, check: Callable[[str, Mapping[str, Any]], None]) -> None:
+    def load(
+        self, make: Callable[[Any], WorkerPart], order: Any, check: Callable[[str, Mapping[str, Any]], None]
+    ) -> None:
         """Have every worker begin to load a run.
 
         ``make``: gives a worker its part, from ``order``.

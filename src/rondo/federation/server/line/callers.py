@@ -126,7 +126,7 @@ class Callers:
         return True
 
 
-class Server(uvicorn.Server):
+class CallerServer(uvicorn.Server):
     """Uvicorn's server, which accepts connections by the rules of :class:`Callers`."""
 
     def __init__(self, config: uvicorn.Config) -> None:

@@ -30,7 +30,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from rondo.federation.identity.roster import Roster, Site
+from rondo.federation.identity.roster import Enrolled, Roster
 from rondo.federation.program import Program
 from rondo.federation.server.line.callers import PROMPT, Caller
 from rondo.federation.signature import SKEW, Claim
@@ -81,7 +81,7 @@ class Door:
     def __init__(self, within: Within, roster: Callable[[], Roster]) -> None:
         self._within, self._roster = within, roster
         self._known_of: Roster | None = None
-        self._known: dict[bytes, tuple[Site, ec.EllipticCurvePublicKey]] = {}
+        self._known: dict[bytes, tuple[Enrolled, ec.EllipticCurvePublicKey]] = {}
         """Keys of ``_known_of`` that have been here: to parse one takes as long as to check a signature."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -118,7 +118,7 @@ class Door:
             raise Turned(401, "the body is not the one that was signed")
         return Asked(site.name, claim.public_key, claim.program, caller.address, body, request)
 
-    def _signer(self, claim: Claim, request: Request) -> Site:
+    def _signer(self, claim: Claim, request: Request) -> Enrolled:
         """The site that signed a request. Raises :class:`Turned` for a key that is not, or no longer, in the roster."""
         known = self._site_of(claim.public_key)
         if known is None:
@@ -135,7 +135,7 @@ class Door:
             raise Turned(403, f"the key of {site.name} expired on {site.expires}")
         return site
 
-    def _site_of(self, public_key: bytes) -> tuple[Site, ec.EllipticCurvePublicKey] | None:
+    def _site_of(self, public_key: bytes) -> tuple[Enrolled, ec.EllipticCurvePublicKey] | None:
         roster = self._roster()
         if roster is not self._known_of:
             self._known_of, self._known = roster, {}

@@ -20,7 +20,7 @@ from flwr.supercore.constant import NodeStatus
 
 from rondo.errors import ConfigError
 from rondo.federation.identity.roster import Roster
-from rondo.federation.server.line.callers import Server
+from rondo.federation.server.line.callers import CallerServer
 from rondo.federation.server.line.door import Door
 from rondo.federation.server.line.fleet import Fleet
 from rondo.federation.server.line.links import Links
@@ -58,7 +58,7 @@ class SuperLink:
         self.port: int = self._listening.getsockname()[1]
         tls: dict[str, Any] = {"ssl_certfile": certificate, "ssl_keyfile": key} if certificate is not None else {}
         quiet: dict[str, Any] = {"log_level": "critical", "access_log": False, "server_header": False}
-        self._server = Server(
+        self._server = CallerServer(
             uvicorn.Config(self._door, http="h11", ws="none", lifespan="off", timeout_keep_alive=_KEEP, **quiet, **tls)
         )
         self._thread = threading.Thread(

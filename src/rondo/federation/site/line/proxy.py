@@ -51,5 +51,5 @@ def proxy_to(host: str, port: int) -> Proxy | None:
 
 
 _PORT = 80
-"""Of an HTTP proxy whose address has none."""
+"""The port of an HTTP proxy whose address names none."""
 _REMEDY = "set it to http://HOST:PORT of a proxy that gives tunnels (CONNECT), or name the server in NO_PROXY"

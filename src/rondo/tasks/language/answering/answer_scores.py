@@ -73,7 +73,7 @@ def span_losses(output: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Answer:
+class SpanAnswer:
     """A model's answer to a question: text of the context, or an empty one."""
 
     text: str
@@ -157,14 +157,14 @@ class AnswerReader:
             if number not in self._best or candidate.rank > self._best[number].rank:
                 self._best[number] = candidate
 
-    def answer(self, question: Question) -> Answer:
+    def answer(self, question: Question) -> SpanAnswer:
         """The answer to a question whose windows were all taken."""
         best, nothing = self._best.get(question.number), self._nothing.get(question.number)
         if best is None or (self.unanswerable and nothing is not None and nothing[0] > best.score):
-            return Answer("", None, math.exp(nothing[1]) if nothing is not None and self.unanswerable else 0.0)
+            return SpanAnswer("", None, math.exp(nothing[1]) if nothing is not None and self.unanswerable else 0.0)
         text = question.text(best.first, best.last)
         start = question.spans[2 * best.first] + len(text) - len(text.lstrip())
-        return Answer(text.strip(), start, math.exp(best.log_probability))
+        return SpanAnswer(text.strip(), start, math.exp(best.log_probability))
 
 
 def _spans(scores: Tensor, first: Sequence[int], tokens: Sequence[int], rows: range, length: int) -> Tensor:

@@ -35,7 +35,7 @@ from rondo.runs.wrapping import make_algorithm
 from rondo.tasks.make import task_class
 from rondo.tasks.row_checks import value_name, value_problem
 
-ELSEWHERE = ("data.source=", f'data.clients_from="{AT_SITES}"')
+ROWS_AT_SITES = ("data.source=", f'data.clients_from="{AT_SITES}"')
 """Overrides that say that the rows are at the sites."""
 
 
@@ -60,7 +60,7 @@ def check(config: RunConfig) -> None:
 
 
 @dataclass(frozen=True)
-class Elsewhere(Assembly):
+class RemoteRun(Assembly):
     """A run whose clients are at ``sites``."""
 
     sites: Sites
@@ -75,7 +75,7 @@ class Elsewhere(Assembly):
         start: Start,
         kept: MutableMapping[str, Params],
         stop: threading.Event | None = None,
-        elsewhere: Workers | None = None,
+        workers: Workers | None = None,
     ) -> Federation:
         """The server, before its first round."""
         config, identity = self.config, Identity(self.run, self.model_sha256)
@@ -210,7 +210,7 @@ def with_clients(
     return replace(assembly, population=replace(assembly.population, members=members))
 
 
-def at_sites(assembly: Assembly, sites: Sites, run: str) -> Elsewhere:
+def at_sites(assembly: Assembly, sites: Sites, run: str) -> RemoteRun:
     """The run whose clients are at ``sites``, which have been waited for."""
     examples = {c: n for c, n in sorted(sites.examples().items()) if c in assembly.population.members}
     clients = {c: {"train": n, "validation": 0, "labels": None} for c, n in examples.items()}
@@ -218,7 +218,7 @@ def at_sites(assembly: Assembly, sites: Sites, run: str) -> Elsewhere:
     report = {**assembly.population.report, "clients": clients, "rows": rows, "rows_used": rows}
     assembly = replace(assembly, population=replace(assembly.population, report=report))
     parts = {f.name: getattr(assembly, f.name) for f in fields(assembly)}
-    return Elsewhere(**parts, sites=sites, run=run)
+    return RemoteRun(**parts, sites=sites, run=run)
 
 
 def plan_of(config: RunConfig, run: str, labels: tuple[str, ...] | None, model: str) -> Plan:

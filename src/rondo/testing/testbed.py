@@ -155,7 +155,7 @@ class SgdTrainer(Trainer):
         return self.weights.get(client.id, float(client.num_examples))
 
 
-class Problem(Protocol):
+class Testbed(Protocol):
     """A network, its clients and their data."""
 
     @property
@@ -195,7 +195,7 @@ def _divided(flat: Tensor, like: Params) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class LinearProblem:
+class TwoLayers:
     """``y = H tanh(W2 tanh(W1 x))`` with adapters on both layers: W1 (7, 5), W2 (7, 7), head H (3, 7).
 
     Each client draws its data from its own map, so that averaging is not trivial. With whole tensors beside the
@@ -210,7 +210,7 @@ class LinearProblem:
     rank: int
 
     @staticmethod
-    def make(seed: int, *, rank: int = 2, clients: int = 3, beside: bool = False) -> LinearProblem:
+    def make(seed: int, *, rank: int = 2, clients: int = 3, beside: bool = False) -> TwoLayers:
         """A problem from ``seed``. Clients differ in their number of examples. ``beside``: whether there are whole
         tensors beside the factors and the head."""
         g = torch.Generator().manual_seed(seed)
@@ -225,7 +225,7 @@ class LinearProblem:
         members, data = _clients(g, clients)
         if beside:
             params |= {BIAS: _normal(g, 7) / 7**0.5, MEAN: torch.zeros(7, dtype=torch.float64)}
-        return LinearProblem(weights, params, data, members, rank)
+        return TwoLayers(weights, params, data, members, rank)
 
     def delta(self, seen: Params, base: Mapping[str, GrowingSum], path: str) -> Tensor:
         """The change that the network applies to one layer's weight: base change plus scale * B A."""
@@ -245,8 +245,8 @@ class LinearProblem:
 
 
 @dataclass(frozen=True)
-class WholeProblem:
-    """The network of :class:`LinearProblem` without factors: W1, W2, the bias and the head are trained as they are, and
+class WholeLayers:
+    """The network of :class:`TwoLayers` without factors: W1, W2, the bias and the head are trained as they are, and
     the statistic is kept."""
 
     params: Params
@@ -256,7 +256,7 @@ class WholeProblem:
     rank: int = 0
 
     @staticmethod
-    def make(seed: int, *, clients: int = 3) -> WholeProblem:
+    def make(seed: int, *, clients: int = 3) -> WholeLayers:
         """A problem from ``seed``. Clients differ in their number of examples."""
         g = torch.Generator().manual_seed(seed)
         params = {
@@ -267,7 +267,7 @@ class WholeProblem:
             HEAD: _normal(g, 3, 7) / 7**0.5,
         }
         members, data = _clients(g, clients)
-        return WholeProblem(params, data, members)
+        return WholeLayers(params, data, members)
 
     def changes(self, seen: Params, base: Mapping[str, GrowingSum]) -> dict[str, Tensor]:
         """See :meth:`Problem.changes`."""
