@@ -59,8 +59,8 @@ def sources(*objects: Any) -> dict[str, str | None]:
         cls = item if isinstance(item, type) else type(item)
         modules |= {c.__module__ for c in cls.__mro__}
         modules.add(getattr(item, "__module__", cls.__module__))
-    own = {m for m in modules if m.partition(".")[0] not in _RECORDED}
-    return {module: _digest(module) for module in sorted(own)}
+    of_user = {m for m in modules if m.partition(".")[0] not in _RECORDED}
+    return {module: _digest(module) for module in sorted(of_user)}
 
 
 _RECORDED = {"rondo", "torch", "transformers", "peft", *sys.stdlib_module_names}

@@ -20,21 +20,21 @@ BUILTINS = (BUILTIN_DATA, BUILTIN_IMAGES, LINEAR)
 def own_names(config: RunConfig) -> dict[str, str]:
     """The names of a user's own code, ``package.module:Name``, by the key that has them."""
     names = {"algorithm.name": config.algorithm.name, "task.kind": config.task.kind}
-    own = {key: name for key, name in names.items() if ":" in name}
-    return own | ({"model.name": config.model.name} if own_code.is_name(config.model.name) else {})
+    named = {key: name for key, name in names.items() if ":" in name}
+    return named | ({"model.name": config.model.name} if own_code.is_name(config.model.name) else {})
 
 
 def check_code(config: RunConfig, allowed: bool, source: str, *, with_method: bool = True) -> None:
     """Raise :class:`ConfigError` if ``config``, found in a directory that may be anybody's, names code to import.
     ``with_method``: False leaves the method out, where it is not loaded."""
-    own = [
+    problems = [
         Problem(key, f"{name!r} is no part of Rondo and would be imported from here: {own_code.place(name)}")
         for key, name in own_names(config).items()
         if with_method or key != "algorithm.name"
     ]
-    if own and not allowed:
+    if problems and not allowed:
         message = "code that a directory names is not run unasked; look at it, then set this (Python: allow_code=True)"
-        raise ConfigError([*own, Problem("--allow-code", message)], source)
+        raise ConfigError([*problems, Problem("--allow-code", message)], source)
 
 
 def no_seconds(time: float) -> str | None:

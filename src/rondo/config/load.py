@@ -75,21 +75,21 @@ def located(config: RunConfig) -> RunConfig:
     def absolute(path: str) -> str:
         return os.path.abspath(os.path.expanduser(path))
 
-    def found(name: str | None) -> str | None:
+    def existing(name: str | None) -> str | None:
         """Names on a hub, and of things that are built in or given in Python, are no paths."""
         return absolute(name) if name is not None and Path(name).expanduser().exists() else name
 
     data, adapter = config.data, config.adapter
     pattern = None if data.clients_from in (None, GIVEN, AT_SITES) else absolute(str(data.clients_from))
-    sources: dict[str, Any] = {"source": found(data.source), "test_source": found(data.test_source)}
+    sources: dict[str, Any] = {"source": existing(data.source), "test_source": existing(data.test_source)}
     sources["more_tests"] = {n: absolute(v) if is_path(v) else v for n, v in data.more_tests.items()}
-    start = {"adapter": adapter.model_copy(update={"start_from": found(adapter.start_from)})}
+    start = {"adapter": adapter.model_copy(update={"start_from": existing(adapter.start_from)})}
     return config.model_copy(
         update={
             "data": data.model_copy(update={**sources, "clients_from": pattern or data.clients_from}),
             **(start if adapter.start_from is not None else {}),  # a section that is not there stays away
-            "model": config.model.model_copy(update={"name": found(config.model.name)}),
-            "task": config.task.model_copy(update={"chat_template": found(config.task.chat_template)}),
+            "model": config.model.model_copy(update={"name": existing(config.model.name)}),
+            "task": config.task.model_copy(update={"chat_template": existing(config.task.chat_template)}),
         }
     )
 

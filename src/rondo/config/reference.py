@@ -46,13 +46,13 @@ class SectionTable:
 
 def sections() -> tuple[SectionTable, ...]:
     """Every section with its keys, in the order of the schema."""
-    found = [SectionTable("", "Keys outside of any section.", tuple(keys(RunConfig, "")))]
+    tables = [SectionTable("", "Keys outside of any section.", tuple(keys(RunConfig, "")))]
     for name, field in RunConfig.model_fields.items():
         model = field.annotation
         if isinstance(model, type) and issubclass(model, BaseModel):
-            own = _algorithm_fields() if model is AlgorithmConfig else ()
-            found.append(SectionTable(name, _prose(model.__doc__), (*keys(model, f"{name}."), *own)))
-    return tuple(found)
+            fields = _algorithm_fields() if model is AlgorithmConfig else ()
+            tables.append(SectionTable(name, _prose(model.__doc__), (*keys(model, f"{name}."), *fields)))
+    return tuple(tables)
 
 
 def keys(model: type[BaseModel], prefix: str) -> Iterator[Key]:

@@ -318,6 +318,6 @@ def check(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
         yield Problem("task.metric", "a task of one's own names its metric itself (Task.primary): remove it")
     elif ":" not in kind:
         near = difflib.get_close_matches(kind, TABLE, n=2)
-        own = " (one of your own is given as package.module:Class)"
-        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else own
+        fallback = " (one of your own is given as package.module:Class)"
+        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else fallback
         yield Problem("task.kind", f"should be one of {', '.join(map(repr, TABLE))}, got {kind!r}{hint}")

@@ -220,7 +220,7 @@ def client_rows(pattern: str, key: str, room: Room) -> dict[str, Rows]:
 def _client_files(pattern: str) -> list[Path]:
     """The files of a folder or a pattern that may have rows."""
     path = Path(pattern).expanduser()
-    files = list(path.iterdir()) if path.is_dir() else [Path(found) for found in glob.glob(str(path))]
+    files = list(path.iterdir()) if path.is_dir() else [Path(name) for name in glob.glob(str(path))]
     return [file for file in sorted(files) if suffix_of(file) in (*SUFFIXES, ".npz") and file.is_file()]
 
 

@@ -58,8 +58,8 @@ def evaluate(
     model = Scored(opened.assembly, *opened.model(client))
     result = _on_tests(model, data, generate)
     if client is not None and data is None:
-        own = opened.assembly.population.members[client].validation
-        result["validation"] = _scored(model, own, generate)
+        of_client = opened.assembly.population.members[client].validation
+        result["validation"] = _scored(model, of_client, generate)
     return result
 
 

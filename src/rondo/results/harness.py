@@ -60,9 +60,9 @@ def evaluate_by_harness(
     if is_result(Path(path)):
         raise ConfigError.at("--client", "an adapter folder has one model; name the run directory instead")
     with tempfile.TemporaryDirectory(prefix="rondo-") as place:
-        own = Path(place, "adapter")
-        export(path, own, client=client, **allowed)
-        return _results(own, tasks, folder, device, **allowed)
+        adapter = Path(place, "adapter")
+        export(path, adapter, client=client, **allowed)
+        return _results(adapter, tasks, folder, device, **allowed)
 
 
 def _results(
@@ -96,11 +96,11 @@ def _results(
         size = result.config.evaluation.batch_size
         scored = HFLM(pretrained=model.to(find_device(device)), tokenizer=tokenizer, batch_size=size)
         try:
-            found = simple_evaluate(scored, tasks=list(names), task_manager=manager, log_samples=False)
+            scores = simple_evaluate(scored, tasks=list(names), task_manager=manager, log_samples=False)
         except (OSError, ValueError, KeyError, TypeError) as error:  # a task file may be wrong in any way
             reason = str(error).strip().split("\n")[0] or type(error).__name__
             raise ConfigError.at(_OPTION, f"lm-eval fails: {type(error).__name__}: {reason}; mend the task") from error
-    kept = {key: found[key] for key in ("results", "groups", "n-shot", "n-samples", "versions") if key in found}
+    kept = {key: scores[key] for key in ("results", "groups", "n-shot", "n-samples", "versions") if key in scores}
     content = {"lm_eval": importlib.metadata.version("lm_eval"), **kept}
     plain: dict[str, Any] = json.loads(json.dumps(content, default=str))
     return plain

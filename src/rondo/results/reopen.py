@@ -176,8 +176,8 @@ def handed_over(
     if form == "adapter":
         adapter = adapter.model_copy(update={"start_from": str(folder)})
     elif form == "merged":
-        own = {"name": str(folder), "revision": None, "gguf_file": None, "quantization": None}
-        model = model.model_copy(update=own)
+        folder_only = {"name": str(folder), "revision": None, "gguf_file": None, "quantization": None}
+        model = model.model_copy(update=folder_only)
     changed = {"task": task, "clients": clients, "adapter": adapter, "model": model}
     changed = {key: value for key, value in changed.items() if value != getattr(config, key)}
     return HandedOver(folder, config.model_copy(update=changed), _labels(folder, form, config), form)

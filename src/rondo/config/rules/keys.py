@@ -111,12 +111,12 @@ def cross_checks(config: RunConfig) -> Iterator[Problem]:
 def _whole_checks(config: RunConfig) -> Iterator[Problem]:
     """Keys of models that are trained whole, or have no checkpoint."""
     model = config.model
-    own = own_code.is_name(model.name) or model.name in BUILTIN_NETWORKS
+    is_module = own_code.is_name(model.name) or model.name in BUILTIN_NETWORKS
     if model.norm != "batch" and not model.name.startswith("builtin:resnet"):
         yield Problem("model.norm", f"only the built-in residual networks have it, not {model.name!r}: remove it")
-    if model.head_layers is not None and not own:
+    if model.head_layers is not None and not is_module:
         yield Problem("model.head_layers", "the head of a transformers model is known: remove it")
-    if model.buffers != "average" and not own and config.whole_tensors is None:
+    if model.buffers != "average" and not is_module and config.whole_tensors is None:
         yield Problem("model.buffers", "the frozen layers' statistics stay as they are: remove it, or set train.what")
     if config.adapter.layers_to_transform is not None and isinstance(config.adapter.target_modules, str):
         message = (

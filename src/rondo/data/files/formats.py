@@ -171,8 +171,8 @@ def _quoted(file: TextIO, suffix: str) -> Rows:
             if not names:
                 names = _header(values, suffix)
             elif values and len(values) != len(names):
-                own = "commas" if suffix == ".csv" else "tabs"
-                message = f"has not {len(names)} columns like the header (quote a text with {own})"
+                separator = "commas" if suffix == ".csv" else "tabs"
+                message = f"has not {len(names)} columns like the header (quote a text with {separator})"
                 raise ValueError(f"row {len(rows)} (line {line}) {message}")
             elif values:
                 rows.append(dict(zip(names, values, strict=True)))
@@ -196,12 +196,12 @@ _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 
 def _refuse_separator(header: str, suffix: str) -> None:
     """Raise ValueError if the name of the only column has a separator in it that is not that of the file's kind."""
-    own = SUFFIXES[suffix]
-    found = next((name for sign, name in _SEPARATORS.items() if sign in header and sign != own), None)
-    if found is not None:
-        wanted = _SEPARATORS[own]
+    expected = SUFFIXES[suffix]
+    other = next((name for sign, name in _SEPARATORS.items() if sign in header and sign != expected), None)
+    if other is not None:
+        wanted = _SEPARATORS[expected]
         raise ValueError(
-            f"its columns are separated by {found}, and a {suffix} file has {wanted} (save it with {wanted})"
+            f"its columns are separated by {other}, and a {suffix} file has {wanted} (save it with {wanted})"
         )
 
 

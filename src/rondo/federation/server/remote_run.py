@@ -83,8 +83,8 @@ class RemoteRun(Assembly):
         transport = RemoteTransport(self.sites, identity, enough)
         clients, sites = self.population.clients, self.model.network.sites
         server = Server(self.algorithm, config, clients, transport, sites, identity, start.state, kept)
-        own = self.scorer(kept)
-        parts = {f.name: getattr(own, f.name) for f in fields(own)}
+        scorer = self.scorer(kept)
+        parts = {f.name: getattr(scorer, f.name) for f in fields(scorer)}
         return Federation(server, RemoteScorer(**parts, server=server, transport=transport))
 
 
@@ -148,9 +148,9 @@ def _check_unlabelled(config: RunConfig, clients: Collection[str]) -> None:
     column, names = config.task.label or "", {"0": None, "1": None}
     for key, file in _test_files(config).items():
         table = read_rows(file, key, Room(config.data.max_read_mb))
-        found = {value_name(row[column]): None for row in table if value_problem(row, 0, column) is None}
-        other_rows(config, file, tuple(found), key=key)
-        names = found if len(found) > 1 else names
+        values = {value_name(row[column]): None for row in table if value_problem(row, 0, column) is None}
+        other_rows(config, file, tuple(values), key=key)
+        names = values if len(values) > 1 else names
     labels = list(names)[:MOST]
     outline = looked(
         config.model_copy(update={"task": config.task.model_copy(update={"labels": labels})}), algorithm, labels

@@ -262,8 +262,8 @@ class Sites:
 
     def _fault(self, name: str, plan: Plan, consent: Consent) -> str | None:
         """The reason why ``consent`` cannot be one of the site ``name``; None if there is none."""
-        own = {c for c, site in self._site_of.items() if site == name}
-        if strangers := sorted(consent.clients.keys() - own):
+        expected = {c for c, site in self._site_of.items() if site == name}
+        if strangers := sorted(consent.clients.keys() - expected):
             return f"it answers for {short(strangers)}, which are not its clients in the roster"
         for client, count in consent.clients.items():
             if plan.labels is not None and self._most is not None and count > self._most:

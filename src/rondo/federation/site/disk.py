@@ -60,8 +60,8 @@ class Disk:
     def save(self, party: Party) -> None:
         """Save ``party`` in one step. Raises OSError and then changes nothing."""
         attempt, trained = party.pending or (-1, {})
-        own = {name: kept for name, kept in party.kept.items() if name == party.id}
-        content = serialization.pack(_Saved(party.id, own, party.holdings, attempt, trained))
+        kept = {client: tensors for client, tensors in party.kept.items() if client == party.id}
+        content = serialization.pack(_Saved(party.id, kept, party.holdings, attempt, trained))
         file = self._file(party)
         file.parent.mkdir(parents=True, exist_ok=True)
         durable.write(file, hashlib.sha256(content).digest() + content)

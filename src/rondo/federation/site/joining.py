@@ -88,21 +88,22 @@ class Joining:
         """``plan`` beside the contract. If its terms are kept, model and rows are loaded for it. Nothing leaves.
 
         Raises :class:`Declined`, :class:`ConfigError`, and whatever a plan that is none leads to."""
-        found = self.terms(plan)
-        if terms.refusal(found) is not None:
-            return Offer(plan, found, ())
-        config, own = self._read(plan)
-        leaving, labels = [*_now({name: len(rows) for name, rows in own.items()})], plan.labels
+        effects = self.terms(plan)
+        if terms.refusal(effects) is not None:
+            return Offer(plan, effects, ())
+        config, clients = self._read(plan)
+        leaving, labels = [*_now({name: len(rows) for name, rows in clients.items()})], plan.labels
         if labels is None:
-            labels = self._labels(config, own)
+            labels = self._labels(config, clients)
             leaving.append(f"now: the class names {', '.join(labels)}")
             if len(labels) < 2:
-                return Offer(plan, found, leaving, labels)
-        elif not set(self._labels(config, own)) <= set(labels):
+                return Offer(plan, effects, leaving, labels)
+        elif not set(self._labels(config, clients)) <= set(labels):
             raise Declined("class names: its rows have others than the run")
-        assembly = self._assembly(plan, config, own, labels)
-        found += terms.of_training(self.contract, config, assembly, {name: len(rows) for name, rows in own.items()})
-        return Offer(plan, found, [*leaving, *self._per_round(assembly)], labels, assembly)
+        assembly = self._assembly(plan, config, clients, labels)
+        counts = {name: len(rows) for name, rows in clients.items()}
+        effects += terms.of_training(self.contract, config, assembly, counts)
+        return Offer(plan, effects, [*leaving, *self._per_round(assembly)], labels, assembly)
 
     def counts(self, plan: Plan) -> dict[str, int]:
         """Numbers of rows by client, of the clients that ``plan`` names."""
@@ -116,10 +117,10 @@ class Joining:
         return self._config(plan), self._own(plan)
 
     def _own(self, plan: Plan) -> dict[str, Rows]:
-        own = {name: rows for name, rows in self.rows.items() if plan.clients is None or name in plan.clients}
-        if not own:
+        clients = {name: rows for name, rows in self.rows.items() if plan.clients is None or name in plan.clients}
+        if not clients:
             raise Declined("none of the clients that the roster has for it has rows here")
-        return own
+        return clients
 
     def _config(self, plan: Plan) -> RunConfig:
         """The plan's configuration with this site's data, model and memory. Raises :class:`ConfigError`, and
@@ -145,10 +146,10 @@ class Joining:
             raise Declined(reason)
         return config
 
-    def _labels(self, config: RunConfig, own: dict[str, Rows]) -> tuple[str, ...]:
+    def _labels(self, config: RunConfig, clients: dict[str, Rows]) -> tuple[str, ...]:
         """The class names in this site's rows. Raises :class:`Declined` where they are beyond the contract, and
         :class:`ConfigError` where a column has no classes."""
-        source = Source(GIVEN, None, own, None)
+        source = Source(GIVEN, None, clients, None)
         names = label_names(resolved(config, source), source)
         known, most = self.contract.rows.label_names, self.contract.rows.most_labels
         if known is not None and not set(names) <= set(known):

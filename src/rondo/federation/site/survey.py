@@ -35,7 +35,7 @@ class Column:
 
 def columns(clients: Mapping[str, Rows]) -> list[Column]:
     """The columns of the rows of all clients."""
-    rows = [row for own in clients.values() for row in own]
+    rows = [row for of_client in clients.values() for row in of_client]
     names = dict.fromkeys(name for row in rows for name in row)
     return [_column(name, [row.get(name) for row in rows]) for name in names]
 
@@ -54,13 +54,13 @@ def _column(name: str, cells: Sequence[object]) -> Column:
     return Column(name, f"{len(filled)} {kind}, {len(counts)} distinct{nearly}{empty}", None)
 
 
-def contract(found: Sequence[Column], inputs: Sequence[str], labels: Sequence[str]) -> str:
+def contract(columns: Sequence[Column], inputs: Sequence[str], labels: Sequence[str]) -> str:
     """The text of ``site.toml``: every key with its meaning, those that are set and those that have their default.
 
     ``inputs``, ``labels``: columns that the owner names; without them the lists are left to be filled in. Raises
     :class:`ConfigError` for a column that is not there.
     """
-    known = [column.name for column in found]
+    known = [column.name for column in columns]
     problems = []
     for option, names in (("--inputs", inputs), ("--labels", labels)):
         for name in names:
@@ -70,13 +70,13 @@ def contract(found: Sequence[Column], inputs: Sequence[str], labels: Sequence[st
                 problems.append(Problem(option, f"no column {name!r}; {hint}"))
     if problems:
         raise ConfigError(problems)
-    values = [column.values for column in found if column.name in labels]
-    classes = sorted({v for own in values for v in own or ()}) if values and None not in values else None
+    values = [column.values for column in columns if column.name in labels]
+    classes = sorted({v for of_column in values for v in of_column or ()}) if values and None not in values else None
     chosen = {"rows.inputs": list(inputs), "rows.labels": list(labels), "rows.label_names": classes}
     head = "The contract of this site: what may be read, trained and sent. Rondo refuses whatever is beyond it. Lines "
     head += "that begin with # key = value show the default."
     lines = [*_comment(head), "#", "# The columns of the rows:"]
-    for column in found:
+    for column in columns:
         lines += _comment(f"{json.dumps(column.name, ensure_ascii=False)}: {column.words}", "#   ")
     for section, field in Contract.model_fields.items():
         model = field.annotation

@@ -242,8 +242,8 @@ def of_tensors(contract: Contract, names: Collection[str], embedded: Collection[
     """The terms of tensors that leave. ``embedded``: paths of the model's embeddings."""
     allowed, named = contract.training.tensors, contract.training.embeddings
     kinds = {kind: [n for n in sorted(names) if kind_of(n) == kind] for kind in ("factors", "head", "whole")}
-    leaving = {kind: found for kind, found in kinds.items() if found}
-    unfit = {kind: found for kind, found in leaving.items() if kind not in _ALLOWED[allowed]}
+    leaving = {kind: names for kind, names in kinds.items() if names}
+    unfit = {kind: names for kind, names in leaving.items() if kind not in _ALLOWED[allowed]}
     shown = ", ".join(leaving)
     if unfit:
         shown += f" ({', '.join(next(iter(unfit.values()))[:3])} ...)"
@@ -264,8 +264,8 @@ _OF_FULL_RANK = (Role.DENSE, Role.SPARSE, Role.BODY, Role.BUFFER)
 
 def kind_of(name: str) -> str:
     """``"factors"``, ``"head"`` or ``"whole"``, for the tensor called ``name``."""
-    own = name.removeprefix(AUXILIARY_PREFIX)
-    return "head" if role(own) is Role.HEAD else "whole" if role(own) in _OF_FULL_RANK else "factors"
+    tensor = name.removeprefix(AUXILIARY_PREFIX)
+    return "head" if role(tensor) is Role.HEAD else "whole" if role(tensor) in _OF_FULL_RANK else "factors"
 
 
 def embeddings(module: nn.Module) -> frozenset[str]:

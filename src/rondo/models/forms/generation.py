@@ -147,7 +147,7 @@ def _configured(model: Any, tokenizer: Any, how: Generation, ends: Sequence[int]
     """Within, the model generates in this way and not in its own."""
     from transformers import GenerationConfig
 
-    own, draws = model.generation_config, how.temperature is not None
+    settings, draws = model.generation_config, how.temperature is not None
     drawing = {"temperature": how.temperature, "top_p": how.top_p, "top_k": 0} if draws else {}
     # Around an encoder-decoder, PEFT generates by the base model's settings; around other models, by its own.
     holders = [model, model.get_base_model()] if hasattr(model, "get_base_model") else [model]
@@ -158,7 +158,7 @@ def _configured(model: Any, tokenizer: Any, how: Generation, ends: Sequence[int]
         use_cache=True,
         eos_token_id=list(ends) or None,
         pad_token_id=tokenizer.pad_token_id,
-        **(_own_start(model, own) if _has_encoder(model) else {}),
+        **(_own_start(model, settings) if _has_encoder(model) else {}),
         **drawing,
     )
     for holder in holders:
@@ -170,7 +170,7 @@ def _configured(model: Any, tokenizer: Any, how: Generation, ends: Sequence[int]
             holder.generation_config = config
 
 
-def _own_start(model: Any, own: Any) -> dict[str, Any]:
+def _own_start(model: Any, settings: Any) -> dict[str, Any]:
     """Tokens that a decoder was trained to begin with, and never to say (Marian's padding, which is also its start)."""
-    kept = {name: getattr(own, name, None) for name in ("forced_bos_token_id", "bad_words_ids")}
+    kept = {name: getattr(settings, name, None) for name in ("forced_bos_token_id", "bad_words_ids")}
     return {"decoder_start_token_id": model.config.decoder_start_token_id, **kept}

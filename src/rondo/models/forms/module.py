@@ -129,8 +129,8 @@ def state_of(network: Network, seen: Params, base: Base) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {n: t.detach().cpu() for n, t in module.state_dict().items()}
     aliases = _aliases(module)
     for name, tensor in changed.items():
-        own = tensor.detach().cpu()
-        state |= dict.fromkeys(aliases.get(name, [name]), own)
+        value = tensor.detach().cpu()
+        state |= dict.fromkeys(aliases.get(name, [name]), value)
     return state
 
 
@@ -153,12 +153,12 @@ def head_names(config: RunConfig, module: nn.Module) -> tuple[str, ...]:
         layers = holders[-1:]  # a module whose parameters are all its own has no head
     names: list[str] = []
     for layer in layers:
-        found = [n for n, _ in module.named_parameters() if n.startswith(f"{layer}.")]
-        if not found:
+        of_layer = [n for n, _ in module.named_parameters() if n.startswith(f"{layer}.")]
+        if not of_layer:
             known = ", ".join(p for p, m in module.named_modules() if p and [*m.parameters(recurse=False)])
             message = f"no layer {layer!r} with parameters; layers here: {known}"
             raise ConfigError.at("model.head_layers", message)
-        names += found
+        names += of_layer
     return tuple(dict.fromkeys(names))
 
 

@@ -134,10 +134,10 @@ def _given(
         raise ConfigError([Problem(f"model.{key}", "a model object does not use it: remove it") for key in used])
     if _orders_classes(config):
         check_order(labels, getattr(getattr(model, "config", None), "id2label", None) or {})
-    own = None if tokenizer is None else copied_tokenizer(tokenizer)
-    loaded = copied(tasks.TABLE[config.task.kind], model, own, labels)
+    copy = None if tokenizer is None else copied_tokenizer(tokenizer)
+    loaded = copied(tasks.TABLE[config.task.kind], model, copy, labels)
     known = loaded.module.config
-    return _Found(model.name_or_path or GIVEN, known, loaded.module, loaded.head, own, loaded)
+    return _Found(model.name_or_path or GIVEN, known, loaded.module, loaded.head, copy, loaded)
 
 
 def _named(config: RunConfig, labels: Sequence[str]) -> _Found:
@@ -167,26 +167,26 @@ def _orders_classes(config: RunConfig) -> bool:
     return kind.head and kind.outputs is None and config.task.labels is None
 
 
-def _outline(config: RunConfig, labels: Sequence[str], found: _Found) -> TransformerOutline:
-    kind, tokenizer = tasks.TABLE[config.task.kind], found.tokenizer
+def _outline(config: RunConfig, labels: Sequence[str], opened: _Found) -> TransformerOutline:
+    kind, tokenizer = tasks.TABLE[config.task.kind], opened.tokenizer
     if tokenizer is None:
-        limits, problems = RowLimits(0), list(_picture_problems(config, found.known))
+        limits, problems = RowLimits(0), list(_picture_problems(config, opened.known))
     else:
         _set_template(tokenizer, config)
-        limits = row_limits(found.module, tokenizer)
-        problems = list(_text_problems(config, found, limits))
+        limits = row_limits(opened.module, tokenizer)
+        problems = list(_text_problems(config, opened, limits))
     sites: tuple[Site, ...] = ()
     try:
         with no_warnings():  # loading the model repeats them
             if config.has_factors:
-                sites = peft.plan(found.module, config.adapter, kind.peft, found.head, config.seed).sites
-        trained_names(config, found.module, found.head, sites)
+                sites = peft.plan(opened.module, config.adapter, kind.peft, opened.head, config.seed).sites
+        trained_names(config, opened.module, opened.head, sites)
     except ConfigError as error:
         problems += error.problems
     problems += _of_whole_training(config)
-    problems += rounded_already(found.known, config.model.quantization)
-    task = make_task(config.task, tokenizer, labels).for_model(found.module)
-    return TransformerOutline(task, sites, problems, found.name, found.known, tokenizer, limits, found.loaded)
+    problems += rounded_already(opened.known, config.model.quantization)
+    task = make_task(config.task, tokenizer, labels).for_model(opened.module)
+    return TransformerOutline(task, sites, problems, opened.name, opened.known, tokenizer, limits, opened.loaded)
 
 
 def _of_whole_training(config: RunConfig) -> Iterator[Problem]:
@@ -201,13 +201,13 @@ def _of_whole_training(config: RunConfig) -> Iterator[Problem]:
         yield Problem("model.quantization", message)
 
 
-def _text_problems(config: RunConfig, found: _Found, limits: RowLimits) -> Iterator[Problem]:
+def _text_problems(config: RunConfig, opened: _Found, limits: RowLimits) -> Iterator[Problem]:
     """Everything that a model does not allow of texts."""
     limit, evaluation = limits.read, config.evaluation
     if config.task.max_length > limit:
         message = f"{config.task.max_length}, but this model takes {limit} tokens: lower it to {limit}"
         yield Problem("task.max_length", message)
-    turn = rotary_turn(found.known)
+    turn = rotary_turn(opened.known)
     if turn is not None and config.task.max_length > turn:
         message = f"{config.task.max_length}, but with a row of more than {turn} tokens this model's rotary embedding "
         message += "changes for all rows of a call (longrope), which are several clients': lower it to "
@@ -220,10 +220,10 @@ def _text_problems(config: RunConfig, found: _Found, limits: RowLimits) -> Itera
         yield Problem("evaluation.max_new_tokens", f"{message}this model takes {limit}: lower one of the two")
     embedding = None
     with suppress(NotImplementedError):  # CANINE has hashes of characters; Perceiver's is no layer
-        embedding = getattr(found.module.get_input_embeddings(), "num_embeddings", None)  # type: ignore[operator]
-    tokens = len(found.tokenizer)
+        embedding = getattr(opened.module.get_input_embeddings(), "num_embeddings", None)  # type: ignore[operator]
+    tokens = len(opened.tokenizer)
     if embedding is not None and tokens > embedding:
-        added = [name for name, number in found.tokenizer.get_added_vocab().items() if number >= embedding]
+        added = [name for name, number in opened.tokenizer.get_added_vocab().items() if number >= embedding]
         names = f" ({', '.join(map(repr, added[:3]))}{' ...' if len(added) > 3 else ''})" if added else ""
         message = f"its tokenizer has {tokens} tokens, {tokens - embedding} more than its embedding{names}: "
         if added:
@@ -233,7 +233,7 @@ def _text_problems(config: RunConfig, found: _Found, limits: RowLimits) -> Itera
             message += "name the tokenizer's own model"
         yield Problem("model.name", message)
     classifies = tasks.TABLE[config.task.kind].head and config.task.kind != "question-answering"
-    if classifies and getattr(found.known, "summary_type", None) == "last":
+    if classifies and getattr(opened.known, "summary_type", None) == "last":
         message = "it classifies by a row's last token (XLNet), and rows are padded behind it: name another"
         yield Problem("model.name", message)
 

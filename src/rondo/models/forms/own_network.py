@@ -154,10 +154,10 @@ def look(config: RunConfig, labels: Sequence[str]) -> OwnOutline:
 
 def _unused_by_network(config: RunConfig) -> Iterator[Problem]:
     """Keys that say what of a module is trained."""
-    own = "a network of one's own says itself what it takes from clients: remove it"
+    remedy = "a network of one's own says itself what it takes from clients: remove it"
     if config.adapter != AdapterConfig():
         yield Problem("adapter", "a network of one's own does not use this section: remove it")
     if config.train.what is not None:
-        yield Problem("train.what", own)
+        yield Problem("train.what", remedy)
     if config.model.head_layers is not None:
-        yield Problem("model.head_layers", own)
+        yield Problem("model.head_layers", remedy)

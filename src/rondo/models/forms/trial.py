@@ -77,13 +77,13 @@ def _reason(
         return f"a call of several clients fails: {type(error).__name__}: {error}"
     allowed = _precision(network, task) ** 0.5
     start = 0
-    for k, own in enumerate(alone):
-        shared = together.losses[start : start + len(own.losses)]
-        start += len(own.losses)
-        if not _close(shared, own.losses, allowed, 0.0):
+    for k, single in enumerate(alone):
+        shared = together.losses[start : start + len(single.losses)]
+        start += len(single.losses)
+        if not _close(shared, single.losses, allowed, 0.0):
             return "a row's loss is not what it is when its client is alone in a call"
-        largest = max(float(g.norm()) for g in own.grads.values())
-        for tensor, grad in own.grads.items():
+        largest = max(float(g.norm()) for g in single.grads.values())
+        for tensor, grad in single.grads.items():
             if not _close(together.grads[tensor][k], grad[0], allowed, largest / 100):
                 return f"the gradient of {tensor} is not what it is when its client is alone in a call"
     return None
@@ -128,8 +128,8 @@ def _step(
     with seeded(0, network.device):
         losses, _ = task.loss(network(leaves, {}, inputs, dropout, rows), targets)
         grads = torch.autograd.grad(losses.sum(), list(trained.values()), allow_unused=True)
-    found = zip(trained.items(), grads, strict=True)
-    return _Step(losses.detach(), {n: torch.zeros_like(t) if g is None else g for (n, t), g in found})
+    pairs = zip(trained.items(), grads, strict=True)
+    return _Step(losses.detach(), {n: torch.zeros_like(t) if g is None else g for (n, t), g in pairs})
 
 
 def _groups(task: Task, examples: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:

@@ -92,13 +92,13 @@ def end_to_end(module: nn.Module) -> Callable[[], None] | None:
         if lengths is not None:
             longest = max(lengths)
             kwargs |= {"batch_size": 1, "q_length": longest, "kv_length": longest, "attention_mask": None}
-        found: Tensor | None = mask(**kwargs)
-        return found
+        made: Tensor | None = mask(**kwargs)
+        return made
 
-    own = f"{name}_end_to_end"
-    AttentionInterface.register(own, within_rows)
-    AttentionMaskInterface.register(own, mask_of_the_longest)
-    module.set_attn_implementation(own)  # type: ignore[operator]
+    attention = f"{name}_end_to_end"
+    AttentionInterface.register(attention, within_rows)
+    AttentionMaskInterface.register(attention, mask_of_the_longest)
+    module.set_attn_implementation(attention)  # type: ignore[operator]
     return lambda: module.set_attn_implementation(name)  # type: ignore[operator]
 
 

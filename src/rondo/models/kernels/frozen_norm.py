@@ -35,10 +35,10 @@ def _is_norm(layer: nn.Module, eps: float) -> bool:
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(len(_SCALES), len(weight), generator=draw) * torch.tensor(_SCALES)[:, None]
     x = x.to(weight)
-    found, expected = layer(x), _Norm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
-    if not isinstance(found, Tensor) or found.dtype is not expected.dtype:
+    actual, expected = layer(x), _Norm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
+    if not isinstance(actual, Tensor) or actual.dtype is not expected.dtype:
         return False
-    return bool(((found - expected).abs() <= 2 * torch.finfo(x.dtype).eps * expected.abs()).all())
+    return bool(((actual - expected).abs() <= 2 * torch.finfo(x.dtype).eps * expected.abs()).all())
 
 
 class _FrozenNorm:

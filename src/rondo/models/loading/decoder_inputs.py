@@ -27,16 +27,16 @@ def check_decoder(module: Any, tokenizer: Any) -> None:
     other = inputs.clone()
     other[:, -1] = (other[:, -1] + 1) % int(module.get_input_embeddings().num_embeddings)
     output = module(input_ids=ids, labels=labels)
-    own = output.logits
+    theirs = output.logits
     ours, changed = (module(input_ids=ids, decoder_input_ids=i).logits for i in (inputs, other))
-    allowed = 1e-4 * float(own.abs().max())
-    if not float((own - ours).abs().max()) <= allowed:
+    allowed = 1e-4 * float(theirs.abs().max())
+    if not float((theirs - ours).abs().max()) <= allowed:
         message = f"{module.config.model_type} computes other logits from labels than from the tokens one place later"
         raise ConfigError.at("model.name", f"{message}: {REMEDY}")
     if not float((ours - changed)[:, :-1].abs().max()) <= allowed:
         message = f"the decoder of {module.config.model_type} sees the tokens that it is to predict: {REMEDY}"
         raise ConfigError.at("model.name", message)
-    expected = functional.cross_entropy(own.flatten(0, 1).float(), labels.flatten())
+    expected = functional.cross_entropy(theirs.flatten(0, 1).float(), labels.flatten())
     if not float((output.loss - expected).abs()) <= 1e-3 * float(expected):
         message = f"{module.config.model_type} has another loss than the cross-entropy of its targets (ProphetNet's)"
         raise ConfigError.at("model.name", f"{message}: name another model")

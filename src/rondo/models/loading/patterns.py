@@ -66,11 +66,11 @@ def _matches(pattern: str, paths: Iterable[str]) -> bool:
 def _number(path: str, lists: str | list[str] | None) -> int | None:
     """The number of the layer that ``path`` lies in, as PEFT counts: the first one, in one of ``lists`` if named."""
     patterns = [lists] if isinstance(lists, str) else lists
-    found = None
+    match = None
     for pattern in patterns or [r"[^.]*"]:
         start = r"(?:^|.*?\.)" if patterns else r".*?\."
-        found = found or re.match(rf"{start}{pattern}\.(\d+)\.", path)
-    return None if found is None else int(found[1])
+        match = match or re.match(rf"{start}{pattern}\.(\d+)\.", path)
+    return None if match is None else int(match[1])
 
 
 def _ranges(numbers: Sequence[int]) -> str:

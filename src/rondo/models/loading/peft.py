@@ -136,8 +136,8 @@ def _inject(module: nn.Module, lora: peft.LoraConfig, head: Sequence[str], seed:
         message = f"{first}{_others(len(layers) - 1)}: {reason}. Names of such layers here: {available}"
         problems.append(Problem(key, message))
     if too_small:
-        own = key == "adapter.target_modules"
-        problems.append(Problem("adapter.r" if own else key, _exceeded(too_small, own)))
+        by_rank = key == "adapter.target_modules"
+        problems.append(Problem("adapter.r" if by_rank else key, _exceeded(too_small, by_rank)))
     if isinstance(targets, (set, list)):
         unmatched = [n for n in sorted(targets) if not any(s.path == n or s.path.endswith("." + n) for s in sites)]
         if unmatched and sites:
@@ -153,7 +153,7 @@ def _inject(module: nn.Module, lora: peft.LoraConfig, head: Sequence[str], seed:
     return AdapterPlan(tuple(sites), params, lora)
 
 
-def _exceeded(layers: Mapping[str, tuple[int, tuple[int, int]]], own: bool) -> str:
+def _exceeded(layers: Mapping[str, tuple[int, tuple[int, int]]], by_rank: bool) -> str:
     """The message about layers that are too small for their rank. ``layers`` gives rank and (out, in) by path.
 
     ``own``: the configuration sets the rank, not an adapter that the run starts from.
@@ -162,7 +162,7 @@ def _exceeded(layers: Mapping[str, tuple[int, tuple[int, int]]], own: bool) -> s
     others = _others(len(layers) - 1)
     message = f"rank {rank} exceeds {path}, which is {shape[0]} x {shape[1]},{others}"
     remedy = f"lower it to {min(shape)}, or give such layers a rank by adapter.rank_pattern"
-    return f"{message.rstrip(',')}: {remedy if own else 'name another adapter'}"
+    return f"{message.rstrip(',')}: {remedy if by_rank else 'name another adapter'}"
 
 
 def _flat(tensor: Tensor) -> Tensor:
@@ -241,8 +241,8 @@ def _plan_from(module: nn.Module, folder: str, task: TaskType | None, head: Sequ
     actual = {n: tuple(t.shape) for n, t in saved.items()}
     if any(p.is_meta for p in module.parameters()):
         # Only loading tells which tensors (a pooler) the checkpoint lacks, and the head has.
-        own = {HEAD_PREFIX + n: tuple(p.shape) for n, p in parameters.items()}
-        expected |= {n: shape for n, shape in actual.items() if own.get(n) == shape}
+        shapes = {HEAD_PREFIX + n: tuple(p.shape) for n, p in parameters.items()}
+        expected |= {n: shape for n, shape in actual.items() if shapes.get(n) == shape}
     if expected != actual:
         raise ConfigError.at("adapter.start_from", f"{folder!r} {misfit(expected, actual)}")
     for name, tensor in saved.items():

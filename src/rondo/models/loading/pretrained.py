@@ -110,15 +110,15 @@ def own_classes(name: str, revision: str | None) -> Mapping[Any, Any]:
 
     with quiet():
         content, _ = transformers.PreTrainedConfig.get_config_dict(name, revision=revision or "main")
-    found = content.get("id2label")
-    return found if isinstance(found, dict) else {}
+    names = content.get("id2label")
+    return names if isinstance(names, dict) else {}
 
 
-def check_order(labels: Sequence[str], own: Mapping[Any, Any]) -> None:
-    """Raise :class:`ConfigError` if a model has learned classes of these names (``own``, by number) in another order
-    than that of ``labels``: each output of its head would be taken for another class."""
+def check_order(labels: Sequence[str], classes: Mapping[Any, Any]) -> None:
+    """Raise :class:`ConfigError` if a model has learned classes of these names (``classes``, by number) in another
+    order than that of ``labels``: each output of its head would be taken for another class."""
     names = {name.casefold(): name for name in labels}
-    learned = [str(own[number]).casefold() for number in sorted(own, key=int)]
+    learned = [str(classes[number]).casefold() for number in sorted(classes, key=int)]
     if len(names) == len(labels) and set(learned) == set(names) and learned != list(names):
         order = json.dumps([names[name] for name in learned], ensure_ascii=False)
         message = f"the model has learned these classes in another order: set it to {order}, or to the order you want"

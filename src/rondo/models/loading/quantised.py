@@ -40,10 +40,10 @@ def rounding(bits: Literal["int8", "nf4"], keep: list[str] | None) -> Any:
 def rounded_already(known: Any, bits: Literal["int8", "nf4"] | None) -> Iterator[Problem]:
     """Yield the problem of a checkpoint whose weights are rounded, and not as ``bits`` says. ``known``: the model's
     configuration."""
-    own = getattr(known, "quantization_config", None)
-    if own is None:
+    stated = getattr(known, "quantization_config", None)
+    if stated is None:
         return
-    content = own if isinstance(own, Mapping) else own.to_dict()
+    content = stated if isinstance(stated, Mapping) else stated.to_dict()
     method = str(content.get("quant_method"))
     if method == "bitsandbytes" and content.get("load_in_4bit") and content.get("bnb_4bit_quant_type") == "nf4":
         if bits != "nf4":

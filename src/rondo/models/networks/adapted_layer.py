@@ -173,11 +173,11 @@ class AdaptedLayer:
         packing = self.call.packing
         if packing is not None and len(down) > 1:
             parts = (torch.split(t.flatten(0, -2), list(packing.clients)) for t in (output.to(x.dtype), x))
-            each = [
+            outputs = [
                 add_low_rank(y_k[None], x_k[None], down[k : k + 1], up[k : k + 1])[0]
                 for k, (y_k, x_k) in enumerate(zip(*parts, strict=True))
             ]
-            return torch.cat(each).reshape(output.shape).to(output.dtype)
+            return torch.cat(outputs).reshape(output.shape).to(output.dtype)
         if self.site.kind == "conv2d":
             return output + self._convolved(x, down, up, rows)
         if not rows.even:

@@ -66,7 +66,7 @@ class WholeNetwork(Network):
         for path in self._moving:
             self._names |= {f"{BUFFER_PREFIX}{path}.{s}": f"{path}.{s}" for s in _STATISTICS}
         tensors = {**parameters, **dict(module.named_buffers())}
-        self._start = {n: tensors[own].detach().cpu().clone() for n, own in self._names.items()}
+        self._start = {n: tensors[inner].detach().cpu().clone() for n, inner in self._names.items()}
         self._factors = dict(factors or {})
         self.products = products
         self._autocast = products is torch.bfloat16
@@ -94,7 +94,7 @@ class WholeNetwork(Network):
 
     def tensors(self, seen: Params, base: Base) -> dict[str, Tensor]:
         """The module's own names and the tensors that a client's model has there. ``seen`` has no client axis."""
-        result = {own: seen[name] for name, own in self._names.items() if name in seen}
+        result = {inner: seen[name] for name, inner in self._names.items() if name in seen}
         for path, site in self.sites.items():
             result[f"{path}.weight"] = merged_weight(self.module.get_submodule(path), site, seen, base)
         return result
@@ -111,18 +111,18 @@ class WholeNetwork(Network):
         the other. Statistics in ``params`` are updated in place in training."""
         clients = next(iter(params.values())).shape[0]
         counts = rows.counts if rows is not None else (next(iter(batch.values())).shape[0] // clients,) * clients
-        own = self._mine()
+        copy = self._mine()
         outputs, start = [], 0
         for k, count in enumerate(counts):
             part = batch if clients == 1 else {n: t[start : start + count] for n, t in batch.items()}
             start += count
             if count:
-                own.prepare(self._moving if count > 1 else (), None if dropout is None else dropout[k])
+                copy.prepare(self._moving if count > 1 else (), None if dropout is None else dropout[k])
                 # Its count of batches is no statistic: it would be added to by all clients.
                 counters = {f"{p}.num_batches_tracked": torch.zeros((), dtype=torch.long) for p in self._moving}
                 tensors = self.tensors(client_row(params, k), base) | counters
                 autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast)
-                with autocast, own.holding(tensors) as module:
+                with autocast, copy.holding(tensors) as module:
                     if HEAD_INPUT in part and self.head_layer is not None:
                         output = module.get_submodule(self.head_layer)(part[HEAD_INPUT])
                     else:
@@ -133,12 +133,12 @@ class WholeNetwork(Network):
     @contextmanager
     def lent(self, seen: Params, base: Base) -> Iterator[nn.Module]:
         """See :meth:`rondo.models.networks.network.Network.lent`."""
-        own = self._mine()
-        own.prepare((), None)
+        copy = self._mine()
+        copy.prepare((), None)
         tensors = self.tensors(on_device(seen, self.device), self.on_device(base))
         with (
             torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast),
-            own.holding(tensors) as module,
+            copy.holding(tensors) as module,
         ):
             yield module
 
@@ -184,7 +184,7 @@ def _moving(module: nn.Module, trained: Sequence[str]) -> tuple[str, ...]:
     paths = []
     for path, layer in module.named_modules():
         if isinstance(layer, Normalisation) and layer.track_running_stats:
-            own = {f"{path}.{n}" for n, _ in layer.named_parameters()}
-            if own & set(trained) or (not own and trained):
+            names = {f"{path}.{n}" for n, _ in layer.named_parameters()}
+            if names & set(trained) or (not names and trained):
                 paths.append(path)
     return tuple(paths)

@@ -61,8 +61,8 @@ def first_token_only(network: AdaptedNetwork, seen: Params, inputs: Batch) -> No
 
 
 def _first(output: Any) -> Tensor:
-    found: Tensor = output[0] if isinstance(output, tuple) else output
-    return found
+    hidden: Tensor = output[0] if isinstance(output, tuple) else output
+    return hidden
 
 
 def _queries(attention: Any) -> Callable[[], None] | None:

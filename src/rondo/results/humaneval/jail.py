@@ -163,9 +163,9 @@ def _enter_root(root: str, folder_bytes: int, owner: int) -> None:
 
 def _libraries() -> list[str]:
     """Folders that Python loads modules and libraries from, the outer ones first."""
-    found = [os.path.dirname(os.__file__), os.path.join(sys.base_prefix, "lib")]
-    found += ["/lib", "/lib64", "/usr/lib", "/usr/lib64"]
-    return sorted({os.path.abspath(path) for path in found if os.path.isdir(path)}, key=len)
+    paths = [os.path.dirname(os.__file__), os.path.join(sys.base_prefix, "lib")]
+    paths += ["/lib", "/lib64", "/usr/lib", "/usr/lib64"]
+    return sorted({os.path.abspath(path) for path in paths if os.path.isdir(path)}, key=len)
 
 
 def _mount(source: str | None, target: str, kind: str | None, flags: int, options: str = "") -> None:

@@ -134,8 +134,8 @@ class CausalLM(LanguageModel):
         """Token ids of all before the last answer in ``example``, and of that answer. Plain text, which is no answer
         to anything, is cut in its middle."""
         learned = [t != IGNORED for t in example.target] if isinstance(example.target, tuple) else []
-        end = max((place + 1 for place, own in enumerate(learned) if own), default=0)
-        start = max((place + 1 for place, own in enumerate(learned[:end]) if not own), default=0)
+        end = max((place + 1 for place, is_learned in enumerate(learned) if is_learned), default=0)
+        start = max((place + 1 for place, is_learned in enumerate(learned[:end]) if not is_learned), default=0)
         if start == 0:
             start, end = (len(example.ids) + 1) // 2, len(example.ids)
         return example.ids[:start], example.ids[start:end]

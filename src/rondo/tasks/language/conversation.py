@@ -114,8 +114,8 @@ def closing(tokenizer: Any, conversation: Sequence[Turn]) -> str:
     while word in rendered(tokenizer, conversation, tokenize=False, add_generation_prompt=True):
         word += "zq"
     answered = [*conversation, {"role": "assistant", "content": word}]
-    _, found, end = rendered(tokenizer, answered, tokenize=False).rpartition(word)
-    if not found:
+    _, word_there, end = rendered(tokenizer, answered, tokenize=False).rpartition(word)
+    if not word_there:
         raise _refusal(conversation, "the template leaves the answer out; name another template")
     return str(end)
 

@@ -56,9 +56,9 @@ def text_ids(tokenizer: Any, text: str) -> list[int]:
 
 def ending(tokenizer: Any) -> list[int]:
     """The special tokens that ``tokenizer`` puts behind every text: none, an end token, or a separator (BERT's)."""
-    own, whole = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
-    starts = [i for i in range(len(whole) - len(own) + 1) if whole[i : i + len(own)] == own]
-    return list(whole[starts[-1] + len(own) :]) if own and starts else []
+    letter, whole = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
+    starts = [i for i in range(len(whole) - len(letter) + 1) if whole[i : i + len(letter)] == letter]
+    return list(whole[starts[-1] + len(letter) :]) if letter and starts else []
 
 
 def without(ids: list[int], end: Sequence[int]) -> list[int]:

@@ -41,11 +41,11 @@ class LinearProblem:
         else:
             out = d if config.outputs is None else config.outputs
             mean = _normal(seed, (out, k), "up")
-            own = _normal(seed, (n, out, k), "own")
-            own = own - own.mean(0)
-            size = own.square().sum((1, 2)).mean().sqrt()
-            own = own / size if n > 1 else torch.zeros_like(own)  # one client is its own mean
-            up = mean / mean.norm() + config.spread * own
+            apart = _normal(seed, (n, out, k), "own")
+            apart = apart - apart.mean(0)
+            size = apart.square().sum((1, 2)).mean().sqrt()
+            apart = apart / size if n > 1 else torch.zeros_like(apart)  # one client is its own mean
+            up = mean / mean.norm() + config.spread * apart
         start = _orthonormal(_normal(seed, (d, k), "start")).mT
         if config.start_distance is not None:
             across = start - start @ down.mT @ down
@@ -83,8 +83,8 @@ class LinearProblem:
         """Per client, X^T X, X^T E and the sum of E^2 for the noise E, over the number of rows: (n, d, d), (n, d, out)
         and (n,)."""
         pairs = ((self.inputs(k), self.noise(k)) for k in range(self.config.clients))
-        each = [(x.mT @ x, x.mT @ e, e.square().sum()) for x, e in pairs]
-        xx, xe, ee = (torch.stack(part) / self.config.rows for part in zip(*each, strict=True))
+        sums = [(x.mT @ x, x.mT @ e, e.square().sum()) for x, e in pairs]
+        xx, xe, ee = (torch.stack(part) / self.config.rows for part in zip(*sums, strict=True))
         return xx, xe, ee
 
     def losses(self, slopes: Tensor) -> Tensor:

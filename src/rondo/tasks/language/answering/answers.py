@@ -29,8 +29,8 @@ def answers_of(context: str, value: Any, starts: Any, *, separate: bool) -> list
         pair = {"text": texts, "answer_start": starts}
     else:
         value = _parsed(value)
-        if isinstance(value, list | tuple) and all(isinstance(each, Mapping) for each in value):
-            pair = {key: [each.get(key) for each in value] for key in ("text", "answer_start")}
+        if isinstance(value, list | tuple) and all(isinstance(answer, Mapping) for answer in value):
+            pair = {key: [answer.get(key) for answer in value] for key in ("text", "answer_start")}
         elif isinstance(value, Mapping) and value.keys() >= {"text", "answer_start"}:
             pair = {key: value[key] for key in ("text", "answer_start")}
         else:
@@ -73,6 +73,6 @@ def _checked(context: str, text: Any, value: Any) -> int:
     start = int(value)
     if start >= 0 and context[start : start + len(text)] == text:
         return start
-    found = context.find(text)
-    where = f"it is at {found}" if found >= 0 else "it is nowhere in the context"
+    place = context.find(text)
+    where = f"it is at {place}" if place >= 0 else "it is nowhere in the context"
     raise ValueError(f"{text!r:.60} is not at character {start} of the context (counted in characters); {where}")

@@ -42,11 +42,11 @@ def right_of(answer: Any, choices: Sequence[str], written: str | None = None) ->
         "letter": known.index(name) if len(name) == 1 and name in known else None,
         "number": int(name) if re.fullmatch("[0-9]{1,4}", name) and int(name) < len(choices) else None,
     }
-    found = {reading: i for reading, i in readings.items() if i is not None and written in (None, reading)}
-    if len(set(found.values())) == 1:
-        return next(iter(found.values()))
-    if found:
-        listed = " and ".join(f"the {reading} of {choices[i]!r:.40}" for reading, i in found.items())
+    places = {reading: i for reading, i in readings.items() if i is not None and written in (None, reading)}
+    if len(set(places.values())) == 1:
+        return next(iter(places.values()))
+    if places:
+        listed = " and ".join(f"the {reading} of {choices[i]!r:.40}" for reading, i in places.items())
         raise ValueError(f"{answer!r} is {listed}: say which with task.answer_is")
     forms = "the text of a choice, its letter (A is the first) or its number (0 is the first)"
     if written is not None:
@@ -63,5 +63,5 @@ def first_mentioned(text: str, candidates: Sequence[str]) -> int | None:
     order = sorted((i for i, c in enumerate(candidates) if c), key=lambda i: -len(candidates[i]))
     words = (candidates[i] for i in order)
     patterns = [rf"\b{c}\b" if len(c) == 1 and c.isalpha() else re.escape(c) for c in words]
-    found = re.search("|".join(f"({p})" for p in patterns), text) if patterns else None
-    return None if found is None or found.lastindex is None else order[found.lastindex - 1]
+    match = re.search("|".join(f"({p})" for p in patterns), text) if patterns else None
+    return None if match is None or match.lastindex is None else order[match.lastindex - 1]

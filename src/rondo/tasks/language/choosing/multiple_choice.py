@@ -166,7 +166,7 @@ class MultipleChoice(CausalLM):
         choices = [coded(bare + blanks + text)[len(prompt) :] for text in said]
         # A tokenizer may have one token for the end of the prompt and all of a choice.
         alone = (text_ids(self.tokenizer, text) for text in said)
-        return prompt, [choice or own for choice, own in zip(choices, alone, strict=True)], end
+        return prompt, [choice or bare for choice, bare in zip(choices, alone, strict=True)], end
 
     def scored(self, examples: Sequence[Any]) -> Sequence[Choice]:
         """See :meth:`rondo.tasks.task.Task.scored`: every choice of every row."""

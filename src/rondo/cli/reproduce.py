@@ -1,0 +1,75 @@
+"""The command reproduce."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rondo.cli.app import Device
+from rondo.cli.process import quiet_libraries, stoppable, user_errors
+
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="an entry, a file of one, all, or list")] = "list",
+    data: Annotated[Path, typer.Option(help="the folder of the data sets")] = Path("data"),
+    out: Annotated[Path, typer.Option(help="where runs are kept; those that it holds are not repeated")] = Path(
+        "runs/reproduce"
+    ),
+    pages: Annotated[Path | None, typer.Option(help="where pages are written; default: OUT/pages")] = None,
+    budget: Annotated[str | None, typer.Option(help="start no run after this time: 90s, 30m, 2h")] = None,
+    device: Device = "auto",
+) -> None:
+    """Decide claims of the papers: make the runs that are missing, cheapest entry first, and write the verdicts."""
+    with user_errors():
+        from rondo.reproduce import entry as entries
+
+        if name == "list":
+            for one in entries.names():
+                entry = entries.read(one)
+                print(f"{one:24} {entry.paper}, {entry.item}: {entry.title}")
+            return
+        end = None if budget is None else time.monotonic() + _seconds(budget)
+        quiet_libraries()
+        _decide(entries.names() if name == "all" else [name], data, out, pages or out / "pages", device, end)
+
+
+def _seconds(text: str) -> float:
+    from rondo.errors import ConfigError
+
+    try:
+        return float(text[:-1]) * _UNITS[text[-1:]]
+    except (ValueError, KeyError):
+        raise ConfigError.at("--budget", f"{text!r} is no time: give 90s, 30m or 2h", "rondo reproduce") from None
+
+
+def _decide(names: list[str], data: Path, out: Path, pages: Path, device: str, end: float | None) -> None:
+    from rondo.errors import ConfigError, visible
+    from rondo.reproduce import entry as entries
+    from rondo.reproduce import page
+    from rondo.reproduce.trials import Trials
+
+    work: list[Any] = []
+    for name in names:
+        try:
+            work.append(Trials(Path(name).stem, entries.read(name), out, data))
+        except ConfigError as error:
+            if len(names) == 1:
+                raise
+            print(visible(f"{name} is left out: {error.problems[0].message}"), flush=True)
+    with stoppable() as stop:
+        for trials in sorted(work, key=lambda trials: trials.seconds()):
+            while missing := trials.missing():
+                if end is not None and time.monotonic() > end:
+                    break
+                began = time.perf_counter()
+                trials.make(missing[0], device, None, stop)
+                print(f"{trials.name}: {missing[0]}, {time.perf_counter() - began:.0f} s", flush=True)
+            for finding in page.write(trials, pages):
+                verdict = finding.verdict
+                print(f"{trials.name}: {finding.contrast.claim}: {page.interval(finding.paired)}, {verdict.word}")
+            print(f"{trials.name}: {pages / trials.name}.md", flush=True)

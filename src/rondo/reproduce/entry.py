@@ -1,0 +1,155 @@
+"""An entry: a claim of a paper, the runs that decide it, and what would count, in one TOML file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.resources import as_file, files
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Self
+
+import pydantic
+from pydantic import Field, model_validator
+
+from rondo.config import toml_file
+from rondo.config.explain import explain, merged
+from rondo.config.load import load
+from rondo.config.schema import RunConfig
+from rondo.config.section import Fraction, Positive, Section
+from rondo.errors import ConfigError
+
+Seeds = Annotated[list[Annotated[int, Field(ge=0, lt=2**63)]], Field(min_length=1)]
+
+
+class Contrast(Section):
+    """One claim as a difference: the sum of the scores of ``plus`` less that of ``minus``, by seed."""
+
+    claim: str
+    """The claim in one sentence."""
+    plus: Annotated[list[str], Field(min_length=1)]
+    """Arms that the claim expects above."""
+    minus: Annotated[list[str], Field(min_length=1)]
+    """Arms that it expects below."""
+    paper: Annotated[float, Field(gt=0)] | None = None
+    """The paper's difference, in the unit of the metric; left out where it prints no number."""
+    source: str
+    """Where in the paper, and of which numbers."""
+
+
+class Tuning(Section):
+    """One grid for all arms. Each arm takes the point with the best mean score on rows held out of the training rows;
+    after every seed the worse half of the points is left out."""
+
+    grid: dict[str, Annotated[list[Any], Field(min_length=1)]]
+    """Values by key path."""
+    seeds: Seeds
+    """Seeds of the trials: others than those of the entry."""
+    held_out: Fraction = 0.2
+    """Share of every client's training rows that is held out. 0: the trials are scored as the runs are, on the problem
+    that a seed draws."""
+
+
+class Entry(Section):
+    """A claim of a paper."""
+
+    paper: str
+    """The paper's short name."""
+    item: str
+    """Table, figure or theorem."""
+    title: str
+    """What the entry shows, in a few words."""
+    differs: str
+    """How the setting differs from the paper's, and why the claim can live in it."""
+    metric: str
+    """Path of the score in a round's record, such as "global.accuracy", "personal.accuracy" or
+    "measures.principal_angle"."""
+    last: Positive = 1
+    """The score is the mean of this many last values."""
+    log10: bool = False
+    """Whether the score is the metric's logarithm."""
+    lower_is_better: bool = False
+    """Whether a tuning looks for the lowest score."""
+    seeds: Seeds
+    files: dict[str, str] = Field(default_factory=dict)
+    """Files of the data, and where to have them; none for built-in ones."""
+    seconds: Annotated[float, Field(gt=0)]
+    """Seconds of one run on two cores, for a budget before there is a measured one."""
+    config: dict[str, Any]
+    """The configuration that all arms share."""
+    arms: Annotated[dict[str, dict[str, Any]], Field(min_length=2)]
+    """What each arm adds to it."""
+    contrasts: Annotated[list[Contrast], Field(min_length=1)]
+    tuning: Tuning | None = None
+
+    @model_validator(mode="after")
+    def _arms_are_there(self) -> Self:
+        for contrast in self.contrasts:
+            if unknown := {*contrast.plus, *contrast.minus} - self.arms.keys():
+                raise ValueError(f"contrasts name arms that are not there: {', '.join(sorted(unknown))}")
+        if self.tuning is not None and set(self.tuning.seeds) & set(self.seeds):
+            raise ValueError("the seeds of the tuning must be others than those of the runs")
+        return self
+
+    def run(
+        self, arm: str, seed: int, data: Path, more: Mapping[str, Any] = MappingProxyType({}), *, check: bool = True
+    ) -> RunConfig:
+        """The configuration of a run.
+
+        ``data``: the folder of the files.
+        ``more``: values by key path, over the arm's.
+        ``check``: whether the files must be there.
+
+        Raises :class:`ConfigError`.
+        """
+        tree: dict[str, Any] = {}
+        for part in (self.config, self.arms[arm], nested(more), {"seed": seed}):
+            merge(tree, part)
+        rows = tree.get("data", {})
+        rows |= {key: str(data / rows[key]) for key in ("source", "test_source") if rows.get(key) in self.files}
+        return load(tree, check_paths=check)
+
+
+def merge(tree: dict[str, Any], part: Mapping[str, Any]) -> None:
+    """Put ``part`` over ``tree``, table by table."""
+    for key, value in part.items():
+        if isinstance(value, Mapping):
+            merge(tree.setdefault(key, {}), value)
+        else:
+            tree[key] = value
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by key path, as tables."""
+    tree: dict[str, Any] = {}
+    for path, value in values.items():
+        *tables, key = path.split(".")
+        place = tree
+        for table in tables:
+            place = place.setdefault(table, {})
+        place[key] = value
+    return tree
+
+
+def names() -> list[str]:
+    """The entries that come with Rondo."""
+    folder = files("rondo.reproduce") / "entries"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def read(name: str) -> Entry:
+    """The entry ``name``, or that of a file of the user's own. Raises :class:`ConfigError`."""
+    if name.endswith(".toml"):
+        return _read(Path(name), name)
+    if name not in names():
+        raise ConfigError.at("NAME", f"there is no entry {name!r}; rondo reproduce list shows them all")
+    with as_file(files("rondo.reproduce") / "entries" / f"{name}.toml") as path:
+        return _read(path, name)
+
+
+def _read(path: Path, name: str) -> Entry:
+    raw = toml_file.read(path, "entry", "rondo reproduce list shows those that come with Rondo")
+    try:
+        return Entry.model_validate(raw)
+    except pydantic.ValidationError as error:
+        problems = merged(explain(e, raw, Entry) for e in error.errors(include_url=False))
+        raise ConfigError(problems, name) from None

@@ -1,0 +1,186 @@
+"""The page of an entry, with its picture, and the page of all entries."""
+
+from __future__ import annotations
+
+import io
+import json
+import platform
+import statistics
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rondo.reproduce.findings import Finding, findings, finished
+from rondo.reproduce.paired import Paired
+from rondo.reproduce.trials import Curve, Trials
+from rondo.runs.storage import durable
+from rondo.runs.storage.directory import RunDirectory
+
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+_FACTS = "facts"
+"""What a page knows of an entry for the page of all."""
+
+
+def write(trials: Trials, pages: Path) -> list[Finding]:
+    """Write the page of an entry, its picture, and the page of all entries that have one. Returns the findings."""
+    of_claims = findings(trials)
+    curves = {arm: of_arm for arm in trials.entry.arms if (of_arm := _curves(trials, arm))}
+    durable.make_folder(pages / _FACTS)
+    contents = {f"{trials.name}.md": _page(trials, of_claims, curves).encode()}
+    if curves:
+        contents[f"{trials.name}.png"] = _picture(trials, curves)
+    durable.write_all(pages, contents)
+    facts = json.dumps(_facts(trials, of_claims), indent=2, ensure_ascii=False).encode()
+    durable.write_all(pages / _FACTS, {f"{trials.name}.json": facts})
+    durable.write_all(pages, {"README.md": _index(pages).encode()})
+    return of_claims
+
+
+def shown(value: float | None) -> str:
+    """A number with three digits that count."""
+    return "-" if value is None else f"{value:.3g}" if abs(value) < 1 else f"{value:.2f}"
+
+
+def interval(paired: Paired) -> str:
+    """A mean with its 95 % interval."""
+    if paired.interval is None:
+        return shown(paired.mean)
+    return f"{shown(paired.mean)} [{shown(paired.interval[0])}, {shown(paired.interval[1])}]"
+
+
+def _page(trials: Trials, of_claims: Iterable[Finding], curves: Mapping[str, list[Curve]]) -> str:
+    entry = trials.entry
+    lines = [
+        f"# {entry.title}",
+        "",
+        f"{entry.paper}, {entry.item}. {entry.differs}",
+        "",
+        f"    rondo reproduce {trials.name}",
+        "",
+        f"Score: `{entry.metric}`{', its decimal logarithm' if entry.log10 else ''}"
+        + (f", the mean of the last {entry.last}" if entry.last > 1 else ", after the last round")
+        + f". Seeds {_listed(entry.seeds)}; differences are paired by seed, intervals are of 95 % (Student's t), p is "
+        "corrected by Holm for the claims of this page.",
+        "",
+        "| claim | paper | here | p | at equal bytes | seeds | verdict |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for finding in of_claims:
+        contrast, verdict = finding.contrast, finding.verdict
+        paper = f"{shown(contrast.paper)} ({contrast.source})" if contrast.paper is not None else contrast.source
+        more = f"; {verdict.seeds} seeds would decide" if verdict.seeds is not None else ""
+        here = f"{interval(finding.paired)} | {finding.p:.2g} | {shown(finding.equal_bytes)}"
+        said = f"**{verdict.word}**: {verdict.reason}{more}"
+        lines.append(f"| {contrast.claim} | {paper} | {here} | {len(finding.paired.differences)} | {said} |")
+    lines += ["", "| arm | score, mean and deviation | seeds | MB sent in all | tuned |", "|---|---|---|---|---|"]
+    for arm, of_arm in curves.items():
+        scores = [statistics.fmean(curve.scores[-entry.last :]) for curve in of_arm]
+        deviation = f" +- {shown(statistics.stdev(scores))}" if len(scores) > 1 else ""
+        tuned = ", ".join(f"{key} = {value}" for key, value in trials.tuned(arm).items()) or "-"
+        megabytes = statistics.fmean(curve.bytes[-1] for curve in of_arm) / 1e6
+        lines.append(
+            f"| {arm} | {shown(statistics.fmean(scores))}{deviation} | {len(scores)} | {megabytes:.3g} | {tuned} |"
+        )
+    if curves:
+        lines += [
+            "",
+            f"![Scores over rounds]({trials.name}.png)",
+            "",
+            "Lines are means over seeds, bands 95 % intervals.",
+        ]
+    if entry.tuning is not None:
+        grid = "; ".join(f"{key}: {_listed(values)}" for key, values in entry.tuning.grid.items())
+        lines += ["", f"Every arm was tuned over {grid}, by the seeds {_listed(entry.tuning.seeds)}."]
+    lines += [f"\n{folder} stopped and counts with its last score: {why}" for folder, why in trials.stopped.items()]
+    lines += ["", _made(trials), ""]
+    return "\n".join(lines)
+
+
+def _curves(trials: Trials, arm: str) -> list[Curve]:
+    return [trials.curve(trial) for trial in finished(trials) if trial.arm == arm]
+
+
+def _made(trials: Trials) -> str:
+    """Machine, versions and cost."""
+    runs = finished(trials)
+    if not runs:
+        return f"No run is there yet; all of them take about {trials.seconds() / 3600:.1f} h on two cores."
+    manifest = RunDirectory(runs[0].folder).manifest()
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(manifest["versions"].items()))
+    left = (
+        f" {len(trials.missing())} runs are missing, about {trials.seconds() / 3600:.1f} h." if trials.missing() else ""
+    )
+    return (
+        f"{trials.spent() / 3600:.2f} h of runs, tuning included, on {manifest['device']} with {manifest['threads']} "
+        f"threads ({platform.machine()}); {versions}.{left}"
+    )
+
+
+def _facts(trials: Trials, of_claims: Iterable[Finding]) -> dict[str, Any]:
+    entry = trials.entry
+    claims = [
+        {
+            "claim": finding.contrast.claim,
+            "paper": shown(finding.contrast.paper) if finding.contrast.paper is not None else "no number",
+            "here": interval(finding.paired),
+            "seeds": len(finding.paired.differences),
+            "verdict": finding.verdict.word,
+        }
+        for finding in of_claims
+    ]
+    open_claims = [] if claims else [{"claim": c.claim, "paper": shown(c.paper)} for c in entry.contrasts]
+    hours = (trials.spent(), trials.seconds() if trials.missing() else 0.0)
+    return {"paper": entry.paper, "item": entry.item, "claims": claims or open_claims, "seconds": hours}
+
+
+def _index(pages: Path) -> str:
+    lines = [
+        "# Claims of the papers",
+        "",
+        "Each by its own command, with what would count written before the runs. A difference is held against half of",
+        "the paper's: significantly above zero and at least the half *holds*, above zero only *holds in direction*;",
+        "where the interval excludes the half it is *refuted*, and the rest is *open*.",
+        "",
+        "| paper | claim | paper's difference | here | seeds | verdict | hours spent, missing | command |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for file in sorted((pages / _FACTS).glob("*.json")):
+        facts = json.loads(file.read_text(encoding="utf-8"))
+        spent, missing = (f"{seconds / 3600:.1f}" for seconds in facts["seconds"])
+        for claim in facts["claims"]:
+            lines.append(
+                f"| {facts['paper']}, {facts['item']} | [{claim['claim']}]({file.stem}.md) | {claim['paper']} | "
+                f"{claim.get('here', '-')} | {claim.get('seeds', 0)} | {claim.get('verdict', 'open')} | "
+                f"{spent}, {missing} | `rondo reproduce {file.stem}` |"
+            )
+    return "\n".join([*lines, ""])
+
+
+def _listed(values: Iterable[Any]) -> str:
+    return ", ".join(map(str, values))
+
+
+def _picture(trials: Trials, curves: Mapping[str, list[Curve]]) -> bytes:
+    """A line per arm: the mean over seeds and its 95 % interval."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for k, (arm, of_arm) in enumerate(curves.items()):
+        style: dict[str, Any] = {"color": _COLOURS[k % len(_COLOURS)], "ls": ("-", "--", ":")[k // len(_COLOURS) % 3]}
+        points = [Paired.of(scores) for scores in zip(*(curve.scores for curve in of_arm), strict=False)]
+        rounds = of_arm[0].rounds[: len(points)]
+        if len(of_arm) > 1:
+            low, high = zip(*(point.interval or (point.mean, point.mean) for point in points), strict=True)
+            axes.fill_between(rounds, low, high, color=style["color"], alpha=0.13, lw=0)
+        axes.plot(rounds, [point.mean for point in points], label=arm, lw=1.5, **style)
+    axes.set_xlabel("rounds")
+    axes.set_ylabel(trials.entry.metric + (", log10" if trials.entry.log10 else ""))
+    axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
+    axes.grid(alpha=0.25, lw=0.5)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    figure.legend(loc="outside right upper", frameon=False)
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=110)
+    return content.getvalue()

@@ -1,0 +1,57 @@
+"""What differences over seeds say of a paper's claim."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from rondo.reproduce.paired import LEVEL, Paired, quantile
+
+Word = Literal["holds", "holds in direction", "refuted", "open"]
+
+_MOST = 1000
+"""The most seeds that are named to decide an open claim."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A verdict, its reason, and for an open claim the number of seeds that would decide it if mean and deviation stay
+    (None: more than a thousand, or not to be told from one)."""
+
+    word: Word
+    reason: str
+    seeds: int | None = None
+
+
+def judge(paired: Paired, p: float, paper: float | None) -> Verdict:
+    """Hold differences against half of the paper's effect, the least that would still be its claim.
+
+    ``p``: that of ``paired``, corrected for the other contrasts of the table.
+    ``paper``: the paper's effect, above zero in the direction of its claim; None if it prints none, and then only the
+    direction can hold.
+
+    Significantly above zero and at least the half: *holds*. Above zero only: *holds in direction*. Otherwise *refuted*
+    if the 95 % interval excludes the half (without a number: zero, from below), and *open* if not.
+    """
+    if paired.interval is None:
+        return Verdict("open", "one seed has no interval", 2)
+    least = 0.0 if paper is None else paper / 2
+    high = paired.interval[1]
+    if paired.mean > 0 and p < 1 - LEVEL:
+        if paper is None:
+            return Verdict("holds in direction", "above zero; the paper prints no number")
+        if paired.mean >= least:
+            return Verdict("holds", "above zero, and at least half of the paper's effect")
+        return Verdict("holds in direction", "above zero, and less than half of the paper's effect")
+    if high < least:
+        half = "half of the paper's effect" if paper is not None else "zero"
+        return Verdict("refuted", f"the interval lies below {half}")
+    margin = abs(paired.mean) if paper is None else max(paired.mean, least - paired.mean)
+    return Verdict("open", "the interval excludes neither zero nor half of the effect", _deciding(paired, margin))
+
+
+def _deciding(paired: Paired, margin: float) -> int | None:
+    """The number of seeds whose interval would be narrower than ``margin`` on each side."""
+    counts = range(len(paired.differences) + 1, _MOST + 1)
+    return next((n for n in counts if quantile(LEVEL, n - 1) * paired.sd / math.sqrt(n) < margin), None)

@@ -1,0 +1,176 @@
+"""Entries from their file to a verdict: in one go, after a kill, and with a tuning."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from typer.testing import CliRunner
+
+from rondo.cli import app
+from rondo.errors import ConfigError
+from rondo.reproduce import entry as entries
+from rondo.reproduce.findings import findings
+from rondo.reproduce.trials import Trials
+
+LINEAR: dict[str, Any] = {
+    "rounds": 6,
+    "model": {"name": "builtin:linear"},
+    "task": {"kind": "linear"},
+    "data": {"source": "builtin:linear", "validation_fraction": 0.0},
+    "problem": {"kind": "factors", "clients": 4, "rows": 12, "inputs": 5, "start_distance": 0.9},
+    "clients": {"weighting": "uniform"},
+    "evaluation": {"diagnostics_every": 0},
+}
+TRAIN = {"optimizer": "sgd", "lr": 0.3, "batch_size": 12, "max_grad_norm": 0.0}
+ENTRY: dict[str, Any] = {
+    "paper": "RoLoRA",
+    "item": "Section 4",
+    "title": "alternating finds the truth",
+    "differs": "Small.",
+    "metric": "measures.angle_distance",
+    "seeds": [0, 1, 2],
+    "seconds": 1,
+    "config": LINEAR,
+    "arms": {
+        "alternating": {"algorithm": {"name": "rolora-linear"}, "train": TRAIN},
+        "frozen": {"algorithm": {"name": "ffa-linear"}},
+    },
+    "contrasts": [
+        {"claim": "alternating is nearer", "plus": ["frozen"], "minus": ["alternating"], "paper": 0.2, "source": "none"}
+    ],
+}
+
+
+def written(folder: Path, **changes: Any) -> Path:
+    path = folder / "own.toml"
+    path.write_text(tomli_w.dumps({**ENTRY, **changes}), encoding="utf-8")
+    return path
+
+
+def decided(path: Path, out: Path, *more: str) -> str:
+    result = CliRunner().invoke(app, ["reproduce", str(path), "--out", str(out), "--device", "cpu", *more])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def page(out: Path) -> list[str]:
+    """The lines of the page that do not depend on the time it took."""
+    return [
+        line for line in (out / "pages" / "own.md").read_text(encoding="utf-8").splitlines() if " h of runs" not in line
+    ]
+
+
+def test_entry_comes_to_its_verdict_and_keeps_it(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    said = decided(path, tmp_path / "out")
+    assert "alternating is nearer" in said
+    assert ", holds\n" in said
+    lines = page(tmp_path / "out")
+    assert any("**holds**: above zero, and at least half" in line for line in lines)
+    table = (tmp_path / "out" / "pages" / "README.md").read_text(encoding="utf-8")
+    assert "[alternating is nearer](own.md) | 0.2 |" in table
+    assert (tmp_path / "out" / "pages" / "own.png").read_bytes().startswith(b"\x89PNG")
+    runs = {p: p.stat().st_mtime_ns for p in (tmp_path / "out" / "own").rglob("summary.json")}
+    assert len(runs) == 6
+    decided(path, tmp_path / "out")
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "out" / "own").rglob("summary.json")} == runs
+    assert page(tmp_path / "out") == lines
+
+
+def test_budget_that_is_over_starts_no_run_and_says_what_is_missing(tmp_path: Path) -> None:
+    decided(written(tmp_path), tmp_path / "out", "--budget", "0s")
+    assert not list((tmp_path / "out" / "own").rglob("manifest.json"))
+    assert "No run is there yet" in (tmp_path / "out" / "pages" / "own.md").read_text(encoding="utf-8")
+    table = (tmp_path / "out" / "pages" / "README.md").read_text(encoding="utf-8")
+    assert "[alternating is nearer](own.md) | 0.2 | - | 0 | open |" in table
+
+
+@pytest.mark.slow
+def test_killed_half_way_it_ends_as_without_the_kill(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    decided(path, tmp_path / "whole")
+    command = [sys.executable, "-m", "rondo", "reproduce", str(path), "--out", str(tmp_path / "cut"), "--device", "cpu"]
+    process = subprocess.Popen(command, env={**os.environ, "PYTHONWARNINGS": "ignore"}, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while len(list((tmp_path / "cut").rglob("manifest.json"))) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert 3 <= len(list((tmp_path / "cut").rglob("manifest.json"))) < 6
+    decided(path, tmp_path / "cut")
+    assert page(tmp_path / "cut") == page(tmp_path / "whole")
+
+
+def test_tuning_takes_the_best_of_one_grid_and_leaves_the_worse_half_out(tmp_path: Path) -> None:
+    tuning = {"grid": {"train.lr": [0.001, 0.01, 0.1, 0.3]}, "seeds": [7, 8, 9], "held_out": 0.0}
+    train = {**TRAIN}
+    del train["lr"]
+    arms = {
+        "alternating": {"algorithm": {"name": "rolora-linear"}, "train": train},
+        "half the rounds": {"algorithm": {"name": "rolora-linear"}, "train": train, "rounds": 2},
+    }
+    contrasts = [{"claim": "more rounds help", "plus": ["half the rounds"], "minus": ["alternating"], "source": "none"}]
+    path = written(tmp_path, arms=arms, contrasts=contrasts, tuning=tuning, lower_is_better=True)
+    decided(path, tmp_path / "out")
+    trials = Trials("own", entries.read(str(path)), tmp_path / "out", tmp_path)
+    assert [trials.tuned(arm) for arm in arms] == [{"train.lr": 0.3}] * 2
+    tried = [p.parent.name for p in (tmp_path / "out" / "own" / "tuning").rglob("summary.json")]
+    per_seed = [sum(name.startswith(f"alternating-seed-{seed}-") for name in tried) for seed in (7, 8, 9)]
+    assert per_seed == [4, 2, 1]
+    rates = {
+        json.loads((p.parent / "manifest.json").read_text(encoding="utf-8"))["config"]["train"]["lr"]
+        for p in (tmp_path / "out" / "own").glob("*/summary.json")
+    }
+    assert rates == {0.3}
+    assert findings(trials)[0].verdict.word == "holds in direction"
+
+
+def test_run_that_stops_counts_with_its_last_score_and_is_named(tmp_path: Path) -> None:
+    arms = {**ENTRY["arms"], "wild": {"algorithm": {"name": "rolora-linear"}, "train": TRAIN, "faults": {"crash": 0.999}}}
+    path = written(tmp_path, arms=arms, seeds=[0, 1])
+    decided(path, tmp_path / "out")
+    stopped = json.loads((tmp_path / "out" / "own" / "stopped.json").read_text(encoding="utf-8"))
+    assert [name.partition("-seed")[0] for name in stopped] == ["wild", "wild"]
+    assert any("stopped and counts with its last score" in line for line in page(tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "message"),
+    [
+        ({"contrasts": [{**ENTRY["contrasts"][0], "plus": ["none"]}]}, "", "arms that are not there: none"),
+        ({"tuning": {"grid": {"train.lr": [1.0]}, "seeds": [2]}}, "", "must be others than those of the runs"),
+        ({"seeds": []}, "seeds", "at least 1 item"),
+        ({"metrik": "x"}, "metrik", ""),
+    ],
+)
+def test_entry_that_is_none_is_refused(tmp_path: Path, changes: dict[str, Any], path: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
+        entries.read(str(written(tmp_path, **changes)))
+    assert refused.value.problems[0].path == path
+
+
+def test_missing_files_and_names_are_told(tmp_path: Path) -> None:
+    path = written(tmp_path, files={"mnist/mnist.npz": "the moon"})
+    result = CliRunner().invoke(app, ["reproduce", str(path), "--data", str(tmp_path), "--out", str(tmp_path / "out")])
+    assert result.exit_code == 2
+    assert "to be had from the moon" in " ".join(result.output.split())
+    with pytest.raises(ConfigError, match="rondo reproduce list"):
+        entries.read("no-such")
+
+
+@pytest.mark.parametrize("name", entries.names())
+def test_every_entry_that_comes_with_rondo_is_whole(name: str) -> None:
+    entry = entries.read(name)
+    for arm in entry.arms:
+        points = {} if entry.tuning is None else {key: values[0] for key, values in entry.tuning.grid.items()}
+        entry.run(arm, entry.seeds[0], Path("data"), points, check=False)
+    assert len(entry.seeds) >= 5
