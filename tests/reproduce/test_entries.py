@@ -98,7 +98,17 @@ def test_budget_that_is_over_starts_no_run_and_says_what_is_missing(tmp_path: Pa
 def test_killed_half_way_it_ends_as_without_the_kill(tmp_path: Path) -> None:
     path = written(tmp_path)
     decided(path, tmp_path / "whole")
-    command = [sys.executable, "-m", "rondo", "reproduce", str(path), "--out", str(tmp_path / "cut"), "--device", "cpu"]
+    command = [
+        sys.executable,
+        "-c",
+        "from rondo.cli import main; main()",
+        "reproduce",
+        str(path),
+        "--out",
+        str(tmp_path / "cut"),
+        "--device",
+        "cpu",
+    ]
     process = subprocess.Popen(command, env={**os.environ, "PYTHONWARNINGS": "ignore"}, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while len(list((tmp_path / "cut").rglob("manifest.json"))) < 3 and time.monotonic() < deadline:
@@ -135,7 +145,10 @@ def test_tuning_takes_the_best_of_one_grid_and_leaves_the_worse_half_out(tmp_pat
 
 
 def test_run_that_stops_counts_with_its_last_score_and_is_named(tmp_path: Path) -> None:
-    arms = {**ENTRY["arms"], "wild": {"algorithm": {"name": "rolora-linear"}, "train": TRAIN, "faults": {"crash": 0.999}}}
+    arms = {
+        **ENTRY["arms"],
+        "wild": {"algorithm": {"name": "rolora-linear"}, "train": TRAIN, "faults": {"crash": 0.999}},
+    }
     path = written(tmp_path, arms=arms, seeds=[0, 1])
     decided(path, tmp_path / "out")
     stopped = json.loads((tmp_path / "out" / "own" / "stopped.json").read_text(encoding="utf-8"))
