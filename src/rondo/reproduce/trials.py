@@ -34,7 +34,7 @@ from rondo.runs.storage.directory import RunDirectory, to_toml
 Point = Mapping[str, Any]
 """Values of a grid by key path."""
 
-_OWN_ROWS = ("personal", "clients")
+_OWN_ROWS = ("validation", "personal", "clients")
 
 
 @dataclass(frozen=True)
