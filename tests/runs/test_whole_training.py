@@ -132,6 +132,37 @@ def test_odd_parameters_train_and_frozen_ones_stay(tmp_path: Path) -> None:
     assert accuracy == pytest.approx(float(right.float().mean()), abs=1e-6)
 
 
+class Silent(Small):
+    """A module whose setters return nothing, as ``train`` of FedLoRU's official ResNet does."""
+
+    def train(self, mode: bool = True) -> None:  # type: ignore[override]
+        super().train(mode)
+
+    def eval(self) -> None:  # type: ignore[override]
+        super().eval()
+
+    def to(self, *args: Any, **options: Any) -> None:  # type: ignore[override]
+        super().to(*args, **options)
+
+    def requires_grad_(self, requires_grad: bool = True) -> None:  # type: ignore[override]
+        super().requires_grad_(requires_grad)
+
+
+def silent(config: Any, task: Any) -> nn.Module:
+    return Silent(len(task.labels))
+
+
+@pytest.mark.parametrize("what", [["conv.*"], "head"], ids=["whole", "adapted"])
+def test_module_whose_setters_return_nothing_runs(what: Any, tmp_path: Path) -> None:
+    """Whole, and with factors alone beside a trained head."""
+    model, train = {"name": "test_whole_training:silent"}, {"what": what}
+    adapter = {"adapter": {"r": 2, "target_modules": ["hidden"]}} if what == "head" else {}
+    result = run(tmp_path / "run", "fedit" if adapter else "fedavg", model=model, train=train, **adapter)
+    assert result.history[-1]["scores"]["global"]["accuracy"] is not None
+    module = Silent(3)
+    module.load_state_dict(tensors(result.run_dir / "adapter"))
+
+
 @pytest.mark.parametrize("every", [1, 0])
 def test_best_round_of_a_personal_method(every: int, tmp_path: Path) -> None:
     """By the clients' mean where clients are scored, else by the cold-start model."""

@@ -23,6 +23,13 @@ from rondo.tasks.task import Batch
 Base = Mapping[str, GrowingSum]
 
 
+def freeze(module: nn.Module) -> None:
+    """Put ``module`` into eval mode, without gradients. A module of one's own may override these methods and return
+    nothing, so no call is chained to them."""
+    module.eval()
+    module.requires_grad_(False)
+
+
 class Network(ABC):
     """A module that takes some of its tensors from clients. Everything else in it is frozen and shared."""
 

@@ -17,7 +17,7 @@ from rondo.algorithm import Weight
 from rondo.models.networks.adapted_layer import Site, frozen_matrix, merged_weight
 from rondo.models.networks.call import output_of
 from rondo.models.networks.checks import Normalisation, check_training_mode
-from rondo.models.networks.network import Base, Network
+from rondo.models.networks.network import Base, Network, freeze
 from rondo.models.networks.rows import Rows
 from rondo.models.networks.thread_copy import ThreadCopy
 from rondo.params import BUFFER_PREFIX, HEAD_PREFIX, Params, client_row, on_device
@@ -57,7 +57,8 @@ class WholeNetwork(Network):
         factors: Params | None = None,
         products: torch.dtype | None = None,
     ) -> None:
-        self.module = module.eval().requires_grad_(False)
+        self.module = module
+        freeze(module)
         self.sites = {s.path: s for s in sites}
         self.one_at_a_time = ONE_PER_THREAD
         parameters = dict(module.named_parameters())
