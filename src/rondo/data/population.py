@@ -119,6 +119,10 @@ class Population:
         clients = {name: {**entry, "rank": ranks[name]} for name, entry in self.report["clients"].items()}
         return replace(self, members=members, report={**self.report, "clients": clients})
 
+    def warned(self, text: str) -> Population:
+        """The same rows, with ``text`` among the report's warnings."""
+        return replace(self, report={**self.report, "warnings": [*self.report["warnings"], text]})
+
     def costliest(self, client: str) -> int:
         """The cost of a client's costliest training example."""
         train = self.members[client].train
