@@ -203,7 +203,8 @@ class TaskConfig(Section):
     another shape is a bad row, except that greyscale is turned to colour where three channels are named."""
     normalize: Normalization = "unit"
     """Range of the pixels (image-classification): ``"unit"`` is 0 to 1, ``"half"`` is -1 to 1, and the others subtract
-    the mean and divide by the deviation that are published for a data set."""
+    the mean and divide by the deviation that are published for a data set. Bytes are divided by 255 first. Floats are
+    not: with ``"unit"`` they are the network's input as they are, and the others take floats from 0 to 1 alone."""
     augment: Augmentation = "none"
     """Random changes of the pictures in training (image-classification). ``"crop-flip"`` shifts them by up to 4 pixels
     and mirrors one in two."""

@@ -18,7 +18,7 @@ from rondo.config.schema import RunConfig
 from rondo.data.client_rows import Dealt, TestRows
 from rondo.data.files.tables import Rows
 from rondo.data.partition.deal import histogram
-from rondo.data.remarks import remarks, trained_on
+from rondo.data.remarks import mixed_pixels, remarks, trained_on
 from rondo.data.stored import Stored
 from rondo.errors import ConfigError
 from rondo.tasks.row_checks import value_name
@@ -200,7 +200,7 @@ def build(
             }
             for n, m in members.items()
         },
-        "warnings": list(remarks(config, dealt, trained)),
+        "warnings": [*remarks(config, dealt, trained), *mixed_pixels(store.account(), test_report["text"], bool(test))],
     }
     return Population(members, test, report, {name: examples for name, (examples, _) in more.items()})
 

@@ -54,6 +54,16 @@ def remarks(config: RunConfig, dealt: Dealt, trained: Mapping[str, int]) -> Iter
             yield f"{count} of {len(tests[name].rows)} {rows} {fate}"
 
 
+def mixed_pixels(training: Mapping[str, float], test: Mapping[str, float], tested: bool) -> Iterator[str]:
+    """Yield a sentence where some pictures are normalised already and others are not. ``training``, ``test``: accounts
+    of their stores; ``tested``: whether there are test rows."""
+    accounts = [training, test] if tested else [training]
+    normalised = [a.get("lowest", 0) < 0 or a.get("highest", 1) > 1 for a in accounts]
+    bytes_among = any(n and a["pictures_of_bytes"] for n, a in zip(normalised, accounts, strict=True))
+    if bytes_among or len(set(normalised)) > 1:
+        yield "some pictures are normalised already (floats beyond 0 to 1) and others are not: give all in one form"
+
+
 def _single_class(rows: Rows, label: str, kind: str, consequence: str) -> Iterator[str]:
     labels = {value_name(row[label]) for row in rows}
     if len(labels) == 1:
