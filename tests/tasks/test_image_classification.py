@@ -159,7 +159,7 @@ def test_run_on_digits_learns(tmp_path: Path) -> None:
     result = rondo.run(config(), run_dir=tmp_path / "run")
     after = result.summary["after"]["global"]
     assert after["accuracy"] > 0.75
-    assert list(after) == ["accuracy", "f1", "matthews", "loss", "examples"]
+    assert list(after) == ["accuracy", "f1", "matthews", "auc", "loss", "examples"]
 
 
 def test_cohort_equals_one_at_a_time_with_augmentation(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ class TaskConfig(Section):
     """Most tokens of a predicted answer (question-answering); left out, 30."""
     metric: str | None = None
     """Metric by which progress is shown, the best round kept (``adapter-best``) and a run ended by patience; left out,
-    the task's own, the first: accuracy, f1, matthews, loss (classification); pearson, spearman, mse
+    the task's own, the first: accuracy, f1, matthews, auc, loss (classification); pearson, spearman, mse
     (sequence-regression); f1, exact_match, loss (question-answering); loss, perplexity, accuracy (causal-lm,
     seq2seq-lm);
     accuracy_likelihood, accuracy_normalised, loss (multiple-choice); r2, rmse, mae (regression)."""
