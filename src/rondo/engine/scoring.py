@@ -1,4 +1,4 @@
-"""Scores of a run's models: the server's on the common test set, each client's on its own validation rows."""
+"""Scores of a run's models: the server's on the common test set, each client's on its own test or validation rows."""
 
 from __future__ import annotations
 
@@ -57,30 +57,37 @@ class Scorer:
         return scores | ({"more_tests": more} if more else {})
 
     def at_clients(self, state: Any, round: Round) -> dict[str, Any]:
-        """Scores of each client's model on its own validation rows, with the :func:`spread` of each metric over them.
-        The key is "personal" where models are personal, else "clients" (the global model at each client). With
-        ``fine_tune_epochs`` there are scores after fine-tuning too, under "fine_tuned"."""
+        """Scores of each client's model on its own rows (:meth:`rondo.data.population.Population.own_rows`), with the
+        :func:`spread` of each metric over the clients. The key is "personal" where models are personal, else "clients"
+        (the global model at each client). With ``fine_tune_epochs`` there are scores after fine-tuning too, under
+        "fine_tuned"; where clients have validation rows beside test rows, those on them are under "validation"."""
         members = self.population.members.items()
         return self.summed_up(
             {
                 name: self.of_client(self.algorithm.broadcast(state, member.client, round), member, round)
                 for name, member in members
-                if member.validation
+                if self.population.own_rows(member)
             }
         )
 
     def of_client(self, shared: Shared, member: Member, round: Round) -> dict[str, Any]:
-        """The scores of ``member``'s model on its validation rows, by kind. ``shared``: its broadcast."""
+        """The scores of ``member``'s model on its own rows, by kind. ``shared``: its broadcast."""
         seen, base = self._at_client(shared, member, round)
-        scores = {self.kinds[0]: self.scores(seen, base, member.validation)}
+        rows = self.population.own_rows(member)
+        scores = {self.kinds[0]: self.scores(seen, base, rows)}
         if self.config.fine_tune_epochs:
             tuned = self._fine_tuned(seen, base, member, round)
-            scores["fine_tuned"] = self.scores(tuned, base, member.validation)
+            scores["fine_tuned"] = self.scores(tuned, base, rows)
+        if self.population.tested_at_clients and member.validation:
+            scores["validation"] = self.scores(seen, base, member.validation)
         return scores
 
     def summed_up(self, per_client: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """Scores of :meth:`of_client` by client id, in the form of :meth:`at_clients`."""
-        by_kind = {kind: {name: scores[kind] for name, scores in per_client.items()} for kind in self.kinds}
+        by_kind = {
+            kind: {name: scores[kind] for name, scores in per_client.items() if kind in scores}
+            for kind in (*self.kinds, "validation")
+        }
         return {kind: {**self._spreads(scores), "per_client": scores} for kind, scores in by_kind.items() if scores}
 
     def _spreads(self, per_client: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -31,6 +31,7 @@ _KINDS = {
     "clients": "global model at the clients",
     "personal": "personal models at their clients",
     "fine_tuned": "fine-tuned models at their clients",
+    "validation": "models at their clients, validation rows",
 }
 
 

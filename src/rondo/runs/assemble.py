@@ -288,7 +288,7 @@ def _must_train(config: RunConfig, algorithm: Algorithm[Any], model: Model) -> N
 def _best_at_clients(config: RunConfig, algorithm: Algorithm[Any], population: Population) -> bool:
     """Without a test set, and with personal models that are scored at their clients: on the test set only the model of
     a client that has not taken part is scored."""
-    scored = config.evaluation.clients_every > 0 and any(m.validation for m in population.members.values())
+    scored = config.evaluation.clients_every > 0 and any(map(population.own_rows, population.members.values()))
     return not population.test or (algorithm.traits.personal and scored)
 
 
