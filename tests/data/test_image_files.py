@@ -170,8 +170,12 @@ def test_damaged_sources_are_refused_in_one_line(tmp_path: Path) -> None:
         np.savez(source, images=arrays[0], labels=arrays[1])
         words = f"its array {name} holds Python objects, a pickle, which could run code and is not loaded: save it as "
         assert words + "numbers or as text; mend it" in fault(source)
-    np.savez(source, images=TRAIN / 255, labels=LABELS)
-    assert "row 0, column 'image': the pixels are float64: give uint8, from 0 to 255" in fault(source)
+    np.savez(source, images=TRAIN.astype(int), labels=LABELS)
+    assert "row 0, column 'image': the pixels are int64: give uint8, from 0 to 255, or floats" in fault(source)
+    np.savez(source, data=np.array({"x": TRAIN, "y": LABELS}, dtype=object))
+    assert "is a pickle as PFLlib writes it" in fault(source)
+    np.savez(source, **np.load(source, allow_pickle=True)["data"].item())  # as the refusal says
+    assert len(read_rows(source, "data.source")) == 12
 
 
 def test_damaged_idx_files_are_refused_in_one_line(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -535,10 +536,27 @@ def test_scores_do_not_depend_on_batching_or_order() -> None:
         assert whole[metric] == pytest.approx(parts[metric], abs=1e-5)
 
 
+def test_spread_over_clients_is_that_of_numpy() -> None:
+    values, rows = [0.5, 0.9, 0.2, 1.0], [10, 3, 0, 7]
+    clients = {str(i): {"m": v, "examples": n} for i, (v, n) in enumerate(zip(values, rows, strict=True))}
+    scores = spread({**clients, "single class": {"m": None, "examples": 40}}, "m", higher_is_better=True)
+    assert scores["mean"] == pytest.approx(np.mean(values))
+    assert scores["weighted_mean"] == pytest.approx(np.average(values, weights=rows))
+    assert scores["deviation"] == pytest.approx(np.std(values))
+    assert (scores["clients"], scores["undefined"]) == (4, 1)
+    assert spread({"a": {"m": 2.0}}, "m")["weighted_mean"] is None, "rows are not counted"
+    assert set(spread({"a": {"m": None}}, "m").values()) == {None, 0, 1}
+
+
 def test_worst_tenth_is_taken_from_the_bad_end() -> None:
     client_scores: dict[str, dict[str, float | None]] = {f"c{i}": {"m": float(i)} for i in range(20)}
     client_scores["none"] = {"m": None}
-    assert spread(client_scores, "m", higher_is_better=True) == {"mean": 9.5, "worst_tenth": 0.5, "clients": 20}
+    scores = spread(client_scores, "m", higher_is_better=True)
+    assert {name: scores[name] for name in ("mean", "worst_tenth", "clients")} == {
+        "mean": 9.5,
+        "worst_tenth": 0.5,
+        "clients": 20,
+    }
     assert spread(client_scores, "m", higher_is_better=False)["worst_tenth"] == 18.5
     assert spread({"a": {"m": 2.0}}, "m", higher_is_better=True)["worst_tenth"] == 2.0
     assert spread({"a": {"m": None}}, "m", higher_is_better=True)["mean"] is None

@@ -46,6 +46,12 @@ def test_rounding_does_not_reach_a_thousand_of_a_unit(count: float) -> None:
 
 # --- the final table -----------------------------------------------------------------------------------------------
 
+
+def spread(mean: float, worst_tenth: float, undefined: int = 0) -> dict[str, Any]:
+    others = {"weighted_mean": 0.6875, "deviation": 0.0625, "clients": 7, "undefined": undefined}
+    return {"mean": mean, "worst_tenth": worst_tenth, **others}
+
+
 SUMMARY: dict[str, Any] = {
     "algorithm": "fedit",
     "rounds": 3,
@@ -54,7 +60,7 @@ SUMMARY: dict[str, Any] = {
     "before": {"global": {"accuracy": 0.25, "f1": None, "loss": 1.5, "examples": 20}},
     "after": {
         "global": {"accuracy": 0.75, "f1": None, "loss": 0.5, "examples": 20},
-        "clients": {"accuracy": {"mean": 0.625, "worst_tenth": 0.125, "clients": 7}, "per_client": {}},
+        "clients": {"accuracy": spread(0.625, 0.125), "per_client": {}},
     },
     "bytes": {"up": 21e6, "down": 42e6, "first_contact": 7e6, "up_per_client_round": 1e6, "down_per_client_round": 2e6},
     "failed_clients": 0,
@@ -78,7 +84,9 @@ def test_table_shows_scores_before_and_after_and_bytes() -> None:
     assert rows["title"] == ["fedit: 3 rounds, 7 clients"]
     assert rows["global model, test set: accuracy"] == ["0.2500", "0.7500"]
     assert rows["global model, test set: f1"] == ["-", "-"]
-    assert rows["global model at the clients: mean accuracy"] == ["", "0.6250"]
+    assert rows["global model at the clients: mean accuracy, 7 clients"] == ["", "0.6250"]
+    assert rows["global model at the clients: mean weighted by rows"] == ["", "0.6875"]
+    assert rows["global model at the clients: deviation over clients"] == ["", "0.0625"]
     assert rows["global model at the clients: worst tenth"] == ["", "0.1250"]
     assert rows["up, per client and round"] == ["", "1.0 MB"]
     assert rows["up, total"] == ["", "21.0 MB"]
@@ -93,14 +101,15 @@ def test_table_of_a_personal_method() -> None:
         "before": {},
         "after": {
             "cold_start": {"accuracy": 0.5},
-            "personal": {"accuracy": {"mean": 0.9, "worst_tenth": 0.4, "clients": 7}, "per_client": {}},
+            "personal": {"accuracy": spread(0.9, 0.4, undefined=2), "per_client": {}},
         },
         "local_only": {"own": {"mean": 0.8, "worst_tenth": 0.2}, "test": {"mean": 0.3, "worst_tenth": 0.1}},
         "failed_clients": 2,
     }
     rows = rendered(summary)
     assert rows["cold-start model, test set: accuracy"] == ["-", "0.5000"]
-    assert rows["personal models at their clients: mean accuracy"] == ["", "0.9000"]
+    shown = "personal models at their clients: mean accuracy, 7 clients (undefined at 2 more)"
+    assert rows[shown] == ["", "0.9000"]
     assert rows["each client alone, test set: mean accuracy"] == ["", "0.3000"]
     assert rows["each client alone, own rows: mean accuracy"] == ["", "0.8000"]
     assert rows["clients that failed in a round"] == ["", "2"]

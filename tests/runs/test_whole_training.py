@@ -132,6 +132,64 @@ def test_odd_parameters_train_and_frozen_ones_stay(tmp_path: Path) -> None:
     assert accuracy == pytest.approx(float(right.float().mean()), abs=1e-6)
 
 
+class Viewed(nn.Module):
+    """Takes a view of a convolution's output, as PFLlib's CifarNet does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.out = nn.Conv2d(3, 4, 3), nn.Linear(36, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.relu(self.conv(x)).view(-1, 36))  # type: ignore[no-any-return]
+
+
+def viewed(config: Any, task: Any) -> nn.Module:
+    return Viewed()
+
+
+def test_network_with_a_view_runs_on_colour_and_says_so(tmp_path: Path) -> None:
+    def coloured(count: int, seed: int) -> list[dict[str, Any]]:
+        return [{**row, "image": row["image"].repeat(3, 2)} for row in rows(count, seed)]
+
+    settings, test = config(model={"name": "test_whole_training:viewed"}), coloured(30, 1)
+    with pytest.warns(UserWarning, match="laid out channel by channel"):
+        result = rondo.run(settings, train=coloured(96, 0), test=test, run_dir=tmp_path / "run", device="cpu")
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["layout"] == "contiguous"
+    scored = rondo.evaluate(tmp_path / "run" / "adapter", data=test, allow_code=True)["test"]["accuracy"]
+    assert scored == pytest.approx(result.metrics["global"]["accuracy"])
+
+
+class Silent(Small):
+    """A module whose setters return nothing, as ``train`` of FedLoRU's official ResNet does."""
+
+    def train(self, mode: bool = True) -> None:  # type: ignore[override]
+        super().train(mode)
+
+    def eval(self) -> None:  # type: ignore[override]
+        super().eval()
+
+    def to(self, *args: Any, **options: Any) -> None:  # type: ignore[override]
+        super().to(*args, **options)
+
+    def requires_grad_(self, requires_grad: bool = True) -> None:  # type: ignore[override]
+        super().requires_grad_(requires_grad)
+
+
+def silent(config: Any, task: Any) -> nn.Module:
+    return Silent(len(task.labels))
+
+
+@pytest.mark.parametrize("what", [["conv.*"], "head"], ids=["whole", "adapted"])
+def test_module_whose_setters_return_nothing_runs(what: Any, tmp_path: Path) -> None:
+    """Whole, and with factors alone beside a trained head."""
+    model, train = {"name": "test_whole_training:silent"}, {"what": what}
+    adapter = {"adapter": {"r": 2, "target_modules": ["hidden"]}} if what == "head" else {}
+    result = run(tmp_path / "run", "fedit" if adapter else "fedavg", model=model, train=train, **adapter)
+    assert result.history[-1]["scores"]["global"]["accuracy"] is not None
+    module = Silent(3)
+    module.load_state_dict(tensors(result.run_dir / "adapter"))
+
+
 @pytest.mark.parametrize("every", [1, 0])
 def test_best_round_of_a_personal_method(every: int, tmp_path: Path) -> None:
     """By the clients' mean where clients are scored, else by the cold-start model."""

@@ -17,6 +17,7 @@ from rondo.config.schema import ClientsConfig, TrainConfig
 from rondo.data.demo.digits import digits
 from rondo.engine.client.trainer import CohortTrainer
 from rondo.errors import ConfigError
+from rondo.report.rows import account
 from rondo.runs.storage.directory import RunDirectory
 from rondo.tasks.images.batches import cropped_and_flipped, normalized
 from rondo.tasks.images.image_classification import ImageClassification
@@ -48,6 +49,44 @@ def test_batch_is_normalised_per_channel() -> None:
     assert pixels.dtype == torch.float32
     assert pixels[1, 2, 4, 5].item() == pytest.approx((both[1][4, 5, 2] / 255 - 0.4465) / 0.2616, rel=1e-5)
     assert targets["labels"].tolist() == [0, 1]
+
+
+def test_floats_enter_as_they_are_and_bytes_beside_them_are_divided() -> None:
+    both = pictures(2, 6, 8, 3)
+    mixed = [both[0], (both[1] / np.float32(255))]
+    for name in ("unit", "cifar10"):
+        torch.testing.assert_close(normalized(mixed, name), normalized(both, name))  # type: ignore[arg-type]
+    normal = np.linspace(-2, 2, 144, dtype=np.float32).reshape(6, 8, 3)
+    assert torch.equal(normalized([normal], "unit")[0], torch.from_numpy(normal).permute(2, 0, 1))
+
+
+def floats(low: float, high: float) -> list[dict[str, Any]]:
+    rows = [{"image": p.astype(np.float32) / 255 * (high - low) + low, "label": i % 2} for i, p in enumerate(SHADES)]
+    rows[0]["image"][0, 0], rows[0]["image"][0, 1] = low, high
+    return rows
+
+
+SHADES = pictures(40, 6, 8, 3)
+
+
+def test_normalised_floats_train_and_their_range_is_told(tmp_path: Path) -> None:
+    rondo.run(config(), train=floats(-2, 2.5), test=floats(-2, 2.5)[:9], run_dir=tmp_path / "run")
+    partition = RunDirectory.open(tmp_path / "run").read("partition.json")
+    assert partition["text"] == {"pictures_of_floats": 40, "pictures_of_bytes": 0, "lowest": -2.0, "highest": 2.5}
+    lines = list(account(partition))
+    assert lines[0].startswith("float pixels of 40 training pictures are from -2 to 2.5, so taken as normalised")
+    assert (tmp_path / "run" / "partition-samples.png").exists()
+
+
+def test_pictures_of_two_scales_are_told_of(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="normalised already .* and others are not"):
+        rondo.run(config(), train=floats(-2, 2.5), test=floats(0, 1)[:9], run_dir=tmp_path / "run")
+
+
+def test_normalised_floats_are_not_normalised_again(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"from -2 to 2\.5, so they are normalised already, .*set it to 'unit'"):
+        rondo.run(config(normalize="half"), train=floats(-2, 2.5), run_dir=tmp_path / "run")
+    rondo.run(config(normalize="half"), train=floats(0, 1), test=floats(0, 1)[:9], run_dir=tmp_path / "run")
 
 
 def test_augmented_picture_is_a_shifted_one() -> None:
@@ -120,7 +159,7 @@ def test_run_on_digits_learns(tmp_path: Path) -> None:
     result = rondo.run(config(), run_dir=tmp_path / "run")
     after = result.summary["after"]["global"]
     assert after["accuracy"] > 0.75
-    assert list(after) == ["accuracy", "f1", "matthews", "loss", "examples"]
+    assert list(after) == ["accuracy", "f1", "matthews", "auc", "loss", "examples"]
 
 
 def test_cohort_equals_one_at_a_time_with_augmentation(tmp_path: Path) -> None:

@@ -46,6 +46,31 @@ def test_array_is_not_copied() -> None:
     assert np.shares_memory(opened(GREY), GREY)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("shift", [0.0, -3.0], ids=["unit", "normalised"])
+def test_floats_are_left_as_they_are(dtype: Any, shift: float) -> None:
+    pixels = (COLOUR / 255 + shift).astype(dtype)
+    result = opened(pixels)
+    assert not isinstance(result, Unreadable)
+    assert result.dtype == np.float32
+    assert np.array_equal(result, pixels.astype(np.float32))
+    assert dtype is not np.float32 or np.shares_memory(result, pixels)
+
+
+def test_floats_are_resized_without_rounding() -> None:
+    pixels = np.linspace(-2, 2, 6 * 8 * 3, dtype=np.float32).reshape(6, 8, 3)
+    result = opened(pixels, side=2)
+    assert not isinstance(result, Unreadable)
+    assert result.dtype == np.float32
+    assert result.mean() == pytest.approx(0, abs=1e-5)
+    assert result[0, 0, 0] == pytest.approx(opened(pixels[:, :, 0], side=2)[0, 0, 0])  # type: ignore[index]
+
+
+def test_channels_may_come_first() -> None:
+    assert np.array_equal(opened(COLOUR.transpose(2, 0, 1)), COLOUR)
+    assert np.array_equal(opened(GREY[None]), GREY[:, :, None])
+
+
 def test_file_is_read_by_path(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(encoded(GREY))
     assert np.array_equal(np.squeeze(opened(tmp_path / "a.png")), GREY)
@@ -70,10 +95,12 @@ def test_resizing_and_colour() -> None:
 
 
 BAD: dict[str, tuple[Any, str]] = {
-    "float": (GREY / 255, "the pixels are float64: give uint8"),
+    "bytes as floats": (GREY / 1.0, "float64, and whole numbers up to 47: give bytes"),
+    "not finite": (np.full((6, 8), np.nan), "pixels that are not finite"),
+    "numbers": (GREY.astype(np.int64), "the pixels are int64: give uint8, from 0 to 255, or floats"),
     "beyond": ([[0, 300]], "the pixels are int64: give uint8"),
     "ragged": ([[0, 1], [2]], "the lists of pixels differ in length"),
-    "channels first": (np.zeros((3, 6, 8), np.uint8), "the picture is 3 x 6 x 8: give height x width"),
+    "channels": (np.zeros((4, 6, 8), np.uint8), "the picture is 4 x 6 x 8: give height x width"),
     "empty": (np.zeros((0, 8), np.uint8), "the picture is 0 x 8 x 1"),
     "text": ("a.png", "expected a picture, got 'a.png'"),
     "nothing": (None, "expected a picture, got None"),

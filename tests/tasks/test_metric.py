@@ -60,7 +60,7 @@ def problems(task: dict[str, Any]) -> Iterator[Problem]:
 def test_unknown_metric_is_refused() -> None:
     (problem,) = problems({"metric": "pearson"})
     assert problem.path == "task.metric"
-    known = "accuracy, f1, matthews, loss"
+    known = "accuracy, f1, matthews, auc, loss"
     assert problem.message == f"a sequence-classification task has {known}, not 'pearson': take one of them"
 
 

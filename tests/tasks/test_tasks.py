@@ -132,6 +132,9 @@ def test_scores_equal_scikit_learns(classes: int) -> None:
     assert scores["loss"] == pytest.approx(
         metrics.log_loss(labels, logits.softmax(-1), labels=range(classes)), abs=1e-6
     )
+    probabilities = logits.double().softmax(-1)
+    area = metrics.roc_auc_score(labels, probabilities[:, 1] if classes == 2 else probabilities, multi_class="ovr")
+    assert scores["auc"] == pytest.approx(area, abs=1e-12)
     assert scores["examples"] == 40
     assert 0.2 < scores["accuracy"] < 1
 
@@ -150,6 +153,23 @@ def test_scores_equal_scikit_learns_with_missing_classes(classes: int, pairs: li
     assert scores["accuracy"] == metrics.accuracy_score(labels, predicted)
 
 
+@given(st.integers(2, 5), st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), min_size=2, max_size=30))
+def test_area_counts_ties_half_and_classes_that_occur(classes: int, pairs: list[tuple[int, int]]) -> None:
+    labels, values = (torch.tensor(side) for side in zip(*pairs, strict=True))
+    labels = labels % classes
+    assume(len(labels.unique()) > 1)
+    logits = torch.stack([values.float() * (c + 1) % 3 for c in range(classes)], 1)
+    probabilities = logits.double().softmax(-1)
+    of_each = [metrics.roc_auc_score(labels == c, probabilities[:, c]) for c in labels.unique()]
+    scores = _scores(classification(labels=tuple(map(str, range(classes)))), logits, labels)
+    assert scores["auc"] == pytest.approx(sum(of_each) / len(of_each), abs=1e-12)
+
+
+def test_area_of_logits_that_are_no_numbers_is_none() -> None:
+    logits = torch.tensor([[0.0, 1.0], [float("nan"), 0.0], [1.0, 0.0]])
+    assert _scores(classification(), logits, torch.tensor([0, 1, 1]))["auc"] is None
+
+
 def test_binary_f1_is_of_the_second_class() -> None:
     labels, predicted = torch.tensor([1, 1, 1, 0, 0]), torch.tensor([1, 0, 0, 1, 0])
     scores = _scores(classification(), torch.nn.functional.one_hot(predicted, 2).float(), labels)
@@ -162,7 +182,7 @@ def test_single_class_has_no_f1_and_no_correlation(right: bool) -> None:
     labels = torch.zeros(4, dtype=torch.long)
     logits = torch.tensor([[1.0, 0.0] if right else [0.0, 1.0]] * 4)
     scores = _scores(classification(), logits, labels)
-    assert (scores["f1"], scores["matthews"]) == (None, None)
+    assert (scores["f1"], scores["matthews"], scores["auc"]) == (None, None, None)
     assert scores["accuracy"] == float(right)
 
 
@@ -171,6 +191,7 @@ def test_scores_of_no_examples_are_none() -> None:
         "accuracy": None,
         "f1": None,
         "matthews": None,
+        "auc": None,
         "loss": None,
         "examples": 0,
     }

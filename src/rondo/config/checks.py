@@ -85,13 +85,14 @@ def missing_files(config: RunConfig) -> Iterator[Problem]:
         yield Problem("task.chat_template", f"no such file: {template!r}; mend the path")
     paths = {key: getattr(config.data, key) for key in ("source", "clients_from", "test_source")}
     paths |= {f"more_tests.{name}": value for name, value in config.data.more_tests.items() if is_path(value)}
+    by_client = {"clients_from"} if config.data.clients_from is None else {"clients_from", "test_source"}
     for key, value in paths.items():
         if value is not None and is_path(value) and not exists(value):
             yield Problem(
                 f"data.{key}",
                 f"no such file or folder: {value!r}; mend the path (it is taken from the folder you work in)",
             )
-        elif key != "clients_from" and value is not None and "*" in value:
+        elif value is not None and "*" in value and key not in by_client:
             yield Problem(
                 f"data.{key}", "one file or folder is wanted here; for one file per client use data.clients_from"
             )

@@ -185,7 +185,7 @@ class TaskConfig(Section):
     """Most tokens of a predicted answer (question-answering); left out, 30."""
     metric: str | None = None
     """Metric by which progress is shown, the best round kept (``adapter-best``) and a run ended by patience; left out,
-    the task's own, the first: accuracy, f1, matthews, loss (classification); pearson, spearman, mse
+    the task's own, the first: accuracy, f1, matthews, auc, loss (classification); pearson, spearman, mse
     (sequence-regression); f1, exact_match, loss (question-answering); loss, perplexity, accuracy (causal-lm,
     seq2seq-lm);
     accuracy_likelihood, accuracy_normalised, loss (multiple-choice); r2, rmse, mae (regression)."""
@@ -203,7 +203,8 @@ class TaskConfig(Section):
     another shape is a bad row, except that greyscale is turned to colour where three channels are named."""
     normalize: Normalization = "unit"
     """Range of the pixels (image-classification): ``"unit"`` is 0 to 1, ``"half"`` is -1 to 1, and the others subtract
-    the mean and divide by the deviation that are published for a data set."""
+    the mean and divide by the deviation that are published for a data set. Bytes are divided by 255 first. Floats are
+    not: with ``"unit"`` they are the network's input as they are, and the others take floats from 0 to 1 alone."""
     augment: Augmentation = "none"
     """Random changes of the pictures in training (image-classification). ``"crop-flip"`` shifts them by up to 4 pixels
     and mirrors one in two."""
@@ -224,19 +225,22 @@ class DataConfig(Section):
     subset: str | None = None
     """Subset of a Hugging Face data set."""
     clients_from: str | None = None
-    """Folder or glob pattern with one file per client, in place of ``source``; ``[partition]`` is then not used."""
+    """Folder or glob pattern with one file per client, in place of ``source``; ``[partition]`` is then not used. A
+    folder may have the folders ``train`` and ``test`` (or the splits' names) with a file per client in each."""
     train_split: str = "train"
     """Split of a folder or a Hugging Face data set for training."""
     test_split: Annotated[str, BeforeValidator(_empty_if_none)] = "validation"
     """Split for the test set; ``""`` means no test set."""
     test_source: str | None = None
-    """File with the test set. Rows that come from single files have no other."""
+    """File with the test set. Rows that come from single files have no other. Beside ``clients_from`` also a folder or
+    pattern with a file per client, of the same names: its own test rows."""
     more_tests: dict[str, str] = Field(default_factory=dict)
     """More test sets, each by a name of its own: a file, or a split of the source, such as
     ``{ mismatched = "validation_mismatched" }``. Their scores stand beside those of the test set; no round is chosen by
     them."""
     validation_fraction: Fraction = 0.1
-    """Share of each client's rows that is never trained on."""
+    """Share of each client's rows that is never trained on. Left out, it is 0 where clients have test rows of their
+    own."""
     max_train_rows: Positive | None = None
     """Use a random sample of so many training rows, drawn from ``seed``. Labels, and clients by nature, keep their
     shares. Pictures outside of the sample are not opened."""

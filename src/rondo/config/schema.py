@@ -212,7 +212,8 @@ class EvaluationConfig(Section):
     """Rounds between scores on the test set; 0 scores only after the last round. ``"auto"``: scores then
     take about a fifth of the time at most, estimated from the numbers of rows."""
     clients_every: Annotated[int, Field(ge=0)] = 0
-    """Rounds between scores on each client's own validation rows; 0 scores only after the last round."""
+    """Rounds between scores of each client's model on its own rows; 0 scores only after the last round. They are its
+    test rows where clients have such, else its validation rows."""
     diagnostics_every: Annotated[int, Field(ge=0)] = 5
     """Rounds between measurements of the aggregation's effect, the last round included; 0 takes none."""
     patience: Annotated[int, Field(ge=0)] = 0

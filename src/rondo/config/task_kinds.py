@@ -51,7 +51,7 @@ class Kind:
         return self.peft == "CAUSAL_LM"
 
 
-_CLASS_METRICS = {"accuracy": True, "f1": True, "matthews": True, "loss": False}
+_CLASS_METRICS = {"accuracy": True, "f1": True, "matthews": True, "auc": True, "loss": False}
 _KEYS = {
     "text": ("sequence-classification", "sequence-regression", "causal-lm"),
     **dict.fromkeys(("label", "labels"), ("sequence-classification", "image-classification")),

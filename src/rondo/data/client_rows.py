@@ -38,6 +38,8 @@ class TestRows:
     """Number of rows that cannot be used."""
     unsampled: int
     """Number of usable rows beyond ``data.max_test_rows``."""
+    owners: Sequence[str] | None = None
+    """The client of each row, where clients have test rows of their own."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +75,26 @@ def resolved(config: RunConfig, source: Source) -> RunConfig:
     owner = config.partition.column or (source.natural if kind == "natural" else None)
     partition = config.partition.model_copy(update={"kind": kind, "column": owner})
     config = config.model_copy(update={"partition": partition})
+    if "validation_fraction" not in config.data.model_fields_set and _tested_at_clients(config, source):
+        config = config.model_copy(update={"data": config.data.model_copy(update={"validation_fraction": 0.0})})
     cls = task_class(config.task.kind)
     task = cls.with_columns(config.task, source.text, source.label)
     rows = itertools.chain(source.train or (), *(source.clients or {}).values())
     return config.model_copy(update={"task": cls.settled(task, rows)})
+
+
+def _tested_at_clients(config: RunConfig, source: Source) -> bool:
+    """Whether clients have test rows of their own: from files or tables of theirs, or by the column that names each
+    row's client, where every test row has it and a client of the training rows is among them."""
+    if source.test_clients is not None:
+        return True
+    column = config.partition.column
+    if source.clients is not None or config.partition.kind != "natural" or column is None or not source.test:
+        return False
+    if any(value_problem(row, 0, column) is not None for row in source.test):
+        return False
+    names = {value_name(row[column]) for row in source.test}
+    return any(value_name(row[column]) in names for row in source.train or () if value_problem(row, 0, column) is None)
 
 
 def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt:
@@ -110,10 +128,15 @@ def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt
     sampled_labels, sampled_owners = _at(row_labels, chosen), _at(owners, chosen)
     dealt = deal(partition, sampled_labels, sampled_owners, len(chosen), run.generator("partition"))
     kept = {client: [rows[chosen[i]] for i in numbers] for client, numbers in dealt.rows.items()}
-    if source.more_tests and not source.test:
+    if source.more_tests and not source.test and not source.test_clients:
         message = "they stand beside a test set, by which rounds are chosen: name one by data.test_source or test_split"
         raise ConfigError.at("data.more_tests", message)
-    test = _test_rows(config, labels, source.test or [], "test ", run.generator("rows", "test"))
+    if strangers := [name for name in source.test_clients or () if name not in everybody]:
+        known = f"; clients: {', '.join(sorted(everybody)[:10])}" if everybody else ": training rows name no clients"
+        raise ConfigError.at(source.test_key, f"test rows of {strangers[0]!r}, which is no client{known}")
+    tests = source.test_clients if source.test_clients is not None else source.test or []
+    by_column = config.partition.column if _tested_at_clients(config, source) else None
+    test = _test_rows(config, labels, tests, "test ", run.generator("rows", "test"), by_column)
     more_tests = {
         name: _test_rows(config, labels, of_name, f"{name} ", run.generator("rows", "test", name))
         for name, of_name in source.more_tests.items()
@@ -151,19 +174,30 @@ def deal_rows(config: RunConfig, source: Source, labels: Sequence[str]) -> Dealt
 
 
 def _test_rows(
-    config: RunConfig, labels: Sequence[str], rows: Rows, where: str, generator: torch.Generator
+    config: RunConfig,
+    labels: Sequence[str],
+    rows: Rows | Mapping[str, Rows],
+    where: str,
+    generator: torch.Generator,
+    column: str | None = None,
 ) -> TestRows:
-    """The usable rows of a test set, or a sample of them drawn from ``generator``. ``where``: its name, for
-    messages."""
+    """The usable rows of a test set, or a sample of them drawn from ``generator``. ``rows``: all, or each client's.
+    ``where``: its name, for messages. ``column``: the one that names each row's client, if clients have their own."""
     limit = config.data.max_test_rows
     checker = _Checker(config, labels, None, sampled=limit is not None)
-    usable = checker.usable(rows, where)
+    if isinstance(rows, Mapping):
+        parts = {client: checker.usable(of_client, f"{client}, {where}") for client, of_client in rows.items()}
+        usable = [row for part in parts.values() for row in part]
+        owners: list[str] | None = [client for client, part in parts.items() for _ in part]
+    else:
+        usable = checker.usable(rows, where)
+        owners = _names(usable, column)
     checker.refuse()
-    drawn = sample(limit, len(usable), _names(usable, config.task.label), None, generator)
+    drawn = sample(limit, len(usable), _names(usable, config.task.label), owners, generator)
     chosen = checker.opened(usable, drawn)
     checker.refuse()
     unsampled = len(usable) - len(drawn)
-    return TestRows([usable[i] for i in chosen], checker.loaded, checker.dropped, unsampled)
+    return TestRows([usable[i] for i in chosen], checker.loaded, checker.dropped, unsampled, _at(owners, chosen))
 
 
 def _drawn(clients: Sequence[str], count: int, config: RunConfig, run: Round) -> list[str]:

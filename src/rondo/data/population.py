@@ -18,7 +18,7 @@ from rondo.config.schema import RunConfig
 from rondo.data.client_rows import Dealt, TestRows
 from rondo.data.files.tables import Rows
 from rondo.data.partition.deal import histogram
-from rondo.data.remarks import remarks, trained_on
+from rondo.data.remarks import mixed_pixels, remarks, trained_on
 from rondo.data.stored import Stored
 from rondo.errors import ConfigError
 from rondo.tasks.row_checks import value_name
@@ -29,11 +29,13 @@ _ROWS_A_CALL = 2000
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A client and its examples. ``validation`` is never trained on."""
+    """A client and its examples. ``validation`` and ``test`` are never trained on."""
 
     client: Client
     train: Sequence[Example]
     validation: Sequence[Example]
+    test: Sequence[Example] = ()
+    """Test examples of its own."""
 
 
 class Members(Mapping[str, Member]):
@@ -47,6 +49,7 @@ class Members(Mapping[str, Member]):
         # Per client, the ends of its training and of its validation examples in ``_numbers``.
         self._trained, self._ends = array("q"), array("q", [0])
         self._ranks = array("I")
+        self._tests: Mapping[str, Sequence[Example]] = {}
 
     def add(self, name: str, train: Iterable[int], validation: Iterable[int]) -> None:
         """Add a client, whose id must sort after all others, with the numbers of its examples."""
@@ -62,6 +65,12 @@ class Members(Mapping[str, Member]):
         ranked._ranks = array("I", (ranks[name] for name in self._names))
         return ranked
 
+    def with_tests(self, tests: Mapping[str, Sequence[Example]]) -> Members:
+        """The same clients, with their own test examples by id."""
+        tested = copy.copy(self)
+        tested._tests = tests
+        return tested
+
     def __getitem__(self, name: str) -> Member:
         place = bisect_left(self._names, name)
         if place == len(self._names) or self._names[place] != name:
@@ -69,7 +78,7 @@ class Members(Mapping[str, Member]):
         start, middle, end = self._ends[place], self._trained[place], self._ends[place + 1]
         train, validation = self._numbers[start:middle], self._numbers[middle:end]
         client = Client(name, len(train), self._ranks[place] if self._ranks else None)
-        return Member(client, Stored(self._store, train), Stored(self._store, validation))
+        return Member(client, Stored(self._store, train), Stored(self._store, validation), self._tests.get(name, ()))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -102,11 +111,18 @@ class Population:
     members: Mapping[str, Member]
     """All clients, sorted by id."""
     test: tuple[Example, ...]
-    """The common test set."""
+    """The common test set; the rows of all clients, where these have their own."""
     report: Mapping[str, Any]
     """An account of the rows, for ``partition.json``."""
     more_tests: Mapping[str, tuple[Example, ...]] = field(default_factory=dict)
     """More test sets by name."""
+    tested_at_clients: bool = False
+    """Whether clients have test examples of their own."""
+
+    def own_rows(self, member: Member) -> Sequence[Example]:
+        """The examples that a client's model is scored on: its test examples where clients have such, else its
+        validation examples."""
+        return member.test if self.tested_at_clients else member.validation
 
     @property
     def clients(self) -> Sequence[Client]:
@@ -118,6 +134,10 @@ class Population:
         members = self.members.with_ranks(ranks)
         clients = {name: {**entry, "rank": ranks[name]} for name, entry in self.report["clients"].items()}
         return replace(self, members=members, report={**self.report, "clients": clients})
+
+    def warned(self, text: str) -> Population:
+        """The same rows, with ``text`` among the report's warnings."""
+        return replace(self, report={**self.report, "warnings": [*self.report["warnings"], text]})
 
     def costliest(self, client: str) -> int:
         """The cost of a client's costliest training example."""
@@ -164,8 +184,10 @@ def build(
         raise _nothing_left(
             config, task, left_out, f", so {len(members)} clients have examples and {needed} are needed"
         )
-    test, test_report = _test_set(config, task, dealt.test, "test set")
-    more = {name: _test_set(config, task, rows, f"test set {name!r}") for name, rows in dealt.more_tests.items()}
+    test, own_tests, test_report = _test_set(config, task, dealt.test, "test set")
+    more = {name: _test_set(config, task, rows, f"test set {name!r}")[::2] for name, rows in dealt.more_tests.items()}
+    tested_at_clients = dealt.test.owners is not None
+    members = members.with_tests(own_tests) if tested_at_clients else members
     by_label = [config.task.label] if config.task.label is not None else []
     by_owner = [config.partition.column] if config.partition.kind == "natural" else []
     report = {
@@ -179,7 +201,7 @@ def build(
         "sampled_by": by_label + (["client"] if config.data.clients_from is not None else by_owner),
         "text": store.account(),
         **{f"test_{key}": value for key, value in test_report.items()},
-        "test_sampled_by": by_label,
+        "test_sampled_by": by_label + (["client"] if tested_at_clients else []),
         "test_rows_trained_on": trained[""],
         "more_tests": {name: {**report, "rows_trained_on": trained[name]} for name, (_, report) in more.items()},
         "clients_not_sampled": dealt.clients_unsampled,
@@ -192,33 +214,55 @@ def build(
             n: {
                 "train": len(m.train),
                 "validation": len(m.validation),
+                **({"test": len(m.test)} if tested_at_clients else {}),
                 "labels": _labels(config, dealt.rows[n]),
             }
             for n, m in members.items()
         },
-        "warnings": list(remarks(config, dealt, trained)),
+        "warnings": [*remarks(config, dealt, trained), *mixed_pixels(store.account(), test_report["text"], bool(test))],
     }
-    return Population(members, test, report, {name: examples for name, (examples, _) in more.items()})
+    more_tests = {name: examples for name, (examples, _) in more.items()}
+    return Population(members, test, report, more_tests, tested_at_clients)
 
 
-def _test_set(config: RunConfig, task: Task, test: TestRows, name: str) -> tuple[tuple[Example, ...], dict[str, Any]]:
-    """The examples of a test set, and its account for ``partition.json``. Raises :class:`ConfigError` if it has rows
-    and no example."""
-    store, encoded = task.store(), task.encode(test.rows)
-    used = len(task.row_sizes(encoded))
-    examples = tuple(store[i] for i in store.add(encoded))
+def _test_set(
+    config: RunConfig, task: Task, test: TestRows, name: str
+) -> tuple[tuple[Example, ...], dict[str, Sequence[Example]], dict[str, Any]]:
+    """The examples of a test set, those of each client where they have their own, and its account for
+    ``partition.json``. Raises :class:`ConfigError` if it has rows and no example."""
+    store, used = task.store(), 0
+    examples: list[Example] = []
+    by_client: dict[str, Sequence[Example]] = {}
+    for client, by_row in _encoded(store, task, _grouped(test)):
+        used += len(by_row)
+        by_client[client] = Stored(store, [number for numbers in by_row for number in numbers])
+        examples += by_client[client]
     if test.rows and not examples:
         raise _nothing_left(config, task, len(test.rows), f", and they are the whole {name}")
-    return examples, {
-        "rows": test.loaded,
-        "rows_used": used,
-        "rows_bad": test.bad,
-        "rows_not_sampled": test.unsampled,
-        "rows_without_target": len(test.rows) - used,
-        "text": store.account(),
-        "examples_sha256": store.sha256(),
-        "labels": _labels(config, test.rows),
-    }
+    return (
+        tuple(examples),
+        by_client,
+        {
+            "rows": test.loaded,
+            "rows_used": used,
+            "rows_bad": test.bad,
+            "rows_not_sampled": test.unsampled,
+            "rows_without_target": len(test.rows) - used,
+            "text": store.account(),
+            "examples_sha256": store.sha256(),
+            "labels": _labels(config, test.rows),
+        },
+    )
+
+
+def _grouped(test: TestRows) -> dict[str, Rows]:
+    """The rows of a test set by client, sorted by id; all under one name where they are in common."""
+    if test.owners is None:
+        return {"": test.rows}
+    groups: dict[str, Rows] = {owner: [] for owner in sorted(set(test.owners))}
+    for owner, row in zip(test.owners, test.rows, strict=True):
+        groups[owner].append(row)
+    return groups
 
 
 def _owners(members: Members) -> str:
@@ -226,7 +270,8 @@ def _owners(members: Members) -> str:
     examples themselves it says whose each one is."""
     digest = hashlib.sha256()
     for name, member in members.items():
-        digest.update(json.dumps([name, len(member.train), len(member.validation)]).encode())
+        counts = [len(member.train), len(member.validation), *([len(member.test)] if member.test else [])]
+        digest.update(json.dumps([name, *counts]).encode())
     return digest.hexdigest()
 
 

@@ -46,12 +46,42 @@ def remarks(config: RunConfig, dealt: Dealt, trained: Mapping[str, int]) -> Iter
         yield from _written_otherwise((row[owner] for row in training), "clients")
     if owner is not None or config.data.clients_from is not None:
         yield from _alike(dealt.rows, "names of clients", "clients")
+    if dealt.test.owners is not None:
+        yield from _of_clients(dealt, dealt.test.owners, label)
     tests = {"": dealt.test, **dealt.more_tests}
     for name, count in trained.items():
         if count:
             rows = f"rows of the test set {name!r}" if name else "test rows"
             fate = "are training rows too: their scores say how well rows are remembered"
             yield f"{count} of {len(tests[name].rows)} {rows} {fate}"
+
+
+def _of_clients(dealt: Dealt, owners: Sequence[str], label: str | None) -> Iterator[str]:
+    """Sentences about the test rows of each client. ``owners``: the client of each test row."""
+    count = sum(owner not in dealt.rows for owner in owners)
+    if count:
+        strangers = sorted(set(owners) - dealt.rows.keys())
+        fate = "are of clients that do not train, so they are in the common test set alone"
+        yield f"{count} test rows {fate}: {_few(strangers)}"
+    if without := sorted(dealt.rows.keys() - set(owners)):
+        yield f"clients without test rows, which are not scored: {_few(without)}"
+    if label is not None:
+        classes: dict[str, set[str]] = {}
+        for owner, row in zip(owners, dealt.test.rows, strict=True):
+            classes.setdefault(owner, set()).add(value_name(row[label]))
+        if single := sorted(o for o, names in classes.items() if len(names) == 1 and o in dealt.rows):
+            undefined = "where f1, matthews and auc are undefined"
+            yield f"clients with test rows of a single class, {undefined}: {_few(single)}"
+
+
+def mixed_pixels(training: Mapping[str, float], test: Mapping[str, float], tested: bool) -> Iterator[str]:
+    """Yield a sentence where some pictures are normalised already and others are not. ``training``, ``test``: accounts
+    of their stores; ``tested``: whether there are test rows."""
+    accounts = [training, test] if tested else [training]
+    normalised = [a.get("lowest", 0) < 0 or a.get("highest", 1) > 1 for a in accounts]
+    bytes_among = any(n and a["pictures_of_bytes"] for n, a in zip(normalised, accounts, strict=True))
+    if bytes_among or len(set(normalised)) > 1:
+        yield "some pictures are normalised already (floats beyond 0 to 1) and others are not: give all in one form"
 
 
 def _single_class(rows: Rows, label: str, kind: str, consequence: str) -> Iterator[str]:

@@ -48,22 +48,29 @@ class Source:
     """The column that names each row's client, if the data have one."""
     more_tests: Mapping[str, Rows] = field(default_factory=dict)
     """Rows of ``data.more_tests``."""
+    test_clients: Mapping[str, Rows] | None = None
+    """Test rows of each client, in place of ``test``."""
+    test_key: str = "data.test_source"
+    """The key, or the argument, that names ``test_clients``."""
 
 
 def load(
     config: RunConfig,
     train: Table | None = None,
-    test: Table | None = None,
+    test: Table | Mapping[str, Table] | None = None,
     clients: Mapping[str, Table] | None = None,
 ) -> Source:
     """Load the rows that ``[data]`` names. Raises :class:`ConfigError` with key path, row and reason.
 
     ``train``, ``test``, ``clients``: rows in place of ``data.source``, ``data.test_source`` and ``data.clients_from``.
+    Test rows may be by client.
     """
     data = config.data
     if test is not None:
         data = data.model_copy(update={"test_source": None, "test_split": ""})
         source = load(config.model_copy(update={"data": data}), train, None, clients)
+        if isinstance(test, Mapping):
+            return replace(source, test_clients=_by_client(test, "test"), test_key="test")
         return replace(source, test=rows_of(test, "test"))
     if problems := list(missing_files(config)):
         raise ConfigError(problems)
@@ -82,18 +89,52 @@ def _twice(config: RunConfig, from_files: bool) -> Iterator[Problem]:
     """Files of tests whose rows are trained on, or are another test's. ``from_files``: whether training rows are."""
     data, uses = config.data, dict[Path, str]()
     if from_files and data.clients_from is not None:
-        uses = {file.resolve(): "data.clients_from" for file in _client_files(data.clients_from)}
+        uses = {file.resolve(): "data.clients_from" for file in _client_files(_clients_and_tests(data)[0])}
     elif from_files and data.source is not None:
         source = Path(data.source).expanduser()
         files = split_files(source, data.train_split) if source.is_dir() else [source]
         uses = {file.resolve(): "data.source" for file in files if suffix_of(file) in SUFFIXES}
-    tests = {"data.test_source": data.test_source} if data.test_source is not None else {}
-    tests |= {f"data.more_tests.{name}": file for name, file in data.more_tests.items() if is_path(file)}
-    for key, file in tests.items():
-        other = uses.setdefault(Path(file).expanduser().resolve(), key)
+    tests = [("data.test_source", file) for file in _test_files(data)]
+    tests += [(f"data.more_tests.{name}", Path(file)) for name, file in data.more_tests.items() if is_path(file)]
+    for key, file in tests:
+        other = uses.setdefault(file.expanduser().resolve(), key)
         if other != key:
-            fate = "is a test set already, as" if other in tests else "would be trained on and tested on: it is in"
-            yield Problem(key, f"{file!r} {fate} {other}; name another file, or move it")
+            tested = other in ("data.test_source", *(f"data.more_tests.{name}" for name in data.more_tests))
+            fate = "is a test set already, as" if tested else "would be trained on and tested on: it is in"
+            yield Problem(key, f"{str(file)!r} {fate} {other}; name another file, or move it")
+
+
+def _test_files(data: DataConfig) -> list[Path]:
+    """The file or the files of ``data.test_source``."""
+    if data.test_source is None:
+        return []
+    by_client = _clients_and_tests(data)[1] if data.clients_from is not None else None
+    return _client_files(by_client) if by_client is not None else [Path(data.test_source)]
+
+
+def _clients_and_tests(data: DataConfig) -> tuple[str, str | None]:
+    """The folders or patterns of the files with each client's training rows, and with each client's test rows; None for
+    those where the test set is in common, or none.
+
+    ``data.clients_from`` may name a folder that has both, as PFLlib lays them out. Files beside them are not read then.
+    """
+    clients, tests = str(data.clients_from), data.test_source
+    names = [data.test_split, "test", "validation"] if data.test_split else []
+    inner = [Path(clients).expanduser() / name for name in (data.train_split, *names)]
+    train, *others = [str(folder) if folder.is_dir() and _client_files(str(folder)) else "" for folder in inner]
+    if train and any(others):
+        clients, tests = train, tests or next(filter(None, others))
+    if tests is None:
+        return clients, None
+    place = Path(tests).expanduser()
+    by_client = "*" in tests or (place.is_dir() and not is_saved(place) and bool(_client_files(tests)))
+    return clients, tests if by_client else None
+
+
+def _by_client(tables: Mapping[str, Table], argument: str) -> dict[str, Rows]:
+    if not tables:
+        raise ConfigError.at(argument, "it has no clients: give rows by client id")
+    return {str(name): rows_of(table, f"{argument}[{name!r}]") for name, table in tables.items()}
 
 
 def _more_rows(data: DataConfig, name: str, room: Room) -> Rows:
@@ -113,14 +154,19 @@ def _first(config: RunConfig, train: Table | None, clients: Mapping[str, Table] 
     """The training rows and the first test set."""
     data = config.data
     if data.clients_from is not None or train is not None:
-        by_client = None
+        by_client, tests = None, None
+        if data.clients_from is not None:
+            files, tests = _clients_and_tests(data)
+            by_client = client_rows(files, "data.clients_from", room) if clients is None else None
         if clients is not None:
-            by_client = {name: rows_of(table, f"clients[{name!r}]") for name, table in clients.items()}
-        elif data.clients_from is not None:
-            by_client = client_rows(data.clients_from, "data.clients_from", room)
+            by_client = _by_client(clients, "clients")
         rows = rows_of(train, "train") if train is not None else None
+        name = data.clients_from or GIVEN
+        if tests is not None:
+            test_clients = client_rows(tests, "data.test_source", room)
+            return Source(name, rows, by_client, None, test_clients=test_clients)
         test_rows = read_rows(data.test_source, "data.test_source", room) if data.test_source else None
-        return Source(data.clients_from or GIVEN, rows, by_client, test_rows)
+        return Source(name, rows, by_client, test_rows)
     if data_source(config) == BUILTIN_IMAGES:
         return _digits()
     if data_source(config) == BUILTIN_DATA:

@@ -60,7 +60,9 @@ class RemoteScorer(Scorer):
         kind = tasks.TABLE.get(self.server.config.task.kind)
         known = {} if kind is None else kind.metrics
         return scores.keys() == set(self.kinds) and all(
-            self.task.primary in metrics and all(_possible(metrics.get(name), up) for name, up in known.items())
+            self.task.primary in metrics
+            and 0 <= metrics.get("examples", 0) <= _MOST_ROWS
+            and all(_possible(metrics.get(name), up) for name, up in known.items())
             for metrics in scores.values()
         )
 
@@ -71,3 +73,5 @@ def _possible(score: float | None, higher_is_better: bool) -> bool:
 
 
 _ROUNDING = 1e-6
+_MOST_ROWS = 2**40
+"""More rows than any client has: the number of rows is a score's weight in a mean."""

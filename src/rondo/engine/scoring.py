@@ -1,4 +1,4 @@
-"""Scores of a run's models: the server's on the common test set, each client's on its own validation rows."""
+"""Scores of a run's models: the server's on the common test set, each client's on its own test or validation rows."""
 
 from __future__ import annotations
 
@@ -57,36 +57,45 @@ class Scorer:
         return scores | ({"more_tests": more} if more else {})
 
     def at_clients(self, state: Any, round: Round) -> dict[str, Any]:
-        """Scores of each client's model on its own validation rows, with their mean and the mean of the worst tenth.
-        The key is "personal" where models are personal, else "clients" (the global model at each client). With
-        ``fine_tune_epochs`` there are scores after fine-tuning too, under "fine_tuned"."""
+        """Scores of each client's model on its own rows (:meth:`rondo.data.population.Population.own_rows`), with the
+        :func:`spread` of each metric over the clients. The key is "personal" where models are personal, else "clients"
+        (the global model at each client). With ``fine_tune_epochs`` there are scores after fine-tuning too, under
+        "fine_tuned"; where clients have validation rows beside test rows, those on them are under "validation"."""
         members = self.population.members.items()
         return self.summed_up(
             {
                 name: self.of_client(self.algorithm.broadcast(state, member.client, round), member, round)
                 for name, member in members
-                if member.validation
+                if self.population.own_rows(member)
             }
         )
 
     def of_client(self, shared: Shared, member: Member, round: Round) -> dict[str, Any]:
-        """The scores of ``member``'s model on its validation rows, by kind. ``shared``: its broadcast."""
+        """The scores of ``member``'s model on its own rows, by kind. ``shared``: its broadcast."""
         seen, base = self._at_client(shared, member, round)
-        scores = {self.kinds[0]: self.scores(seen, base, member.validation)}
+        rows = self.population.own_rows(member)
+        scores = {self.kinds[0]: self.scores(seen, base, rows)}
         if self.config.fine_tune_epochs:
             tuned = self._fine_tuned(seen, base, member, round)
-            scores["fine_tuned"] = self.scores(tuned, base, member.validation)
+            scores["fine_tuned"] = self.scores(tuned, base, rows)
+        if self.population.tested_at_clients and member.validation:
+            scores["validation"] = self.scores(seen, base, member.validation)
         return scores
 
     def summed_up(self, per_client: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """Scores of :meth:`of_client` by client id, in the form of :meth:`at_clients`."""
-        metric, higher = self.task.primary, self.task.higher_is_better
-        by_kind = {kind: {name: scores[kind] for name, scores in per_client.items()} for kind in self.kinds}
-        return {
-            kind: {metric: spread(scores, metric, higher_is_better=higher), "per_client": scores}
-            for kind, scores in by_kind.items()
-            if scores
+        by_kind = {
+            kind: {name: scores[kind] for name, scores in per_client.items() if kind in scores}
+            for kind in (*self.kinds, "validation")
         }
+        return {kind: {**self._spreads(scores), "per_client": scores} for kind, scores in by_kind.items() if scores}
+
+    def _spreads(self, per_client: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """The :func:`spread` of each metric, the primary one first; counts are no metrics."""
+        named = [name for scores in per_client.values() for name, v in scores.items() if not isinstance(v, int)]
+        metric, higher = self.task.primary, self.task.higher_is_better
+        names = dict.fromkeys([metric, *named])
+        return {n: spread(per_client, n, higher_is_better=higher if n == metric else None) for n in names}
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -136,10 +145,29 @@ def scores(
     return {name: value if value is not None and math.isfinite(value) else None for name, value in in_order}
 
 
-def spread(per_client: Mapping[str, Mapping[str, Any]], metric: str, *, higher_is_better: bool) -> dict[str, Any]:
-    """The mean of ``metric`` over clients, and the mean over the worst tenth of them (at least one)."""
-    values = [s[metric] for s in per_client.values() if s.get(metric) is not None]
+def spread(
+    per_client: Mapping[str, Mapping[str, Any]], metric: str, *, higher_is_better: bool | None = None
+) -> dict[str, Any]:
+    """``metric`` over the clients that have it:
+
+    - ``mean``, in which every client counts the same;
+    - ``weighted_mean``, in which every row does, as in PFLlib's averages (None where rows are not counted);
+    - ``deviation``, the standard deviation over the clients, divided by their number, as PFLlib's;
+    - ``worst_tenth``, the mean over the worst tenth of them, at least one, if ``higher_is_better`` says which is worse;
+    - ``clients``, their number, and ``undefined``, that of the others.
+    """
+    scored = [s for s in per_client.values() if s.get(metric) is not None]
+    values: list[float] = [s[metric] for s in scored]
+    rows: list[Any] = [s.get("examples") for s in scored]
+    counts = {"clients": len(values), "undefined": len(per_client) - len(values)}
     if not values:
-        return {"mean": None, "worst_tenth": None, "clients": len(per_client)}
-    worst = sorted(values, reverse=not higher_is_better)[: max(1, math.ceil(len(values) / 10))]
-    return {"mean": sum(values) / len(values), "worst_tenth": sum(worst) / len(worst), "clients": len(values)}
+        return {"mean": None, "weighted_mean": None, "deviation": None, "worst_tenth": None, **counts}
+    mean, weighted = sum(values) / len(values), None
+    if None not in rows and sum(rows):
+        weighted = sum(value * count for value, count in zip(values, rows, strict=True)) / sum(rows)
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))
+    result = {"mean": mean, "weighted_mean": weighted, "deviation": deviation}
+    if higher_is_better is not None:
+        worst = sorted(values, reverse=not higher_is_better)[: max(1, math.ceil(len(values) / 10))]
+        result["worst_tenth"] = sum(worst) / len(worst)
+    return {**result, **counts}

@@ -32,6 +32,10 @@ def account(partition: Mapping[str, Any]) -> Iterator[str]:
                 f"{text['rows_cut']} of {used} {split} rows ({_percent(text['rows_cut'], used)}) are cut to "
                 f"task.max_length, and {_percent(text['tokens_lost'], text['tokens'])} of all tokens are lost"
             )
+        if count := text.get("pictures_of_floats"):
+            low, high = text["lowest"], text["highest"]
+            kind = "as bytes divided by 255 are" if low >= 0 and high <= 1 else "so taken as normalised already"
+            yield f"float pixels of {count} {split} pictures are from {low:.3g} to {high:.3g}, {kind}: none is changed"
         if beyond := text.get("answers_beyond_windows"):
             scored = "are scored only" if prefix else "are not trained on"
             yield (

@@ -29,9 +29,10 @@ def best_so_far(
     """The best score of ``metric`` so far, its round, and the number of scores since: ``best`` after the round of
     ``record``.
 
-    ``at_clients``: whether the score is the clients' mean on their own rows, in place of the one on the test set.
+    ``at_clients``: whether the score is the clients' mean on their own rows, in place of the one on the test set. Where
+    they have both, validation rows choose, and test rows do not.
     """
-    kinds = ("clients", "personal") if at_clients else ("global", "cold_start")
+    kinds = ("validation", "clients", "personal") if at_clients else ("global", "cold_start")
     value = next((record["scores"][kind].get(metric) for kind in kinds if kind in record["scores"]), None)
     if isinstance(value, Mapping):
         value = value["mean"]

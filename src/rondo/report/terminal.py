@@ -31,6 +31,7 @@ _KINDS = {
     "clients": "global model at the clients",
     "personal": "personal models at their clients",
     "fine_tuned": "fine-tuned models at their clients",
+    "validation": "models at their clients, validation rows",
 }
 
 
@@ -176,8 +177,7 @@ def score_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
                     if not isinstance(value, int):
                         yield f"{label} {name}: {metric}", _number(earlier.get(metric)), _number(value)
         elif kind in after:
-            yield f"{label}: mean {primary}", "", _number(after[kind][primary]["mean"])
-            yield f"{label}: worst tenth", "", _number(after[kind][primary]["worst_tenth"])
+            yield from _at_clients(label, primary, after[kind][primary])
     generated = summary.get("generated") or {"after": {}}
     for metric, value in generated["after"].items():
         yield (
@@ -196,6 +196,16 @@ def score_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         if local.get("test") is not None:
             yield f"each client alone, test set: mean {primary}", "", _number(local["test"]["mean"])
         yield f"each client alone, own rows: mean {primary}", "", _number(local["own"]["mean"])
+
+
+def _at_clients(label: str, primary: str, spread: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """A metric over clients: label, nothing before, value after."""
+    without = f" (undefined at {spread['undefined']} more)" if spread["undefined"] else ""
+    clients = f"{spread['clients']} clients{without}"
+    yield f"{label}: mean {primary}, {clients}", "", _number(spread["mean"])
+    yield f"{label}: mean weighted by rows", "", _number(spread["weighted_mean"])
+    yield f"{label}: deviation over clients", "", _number(spread["deviation"])
+    yield f"{label}: worst tenth", "", _number(spread["worst_tenth"])
 
 
 def _cost_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -34,7 +34,8 @@ def evaluate(
     """Scores of a run directory, or of a folder that it handed over (a PEFT adapter, a whole model), on the run's test
     set, and on those of ``data.more_tests`` by name.
 
-    For a run, the newcomer's model is scored. With ``client``, that client's model is, also on its own validation rows.
+    For a run, the newcomer's model is scored. With ``client``, that client's model is, also on its own validation rows
+    ("validation"), or on its own test rows ("own_test") where clients have such.
 
     ``data``: a file or a table in memory with the run's columns, scored in place of all rows of the run, which are then
     not read.
@@ -58,8 +59,9 @@ def evaluate(
     model = Scored(opened.assembly, *opened.model(client))
     result = _on_tests(model, data, generate)
     if client is not None and data is None:
-        of_client = opened.assembly.population.members[client].validation
-        result["validation"] = _scored(model, of_client, generate)
+        population = opened.assembly.population
+        rows_of_client = population.own_rows(population.members[client])
+        result["own_test" if population.tested_at_clients else "validation"] = _scored(model, rows_of_client, generate)
     return result
 
 

@@ -230,11 +230,19 @@ def assemble(
         with one_cohort(model.network):
             examples = population.sample(SAMPLE)
             try_out(config.model.name, model.network, outline.task, examples)
+            if model.network.layout == "contiguous":
+                population = population.warned(_CONTIGUOUS)
             if config.train.micro_batch is not None and model.network.minds_padding:
                 message = "a row's output depends on how far this model's rows are padded, so a step in parts would be "
                 raise ConfigError.at("train.micro_batch", f"{message}another step: remove it")
             task, prefix = model.shorten(outline.task, examples)
         return Assembly(config, target, algorithm, head_policy, labels, task, population, model, initial, prefix)
+
+
+_CONTIGUOUS = (
+    "model.name: the network does not run on pictures that are laid out pixel by pixel, which is faster, so they are "
+    "laid out channel by channel: write flatten or reshape in its forward, not view"
+)
 
 
 def looked(config: RunConfig, algorithm: Algorithm[Any], labels: Sequence[str], given: Given = NOTHING) -> Outline:
@@ -280,7 +288,7 @@ def _must_train(config: RunConfig, algorithm: Algorithm[Any], model: Model) -> N
 def _best_at_clients(config: RunConfig, algorithm: Algorithm[Any], population: Population) -> bool:
     """Without a test set, and with personal models that are scored at their clients: on the test set only the model of
     a client that has not taken part is scored."""
-    scored = config.evaluation.clients_every > 0 and any(m.validation for m in population.members.values())
+    scored = config.evaluation.clients_every > 0 and any(map(population.own_rows, population.members.values()))
     return not population.test or (algorithm.traits.personal and scored)
 
 

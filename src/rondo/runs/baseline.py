@@ -17,7 +17,7 @@ def local_only(assembly: Assembly, stop: threading.Event | None) -> dict[str, An
     """Train each client alone, with the same algorithm and rounds: a federation of one, scored at its end. It has no
     server, so no server optimizer, gate or faults.
 
-    Returns scores as :func:`rondo.engine.scoring.spread` gives them: under "own" on the clients' own validation rows,
+    Returns scores as :func:`rondo.engine.scoring.spread` gives them: under "own" on the clients' own rows,
     under "test" on the common test set (None without one).
     """
     config, task = assembly.config, assembly.task
@@ -40,7 +40,7 @@ def local_only(assembly: Assembly, stop: threading.Event | None) -> dict[str, An
         for index in range(config.rounds):
             server.run_round(index)
         seen, base = scorer.model(server.state, member.client, server.round(config.rounds))
-        for target, examples in ((own_scores, member.validation), (test_scores, assembly.population.test)):
+        for target, examples in ((own_scores, population.own_rows(member)), (test_scores, assembly.population.test)):
             if examples:
                 target[name] = scorer.scores(seen, base, examples)
     metric, higher = task.primary, task.higher_is_better

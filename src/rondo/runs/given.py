@@ -26,7 +26,7 @@ class Given:
     """Rows, and a model with its tokenizer; None where the configuration names them."""
 
     train: Table | None = None
-    test: Table | None = None
+    test: Table | Mapping[str, Table] | None = None
     clients: Mapping[str, Table] | None = None
     model: PreTrainedModel | None = None
     tokenizer: PreTrainedTokenizerBase | None = None

@@ -135,6 +135,7 @@ def manifest(assembly: Assembly, devices: int | None = None) -> dict[str, Any]:
         "precision": config.train.precision,
         **assembly.model.record(),
         "one_at_a_time": network.one_at_a_time,
+        "layout": network.layout,
         "scores_every": assembly.scores_every,
         "algorithm": config.algorithm.name,
         "linear": assembly.algorithm.linear and all(c.rank is None for c in assembly.population.clients),

@@ -41,7 +41,7 @@ def run(
     run_dir: str | Path | None = None,
     device: str = "auto",
     train: Table | None = None,
-    test: Table | None = None,
+    test: Table | Mapping[str, Table] | None = None,
     clients: Mapping[str, Table] | None = None,
     model: PreTrainedModel | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
@@ -55,7 +55,8 @@ def run(
     ``device``: "auto", "cpu", "cuda", "cuda:1" or "mps".
     ``train``, ``test``: rows in place of ``data.source`` and ``data.test_source``: a ``datasets.Dataset``, a
     ``pandas.DataFrame``, or a list with one dict per row.
-    ``clients``: such rows by client id, in place of ``data.clients_from``.
+    ``clients``: such rows by client id, in place of ``data.clients_from``. ``test`` too may be by client id: each
+    client's model is then scored on its own test rows.
     ``model``, ``tokenizer``: a model of transformers in place of ``model.name``. It is not changed: the run takes a
     copy that shares its memory, save for weights in other types than float32 or on other devices.
     ``observer``: told of the run's progress. In a notebook, None shows progress bars.
@@ -85,7 +86,7 @@ def resume(
     allow_nondeterministic: bool = False,
     allow_code: bool = False,
     train: Table | None = None,
-    test: Table | None = None,
+    test: Table | Mapping[str, Table] | None = None,
     clients: Mapping[str, Table] | None = None,
     model: PreTrainedModel | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,

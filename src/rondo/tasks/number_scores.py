@@ -23,15 +23,15 @@ def pearson(x: Tensor, y: Tensor) -> float | None:
 
 def spearman(x: Tensor, y: Tensor) -> float | None:
     """Spearman's correlation of two vectors of float64: Pearson's of their ranks. None as in :func:`pearson`."""
-    return pearson(_ranks(x), _ranks(y)) if pearson(x, y) is not None else None
+    return pearson(ranks(x), ranks(y)) if pearson(x, y) is not None else None
 
 
-def _ranks(x: Tensor) -> Tensor:
+def ranks(x: Tensor) -> Tensor:
     """The rank of each number, from 1; equal ones share the mean of theirs."""
     _, place, counts = torch.unique(x, return_inverse=True, return_counts=True)
     last = counts.cumsum(0).double()
-    ranks: Tensor = last - (counts - 1) / 2
-    return ranks[place]
+    mean: Tensor = last - (counts - 1) / 2
+    return mean[place]
 
 
 def number_predictions(output: Tensor) -> list[dict[str, Any]]:

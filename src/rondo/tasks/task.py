@@ -53,9 +53,9 @@ class Store(Protocol):
     def cost(self, number: int) -> int:
         """The cost of example ``number``."""
 
-    def account(self) -> dict[str, int]:
+    def account(self) -> Mapping[str, float]:
         """Numbers about all examples for the record of a run. Text: rows and tokens, and how many of them were cut to
-        fit ``task.max_length``, and lost by it. Empty if there is nothing to tell."""
+        fit ``task.max_length``, and lost by it. Pictures: the range of floats. Empty if there is nothing to tell."""
 
     def sha256(self) -> str:
         """Digest of all examples in their order."""

@@ -74,6 +74,45 @@ def test_output_gradient_and_statistics_are_the_modules_own(training: bool) -> N
     torch.testing.assert_close(leaves["buffer:1.running_var"][0], plain[1].running_var, rtol=1e-12, atol=0)
 
 
+class Viewed(nn.Module):
+    """Flattens by ``view``, as FedRep's official network does, or by what ``flat`` names."""
+
+    def __init__(self, flat: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.out, self.flat = nn.Conv2d(2, 4, 3, padding=1).double(), nn.Linear(100, 3).double(), flat
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        return self.out(x.view(-1, 100) if self.flat == "view" else x.reshape(-1, 100))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("flat", "layout"), [("view", "contiguous"), ("reshape", "channels last")])
+def test_layout_of_images_is_one_that_the_module_runs_in(flat: str, layout: str) -> None:
+    plain = Viewed(flat)
+    network = WholeNetwork(plain, names(plain), names(plain)[-2:])
+    assert network.layout is None
+    params = add_client_axis(network.initial)
+    for rows in (5, 1):
+        expected = plain(images(rows)["pixel_values"])
+        torch.testing.assert_close(network(params, {}, images(rows)), expected, rtol=1e-12, atol=1e-14)
+        assert network.layout == layout
+
+
+def test_lack_of_memory_is_no_reason_for_a_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Viewed("reshape")
+    network = WholeNetwork(plain, names(plain), names(plain)[-2:])
+
+    def full(*_: Any) -> Tensor:
+        raise torch.OutOfMemoryError("full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("rondo.models.networks.whole_network.output_of", full)
+        with pytest.raises(torch.OutOfMemoryError):
+            network(add_client_axis(network.initial), {}, images(2))
+    assert network.layout is None
+
+
 def test_module_itself_is_never_changed() -> None:
     plain = module()
     network = WholeNetwork(plain, names(plain), head(plain))

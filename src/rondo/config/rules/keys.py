@@ -155,7 +155,7 @@ def _source_checks(config: RunConfig) -> Iterator[Problem]:
 def _more_tests_checks(config: RunConfig) -> Iterator[Problem]:
     """Yield the faults of the names in ``data.more_tests``, which are keys of records."""
     for name in config.data.more_tests:
-        if not re.fullmatch("[A-Za-z0-9_-]+", name) or name in ("test", "validation"):
+        if not re.fullmatch("[A-Za-z0-9_-]+", name) or name in ("test", "validation", "own_test"):
             message = f"{name!r} cannot name a test set: take letters, digits, - and _, and not test or validation"
             yield Problem("data.more_tests", message)
 

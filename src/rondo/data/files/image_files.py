@@ -124,9 +124,17 @@ def _npz(path: Path) -> Splits:
             places.setdefault("".join(named[:1]), {}).setdefault(roles[0], name)
     pairs = {where: pair for where, pair in places.items() if len(pair) == 2}
     if not pairs:
+        if sizes.keys() == {"data"}:
+            raise ValueError(_OF_PFLLIB)
         arrays = ", ".join(sizes) or "none"
         raise ValueError(f"it has no pictures with labels, such as x_train and y_train; its arrays are: {arrays}")
     return {where: partial(_npz_rows, path, pair["image"], pair["label"], sizes) for where, pair in pairs.items()}
+
+
+_OF_PFLLIB = (
+    "its one array, data, is a pickle as PFLlib writes it, which could run code and is not loaded: if you trust the "
+    "file, write its arrays by numpy.savez(FILE, **numpy.load(FILE, allow_pickle=True)['data'].item())"
+)
 
 
 def _npz_rows(path: Path, image: str, label: str, sizes: Mapping[str, int], room: Room) -> Rows:

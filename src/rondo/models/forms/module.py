@@ -93,7 +93,9 @@ class WholeModel(Model):
         """See :meth:`rondo.models.forms.model.Model.verified`: on rows of the run."""
         batch, stock = rows(), self.fresh()
         stock.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS), strict=True)
-        return self._compared(stock.to(task.precision).eval(), seen, base, batch)
+        stock.to(task.precision)
+        stock.eval()
+        return self._compared(stock, seen, base, batch)
 
 
 def write_labels(folder: Path, labels: Sequence[str]) -> None:
@@ -269,7 +271,7 @@ def whole_model(
     :class:`ConfigError`."""
     module = fresh()
     check_module(module)
-    module = module.to(task.precision)
+    module.to(task.precision)
     head = head_names(config, module)
     network = make_network(config, module, head, peft_task, device)
     identity = {

@@ -291,7 +291,8 @@ def load_transformer(
     planned.lora.revision = config.model.revision  # PEFT's AutoPeft classes load the base by it
     chosen = choose(config.train.precision, device, quantized=config.model.quantization is not None)
     factors = {n: t for n, t in planned.params.items() if not n.startswith(HEAD_PREFIX)}
-    network = AdaptedNetwork(module.to(device), planned.sites, head_names, factors)
+    module.to(device)
+    network = AdaptedNetwork(module, planned.sites, head_names, factors)
     apply(module, chosen)
     for tensor in network.initial_head:
         if tensor in planned.params:

@@ -29,7 +29,8 @@ def copied(kind: Kind, model: PreTrainedModel, tokenizer: Any, labels: Sequence[
     # Entries of the memo are taken in place of copies.
     parameters = model.parameters()
     shared: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in parameters}
-    module = copy.deepcopy(model, shared).eval()
+    module = copy.deepcopy(model, shared)
+    module.eval()
     nn.Module.float(module)  # transformers' own refuses models that were loaded from GGUF files
     if kind.peft == "CAUSAL_LM":
         causality.check_architecture(module.config, module)

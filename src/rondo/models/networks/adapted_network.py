@@ -19,7 +19,7 @@ from rondo.algorithm import Weight
 from rondo.models.kernels import attention
 from rondo.models.networks.adapted_layer import AdaptedLayer, Site, frozen_matrix
 from rondo.models.networks.call import Call, output_of
-from rondo.models.networks.network import Base, Network
+from rondo.models.networks.network import Base, Network, freeze
 from rondo.models.networks.packing import Packing
 from rondo.models.networks.recomputed import Recomputed
 from rondo.models.networks.rows import Rows
@@ -71,7 +71,8 @@ class AdaptedNetwork(Network):
     def __init__(
         self, module: nn.Module, sites: Sequence[Site], head: Sequence[str], factors: Params | None = None
     ) -> None:
-        self.module = module.eval().requires_grad_(False)
+        self.module = module
+        freeze(module)
         self.sites = {s.path: s for s in sites}
         self._call = Call()
         self._layers = {s.path: AdaptedLayer(s, module.get_submodule(s.path), self._call) for s in sites}

@@ -49,7 +49,8 @@ def check_training_mode(module: nn.Module, inputs: Batch) -> None:
     otherwise than in evaluation for another reason than ``nn.Dropout`` and batch normalisation: clients do not."""
     # The copy has buffers of its own, which its forward may change, and the module's parameters.
     shared: dict[int, Any] = {id(p): p for p in module.parameters()}
-    training = copy.deepcopy(module, shared).train()
+    training = copy.deepcopy(module, shared)
+    training.train()
     for layer in training.modules():
         if isinstance(layer, Normalisation):
             layer.eval()

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,13 @@ from rondo.params import Params
 from rondo.tasks.task import Batch
 
 Base = Mapping[str, GrowingSum]
+
+
+def freeze(module: nn.Module) -> None:
+    """Put ``module`` into eval mode, without gradients. A module of one's own may override these methods and return
+    nothing, so no call is chained to them."""
+    module.eval()
+    module.requires_grad_(False)
 
 
 class Network(ABC):
@@ -41,6 +48,9 @@ class Network(ABC):
     """Whether a row's output depends on how far it is padded."""
     products: torch.dtype | None = None
     """The type that layers multiply in; None for that of their tensors."""
+    layout: Literal["channels last", "contiguous"] | None = None
+    """The layout of images in memory: pixel by pixel, which is faster, or channel by channel for a module that runs in
+    that alone; None before the first call with images."""
     moves_statistics: bool = False
     """Whether a batch normalisation normalises by the batch in training, and notes its statistics."""
     head_alone: ClassVar[bool] = False

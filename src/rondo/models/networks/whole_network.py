@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from rondo.algorithm import Weight
+from rondo.models.kernels.out_of_memory import is_out_of_memory
 from rondo.models.networks.adapted_layer import Site, frozen_matrix, merged_weight
 from rondo.models.networks.call import output_of
 from rondo.models.networks.checks import Normalisation, check_training_mode
-from rondo.models.networks.network import Base, Network
+from rondo.models.networks.network import Base, Network, freeze
 from rondo.models.networks.rows import Rows
 from rondo.models.networks.thread_copy import ThreadCopy
 from rondo.params import BUFFER_PREFIX, HEAD_PREFIX, Params, client_row, on_device
@@ -57,7 +58,8 @@ class WholeNetwork(Network):
         factors: Params | None = None,
         products: torch.dtype | None = None,
     ) -> None:
-        self.module = module.eval().requires_grad_(False)
+        self.module = module
+        freeze(module)
         self.sites = {s.path: s for s in sites}
         self.one_at_a_time = ONE_PER_THREAD
         parameters = dict(module.named_parameters())
@@ -111,6 +113,7 @@ class WholeNetwork(Network):
         the other. Statistics in ``params`` are updated in place in training."""
         clients = next(iter(params.values())).shape[0]
         counts = rows.counts if rows is not None else (next(iter(batch.values())).shape[0] // clients,) * clients
+        batch = self._laid_out(batch)
         copy = self._mine()
         outputs, start = [], 0
         for k, count in enumerate(counts):
@@ -126,7 +129,7 @@ class WholeNetwork(Network):
                     if HEAD_INPUT in part and self.head_layer is not None:
                         output = module.get_submodule(self.head_layer)(part[HEAD_INPUT])
                     else:
-                        output = output_of(module, _channels_last(part))
+                        output = output_of(module, part)
                 outputs.append(output.float() if self._autocast else output)
         return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
@@ -155,6 +158,21 @@ class WholeNetwork(Network):
             hook.remove()
         return seen[0]
 
+    def _laid_out(self, batch: Batch) -> Batch:
+        """``batch`` in the layout that the module runs in, which a trial on the first images finds out."""
+        if self.layout is None and _images(batch):
+            copy = self._mine()
+            copy.prepare((), None)
+            try:
+                with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
+                    output_of(copy.module, _channels_last({n: t[:2] for n, t in batch.items()}))
+                self.layout = "channels last"
+            except Exception as error:  # a ``view`` of a convolution's output, as in many published networks
+                if is_out_of_memory(error):
+                    raise
+                self.layout = "contiguous"
+        return _channels_last(batch) if self.layout == "channels last" else batch
+
     def _mine(self) -> ThreadCopy:
         """This thread's copy of the module."""
         mine: ThreadCopy | None = getattr(self._copies, "copy", None)
@@ -166,8 +184,11 @@ class WholeNetwork(Network):
 
 def _channels_last(batch: Batch) -> Batch:
     """``batch`` with images laid out pixel by pixel, where convolutions are faster."""
-    images = {n: t for n, t in batch.items() if t.dim() == 4 and t.is_floating_point()}
-    return {**batch, **{n: t.contiguous(memory_format=torch.channels_last) for n, t in images.items()}}
+    return {**batch, **{n: t.contiguous(memory_format=torch.channels_last) for n, t in _images(batch).items()}}
+
+
+def _images(batch: Batch) -> Batch:
+    return {n: t for n, t in batch.items() if t.dim() == 4 and t.is_floating_point()}
 
 
 def normalises_by_batch(network: Network) -> bool:

@@ -75,6 +75,7 @@ def facts(assembly: Assembly) -> dict[str, Any]:
         **assembly.identity(),
         "labels": list(assembly.labels),
         "one_at_a_time": assembly.model.network.one_at_a_time,
+        "layout": assembly.model.network.layout,
         "partition": rows_of(assembly.population.report),
     }
 

@@ -33,10 +33,14 @@ def channels(name: Normalization) -> int | None:
 
 
 def normalized(pictures: Sequence[Pixels], name: Normalization) -> Tensor:
-    """Pictures of one size as float32 (rows, channels, height, width): (pixel / 255 - mean) / deviation."""
+    """Pictures of one size as float32 (rows, channels, height, width): (pixel / 255 - mean) / deviation of bytes, and
+    (pixel - mean) / deviation of floats."""
     mean, spread = _constants(name)
-    pixels = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2)
-    return pixels.contiguous().float().div_(255).sub_(mean).div_(spread)
+    whole = all(picture.dtype == np.uint8 for picture in pictures)
+    if not whole:
+        pictures = [p / np.float32(255) if p.dtype == np.uint8 else p for p in pictures]
+    pixels = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous().float()
+    return (pixels.div_(255) if whole else pixels).sub_(mean).div_(spread)
 
 
 def cropped_and_flipped(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -87,6 +88,10 @@ class ImageClassification(Task):
         picture: Pixels | Unreadable = row[column]
         if isinstance(picture, Unreadable):
             return RowProblem(number, column, picture.reason)
+        if picture.dtype != np.uint8 and config.normalize != "unit" and (picture.min() < 0 or picture.max() > 1):
+            span = f"the pixels are from {picture.min():.3g} to {picture.max():.3g}, so they are normalised already"
+            fault = f", and task.normalize = {config.normalize!r} takes bytes or pixels from 0 to 1: "
+            return RowProblem(number, column, f"{span}{fault}set it to 'unit', which leaves them")
         shape = list(picture.shape)
         if config.image_shape is None or shape == config.image_shape:
             return None
@@ -141,7 +146,11 @@ class ImageClassification(Task):
 
     def picture(self, example: ImageExample) -> Picture:
         """See :meth:`rondo.tasks.task.Task.picture`: the caption is the label."""
-        return Picture(example.pixels, self.labels[example.target])
+        pixels = example.pixels
+        if pixels.dtype != np.uint8:  # its lowest pixel is shown black, and its highest white
+            low, high = pixels.min(), pixels.max()
+            pixels = ((pixels - low) * (255 / max(high - low, 1e-9))).astype(np.uint8)
+        return Picture(pixels, self.labels[example.target])
 
     def store(self) -> ImageStore:
         """See :meth:`rondo.tasks.task.Task.store`."""

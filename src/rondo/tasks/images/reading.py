@@ -1,4 +1,5 @@
-"""Pictures as rows hold them, opened as arrays of bytes: (height, width, channels) in uint8, channels 1 or 3."""
+"""Pictures as rows hold them, opened as arrays (height, width, channels), channels 1 or 3: bytes in uint8, or real
+numbers in float32, which are the network's input already."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from rondo.process import no_warnings
 
-Pixels: TypeAlias = NDArray[np.uint8]
+Pixels: TypeAlias = NDArray[np.uint8 | np.float32]
 """A picture, (height, width, channels)."""
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
@@ -34,8 +35,9 @@ class Unreadable:
 def opened(value: Any, *, side: int | None = None, colour: bool = False) -> Pixels | Unreadable:
     """The pixels of a picture.
 
-    ``value``: uint8 array (height, width) or (height, width, channels), nested lists of such numbers, encoded bytes,
-    ``{"bytes": ..., "path": ...}`` as Hugging Face data sets store them, the path of a file, or a Pillow image.
+    ``value``: array (height, width), (height, width, channels) or (channels, height, width) of uint8 or of floats,
+    nested lists of such numbers, encoded bytes, ``{"bytes": ..., "path": ...}`` as Hugging Face data sets store them,
+    the path of a file, or a Pillow image.
     ``side``: resize to so many pixels in height and width.
     ``colour``: turn greyscale into three equal channels.
     """
@@ -101,14 +103,29 @@ def _decoded(image: Any) -> Pixels:
 
 def _array(value: Any) -> Pixels:
     pixels = value if isinstance(value, np.ndarray) else _of_lists(value)
-    if pixels.dtype != np.uint8:
-        raise ValueError(f"the pixels are {pixels.dtype}: give uint8, from 0 to 255")
+    if pixels.dtype != np.uint8 and pixels.dtype.kind != "f":
+        raise ValueError(f"the pixels are {pixels.dtype}: give uint8, from 0 to 255, or floats")
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]
-    if pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or 0 in pixels.shape:
+    if pixels.ndim == 3 and pixels.shape[2] not in _CHANNELS and pixels.shape[0] in _CHANNELS:
+        pixels = np.moveaxis(pixels, 0, 2)  # as torch has them
+    if pixels.ndim != 3 or pixels.shape[2] not in _CHANNELS or 0 in pixels.shape:
         shape = " x ".join(map(str, pixels.shape))
-        raise ValueError(f"the picture is {shape}: give height x width, or height x width x 1 or 3 channels")
-    return pixels
+        raise ValueError(f"the picture is {shape}: give height x width, with 1 or 3 channels before or after")
+    return pixels if pixels.dtype == np.uint8 else _floats(pixels)
+
+
+_CHANNELS = (1, 3)
+
+
+def _floats(pixels: NDArray[Any]) -> Pixels:
+    if not np.isfinite(pixels).all():
+        raise ValueError("the picture has pixels that are not finite: mend it")
+    low, high = pixels.min(), pixels.max()
+    if low >= 0 and high > 1 and high <= 255 and (pixels == np.rint(pixels)).all():
+        message = f"the pixels are {pixels.dtype}, and whole numbers up to {high:.0f}: "
+        raise ValueError(message + "give bytes, pixels.astype('uint8')")
+    return pixels.astype(np.float32, copy=False)
 
 
 def _of_lists(value: list[Any]) -> NDArray[Any]:
@@ -124,6 +141,9 @@ def _resized(pixels: Pixels, side: int) -> Pixels:
     """The picture with ``side`` pixels in height and width, bilinear over the pixels that a new one covers."""
     from PIL import Image
 
-    plain = pixels[:, :, 0] if pixels.shape[2] == 1 else pixels
-    resized: Pixels = np.asarray(Image.fromarray(plain).resize((side, side), Image.Resampling.BILINEAR))
-    return resized[:, :, None] if resized.ndim == 2 else resized
+    def one(plane: NDArray[Any]) -> NDArray[Any]:
+        return np.asarray(Image.fromarray(plane).resize((side, side), Image.Resampling.BILINEAR))
+
+    if pixels.dtype == np.uint8 and pixels.shape[2] == 3:
+        return one(pixels)
+    return np.stack([one(np.ascontiguousarray(pixels[:, :, c])) for c in range(pixels.shape[2])], axis=2)

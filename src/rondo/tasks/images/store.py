@@ -1,4 +1,4 @@
-"""A store for tens of thousands of pictures, one byte per channel and pixel."""
+"""A store for tens of thousands of pictures, one byte (or four, of floats) per channel and pixel."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import hashlib
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+import numpy as np
 
 from rondo.tasks.images.reading import Pixels
 
@@ -15,7 +17,8 @@ class ImageExample:
     """One picture."""
 
     pixels: Pixels
-    """(height, width, channels) in uint8; never written to, since it may be a view of the source's own array."""
+    """(height, width, channels) in uint8 or float32; never written to, since it may be a view of the source's own
+    array."""
     target: int
     """Its class."""
 
@@ -47,9 +50,14 @@ class ImageStore:
         """See :class:`rondo.tasks.task.Store`."""
         return self[number].cost
 
-    def account(self) -> dict[str, int]:
-        """See :class:`rondo.tasks.task.Store`."""
-        return {}
+    def account(self) -> dict[str, float]:
+        """See :class:`rondo.tasks.task.Store`: of pictures of floats, their number and the range of their pixels."""
+        floats = [pixels for pixels in self._pixels if pixels.dtype != np.uint8]
+        if not floats:
+            return {}
+        low, high = min(float(p.min()) for p in floats), max(float(p.max()) for p in floats)
+        of_bytes = len(self._pixels) - len(floats)
+        return {"pictures_of_floats": len(floats), "pictures_of_bytes": of_bytes, "lowest": low, "highest": high}
 
     def sha256(self) -> str:
         """See :class:`rondo.tasks.task.Store`."""
