@@ -51,6 +51,7 @@ SUMMARY: dict[str, Any] = {
     "rounds": 3,
     "clients": 7,
     "primary": "accuracy",
+    "titles": {},
     "before": {"global": {"accuracy": 0.25, "f1": None, "loss": 1.5, "examples": 20}},
     "after": {
         "global": {"accuracy": 0.75, "f1": None, "loss": 0.5, "examples": 20},

@@ -52,9 +52,11 @@ class Kind:
 
 
 _CLASS_METRICS = {"accuracy": True, "f1": True, "matthews": True, "loss": False}
+CLASS_KINDS = ("sequence-classification", "image-classification")
+"""Kinds whose rows have one of several labels."""
 _KEYS = {
     "text": ("sequence-classification", "sequence-regression", "causal-lm"),
-    **dict.fromkeys(("label", "labels"), ("sequence-classification", "image-classification")),
+    **dict.fromkeys(("label", "labels"), CLASS_KINDS),
     "messages": ("causal-lm",),
     "response": ("causal-lm", "seq2seq-lm"),
     "max_target_length": ("seq2seq-lm",),

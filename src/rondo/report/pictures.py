@@ -38,9 +38,13 @@ def _png(figure: Any) -> bytes:
 
 
 def _plain(name: str) -> str:
-    """A name as a tick label: cut to 24 characters, dollar signs escaped so that no formula is drawn."""
-    short = name if len(name) <= 24 else name[:23] + "…"
-    return short.replace("$", r"\$")
+    """A name as a tick label, cut to 24 characters."""
+    return _text(name if len(name) <= 24 else name[:23] + "…")
+
+
+def _text(text: str) -> str:
+    """A text with its dollar signs escaped, so that no formula is drawn."""
+    return text.replace("$", r"\$")
 
 
 def partition(report: Mapping[str, Any]) -> bytes:
@@ -119,7 +123,8 @@ def curve(before: Mapping[str, Any], history: Sequence[Mapping[str, Any]], metri
     points = [(x, y) for x, y in points if y is not None]
     axes.plot([x for x, _ in points], [y for _, y in points], marker="o", ms=3, color="tab:blue")
     axes.set_xlabel("rounds")
-    axes.set_ylabel(f"test {metric}", color="tab:blue")
+    titles = history[-1].get("titles", {}) if history else {}
+    axes.set_ylabel(_text(f"test {titles.get(metric, metric)}"), color="tab:blue")
     if metric == "accuracy":
         axes.set_ylim(0, 1)
     losses = [(r["round"] + 1, r["loss"]) for r in history if r.get("loss") is not None]
@@ -129,7 +134,7 @@ def curve(before: Mapping[str, Any], history: Sequence[Mapping[str, Any]], metri
         right.plot([x for x, _ in losses], [y for _, y in losses], color="tab:orange", ls="--", lw=1)
         right.set_ylabel("training loss", color="tab:orange")
         right.set_ylim(bottom=0)
-    axes.set_title(title.replace("$", r"\$"), loc="left")
+    axes.set_title(_text(title), loc="left")
     return _png(figure)
 
 
@@ -186,7 +191,7 @@ def comparison(content: Mapping[str, Any]) -> bytes:
             )
             (line,) = axes.plot(x, means, label=label, **style)
         lines.append((means[-1], line))
-    left.set_ylabel(f"{'test' if any(r['test'] for r in content['runs']) else 'own rows'} {content['primary']}")
+    left.set_ylabel(f"{'test' if any(r['test'] for r in content['runs']) else 'own rows'} {_text(content['title'])}")
     left.set_xlabel("rounds")
     left.xaxis.get_major_locator().set_params(integer=True)
     right.set_xlabel("MB sent up and down by all clients, first contact included")

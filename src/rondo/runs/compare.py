@@ -69,6 +69,8 @@ class Comparison:
 
     out: Path
     primary: str
+    title: str
+    """The name of ``primary`` in tables, which says the class whose F1 it is."""
     rounds: int
     clients: int
     seeds: list[int]
@@ -311,6 +313,7 @@ def _numbers(planned: Planned, directory: RunDirectory) -> dict[str, Any]:
         "run_dir": planned.run_dir.name,
         "clients": summary["clients"],
         "primary": primary,
+        "title": summary["titles"].get(primary, primary),
         "head": summary["head"],
         "test": test,
         "own_rows": own_rows,
@@ -333,6 +336,7 @@ def _written(
     comparison = Comparison(
         folder,
         primary=runs[0]["primary"] if runs else "",
+        title=runs[0]["title"] if runs else "",
         rounds=configs[0].rounds,
         clients=runs[0]["clients"] if runs else 0,
         seeds=list(dict.fromkeys(c.seed for c in configs)),

@@ -103,6 +103,12 @@ class Task(ABC):
     """Largest cost of a cohort's step on one CPU thread, for frozen weights of 4 bytes per number; beyond it a larger
     cohort gains nothing. None: only activations limit a cohort."""
 
+    @property
+    def titles(self) -> Mapping[str, str]:
+        """Names of metrics for tables and pictures, where a metric's own name does not tell it all, such as the class
+        whose F1 ``f1`` is. Default: none."""
+        return {}
+
     @classmethod
     @abstractmethod
     def of(cls, config: TaskConfig, tokenizer: Any, labels: Sequence[str]) -> Self:

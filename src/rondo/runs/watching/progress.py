@@ -37,7 +37,7 @@ def measured(record: Mapping[str, Any]) -> list[str]:
         # The first score is of the primary metric.
         metric, value = next(iter(record["scores"].get(kind, {}).items()), ("", None))
         if value is not None:
-            parts.append(f"{metric} {value:.3f}")
+            parts.append(f"{record.get('titles', {}).get(metric, metric)} {value:.3f}")
     return parts + [f"{name} {value:.3g}" for name, value in record.get("measures", {}).items()]
 
 
