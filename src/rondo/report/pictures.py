@@ -6,7 +6,8 @@ from __future__ import annotations
 import io
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from functools import cache
 from typing import Any
 
 _MANY_LABELS = 12
@@ -32,19 +33,38 @@ def _axes(width: float, height: float, panels: int = 1) -> Any:
 def _png(figure: Any) -> bytes:
     content = io.BytesIO()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a glyph that the font lacks is drawn as a box
+        warnings.filterwarnings("ignore", message="constrained_layout not applied")  # long names in a small picture
         figure.savefig(content, format="png", dpi=120)
     return content.getvalue()
 
 
 def _plain(name: str) -> str:
     """A name as a tick label, cut to 24 characters."""
-    return _text(name if len(name) <= 24 else name[:23] + "…")
+    shown = _drawable(name)
+    return _text(shown if len(shown) <= 24 else shown[:23] + "…")
 
 
 def _text(text: str) -> str:
-    """A text with its dollar signs escaped, so that no formula is drawn."""
-    return text.replace("$", r"\$")
+    """A text as it can be drawn, dollar signs escaped, so that no formula is."""
+    return _drawable(text).replace("$", r"\$")
+
+
+def _drawable(text: str) -> str:
+    """``text``, with letters that the fonts lack as Python escapes. Matplotlib would draw a box for each, so that names
+    could not be told apart."""
+    from matplotlib import rcParams
+
+    letters = _letters(tuple(rcParams["font.family"]))
+    return "".join(c if ord(c) in letters else c.encode("ascii", "backslashreplace").decode() for c in text)
+
+
+@cache
+def _letters(families: tuple[str, ...]) -> Set[int]:
+    """The code points that the fonts of these families have, and the line break."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    fonts = [get_font(findfont(FontProperties(family=[name]))) for name in families]
+    return frozenset({ord("\n")}).union(*(font.get_charmap() for font in fonts))
 
 
 def partition(report: Mapping[str, Any]) -> bytes:
@@ -149,8 +169,8 @@ def measure(before: Mapping[str, float], history: Sequence[Mapping[str, Any]], t
     axes.plot([x for x, _ in points], [y for _, y in points], marker="o", ms=3, color="tab:blue")
     axes.set_yscale("log", nonpositive="mask")
     axes.set_xlabel("rounds")
-    axes.set_ylabel(name.replace("_", " "))
-    axes.set_title(title.replace("$", r"\$"), loc="left")
+    axes.set_ylabel(_text(name.replace("_", " ")))
+    axes.set_title(_text(title), loc="left")
     return _png(figure)
 
 
