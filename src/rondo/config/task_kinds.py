@@ -60,7 +60,7 @@ _KEYS = {
     "messages": ("causal-lm",),
     "response": ("causal-lm", "seq2seq-lm"),
     "max_target_length": ("seq2seq-lm",),
-    "chat_template": ("causal-lm", "multiple-choice"),
+    **dict.fromkeys(("chat_template", "today"), ("causal-lm", "multiple-choice")),
     **dict.fromkeys(("prompt", "separator"), ("causal-lm", "seq2seq-lm", "multiple-choice")),
     **dict.fromkeys(("choices", "answer", "answer_is", "letters"), ("multiple-choice",)),
     **dict.fromkeys(("image", "image_size", "image_shape"), ("image-classification",)),

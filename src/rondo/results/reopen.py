@@ -91,6 +91,7 @@ def reopen(
     if not isinstance(labels, list):
         raise ConfigError.at("RUN_DIR", "manifest.json has no labels: it is not one that a run has written")
     assembly = assemble(config, device, labels=tuple(map(str, labels)), with_rows=bool(rows))
+    settings = settings.model_copy(update={"task": assembly.config.task})  # with the date of its chat template
     before = {**then, "config": _settings(then.get("config")), "partition": {}}
     after = {**assembly.identity(), "config": _settings(recorded(settings)), "partition": {}}
     if rows:

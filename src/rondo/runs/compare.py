@@ -277,12 +277,14 @@ def _planned(folder: Path, config: RunConfig, settled: _Settled) -> Planned:
 
 def _holds(path: Path, config: RunConfig, settled: _Settled) -> bool:
     """Whether ``path`` holds a run of ``config``. Options that the user left open are in ``config.toml`` as the data
-    settled them, so ``config`` is also compared after the data settled it."""
+    and the day settled them, so ``config`` is also compared after the data settled it, and to a run of any day."""
     try:
-        ran = to_toml(RunDirectory.open(path).config())
+        there = RunDirectory.open(path).config()
     except ConfigError:
         return False
-    config = located(config)
+    if config.task.today is None:
+        there = there.model_copy(update={"task": there.task.model_copy(update={"today": None})})
+    ran, config = to_toml(there), located(config)
     return ran == to_toml(config) or ran == to_toml(settled(config))
 
 

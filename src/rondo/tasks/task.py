@@ -129,6 +129,11 @@ class Task(ABC):
         :class:`rondo.errors.ConfigError` for a model that does not go with it."""
         return self
 
+    def completed(self, config: TaskConfig) -> TaskConfig:
+        """``config``, of which this task was made, with the settings filled in that the user left open and the task
+        took from elsewhere, so that a resumed run has them again. Default: as it is."""
+        return config
+
     @classmethod
     def with_columns(cls, config: TaskConfig, text: str | None, label: str | None) -> TaskConfig:
         """``config`` with the columns that the user left open, where the data know theirs (``text``, ``label``).
