@@ -135,7 +135,10 @@ def test_tuning_takes_the_best_of_one_grid_and_leaves_the_worse_half_out(tmp_pat
 
 
 def test_run_that_stops_counts_with_its_last_score_and_is_named(tmp_path: Path) -> None:
-    arms = {**ENTRY["arms"], "wild": {"algorithm": {"name": "rolora-linear"}, "train": TRAIN, "faults": {"crash": 0.999}}}
+    arms = {
+        **ENTRY["arms"],
+        "wild": {"algorithm": {"name": "rolora-linear"}, "train": TRAIN, "faults": {"crash": 0.999}},
+    }
     path = written(tmp_path, arms=arms, seeds=[0, 1])
     decided(path, tmp_path / "out")
     stopped = json.loads((tmp_path / "out" / "own" / "stopped.json").read_text(encoding="utf-8"))
