@@ -289,6 +289,12 @@ class Algorithm(ABC, Generic[S]):
         no head, to learn the sizes of uploads.
         """
 
+    @property
+    def by_total(self) -> str | None:
+        """The field with which a round depends on :attr:`Round.total`, so that the run cannot get more rounds after it
+        has begun. Default: None, no round does."""
+        return None
+
     def broadcast(self, state: S, client: Client, round: Round) -> Shared:
         """Everything ``client`` must know this round. The transport sends only the part that the client lacks."""
         return Shared(state.params)

@@ -260,7 +260,11 @@ class Watcher(Observer):
         self.told.append((index, clients))
 
     def client_done(self, client: str, loss: float | None) -> None:
-        self.told.append((client, loss is not None))
+        assert loss is not None
+        self.told.append((client, True))
+
+    def client_failed(self, client: str) -> None:
+        self.told.append((client, False))
 
     def round_done(self, record: dict[str, Any]) -> None:
         raise AssertionError("the runner says this")

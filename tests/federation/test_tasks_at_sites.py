@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+from datetime import date
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +17,9 @@ pytest.importorskip("flwr")
 from parties import Parties, write_sites
 
 import rondo
+from choice_rows import questions, save_tiny_llama
+from rondo.config import load
+from rondo.tasks.language import causal_lm
 from small_runs import GOOD, NEUTRAL, reviews, save_tiny_bert, settings, write_rows
 
 
@@ -32,6 +38,10 @@ def rated(count: int, seed: int) -> list[dict[str, Any]]:
     return [{"text": row["text"], "score": len(row["text"]) / 10} for row in reviews(count, seed)]
 
 
+DATED = (
+    "Today is {{ strftime_now('%d %b %Y') }}\n{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 KINDS: dict[str, Any] = {
     "question-answering": (asked, {"context": "context", "question": "question", "answers": "answers", "stride": 8}),
     "sequence-regression": (rated, {"text": "text", "target": "score"}),
@@ -64,3 +74,33 @@ def test_federation_equals_the_simulation(kind: str, tmp_path: Path) -> None:
     assert adapters[0] == adapters[1]
     assert [r["scores"] for r in result.history] == [r["scores"] for r in expected.history]
     assert "other" in result.metrics["more_tests"]
+
+
+def test_sites_print_the_servers_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever day it is there: every look at the calendar is on another day."""
+    days = count(date(2026, 11, 25).toordinal())
+    monkeypatch.setattr(causal_lm, "date", SimpleNamespace(today=lambda: date.fromordinal(next(days))))
+    rows = {
+        name: [{"text": r["question"], "answers": r["choices"][0]} for r in questions(9, i)]
+        for i, name in enumerate(("ann", "bob", "cid"))
+    }
+    write_sites(tmp_path, rows=rows)
+    save_tiny_llama(tmp_path / "bert", DATED)
+    task = {"kind": "causal-lm", "text": None, "label": None, "prompt": "text", "response": "answers"}
+    config = settings(
+        tmp_path / "bert",
+        task={**task, "max_length": 150},
+        adapter={"target_modules": ["q_proj"]},
+        partition={"kind": None, "clients": None},
+        train={"local_epochs": 1, "batch_size": 4},
+        simulation={"cohort": 1},
+        rounds=1,
+    )
+    result = Parties(tmp_path, state=tmp_path / "state").run(config, tmp_path / "run")
+    today = load(result.run_dir / "config.toml").task.today
+    assert today == "2026-11-25"
+    simulated = {**config, "data": {**config["data"], "clients_from": str(tmp_path / "data" / "all")}}
+    simulated["task"] = {**config["task"], "today": today}
+    expected = rondo.run(simulated, run_dir=tmp_path / "simulation", device="cpu")
+    adapters = [(r.run_dir / "adapter" / "adapter_model.safetensors").read_bytes() for r in (expected, result)]
+    assert adapters[0] == adapters[1]

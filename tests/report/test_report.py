@@ -57,6 +57,7 @@ SUMMARY: dict[str, Any] = {
     "rounds": 3,
     "clients": 7,
     "primary": "accuracy",
+    "titles": {},
     "before": {"global": {"accuracy": 0.25, "f1": None, "loss": 1.5, "examples": 20}},
     "after": {
         "global": {"accuracy": 0.75, "f1": None, "loss": 0.5, "examples": 20},
@@ -239,6 +240,35 @@ def test_labels_and_clients_may_have_any_name(text: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert_png(pictures.partition(clients([text, "other"], {text: 3, "b": 2})))
+        pixels = np.arange(64, dtype=np.uint8).reshape(8, 8, 1)
+        assert_png(pictures.contact_sheet({text: [(pixels, text)] * 3}))
+        assert_png(pictures.curve({}, HISTORY, "accuracy", f"{text}, 3 clients"))
+        assert_png(pictures.measure({text: 0.5}, [{"round": 0, "measures": {text: 0.1}}], text))
+
+
+def test_letters_that_the_font_lacks_are_told_apart() -> None:
+    """Two names of as many such letters would be the same boxes."""
+    drawn: list[list[str]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pictures, "_png", lambda figure: drawn.append(_texts(figure)) or b"")
+        pictures.partition(clients(["北京", "上海", "Zürich", "🏠"], None))
+        pictures.contact_sheet({"北京": [(np.zeros((2, 2, 1), np.uint8), "上海")]})
+    assert {r"\u5317\u4eac", r"\u4e0a\u6d77", "Zürich", r"\U0001f3e0"} <= set(drawn[0])
+    assert {r"\u5317\u4eac", r"\u4e0a\u6d77"} <= set(drawn[1])
+
+
+def test_users_own_fonts_are_asked_for_their_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    import matplotlib
+
+    monkeypatch.setitem(matplotlib.rcParams, "font.family", ["STIXGeneral", "DejaVu Sans"])
+    assert pictures._plain("Wien ⓐ") == "Wien ⓐ"
+
+
+def _texts(figure: Any) -> list[str]:
+    from matplotlib.text import Text
+
+    figure.draw_without_rendering()
+    return [text.get_text() for text in figure.findobj(Text)]
 
 
 def test_picture_of_many_clients_and_labels_is_fast() -> None:

@@ -132,7 +132,8 @@ def test_rows_in_memory_are_predicted_and_scored(finished: RunResult) -> None:
     data = finished.run_dir.parent / "test.csv"
     assert rondo.predict(finished.run_dir, rows, device="cpu") == rondo.predict(finished.run_dir, data, device="cpu")
     assert rondo.evaluate(finished.run_dir, data=rows, device="cpu") == {
-        "test": pytest.approx(finished.metrics["global"])
+        "test": pytest.approx(finished.metrics["global"]),
+        "titles": {"f1": "macro f1 (neg, pos)"},
     }
 
 
@@ -249,9 +250,10 @@ def test_scores_on_another_file_need_no_training_data(finished: RunResult, tmp_p
         path.write_text(path.read_text().replace("train.csv", "gone.csv").replace("test.csv", "lost.csv"))
     for path in (folder / "run", folder / "run" / "adapter"):
         scores = rondo.evaluate(path, data=folder / "test.csv", device="cpu")
+        assert scores.pop("titles") == {"f1": "macro f1 (neg, pos)"}
         assert scores == {"test": pytest.approx(finished.metrics["global"])}
     scores = rondo.evaluate(folder / "run", data=folder / "test.csv", client="client-1", device="cpu")
-    assert set(scores) == {"test"}
+    assert set(scores) == {"test", "titles"}
 
 
 def test_unknown_label_in_another_file_is_named(finished: RunResult, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_scores_stand_beside_those_of_the_test_set(finished: RunResult, folder: 
     more = finished.metrics["more_tests"]
     assert {name: scores["examples"] for name, scores in more.items()} == {"mismatched": 16, "file": 18}
     evaluated = rondo.evaluate(finished.run_dir, device="cpu")
-    assert evaluated == {"test": finished.metrics["global"], **more}
+    assert evaluated == {"test": finished.metrics["global"], **more, "titles": finished.summary["titles"]}
     alone = rondo.evaluate(finished.run_dir, data=folder / "data" / "validation_mismatched.csv", device="cpu")
     assert alone["test"] == more["mismatched"]
     labels = {label for label, _, _ in score_rows(finished.summary)}

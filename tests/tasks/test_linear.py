@@ -194,3 +194,23 @@ def test_exact_method_needs_least_squares(tmp_path: Path) -> None:
     }
     with pytest.raises(rondo.ConfigError, match="a squared error exactly, and image-classification has another loss"):
         rondo.run(config, run_dir=tmp_path / "run", device="cpu")
+
+
+def test_clients_of_the_moment_rounds_have_not_failed(tmp_path: Path) -> None:
+    """They send an upload without a training step, so they have no loss."""
+
+    class Watcher(rondo.Observer):
+        def __init__(self) -> None:
+            self.done: list[float | None] = []
+
+        def client_done(self, client: str, loss: float | None) -> None:
+            self.done.append(loss)
+
+        def client_failed(self, client: str) -> None:
+            raise AssertionError(f"{client} has not failed")
+
+    watcher = Watcher()
+    config = raw(algorithm={"name": "fedrep-linear"}, problem={"kind": "heads"}, rounds=2)
+    rondo.run(config, run_dir=tmp_path / "run", device="cpu", observer=watcher)
+    assert watcher.done[:3] == [None] * 3
+    assert None not in watcher.done[3:]

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 import rondo
+from rondo.config import load
 from rondo.config import task_kinds as table
 from rondo.config.task_kinds import TABLE
 from rondo.errors import Problem
+from rondo.report.terminal import comparison_columns, summary_rows
+from rondo.runs.watching.progress import round_line
 from rondo.tasks.make import task_class
-from small_runs import reviews, save_tiny_bert, settings
+from small_runs import reviews, save_tiny_bert, settings, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +70,53 @@ def test_unknown_metric_is_refused() -> None:
 def test_task_of_ones_own_names_its_metric_itself() -> None:
     (problem,) = problems({"kind": "own_task:Points", "metric": "loss"})
     assert problem.path == "task.metric"
+
+
+def test_tables_records_and_card_say_whose_f1_it_is(bert: Path, tmp_path: Path) -> None:
+    result = run(bert, tmp_path, "f1", positive="pos")
+    title, titles = "f1 (pos)", {"f1": "f1 (pos)"}
+    assert [record["titles"] for record in result.history] == [titles] * 4
+    assert f"{title} {result.history[-1]['scores']['global']['f1']:.3f}" in round_line(result.history[-1], 4)
+    assert result.summary["titles"] == titles
+    labels = [row[0] for row in summary_rows(result.summary)]
+    assert f"global model, test set: {title}" in labels
+    assert f"global model at the clients: mean {title}" in labels
+    assert f"| global model, test set: {title} |" in (result.run_dir / "adapter" / "README.md").read_text("utf-8")
+    for path in (result.run_dir, result.run_dir / "adapter"):
+        again = rondo.evaluate(path, data=reviews(24, seed=1), device="cpu")
+        assert again["titles"] == titles
+        assert again["test"]["f1"] == pytest.approx(result.metrics["global"]["f1"])
+    assert not [column for column in result.to_frame().columns if "titles" in column]
+
+
+def test_comparison_says_whose_f1_it_is(bert: Path, tmp_path: Path) -> None:
+    files = {"source": str(write_rows(tmp_path / "train.csv", reviews(24)))}
+    files["test_source"] = str(write_rows(tmp_path / "test.csv", reviews(12, seed=1)))
+    config = settings(bert, task={"metric": "f1"}, rounds=1, data=files)
+    content = vars(rondo.compare(["fedit"], config, out=tmp_path / "out", device="cpu"))
+    assert (content["primary"], content["title"]) == ("f1", "macro f1 (neg, pos)")
+    assert "test macro f1 (neg, pos)" in comparison_columns(content)
+
+
+@pytest.mark.parametrize(
+    ("positive", "message"),
+    [("poss", "no class 'poss'; did you mean 'pos'?"), (True, "no class 'True'; there are: neg, pos")],
+)
+def test_unknown_class_is_refused(bert: Path, tmp_path: Path, positive: Any, message: str) -> None:
+    with pytest.raises(rondo.ConfigError) as refused:
+        run(bert, tmp_path, None, positive=positive)
+    assert [(p.path, p.message) for p in refused.value.problems] == [("evaluation.positive", message)]
+
+
+def test_number_names_a_class(bert: Path, tmp_path: Path) -> None:
+    rows = [{**row, "label": int(row["label"] == "pos")} for row in reviews(24)]
+    config = settings(bert, rounds=1)
+    result = rondo.run(
+        config, sets=["evaluation.positive=0"], train=rows, test=rows[:8], run_dir=tmp_path / "run", device="cpu"
+    )
+    assert result.summary["titles"] == {"f1": "f1 (0)"}
+
+
+def test_tasks_without_classes_have_no_positive_class() -> None:
+    with pytest.raises(rondo.ConfigError, match=r"evaluation\.positive.*'sequence-classification' and 'image-class"):
+        load({"task": {"kind": "causal-lm", "text": "t"}, "evaluation": {"positive": "a"}})

@@ -146,7 +146,7 @@ def test_scores_equal_scikit_learns_with_missing_classes(classes: int, pairs: li
     assume(len(labels.unique()) > 1)
     names = tuple(map(str, range(classes)))
     scores = _scores(classification(labels=names), torch.nn.functional.one_hot(predicted, classes).float(), labels)
-    average = "binary" if classes == 2 else "macro"
+    average = "binary" if classes == 2 else "macro"  # of class 1
     f1 = metrics.f1_score(labels, predicted, average=average, zero_division=0)
     assert scores["f1"] == pytest.approx(f1, abs=1e-12)
     assert scores["matthews"] == pytest.approx(metrics.matthews_corrcoef(labels, predicted), abs=1e-12)
@@ -170,11 +170,46 @@ def test_area_of_logits_that_are_no_numbers_is_none() -> None:
     assert _scores(classification(), logits, torch.tensor([0, 1, 1]))["auc"] is None
 
 
-def test_binary_f1_is_of_the_second_class() -> None:
-    labels, predicted = torch.tensor([1, 1, 1, 0, 0]), torch.tensor([1, 0, 0, 1, 0])
-    scores = _scores(classification(), torch.nn.functional.one_hot(predicted, 2).float(), labels)
-    assert scores["f1"] == pytest.approx(0.4)  # precision 1/2, recall 1/3
-    assert scores["accuracy"] == pytest.approx(0.4)
+@pytest.mark.parametrize(
+    ("names", "positive", "f1", "title"),
+    [
+        (("anomaly", "normal"), None, 7 / 12, "macro f1 (anomaly, normal)"),  # the mean of the next two
+        (("anomaly", "normal"), "anomaly", 1 / 2, "f1 (anomaly)"),
+        (("anomaly", "normal"), "normal", 2 / 3, "f1 (normal)"),
+        (("0", "1"), None, 2 / 3, "f1 (1)"),
+        (("1", "0"), None, 1 / 2, "f1 (1)"),
+    ],
+)
+def test_f1_says_its_class(names: tuple[str, ...], positive: str | None, f1: float, title: str) -> None:
+    labels, predicted = torch.tensor([1, 1, 1, 0, 0]), torch.tensor([1, 1, 0, 1, 0])
+    task = classification(labels=names)
+    task = task if positive is None else task.seeking(positive)
+    scores = _scores(task, torch.nn.functional.one_hot(predicted, 2).float(), labels)
+    assert scores["f1"] == pytest.approx(f1)
+    assert scores["accuracy"] == pytest.approx(0.6)
+    assert task.titles == {"f1": title}
+
+
+def test_f1_of_one_of_three_classes() -> None:
+    labels, predicted = torch.tensor([0, 1, 2, 2, 1, 0]), torch.tensor([0, 0, 2, 1, 1, 0])
+    logits = torch.nn.functional.one_hot(predicted, 3).float()
+    task = classification(labels=("a", "b", "c"))
+    assert task.titles == {"f1": "macro f1"}
+    for place, name in enumerate("abc"):
+        f1 = metrics.f1_score(labels == place, predicted == place)
+        assert _scores(task.seeking(name), logits, labels)["f1"] == pytest.approx(f1)
+
+
+def test_f1_of_a_class_that_is_nowhere_is_none() -> None:
+    logits = torch.nn.functional.one_hot(torch.tensor([0, 1]), 3).float()
+    scores = _scores(classification(labels=("a", "b", "c")).seeking("c"), logits, torch.tensor([0, 1]))
+    assert scores["f1"] is None
+
+
+def test_titles_of_long_and_strange_names_fit_a_table() -> None:
+    title = classification(labels=("x" * 80, "a\x1bb")).titles["f1"]
+    assert len(title) < 70
+    assert title.isprintable()
 
 
 @pytest.mark.parametrize("right", [True, False])

@@ -156,7 +156,7 @@ def adapt(
         )
         name, start = result.primary, result.cold_start
         scores = {s.rows: (start[name], s.adapted[name], s.alone[name]) for s in result.shots}
-        plain_console().print(adapted_table(f"a new client: {name} on {result.scored_rows} rows", scores))
+        plain_console().print(adapted_table(f"a new client: {result.title} on {result.scored_rows} rows", scores))
         if to is not None:
             print(f"wrote {to}")
 

@@ -30,6 +30,7 @@ def run(
 
 def resume(
     run_dir: str,
+    rounds: Annotated[int | None, typer.Option(help="more rounds than the run has")] = None,
     sets: Annotated[
         list[str] | None, typer.Option("--set", help="simulation.engine or simulation.workers: where clients train")
     ] = None,
@@ -47,14 +48,17 @@ def resume(
         from rondo.runs.storage.directory import RunDirectory
 
         directory = RunDirectory.open(run_dir)
-        settings, federated = directory.config(), (directory.path / "federation.json").is_file()
+        before, federated = directory.config(), (directory.path / "federation.json").is_file()
+        sets = [*(sets or ()), *([] if rounds is None else [f"rounds={rounds}"])]
         if sets:
-            from rondo.runs.workers.places import only_places
+            from rondo.runs.launch import check_changes
 
-            only_places(sets)
+            check_changes(sets)
         if federated and sets:
-            raise ConfigError.at("--set", "the clients of a federation train at its sites: leave it out")
-        if directory.finished:
+            message = "a federation's clients train at its sites, which consented to its rounds: leave it out"
+            raise ConfigError.at("--set" if rounds is None else "--rounds", message)
+        settings = directory.config(sets)
+        if directory.finished and settings.rounds == before.rounds:
             print(f"{run_dir} is finished; nothing is left to do")
         elif federated:
             from rondo.cli.federate import serve_on
@@ -64,7 +68,7 @@ def resume(
         else:
             if roster_changed:
                 raise ConfigError.at("--roster-changed", "this run is a simulation, which has no roster: leave it out")
-            _run(settings, run_dir, device, sets or (), resumed=True, whatever=allow_nondeterministic, code=allow_code)
+            _run(settings, run_dir, device, sets, resumed=True, whatever=allow_nondeterministic, code=allow_code)
 
 
 def demo(sets: Sets = None, run_dir: str | None = None, device: Device = "auto") -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import unicodedata
+from contextlib import suppress
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from rondo.config.section import Fraction, Positive, Section
 from rondo.traits import HeadPolicy
@@ -41,6 +44,18 @@ def plain_name(name: str) -> str:
     """A name of a column, a class or a client, the same text for names that differ by blanks or Unicode form alone:
     without blanks at its ends, one space for blanks within, composed (NFC)."""
     return " ".join(unicodedata.normalize("NFC", name).split())
+
+
+def _day(value: Any) -> Any:
+    """A date, which TOML has a literal for, as text."""
+    return value.isoformat() if isinstance(value, date) else value
+
+
+def _is_day(text: str) -> str:
+    with suppress(ValueError):
+        if date.fromisoformat(text).isoformat() == text:
+            return text
+    raise PydanticCustomError("date", "should be a date, such as 2026-11-25")
 
 
 Name: TypeAlias = Annotated[str, AfterValidator(plain_name)]
@@ -164,6 +179,9 @@ class TaskConfig(Section):
     """List the choices below the question, and answer by letter (multiple-choice), as lm-eval does for MMLU."""
     chat_template: str | None = None
     """Jinja file with the chat template (causal-lm, multiple-choice), in place of the tokenizer's own."""
+    today: Annotated[str, BeforeValidator(_day), AfterValidator(_is_day)] | None = None
+    """The date, such as 2026-11-25, that a chat template with today's date prints (causal-lm, multiple-choice). Left
+    out, the day on which the run starts; the run keeps it, so that its rows have the same text on every other day."""
     context: Name | None = None
     """Column with the text that holds the answers (question-answering)."""
     question: Name | None = None

@@ -13,6 +13,7 @@ from rondo.config.inputs import (
     AdapterConfig,
     DataConfig,
     ModelConfig,
+    Name,
     PartitionConfig,
     ProblemConfig,
     TaskConfig,
@@ -22,6 +23,11 @@ from rondo.config.section import Fraction, Positive, Section
 
 def _zero_if_none(value: Any) -> Any:
     return 0.0 if value is None or value is False else value
+
+
+def _number_as_text(value: Any) -> Any:
+    """Make text of a class that is a number or a truth value."""
+    return str(value) if isinstance(value, int) else value
 
 
 def _text_keys(value: Any) -> Any:
@@ -220,6 +226,9 @@ class EvaluationConfig(Section):
     """Scores in a row without a better one that end the run early; 0 never ends it early. The scores are those of
     ``every``. Without a test set, and for personal methods where ``clients_every`` is set, they are the clients' mean
     scores of ``clients_every``."""
+    positive: Annotated[Name | None, BeforeValidator(_number_as_text)] = None
+    """The class whose F1 the metric ``f1`` is (classification). Left out, it is that of class 1 where the classes are 0
+    and 1, else the mean over all classes (macro); tables and records say which."""
     batch_size: Positive = 64
     """Rows per batch."""
     fine_tune_epochs: Annotated[int, Field(ge=0)] = 0

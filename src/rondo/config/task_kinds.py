@@ -52,13 +52,15 @@ class Kind:
 
 
 _CLASS_METRICS = {"accuracy": True, "f1": True, "matthews": True, "auc": True, "loss": False}
+CLASS_KINDS = ("sequence-classification", "image-classification")
+"""Kinds whose rows have one of several labels."""
 _KEYS = {
     "text": ("sequence-classification", "sequence-regression", "causal-lm"),
-    **dict.fromkeys(("label", "labels"), ("sequence-classification", "image-classification")),
+    **dict.fromkeys(("label", "labels"), CLASS_KINDS),
     "messages": ("causal-lm",),
     "response": ("causal-lm", "seq2seq-lm"),
     "max_target_length": ("seq2seq-lm",),
-    "chat_template": ("causal-lm", "multiple-choice"),
+    **dict.fromkeys(("chat_template", "today"), ("causal-lm", "multiple-choice")),
     **dict.fromkeys(("prompt", "separator"), ("causal-lm", "seq2seq-lm", "multiple-choice")),
     **dict.fromkeys(("choices", "answer", "answer_is", "letters"), ("multiple-choice",)),
     **dict.fromkeys(("image", "image_size", "image_shape"), ("image-classification",)),

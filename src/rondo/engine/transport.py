@@ -100,7 +100,11 @@ class Observer:
         repeated without a failed client."""
 
     def client_done(self, client: str, loss: float | None) -> None:
-        """A client has answered. ``loss``: its mean training loss, None if it failed."""
+        """A client's upload has come and counts. ``loss``: its mean training loss, None where it took no training
+        step."""
+
+    def client_failed(self, client: str) -> None:
+        """A client has answered without an upload that counts."""
 
     def round_done(self, record: Mapping[str, Any]) -> None:
         """A round is committed. ``record``: its line of ``metrics.jsonl``."""

@@ -6,7 +6,8 @@ from __future__ import annotations
 import io
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from functools import cache
 from typing import Any
 
 _MANY_LABELS = 12
@@ -32,15 +33,38 @@ def _axes(width: float, height: float, panels: int = 1) -> Any:
 def _png(figure: Any) -> bytes:
     content = io.BytesIO()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a glyph that the font lacks is drawn as a box
+        warnings.filterwarnings("ignore", message="constrained_layout not applied")  # long names in a small picture
         figure.savefig(content, format="png", dpi=120)
     return content.getvalue()
 
 
 def _plain(name: str) -> str:
-    """A name as a tick label: cut to 24 characters, dollar signs escaped so that no formula is drawn."""
-    short = name if len(name) <= 24 else name[:23] + "…"
-    return short.replace("$", r"\$")
+    """A name as a tick label, cut to 24 characters."""
+    shown = _drawable(name)
+    return _text(shown if len(shown) <= 24 else shown[:23] + "…")
+
+
+def _text(text: str) -> str:
+    """A text as it can be drawn, dollar signs escaped, so that no formula is."""
+    return _drawable(text).replace("$", r"\$")
+
+
+def _drawable(text: str) -> str:
+    """``text``, with letters that the fonts lack as Python escapes. Matplotlib would draw a box for each, so that names
+    could not be told apart."""
+    from matplotlib import rcParams
+
+    letters = _letters(tuple(rcParams["font.family"]))
+    return "".join(c if ord(c) in letters else c.encode("ascii", "backslashreplace").decode() for c in text)
+
+
+@cache
+def _letters(families: tuple[str, ...]) -> Set[int]:
+    """The code points that the fonts of these families have, and the line break."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    fonts = [get_font(findfont(FontProperties(family=[name]))) for name in families]
+    return frozenset({ord("\n")}).union(*(font.get_charmap() for font in fonts))
 
 
 def partition(report: Mapping[str, Any]) -> bytes:
@@ -119,7 +143,8 @@ def curve(before: Mapping[str, Any], history: Sequence[Mapping[str, Any]], metri
     points = [(x, y) for x, y in points if y is not None]
     axes.plot([x for x, _ in points], [y for _, y in points], marker="o", ms=3, color="tab:blue")
     axes.set_xlabel("rounds")
-    axes.set_ylabel(f"test {metric}", color="tab:blue")
+    titles = history[-1].get("titles", {}) if history else {}
+    axes.set_ylabel(_text(f"test {titles.get(metric, metric)}"), color="tab:blue")
     if metric == "accuracy":
         axes.set_ylim(0, 1)
     losses = [(r["round"] + 1, r["loss"]) for r in history if r.get("loss") is not None]
@@ -129,7 +154,7 @@ def curve(before: Mapping[str, Any], history: Sequence[Mapping[str, Any]], metri
         right.plot([x for x, _ in losses], [y for _, y in losses], color="tab:orange", ls="--", lw=1)
         right.set_ylabel("training loss", color="tab:orange")
         right.set_ylim(bottom=0)
-    axes.set_title(title.replace("$", r"\$"), loc="left")
+    axes.set_title(_text(title), loc="left")
     return _png(figure)
 
 
@@ -144,8 +169,8 @@ def measure(before: Mapping[str, float], history: Sequence[Mapping[str, Any]], t
     axes.plot([x for x, _ in points], [y for _, y in points], marker="o", ms=3, color="tab:blue")
     axes.set_yscale("log", nonpositive="mask")
     axes.set_xlabel("rounds")
-    axes.set_ylabel(name.replace("_", " "))
-    axes.set_title(title.replace("$", r"\$"), loc="left")
+    axes.set_ylabel(_text(name.replace("_", " ")))
+    axes.set_title(_text(title), loc="left")
     return _png(figure)
 
 
@@ -186,7 +211,7 @@ def comparison(content: Mapping[str, Any]) -> bytes:
             )
             (line,) = axes.plot(x, means, label=label, **style)
         lines.append((means[-1], line))
-    left.set_ylabel(f"{'test' if any(r['test'] for r in content['runs']) else 'own rows'} {content['primary']}")
+    left.set_ylabel(f"{'test' if any(r['test'] for r in content['runs']) else 'own rows'} {_text(content['title'])}")
     left.set_xlabel("rounds")
     left.xaxis.get_major_locator().set_params(integer=True)
     right.set_xlabel("MB sent up and down by all clients, first contact included")

@@ -50,7 +50,7 @@ def comparison_title(content: Mapping[str, Any]) -> str:
 
 def comparison_columns(content: Mapping[str, Any]) -> tuple[str, ...]:
     """The columns of :func:`comparison_table`; the first two are text."""
-    scores = (f"test {content['primary']}", "at the clients")
+    scores = (f"test {content['title']}", "at the clients")
     return ("algorithm", "head", *scores, "up", "down", "first contact", "train s", "interference")
 
 
@@ -166,18 +166,22 @@ def adapted_table(title: str, shots: Mapping[int, Sequence[Any]]) -> Table:
 def score_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """The scores: label, value before, value after."""
     before, after, primary = summary["before"], summary["after"], summary["primary"]
+    titles = summary["titles"]
+    title = titles.get(primary, primary)
     for kind, label in _KINDS.items():
         if kind in ("global", "cold_start"):
             for metric, value in after.get(kind, {}).items():
                 if not isinstance(value, int):  # counts are no scores
-                    yield f"{label}: {metric}", _number(before.get(kind, {}).get(metric)), _number(value)
+                    earlier = before.get(kind, {}).get(metric)
+                    yield f"{label}: {titles.get(metric, metric)}", _number(earlier), _number(value)
             for name, scores in after.get("more_tests", {}).items() if kind in after else ():
                 earlier = before.get("more_tests", {}).get(name, {})
                 for metric, value in scores.items():
                     if not isinstance(value, int):
-                        yield f"{label} {name}: {metric}", _number(earlier.get(metric)), _number(value)
+                        shown = f"{label} {name}: {titles.get(metric, metric)}"
+                        yield shown, _number(earlier.get(metric)), _number(value)
         elif kind in after:
-            yield from _at_clients(label, primary, after[kind][primary])
+            yield from _at_clients(label, title, after[kind][primary])
     generated = summary.get("generated") or {"after": {}}
     for metric, value in generated["after"].items():
         yield (
@@ -190,19 +194,19 @@ def score_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield name, f"{measures['before'][name]:.3g}" if name in measures["before"] else "-", f"{value:.3g}"
     best = summary["best"]
     if best is not None and best["rounds"] != summary["rounds"]:
-        yield f"best, after round {best['rounds']}: {primary}", "", _number(best[primary])
+        yield f"best, after round {best['rounds']}: {title}", "", _number(best[primary])
     if "local_only" in summary:
         local = summary["local_only"]
         if local.get("test") is not None:
-            yield f"each client alone, test set: mean {primary}", "", _number(local["test"]["mean"])
-        yield f"each client alone, own rows: mean {primary}", "", _number(local["own"]["mean"])
+            yield f"each client alone, test set: mean {title}", "", _number(local["test"]["mean"])
+        yield f"each client alone, own rows: mean {title}", "", _number(local["own"]["mean"])
 
 
-def _at_clients(label: str, primary: str, spread: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+def _at_clients(label: str, title: str, spread: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """A metric over clients: label, nothing before, value after."""
     without = f" (undefined at {spread['undefined']} more)" if spread["undefined"] else ""
     clients = f"{spread['clients']} clients{without}"
-    yield f"{label}: mean {primary}, {clients}", "", _number(spread["mean"])
+    yield f"{label}: mean {title}, {clients}", "", _number(spread["mean"])
     yield f"{label}: mean weighted by rows", "", _number(spread["weighted_mean"])
     yield f"{label}: deviation over clients", "", _number(spread["deviation"])
     yield f"{label}: worst tenth", "", _number(spread["worst_tenth"])

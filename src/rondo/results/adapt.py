@@ -46,6 +46,8 @@ class Adapted:
 
     primary: str
     """The metric to show."""
+    title: str
+    """Its name in tables, which says the class whose F1 it is."""
     scored_rows: int
     cold_start: Scores
     """Scores of the model that a client has before its first row."""
@@ -101,7 +103,8 @@ def adapt(
     if target is not None:
         note = f"Its personal tensors are fitted to {len(rows)} rows of a client that took no part in the run."
         write(target, opened, assembly.model, *newcomer.fitted(_encoded(opened, rows, _DATA)), (note,))
-    return Adapted(assembly.task.primary, len(held_out), cold_start, results)
+    primary = assembly.task.primary
+    return Adapted(primary, assembly.task.titles.get(primary, primary), len(held_out), cold_start, results)
 
 
 @dataclass(frozen=True)

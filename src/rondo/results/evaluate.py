@@ -35,7 +35,8 @@ def evaluate(
     set, and on those of ``data.more_tests`` by name.
 
     For a run, the newcomer's model is scored. With ``client``, that client's model is, also on its own validation rows
-    ("validation"), or on its own test rows ("own_test") where clients have such.
+    ("validation"), or on its own test rows ("own_test") where clients have such. Classifiers have ``titles`` beside the
+    test sets, which say the class whose F1 ``f1`` is.
 
     ``data``: a file or a table in memory with the run's columns, scored in place of all rows of the run, which are then
     not read.
@@ -104,7 +105,9 @@ def _on_tests(model: Scored, data: str | Path | Table | None, generate: bool) ->
     """Scores on ``data``, or on the run's test set and those of ``data.more_tests``, by name."""
     result = {"test": _scored(model, _examples(model.assembly, data), generate)}
     more = model.assembly.population.more_tests if data is None else {}
-    return result | {name: _scored(model, examples, generate) for name, examples in more.items()}
+    result |= {name: _scored(model, examples, generate) for name, examples in more.items()}
+    titles = model.assembly.task.titles
+    return result | ({"titles": dict(titles)} if titles else {})
 
 
 def _examples(assembly: Assembly, data: str | Path | Table | None) -> Sequence[Example]:

@@ -91,6 +91,7 @@ def reopen(
     if not isinstance(labels, list):
         raise ConfigError.at("RUN_DIR", "manifest.json has no labels: it is not one that a run has written")
     assembly = assemble(config, device, labels=tuple(map(str, labels)), with_rows=bool(rows))
+    settings = settings.model_copy(update={"task": assembly.config.task})  # with the date of its chat template
     before = {**then, "config": _settings(then.get("config")), "partition": {}}
     after = {**assembly.identity(), "config": _settings(recorded(settings)), "partition": {}}
     if rows:
@@ -117,11 +118,13 @@ _PLACES = (
 
 
 def _settings(config: Any) -> Any:
-    """The configuration in a manifest, with :data:`_PLACES` blank."""
+    """The configuration in a manifest, with :data:`_PLACES` blank, and without the number of rounds to come: the model
+    is that of the last one."""
     blank: dict[str, Any] = {}
     for section, key in (place.split(".") for place in _PLACES):
         blank.setdefault(section, {})[key] = None
-    return {k: {**v, **blank.get(k, {})} if isinstance(v, dict) else v for k, v in dict(config or {}).items()}
+    kept = {key: value for key, value in dict(config or {}).items() if key != "rounds"}
+    return {k: {**v, **blank.get(k, {})} if isinstance(v, dict) else v for k, v in kept.items()}
 
 
 @dataclass(frozen=True)

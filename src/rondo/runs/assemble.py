@@ -208,6 +208,7 @@ def assemble(
             del source
         labels = tuple(labels or ())
         outline = looked(config, algorithm, labels, given)
+        config = config.model_copy(update={"task": outline.task.completed(config.task)})
         _check_structure(config, algorithm, outline, dealt)
         population = Population({}, (), {})
         if dealt is not None:

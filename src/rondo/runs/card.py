@@ -34,6 +34,7 @@ class Facts:
     ``model``: the base model, its folder or its name on a hub.
     ``labels``: the label names of a classifier, in the order of the classes.
     ``primary``: the score that comes first.
+    ``titles``: names of scores that say more than their own (:attr:`rondo.tasks.task.Task.titles`).
     ``rows``, ``test_rows``, ``clients``: their numbers. ``trained_on``: that of test rows that are training rows too.
     ``versions``: of packages, as in the manifest.
     ``pad_token_id``: the padding token's id, where the base model's own configuration has none or another one.
@@ -43,6 +44,7 @@ class Facts:
     model: str
     labels: Sequence[str]
     primary: str
+    titles: Mapping[str, str]
     rows: int
     test_rows: int
     trained_on: int
@@ -53,13 +55,12 @@ class Facts:
     @classmethod
     def of(cls, config: RunConfig, assembly: Assembly, report: Mapping[str, Any], versions: Mapping[str, str]) -> Self:
         """The facts of a run. ``report``: the content of ``partition.json``."""
-        primary, model = assembly.task.primary, assembly.model
+        task, model = assembly.task, assembly.model
         rows, test_rows, trained_on = (report[key] for key in ("rows_used", "test_rows", "test_rows_trained_on"))
         clients = len(report["clients"])
         padding = model.pad_token_id
-        return cls(
-            config, model.name, assembly.labels, primary, rows, test_rows, trained_on, clients, versions, padding
-        )
+        about = (config, model.name, assembly.labels, task.primary, task.titles)
+        return cls(*about, rows, test_rows, trained_on, clients, versions, padding)
 
 
 def save(folder: Path, model: Model, seen: Params, base: Base, facts: Facts, text: str) -> None:
@@ -87,7 +88,7 @@ def card(
     ``before``, ``after``: scores by kind, as in ``summary.json``.
     ``notes``: sentences about this result, placed after the scores.
     """
-    scores = {"before": before, "after": after, "primary": facts.primary, "best": None}
+    scores = {"before": before, "after": after, "primary": facts.primary, "titles": facts.titles, "best": None}
     table = [f"| {_line(label)} | {old or '-'} | {new} |" for label, old, new in score_rows(scores)]
     sections = [
         _header(facts, form),

@@ -69,6 +69,8 @@ class Comparison:
 
     out: Path
     primary: str
+    title: str
+    """The name of ``primary`` in tables, which says the class whose F1 it is."""
     rounds: int
     clients: int
     seeds: list[int]
@@ -275,12 +277,14 @@ def _planned(folder: Path, config: RunConfig, settled: _Settled) -> Planned:
 
 def _holds(path: Path, config: RunConfig, settled: _Settled) -> bool:
     """Whether ``path`` holds a run of ``config``. Options that the user left open are in ``config.toml`` as the data
-    settled them, so ``config`` is also compared after the data settled it."""
+    and the day settled them, so ``config`` is also compared after the data settled it, and to a run of any day."""
     try:
-        ran = to_toml(RunDirectory.open(path).config())
+        there = RunDirectory.open(path).config()
     except ConfigError:
         return False
-    config = located(config)
+    if config.task.today is None:
+        there = there.model_copy(update={"task": there.task.model_copy(update={"today": None})})
+    ran, config = to_toml(there), located(config)
     return ran == to_toml(config) or ran == to_toml(settled(config))
 
 
@@ -311,6 +315,7 @@ def _numbers(planned: Planned, directory: RunDirectory) -> dict[str, Any]:
         "run_dir": planned.run_dir.name,
         "clients": summary["clients"],
         "primary": primary,
+        "title": summary["titles"].get(primary, primary),
         "head": summary["head"],
         "test": test,
         "own_rows": own_rows,
@@ -333,6 +338,7 @@ def _written(
     comparison = Comparison(
         folder,
         primary=runs[0]["primary"] if runs else "",
+        title=runs[0]["title"] if runs else "",
         rounds=configs[0].rounds,
         clients=runs[0]["clients"] if runs else 0,
         seeds=list(dict.fromkeys(c.seed for c in configs)),

@@ -10,18 +10,21 @@ from typing import Any
 
 import torch
 
+from rondo import own_code
 from rondo.config.checks import check_code
 from rondo.config.schema import RunConfig
 from rondo.engine.client.memory import budget
 from rondo.engine.crew import Workers
-from rondo.errors import ConfigError
+from rondo.errors import ConfigError, Problem
 from rondo.runs.assemble import Assembly
 from rondo.runs.loop import Onlooker, Runner
 from rondo.runs.storage import durable
 from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.storage.durable import written
-from rondo.runs.storage.manifest import environment, must_equal, recorded
+from rondo.runs.storage.manifest import RESUME_ANYWAY, environment, must_equal, recorded
 from rondo.runs.watching.result import RunResult
+from rondo.runs.workers.places import KEYS
+from rondo.runs.wrapping import make_algorithm
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class Stopped:
     manifest: dict[str, Any]
     config: RunConfig
     device: str
+    planned: int
+    """The number of rounds before this resumption, at most that of :attr:`config`."""
 
 
 def start(
@@ -69,16 +74,85 @@ def stopped(
     sets: Sequence[str] = (),
     allow_code: bool,
     allow_nondeterministic: bool,
+    may_grow: bool = False,
 ) -> Stopped:
     """Read what a run was before its model is loaded. ``device``: "auto" is the device it ran on.
 
-    Raises :class:`ConfigError` for code that is not allowed, and for another environment than the run had.
+    ``may_grow``: whether the configuration may have more rounds than the run began with.
+
+    Raises :class:`ConfigError` for code that is not allowed, for another environment than the run had, and for other
+    rounds where those that are done would have been others.
     """
     then, config = directory.manifest(), directory.config(sets)
     check_code(config, allow_code, "rondo resume")
+    planned = then["config"].get("rounds") if isinstance(then.get("config"), dict) else None
+    if may_grow and isinstance(planned, int) and planned != config.rounds:
+        _may_have_rounds(directory, planned, config, whatever=allow_nondeterministic)
+        then["config"]["rounds"] = config.rounds
     now = {**environment(), "config": recorded(config), "threads": torch.get_num_threads()}
     must_equal(then, now, whatever=allow_nondeterministic)
-    return Stopped(directory, then, config, str(then.get("device", device)) if device == "auto" else device)
+    device = str(then.get("device", device)) if device == "auto" else device
+    return Stopped(directory, then, config, device, planned if isinstance(planned, int) else config.rounds)
+
+
+def check_changes(sets: Sequence[str]) -> None:
+    """Raise :class:`ConfigError` for overrides of keys that a run keeps when it goes on."""
+    keys = [text.partition("=")[0].strip() for text in sets]
+    message = f"a run that goes on keeps its configuration, all but rounds, {' and '.join(KEYS)}"
+    if problems := [Problem(key, message) for key in keys if key not in ("rounds", *KEYS)]:
+        raise ConfigError(problems, "--set")
+
+
+def _may_have_rounds(directory: RunDirectory, planned: int, config: RunConfig, *, whatever: bool) -> None:
+    """Raise :class:`ConfigError` where a run of ``planned`` rounds cannot go on to those of ``config``: these are
+    fewer, patience has ended it, or the rounds that are done would have been others in a run of so many (unless
+    ``whatever``)."""
+    if config.rounds < planned:
+        raise ConfigError.at("rounds", f"{config.rounds}, and the run has {planned}: it can only get more")
+    if directory.finished and directory.read("summary.json")["stopped_early"]:
+        message = "it ended the run before its last round, and would do so again: start another run"
+        raise ConfigError.at("evaluation.patience", message)
+    problems = []
+    if config.train.schedule != "constant":
+        message = (
+            f"{config.train.schedule!r} falls to its end over all rounds, so the rates of a run of {planned} were "
+        )
+        problems.append(Problem("train.schedule", f"{message}others than those of a run of {config.rounds}"))
+    if own_code.is_name(config.algorithm.name):
+        problems.append(Problem("algorithm.name", "a method of one's own may go by the number of rounds"))
+    elif (key := make_algorithm(config).by_total) is not None:
+        problems.append(
+            Problem(f"algorithm.{key}", "it divides the run's rounds, so another round would be its border")
+        )
+    if config.clients.bytes_budget is not None and planned == 1:
+        problems.append(
+            Problem("clients.bytes_budget", "ranks went by the uploads of one round, and a second may differ")
+        )
+    if problems and not whatever:
+        other = Problem("rounds", "start another run, from this one's result: adapter.start_from = 'RUN_DIR/adapter'")
+        raise ConfigError([*problems, other, RESUME_ANYWAY])
+
+
+def keep_rounds(run: Stopped, assembly: Assembly) -> None:
+    """Write the number of rounds that a run goes on to, if it is another than before. After a crash in between the run
+    is one of its earlier rounds, whose end is to be written again, or one of the new rounds.
+
+    Raises :class:`ConfigError` where patience has counted a score that only a last round has.
+    """
+    directory, planned, evaluation = run.directory, run.planned, run.config.evaluation
+    if planned == run.config.rounds:
+        return
+    every = evaluation.clients_every if assembly.best_at_clients else assembly.scores_every
+    if evaluation.patience and (every == 0 or planned % every) and len(directory.rounds()) >= planned:
+        message = f"it counted the score after round {planned}, which only a last round has: start another run"
+        raise ConfigError.at("evaluation.patience", message)
+    grown = directory.config().model_copy(update={"rounds": run.config.rounds})
+    with written(directory.path):
+        (directory.path / "summary.json").unlink(missing_ok=True)
+        durable.sync(directory.path)
+        directory.write_config(grown)
+        then = directory.manifest()
+        directory.write("manifest.json", {**then, "config": {**then["config"], "rounds": grown.rounds}})
 
 
 def go_on(

@@ -199,6 +199,8 @@ class Runner:
         last = done == self.config.rounds
         scores: dict[str, Any] = {}
         record["scores"] = scores
+        if self.task.titles:
+            record["titles"] = dict(self.task.titles)
         if last or _due(done, self.scores_every):
             self.observer.phase("evaluating")
             scores |= self._on_test(done)
@@ -311,6 +313,7 @@ class Runner:
             "stopped_early": len(history) < self.config.rounds,
             "clients": len(self.assembly.population.members),
             "primary": self.task.primary,
+            "titles": dict(self.task.titles),
             "head": self.assembly.head,
             "before": dict(before),
             "after": dict(after),

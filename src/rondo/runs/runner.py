@@ -27,7 +27,7 @@ from rondo.runs.storage.manifest import must_equal, rows_of
 from rondo.runs.watching.notebook import in_notebook, notebook_progress
 from rondo.runs.watching.progress import Quiet
 from rondo.runs.watching.result import RunResult
-from rondo.runs.workers.places import devices_of, only_places, set_to_work, workers_of
+from rondo.runs.workers.places import devices_of, set_to_work, workers_of
 from rondo.runs.workers.ray import RayWorkers
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ def run(
 def resume(
     run_dir: str | Path,
     *,
+    rounds: int | None = None,
     sets: Sequence[str] = (),
     device: str = "auto",
     allow_nondeterministic: bool = False,
@@ -95,21 +96,26 @@ def resume(
 ) -> RunResult:
     """Continue a run after its last committed round. The result equals, bit for bit, that of an uninterrupted run.
 
-    ``sets``: ``key.path=value`` overrides of ``simulation.engine`` and ``simulation.workers``, which say where clients
-    train. No bit depends on them.
+    ``rounds``: more rounds than the run has; a finished run then goes on. The tensors equal those of a run that had so
+    many from the start. It is refused where the rounds done would have been others: a schedule of rates, for instance.
+    The round that was the last keeps the scores of a last round.
+    ``sets``: ``key.path=value`` overrides of ``rounds``, and of ``simulation.engine`` and ``simulation.workers``, which
+    say where clients train. No bit depends on these two.
     ``device``: "auto" is the device it ran on.
 
     The resumption is refused, with every difference, if configuration, versions, threads, model, data or the source of
     one's own code have changed, since equal bits cannot be promised; ``allow_nondeterministic`` permits it. A run that
     names code of one's own is refused without ``allow_code``, since the directory may be anybody's. A run that stopped
-    after skipped rounds stops again, and goes on with ``allow_nondeterministic``. A finished run is left as it is. Rows
-    and a model that :func:`run` was given are given again. Raises as :func:`run` does.
+    after skipped rounds stops again, and goes on with ``allow_nondeterministic``. A finished run without more
+    ``rounds`` is left as it is. Rows and a model that :func:`run` was given are given again. Raises as :func:`run`
+    does.
     """
     began = time.perf_counter()
     directory = RunDirectory.open(run_dir)
-    only_places(sets)
+    sets = [*listed(sets, "sets"), *([] if rounds is None else [f"rounds={rounds}"])]
+    launch.check_changes(sets)
     with locked(directory):
-        if directory.finished:
+        if directory.finished and directory.config(sets).rounds == directory.config().rounds:
             return launch.finished(directory)
         run = launch.stopped(
             directory,
@@ -117,6 +123,7 @@ def resume(
             sets=sets,
             allow_code=allow_code,
             allow_nondeterministic=allow_nondeterministic,
+            may_grow=True,
         )
         given = Given(train, test, clients, model, tokenizer)
         with _watching(observer, run.config) as observer, workers_of(run.config, run.device) as workers:
@@ -138,12 +145,13 @@ def _new(config: RunConfig, device: str, given: Given, workers: RayWorkers | Non
 
 
 def _same(run: Stopped, given: Given, workers: RayWorkers | None, *, whatever: bool) -> Assembly:
-    """The run that was stopped, which the workers begin to load. Raises :class:`ConfigError` with every difference,
-    unless ``whatever``."""
+    """The run that was stopped, which the workers begin to load; from here on it has its new number of rounds. Raises
+    :class:`ConfigError` with every difference, unless ``whatever``."""
     assembly = assemble(run.config, run.device, given=given)
     before = {**run.manifest, "partition": rows_of(run.directory.read("partition.json"))}
     now = launch.manifest(assembly, devices_of(workers, run.config))
     must_equal(before, {**now, "partition": rows_of(assembly.population.report)}, whatever=whatever)
+    launch.keep_rounds(run, assembly)
     set_to_work(workers, assembly, given)
     return assembly
 

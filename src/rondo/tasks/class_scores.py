@@ -1,43 +1,93 @@
-"""Scores of a classifier, shared by all tasks with classes."""
+"""Losses, predictions and scores of a classifier, shared by all tasks with classes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import copy
+import difflib
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rondo.errors import ConfigError, visible
 from rondo.tasks.logits import wide
 from rondo.tasks.number_scores import ranks
-from rondo.tasks.task import Batch, Scores
+from rondo.tasks.task import Batch, Scores, Task
+
+_SHOWN = 24
+"""Most characters of a class's name in the title of a score."""
 
 
-def class_losses(logits: Tensor, targets: Batch, classes: int) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of logits (rows, classes), one target per row, as :meth:`rondo.tasks.task.Task.loss` gives it.
-    Raises ValueError for logits of another shape."""
-    wanted = (len(targets["labels"]), classes)
-    if logits.shape != wanted:
-        raise ValueError(f"the network's output is {tuple(logits.shape)}, and rows and classes are {wanted}")
-    losses = functional.cross_entropy(wide(logits), targets["labels"], reduction="none")
-    return losses, torch.ones_like(targets["labels"])
+class ClassTask(Task):
+    """A task with classes, scored by accuracy."""
+
+    primary = "accuracy"
+    higher_is_better = True
+    classes: ClassVar[bool] = True
+    labels: tuple[str, ...]
+    """The label names, in the order of the classes."""
+    positive: str | None = None
+    """The class whose F1 ``f1`` is. None: the class 1 of 0 and 1, as in GLUE and scikit-learn, else the mean over all
+    classes, since neither the alphabet nor the order of the rows says which of two is sought."""
+
+    def seeking(self, positive: str) -> Self:
+        """This task with another :attr:`positive` class. Raises :class:`ConfigError` if there is no such class."""
+        if positive not in self.labels:
+            near = difflib.get_close_matches(positive, self.labels, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(self.labels[:10])}"
+            raise ConfigError.at("evaluation.positive", f"no class {positive!r}; {hint}")
+        task = copy.copy(self)
+        task.positive = positive
+        return task
+
+    @property
+    def titles(self) -> Mapping[str, str]:
+        """See :attr:`rondo.tasks.task.Task.titles`: the class or the classes whose F1 ``f1`` is."""
+        place = self._positive
+        if place is not None:
+            return {"f1": f"f1 ({_short(self.labels[place])})"}
+        classes = f" ({', '.join(map(_short, self.labels))})" if len(self.labels) == 2 else ""
+        return {"f1": f"macro f1{classes}"}
+
+    @property
+    def _positive(self) -> int | None:
+        """The number of the class whose F1 is wanted; None: of all."""
+        name = "1" if self.positive is None and set(self.labels) == {"0", "1"} else self.positive
+        return None if name is None else self.labels.index(name)
+
+    def loss(self, logits: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
+        """See :meth:`rondo.tasks.task.Task.loss`: cross-entropy, one target per row; logits (rows, classes). Raises
+        ValueError for logits of another shape."""
+        wanted = (len(targets["labels"]), len(self.labels))
+        if logits.shape != wanted:
+            raise ValueError(f"the network's output is {tuple(logits.shape)}, and rows and classes are {wanted}")
+        losses = functional.cross_entropy(wide(logits), targets["labels"], reduction="none")
+        return losses, torch.ones_like(targets["labels"])
+
+    def predicted(self, logits: Tensor) -> list[dict[str, Any]]:
+        """See :meth:`rondo.tasks.task.Task.predicted`: ``label`` and its ``probability``; logits (rows, classes)."""
+        largest = logits.float().softmax(-1).max(-1)
+        pairs = zip(largest.indices.tolist(), largest.values.tolist(), strict=True)
+        return [{"label": self.labels[label], "probability": probability} for label, probability in pairs]
+
+    def tally(self) -> ClassTally:
+        """See :meth:`rondo.tasks.task.Task.tally`."""
+        return ClassTally(len(self.labels), self._positive)
 
 
-def class_predictions(logits: Tensor, labels: Sequence[str]) -> list[dict[str, Any]]:
-    """The likeliest of ``labels`` and its ``probability`` for each row of logits (rows, classes), as
-    :meth:`rondo.tasks.task.Task.predicted` gives it."""
-    largest = logits.float().softmax(-1).max(-1)
-    pairs = zip(largest.indices.tolist(), largest.values.tolist(), strict=True)
-    return [{"label": labels[label], "probability": probability} for label, probability in pairs]
+def _short(name: str) -> str:
+    return visible(name if len(name) <= _SHOWN else name[: _SHOWN - 1] + "…")
 
 
 class ClassTally:
-    """A :class:`rondo.tasks.task.Tally` of accuracy, F1 (binary, or macro over the classes seen), Matthews correlation,
-    the area under the ROC curve and loss. Logits are (rows, ``classes``) and the target is ``labels`` (rows,)."""
+    """A :class:`rondo.tasks.task.Tally` of accuracy, F1, Matthews correlation, the area under the ROC curve and loss.
+    Logits are (rows, ``classes``) and the target is ``labels`` (rows,). F1 is that of class ``positive``; without one,
+    the mean over the classes that occur or were predicted."""
 
-    def __init__(self, classes: int) -> None:
-        self.classes = classes
+    def __init__(self, classes: int, positive: int | None) -> None:
+        self.classes, self.positive = classes, positive
         self.true: list[int] = []
         self.predicted: list[int] = []
         self.logits: list[Tensor] = []
@@ -63,7 +113,7 @@ class ClassTally:
         varied = len(set(self.true)) > 1
         return {
             "accuracy": float(counts.trace()) / count,
-            "f1": _f1(counts) if varied else None,
+            "f1": _f1(counts, self.positive) if varied else None,
             "matthews": _matthews(counts) if varied else None,
             "auc": auc(torch.cat(self.logits), torch.tensor(self.true)),
             "loss": self.loss / count,
@@ -71,11 +121,14 @@ class ClassTally:
         }
 
 
-def _f1(counts: Tensor) -> float:
-    """F1 of the second of two classes; with more classes, the mean over all that occur or were predicted."""
+def _f1(counts: Tensor, positive: int | None) -> float | None:
+    """F1 of class ``positive``, None if it neither occurs nor was predicted; without one, the mean over all classes
+    that occur or were predicted."""
     occurrences = counts.sum(0) + counts.sum(1)
-    f1 = 2 * counts.diag()[occurrences > 0] / occurrences[occurrences > 0]
-    return float(f1[-1] if len(counts) == 2 else f1.mean())
+    if positive is not None:
+        return float(2 * counts[positive, positive] / occurrences[positive]) if occurrences[positive] > 0 else None
+    present = occurrences > 0
+    return float((2 * counts.diag()[present] / occurrences[present]).mean())
 
 
 def auc(logits: Tensor, true: Tensor) -> float | None:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from rondo import own_code
-from rondo.config.inputs import TaskConfig
+from rondo.config.schema import RunConfig
 from rondo.config.task_kinds import TABLE
 from rondo.errors import ConfigError
+from rondo.tasks.class_scores import ClassTask
 from rondo.tasks.task import Task
 
 
@@ -24,10 +25,15 @@ def task_class(kind: str) -> type[Task]:
     return cls
 
 
-def make(config: TaskConfig, tokenizer: Any, labels: Sequence[str]) -> Task:
-    """The task of a run (:meth:`rondo.tasks.task.Task.of`), with the metric that ``config`` names. Raises
-    :class:`rondo.errors.ConfigError` if its class cannot be loaded."""
-    task = task_class(config.kind).of(config, tokenizer, labels)
-    if config.metric is None:
+def make(config: RunConfig, tokenizer: Any, labels: Sequence[str]) -> Task:
+    """The task of a run (:meth:`rondo.tasks.task.Task.of`), with the metric and the class that ``config`` names for
+    its scores. Raises :class:`rondo.errors.ConfigError` if its class cannot be loaded, and for an unknown class."""
+    kind, metric, positive = config.task.kind, config.task.metric, config.evaluation.positive
+    task = task_class(kind).of(config.task, tokenizer, labels)
+    if metric is not None:
+        task = task.judged_by(metric, higher_is_better=TABLE[kind].metrics[metric])
+    if positive is None:
         return task
-    return task.judged_by(config.metric, higher_is_better=TABLE[config.kind].metrics[config.metric])
+    if not isinstance(task, ClassTask):
+        raise ConfigError.at("evaluation.positive", f"{kind!r} scores no classes as Rondo's tasks do: remove it")
+    return task.seeking(positive)

@@ -103,6 +103,12 @@ class Task(ABC):
     """Largest cost of a cohort's step on one CPU thread, for frozen weights of 4 bytes per number; beyond it a larger
     cohort gains nothing. None: only activations limit a cohort."""
 
+    @property
+    def titles(self) -> Mapping[str, str]:
+        """Names of metrics for tables and pictures, where a metric's own name does not tell it all, such as the class
+        whose F1 ``f1`` is. Default: none."""
+        return {}
+
     @classmethod
     @abstractmethod
     def of(cls, config: TaskConfig, tokenizer: Any, labels: Sequence[str]) -> Self:
@@ -122,6 +128,11 @@ class Task(ABC):
         """This task for a model of transformers, ``module``, which may have no weights yet. Default: as it is. Raises
         :class:`rondo.errors.ConfigError` for a model that does not go with it."""
         return self
+
+    def completed(self, config: TaskConfig) -> TaskConfig:
+        """``config``, of which this task was made, with the settings filled in that the user left open and the task
+        took from elsewhere, so that a resumed run has them again. Default: as it is."""
+        return config
 
     @classmethod
     def with_columns(cls, config: TaskConfig, text: str | None, label: str | None) -> TaskConfig:

@@ -77,8 +77,10 @@ def test_bars_name_phase_rounds_and_clients() -> None:
     ]
     assert '<progress value="1" max="3"' in bars.shown()["text/html"]
     assert '<progress value="1" max="2"' in bars.shown()["text/html"]
-    bars.client_done("client-2", None)
+    bars.client_failed("client-2")
     assert "2 of 2 clients client-2: failed" in bars.shown()["text/plain"]
+    bars.client_done("client-3", None)  # its round took no training step
+    assert bars.shown()["text/plain"].endswith("3 of 2 clients client-3")
 
 
 def test_bars_count_from_the_resumed_round(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ def shown(client: str, *, terminal: bool) -> str:
         observer.client_done(client, 0.25)
         if isinstance(observer, Bars):
             observer.progress.refresh()
-        observer.client_done(client, None)
+        observer.client_failed(client)
         observer.round_done(SKIPPED)
         observer.round_done(RECORD)
     return console.file.getvalue()  # type: ignore[attr-defined]
@@ -82,7 +82,7 @@ def test_names_do_not_reach_the_terminal_as_control(terminal: bool) -> None:
         with progress(2, console, told) as observer:
             observer.prepared(partition)
             observer.resumed(1, [evil])
-            observer.client_done(evil, None)
+            observer.client_failed(evil)
             observer.round_done(RECORD | {"skipped": evil})
     text = console.file.getvalue()  # type: ignore[attr-defined]
     escaped = r"[red]x\x1b]0;owned\x07\x9b31m\u202ey"

@@ -42,6 +42,10 @@ class RoLoRA(Algorithm[ServerState]):
         if not 0 <= self.alternate_for <= 1:
             raise ValueError(f"alternate_for is a fraction of the rounds, 0 to 1; got {self.alternate_for}")
 
+    @property
+    def by_total(self) -> str | None:
+        return "alternate_for" if 0 < self.alternate_for < 1 else None
+
     def active(self, round: Round) -> Select:
         """The round's factor: DOWN in odd rounds while alternating, else UP."""
         alternating = round.index < self.alternate_for * round.total

@@ -155,8 +155,9 @@ def _source_checks(config: RunConfig) -> Iterator[Problem]:
 def _more_tests_checks(config: RunConfig) -> Iterator[Problem]:
     """Yield the faults of the names in ``data.more_tests``, which are keys of records."""
     for name in config.data.more_tests:
-        if not re.fullmatch("[A-Za-z0-9_-]+", name) or name in ("test", "validation", "own_test"):
-            message = f"{name!r} cannot name a test set: take letters, digits, - and _, and not test or validation"
+        if not re.fullmatch("[A-Za-z0-9_-]+", name) or name in ("test", "validation", "own_test", "titles"):
+            message = f"{name!r} cannot name a test set: take letters, digits, - and _, and not test, validation, "
+            message += "own_test or titles"
             yield Problem("data.more_tests", message)
 
 
@@ -222,3 +223,6 @@ def _task_checks(config: RunConfig, own_data: bool) -> Iterator[Problem]:
     if kind is not None and not kind.head and config.model.head is not None:
         yield Problem("model.head", f"a {config.task.kind} model has no task head; remove it")
     yield from tasks.check(config.task.model_dump(), own_data)
+    if config.evaluation.positive is not None and kind is not None and config.task.kind not in tasks.CLASS_KINDS:
+        message = f"only kind = {' and '.join(map(repr, tasks.CLASS_KINDS))} use it: remove it, or set task.kind"
+        yield Problem("evaluation.positive", message)

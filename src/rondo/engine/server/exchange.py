@@ -29,7 +29,7 @@ class RoundContext:
     ledger: Ledger
     transport: Transport
     measured: bool
-    observer: Observer | None
+    observer: Observer
 
 
 class Exchange:
@@ -75,11 +75,11 @@ class Exchange:
                     self.refused.setdefault(client_id, failure)
                 continue
             waiting.remove(client_id)
-            if setting.observer is not None:
-                setting.observer.client_done(client_id, answer.loss if upload is not None else None)
             if upload is None:
+                setting.observer.client_failed(client_id)
                 self.failed[client_id] = failure or ClientFailed(client_id, "no_upload", "it sent none and no reason")
                 continue
+            setting.observer.client_done(client_id, answer.loss)
             self.up += setting.ledger.receive(upload)
             self.kept[client_id] = answer.kept
             if answer.loss is not None:

@@ -67,13 +67,12 @@ class Server:
             ledger=self.ledger,
             transport=self.transport,
             measured=diagnosed,
-            observer=observer,
+            observer=observer or Observer(),
         )
         failed: dict[str, ClientFailed] = {}
         down = first_contact = 0
         while True:
-            if observer is not None:
-                observer.round_started(attempt, len(turnout.asked))
+            setting.observer.round_started(attempt, len(turnout.asked))
             exchange = Exchange(setting, turnout)
             held: list[Upload] = []
             uploads = noted(exchange, held) if diagnosed else iter(exchange)

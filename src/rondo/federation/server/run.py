@@ -80,6 +80,8 @@ def serve(
     settings = without_rows(settings)
     observer.phase("loading")
     assembly = ready(settings, device, clients)
+    if assembly is not None:
+        settings = assembly.config  # with the date that the sites' rows are to have
     with link(listening, clients, told) as line:
         record = Record(secrets.token_hex(8), replace(listening, port=line.port))
         sites = _sites(line, clients, settings, record, listening.patience, told, stop)

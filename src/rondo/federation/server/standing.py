@@ -138,6 +138,10 @@ class Attendance(Observer):
         self._answered.add(client)
         self._observer.client_done(client, loss)
 
+    def client_failed(self, client: str) -> None:
+        self._answered.add(client)
+        self._observer.client_failed(client)
+
     def round_done(self, record: Mapping[str, Any]) -> None:
         failed = {failure["client"] for failure in record["failed"]}
         counted = self._answered - failed if record["skipped"] is None else set()

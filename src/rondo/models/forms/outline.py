@@ -185,7 +185,7 @@ def _outline(config: RunConfig, labels: Sequence[str], opened: _Found) -> Transf
         problems += error.problems
     problems += _of_whole_training(config)
     problems += rounded_already(opened.known, config.model.quantization)
-    task = make_task(config.task, tokenizer, labels).for_model(opened.module)
+    task = make_task(config, tokenizer, labels).for_model(opened.module)
     return TransformerOutline(task, sites, problems, opened.name, opened.known, tokenizer, limits, opened.loaded)
 
 

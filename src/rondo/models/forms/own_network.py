@@ -143,7 +143,7 @@ def look(config: RunConfig, labels: Sequence[str]) -> OwnOutline:
         raise ConfigError.at("task.kind", message)
     task_class(kind)  # its faults are told apart from those of making it
     try:
-        task = make_task(config.task, None, labels)
+        task = make_task(config, None, labels)
         if not isinstance(task, Task):
             raise TypeError(f"of() gave a {type(task).__name__}")
     except Exception as error:  # the user's class may raise anything

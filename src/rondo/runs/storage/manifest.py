@@ -27,6 +27,15 @@ OPEN_ANYWAY = Problem(
 )
 
 
+_MEANINGS = {
+    "examples_sha256": "the rows, or what tokenizer and chat template make of them, are not the run's",
+    "test_examples_sha256": "the test rows, or what tokenizer and chat template make of them, are not the run's",
+    "clients_sha256": "rows went to other clients",
+    "today": "the chat template gives other text today",
+}
+"""Keys whose values tell a user nothing, with the cause of a difference."""
+
+
 def recorded(config: RunConfig) -> dict[str, Any]:
     """The configuration in a manifest: without the keys that say where clients train, on which no bit depends."""
     return config.model_dump(mode="json", exclude={"simulation": {"engine", "workers"}})
@@ -55,7 +64,9 @@ def must_equal(
                 continue  # both say no; another version may word it otherwise
             if was != is_:
                 shown = [json.dumps(value, ensure_ascii=False) for value in (was, is_)]
-                differences.append(Problem(path, f"was {shown[0]}, is {shown[1]}"))
+                cause = _MEANINGS.get(path.rpartition(".")[2])
+                message = f"was {shown[0]}, is {shown[1]}" + (f": {cause}" if cause else "")
+                differences.append(Problem(path, message))
     if differences and not whatever:
         raise ConfigError([*sorted(differences, key=lambda p: p.path), remedy], source)
 

@@ -59,8 +59,14 @@ class NotebookBars(Speaker):
         self.clients, self.answered, self.answer = clients, 0, ""
 
     def client_done(self, client: str, loss: float | None) -> None:
+        self._answered(client, "" if loss is None else f": loss {loss:.3f}")
+
+    def client_failed(self, client: str) -> None:
+        self._answered(client, ": failed")
+
+    def _answered(self, client: str, what: str) -> None:
         self.answered += 1
-        self.answer = f"{visible(client)}: " + (f"loss {loss:.3f}" if loss is not None else "failed")
+        self.answer = f"{visible(client)}{what}"
 
     def round_done(self, record: Mapping[str, Any]) -> None:
         self.done += 1

@@ -37,7 +37,7 @@ def measured(record: Mapping[str, Any]) -> list[str]:
         # The first score is of the primary metric.
         metric, value = next(iter(record["scores"].get(kind, {}).items()), ("", None))
         if value is not None:
-            parts.append(f"{metric} {value:.3f}")
+            parts.append(f"{record.get('titles', {}).get(metric, metric)} {value:.3f}")
     return parts + [f"{name} {value:.3g}" for name, value in record.get("measures", {}).items()]
 
 
@@ -113,8 +113,13 @@ class Bars(Speaker):
         self.progress.reset(self.clients, total=clients, note="", visible=True)
 
     def client_done(self, client: str, loss: float | None) -> None:
-        note = f"{visible(client)}  " + (f"loss {loss:.3f}" if loss is not None else "failed")
-        self.progress.update(self.clients, advance=1, note=note)
+        self._answered(client, "" if loss is None else f"loss {loss:.3f}")
+
+    def client_failed(self, client: str) -> None:
+        self._answered(client, "failed")
+
+    def _answered(self, client: str, what: str) -> None:
+        self.progress.update(self.clients, advance=1, note=f"{visible(client)}  {what}".rstrip())
 
     def round_done(self, record: Mapping[str, Any]) -> None:
         self.bytes += record["bytes_up"] + record["bytes_down"]

@@ -52,7 +52,7 @@ def _numbers(path: str, tree: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            if key not in ("per_client", "scores"):
+            if key not in ("per_client", "scores", "titles"):
                 flat |= _numbers(f"{path}{key}.", value)
         elif not isinstance(value, list):
             flat[f"{path}{key}"] = value

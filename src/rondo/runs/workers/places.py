@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
 from rondo.config.schema import RunConfig
-from rondo.errors import ConfigError, Problem
 from rondo.runs.assemble import Assembly, find_device
 from rondo.runs.given import Given
 from rondo.runs.workers.hand import Hand, Order, check, facts
 from rondo.runs.workers.ray import RayWorkers, ray_workers
 
 KEYS = ("simulation.engine", "simulation.workers")
-"""Keys that say where clients train. A resumed run may change them."""
+"""Keys that say where clients train."""
 
 
 @contextmanager
@@ -40,17 +39,3 @@ def devices_of(workers: RayWorkers | None, config: RunConfig) -> int | None:
     if workers is None or config.simulation.cohort != "auto" or workers.devices == 1:
         return None
     return workers.devices
-
-
-def only_places(sets: Sequence[str]) -> None:
-    """Raise :class:`ConfigError` for overrides of other keys than :data:`KEYS`."""
-    problems = []
-    for text in sets:
-        key = text.partition("=")[0].strip()
-        if key == "rounds":
-            message = "rates, restarts and the choice of rounds to score go by it, so a run keeps it: for more rounds "
-            problems.append(Problem(key, message + "start another run, with adapter.start_from = RUN_DIR/adapter"))
-        elif key not in KEYS:
-            problems.append(Problem(key, f"a run that goes on keeps its configuration, all but {' and '.join(KEYS)}"))
-    if problems:
-        raise ConfigError(problems, "--set")

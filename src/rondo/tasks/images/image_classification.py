@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rondo.config.inputs import Augmentation, Normalization, TaskConfig
 from rondo.errors import ConfigError
-from rondo.tasks.class_scores import ClassTally, class_losses, class_predictions
+from rondo.tasks.class_scores import ClassTask
 from rondo.tasks.images.batches import channels, cropped_and_flipped, normalized
 from rondo.tasks.images.reading import Pixels, Unreadable, opened
 from rondo.tasks.images.store import ImageExample, ImageStore
 from rondo.tasks.row_checks import Row, RowProblem, value_name
-from rondo.tasks.task import Batch, Picture, Task
+from rondo.tasks.task import Batch, Picture
 
 
-class ImageClassification(Task):
+class ImageClassification(ClassTask):
     """Image classification, scored by accuracy. The cost of an example is its number of pixels.
 
     ``shape``: height, width and channels of all pictures; None where no rows are known.
     ``labels``: the label names, in the order of the classes.
     """
-
-    primary = "accuracy"
-    higher_is_better = True
-    classes: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -125,18 +120,6 @@ class ImageClassification(Task):
             return inputs
         pixels = cropped_and_flipped(inputs["pixel_values"], rows_per_client, generators, self.normalize)
         return {**inputs, "pixel_values": pixels}
-
-    def loss(self, logits: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
-        """See :meth:`rondo.tasks.task.Task.loss`: cross-entropy, one target per row; logits (rows, classes)."""
-        return class_losses(logits, targets, len(self.labels))
-
-    def tally(self) -> ClassTally:
-        """See :meth:`rondo.tasks.task.Task.tally`."""
-        return ClassTally(len(self.labels))
-
-    def predicted(self, logits: Tensor) -> list[dict[str, Any]]:
-        """See :meth:`rondo.tasks.task.Task.predicted`: ``label`` and its ``probability``; logits (rows, classes)."""
-        return class_predictions(logits, self.labels)
 
     def trial_batch(self) -> tuple[Batch, None]:
         """See :meth:`rondo.tasks.task.Task.trial_batch`: noise of the pictures' shape."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import date
 from typing import Any, Self
 
 from torch.nn import functional
@@ -27,6 +28,8 @@ class CausalLM(LanguageModel):
 
     With a chat template the prompt is the user's turn and the response the assistant's. Without one the prompt ends
     with ``separator``, or with a newline without one.
+
+    ``today``: the date for a chat template that prints today's, as YYYY-MM-DD; left out, that of the clock.
     """
 
     ahead = 1
@@ -41,9 +44,14 @@ class CausalLM(LanguageModel):
         *,
         messages: str | None = None,
         separator: str | None = None,
+        today: str | None = None,
     ) -> None:
         super().__init__(tokenizer, prompt, response, max_length, separator)
         self.text, self.messages = text, messages
+        self.today = None
+        """The date that the chat template prints; None if it prints none."""
+        if text is None and conversation.tells_the_date(tokenizer):
+            self.today = today or date.today().isoformat()
         self.before_response = "\n" if separator is None else separator
 
     @classmethod
@@ -59,7 +67,12 @@ class CausalLM(LanguageModel):
             config.max_length,
             messages=config.messages,
             separator=config.separator,
+            today=config.today,
         )
+
+    def completed(self, config: TaskConfig) -> TaskConfig:
+        """See :meth:`rondo.tasks.task.Task.completed`: the date, if the chat template prints it."""
+        return config if config.today is not None else config.model_copy(update={"today": self.today})
 
     @classmethod
     def problem(cls, config: TaskConfig, row: Row, number: int) -> RowProblem | None:
@@ -87,7 +100,7 @@ class CausalLM(LanguageModel):
     def _ids(self, row: Row) -> tuple[list[int], list[bool]]:
         """A row's token ids, and whether each has a loss."""
         if self.messages is not None:
-            return conversation.encoded(self.tokenizer, conversation.turns(row[self.messages]))
+            return conversation.encoded(self.tokenizer, conversation.turns(row[self.messages]), self.today)
         ids, start = self._text_ids(row)
         return ids, [place >= start for place in range(len(ids))]
 
@@ -100,16 +113,21 @@ class CausalLM(LanguageModel):
         question = self._joined(row)
         if self.tokenizer.chat_template:
             turns = [{"role": "user", "content": question}, {"role": "assistant", "content": row[self.response]}]
-            opening = conversation.rendered(self.tokenizer, turns[:1], tokenize=False, add_generation_prompt=True)
-            chat = conversation.rendered(self.tokenizer, turns, tokenize=False)
+            opening = self._opening(turns[:1])
+            chat = conversation.rendered(self.tokenizer, turns, self.today, tokenize=False)
             # Some templates (reasoning models) open a section in the generation prompt that a finished turn lacks.
             rest = chat[len(opening) :] if chat.startswith(opening) else None
             if rest is None:
-                rest = row[self.response] + conversation.closing(self.tokenizer, turns[:1])
+                rest = row[self.response] + conversation.closing(self.tokenizer, turns[:1], self.today)
             prompt_ids = text_ids(self.tokenizer, opening)
             return prompt_ids + text_ids(self.tokenizer, rest), len(prompt_ids)
         prompt_ids = self.begun(question + self.before_response)
         return prompt_ids + text_ids(self.tokenizer, row[self.response]) + end_ids, len(prompt_ids)
+
+    def _opening(self, turns: Sequence[conversation.Turn]) -> str:
+        """The text of ``turns`` by the chat template, and of the generation prompt."""
+        text: str = conversation.rendered(self.tokenizer, turns, self.today, tokenize=False, add_generation_prompt=True)
+        return text
 
     @property
     def end_ids(self) -> list[int]:
@@ -124,7 +142,7 @@ class CausalLM(LanguageModel):
         """See :meth:`rondo.tasks.language.language_model.LanguageModel.prompt_ids`: a row's prompt, its conversation up
         to the last turn by the user, or its plain text without the end token."""
         if self.messages is not None:
-            return conversation.prompt_ids(self.tokenizer, row[self.messages])
+            return conversation.prompt_ids(self.tokenizer, row[self.messages], self.today)
         if self.text is not None:
             return self.begun(row[self.text])
         ids, start = self._text_ids({**row, self.response: ""})

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import date, datetime, time
 from functools import lru_cache
 from itertools import groupby
+from string import ascii_letters
 from typing import Any, TypeAlias
 
 from jinja2 import Environment
@@ -80,8 +83,34 @@ def _read_by(template: str) -> frozenset[str]:
     return frozenset(value.strip("'\"") for _, kind, value in tokens if kind in ("name", "string"))
 
 
-def encoded(tokenizer: Any, conversation: Sequence[Turn]) -> tuple[list[int], list[bool]]:
-    """The token ids of a conversation, and whether each belongs to an answer.
+_CLOCK = "strftime_now"
+"""The function of templates, in transformers, that gives the time."""
+_MACRO = (
+    f"{{% macro {_CLOCK}(format) %}}{{% set made = namespace(text=format) %}}"
+    "{% for code, value in rondo_today %}{% set made.text = made.text.replace(code, value) %}{% endfor %}"
+    "{{ made.text }}{% endmacro %}\n"
+)
+"""Put before a template, it is called in place of :data:`_CLOCK`: transformers gives templates no functions of a
+caller's. Its line break, which Jinja drops, keeps the template's first line one."""
+
+
+@lru_cache
+def _directives(today: str) -> list[list[str]]:
+    """Every directive of ``strftime``, and its text at the first moment of that day, in the order of replacement."""
+    moment, texts = datetime.combine(date.fromisoformat(today), time()), []
+    for code in (f"%{flag}{letter}" for flag in ("", "-") for letter in ascii_letters):
+        with suppress(ValueError):  # not every system has all
+            texts.append([code, moment.strftime(code)])
+    return [["%%", "\0"], *texts, ["\0", "%"]]
+
+
+def tells_the_date(tokenizer: Any) -> bool:
+    """Whether the tokenizer has a chat template that prints today's date, as those of Llama 3.2 and Granite do."""
+    return bool(tokenizer.chat_template) and _CLOCK in _read_by(tokenizer.get_chat_template())
+
+
+def encoded(tokenizer: Any, conversation: Sequence[Turn], today: str | None = None) -> tuple[list[int], list[bool]]:
+    """The token ids of a conversation, and whether each belongs to an answer. ``today``: see :func:`rendered`.
 
     The parts of the chat template between its markers ``{% generation %}`` and ``{% endgeneration %}`` are answers.
     Without markers, an answer is what a turn of the assistant adds to the turns before it and the generation prompt.
@@ -91,51 +120,59 @@ def encoded(tokenizer: Any, conversation: Sequence[Turn]) -> tuple[list[int], li
         message = "the tokenizer has no chat template, which task.messages needs: name a Jinja file, or another model"
         raise ConfigError.at("task.chat_template", message)
     if tokenizer.is_fast and _MARKER.search(tokenizer.get_chat_template()):
-        return _by_markers(tokenizer, conversation)
-    return _by_prefixes(tokenizer, conversation)
+        return _by_markers(tokenizer, conversation, today)
+    return _by_prefixes(tokenizer, conversation, today)
 
 
-def prompt_ids(tokenizer: Any, value: Any) -> list[int]:
+def prompt_ids(tokenizer: Any, value: Any, today: str | None = None) -> list[int]:
     """The token ids of a conversation up to its last turn by the user, and of the generation prompt, which an answer
-    follows. Raises :class:`ValueError` as :func:`turns` does, and if no turn is by the user."""
+    follows. ``today``: see :func:`rendered`. Raises :class:`ValueError` as :func:`turns` does, and if no turn is by the
+    user."""
     conversation = turns(value, answered=False)
     while conversation and conversation[-1]["role"] != "user":
         conversation.pop()
     if not conversation:
         raise ValueError("no turn is by the user")
-    text = rendered(tokenizer, conversation, tokenize=False, add_generation_prompt=True)
+    text = rendered(tokenizer, conversation, today, tokenize=False, add_generation_prompt=True)
     return text_ids(tokenizer, text)
 
 
-def closing(tokenizer: Any, conversation: Sequence[Turn]) -> str:
+def closing(tokenizer: Any, conversation: Sequence[Turn], today: str | None = None) -> str:
     """The text that the chat template puts behind the answer to ``conversation``. It is shown a word that is
-    nowhere else in its text: it may trim an answer, and an answer may be a part of its own marks."""
+    nowhere else in its text: it may trim an answer, and an answer may be a part of its own marks. ``today``: see
+    :func:`rendered`."""
     word = "zqzq"
-    while word in rendered(tokenizer, conversation, tokenize=False, add_generation_prompt=True):
+    while word in rendered(tokenizer, conversation, today, tokenize=False, add_generation_prompt=True):
         word += "zq"
     answered = [*conversation, {"role": "assistant", "content": word}]
-    _, word_there, end = rendered(tokenizer, answered, tokenize=False).rpartition(word)
+    _, word_there, end = rendered(tokenizer, answered, today, tokenize=False).rpartition(word)
     if not word_there:
         raise _refusal(conversation, "the template leaves the answer out; name another template")
     return str(end)
 
 
-def rendered(tokenizer: Any, conversation: Sequence[Turn], **options: bool) -> Any:
+def rendered(tokenizer: Any, conversation: Sequence[Turn], today: str | None = None, **options: bool) -> Any:
     """A conversation by the chat template, with options of transformers' ``apply_chat_template``. Raises
-    :class:`ConfigError` with the template's own complaint, and for a key that the template does not read."""
+    :class:`ConfigError` with the template's own complaint, and for a key that the template does not read.
+
+    ``today``: the date that the template prints, as YYYY-MM-DD; None: that of the clock.
+    """
     shown = [{key: value for key, value in turn.items() if key != "weight"} for turn in conversation]
     for place, turn in enumerate(shown):
         if unread := sorted(turn.keys() - {"role", "content"} - _read_by(tokenizer.get_chat_template())):
             reason = f"turn {place} has {unread[0]!r}, which the template does not read and Rondo does not know"
             raise _refusal(conversation, f"{reason}: leave it out, or name a template that reads it")
+    dated: dict[str, Any] = {}
+    if today is not None:
+        dated = {"chat_template": _MACRO + tokenizer.get_chat_template(), "rondo_today": _directives(today)}
     try:
-        return tokenizer.apply_chat_template(shown, **options)
+        return tokenizer.apply_chat_template(shown, **options, **dated)
     except Exception as error:  # a template may raise anything
         raise _refusal(conversation, f"the template fails: {error}; mend the row, or name another template") from None
 
 
-def _by_markers(tokenizer: Any, conversation: Sequence[Turn]) -> tuple[list[int], list[bool]]:
-    coded = rendered(tokenizer, conversation, return_dict=True, return_assistant_tokens_mask=True)
+def _by_markers(tokenizer: Any, conversation: Sequence[Turn], today: str | None) -> tuple[list[int], list[bool]]:
+    coded = rendered(tokenizer, conversation, today, return_dict=True, return_assistant_tokens_mask=True)
     answers = [bool(mark) for mark in coded["assistant_masks"]]
     expected = sum(turn["role"] == "assistant" for turn in conversation)
     # transformers stops marking at an answer whose first character is in no token.
@@ -156,12 +193,12 @@ def _by_markers(tokenizer: Any, conversation: Sequence[Turn]) -> tuple[list[int]
     return list(coded["input_ids"]), answers
 
 
-def _by_prefixes(tokenizer: Any, conversation: Sequence[Turn]) -> tuple[list[int], list[bool]]:
+def _by_prefixes(tokenizer: Any, conversation: Sequence[Turn], today: str | None) -> tuple[list[int], list[bool]]:
     places = [place for place, turn in enumerate(conversation) if turn["role"] == "assistant"]
-    texts = [rendered(tokenizer, conversation, tokenize=False)]
+    texts = [rendered(tokenizer, conversation, today, tokenize=False)]
     for place in places:
-        texts.append(rendered(tokenizer, conversation[:place], tokenize=False, add_generation_prompt=True))
-        texts.append(rendered(tokenizer, conversation[: place + 1], tokenize=False))
+        texts.append(rendered(tokenizer, conversation[:place], today, tokenize=False, add_generation_prompt=True))
+        texts.append(rendered(tokenizer, conversation[: place + 1], today, tokenize=False))
     whole, *prefixes = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
     answers = [False] * len(whole)
     for place, before, after in zip(places, prefixes[::2], prefixes[1::2], strict=True):

@@ -48,7 +48,7 @@ def look(config: RunConfig, labels: Sequence[str]) -> ClassicalOutline:
         trained_names(config, module, head, sites)
     except ConfigError as error:
         problems += error.problems
-    task = make_task(config.task, tokenizer_of(config), labels)
+    task = make_task(config, tokenizer_of(config), labels)
     return ClassicalOutline(task, sites, problems, labels)
 
 

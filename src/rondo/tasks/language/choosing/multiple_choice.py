@@ -52,8 +52,9 @@ class MultipleChoice(CausalLM):
         separator: str | None = None,
         answer_is: str | None = None,
         letters: bool = False,
+        today: str | None = None,
     ) -> None:
-        super().__init__(tokenizer, None, prompt, None, max_length, separator=separator)
+        super().__init__(tokenizer, None, prompt, None, max_length, separator=separator, today=today)
         self.choices, self.answer, self.answer_is, self.letters = choices, answer, answer_is, letters
 
     @classmethod
@@ -69,6 +70,7 @@ class MultipleChoice(CausalLM):
             separator=config.separator,
             answer_is=config.answer_is,
             letters=bool(config.letters),
+            today=config.today,
         )
 
     @classmethod
@@ -154,8 +156,8 @@ class MultipleChoice(CausalLM):
         chat = bool(self.tokenizer.chat_template)
         if chat:
             turns = [{"role": "user", "content": question}]
-            opening = conversation.rendered(self.tokenizer, turns, tokenize=False, add_generation_prompt=True)
-            end = text_ids(self.tokenizer, conversation.closing(self.tokenizer, turns))
+            opening = self._opening(turns)
+            end = text_ids(self.tokenizer, conversation.closing(self.tokenizer, turns, self.today))
         else:
             opening = question + (" " if self.letters else self.before_response)
             end = self.end_ids

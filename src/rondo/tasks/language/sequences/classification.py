@@ -4,30 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
-from torch import Tensor
 
 from rondo.config.inputs import TaskConfig
-from rondo.tasks.class_scores import ClassTally, class_losses, class_predictions
+from rondo.tasks.class_scores import ClassTask
 from rondo.tasks.language.sequences.sequence import SequenceTask
 from rondo.tasks.language.stores.token_store import TextExample
 from rondo.tasks.row_checks import Row, value_name
 from rondo.tasks.task import Batch
 
 
-class SequenceClassification(SequenceTask):
+class SequenceClassification(ClassTask, SequenceTask):
     """Sequence classification, scored by accuracy.
 
     ``columns``: one or two text columns.
     ``label``: the label column.
     ``labels``: the label names, in the order of the classes.
     """
-
-    primary = "accuracy"
-    higher_is_better = True
-    classes: ClassVar[bool] = True
 
     def __init__(
         self, tokenizer: Any, columns: Sequence[str], label: str, labels: Sequence[str], max_length: int
@@ -50,15 +45,3 @@ class SequenceClassification(SequenceTask):
     def collate(self, examples: Sequence[TextExample]) -> tuple[Batch, Batch]:
         """See :meth:`rondo.tasks.task.Task.collate`; the target is ``labels`` (rows,)."""
         return self.inputs(examples), {"labels": torch.tensor([e.target for e in examples])}
-
-    def loss(self, logits: Tensor, targets: Batch) -> tuple[Tensor, Tensor]:
-        """See :meth:`rondo.tasks.task.Task.loss`: cross-entropy, one target per row; logits (rows, classes)."""
-        return class_losses(logits, targets, len(self.labels))
-
-    def predicted(self, logits: Tensor) -> list[dict[str, Any]]:
-        """See :meth:`rondo.tasks.task.Task.predicted`: ``label`` and its ``probability``; logits (rows, classes)."""
-        return class_predictions(logits, self.labels)
-
-    def tally(self) -> ClassTally:
-        """See :meth:`rondo.tasks.task.Task.tally`."""
-        return ClassTally(len(self.labels))
