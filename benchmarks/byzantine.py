@@ -48,7 +48,7 @@ from rondo.engine.server.gate import Gate
 from rondo.engine.wire.envelope import Identity, Rejected
 from rondo.params import Params, Select, add_client_axis, client_row, everything, kaiming
 
-CLIENTS, ROUNDS, STEPS, RATE, WIDTH, RANK, SCALE = 20, 40, 5, 0.5, 32, 8, 2.0
+CLIENTS, STEPS, RATE, WIDTH, RANK, SCALE = 20, 5, 0.5, 32, 8, 2.0
 ATTACKS = ("nan", "sign-flip", "gaussian", "scaling", "ipm", "alie", "label-flip", "inflated")
 ATTACKERS = (2, 4, 6, 8)
 DEFENCES = ("nothing", "gate", *RULES)
@@ -185,7 +185,7 @@ def attacked(
     ]
 
 
-def run(name: str, defence: str, attack: str | None, attackers: int, seed: int) -> float:
+def run(name: str, defence: str, attack: str | None, attackers: int, seed: int, rounds: int) -> float:
     """Accuracy on the test rows after the last round."""
     task = Task.make(seed)
     algorithm: Algorithm[Any] = algorithms.get(name)
@@ -195,9 +195,9 @@ def run(name: str, defence: str, attack: str | None, attackers: int, seed: int) 
         path: Weight((w.shape[0], w.shape[1]), SCALE, lambda w=w: w)  # type: ignore[misc]
         for path, w in task.weights.items()
     }
-    first = Round(0, ROUNDS, seed, CLIENTS)
+    first = Round(0, rounds, seed, CLIENTS)
     state = algorithm.init(task.initial(seed), matrices, first)
-    for index in range(ROUNDS):
+    for index in range(rounds):
         round = replace(first, index=index)
         shared = algorithm.broadcast(state, task.clients[0], round)
         received = replace(shared, params=add_client_axis(shared.params, CLIENTS))
@@ -228,18 +228,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algorithms", default="fedit,ffa-lora")
     parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     seeds = [int(s) for s in args.seeds.split(",")]
     rows: list[dict[str, Any]] = []
     for name in args.algorithms.split(","):
-        clean = statistics.fmean(run(name, "nothing", None, 0, s) for s in seeds)
+        clean = statistics.fmean(run(name, "nothing", None, 0, s, args.rounds) for s in seeds)
         print(f"\n{name}: {clean:.3f} with no attack and plain averaging; per cent of that")
         print(f"{'attack':12}{'of 20':>6} " + "".join(f"{d[:15]:>17}" for d in DEFENCES))
         for attack, attackers in [(None, 4), *((a, f) for a in ATTACKS for f in ATTACKERS)]:
             scores: Mapping[str, float] = {
-                d: statistics.fmean(run(name, d, attack, attackers, s) for s in seeds) / clean for d in DEFENCES
+                d: statistics.fmean(run(name, d, attack, attackers, s, args.rounds) for s in seeds) / clean
+                for d in DEFENCES
             }
             label = attack or f"none (f = {attackers})"
             print(f"{label:12}{attackers:6} " + "".join(f"{100 * scores[d]:17.0f}" for d in DEFENCES), flush=True)

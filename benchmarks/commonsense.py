@@ -25,7 +25,7 @@ import pyarrow.parquet as parquet
 
 TASKS = ("boolq", "ARC-Easy", "ARC-Challenge", "openbookqa")
 TRAINED, TESTED = 600, 200
-"""Rows of each task, drawn by the seed."""
+"""Most rows of each task, drawn by the seed."""
 LABELS = re.compile(r"\s*Answer\d: ")
 
 
@@ -45,7 +45,7 @@ def row(given: dict[str, Any], listed: bool) -> dict[str, Any]:
 
 def rows(file: Path, task: str, count: int, seed: int, listed: bool) -> list[dict[str, Any]]:
     found = [r for r in parquet.read_table(file).to_pylist() if r["task"] == task]
-    return [row(r, listed) for r in random.Random(seed).sample(found, count)]
+    return [row(r, listed) for r in random.Random(seed).sample(found, min(count, len(found)))]
 
 
 def one_run(args: argparse.Namespace, method: str) -> dict[str, Any]:

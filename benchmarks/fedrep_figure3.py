@@ -1,6 +1,6 @@
 """FedRep's Figure 3 and more: the principal angle over rounds, over numbers of clients and of rows.
 
-    python benchmarks/fedrep_figure3.py [--seeds 5] [--out benchmarks/results] [--images docs/images]
+    python benchmarks/fedrep_figure3.py [--seeds 5] [--out benchmarks/results] [--images docs/images] [--set ...]
 
 A curve is the median over seeds, its band the quartiles. The setting is `benchmarks/runs/fedrep-figure3.toml` (d = 10,
 k = 2, a tenth of the clients in a round). The paper's figure has m = 5, four numbers of clients, and FedRep, GD-GD and
@@ -14,7 +14,7 @@ import argparse
 import csv
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rondo.config import load
@@ -33,10 +33,10 @@ EVERY = 5
 """Rounds between the points of a curve."""
 
 
-def angles(method: str, clients: int, rows: int, seed: int) -> Iterator[float]:
+def angles(method: str, clients: int, rows: int, seed: int, sets: Sequence[str]) -> Iterator[float]:
     """The principal angle before the first round and after each."""
     sizes = [f"problem.clients={clients}", f"problem.rows={rows}", f"train.batch_size={rows}"]
-    config = load(RUN, [*METHODS[method], *sizes, f"clients.per_round={clients // 10}", f"seed={seed}"])
+    config = load(RUN, [*METHODS[method], *sizes, f"clients.per_round={clients // 10}", *sets, f"seed={seed}"])
     assembly = assemble(config, "cpu")
     federation = assembly.federation(assembly.start(), {})
     server, scorer = federation.server, federation.scorer
@@ -77,6 +77,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--images", type=Path, default=Path(__file__).parents[1] / "docs" / "images")
+    parser.add_argument("--set", action="append", default=[], dest="sets")
     args = parser.parse_args()
     curves: dict[tuple[str, int, int], list[list[float]]] = defaultdict(list)
     with (args.out / "fedrep-figure3.csv").open("w", newline="", encoding="utf-8") as file:
@@ -85,7 +86,7 @@ def main() -> None:
         for clients, rows in SETTINGS:
             for method in METHODS:
                 for seed in range(args.seeds):
-                    curve = list(angles(method, clients, rows, seed))[::EVERY]
+                    curve = list(angles(method, clients, rows, seed, args.sets))[::EVERY]
                     curves[method, clients, rows].append(curve)
                     table.writerows(
                         (method, clients, rows, seed, EVERY * i, f"{angle:.4g}") for i, angle in enumerate(curve)

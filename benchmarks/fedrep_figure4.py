@@ -1,6 +1,6 @@
 """FedRep's Figure 4: the squared error at new clients over the number of their rows.
 
-    python benchmarks/fedrep_figure4.py OUT [--seeds 3] [--newcomers 5] [--images docs/images]
+    python benchmarks/fedrep_figure4.py OUT [--seeds 3] [--newcomers 5] [--images docs/images] [--set KEY=VALUE ...]
 
 `benchmarks/runs/fedrep-figure4.toml` is run once per seed. Every new client has a head of its own above the problem's
 true representation, rows with noise, and 200 rows without for the score, as in appendix A.1. Four models, medians over
@@ -91,6 +91,7 @@ def main() -> None:
     parser.add_argument("--newcomers", type=int, default=5)
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--images", type=Path, default=Path(__file__).parents[1] / "docs" / "images")
+    parser.add_argument("--set", action="append", default=[], dest="sets")
     args = parser.parse_args()
     errors: dict[tuple[str, int], list[float]] = defaultdict(list)
     for seed in range(args.seeds):
@@ -98,9 +99,9 @@ def main() -> None:
         for model, sets in (("FedRep", ()), ("FedSGD", FEDSGD)):
             run_dir = args.out / f"{model}-seed-{seed}"
             if not (run_dir / "summary.json").exists():
-                rondo.run(RUN, sets=[*sets, f"seed={seed}"], run_dir=run_dir)
+                rondo.run(RUN, sets=[*sets, *args.sets, f"seed={seed}"], run_dir=run_dir)
             features[model] = representation(run_dir)
-        problem = LinearProblem.draw(load(RUN, [f"seed={seed}"]).problem, seed)
+        problem = LinearProblem.draw(load(RUN, [*args.sets, f"seed={seed}"]).problem, seed)
         features["alone"] = torch.eye(problem.config.inputs, dtype=torch.float64)
         for number in range(args.newcomers):
             x, y, scored, truth = newcomer(problem, number)

@@ -28,7 +28,7 @@ GLUE: dict[str, tuple[list[str], str | None]] = {
 }
 """Columns of the text, and the metric to go by if it is not the task's own, by name."""
 
-ROUNDS, CLIENTS, STEPS, BATCH = 8, 10, 8, 16
+CLIENTS, STEPS, BATCH = 10, 8, 16
 
 
 def configuration(args: argparse.Namespace, name: str, method: str) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def configuration(args: argparse.Namespace, name: str, method: str) -> dict[str,
     }
     return {
         "seed": args.seed,
-        "rounds": ROUNDS,
+        "rounds": args.rounds,
         "algorithm": {"name": method},
         "adapter": {"r": 8, "lora_alpha": 16, "target_modules": "all-linear"},
         "task": task if metric is None else {**task, "metric": metric},
@@ -107,6 +107,7 @@ def main() -> None:
     parser.add_argument("--methods", default="fedit,rolora")
     parser.add_argument("--tasks", default=",".join(GLUE))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--out", type=Path, default=Path("glue-tasks.jsonl"))
     parser.add_argument("--table", type=Path)
     args = parser.parse_args()

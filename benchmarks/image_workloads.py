@@ -51,6 +51,9 @@ IMAGE_WORKLOADS = {
         ImageWorkload("W7", "builtin:resnet10", (28, 28, 1), 50, 10, 128, batch=32, lr=0.01, momentum=0.9, rank=32),
         # FedRep itself on W6: ten epochs of the head, one of the body.
         replace(_W6, name="W6-fedrep", head_epochs=10),
+        # They show that a program works, and nothing else.
+        replace(_W6, name="W6-smallest", population=2, clients=2, samples=4),
+        replace(_W6, name="W6-fedrep-smallest", population=2, clients=2, samples=4, head_epochs=1),
     )
 }
 

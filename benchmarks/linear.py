@@ -1,6 +1,6 @@
 """RoLoRA's statements about its linear model, measured: lemma 4.3, lemma A3.16 and proposition 4.6.
 
-    python benchmarks/linear.py [--draws 1000] [--out benchmarks/results/linear.json]
+    python benchmarks/linear.py [--draws 1000] [--out benchmarks/results/linear.json] [--set KEY=VALUE ...]
 
 The first two run `benchmarks/runs/rolora-linear.toml` and `rolora-linear-hetero.toml` and compare the angle distance
 with the lemma's factor in every iteration. The third runs a round of `ffa-linear` for each of many seeds, so that the
@@ -87,16 +87,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "linear.json")
+    parser.add_argument("--set", action="append", default=[], dest="sets")
     args = parser.parse_args()
     sampled = ['problem.design="gaussian"', "rounds=60"]
     share = 1 - 0.9**2  # 1 - delta_0^2; |b*| = 1
     results = {
         "lemma 4.3": [
-            lemma("rolora-linear", (1 - lr * share) ** 0.5, f"train.lr={lr}") for lr in (0.1, 0.25, 0.5, 0.75, 1.0)
+            lemma("rolora-linear", (1 - lr * share) ** 0.5, f"train.lr={lr}", *args.sets)
+            for lr in (0.1, 0.25, 0.5, 0.75, 1.0)
         ],
-        "lemma A3.16": [lemma("rolora-linear-hetero", 1 - 2 * lr * share, f"train.lr={lr}") for lr in (0.1, 0.25, 0.4)],
+        "lemma A3.16": [
+            lemma("rolora-linear-hetero", 1 - 2 * lr * share, f"train.lr={lr}", *args.sets) for lr in (0.1, 0.25, 0.4)
+        ],
         "finite samples": [
-            lemma("rolora-linear-hetero", 1.0, *sampled, f"problem.rows={m}", f"train.batch_size={m}")
+            lemma("rolora-linear-hetero", 1.0, *sampled, f"problem.rows={m}", f"train.batch_size={m}", *args.sets)
             for m in (50, 200, 800)
         ],
         "proposition 4.6": [proposition(n, m, args.draws) for n, m in SIZES],

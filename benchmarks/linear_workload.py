@@ -3,7 +3,7 @@ training in it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 
@@ -31,7 +31,8 @@ class LinearWorkload:
         return self.clients * self.samples
 
 
-LINEAR_WORKLOADS = {"W8": LinearWorkload()}
+_W8 = LinearWorkload()
+LINEAR_WORKLOADS = {w.name: w for w in (_W8, replace(_W8, name="W8-smallest", clients=2))}
 
 
 def write_problem(workload: LinearWorkload, file: Path) -> None:

@@ -51,8 +51,8 @@ def main() -> None:
     tokens: list[int] = []
     to_device = CohortTrainer._to_device
 
-    def counting(self: CohortTrainer, batch: Any) -> Any:
-        inputs, targets, hidden = to_device(self, batch)
+    def counting(self: CohortTrainer, batch: Any, augmenting: Any) -> Any:
+        inputs, targets, hidden = to_device(self, batch, augmenting)
         tokens.append(inputs["input_ids"].numel())
         return inputs, targets, hidden
 

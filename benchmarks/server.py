@@ -41,9 +41,6 @@ from rondo.algorithm import BaseState, Client, Round, ServerState, Upload
 from rondo.algorithms.parts.gram import GramState, gram_sketch
 from rondo.params import Packed, num_bytes
 
-TRY_SECONDS = 3.0
-"""Each form is tried for this long, and at least once; the best time counts."""
-
 COPY_BYTES = 2**28
 
 
@@ -62,7 +59,11 @@ class Shape:
         return [f"layer.{m}" for m in range(self.modules)]
 
 
-SHAPES = {"roberta-large": Shape(18, 1024, 4, 18), "llama-2-7b": Shape(32, 4096, 8, 1)}
+SHAPES = {
+    "roberta-large": Shape(18, 1024, 4, 18),
+    "llama-2-7b": Shape(32, 4096, 8, 1),
+    "smallest": Shape(2, 256, 2, 1),  # shows that this program works and nothing else
+}
 CLIENTS = {"fedit": 50, "fedex-lora": 50, "flexlora": 50, "florg": 20}
 PUBLISHED_MS = {("roberta-large", "fedit"): 41.5, ("roberta-large", "flexlora"): 2252.0}
 
@@ -170,13 +171,14 @@ class Case:
         """A module's adapter in one of Rondo's states."""
         if self.method == "florg":
             return (state.params[f"{path}.G"],)
-        base = [chunk.to(torch.float64).dense() for chunk in getattr(state, "base", {}).get(path, ())]
-        return (state.params[f"{path}.B"], state.params[f"{path}.A"], *base)
+        factors = (state.params[f"{path}.B"], state.params[f"{path}.A"])
+        base = getattr(state, "base", {}).get(path)
+        return factors if base is None else (*factors, base.factors().to(torch.float64).dense())
 
     def moved(self) -> int:
         """Bytes that have to be read and written."""
         new = self.factored()
-        chunks = [t for c in getattr(new, "base", {}).values() for low in c for t in (low.up, low.down)]
+        chunks = [tensor for base in getattr(new, "base", {}).values() for tensor in base.since(0)]
         written = num_bytes(new.params) + sum(t.numel() * t.element_size() for t in chunks)
         return sum(num_bytes(u.params) for u in self.uploads) + written
 
@@ -189,20 +191,20 @@ def delta(adapter: Adapter) -> Tensor:
     return sum(rest[1:], first @ rest[0])
 
 
-def best_ms(work: Callable[[], object]) -> float:
-    """Milliseconds of the fastest try."""
-    best, until = float("inf"), time.perf_counter() + TRY_SECONDS
+def best_ms(work: Callable[[], object], seconds: float) -> float:
+    """Milliseconds of the fastest of the tries of so many seconds; at least one."""
+    best, until = float("inf"), time.perf_counter() + seconds
     while (began := time.perf_counter()) < until:
         work()
         best = min(best, time.perf_counter() - began)
     return best * 1e3
 
 
-def copy_rate() -> float:
+def copy_rate(seconds: float) -> float:
     """Bytes read and written per second while a large tensor is copied."""
     source = torch.zeros(COPY_BYTES, dtype=torch.uint8)
     copy = torch.empty_like(source)
-    return 2 * COPY_BYTES / best_ms(lambda: copy.copy_(source)) * 1e3
+    return 2 * COPY_BYTES / best_ms(lambda: copy.copy_(source), seconds) * 1e3
 
 
 def peak_mb(shape: str, method: str, form: str, threads: int) -> float:
@@ -223,13 +225,13 @@ def own_peak_mb(case: Case, form: str) -> float:
     return int(peak.split()[1]) / 2**10 - before / 2**20
 
 
-def compare(name: str, method: str, rate: float, threads: int) -> dict[str, Any]:
+def compare(name: str, method: str, rate: float, threads: int, seconds: float) -> dict[str, Any]:
     """A row of the table."""
     shape = SHAPES[name]
     case = Case.draw(shape, method)
     timed = shape.modules if method == "fedit" else shape.dense
-    factored = best_ms(case.factored)
-    dense = best_ms(lambda: case.dense(timed)) * shape.modules / timed
+    factored = best_ms(case.factored, seconds)
+    dense = best_ms(lambda: case.dense(timed), seconds) * shape.modules / timed
     path = shape.paths[0]
     exact = delta(case.dense(1, torch.float64)[0])
     return {
@@ -254,9 +256,10 @@ def compare(name: str, method: str, rate: float, threads: int) -> dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["roberta-large", "llama-2-7b"])
     parser.add_argument("--methods", nargs="+", choices=CLIENTS, default=list(CLIENTS))
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=3.0, help="in which each form is tried, at least once")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--peak", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -267,14 +270,14 @@ def main() -> None:
         return
 
     result: dict[str, Any] = {"threads": args.threads, "rows": []}
-    rate = copy_rate()
+    rate = copy_rate(args.seconds)
     result["copy_gb_per_second"] = rate / 1e9
     print(f"copy: {rate / 1e9:.1f} GB/s, read and written")
     heads = ("dense ms", "ms", "ratio", "floor ms", "x floor", "peak MB", "dense MB", "max diff")
     print(f"{'shape':14}{'method':11}" + "".join(f"{head:>10}" for head in heads), flush=True)
     for shape in args.shapes:
         for method in args.methods:
-            row = compare(shape, method, rate, args.threads)
+            row = compare(shape, method, rate, args.threads, args.seconds)
             result["rows"].append(row)
             cells = [row["dense_ms"], row["factored_ms"], row["ratio"], row["floor_ms"]]
             cells += [row["factored_ms"] / row["floor_ms"], row["peak_mb"], row["dense_peak_mb"]]

@@ -81,6 +81,11 @@ WORKLOADS = {
             tokens=76,
             lengths=(20, 400),
         ),
+        # They show that a program works, and nothing else.
+        replace(_W, name="W-smallest", clients=2, samples=2, batch=2, tokens=16),
+        Workload(
+            "W4-smallest", kind="causal-lm", targets=("q_proj", "v_proj"), clients=2, samples=2, batch=2, tokens=16
+        ),
     )
 }
 

