@@ -15,6 +15,7 @@ import csv
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from rondo.config import load
@@ -43,8 +44,8 @@ def angles(method: str, clients: int, rows: int, seed: int, sets: Sequence[str])
     for done in range(config.rounds + 1):
         if done:
             server.run_round(done - 1)
-        seen, base = scorer.newcomer(server.state, server.round(done))
-        yield assembly.task.measures(seen, base, {})["principal_angle"]
+        model = partial(scorer.newcomer, server.state, server.round(done))
+        yield assembly.task.measures(model, {})["principal_angle"]
 
 
 def draw(curves: dict[tuple[str, int, int], list[list[float]]], file: Path) -> None:

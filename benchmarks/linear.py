@@ -14,6 +14,7 @@ import itertools
 import json
 import statistics
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,8 @@ def proposition(clients: int, rows: int, draws: int) -> dict[str, Any]:
         assembly = assemble(config, "cpu")
         federation = assembly.federation(assembly.start(), {})
         federation.server.run_round(0)
-        seen, base = federation.scorer.newcomer(federation.server.state, federation.server.round(1))
-        measures = assembly.task.measures(seen, base, {})
+        model = partial(federation.scorer.newcomer, federation.server.state, federation.server.round(1))
+        measures = assembly.task.measures(model, {})
         losses.append(measures["global_loss"])
         moved = max(moved, abs(measures["angle_distance"] - config.problem.start_distance))
     c = (clients * (4 - rows) - 2) / (clients**2 * rows * (rows - 2))

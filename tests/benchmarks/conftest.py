@@ -1,8 +1,9 @@
-"""The folder of the benchmarks is on the path, as for a program in it."""
+"""The folder of the benchmarks is on the path, as for a program in it, and the emulated line of the federation's tests."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path += [str(ROOT / "benchmarks"), str(ROOT / "tests" / "federation")]

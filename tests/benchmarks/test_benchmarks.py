@@ -43,7 +43,7 @@ TABLE = (
     Smallest("byzantine", "--algorithms fedit --seeds 0 --rounds 1 --json out.json", ("sklearn",)),
     Smallest("cohorts", "--data DATA/glue_sst2", MINILM),
     Smallest("commonsense", "--data DATA/commonsense --methods fedit --out out.jsonl", MODEL),
-    Smallest("federation", "--out out.json sites --sites 2 --rounds 2", ("flwr",)),
+    Smallest("federation", "--out out.json sites --sites 5 --rounds 2", ("flwr",)),
     Smallest("federation", "--out out.json light --sites 2 --rounds 1 --bytes 1000 --idle 0.1", ("flwr",)),
     Smallest("federation", "--out out.json line --methods fedit --rounds 2", ("flwr", *DEMO), root=True),
     Smallest(

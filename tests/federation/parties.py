@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import rondo
 from rondo.engine.transport import Observer
 from rondo.errors import StopRequested
 from rondo.federation.identity import keys
+from rondo.federation.server import sites as server_sites
 from rondo.federation.server.listening import Listening
 from rondo.federation.server.run import resume, serve
 from rondo.federation.site import joining
@@ -114,8 +115,12 @@ class Parties:
 
         return self._serve(served, **listening)
 
-    def _serve(self, served: Any, *, keep: bool = False, **listening: Any) -> rondo.RunResult:
-        """``keep``: sites go on if the server fails."""
+    def _serve(
+        self, served: Any, *, keep: bool = False, answered: Sequence[str] = (), **listening: Any
+    ) -> rondo.RunResult:
+        """``keep``: sites go on if the server fails.
+
+        ``answered``: the server waits until these sites have answered, and for no other, instead of some seconds."""
         ways = Listening(self.folder / "keys" / "server", "127.0.0.1", self.port, wait=60.0, patience=1.0)
         way = replace(ways, **listening)
 
@@ -127,8 +132,21 @@ class Parties:
                     if site not in self.running:
                         self.start(site)
 
+        wait = server_sites.Sites.wait
+
+        def wait_for_answers(sites: server_sites.Sites, seconds: float, enough: Callable[[], bool]) -> bool:
+            def over() -> bool:
+                states = sites.states()
+                return enough() or all(states[name][0] in ("takes part", "refuses") for name in answered)
+
+            wait(sites, seconds, over)
+            return enough()
+
         try:
-            result: rondo.RunResult = served(told, way)
+            with pytest.MonkeyPatch.context() as patch:
+                if answered:
+                    patch.setattr(server_sites.Sites, "wait", wait_for_answers)
+                result: rondo.RunResult = served(told, way)
             for site in list(self.running):
                 self.join(site)
             return result

@@ -67,7 +67,7 @@ def test_consent_beyond_the_limit_is_refused(folder: Path, tmp_path: Path, monke
     lying(monkeypatch, lie)
     run = config(folder, rounds=1, admission={"max_examples": 1000})
     parties = Parties(folder, state=tmp_path)
-    result = parties.run(run, tmp_path / "run", wait=3.0)
+    result = parties.run(run, tmp_path / "run", answered=("north", "south"))
     assert [r["clients"] for r in result.history] == [2]
     assert (
         "north takes no part: it claims 1125899906842624 examples for 'ann', and admission.max_examples is 1000"

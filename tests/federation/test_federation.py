@@ -173,7 +173,7 @@ def test_site_that_never_comes_and_one_that_comes_late(folder: Path, tmp_path: P
             parties.start("north")
             until(lambda: any(line.startswith("north takes part") for line in parties.told))
 
-    result = parties.run(run, tmp_path / "run", observer=Watching(act), wait=5.0)
+    result = parties.run(run, tmp_path / "run", observer=Watching(act), answered=("south",))
     assert weights(result) == weights(expected)
     assert [r["failed"] for r in result.history] == [r["failed"] for r in expected.history]
 

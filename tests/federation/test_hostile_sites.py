@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-config = partial(configuration, task=LABELS, clients={"deadline": 3.0, "min_clients": 1})
+config = partial(configuration, task=LABELS, clients={"min_clients": 1})
 
 
 def weights(result: rondo.RunResult) -> dict[str, bytes]:
@@ -118,7 +118,7 @@ def test_consents_that_lie(folder: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
     lying(monkeypatch, lie)
     parties = Parties(folder, state=tmp_path)
-    result = parties.run(run, tmp_path / "run", wait=3.0)
+    result = parties.run(run, tmp_path / "run", answered=("north", "south"))
     assert [r["clients"] for r in result.history] == [2]
     (line,) = [line for line in parties.told if line.startswith("north takes no part")]
     assert reason in visible(line)
@@ -138,7 +138,7 @@ def test_labels_that_lie(folder: Path, tmp_path: Path, monkeypatch: pytest.Monke
     run = config(folder, rounds=1)
     del run["task"]["labels"]
     with pytest.raises(rondo.ConfigError, match=r"not all labels are known(.|\n)*north \(ann\): refuses"):
-        Parties(folder, state=tmp_path).run(run, tmp_path / "run", wait=2.0)
+        Parties(folder, state=tmp_path).run(run, tmp_path / "run", answered=("north",))
 
 
 @pytest.mark.slow
@@ -203,7 +203,8 @@ def test_consents_and_never_answers(folder: Path, tmp_path: Path, monkeypatch: p
             if record["round"] == 1:
                 gone.set()
 
-    result = parties.run(config(folder, rounds=2), tmp_path / "run", observer=Watch())
+    run = config(folder, rounds=2, clients={"deadline": 10.0, "min_clients": 1})
+    result = parties.run(run, tmp_path / "run", observer=Watch())
     assert [r["clients"] for r in result.history] == [2, 2]
     assert [f["reason"] for r in result.history for f in r["failed"]] == ["no_answer"] * 2
     assert time.monotonic() - began < 60

@@ -144,7 +144,7 @@ def test_label_column_that_is_not_allowed(folder: Path, sent: list[tuple[str, by
     parties = Parties(folder, SITES, options={"contract": OPEN})
     wanted = config(folder, task={"label": "patient"}, data={"validation_fraction": 0.25, "test_split": ""})
     with pytest.raises(ConfigError):
-        parties.run(wanted, folder / "run", wait=4.0)
+        parties.run(wanted, folder / "run", answered=("north", "south"))
     assert "label columns: patient" in "\n".join(parties.told)
     assert b"Patient" not in b"".join(body for _, body in sent)
 

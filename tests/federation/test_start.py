@@ -81,7 +81,7 @@ def test_refusal_of_all_is_told_at_once(folder: Path) -> None:
 @pytest.mark.slow
 def test_fewer_clients_take_part_where_the_user_says_so(folder: Path) -> None:
     parties = Parties(folder, {"south": SITES["south"]})
-    result = parties.run(config(folder, clients={"min_clients": 2}), folder / "run", wait=6.0)
+    result = parties.run(config(folder, clients={"min_clients": 2}), folder / "run", answered=("south",))
     assert result.history[0]["clients"] == 2
 
 

@@ -79,7 +79,8 @@ def test_site_that_takes_no_part(folder: Path, comes: bool) -> None:
         starting(site, contract=picky if site == "north" else OPEN)
 
     parties.start = start  # type: ignore[method-assign]
-    parties.run(config(folder, rounds=1, clients={"min_clients": 2}), folder / "run", wait=6.0)
+    answered = ("north", "south") if comes else ("south",)
+    parties.run(config(folder, rounds=1, clients={"min_clients": 2}), folder / "run", answered=answered)
     refused = "refused: method: fedit, and its owner allows rolora"
     assert list(status_lines(folder / "run"))[-2:] == [
         f"north: {refused if comes else 'never came'}",
