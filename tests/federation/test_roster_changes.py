@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("flwr")
 
@@ -215,3 +216,21 @@ def test_simulation_has_no_roster(tmp_path: Path, bert: Path) -> None:
     result = CliRunner().invoke(app, ["resume", str(tmp_path / "run"), "--roster-changed"])
     assert result.exit_code == 2
     assert "this run is a simulation, which has no roster" in " ".join(result.stderr.split())
+
+
+def test_resumption_compares_the_manifest(tmp_path: Path, bert: Path) -> None:
+    """Before a site is asked: other test rows at the server, and another number of threads, are another run."""
+    interrupted(tmp_path, bert)
+    way = Listening(server_keys(tmp_path), "127.0.0.1", 0, wait=0.0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        with pytest.raises(rondo.ConfigError) as error:
+            resume(tmp_path / "run", way)
+    finally:
+        torch.set_num_threads(threads)
+    assert [p.path for p in error.value.problems] == ["threads", "--allow-nondeterministic"]
+    write_rows(tmp_path / "data" / "test.csv", reviews(12, seed=9))
+    with pytest.raises(rondo.ConfigError) as error:
+        resume(tmp_path / "run", way)
+    assert [p.path for p in error.value.problems] == ["rows.test_examples_sha256", "--allow-nondeterministic"]
