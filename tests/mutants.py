@@ -73,7 +73,8 @@ ROOMS: Mapping[str, Sequence[str]] = {
     "models/networks": ("models",),
     "models/shortcuts": ("models",),
 }
-"""The tests of each room; rooms with the same tests share a process. A room's folders that are rooms of their own are not part of it."""
+"""The tests of each room; rooms with the same tests share a process. A room's folders that are rooms of their own are
+not part of it."""
 
 PYTEST = ("-o", "addopts=-m 'not slow'", *(f"-pno:{plugin}" for plugin in ("xdist", "cacheprovider", "terminal")))
 SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
@@ -289,7 +290,7 @@ class Run(importlib.abc.MetaPathFinder):
         spec = importlib.machinery.PathFinder.find_spec(fullname, path)
         if spec is None or spec.origin is None or Path(spec.origin) not in self.files:
             return None
-        return importlib.util.spec_from_loader(fullname, Changed(fullname, spec.origin, self), origin=spec.origin)
+        return importlib.util.spec_from_file_location(fullname, loader=Changed(fullname, spec.origin, self))
 
     def comes_by(self, place: str) -> bool:
         self.seen.add(place)
@@ -303,6 +304,8 @@ class Run(importlib.abc.MetaPathFinder):
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        if session.testsfailed:
+            raise session.Failed("some tests cannot be collected")
         items = {item.nodeid: item for item in session.items}
         begun = time.monotonic()
         for line in self.fork(lambda: self.note(session, [*items.values()]), 3600):

@@ -604,12 +604,14 @@ def test_run_directory_names_every_file_by_its_whole_path(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     for name in ("rows.csv", "test.csv", "more.csv", "chat.jinja", "start", "model"):
         (tmp_path / name).mkdir() if "." not in name else (tmp_path / name).write_text("x")
+    (tmp_path / "start" / "adapter_config.json").write_text("{}")
     config = load(
         {
             "data": {"source": "rows.csv", "test_source": "test.csv", "more_tests": {"m": "more.csv", "s": "split"}},
             "task": {"kind": "causal-lm", "text": None, "label": None, "messages": "m", "chat_template": "chat.jinja"},
             "model": {"name": "model"},
             "adapter": {"start_from": "start"},
+            "partition": {"kind": "iid", "clients": 2},
         },
         check_paths=False,
     )
@@ -618,6 +620,8 @@ def test_run_directory_names_every_file_by_its_whole_path(tmp_path: Path, monkey
     assert (known.data.source, known.data.test_source) == (str(tmp_path / "rows.csv"), str(tmp_path / "test.csv"))
     assert known.data.more_tests == {"m": str(tmp_path / "more.csv"), "s": "split"}
     assert (known.model.name, known.adapter.start_from) == (str(tmp_path / "model"), str(tmp_path / "start"))
-    clients = load({"data": {"clients_from": "folder/*.csv"}, "model": {"name": "some/model"}}, check_paths=False)
+    task = {"text": "t", "label": "l"}
+    sections = {"data": {"clients_from": "folder/*.csv"}, "model": {"name": "some/model"}, "task": task}
+    clients = load(sections, check_paths=False)
     assert located(clients).data.clients_from == str(tmp_path / "folder/*.csv")
     assert located(clients).model.name == "some/model"

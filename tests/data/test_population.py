@@ -171,7 +171,7 @@ def test_examples_of_a_row_are_not_divided() -> None:
     ("rows", "fraction", "held_back"), [(19, 0.1, 2), (5, 0.3, 2), (5, 0.1, 0), (4, 0.99, 3), (1, 0.9, 0), (7, 0.0, 0)]
 )
 def test_validation_rows_are_rounded_and_leave_one_to_train_on(rows: int, fraction: float, held_back: int) -> None:
-    config = load({"data": {"source": "rows.csv", "validation_fraction": fraction}}, check_paths=False)
+    config = load({"data": {"validation_fraction": fraction}})
     training, validation = _split("ann", [range(i, i + 1) for i in range(rows)], config, Round(0, 1, 0, 1))
     assert len(validation) == held_back
     assert sorted(training + validation) == list(range(rows))

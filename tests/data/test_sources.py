@@ -410,7 +410,8 @@ def test_further_test_sets_take_of_the_same_room(write: Write) -> None:
     data = {"source": str(write("train.csv", rows)), "max_read_mb": 1}
     more = {name: str(write(f"{name}.csv", rows)) for name in ("a", "b")}
     for names, fits in ((["a"], True), (["a", "b"], False)):
-        config = load({"data": {**data, "more_tests": {name: more[name] for name in names}}})
+        sections = {"task": {"text": "t", "label": "l"}, "partition": {"kind": "iid", "clients": 1}}
+        config = load({"data": {**data, "more_tests": {name: more[name] for name in names}}, **sections})
         if fits:
             assert set(sources.load(config).more_tests) == {"a"}
         else:

@@ -220,17 +220,19 @@ def test_simulation_has_no_roster(tmp_path: Path, bert: Path) -> None:
 
 def test_resumption_compares_the_manifest(tmp_path: Path, bert: Path) -> None:
     """Before a site is asked: other test rows at the server, and another number of threads, are another run."""
-    interrupted(tmp_path, bert)
-    way = Listening(server_keys(tmp_path), "127.0.0.1", 0, wait=0.0)
+    test, more = (write_rows(tmp_path / f"{name}.csv", reviews(12, seed=8)) for name in ("test", "more"))
+    interrupted(tmp_path, bert, data={"test_source": str(test), "more_tests": {"more": str(more)}})
+
+    def differences() -> list[str]:
+        with pytest.raises(rondo.ConfigError) as error:
+            resume(tmp_path / "run", Listening(server_keys(tmp_path), "127.0.0.1", 0, wait=0.0))
+        return [p.path for p in error.value.problems]
+
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
-    try:
-        with pytest.raises(rondo.ConfigError) as error:
-            resume(tmp_path / "run", way)
-    finally:
-        torch.set_num_threads(threads)
-    assert [p.path for p in error.value.problems] == ["threads", "--allow-nondeterministic"]
-    write_rows(tmp_path / "data" / "test.csv", reviews(12, seed=9))
-    with pytest.raises(rondo.ConfigError) as error:
-        resume(tmp_path / "run", way)
-    assert [p.path for p in error.value.problems] == ["rows.test_examples_sha256", "--allow-nondeterministic"]
+    assert differences() == ["threads", "--allow-nondeterministic"]
+    torch.set_num_threads(threads)
+    for file, path in ((test, "test_examples_sha256"), (more, "more_tests.more")):
+        write_rows(file, reviews(12, seed=9))
+        assert differences() == [f"partition.{path}", "--allow-nondeterministic"]
+        write_rows(file, reviews(12, seed=8))

@@ -153,7 +153,7 @@ def test_worker_that_dies_while_it_loads(pretended: SimpleNamespace, monkeypatch
     assert (workers._workers[0].ready, workers.hosts) == (True, {0: "host"})
     for _ in range(2):
         workers._note_loaded(0, death)
-    with pytest.raises(RunStopped, match="a worker of Ray died 3 times while it loaded: the worker died$"):
+    with pytest.raises(RunStopped, match=r"a worker of Ray died 3 times while it loaded: the worker died$"):
         workers._note_loaded(0, death)
     with pytest.raises(RunStopped, match=r"a worker of Ray \(host\) cannot load the run: no rows"):
         workers._note_loaded(1, ("host", None, "no rows"))
