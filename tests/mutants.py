@@ -45,7 +45,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
     "process.py": ("test_own_code.py", "test_process.py"),
     "report": ("report", "runs/watching", "runs/test_compare.py"),
     "data": ("data", "config/test_bad_input.py", "runs/test_more_tests.py"),
-    "results": ("results", "runs/test_more_tests.py"),
+    "results": ("results", "runs/test_more_tests.py", "runs/test_answering_run.py", "runs/test_whole_training.py"),
     "tasks": ("tasks", "runs/test_answering_run.py", "runs/test_choice_runs.py", "runs/test_pair_runs.py"),
     "config": ("config", "cli"),
     "cli": ("config", "cli"),

@@ -10,7 +10,7 @@ import safetensors.torch
 import rondo
 from rondo.models.forms import transformer
 from rondo.results import export
-from rondo.results.export import Verification
+from rondo.results.export import Verification, check_target
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -53,3 +53,19 @@ def test_other_files_than_the_result_do_not_verify(tmp_path: Path, monkeypatch: 
     assert other is not None
     assert not other.passed
     assert export.Exported(1, 0.0, other).verification is other
+
+
+def test_folder_that_an_export_can_take_the_place_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is new or empty, and no mount and not the working folder, which cannot be renamed."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("x")
+    monkeypatch.chdir(tmp_path / "empty")
+    assert check_target(tmp_path / "new") == tmp_path / "new"
+    for place, reason in ((".", "cannot be replaced"), ("../file", "is not a folder"), ("..", "is not empty")):
+        with pytest.raises(rondo.ConfigError, match=reason):
+            check_target(place)
+    monkeypatch.chdir(tmp_path)
+    assert check_target(tmp_path / "empty") == tmp_path / "empty"
+    monkeypatch.setattr(Path, "is_mount", lambda path: True)
+    with pytest.raises(rondo.ConfigError, match="cannot be replaced"):
+        check_target(tmp_path / "empty")
