@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from rondo.algorithms.table import SERVER_OPTIONS
 from rondo.algorithms.wrappers.server_optimizer import OPTIMIZERS
 from rondo.config import ConfigError, RunConfig, checks, load
 from rondo.config.checks import client_checks
+from rondo.config.explain import unknown_key
 from rondo.config.load import located
 from rondo.runs.storage.directory import to_toml
 
@@ -625,3 +627,27 @@ def test_run_directory_names_every_file_by_its_whole_path(tmp_path: Path, monkey
     clients = load(sections, check_paths=False)
     assert located(clients).data.clients_from == str(tmp_path / "folder/*.csv")
     assert located(clients).model.name == "some/model"
+
+
+def test_extra_clients_need_a_number_of_clients() -> None:
+    sections = {"task": {"text": "t", "label": "l"}, "partition": {"kind": "iid", "clients": 8}}
+    sections["data"] = {"source": "builtin:home-intents"}
+    clients = {"per_round": 4, "over_select": 2}
+    assert load({**sections, "clients": clients}, check_paths=False).clients.over_select == 2
+    with pytest.raises(ConfigError, match=r"clients\.over_select: it goes beyond clients\.per_round"):
+        load({**sections, "clients": {"over_select": 2}}, check_paths=False)
+
+
+def test_unknown_key_is_looked_for_in_every_section() -> None:
+    class Inner(pydantic.BaseModel):
+        depth: int = 0
+
+    class Outer(pydantic.BaseModel):
+        number: int | None = None
+        names: list[str] = []
+        inner: Inner = Inner()
+
+    assert unknown_key(["depht"], Inner) == "unknown key; did you mean 'depth'?"
+    assert unknown_key(["depth"], Outer) == "unknown key here; did you mean inner.depth?"
+    assert unknown_key(["zzz"], Outer) == "unknown key; known here: number, names, inner"
+    assert unknown_key(["inner", "zzz"], Outer) == "unknown key; known here: depth"
