@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import click
 import pytest
 import torch
 import typer
 
-from rondo.cli import federate_site, process
+from rondo.cli import app, federate_site, process
 from rondo.cli.federate_site import by_hand
 from rondo.cli.process import stoppable, user_errors
 from rondo.errors import ConfigError, RunStopped, StopRequested
@@ -99,3 +102,40 @@ def test_question_ends_where_the_site_is_stopped(monkeypatch: pytest.MonkeyPatch
     stop.set()
     with pytest.raises(StopRequested):
         by_hand(stop)(SimpleNamespace(plan=SimpleNamespace(run="r1"), terms=[], leaving=[]))
+
+
+@pytest.mark.parametrize(
+    ("options", "path"),
+    [
+        (("--humaneval", "x.jsonl", "--data", "y.csv"), "--data"),
+        (("--humaneval", "x.jsonl", "--generate"), "--generate"),
+        (("--lm-eval", "boolq", "--data", "y.csv"), "--data"),
+        (("--lm-eval", "boolq", "--humaneval", "x.jsonl"), "--humaneval"),
+        (("--lm-eval-tasks", "tasks"), "--lm-eval-tasks"),
+        (("--allow-execution",), "--allow-execution"),
+        (("--to", "x.csv"), "--to"),
+    ],
+)
+def test_options_that_exclude_or_need_each_other(
+    options: tuple[str, ...], path: str, invoke: Callable[..., tuple[int, str]]
+) -> None:
+    code, output = invoke("evaluate", "run", *options)
+    assert code == 2
+    assert f"{path}: " in output
+
+
+def test_nothing_is_allowed_unless_it_is_said() -> None:
+    """Every flag of every command is off: code of one's own, changed files, execution, a line without TLS, consent."""
+
+    def flags(command: click.Command, name: str) -> Iterator[tuple[str, Any]]:
+        if isinstance(command, click.Group):
+            for inner, each in command.commands.items():
+                yield from flags(each, f"{name} {inner}")
+        for option in command.params:
+            if getattr(option, "is_flag", False):
+                yield f"{name} {option.name}", option.default
+
+    known = dict(flags(typer.main.get_command(app), "rondo"))
+    assert "rondo evaluate allow_code" in known
+    assert "rondo federate server insecure" in known
+    assert {name for name, default in known.items() if default not in (False, None)} == set()
