@@ -784,3 +784,16 @@ def test_dense_sum_goes_to_a_device_without_its_chunks() -> None:
     for change in (stacked, dense):
         there = change.on(torch.device("cpu")).factors().dense()
         torch.testing.assert_close(there, change.factors().dense(), rtol=0, atol=0)
+
+
+def test_growth_names_ranks_of_chunks_only() -> None:
+    """A holder adds chunks rank by rank; a dense sum replaces what it has."""
+    chunk = LowRank(torch.ones(4, 1), torch.ones(1, 12))
+    total, chunks = GrowingSum.of(chunk), 9
+    for _ in range(chunks - 1):
+        total += chunk
+    assert total.dense is not None
+    whole, last, none = (total.growth(count) for count in (0, chunks - 1, chunks))
+    assert (len(whole.tensors), tuple(whole.ranks)) == (1, ())
+    assert (len(last.tensors), tuple(last.ranks)) == (2, (1,))
+    assert tuple(none.ranks) == ()

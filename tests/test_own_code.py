@@ -66,3 +66,39 @@ def test_sources_are_those_of_the_class_and_its_bases(folder: Path) -> None:
 def test_module_without_file_has_no_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "own_typed", ModuleType("own_typed"))
     assert own_code.sources(type("Typed", (), {"__module__": "own_typed"})) == {"own_typed": None}
+
+
+@pytest.mark.parametrize(
+    ("text", "is_own"),
+    [
+        ("package.module:Name", True),
+        ("module:Name", True),
+        ("_m1:_N1", True),
+        ("builtin:minilm", False),
+        ("builtin2:Name", True),
+        ("module", False),
+        ("module:", False),
+        (":Name", False),
+        ("module:Name.inner", False),
+        ("owner/model", False),
+        ("1module:Name", False),
+        ("module:Name ", False),
+    ],
+)
+def test_name_of_own_code(text: str, is_own: bool) -> None:
+    assert own_code.is_name(text) == is_own
+
+
+def test_reason_says_where_modules_are_looked_for() -> None:
+    """Where a module is missing, and only there."""
+    missing = own_code.reason(ModuleNotFoundError("No module named 'x'"))
+    assert missing.startswith("ModuleNotFoundError: No module named 'x' (modules are looked for in the folder you")
+    assert own_code.reason(ValueError("no")) == "ValueError: no"
+
+
+def test_place_of_a_module_is_its_file_and_leaves_the_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "own_single.py").write_text("raise SystemExit('run')\n")
+    for path in (list(sys.path), [*sys.path, ""], [str(folder), *sys.path]):
+        monkeypatch.setattr(sys, "path", list(path))
+        assert own_code.place("own_single:Class") == str(folder / "own_single.py")
+        assert sys.path == path

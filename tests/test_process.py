@@ -9,7 +9,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
@@ -102,3 +102,56 @@ def test_run_in_a_forked_process(threads: int, ends: int, monkeypatch: pytest.Mo
 def test_process_that_was_not_forked_may_compute_again() -> None:
     process.computes()
     process.computes()
+
+
+def test_seed_is_that_of_a_generator_and_the_state_comes_back() -> None:
+    before = torch.random.get_rng_state()
+    with seeded(5):
+        drawn = torch.rand(3)
+    assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(5)))
+    with seeded(None):
+        following = torch.rand(3)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(following, torch.rand(3))
+
+
+@pytest.mark.parametrize(
+    ("device", "forked"),
+    [(None, []), (torch.device("cpu"), []), (torch.device("cuda", 1), [torch.device("cuda", 1)])],
+)
+def test_generator_of_an_accelerator_is_kept_too(
+    device: torch.device | None, forked: list[torch.device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[object] = []
+
+    def fork_rng(devices: object) -> AbstractContextManager[None]:
+        kept.append(devices)
+        return nullcontext()
+
+    monkeypatch.setattr(torch.random, "fork_rng", fork_rng)
+    with seeded(None, device):
+        pass
+    assert kept == [forked]
+
+
+@pytest.mark.filterwarnings("error")
+def test_warnings_are_ignored_and_standard_error_only_if_asked() -> None:
+    stderr = sys.stderr
+    with no_warnings():
+        warnings.warn("not shown", stacklevel=1)
+        assert sys.stderr is stderr
+    with no_warnings(stderr=True):
+        warnings.warn("not shown", stacklevel=1)
+        assert sys.stderr is not stderr
+    with pytest.raises(UserWarning, match="shown again"):
+        warnings.warn("shown again", stacklevel=1)
+
+
+@pytest.mark.parametrize(("forked", "threads", "refused"), [(True, 2, True), (True, 1, False), (False, 2, False)])
+def test_fork_is_refused_with_several_threads(
+    forked: bool, threads: int, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process._Process, "forked", forked)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    with pytest.raises(ConfigError, match="it was forked") if refused else nullcontext():
+        process.computes()

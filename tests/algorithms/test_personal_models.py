@@ -179,6 +179,23 @@ def test_apfl_mixes_after_training() -> None:
     assert largest_gap(outcome.local, expected) < 1e-12
 
 
+@every_problem
+def test_apfl_after_training_fits_a_new_clients_model_likewise(problem: Any) -> None:
+    """With the shared model as it is, in which the new client has no part."""
+    algorithm = APFL("after", 0.3)
+    run = after_rounds(algorithm, problem)
+    client = run.clients[0]
+    shared, start = run.shared(client, 4), run.locals[client.id]
+    batched = type(shared)(add_client_axis(shared.params))
+    trainer = SgdTrainer((client,), run.round(4), problem.loss)
+    fitted = client_row(algorithm.adapt(batched, add_client_axis(start), trainer), 0)
+    trainer = SgdTrainer((client,), run.round(4), problem.loss)
+    trained = client_row(trainer.fit(add_client_axis(start)).params, 0)
+    w = shared.params
+    expected = {n: t if buffer(n) else 0.3 * t + 0.7 * w[n] for n, t in trained.items()}
+    assert largest_gap(fitted, expected) < 1e-12
+
+
 def test_adaptive_share_stays_between_zero_and_one() -> None:
     run = Run(APFL(alpha=0.9, adaptive=True), 0, PROBLEMS["whole"])
     for index in range(12):

@@ -10,6 +10,8 @@ import torch
 
 from rondo.algorithm import Algorithm
 from rondo.algorithms.factors.fedit import FedIT
+from rondo.algorithms.whole.ditto import Ditto
+from rondo.algorithms.whole.fed_mtl import FedMTL
 from rondo.algorithms.whole.fedavg import FedAvg
 from rondo.algorithms.whole.fedper import FedPer
 from rondo.algorithms.whole.fedprox import FedProx
@@ -45,6 +47,27 @@ def test_fedavg_of_factors_alone_is_fedit() -> None:
 @on_each_problem
 def test_fedprox_without_mu_is_fedavg(problem: Testbed) -> None:
     assert_same_runs(FedProx(mu=0.0), FedAvg(), problem)
+
+
+@pytest.mark.parametrize("algorithm", [FedProx(mu=3.0), Ditto(3.0), FedMTL(3.0)], ids=str)
+def test_reported_loss_has_no_statistics_in_it(algorithm: Algorithm[Any]) -> None:
+    """They move without a gradient, so a norm over them would show in the loss alone."""
+    run = Run(algorithm, 0, PROBLEMS[0])
+    objectives: list[Any] = []
+
+    class Noting(SgdTrainer):
+        def fit(self, params: Params, **options: Any) -> Any:
+            objectives.append(options.get("objective"))
+            return super().fit(params, **options)
+
+    shared = run.shared(run.clients[0], 0)
+    batched = type(shared)(add_client_axis(shared.params))
+    trainer = Noting(run.clients[:1], run.round(0), PROBLEMS[0].loss)
+    start = add_client_axis(algorithm.local_init(shared, run.clients[0]))
+    algorithm.client_update(batched, start, trainer)
+    moved = {n: t + 1.0 if buffer(n) else t for n, t in batched.params.items()}
+    assert any(map(buffer, moved))
+    assert float(objectives[-1](moved, lambda _: torch.zeros(1))) == 0.0
 
 
 @on_each_problem

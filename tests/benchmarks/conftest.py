@@ -1,4 +1,4 @@
-"""The folder of the benchmarks is on the path, as for a program in it, and the emulated line of the federation's tests."""
+"""Puts the benchmarks on the path, as for a program in their folder, and the emulated line of the federation's tests."""
 
 from __future__ import annotations
 

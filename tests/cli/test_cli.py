@@ -334,7 +334,9 @@ def test_list_fits_a_narrow_terminal(invoke: Invoke, monkeypatch: pytest.MonkeyP
     assert "rondo show NAME" in output
     assert "linear, one rank" not in output
     monkeypatch.setenv("COLUMNS", "200")
-    assert "linear, one rank" in invoke("list")[1]
+    _, output = invoke("list")
+    assert "linear, one rank" in output
+    assert "exact, whole: exact where whole tensors are trained alone" in output
 
 
 @pytest.mark.parametrize(

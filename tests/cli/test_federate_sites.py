@@ -90,7 +90,9 @@ def test_both_ends_see_the_same(invoke: Invoke, server: Path) -> None:
 
 def test_new_key_from_site_to_roster(invoke: Invoke, server: Path) -> None:
     assert invoke("federate", "site", "keys", "x", *AT_SITE)[0] == 0
-    assert invoke("federate", "sites", "add", "site/keys/x.request.json")[0] == 0
+    code, added = invoke("federate", "sites", "add", "site/keys/x.request.json")
+    assert code == 0
+    assert f"until {in_days(825)}\n" in added
     old = Roster.read(Path("keys/server/roster.json")).sites[0]
     code, at_site = invoke("federate", "site", "keys", "x", "--renew", "--to", "site/keys")
     assert code == 0
@@ -103,9 +105,11 @@ def test_new_key_from_site_to_roster(invoke: Invoke, server: Path) -> None:
     new = Roster.read(Path("keys/server/roster.json")).sites[0]
     assert fingerprints(at_server) == {"key": new.fingerprint, "key before, which counts no more": old.fingerprint}
     assert fingerprints(at_site)["key"] == new.fingerprint != old.fingerprint
+    assert "  rondo federate sites revoke x --keys keys/server\n" in at_server
     assert not new.revoked
     code, output = invoke("federate", "sites", "extend", "x", "--days", "99")
     assert (code, output) == (0, f"the key of x is valid until {in_days(99)} (before: {in_days(30)})\n")
+    assert f"until {in_days(825)} " in invoke("federate", "sites", "extend", "x")[1]
 
 
 def test_renewal_with_other_clients_tells_both(invoke: Invoke, server: Path) -> None:

@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +21,8 @@ from rondo.algorithms.table import SERVER_OPTIONS
 from rondo.algorithms.wrappers.server_optimizer import OPTIMIZERS
 from rondo.config import ConfigError, RunConfig, checks, load
 from rondo.config.checks import client_checks
+from rondo.config.explain import unknown_key
+from rondo.config.load import located
 from rondo.runs.storage.directory import to_toml
 
 NAN, INF = float("nan"), float("inf")
@@ -90,6 +93,11 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"data": {"bad_rows": "ignore"}}, "data.bad_rows", "should be 'error' or 'drop', got 'ignore'"),
     ({"adapter": {"init_lora_weights": "guassian"}}, "adapter.init_lora_weights", "did you mean 'gaussian'?"),
     ({"adapter": {"r": 3, "init_lora_weights": "orthogonal"}}, "adapter.init_lora_weights", "rank 3 is odd"),
+    (
+        {"adapter": {"r": 4, "rank_pattern": {"query": 4, "key": 5}, "init_lora_weights": "orthogonal"}},
+        "adapter.init_lora_weights",
+        "rank 5 is odd",
+    ),
     (
         {"adapter": {"init_lora_weights": "orthogonal"}, "clients": {"ranks": {"2": 1.0}}},
         "adapter.init_lora_weights",
@@ -591,3 +599,55 @@ def test_list_lengths_must_equal_the_number_of_clients(key: str) -> None:
     assert list(client_checks(clients, 2)) == []
     (problem,) = client_checks(clients, 3)
     assert str(problem) == f"clients.{key}: 2 for 3 clients: give one per client, in the order of their ids"
+
+
+def test_run_directory_names_every_file_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is opened from other folders. Names on a hub stay as they are."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("rows.csv", "test.csv", "more.csv", "chat.jinja", "start", "model"):
+        (tmp_path / name).mkdir() if "." not in name else (tmp_path / name).write_text("x")
+    (tmp_path / "start" / "adapter_config.json").write_text("{}")
+    config = load(
+        {
+            "data": {"source": "rows.csv", "test_source": "test.csv", "more_tests": {"m": "more.csv", "s": "split"}},
+            "task": {"kind": "causal-lm", "text": None, "label": None, "messages": "m", "chat_template": "chat.jinja"},
+            "model": {"name": "model"},
+            "adapter": {"start_from": "start"},
+            "partition": {"kind": "iid", "clients": 2},
+        },
+        check_paths=False,
+    )
+    known = located(config)
+    assert known.task.chat_template == str(tmp_path / "chat.jinja")
+    assert (known.data.source, known.data.test_source) == (str(tmp_path / "rows.csv"), str(tmp_path / "test.csv"))
+    assert known.data.more_tests == {"m": str(tmp_path / "more.csv"), "s": "split"}
+    assert (known.model.name, known.adapter.start_from) == (str(tmp_path / "model"), str(tmp_path / "start"))
+    task = {"text": "t", "label": "l"}
+    sections = {"data": {"clients_from": "folder/*.csv"}, "model": {"name": "some/model"}, "task": task}
+    clients = load(sections, check_paths=False)
+    assert located(clients).data.clients_from == str(tmp_path / "folder/*.csv")
+    assert located(clients).model.name == "some/model"
+
+
+def test_extra_clients_need_a_number_of_clients() -> None:
+    sections = {"task": {"text": "t", "label": "l"}, "partition": {"kind": "iid", "clients": 8}}
+    sections["data"] = {"source": "builtin:home-intents"}
+    clients = {"per_round": 4, "over_select": 2}
+    assert load({**sections, "clients": clients}, check_paths=False).clients.over_select == 2
+    with pytest.raises(ConfigError, match=r"clients\.over_select: it goes beyond clients\.per_round"):
+        load({**sections, "clients": {"over_select": 2}}, check_paths=False)
+
+
+def test_unknown_key_is_looked_for_in_every_section() -> None:
+    class Inner(pydantic.BaseModel):
+        depth: int = 0
+
+    class Outer(pydantic.BaseModel):
+        number: int | None = None
+        names: list[str] = []
+        inner: Inner = Inner()
+
+    assert unknown_key(["depht"], Inner) == "unknown key; did you mean 'depth'?"
+    assert unknown_key(["depth"], Outer) == "unknown key here; did you mean inner.depth?"
+    assert unknown_key(["zzz"], Outer) == "unknown key; known here: number, names, inner"
+    assert unknown_key(["inner", "zzz"], Outer) == "unknown key; known here: depth"

@@ -305,3 +305,10 @@ def test_published_sets_are_read_whole(name: str) -> None:
     result = deal_rows(settings, rows, labels)
     assert sum(map(len, result.rows.values())) == train
     assert len(result.test.rows) == test
+
+
+def test_folder_with_two_sets_of_idx_files_names_them(tmp_path: Path) -> None:
+    as_idx(tmp_path)
+    idx(tmp_path / "letters-train-images-idx3-ubyte", TRAIN)
+    with pytest.raises(ConfigError, match="it has several sets of pictures: name one of the files letters-train-"):
+        loaded(tmp_path)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rondo.algorithm import Client, Round, Shared
 from rondo.config import load
+from rondo.data import population as data_population
 from rondo.data.population import Members, Population, _encoded, _split
 from rondo.data.stored import Stored
 from rondo.engine.server.ledger import Ledger
@@ -165,3 +166,34 @@ def test_examples_of_a_row_are_not_divided() -> None:
     assert len(train) == len(validation) == 15
     assert sorted(train + validation) == list(range(30))
     assert not {n // 3 for n in train} & {n // 3 for n in validation}
+
+
+@pytest.mark.parametrize(
+    ("rows", "fraction", "held_back"), [(19, 0.1, 2), (5, 0.3, 2), (5, 0.1, 0), (4, 0.99, 3), (1, 0.9, 0), (7, 0.0, 0)]
+)
+def test_validation_rows_are_rounded_and_leave_one_to_train_on(rows: int, fraction: float, held_back: int) -> None:
+    config = load({"data": {"validation_fraction": fraction}})
+    training, validation = _split("ann", [range(i, i + 1) for i in range(rows)], config, Round(0, 1, 0, 1))
+    assert len(validation) == held_back
+    assert sorted(training + validation) == list(range(rows))
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 100])
+def test_clients_are_encoded_some_at_a_time(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as a call takes, and one with more rows than that alone."""
+    monkeypatch.setattr(data_population, "_ROWS_A_CALL", most)
+    calls: list[int] = []
+
+    class Noting(Windows):
+        def encode(self, rows: Sequence[dict[str, int]]) -> list[TextExample]:
+            calls.append(len(rows))
+            return super().encode(rows)
+
+    clients = {"ann": [{"n": 1}, {"n": 2}, {"n": 3}], "bob": [{"n": 1}], "cid": [{"n": 2}, {"n": 1}]}
+    numbers = dict(_encoded(TokenStore(), Noting(), clients))  # type: ignore[arg-type]
+    assert numbers == {
+        "ann": [range(1), range(1, 3), range(3, 6)],
+        "bob": [range(6, 7)],
+        "cid": [range(7, 9), range(9, 10)],
+    }
+    assert calls == {1: [3, 1, 2], 2: [3, 1, 2], 3: [3, 3], 4: [4, 2], 100: [6]}[most]

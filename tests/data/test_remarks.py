@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from rondo.config.inputs import GIVEN
 from rondo.config.load import load
 from rondo.data.client_rows import Dealt, deal_rows, resolved
 from rondo.data.labels import find_labels
-from rondo.data.remarks import remarks, trained_on
+from rondo.data.remarks import _digest, remarks, trained_on
 from rondo.data.sources import load as load_rows
 from rondo.errors import ConfigError
 from small_runs import write_rows
@@ -155,3 +156,24 @@ def test_column_that_the_first_row_lacks(tmp_path: Path) -> None:
     train = [{"text": "a"}, {"text": "b", "label": "x"}, {"text": "c", "label": "y"}]
     settings = config(tmp_path, train, data={"bad_rows": "drop"})
     assert dealt(settings)[1].bad == 1
+
+
+def test_rows_of_a_task_of_ones_own_are_compared_by_all_columns() -> None:
+    """Its columns have no known names; a table's order of columns is no difference."""
+    assert _digest({"a": 1, "b": 2}, ()) == _digest({"b": 2, "a": 1}, ())
+    assert _digest({"a": 1, "b": 2}, ()) != _digest({"a": 1, "b": 3}, ())
+    assert _digest({"a": 1, "b": 2}, ("a",)) == _digest({"a": 1, "b": 3}, ("a",))
+    assert _digest({"a": "x", "b": "y"}, ("a", "b")) != _digest({"a": "y", "b": "x"}, ("a", "b"))
+
+
+@pytest.mark.parametrize("limit", [None, 8])
+def test_client_whose_pictures_have_no_label_is_left_out_alone(limit: int | None) -> None:
+    """Also where rows are drawn first, and looked at closely afterwards."""
+    rows = [{"image": [[i, 2], [3, 4]], "label": i % 2} for i in range(6)]
+    data = {"clients_from": GIVEN, "bad_rows": "drop", "max_train_rows": limit, "validation_fraction": 0.0}
+    settings = load({"task": {"kind": "image-classification", "image": "image", "label": "label"}, "data": data})
+    source = load_rows(settings, clients={"ann": rows, "bob": rows, "cid": [{**row, "label": None} for row in rows]})
+    settings = resolved(settings, source)
+    found = deal_rows(settings, source, find_labels(settings, source))
+    assert set(found.rows) == {"ann", "bob"}
+    assert found.too_small == {"cid": 0}

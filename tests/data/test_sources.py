@@ -402,3 +402,18 @@ def test_quotes_in_a_tab_separated_file(write: Write, content: str, expected: li
 
 def test_rows_of_other_lengths_in_a_tab_separated_file_are_named(write: Write) -> None:
     assert "row 1 (line 3) has not 2 columns" in fault(write("a.tsv", "label\tsentence\n1\ta\n0\n"))
+
+
+def test_further_test_sets_take_of_the_same_room(write: Write) -> None:
+    """The rows of all files together have ``data.max_read_mb`` MiB."""
+    rows = "t,l\n" + "x" * 400_000 + ",1\n"
+    data = {"source": str(write("train.csv", rows)), "max_read_mb": 1}
+    more = {name: str(write(f"{name}.csv", rows)) for name in ("a", "b")}
+    for names, fits in ((["a"], True), (["a", "b"], False)):
+        sections = {"task": {"text": "t", "label": "l"}, "partition": {"kind": "iid", "clients": 1}}
+        config = load({"data": {**data, "more_tests": {name: more[name] for name in names}}, **sections})
+        if fits:
+            assert set(sources.load(config).more_tests) == {"a"}
+        else:
+            with pytest.raises(ConfigError, match=r"data\.max_read_mb"):
+                sources.load(config)

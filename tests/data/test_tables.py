@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import datasets
 import pandas
+import pyarrow
 import pytest
 
 from rondo.config import ConfigError, load
 from rondo.data import sources
-from rondo.data.files.tables import rows_of
+from rondo.data.files.tables import named_classes, rows_of
 from small_runs import reviews, write_rows
 
 ROWS = [{"text": "w1", "label": 1}, {"text": "w2", "label": 0}]
@@ -43,6 +45,35 @@ def test_selected_rows_and_class_names_of_a_dataset() -> None:
     features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=["no", "yes"]))
     table = datasets.Dataset.from_list(ROWS, features=features).select([1]).with_format("torch")
     assert rows_of(table, "train") == [{"text": "w2", "label": "no"}]
+
+
+@pytest.mark.parametrize("number", [-1, 2, True, None])
+def test_number_of_no_class_is_a_missing_label(number: int | None) -> None:
+    """Hubs hide the labels of a test set behind -1, which is not the last class."""
+    schema = pyarrow.schema({"label": pyarrow.int64()})
+    features = {"label": {"names": ["no", "yes"], "_type": "ClassLabel"}}
+    schema = schema.with_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    rows: list[dict[str, Any]] = [{"label": 1}, {"label": number}, {"label": 0}]
+    named_classes(rows, schema)
+    assert rows == [{"label": "yes"}, {"label": "yes" if number is True else None}, {"label": "no"}]
+    if number == -1:
+        table = datasets.Dataset.from_list([{"label": n} for n in (1, -1, 0)])
+        table = table.cast_column("label", datasets.ClassLabel(names=["no", "yes"]))
+        assert [row["label"] for row in rows_of(table, "train")] == ["yes", None, "no"]
+
+
+@pytest.mark.parametrize("names", [["no", "yes"], "no", None])
+def test_classes_of_a_column_that_is_not_there(names: Any) -> None:
+    """As in a file of which columns were left out, and with names that are no list."""
+    features = {
+        "gone": {"names": ["a", "b"], "_type": "ClassLabel"},
+        "label": {"names": names, "_type": "ClassLabel"},
+    }
+    schema = pyarrow.schema({"label": pyarrow.int64()})
+    schema = schema.with_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    rows: list[dict[str, Any]] = [{"label": 1}]
+    named_classes(rows, schema)
+    assert rows == [{"label": "yes" if isinstance(names, list) else 1}]
 
 
 @pytest.mark.parametrize(

@@ -339,6 +339,17 @@ def test_skipped_attempts_leave_the_model_as_it_would_be(name: str) -> None:
             torch.testing.assert_close(actual[tensor], expected[tensor], rtol=1e-6, atol=1e-9)
 
 
+def test_repeated_exchange_forgets_no_bytes() -> None:
+    """Clients that trained beside one that failed are asked again, and hold by then whatever they were sent."""
+    settings = config(simulation={"cohort": 4})
+    sim = make(people=population(SIZES, poisoned=["bob"]), run=settings)
+    (record,) = run(sim, 1)
+    assert [f["client"] for f in record["failed"]] == ["bob"]
+    (plain,) = run(make(run=settings), 1)
+    for key in ("bytes_down", "bytes_first_contact"):
+        assert record[key] == plain[key] > 0
+
+
 def test_round_of_failing_clients_is_skipped() -> None:
     sim = make(people=population(SIZES, poisoned=list(SIZES)))
     before = serialization.pack(sim.state)

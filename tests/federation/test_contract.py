@@ -313,6 +313,47 @@ def test_letters_of_every_kind_are_counted(
             here.answer(kind, request_.encode())
 
 
+def test_megabyte_is_a_million_bytes(plan: Plan, request_: Request, tmp_path: Path, desk: Make) -> None:
+    """The limits of the file and of a day; 2**20 bytes are five per cent more."""
+    size = len(desk_with(desk, tmp_path / "open", plan, {}).answer("round", request_.encode()))
+    for share, fits in ((1.02, True), (0.98, False)):
+        here = desk_with(desk, tmp_path / str(share), plan, {"largest_mb": share * size / 1e6})
+        assert bool(answered(here, request_).upload) == fits
+    day = contract(outgoing={"mb_per_day": 1.0}, incoming={"mb_per_day": 1.0})
+    for direction, limit in (("out", "outgoing"), ("in", "incoming")):
+        (tmp_path / direction).mkdir()
+        here = desk(tmp_path / direction, contract=day)
+        here.audit.note(direction, "upload", bytes(1_000_000), {})
+        here._within_the_day(0)
+        here.audit.note(direction, "upload", bytes(20_000), {})
+        with pytest.raises(Exhausted, match=f"{limit}.mb_per_day = 1"):
+            here._within_the_day(0)
+    (tmp_path / "size").mkdir()
+    here = desk(tmp_path / "size", contract=day)
+    here._within_the_day(1_000_000)
+    with pytest.raises(Exhausted, match=r"incoming\.mb_per_day = 1"):
+        here._within_the_day(1_020_000)
+
+
+def desk_with(desk: Make, folder: Path, plan: Plan, outgoing: dict[str, Any]) -> Any:
+    """A desk that has consented to ``plan``, in a folder of its own."""
+    folder.mkdir()
+    here = desk(folder, contract=contract(outgoing=outgoing))
+    assert asked(here, plan).clients
+    return here
+
+
+@pytest.mark.parametrize(("share", "fits"), [(1.02, True), (0.98, False)])
+def test_megabyte_of_a_plans_uploads_is_a_million_bytes(
+    plan: Plan, tmp_path: Path, desk: Make, monkeypatch: pytest.MonkeyPatch, share: float, fits: bool
+) -> None:
+    """Before any training, by an upload's tensors."""
+    monkeypatch.setattr(desks.terms, "num_bytes", lambda params: 1_000_000)
+    answer = asked(desk(tmp_path, contract=contract(outgoing={"largest_mb": share})), plan)
+    assert bool(answer.clients) == fits
+    assert fits or "an upload's tensors: 1.0 MB" in answer.refused
+
+
 # --- consent ------------------------------------------------------------------------------------------------------
 
 

@@ -328,3 +328,17 @@ def test_heartbeat_of_an_hour_and_of_nonsense(link: Line, north: Intruder) -> No
     online_until = link.link._links.nodes[north.node.node_id].online_until
     assert online_until is not None
     assert online_until < time.time() + 100
+
+
+def test_reply_is_too_large_by_all_its_objects_together(link: Line, north: Intruder) -> None:
+    """Each is within the limit: none after the limit is taken or kept."""
+    number, message = sent(link, north)
+    arrays = {str(i): Array(dtype="uint8", shape=(600_000,), stype="x", data=bytes([i]) * 600_000) for i in range(3)}
+    reply = Message(RecordDict({"rondo": ArrayRecord(arrays)}), reply_to=message)
+    pushed = session(north.push(reply))
+    objects = {name: part.deflate() for name, part in get_all_nested_objects(reply).items()}
+    largest = sorted(objects, key=lambda name: -len(objects[name]))
+    run = message.metadata.run_id
+    taken = [north.put(pushed.session_id, run, name, objects[name]) for name in largest]
+    assert taken == [True] + [False] * (len(objects) - 1)
+    assert comes(link, number) == b""

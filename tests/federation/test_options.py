@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rondo.cli.app import app
+from rondo.cli.federate import _host_and_port
 from rondo.cli.federate_site import told
 
 CONFIG = """
@@ -104,3 +105,11 @@ def test_program_goes_on_where_its_lines_cannot_be_written(monkeypatch: pytest.M
     """Its log lies on a full disk, or its terminal is gone."""
     monkeypatch.setattr(sys, "stderr", _Full())
     told("a line")
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [("[::1]:9000", ("::1", 9000)), ("localhost:0", ("localhost", 0)), ("127.0.0.1:65535", ("127.0.0.1", 65535))],
+)
+def test_address_to_listen_on(text: str, address: tuple[str, int]) -> None:
+    assert _host_and_port(text) == address

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("flwr")
 
@@ -215,3 +216,23 @@ def test_simulation_has_no_roster(tmp_path: Path, bert: Path) -> None:
     result = CliRunner().invoke(app, ["resume", str(tmp_path / "run"), "--roster-changed"])
     assert result.exit_code == 2
     assert "this run is a simulation, which has no roster" in " ".join(result.stderr.split())
+
+
+def test_resumption_compares_the_manifest(tmp_path: Path, bert: Path) -> None:
+    """Before a site is asked: other test rows at the server, and another number of threads, are another run."""
+    test, more = (write_rows(tmp_path / f"{name}.csv", reviews(12, seed=8)) for name in ("test", "more"))
+    interrupted(tmp_path, bert, data={"test_source": str(test), "more_tests": {"more": str(more)}})
+
+    def differences() -> list[str]:
+        with pytest.raises(rondo.ConfigError) as error:
+            resume(tmp_path / "run", Listening(server_keys(tmp_path), "127.0.0.1", 0, wait=0.0))
+        return [p.path for p in error.value.problems]
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    assert differences() == ["threads", "--allow-nondeterministic"]
+    torch.set_num_threads(threads)
+    for file, path in ((test, "test_examples_sha256"), (more, "more_tests.more")):
+        write_rows(file, reviews(12, seed=9))
+        assert differences() == [f"partition.{path}", "--allow-nondeterministic"]
+        write_rows(file, reviews(12, seed=8))

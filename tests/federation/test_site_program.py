@@ -221,3 +221,16 @@ def test_contract_of_the_default_runs_over_the_line(folder: Path) -> None:
     assert not parties.errors
     assert len(result.history) == 2
     assert time.monotonic() - began < 120
+
+
+def test_day_of_an_audit_ends_at_midnight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next day has limits of its own, in the program that saw midnight and in the next one. A letter that was begun
+    the day before is not counted in the new one; a run's seconds go on."""
+    kept = audit.Audit(tmp_path / "letters.jsonl")
+    kept.note("out", "upload", b"today", {}, run="r", seconds=2.0)
+    assert (kept.left(), kept.left("upload"), kept.bytes("out")) == (1, 1, 5)
+    monkeypatch.setattr(audit, "today", lambda: "2999-01-01")
+    assert (kept.left(), kept.left("upload"), kept.bytes("out")) == (0, 0, 0)
+    kept.note("out", "upload", b"before midnight", {}, run="r", seconds=3.0)
+    for counted in (kept, audit.Audit(kept.path)):
+        assert (counted.left(), counted.bytes("out"), counted.seconds("r")) == (0, 0, 5.0)

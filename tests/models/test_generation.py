@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import peft
@@ -184,3 +185,13 @@ def test_stop_text_is_found_whatever_its_bytes() -> None:
     row = torch.tensor([[65, 65, *text.encode()]])
     assert _Stop(Bytes(), [text], 2)(row, row).tolist() == [True]
     assert _Stop(Bytes(), [text], 2)(row[:, :-1], row).tolist() == [False]
+
+
+@pytest.mark.parametrize(
+    ("model", "coder", "ends"),
+    [(9, END, [END, 9]), ([9, 7], END, [END, 7, 9]), (None, END, [END]), (9, None, [9]), (END, END, [END])],
+)
+def test_answer_ends_at_the_models_and_the_tokenizers_end(model: Any, coder: Any, ends: list[int]) -> None:
+    """A run teaches the tokenizer's; a chat model's own may be another."""
+    module = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=model))
+    assert generation._end_ids(module, SimpleNamespace(eos_token_id=coder)) == ends

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from rondo.report import pictures
 from rondo.report.rows import account
+from rondo.report.summary import best_so_far
 from rondo.report.terminal import human_bytes, summary_table
 from small_runs import WHOLE
 
@@ -308,3 +309,27 @@ def test_pictures_leave_the_users_own_plots_alone(monkeypatch: pytest.MonkeyPatc
 def test_measure_is_drawn_where_it_is_zero_too() -> None:
     history = [{"round": 0, "measures": {"angle": 0.1, "factor": 0.2}}, {"round": 1, "measures": {"angle": 0.0}}]
     assert_png(pictures.measure({"angle": 0.5}, history, "rolora-linear, 3 clients"))
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_best_score_and_the_scores_since(higher: bool) -> None:
+    """Of the first of equal ones; a round without a score, or with none that is a number, counts for nothing."""
+    values = [0.5, 0.7, 0.7, 0.6, None, 0.8, 0.1]
+    best: Any = None
+    told = []
+    for index, value in enumerate(values):
+        record = {"round": index, "scores": {} if value is None else {"global": {"x": value}}}
+        best = best_so_far(best, record, "x", higher_is_better=higher, at_clients=False)
+        told.append((best["rounds"], best["x"], best["scores_since"]))
+    highest = [(1, 0.5, 0), (2, 0.7, 0), (2, 0.7, 1), (2, 0.7, 2), (2, 0.7, 2), (6, 0.8, 0), (6, 0.8, 1)]
+    lowest = [(1, 0.5, 0), (1, 0.5, 1), (1, 0.5, 2), (1, 0.5, 3), (1, 0.5, 3), (1, 0.5, 4), (7, 0.1, 0)]
+    assert told == (highest if higher else lowest)
+
+
+def test_best_score_at_clients_is_their_mean() -> None:
+    scores = {"global": {"x": 0.9}, "clients": {"x": {"mean": 0.4, "clients": 3}}, "personal": {"x": {"mean": 0.1}}}
+    record = {"round": 0, "scores": scores}
+    for at_clients, value in ((True, 0.4), (False, 0.9)):
+        best = best_so_far(None, record, "x", higher_is_better=True, at_clients=at_clients)
+        assert best is not None
+        assert best["x"] == value

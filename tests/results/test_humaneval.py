@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,16 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
+
 import rondo
 import rondo.results.humaneval.score as humaneval
 from choice_rows import save_tiny_llama
 from rondo.cli.app import app
 from rondo.data.files.room import Room
-from rondo.results.humaneval.sandbox import Mode, Unavailable, check
+from rondo.results.humaneval.sandbox import Mode, Unavailable, _verdict, check
 from rondo.results.humaneval.score import HumanEval, cut, evaluate_code, pass_at_k, read_problems, summary
+from rondo.tasks.language.causal_lm import CausalLM
 from small_runs import settings, write_rows
 
 MODES: tuple[Mode, Mode] = ("namespaces", "weak")
@@ -185,3 +189,58 @@ def test_file_of_problems_has_a_size_that_no_key_raises(tmp_path: Path, monkeypa
     monkeypatch.setattr(humaneval, "Room", lambda megabytes, key: Room(0, key))
     file = str(write_rows(tmp_path / "problems.jsonl", ROWS))
     assert "take more memory than the 0 MiB that such a file may" in problems(lambda: read_problems(file))[file]
+
+
+@pytest.mark.parametrize(
+    ("says", "answers", "verdict"),
+    [
+        ([{"call": 1}, {"call": 2}, {"verdict": None}], ["a", "b"], None),
+        ([{"verdict": "AssertionError: no"}], [], "AssertionError: no"),
+        ([{"call": 1}, {}], ["a"], "the tests gave no verdict"),
+        ([{"call": 1}, {"verdict": None}], [], "no answer: over"),
+        ([{"call": 1}], ["a"], "the tests gave no verdict: over"),
+    ],
+)
+def test_tests_have_the_last_word(says: list[Any], answers: list[str], verdict: str | None) -> None:
+    """Calls go to the code and answers back, until there is a verdict. The code cannot give one."""
+
+    class Part:
+        def __init__(self, lines: list[str]) -> None:
+            self.lines, self.heard = iter(lines), list[Any]()
+
+        def line(self, deadline: float) -> bytes:
+            line = next(self.lines, None)
+            if line is None:
+                raise EOFError("over")
+            return line.encode()
+
+        def send(self, content: Any, deadline: float) -> None:
+            self.heard.append(content)
+
+        write = send
+
+    tester, solver = Part([json.dumps(line) for line in says]), Part(answers)
+    assert _verdict(tester, solver, 0.0) == verdict  # type: ignore[arg-type]
+    assert solver.heard == [line["call"] for line in says if "call" in line]
+    assert tester.heard == [answer.encode() for answer in answers]
+
+
+@pytest.mark.parametrize("cell", ["", " \n", None, 3])
+def test_problem_without_text_is_refused(cell: Any, tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "problems.jsonl", [ROWS[0], {**ROWS[1], "test": cell}])
+    found = problems(lambda: read_problems(str(file)))
+    assert list(found.values()) == ["row 1 has no text in column 'test': name a file with HumanEval's columns"]
+
+
+@pytest.mark.parametrize(("samples", "drawn"), [(1, False), (2, True)])
+def test_single_sample_is_the_likeliest(
+    samples: int, drawn: bool, run_dir: Path, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways: list[Any] = []
+    monkeypatch.setattr(humaneval, "attempt", lambda *a: "not run")
+    monkeypatch.setattr(humaneval, "check", lambda mode: None)
+    monkeypatch.setattr(humaneval, "NetworkPredictor", lambda model, seen, base, how: ways.append(how))
+    monkeypatch.setattr(CausalLM, "completions", lambda self, prompts, predictor: ["    pass"] * len(prompts))
+    evaluate_code(run_dir, HumanEval(file, samples=samples, temperature=0.6, allow_execution=True), device="cpu")
+    assert [how.temperature for how in ways] == [0.6 if drawn else None] * len(ways)
+    assert ways

@@ -142,6 +142,13 @@ def test_long_prompt_loses_its_beginning() -> None:
     assert task_of(max_length=5).encode([row]) == []
 
 
+def test_size_of_a_choice_is_in_bytes() -> None:
+    """The accuracy per byte is that of the evaluation harness, which counts bytes of UTF-8."""
+    (example,) = task_of().encode([{"question": "Who?", "choices": ["Zoë", "日本", "ann"], "answer": 2}])
+    assert example.sizes == (4, 6, 3)
+    assert [part.size for part in task_of().scored([example])] == [4, 6, 3]
+
+
 def test_store_gives_back_its_examples() -> None:
     task = task_of()
     examples = task.encode(questions(7))

@@ -103,6 +103,16 @@ def test_augmented_picture_is_a_shifted_one() -> None:
     assert len(set(distances.argmin(1).tolist())) > 100  # of 162
 
 
+def test_picture_is_shifted_by_four_pixels_either_way() -> None:
+    """As often as by any other number."""
+    marked = np.zeros((9, 9, 1), np.uint8)
+    marked[4, 4] = 255  # stays inside whatever the shift
+    pixels = normalized([marked] * 400, "unit")
+    result = cropped_and_flipped(pixels, [400], [torch.Generator().manual_seed(0)], "unit")
+    rows = result[:, 0].sum(2).argmax(1).bincount(minlength=9)
+    assert [row for row, count in enumerate(rows.tolist()) if not 20 < count < 70] == []
+
+
 def test_augmentation_of_a_client_ignores_the_others() -> None:
     pixels = normalized(pictures(7, 6, 8, 1), "unit")
 

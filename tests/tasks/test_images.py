@@ -126,3 +126,12 @@ def test_huge_picture_is_not_decoded() -> None:
     result = opened(bomb)
     assert isinstance(result, Unreadable)
     assert "scale it down" in result.reason
+
+
+@pytest.mark.parametrize("alpha", [0, 254], ids=["clear", "nearly opaque"])
+def test_one_transparent_pixel_is_enough_to_refuse(alpha: int) -> None:
+    pixels = np.dstack([COLOUR, np.full((6, 8), 255, np.uint8)])
+    pixels[2, 3, 3] = alpha
+    result = opened(encoded(pixels))
+    assert isinstance(result, Unreadable)
+    assert "transparent in places" in result.reason

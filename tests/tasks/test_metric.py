@@ -80,7 +80,7 @@ def test_tables_records_and_card_say_whose_f1_it_is(bert: Path, tmp_path: Path) 
     assert result.summary["titles"] == titles
     labels = [row[0] for row in summary_rows(result.summary)]
     assert f"global model, test set: {title}" in labels
-    assert f"global model at the clients: mean {title}" in labels
+    assert f"global model at the clients: mean {title}, 3 clients" in labels
     assert f"| global model, test set: {title} |" in (result.run_dir / "adapter" / "README.md").read_text("utf-8")
     for path in (result.run_dir, result.run_dir / "adapter"):
         again = rondo.evaluate(path, data=reviews(24, seed=1), device="cpu")

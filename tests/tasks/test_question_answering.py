@@ -10,6 +10,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
+from rondo.config.inputs import TaskConfig
 from rondo.errors import ConfigError
 from rondo.models.loading.pretrained import minilm_path
 from rondo.tasks.language.answering.question_answering import QuestionAnswering
@@ -221,3 +222,32 @@ def test_slow_tokenizer_is_refused() -> None:
     keys = TaskConfig(kind="question-answering", context="c", question="q", answers="a")
     with pytest.raises(ConfigError, match=r"model\.name: its tokenizer does not tell a token's characters"):
         QuestionAnswering.of(keys, Slow(), ())
+
+
+@pytest.mark.parametrize("shift", range(-2, 3))
+@pytest.mark.parametrize("edge", ["start", "end"])
+def test_answer_at_the_edge_of_a_window(edge: str, shift: int) -> None:
+    """A window learns the answers that it holds whole, up to its first and its last token."""
+    words = [f"w{i}" for i in range(29)]
+    context = " ".join(words)
+    windows = task().encode([row(context, "w1 w2", words[0])])
+    second = windows[1].skipped
+    edge_token = second if edge == "start" else windows[0].tokens - 1
+    first, last = (edge_token + shift, edge_token + 1 + shift) if edge == "start" else (
+        edge_token - 1 + shift,
+        edge_token + shift,
+    )  # fmt: skip
+    answer = " ".join(words[first : last + 1])
+    for window in task().encode([row(context, "w1 w2", answer)]):
+        whole = window.skipped <= first and last < window.skipped + window.tokens
+        assert (window.target != (window.nothing, window.nothing)) == whole
+        assert not whole or learned(window) == answer
+
+
+def test_windows_overlap_by_a_quarter_unless_told() -> None:
+    config = {"kind": "question-answering", "context": "c", "question": "q", "answers": "a", "max_length": 32}
+    strides = [
+        QuestionAnswering.of(TaskConfig.model_validate({**config, **keys}), tokenizer(), ()).stride
+        for keys in ({}, {"stride": 0}, {"stride": 5})
+    ]
+    assert strides == [8, 0, 5]

@@ -481,6 +481,18 @@ def test_bytes_per_token_grow_with_the_model() -> None:
     assert 0 < one < all_layers < double
 
 
+def test_bytes_per_token_are_of_padded_rows() -> None:
+    """Short rows beside a long one keep as much as it does: a step computes their padding too."""
+    module = tiny.bert()
+    sites = tiny.sites(module, ("query",))
+    network = AdaptedNetwork(module, sites, tiny.head_names(module))
+    seen = tiny.factors(sites, 1, dtype=torch.float32) | tiny.head_of(network, 2)
+    long = examples("ann", 4, length=16)
+    ragged = [*examples("bob", 3, length=2), long[0]]
+    even, uneven = (activation_bytes(network, Task(), seen, rows) for rows in (long, ragged))
+    assert uneven == pytest.approx(even, rel=0.1)
+
+
 def test_measuring_memory_keeps_no_reference_to_the_model() -> None:
     """A graph that keeps its saved tensors as they are holds itself, and the frozen weights, until the process ends."""
     module = tiny.bert()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rondo.algorithm import Client, ClientFailed, Round
 from rondo.config import ClientsConfig, TrainConfig
+from rondo.engine.client.least_squares import _lstsq
 from rondo.engine.client.trainer import CohortTrainer
 from rondo.engine.faults import FailingTrainer
 from rondo.errors import ConfigError
@@ -192,3 +193,15 @@ def test_second_moment_is_that_of_the_rows() -> None:
         rest, h = residuals(one, params, k), params["head:h"][k].numpy()
         each = [np.outer(h.T @ r, e.x.numpy()).ravel() for r, e in zip(rest, one.examples[k], strict=True)]
         np.testing.assert_allclose(moment[k].numpy(), np.mean([np.outer(g, g) for g in each], 0), atol=1e-11)
+
+
+@pytest.mark.parametrize("broken", ["matrix", "values"])
+def test_system_that_is_not_finite_has_no_solution(broken: str) -> None:
+    """Zeros would pass for one. The other systems of the batch keep theirs."""
+    g = torch.Generator().manual_seed(0)
+    matrices, values = (torch.randn(2, 5, n, generator=g, dtype=torch.float64) for n in (3, 1))
+    (matrices if broken == "matrix" else values)[0, 2, 0] = torch.inf
+    solved = _lstsq(matrices, values)
+    assert bool(solved[0].isnan().all())
+    expected = np.linalg.lstsq(matrices[1].numpy(), values[1].numpy(), rcond=None)[0]
+    np.testing.assert_allclose(solved[1].numpy(), expected, atol=1e-12)

@@ -84,3 +84,13 @@ def test_number_of_chunks_is_a_number(count: str) -> None:
     text = json.dumps({"entries": [f"{count} base:m"], "records": [[0]], "clients": {"ann": 0}})
     with pytest.raises(ValueError, match="not a ledger: base:m has"):
         Ledger.from_json(text.encode())
+
+
+def test_client_ahead_of_the_server_starts_anew() -> None:
+    """The server went back to an older checkpoint: the chunks that the client has are of another future."""
+    ledger = Ledger()
+    ledger.send("ann", after(3))
+    parcel = ledger.parcel("ann", after(2))
+    assert parcel.base["m"].count == 2
+    assert ledger.send("ann", after(2)) == (4 * 32, 0)
+    assert ledger.held["ann"] == {"base:m": "2"}

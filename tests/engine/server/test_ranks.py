@@ -70,6 +70,11 @@ def test_equal_remainders_go_to_smaller_ranks() -> None:
     assert Counter(assigned) == {2: 2, 4: 1, 8: 1}
 
 
+def test_largest_remainder_is_rounded_up() -> None:
+    """Of ten clients 1.3, 2.8 and 5.9."""
+    assert Counter(ranks({"ranks": {"2": 0.13, "4": 0.28, "8": 0.59}}, 10) or ()) == {2: 1, 4: 3, 8: 6}
+
+
 def test_byte_budget_gives_largest_rank_that_fits() -> None:
     assert ranks({"bytes_budget": 399}, 2) == (3, 3)
     assert ranks({"bytes_budget": [100, 400, 10**9]}, 3) == (1, 4, 8)

@@ -295,3 +295,11 @@ def test_layer_of_no_rows_gives_none() -> None:
     layer = nn.Linear(16, 24)
     apply(layer, ONEDNN)
     assert layer(torch.zeros(1, 0, 16)).shape == (1, 0, 24)
+
+
+def test_limits_of_the_user_on_caches_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "1024")
+    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
+    precision._bound_caches()
+    assert os.environ["LRU_CACHE_CAPACITY"] == "1024"
+    assert os.environ.pop("ONEDNN_PRIMITIVE_CACHE_CAPACITY") == "64"

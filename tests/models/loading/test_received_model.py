@@ -13,7 +13,8 @@ import pytest
 
 from rondo.config.task_kinds import TABLE
 from rondo.errors import ConfigError
-from rondo.models.loading.pretrained import identity, load_config, load_pretrained, load_tokenizer
+from rondo.models.loading import given
+from rondo.models.loading.pretrained import fingerprint, identity, load_config, load_pretrained, load_tokenizer
 from rondo.runs import runner
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 
@@ -114,3 +115,28 @@ def test_classes_that_a_model_has_learned_in_another_order_are_told(folder: Path
     runner.run(chosen, run_dir=tmp_path / "run", device="cpu")
     changed(folder / "config.json", id2label={"0": "NEG", "1": "POS"}, label2id={"POS": 1, "NEG": 0})
     runner.run(config, run_dir=tmp_path / "other", device="cpu")
+
+
+def test_identity_covers_buffers(folder: Path) -> None:
+    """A batch normalisation's statistics are no parameters, and the output depends on them."""
+    import torch
+    from torch import nn
+
+    module = nn.BatchNorm1d(3)
+    before = fingerprint(module)
+    assert module.running_mean is not None
+    module.running_mean += torch.tensor([0.0, 0.5, 0.0])
+    assert fingerprint(module) != before
+
+
+@pytest.mark.parametrize("known", [None, 7])
+def test_given_model_pads_with_the_tokenizers_token(folder: Path, known: int | None) -> None:
+    """A decoder that classifies reads the last word that is no padding. The caller's model stays as it was."""
+    import transformers
+
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+    tokenizer = given.copied_tokenizer(transformers.AutoTokenizer.from_pretrained(folder))
+    model.config.pad_token_id = known
+    copied = given.copied(TABLE["sequence-classification"], model, tokenizer, ("a", "b"))
+    assert copied.module.config.pad_token_id == tokenizer.pad_token_id != known
+    assert model.config.pad_token_id == known

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,6 +75,88 @@ def test_resumption_changes_the_place_only(sources: Path, tmp_path: Path) -> Non
         rondo.run(raw, run_dir=tmp_path / "run", device="cpu", observer=watch, stop=watch.event)
     with pytest.raises(ConfigError, match="rounds: rates, restarts and the choice of rounds"):
         rondo.resume(tmp_path / "run", sets=["rounds=9"])
+
+
+def test_worker_has_room_for_as_many_cohorts_as_it_has_threads_for() -> None:
+    """The least busy comes first; a worker on an accelerator has one at a time, and each has one at least."""
+    workers = over_ray.RayWorkers(4, "cpu", threads=5)
+    workers._workers = [over_ray._Worker(None, ready, busy) for ready, busy in ((True, 1), (False, 0), (True, 0))]
+    assert [workers.idle(threads) for threads in (1, 2, 3, 9)] == [[2, 0], [2, 0], [2], [2]]
+    workers._workers[0].busy = 2
+    assert workers.idle(2) == [2]
+    workers._workers[0].busy, workers.device = 1, "cuda"
+    assert workers.idle(1) == [2]
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A module in the place of ray: a cluster of two CPU cores and a GPU, with one machine of two alive. A reference is
+    an answer, or an error to be raised."""
+
+    def get(reference: Any) -> Any:
+        if isinstance(reference, Exception):
+            raise reference
+        return reference
+
+    class RayError(Exception): ...
+
+    class RayTaskError(RayError): ...
+
+    module = SimpleNamespace(
+        is_initialized=lambda: True,
+        cluster_resources=lambda: {"CPU": 7.0, "GPU": 1.0},
+        nodes=lambda: [{"Alive": True}, {"Alive": False}, {"Alive": True}],
+        get=get,
+        exceptions=SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError),
+    )
+    monkeypatch.setitem(sys.modules, "ray", module)
+    monkeypatch.setattr(over_ray, "find_spec", lambda name: name)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("count", "device", "expected"),
+    [(None, "cpu", (2, 3)), (7, "cpu", (7, 1)), (3, "cpu", (3, 2)), (None, "cuda", (1, 7)), (1, "cuda", (1, 7))],
+)
+def test_workers_and_their_threads_by_what_a_cluster_has(
+    count: int | None, device: str, expected: tuple[int, int], pretended: SimpleNamespace
+) -> None:
+    with over_ray.ray_workers(count, device) as workers:
+        assert (workers.count, workers.threads) == expected
+
+
+@pytest.mark.parametrize(
+    ("count", "device", "has"), [(8, "cpu", "7 CPU cores"), (2, "cuda", "1 GPUs"), (0, "cuda", None)]
+)
+def test_cluster_without_room(count: int, device: str, has: str | None, pretended: SimpleNamespace) -> None:
+    if has is None:
+        pretended.cluster_resources = lambda: {"CPU": 7.0}
+        count, has = 0, "0 GPUs"
+    with (
+        pytest.raises(ConfigError, match=f"{count} workers, and Ray's cluster has {has}"),
+        over_ray.ray_workers(count, device),
+    ):
+        pass
+
+
+def test_worker_that_dies_while_it_loads(pretended: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two deaths are borne, a third one after another stops the run; a worker that was ready starts anew."""
+    started: list[int] = []
+    monkeypatch.setattr(over_ray.RayWorkers, "_start", lambda self, number: started.append(number))
+    workers = over_ray.RayWorkers(2, "cpu", 1, _workers=[over_ray._Worker(None), over_ray._Worker(None)])
+    workers._check = lambda host, facts: None
+    death = pretended.exceptions.RayError("the worker died\nmore")
+    for number in (0, 1, 0):
+        workers._note_loaded(number, death)
+    assert started == [0, 1, 0]
+    workers._note_loaded(0, ("host", {}, ""))
+    assert (workers._workers[0].ready, workers.hosts) == (True, {0: "host"})
+    for _ in range(2):
+        workers._note_loaded(0, death)
+    with pytest.raises(RunStopped, match=r"a worker of Ray died 3 times while it loaded: the worker died$"):
+        workers._note_loaded(0, death)
+    with pytest.raises(RunStopped, match=r"a worker of Ray \(host\) cannot load the run: no rows"):
+        workers._note_loaded(1, ("host", None, "no rows"))
 
 
 # --- with Ray -------------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from rondo.runs.samples import check_samples
 from rondo.runs.wrapping import make_algorithm
 from rondo.tasks.make import task_class
 from rondo.tasks.row_checks import value_name, value_problem
+from rondo.tasks.task import Example, Task
 
 ROWS_AT_SITES = ("data.source=", f'data.clients_from="{AT_SITES}"')
 """Overrides that say that the rows are at the sites."""
@@ -178,10 +179,18 @@ def loaded(config: RunConfig, device: str, labels: tuple[str, ...]) -> Assembly:
     encoded = {key: tuple(assembly.task.encode(of_file)) for key, of_file in rows.items()}
     test = encoded.get("data.test_source", ())
     more = {name: encoded[f"data.more_tests.{name}"] for name in config.data.more_tests}
-    population = Population({}, test, _report(len(test), labels), more)
+    tests: dict[str, Any] = {"test_examples_sha256": _digest(assembly.task, test)}
+    tests["more_tests"] = {name: {"examples_sha256": _digest(assembly.task, of_set)} for name, of_set in more.items()}
+    population = Population({}, test, _report(len(test), labels) | tests, more)
     assembly = replace(assembly, population=population)
     check_samples(assembly)
     return assembly
+
+
+def _digest(task: Task, examples: Sequence[Example]) -> str:
+    store = task.store()
+    store.add(examples)
+    return store.sha256()
 
 
 def ranks_of(

@@ -43,7 +43,7 @@ from rondo.runs.launch import locked
 from rondo.runs.loop import Onlooker
 from rondo.runs.storage.directory import RunDirectory
 from rondo.runs.storage.durable import written
-from rondo.runs.storage.manifest import must_equal
+from rondo.runs.storage.manifest import must_equal, tests_of
 from rondo.runs.watching.progress import Quiet
 from rondo.runs.watching.result import RunResult
 
@@ -138,7 +138,9 @@ def resume(
         assembly = loaded(settings, run.device, tuple(map(str, run.manifest.get("labels", ()))))
         ranks = ranks_of(assembly, clients, record.ranks)
         now = launch.manifest(with_clients(assembly, clients, dict, ranks))
-        must_equal(run.manifest, now, whatever=allow_nondeterministic)
+        before = {**run.manifest, "partition": tests_of(directory.read("partition.json"))}
+        after = {**now, "partition": tests_of(assembly.population.report)}
+        must_equal(before, after, whatever=allow_nondeterministic)
         with link(listening, clients, told) as line:
             sites = _sites(line, clients, settings, record, listening.patience, told, stop)
             with _closing(sites):

@@ -73,9 +73,13 @@ def must_equal(
 
 def rows_of(partition: Mapping[str, Any]) -> dict[str, Any]:
     """The entries of ``partition.json`` that show whether the data are still the same and still whose they were."""
-    keys = ("rows", "examples_sha256", "clients_sha256", "test_rows", "test_examples_sha256")
+    return {key: partition.get(key) for key in ("rows", "examples_sha256", "clients_sha256")} | tests_of(partition)
+
+
+def tests_of(partition: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries about test sets, which the server of a federation has itself."""
     more = {name: test["examples_sha256"] for name, test in partition.get("more_tests", {}).items()}
-    return {key: partition.get(key) for key in keys} | {"more_tests": more}
+    return {key: partition.get(key) for key in ("test_rows", "test_examples_sha256")} | {"more_tests": more}
 
 
 def _flat(path: str, value: Any) -> dict[str, Any]:
