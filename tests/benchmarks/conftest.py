@@ -1,4 +1,4 @@
-"""Puts the benchmarks on the path, as for a program in their folder, and the emulated line of the federation's tests."""
+"""Puts the folder of the benchmarks on the path, as for a program in it, and the federation tests' emulated line."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ import pytest
 from pydantic import BaseModel
 
 from rondo import algorithms
-from rondo.config import RunConfig
 from rondo.config.reference import markdown, sections, text
+from rondo.config.schema import FileConfig
 from rondo.errors import ConfigError
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -22,7 +22,7 @@ MARK = "<!-- The rest of this page is made of the schema: see tests/config/test_
 def schema_paths() -> set[str]:
     """The path of every key, read from the models alone."""
     paths = set()
-    for name, field in RunConfig.model_fields.items():
+    for name, field in FileConfig.model_fields.items():
         model = field.annotation
         is_section = isinstance(model, type) and issubclass(model, BaseModel)
         paths |= {f"{name}.{key}" for key in model.model_fields} if is_section else {name}

@@ -22,6 +22,7 @@ from rondo.errors import RunStopped
 from rondo.report import pictures
 from rondo.report.terminal import comparison_table
 from rondo.runs import compare
+from rondo.runs.compare.numbers import Question, answers
 from rondo.runs.storage import durable
 from rondo.runs.storage.directory import to_toml
 from small_runs import reviews, save_tiny_bert, settings, write_rows
@@ -265,16 +266,159 @@ def test_every_algorithm_can_be_compared(invoke: Invoke, tiny: dict[str, Any]) -
 
 def test_settings_for_one_algorithm(tiny: dict[str, Any]) -> None:
     sets = ["rounds=4", "fedloru.algorithm.tau=2", "fedloru.train.lr=0.5"]
-    fedit, fedloru = compare.plan(["fedit", "fedloru"], tiny, sets=sets)
+    fedit, fedloru = (v.config for v in compare.plan(["fedit", "fedloru"], tiny, sets=sets))
     assert fedit.algorithm.fields == {}
     assert fedloru.algorithm.fields == {"tau": 2}
     assert (fedit.train.lr, fedloru.train.lr) == (0.02, 0.5)
     assert fedit.rounds == fedloru.rounds == 4
 
 
+METHODS = {
+    "fedit": {},
+    "fedloru": {"algorithm": {"tau": 2}, "train": {"lr": 0.5}},
+    "fast fedit": {"algorithm": {"name": "fedit"}, "train": {"lr": 0.7}},
+    "fedavg:whole": {"algorithm": {"name": "fedavg"}, "train": {"what": "all"}, "adapter": False},
+}
+
+
+def test_methods_of_a_file_are_compared_each_with_its_own_values(tiny: dict[str, Any]) -> None:
+    plan = compare.plan([], {**tiny, "methods": METHODS})
+    assert [(v.label, v.config.algorithm.name, v.config.train.lr, v.config.has_factors) for v in plan] == [
+        ("fedit", "fedit", 0.02, True),
+        ("fedloru", "fedloru", 0.5, True),
+        ("fast fedit", "fedit", 0.7, True),
+        ("fedavg:whole", "fedavg", 0.02, False),
+    ]
+    assert [v.folder for v in plan][2:] == ["fast-fedit-seed-0", "fedavg.whole-seed-0"]
+    one, two = compare.plan(["ffa-lora", "fast fedit"], {**tiny, "methods": METHODS}, sets=["fast fedit.train.lr=0.9"])
+    assert (one.config.train.lr, two.config.train.lr) == (0.02, 0.9)
+
+
+def test_method_of_full_rank_gets_no_factors_from_keys_for_all(tiny: dict[str, Any]) -> None:
+    config, names = {**tiny, "methods": METHODS}, ["fedit", "fedavg:whole"]
+    plan = compare.plan(names, config, sets=["adapter.r=2"], vary={"adapter.lora_alpha": [1.0, 2.0]})
+    assert [(v.label, v.config.has_factors) for v in plan] == [
+        ("fedit lora_alpha=1.0", True),
+        ("fedit lora_alpha=2.0", True),
+        ("fedavg:whole", False),
+    ]
+    assert plan[0].config.adapter.r == 2
+
+
+def test_varied_values_are_combined_per_method(tiny: dict[str, Any]) -> None:
+    vary = compare.varied(["algorithm.tau=1,10", "train.schedule=linear,cosine"])
+    plan = compare.plan(["fedit", "fedloru"], tiny, vary=vary, seeds=[0, 1])
+    assert list(dict.fromkeys(v.label for v in plan)) == [
+        "fedit schedule=linear",
+        "fedit schedule=cosine",
+        "fedloru tau=1 schedule=linear",
+        "fedloru tau=1 schedule=cosine",
+        "fedloru tau=10 schedule=linear",
+        "fedloru tau=10 schedule=cosine",
+    ]
+    assert plan[-1].folder == "fedloru-tau-10-schedule-cosine-seed-1"
+    assert (plan[-1].config.algorithm.fields, plan[-1].config.train.schedule) == ({"tau": 10}, "cosine")
+
+
+@pytest.mark.usefixtures("drawn_pictures")
+def test_varied_partition_has_a_table_and_a_picture(tiny: dict[str, Any], tmp_path: Path) -> None:
+    vary = {"partition.alpha": [0.5, 5.0]}
+    comparison = rondo.compare(["fedit", "fedavg"], tiny, vary=vary, sets=["rounds=1"], out=tmp_path, device="cpu")
+    assert list(comparison.algorithms) == ["fedit alpha=0.5", "fedit alpha=5.0", "fedavg alpha=0.5", "fedavg alpha=5.0"]
+    assert comparison.varied == vary
+    assert [run["values"]["partition.alpha"] for run in comparison.runs] == [0.5, 5.0, 0.5, 5.0]
+    assert (comparison.rounds, comparison.runs[0]["method"]) == (1, "fedit")
+    assert (tmp_path / "varied.png").read_bytes().startswith(b"\x89PNG")
+    again = rondo.compare(["fedit", "fedavg"], tiny, vary=vary, sets=["rounds=1"], out=tmp_path, device="cpu")
+    assert again.runs == comparison.runs
+
+
+def test_picture_over_a_key_needs_one_with_numbers(compared: compare.Comparison) -> None:
+    content = read(compared.out / "comparison.json")
+    assert pictures.varied(content) is None
+    assert pictures.varied({**content, "varied": {"train.schedule": ["linear", "cosine"]}}) is None
+    assert pictures.varied({**content, "varied": {"rounds": [1, 2], "adapter.r": [1, 2]}}) is None
+
+
+def test_measures_are_scores_on_linear_problems(tmp_path: Path) -> None:
+    config = {
+        "rounds": 3,
+        "data": {"source": "builtin:linear"},
+        "task": {"kind": "linear"},
+        "model": {"name": "builtin:linear"},
+        "problem": {"kind": "heads", "clients": 4, "rank": 2},
+        "train": {"optimizer": "sgd", "max_grad_norm": 0, "batch_size": 50, "lr": 0.1},
+    }
+    comparison = rondo.compare(["fedrep-linear"], config, out=tmp_path / "out", seeds=[0, 1], device="cpu")
+    measures = comparison.algorithms["fedrep-linear"]["measures"]
+    assert measures["principal_angle"]["count"] == 2
+    for run in comparison.runs:
+        assert run["curve_of"] == "principal_angle"
+        assert [p["round"] for p in run["curve"]] == [0, 1, 2, 3]
+        summary = read(comparison.out / run["run_dir"] / "summary.json")
+        assert run["curve"][-1]["score"] == summary["measures"]["after"]["principal_angle"]
+    console = Console(file=io.StringIO(), width=250)
+    console.print(comparison_table(vars(comparison)))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "principal angle" in shown
+    assert f"{measures['principal_angle']['mean']:.3g} ±" in shown
+    assert "test loss" not in shown
+
+
+CURVE = [{"round": r, "bytes": 100 * r, "score": s} for r, s in enumerate([0.1, 0.5, 0.8, 0.7, 0.6])]
+
+
+@pytest.mark.parametrize(
+    ("question", "higher_is_better", "expected"),
+    [
+        (Question(), True, {"best": (2, 0.8), "mean_of_last": 0.6, "rounds_to_target": None}),
+        (Question(2, 0.5), True, {"mean_of_last": 0.65, "rounds_to_target": 1, "bytes_to_target": 100}),
+        (Question(10, 0.75), True, {"mean_of_last": 0.65, "rounds_to_target": 2, "bytes_to_target": 200}),
+        (Question(1, 0.9), True, {"rounds_to_target": None, "bytes_to_target": None}),
+        (Question(1, 0.5), False, {"best": (0, 0.1), "rounds_to_target": 0}),
+    ],
+)
+def test_curve_answers(question: Question, higher_is_better: bool, expected: dict[str, Any]) -> None:
+    answered = answers(CURVE, question, higher_is_better=higher_is_better)
+    answered["best"] = tuple(answered["best"].values())
+    assert [key for key, value in expected.items() if answered[key] != (value and pytest.approx(value))] == []
+
+
+def test_mean_of_last_scores_and_target_have_columns(copy: Path, tiny: dict[str, Any]) -> None:
+    comparison = rondo.compare(["fedit"], tiny, seeds=SEEDS, out=copy, last=2, target=0.0, device="cpu")
+    scores = [point["score"] for run in comparison.runs for point in run["curve"][1:]]
+    assert comparison.algorithms["fedit"]["mean_of_last"]["mean"] == pytest.approx(statistics.fmean(scores))
+    console = Console(file=io.StringIO(), width=250)
+    console.print(comparison_table(vars(comparison)))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert [column for column in ("mean of last 2", "rounds to 0", "sent to 0") if column not in shown] == []
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "line"),
+    [
+        ("fedit", {}, "trains factors of rank 8; sends r(in+out) numbers per adapted layer; the head is sent"),
+        ("fedsa-lora", {}, "sends r*in numbers per adapted layer; the head is kept by its client"),
+        (
+            "fedrep",
+            {"train": {"what": "all"}, "model": {"name": "builtin:cnn"}, "task": {"kind": "image-classification"}},
+            "trains all whole tensors; sends the body; the head is kept by its client",
+        ),
+        (
+            "fedavg",
+            {"adapter": {"r": 2}, "train": {"what": "all"}},
+            "rank 2 and all other tensors; sends r(in+out) numbers per adapted layer, all whole tensors",
+        ),
+    ],
+)
+def test_line_says_what_is_trained_and_sent(method: str, options: dict[str, Any], line: str) -> None:
+    config = load({**options, "algorithm": {"name": method}, "partition": {"kind": "iid", "clients": 2}})
+    assert line in compare.trained(config)
+
+
 def test_default_configuration_plans_every_algorithm() -> None:
     names = rondo.algorithms.names()
-    assert [c.algorithm.name for c in compare.plan(names)] == list(names)
+    assert [v.config.algorithm.name for v in compare.plan(names)] == list(names)
 
 
 @pytest.mark.parametrize(
@@ -297,6 +441,16 @@ def test_default_configuration_plans_every_algorithm() -> None:
         (("fedit", "--set", "rounds"), "expected KEY.PATH=VALUE"),
         (("fedit", "--set", "algorithm.name=rolora"), "the algorithms are named by the list; remove it"),
         (("fedit", "--set", "seed=1", "--seeds", "1,2"), "the seeds are named by --seeds; remove one of the two"),
+        (("fedit", "--vary", "rounds"), "--vary rounds: expected KEY.PATH=VALUE,VALUE"),
+        (("fedit", "--vary", "rounds=1,1"), "--vary rounds: a value is named twice"),
+        (("fedit", "--vary", "seed=1,2"), "--vary seed: it is varied by --seeds; remove it"),
+        (("fedit", "--vary", "rounds=1,2", "--set", "rounds=3"), "--vary rounds: it is set too; remove one of the two"),
+        (("fedit", "--vary", "algorithm.tau=1,2"), "--vary algorithm.tau: none of the methods has this field"),
+        (("fedit", "--vary", "methods.fedit.train.lr=1,2"), "name the key as a run has it, such as algorithm.tau"),
+        (("fedit", "--vary", "rounds=1,x"), "rounds: should be an integer, got 'x'"),
+        (("fedit", "--set", "rounds=1,2"), "rondo compare ... --vary rounds=1,2"),
+        (("fedit", "--last", "0"), "--last: should be a number of scores, 1 or more, got 0"),
+        (("fedit", "--target", "nan"), "--target: should be a score, got nan"),
         (("fedit", "--seeds", "1,x"), "--seeds: '1,x' should be whole numbers with commas between"),
         (("fedit", "--seeds", "1,1"), "--seeds: 1 is named twice"),
         (("fedit", "--seeds=-1"), "--seeds: -1 is out of range"),

@@ -16,7 +16,11 @@ from rondo.cli.process import FAILED, quiet_libraries, stoppable, user_errors
 
 def compare(
     algorithms: Annotated[
-        str | None, typer.Argument(metavar="ALGORITHMS", help="names separated by commas, or package.module:Class")
+        str | None,
+        typer.Argument(
+            metavar="ALGORITHMS",
+            help="names separated by commas, or package.module:Class; default: the methods of the file",
+        ),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="all algorithms of the table")] = False,
     config: Annotated[str | None, typer.Option(help="a TOML file; default: the demo's")] = None,
@@ -24,7 +28,15 @@ def compare(
         list[str] | None,
         typer.Option("--set", help="override a setting: KEY.PATH=VALUE for all, NAME.KEY.PATH=VALUE for one algorithm"),
     ] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--vary", help="run with each of several values: KEY.PATH=VALUE,VALUE; repeated: all combinations"
+        ),
+    ] = None,
     seeds: Annotated[str | None, typer.Option(help="numbers separated by commas; default: the file's seed")] = None,
+    last: Annotated[int, typer.Option(help="also the mean of so many last scores of each run")] = 1,
+    target: Annotated[float | None, typer.Option(help="a score: also the rounds and bytes to reach it")] = None,
     out: Annotated[
         str | None,
         typer.Option(
@@ -37,8 +49,9 @@ def compare(
     with user_errors():
         from rondo.runs import compare
 
-        configs = compare.plan(_named(algorithms, every), config, sets=sets or [], seeds=_numbers(seeds))
-        comparison = _compared(configs, out, device)
+        axes, names = compare.varied(vary or []), _named(algorithms, every)
+        variants = compare.plan(names, config, sets=sets or [], vary=axes, seeds=_numbers(seeds))
+        comparison = _compared(variants, out, compare.question(last, target), device)
     if comparison.stopped:
         raise typer.Exit(FAILED)
 
@@ -62,7 +75,7 @@ def _numbers(seeds: str | None) -> list[int]:
         raise ConfigError.at("--seeds", message, "rondo compare") from None
 
 
-def _compared(configs: Any, out: str | None, device: str) -> Any:
+def _compared(variants: Any, out: str | None, question: Any, device: str) -> Any:
     """Run the comparison with progress bars and a final table."""
     from rondo.errors import visible
     from rondo.report.terminal import comparison_table, plain_console
@@ -71,7 +84,9 @@ def _compared(configs: Any, out: str | None, device: str) -> Any:
 
     console, told = plain_console(), set[str]()  # all runs have the same rows, so their account is given once
     quiet_libraries()
-    print(f"{len(configs)} runs of {configs[0].rounds} rounds", flush=True)
+    print(f"{len(variants)} runs of {' or '.join(str(n) for n in sorted({v.config.rounds for v in variants}))} rounds")
+    for line in dict.fromkeys(f"{variant.method} {compare.trained(variant.config)}" for variant in variants):
+        print(visible(line), flush=True)
 
     @contextmanager
     def watched(planned: Any) -> Iterator[Any]:
@@ -85,7 +100,7 @@ def _compared(configs: Any, out: str | None, device: str) -> Any:
         print(f"{planned}: {time.perf_counter() - began:.0f} s ({planned.run_dir})", flush=True)
 
     with stoppable() as stop:
-        comparison = compare.carry_out(configs, out, device=device, watch=watched, stop=stop)
+        comparison = compare.carry_out(variants, out, question, device=device, watch=watched, stop=stop)
     for run in comparison.stopped:
         print(visible(f"{run['algorithm']}, seed {run['seed']} stopped: {run['reason']}"), file=sys.stderr)
     if comparison.runs:
@@ -93,4 +108,6 @@ def _compared(configs: Any, out: str | None, device: str) -> Any:
         # Without a terminal, print one line per algorithm, so that grep finds it.
         (console if console.is_terminal else plain_console(width=200)).print(comparison_table(vars(comparison)))
         print(f"\ncomparison: {comparison.out / 'comparison.json'}\npicture:    {comparison.out / 'comparison.png'}")
+        if (comparison.out / "varied.png").is_file():
+            print(f"            {comparison.out / 'varied.png'}")
     return comparison

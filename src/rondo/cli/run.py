@@ -125,7 +125,11 @@ def init(
         str | None, typer.Option(help='a paper\'s setting, such as rolora/sst2; "list" shows them all')
     ] = None,
     scale: Annotated[
-        str, typer.Option(help='"paper", or "small": the same row on few cores, with a small model and fewer rows')
+        str,
+        typer.Option(
+            help='"paper"; "small": the same row on few cores, with a small model and fewer rows; "official": with the '
+            "values of the paper's official code, where they are others"
+        ),
     ] = "paper",
 ) -> None:
     """Write a commented configuration to start from, or the one of a paper."""

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from rondo.config.rules.peft_keys import not_taken, start_not_taken
-from rondo.config.schema import RunConfig
+from rondo.config.schema import FileConfig
 from rondo.errors import Problem
 
 
@@ -27,7 +27,7 @@ def merged(problems: Iterator[Problem]) -> list[Problem]:
     return list(by_path.values())
 
 
-def explain(error: Any, raw: Mapping[str, Any], schema: type[BaseModel] = RunConfig) -> Problem:
+def explain(error: Any, raw: Mapping[str, Any], schema: type[BaseModel] = FileConfig) -> Problem:
     """A pydantic error about ``raw``, which should fit ``schema``, in Rondo's words: key path, fault and fix."""
     # Branches of a union add their own names to the location; keep what exists in the input.
     loc: list[str] = []
@@ -63,7 +63,18 @@ def explain(error: Any, raw: Mapping[str, Any], schema: type[BaseModel] = RunCon
         wanted = f"should be a section: [{path}]"
     elif isinstance(node, str) and error["type"] in _QUOTED and _is_toml(node):
         hint = "; write it without quotes"
-    return Problem(path, f"{wanted}, got {node!r}{hint}")
+    one_type = len(error["loc"]) == len(path.split("."))  # branches of a union, which may take a list, stand in loc
+    return Problem(path, f"{wanted}, got {node!r}{(one_type and several(path, node)) or hint}")
+
+
+def several(path: str, value: Any) -> str:
+    """A hint for several values where the key ``path`` takes one: a list, or a text with commas between numbers or
+    words."""
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list) or len(parts) < 2 or any(not str(part).strip() for part in parts):
+        return ""
+    values = ",".join(str(part).strip() for part in parts)
+    return f"; for a run with each of them: rondo compare ... --vary {path}={values}"
 
 
 _QUOTED = ("int_type", "float_type", "bool_type")
@@ -82,13 +93,13 @@ def _is_toml(text: str) -> bool:
 def unknown(loc: list[str]) -> Problem | None:
     """The problem of a key path that the schema does not have; None if it has it. Sections with keys of a user's own
     have any."""
-    section: Any = RunConfig
+    section: Any = FileConfig
     for depth, part in enumerate(loc, 1):
         if not (isinstance(section, type) and issubclass(section, BaseModel)):
             break
         if part not in section.model_fields:
             own_keys = section.model_config.get("extra") == "allow"
-            return None if own_keys else Problem(".".join(loc[:depth]), unknown_key(loc[:depth], RunConfig))
+            return None if own_keys else Problem(".".join(loc[:depth]), unknown_key(loc[:depth], FileConfig))
         section = section.model_fields[part].annotation
     return None
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import difflib
 import os
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pydantic
 from pydantic import ConfigDict
@@ -18,48 +17,83 @@ from pydantic import ConfigDict
 from rondo import algorithms
 from rondo.config import toml_file
 from rondo.config.checks import is_path, missing_files, missing_packages
-from rondo.config.explain import explain, merged, unknown
+from rondo.config.explain import explain, merged, several, unknown
 from rondo.config.inputs import AT_SITES, GIVEN
+from rondo.config.rules import methods
 from rondo.config.rules.keys import cross_checks
-from rondo.config.schema import RunConfig
+from rondo.config.schema import AlgorithmConfig, RunConfig
 from rondo.errors import ConfigError, Problem
 
+Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | RunConfig
+"""A configuration: the path of a TOML file, its content, or a loaded one."""
 
-def load(
-    source: str | os.PathLike[str] | Mapping[str, Any] | RunConfig,
-    sets: Sequence[str] = (),
-    *,
-    check_paths: bool = True,
-) -> RunConfig:
+
+def load(source: Source, sets: Sequence[str] = (), *, check_paths: bool = True) -> RunConfig:
     """Read and validate a configuration.
 
-    ``sets``: ``key.path=value`` overrides; values are TOML, else plain strings. Without value, the key is unset.
+    ``sets``: ``key.path=value`` overrides; values are TOML, else plain strings. Without value, the key is unset. Where
+    ``algorithm.name`` is a label of ``[methods]``, the values of its table come before them, in place of the file's.
     ``check_paths``: False does not check that the data and the built-in packages exist, since a finished run can be
     exported without the data.
 
-    Raises :class:`ConfigError` with every fault found.
+    Raises :class:`ConfigError` with every fault found, those of the other methods' tables too.
     """
+    name, raw = _read(source)
+    asked = _copied(raw)
+    problems = [p for text in listed(sets, "sets") if (p := _override(asked, text)) is not None]
+    tables, misplaced = methods.tables(asked)
+    label = _algorithm_name(asked)
+    chosen = methods.laid_over(raw, tables, label) if label in tables else _copied(raw)
+    for text in sets:
+        _override(chosen, text)
+    chosen.pop("methods", None)
+    if label in tables:
+        chosen["algorithm"]["name"] = methods.method(tables, label)
+    config, faults = _checked(chosen, check_paths)
+    problems += [
+        *misplaced,
+        *(methods.placed(faults, tables, label, not_its_own=faults) if label in tables else faults),
+    ]
+    for other in (other for other in tables if other != label):
+        of_other = _checked(methods.laid_over(raw, tables, other), check_paths)[1]
+        problems += methods.placed(of_other, tables, other, not_its_own=faults)
+    if problems or config is None:
+        raise ConfigError(list(dict.fromkeys(problems)), name)
+    return config
+
+
+def method_tables(source: Source) -> methods.Tables:
+    """The tables ``[methods.LABEL]`` of a configuration by label, in their order, without faulty keys. Raises
+    :class:`ConfigError` where it cannot be read."""
+    return methods.tables(_read(source)[1])[0]
+
+
+def _read(source: Source) -> tuple[str, dict[str, Any]]:
+    """The name of a configuration, and its keys as a tree that may be changed."""
     if isinstance(source, RunConfig):
-        name, raw = "config", source.model_dump(exclude_unset=True)
-    elif isinstance(source, Mapping):
-        name, raw = "config", _copied(source)
-    else:
-        name, raw = str(source), toml_file.read(Path(source), "config", "write one with: rondo init")
-    set_problems = [p for text in listed(sets, "sets") if (p := _override(raw, text)) is not None]
+        return "config", source.model_dump(exclude_unset=True)
+    if isinstance(source, Mapping):
+        return "config", _copied(source)
+    return str(source), toml_file.read(Path(source), "config", "write one with: rondo init")
+
+
+def _checked(raw: dict[str, Any], check_paths: bool) -> tuple[RunConfig | None, list[Problem]]:
+    """The configuration ``raw``, or None where a value is faulty; and its faults."""
+    algorithm_problems = list(_algorithm_problems(raw.get("algorithm")))
     try:
         config = RunConfig.model_validate(raw)
     except pydantic.ValidationError as error:
         value_problems = merged(explain(e, raw) for e in error.errors(include_url=False))
-        cross_problems = _despite(value_problems, raw)
-        raise ConfigError(
-            [*set_problems, *value_problems, *_algorithm_problems(raw.get("algorithm")), *cross_problems], name
-        ) from None
-    problems = [*set_problems, *_algorithm_problems(raw.get("algorithm")), *cross_checks(config)]
+        return None, [*value_problems, *algorithm_problems, *_despite(value_problems, raw)]
+    problems = [*algorithm_problems, *cross_checks(config)]
     if check_paths:
         problems += [*missing_files(config), *missing_packages(config)]
-    if problems:
-        raise ConfigError(problems, name)
-    return config
+    return config, problems
+
+
+def _algorithm_name(raw: Mapping[str, Any]) -> Any:
+    section = raw.get("algorithm", {})
+    return section.get("name", AlgorithmConfig().name) if isinstance(section, Mapping) else None
 
 
 def listed(values: Sequence[str], argument: str) -> list[str]:
@@ -124,10 +158,7 @@ def _override(raw: dict[str, Any], text: str) -> Problem | None:
     if not value.strip():
         node.pop(parts[-1], None)
         return unknown(parts)
-    try:
-        node[parts[-1]] = tomllib.loads(f"x = {value}")["x"]
-    except (tomllib.TOMLDecodeError, RecursionError):
-        node[parts[-1]] = value.strip()
+    node[parts[-1]] = toml_file.parsed(value.strip())
     return None
 
 
@@ -158,4 +189,4 @@ def _algorithm_problems(section: Any) -> Iterator[Problem]:
             ).validate_python(value)
         except pydantic.ValidationError as error:
             wanted = error.errors()[0]["msg"].replace("Input should be", "should be")
-            yield Problem(f"algorithm.{key}", f"{wanted}, got {value!r}")
+            yield Problem(f"algorithm.{key}", f"{wanted}, got {value!r}{several(f'algorithm.{key}', value)}")

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 
 from rondo import algorithms
-from rondo.config.schema import AlgorithmConfig, RunConfig
+from rondo.config.schema import AlgorithmConfig, FileConfig
 from rondo.errors import ConfigError
 
 
@@ -46,8 +46,8 @@ class SectionTable:
 
 def sections() -> tuple[SectionTable, ...]:
     """Every section with its keys, in the order of the schema."""
-    tables = [SectionTable("", "Keys outside of any section.", tuple(keys(RunConfig, "")))]
-    for name, field in RunConfig.model_fields.items():
+    tables = [SectionTable("", "Keys outside of any section.", tuple(keys(FileConfig, "")))]
+    for name, field in FileConfig.model_fields.items():
         model = field.annotation
         if isinstance(model, type) and issubclass(model, BaseModel):
             fields = _algorithm_fields() if model is AlgorithmConfig else ()
@@ -94,7 +94,8 @@ def _values(schema: Mapping[str, Any], plural: str = "") -> str:
         most = f"at most {schema['maxItems']} " if "maxItems" in schema else ""
         return f"list of {most}{_values(schema['items'], 's')}"
     if schema["type"] == "object":
-        return f"table of {_values(schema['additionalProperties'], 's')}"
+        inner = schema["additionalProperties"]
+        return f"table{plural}" if inner is True else f"table{plural} of {_values(inner, 's')}"
     bounds = " and ".join(f"{sign} {schema[name]:g}" for name, sign in _BOUNDS if name in schema)
     return f"{_WORDS[schema['type']]}{plural} {bounds}".rstrip()
 

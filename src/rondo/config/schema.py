@@ -305,3 +305,13 @@ class RunConfig(Section):
         """Whether low-rank factors are trained: always, unless there are whole tensors to train and no section
         ``[adapter]``."""
         return self.whole_tensors is None or "adapter" in self.model_fields_set
+
+
+class FileConfig(RunConfig):
+    """A configuration as a file has it: one run, or one per method."""
+
+    methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Values of single methods, each by a label: ``[methods.fedloru.algorithm]``. The label is the method's name, or
+    any text with ``algorithm.name`` in its table. ``rondo run`` takes the table of ``algorithm.name``, ``rondo
+    compare`` all. Tables have keys of ``algorithm``, ``adapter``, ``train`` and ``server``, and ``model.head``,
+    ``model.head_layers`` and ``model.buffers``; ``adapter = false`` goes without that section."""

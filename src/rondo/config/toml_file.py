@@ -1,9 +1,11 @@
-"""A TOML file of a user's, read with a message for every fault."""
+"""A TOML file of a user's, read with a message for every fault, and values as TOML writes them."""
 
 from __future__ import annotations
 
 import difflib
+import json
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,3 +34,21 @@ def read(path: Path, what: str, remedy: str) -> dict[str, Any]:
         raise ConfigError.at(str(path), f"not TOML: {error}; mend it there (text is written in quotes)", what) from None
     except OSError as error:
         raise ConfigError.at(str(path), f"cannot be read: {error.strerror}", what) from None
+
+
+def inline(value: Any) -> str:
+    """A value as TOML writes it in a line."""
+    if isinstance(value, Mapping):
+        pairs = (f"{json.dumps(str(key), ensure_ascii=False)} = {inline(part)}" for key, part in value.items())
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(inline, value))}]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def parsed(text: str) -> Any:
+    """A value of the command line: TOML, else ``text`` as it is."""
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return text

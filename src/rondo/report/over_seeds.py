@@ -30,14 +30,29 @@ def mean_and_deviation(values: Sequence[float | None]) -> dict[str, Any]:
 def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The head policy, scores and numbers of one algorithm's runs, over seeds."""
     result: dict[str, Any] = {"head": runs[0]["head"]}
-    for key in ("test", "own_rows"):
+    for key in ("test", "own_rows", "fine_tuned"):
         scores = [r[key] for r in runs if r[key] is not None]
         model = scores[0]["model"] if scores else None
         result[key] = {"model": model, **mean_and_deviation([s["score"] for s in scores])}
+    best = [run["best"]["score"] for run in runs if run["best"] is not None]
+    result["best"] = mean_and_deviation(best)
+    result["measures"] = {
+        name: mean_and_deviation([r["measures"].get(name) for r in runs]) for name in runs[0]["measures"]
+    }
     return result | {key: mean_and_deviation([r[key] for r in runs]) for key in _NUMBERS}
 
 
-_NUMBERS = ("bytes_up", "bytes_down", "bytes_first_contact", "train_seconds", "seconds", "interference")
+_NUMBERS = (
+    "mean_of_last",
+    "rounds_to_target",
+    "bytes_to_target",
+    "bytes_up",
+    "bytes_down",
+    "bytes_first_contact",
+    "train_seconds",
+    "seconds",
+    "interference",
+)
 """Numbers of a run that are taken over seeds."""
 
 TEST_KINDS = {"global": "global", "cold_start": "cold start"}
@@ -45,3 +60,6 @@ TEST_KINDS = {"global": "global", "cold_start": "cold start"}
 
 OWN_KINDS = {"clients": "global", "personal": "personal"}
 """Kinds of scores on each client's own validation rows, and the model of each."""
+
+FINE_TUNED_KINDS = {"fine_tuned": "fine-tuned"}
+"""Kinds of scores on each client's own validation rows after fine-tuning, and the model of each."""

@@ -199,10 +199,7 @@ def comparison(content: Mapping[str, Any]) -> bytes:
             continue
         scores = [[p["score"] for p in column] for column in columns]
         means = [sum(s) / len(s) for s in scores]
-        turn, place = divmod(i, len(_COLOURS))
-        style = {"color": _COLOURS[place], "ls": _DASHES[turn % 3], "marker": _MARKERS[turn % 3], "ms": 3.5, "lw": 1.5}
-        model = (runs[0]["test"] or runs[0]["own_rows"])["model"]
-        label = _plain(name) + ("" if model == "global" else f" ({model})")
+        style, label = _style(i), _plain(name) + _whose(runs[0])
         rounds = [column[0]["round"] for column in columns]
         megabytes = [sum(p["bytes"] for p in column) / len(column) / 1e6 for column in columns]
         for axes, x in ((left, rounds), (right, megabytes)):
@@ -211,7 +208,9 @@ def comparison(content: Mapping[str, Any]) -> bytes:
             )
             (line,) = axes.plot(x, means, label=label, **style)
         lines.append((means[-1], line))
-    left.set_ylabel(f"{'test' if any(r['test'] for r in content['runs']) else 'own rows'} {_text(content['title'])}")
+    left.set_ylabel(_score_name(content["runs"]))
+    if any(r["curve_of"] != r["primary"] for r in content["runs"]):
+        left.set_yscale("log", nonpositive="mask")
     left.set_xlabel("rounds")
     left.xaxis.get_major_locator().set_params(integer=True)
     right.set_xlabel("MB sent up and down by all clients, first contact included")
@@ -224,10 +223,84 @@ def comparison(content: Mapping[str, Any]) -> bytes:
         right.xaxis.set_minor_locator(ticker.NullLocator())
     for axes in (left, right):
         axes.grid(alpha=0.25, lw=0.5)
+    left.set_title(_shared_settings(content), loc="left")
+    _legend(figure, lines)
+    return _png(figure)
+
+
+def _style(number: int) -> dict[str, Any]:
+    """The look of a line."""
+    turn, place = divmod(number, len(_COLOURS))
+    return {"color": _COLOURS[place], "ls": _DASHES[turn % 3], "marker": _MARKERS[turn % 3], "ms": 3.5, "lw": 1.5}
+
+
+def _whose(run: Mapping[str, Any]) -> str:
+    """The model that a run's curve is of, unless it is the global one."""
+    model = (run["test"] or run["own_rows"] or {"model": "global"})["model"]
+    return "" if model == "global" or run["curve_of"] != run["primary"] else f" ({model})"
+
+
+def _score_name(runs: Sequence[Mapping[str, Any]]) -> str:
+    """The name of the score that curves are of."""
+    if runs[0]["curve_of"] != runs[0]["primary"]:
+        return str(runs[0]["curve_of"]).replace("_", " ")
+    return f"{'test' if any(r['test'] for r in runs) else 'own rows'} {_text(runs[0]['title'])}"
+
+
+def _shared_settings(content: Mapping[str, Any]) -> str:
+    """The title of a comparison: what all runs share, and the seeds."""
+    counts = [f"{content[what]} {what}" for what in ("rounds", "clients") if content[what] is not None]
     seeds = content["seeds"]
     over = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean over {len(seeds)} seeds, band from lowest to highest"
-    left.set_title(f"{content['rounds']} rounds, {content['clients']} clients, {over}", loc="left")
-    # The legend lists lines as they end, from the top.
+    return ", ".join([*counts, over])
+
+
+def _legend(figure: Any, lines: Sequence[tuple[float, Any]]) -> None:
+    """List the lines as they end, from the top."""
     ordered = [line for _, line in sorted(lines, key=lambda pair: -pair[0])]
     figure.legend(handles=ordered, loc="outside right upper", frameon=False, handlelength=3)
+
+
+def varied(content: Mapping[str, Any]) -> bytes | None:
+    """Draw the final score over the key that is varied, one line per method and combination of the other varied values:
+    the mean over seeds, with a band from the lowest to the highest. A method without the key is a level, dashed line.
+    None unless the values of just one key are numbers. ``content``: as in ``comparison.json``."""
+    keys = [key for key, values in content["varied"].items() if all(type(v) in (int, float) for v in values)]
+    if len(keys) != 1 or len(content["varied"][keys[0]]) < 2:
+        return None
+    (key,) = keys
+    places = sorted(content["varied"][key])
+    figure, axes = _axes(9, 5)
+    by_line: dict[str, list[Mapping[str, Any]]] = {}
+    for run in (run for run in content["runs"] if run["curve"]):
+        rest = [f"{k.rpartition('.')[2]}={v}" for k, v in run["values"].items() if k != key]
+        by_line.setdefault(" ".join([run["method"], *rest]), []).append(run)
+    lines = []
+    for i, (name, runs) in enumerate(by_line.items()):
+        finals = {
+            place: [run["curve"][-1]["score"] for run in runs if run["values"].get(key, place) == place]
+            for place in places
+        }
+        finals = {place: scores for place, scores in finals.items() if scores}
+        means = [sum(scores) / len(scores) for scores in finals.values()]
+        lowest, highest = [min(s) for s in finals.values()], [max(s) for s in finals.values()]
+        has_key = key in runs[0]["values"]
+        style = _style(i) | ({} if has_key else {"marker": "", "ls": _DASHES[1]})
+        if has_key:
+            axes.fill_between(list(finals), lowest, highest, color=style["color"], alpha=0.12, lw=0)
+        (line,) = axes.plot(list(finals), means, label=_plain(name) + _whose(runs[0]), **style)
+        lines.append((means[-1], line))
+    if places[0] > 0 and places[-1] > _FAR_APART * places[0]:
+        from matplotlib import ticker
+
+        axes.set_xscale("log")
+        axes.xaxis.set_minor_locator(ticker.NullLocator())
+    axes.set_xticks(places, [f"{place:g}" for place in places])
+    if any(r["curve_of"] != r["primary"] for r in content["runs"]):
+        axes.set_yscale("log", nonpositive="mask")
+    axes.set_xlabel(key)
+    axes.set_ylabel(f"final {_score_name(content['runs'])}")
+    axes.set_title(_shared_settings(content), loc="left")
+    axes.grid(alpha=0.25, lw=0.5)
+    _legend(figure, lines)
     return _png(figure)

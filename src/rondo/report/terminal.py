@@ -45,12 +45,29 @@ def comparison_title(content: Mapping[str, Any]) -> str:
     over = (
         f"seed {seeds[0]}" if len(seeds) == 1 else f"mean ± standard deviation over seeds {', '.join(map(str, seeds))}"
     )
-    return f"{content['rounds']} rounds, {content['clients']} clients; {over}"
+    counts = [f"{content[what]} {what}" for what in ("rounds", "clients") if content[what] is not None]
+    return f"{', '.join([*counts])}; {over}" if counts else over
+
+
+def _score_columns(content: Mapping[str, Any]) -> dict[str, str]:
+    """The columns of scores, with the key of each in the numbers of an algorithm. One without any score is left out,
+    but for the test's."""
+    numbers = content["algorithms"].values()
+    named = {"test": f"test {content['title']}", "own_rows": "at the clients", "fine_tuned": "fine-tuned"}
+    measured = any(n["measures"] for n in numbers)
+    always = () if measured else ("test", "own_rows")
+    return {key: name for key, name in named.items() if key in always or any(n[key]["count"] for n in numbers)}
+
+
+def _measures(content: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the measures that any algorithm has."""
+    return tuple(dict.fromkeys(name for numbers in content["algorithms"].values() for name in numbers["measures"]))
 
 
 def comparison_columns(content: Mapping[str, Any]) -> tuple[str, ...]:
     """The columns of :func:`comparison_table`; the first two are text."""
-    scores = (f"test {content['title']}", "at the clients")
+    measures = (name.replace("_", " ") for name in _measures(content))
+    scores = (*_score_columns(content).values(), *measures, *_answer_columns(content))
     return ("algorithm", "head", *scores, "up", "down", "first contact", "train s", "interference")
 
 
@@ -64,14 +81,41 @@ def comparison_rows(content: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         yield (
             name,
             stats["head"] or "-",
-            _of_model(stats["test"]),
-            _of_model(stats["own_rows"]),
+            *(_of_model(stats[key]) for key in _score_columns(content)),
+            *(_measured(stats["measures"].get(measure)) for measure in _measures(content)),
+            *_answers(content, stats),
             human_bytes(up),
             human_bytes(down),
             human_bytes(first),
             f"{seconds:.0f}",
             "-" if interference is None else f"{interference:.2g}",
         )
+
+
+def _answer_columns(content: Mapping[str, Any]) -> Iterator[str]:
+    """The columns of what is asked of each curve."""
+    if content["last"] > 1:
+        yield f"mean of last {content['last']}"
+    if content["target"] is not None:
+        yield from (f"rounds to {content['target']:g}", f"sent to {content['target']:g}")
+
+
+def _answers(content: Mapping[str, Any], stats: Mapping[str, Any]) -> Iterator[str]:
+    """The cells of :func:`_answer_columns`. Seeds that did not reach the target are counted, not averaged."""
+    if content["last"] > 1:
+        yield _of_model({**stats["mean_of_last"], "model": "global"})
+    if content["target"] is not None:
+        rounds, sent, seeds = stats["rounds_to_target"], stats["bytes_to_target"], stats["mean_of_last"]["count"]
+        some = "" if rounds["count"] in (0, seeds) else f" ({rounds['count']} of {seeds})"
+        yield "-" if rounds["mean"] is None else f"{rounds['mean']:g}{some}"
+        yield "-" if sent["mean"] is None else human_bytes(sent["mean"])
+
+
+def _measured(value: Mapping[str, Any] | None) -> str:
+    """Mean over seeds, and standard deviation if there is one."""
+    if value is None or value["mean"] is None:
+        return "-"
+    return f"{value['mean']:.3g}" + ("" if value["sd"] is None else f" ± {value['sd']:.2g}")
 
 
 def comparison_table(content: Mapping[str, Any]) -> Table:
@@ -98,7 +142,7 @@ def _of_model(score: Mapping[str, Any]) -> str:
     if score["mean"] is None:
         return "-"
     deviation = "" if score["sd"] is None else f" ± {score['sd']:.3f}"
-    model = "" if score["model"] == "global" else f" {score['model']}"
+    model = "" if score["model"] in ("global", "fine-tuned") else f" {score['model']}"
     return f"{score['mean']:.3f}{deviation}{model}"
 
 

@@ -6,12 +6,13 @@ At small scale the same row runs on a laptop, with another model and fewer rows,
 from __future__ import annotations
 
 import difflib
-import json
 import re
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
-from rondo.config.papers.rows import SETTINGS, Keys
+from rondo.config.papers.rows import SETTINGS, Keys, Setting
+from rondo.config.toml_file import inline
 from rondo.errors import ConfigError
 
 
@@ -20,47 +21,91 @@ def names() -> dict[str, str]:
     return {name: SETTINGS[name].source[1] for name in sorted(SETTINGS)}
 
 
+SCALES = {
+    "paper": "",
+    "small": "Changed for the small scale:",
+    "official": "Changed to the values of the official code:",
+}
+"""The scales, each with the heading of what it changes."""
+
+
 def text(name: str, scale: str = "paper") -> str:
-    """The configuration ``name`` as TOML with comments, at scale ``"paper"`` or ``"small"``. Raises
-    :class:`ConfigError` for an unknown name or scale."""
+    """The configuration ``name`` as TOML with comments, at scale ``"paper"``, ``"small"`` or ``"official"``, which has
+    the values of the paper's official code. Raises :class:`ConfigError` for an unknown name or scale, and for a paper
+    whose official code is not known to differ."""
     import tomli_w
 
     if name not in SETTINGS:
         near = difflib.get_close_matches(name, SETTINGS, n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(near)}?" if near else "rondo init --paper list shows them all"
         raise ConfigError.at("--paper", f"there is no setting {name!r}: {hint}", "rondo init")
-    if scale not in ("paper", "small"):
-        raise ConfigError.at("--scale", f"{scale!r} is neither 'paper' nor 'small'", "rondo init")
+    if scale not in SCALES:
+        raise ConfigError.at("--scale", f"{scale!r} is not one of {', '.join(map(repr, SCALES))}", "rondo init")
     setting = SETTINGS[name]
-    keys = setting.keys
-    changes = {} if scale == "paper" else {k: v for k, v in _small(keys).items() if keys.get(k) != v}
-    lines = list(setting.source)
+    if scale == "official" and not setting.official:
+        message = f"no official code is known that differs from the paper in {name!r}: leave it out"
+        raise ConfigError.at("--scale", message, "rondo init")
+    keys = setting.all_keys
+    changes = {"paper": {}, "small": _small_with_methods(setting), "official": setting.official}[scale]
+    changes = {key: value for key, value in changes.items() if keys.get(key) != value}
+    lines = [*setting.source]
+    if setting.methods:
+        lines.append(f"Methods: {', '.join(setting.methods)}. rondo compare --config FILE compares them.")
     lines.append("Data and model come from a hub. For files of your own set data.source, its splits and its columns.")
     chosen = {key: reason for key, reason in setting.chosen.items() if key not in changes}
     lines += ["Chosen here:"] if chosen else []
-    lines += [f"- {key} = {_shown(keys[key])}: {reason}" for key, reason in chosen.items()]
-    lines += ["Changed for the small scale:"] if changes else []
+    lines += [f"- {key} = {inline(keys[key])}: {reason}" for key, reason in chosen.items()]
+    deviations = {key: reason for key, reason in setting.deviations.items() if key not in changes}
+    lines += ["Other than in the paper:"] if deviations else []
+    lines += [f"- {key} = {_value(keys.get(key))}: {reason}" for key, reason in deviations.items()]
+    if setting.official and scale != "official":
+        lines.append("The official code has other values (rondo init --scale official writes them):")
+        lines += [f"- {key} = {_value(value)}" for key, value in setting.official.items()]
+    lines += setting.official_remarks
+    lines += [SCALES[scale]] if changes else []
     for key, value in changes.items():
-        before = f"in place of {_shown(keys[key])}" if key in keys else "which the paper's scale leaves out"
-        lines.append(f"- {key} {f'= {_shown(value)}' if value is not None else 'left out'}, {before}")
-    keys = {key: value for key, value in {**keys, **changes}.items() if value is not None}
+        before = f"in place of {inline(keys[key])}" if key in keys else "which the paper's scale leaves out"
+        lines.append(f"- {key} {f'= {inline(value)}' if value is not None else 'left out'}, {before}")
     folded = [
         part for line in lines for part in textwrap.wrap(line, 115, subsequent_indent="  ", break_on_hyphens=False)
     ]
+    kept = {key: value for key, value in {**keys, **changes}.items() if value is not None}
     toml = re.sub(
-        r"\[\n    ([^\[\]]*?),\n\]", lambda m: f"[{m[1].replace(chr(10) + '   ', '')}]", tomli_w.dumps(_nested(keys))
+        r"\[\n    ([^\[\]]*?),\n\]",
+        lambda m: f"[{m[1].replace(chr(10) + '   ', '')}]",
+        tomli_w.dumps(_nested(kept, tuple(setting.methods))),
     )
     return "".join(f"# {line}\n" for line in folded) + toml
 
 
-def _nested(keys: Keys) -> dict[str, Any]:
-    """Sections of values; those of the first level come first."""
+def _value(value: Any) -> str:
+    return "left out" if value is None else inline(value)
+
+
+def _nested(keys: Keys, methods: Sequence[str]) -> dict[str, Any]:
+    """Sections of values, and tables of methods. Values without a section come first, the methods last."""
     sections: dict[str, Any] = {key: value for key, value in keys.items() if "." not in key}
+    tables: dict[str, dict[str, Any]] = {label: {} for label in methods}
     for key, value in keys.items():
-        section, _, name = key.partition(".")
+        place, rest = sections, key
+        if key.startswith("methods."):
+            _, label, rest = key.split(".", 2)
+            place = tables[label]
+        section, _, name = rest.partition(".")
         if name:
-            sections.setdefault(section, {})[name] = value
-    return sections
+            place.setdefault(section, {})[name] = value
+        elif place is not sections:
+            place[section] = value
+    return {**sections, "methods": tables} if tables else sections
+
+
+def _small_with_methods(setting: Setting) -> dict[str, Any]:
+    """The changes for the small scale, those of the methods' tables too."""
+    changes = _small(setting.keys)
+    for label, values in setting.methods.items():
+        of_method = _small({**setting.keys, **values})
+        changes |= {f"methods.{label}.{key}": of_method[key] for key in values if key in of_method}
+    return changes
 
 
 def _small(keys: Keys) -> dict[str, Any]:
@@ -69,8 +114,9 @@ def _small(keys: Keys) -> dict[str, Any]:
     kind = keys.get("task.kind", "sequence-classification")
     clients = min(keys.get("partition.clients", 10), 10)
     few["partition.clients"] = clients
-    if "algorithm.tau" in keys:  # factors are merged within the rounds that are left
-        few["algorithm.tau"] = min(keys["algorithm.tau"], 2)
+    for key, most in (("algorithm.tau", 2), ("algorithm.body_epochs", 1)):  # factors merge within the rounds left
+        if key in keys:
+            few[key] = min(keys[key], most)
     if "clients.per_round" in keys:
         few["clients.per_round"] = max(2, round(clients * keys["clients.per_round"] / keys["partition.clients"]))
     if kind == "image-classification" or keys.get("model.name") == "builtin:lstm":
@@ -84,13 +130,3 @@ def _small(keys: Keys) -> dict[str, Any]:
         layers = keys["adapter.layers_to_transform"]
         few["adapter.layers_to_transform"] = sorted({layer * here // there for layer in layers})
     return few
-
-
-def _shown(value: Any) -> str:
-    """A value as TOML writes it."""
-    import tomli_w
-
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{json.dumps(key)} = {_shown(part)}' for key, part in value.items())}}}"
-    text = tomli_w.dumps({"x": value}).partition("=")[2]
-    return " ".join(text.split()).replace("[ ", "[").replace(", ]", "]").replace(",]", "]")

@@ -1,0 +1,109 @@
+"""The numbers of a finished run, as a comparison has them. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rondo import own_code
+from rondo.config import task_kinds as tasks
+from rondo.config.schema import RunConfig
+from rondo.report.over_seeds import FINE_TUNED_KINDS, OWN_KINDS, TEST_KINDS, mean_and_deviation, score_of
+from rondo.runs.compare.places import Planned
+from rondo.runs.storage.directory import RunDirectory
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a comparison asks of the curve of each run."""
+
+    last: int = 1
+    """The mean is taken over so many last scores."""
+    target: float | None = None
+    """The score to reach, in as few rounds and bytes as possible."""
+
+
+def numbers(planned: Planned, question: Question) -> dict[str, Any]:
+    """The numbers of a finished run, read from its directory. Bytes are summed over all clients and rounds."""
+    directory = RunDirectory(planned.run_dir)
+    summary, rounds = directory.read("summary.json"), directory.rounds()
+    primary, traffic = summary["primary"], summary["bytes"]
+    test, own_rows, fine_tuned = (
+        score_of(summary["after"], kinds, primary) for kinds in (TEST_KINDS, OWN_KINDS, FINE_TUNED_KINDS)
+    )
+    measures = summary["measures"]["after"]
+    measure = None if test is not None else _first(summary["measures"]["before"], measures)
+    kinds = TEST_KINDS if test is not None else OWN_KINDS
+
+    def score(scores: Mapping[str, Any], measures: Mapping[str, float]) -> float | None:
+        if measure is not None:
+            return measures.get(measure)
+        scored = score_of(scores, kinds, primary)
+        return None if scored is None else scored["score"]
+
+    points = [(0, 0, score(summary["before"], summary["measures"]["before"]))]
+    total_bytes = 0
+    for record in rounds:
+        total_bytes += record["bytes_up"] + record["bytes_down"]
+        points.append((record["round"] + 1, total_bytes, score(record["scores"], record.get("measures", {}))))
+    curve = [{"round": r, "bytes": b, "score": s} for r, b, s in points if s is not None]
+    interference = [(r.get("diagnostics") or {}).get("interference") for r in rounds]
+    return {
+        **planned.identity,
+        "method": planned.variant.method,
+        "values": dict(planned.variant.values),
+        "run_dir": planned.run_dir.name,
+        "clients": summary["clients"],
+        "rounds": planned.config.rounds,
+        "primary": primary,
+        "title": summary["titles"].get(primary, primary),
+        "curve_of": primary if measure is None else measure,
+        "head": summary["head"],
+        "test": test,
+        "own_rows": own_rows,
+        "fine_tuned": fine_tuned,
+        "measures": measures,
+        **answers(curve, question, higher_is_better=measure is None and _higher_is_better(planned.config, primary)),
+        "bytes_up": traffic["up"],
+        "bytes_down": traffic["down"],
+        "bytes_first_contact": traffic["first_contact"],
+        "train_seconds": summary["seconds"]["train"],
+        "seconds": summary["seconds"]["all"],
+        "interference": mean_and_deviation(interference)["mean"],
+        "curve": curve,
+    }
+
+
+def answers(curve: Sequence[Mapping[str, Any]], question: Question, *, higher_is_better: bool) -> dict[str, Any]:
+    """The best point of a curve, the mean of its last scores, and the rounds and bytes of the first score that reaches
+    the target; None for what there is not."""
+    sign = 1 if higher_is_better else -1
+    best = max(curve, key=lambda point: sign * point["score"], default=None)
+    trained = [point["score"] for point in curve if point["round"] > 0][-question.last :]
+    reached = next(
+        (p for p in curve if question.target is not None and sign * (p["score"] - question.target) >= 0), None
+    )
+    return {
+        "best": None if best is None else {"round": best["round"], "score": best["score"]},
+        "mean_of_last": mean_and_deviation(trained)["mean"],
+        "rounds_to_target": None if reached is None else reached["round"],
+        "bytes_to_target": None if reached is None else reached["bytes"],
+    }
+
+
+def _first(before: Mapping[str, float], after: Mapping[str, float]) -> str | None:
+    """The name of the first measure: one that was taken before the first round too, if there is any."""
+    return next((name for name in before if name in after), next(iter(after), None))
+
+
+def _higher_is_better(config: RunConfig, metric: str) -> bool:
+    kind = tasks.TABLE.get(config.task.kind)
+    if kind is not None:
+        return kind.metrics.get(metric, False)
+    return bool(own_code.load(config.task.kind).higher_is_better)
+
+
+def only(values: Sequence[Any]) -> Any:
+    """The value that all of ``values`` have; None where they differ, or there are none."""
+    return values[0] if values and all(value == values[0] for value in values) else None
