@@ -229,7 +229,7 @@ def test_run_export_and_evaluate(invoke: Invoke, tiny: dict[str, Any]) -> None:
 
     code, output = invoke("evaluate", "first", "--client", "client-1", "--device", "cpu")
     assert code == 0
-    assert set(json.loads(output)) == {"test", "validation"}
+    assert set(json.loads(output)) == {"test", "titles", "validation"}
 
 
 def test_predictions_are_printed_or_written(invoke: Invoke, run_dir: Path) -> None:

@@ -243,7 +243,7 @@ def _whose(run: Mapping[str, Any]) -> str:
 def _score_name(runs: Sequence[Mapping[str, Any]]) -> str:
     """The name of the score that curves are of."""
     if runs[0]["curve_of"] != runs[0]["primary"]:
-        return str(runs[0]["curve_of"]).replace("_", " ")
+        return _text(runs[0]["curve_of"].replace("_", " "))
     return f"{'test' if any(r['test'] for r in runs) else 'own rows'} {_text(runs[0]['title'])}"
 
 

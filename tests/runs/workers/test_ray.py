@@ -73,8 +73,8 @@ def test_resumption_changes_the_place_only(sources: Path, tmp_path: Path) -> Non
     watch = StopAtOne()
     with pytest.raises(RunInterrupted):
         rondo.run(raw, run_dir=tmp_path / "run", device="cpu", observer=watch, stop=watch.event)
-    with pytest.raises(ConfigError, match="rounds: rates, restarts and the choice of rounds"):
-        rondo.resume(tmp_path / "run", sets=["rounds=9"])
+    with pytest.raises(ConfigError, match=r"train\.lr: a run that goes on keeps its configuration"):
+        rondo.resume(tmp_path / "run", sets=["train.lr=9"])
 
 
 def test_worker_has_room_for_as_many_cohorts_as_it_has_threads_for() -> None:

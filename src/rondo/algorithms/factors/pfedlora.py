@@ -41,7 +41,8 @@ class PFedLoRA(Algorithm[ServerState]):
     Linear: yes.
     Personal: yes. A new client (the cold-start model) has a personal pair whose product is 0.
     Head in the source: a part of the model, averaged; here shared by default, trained with D.
-    Deviations: only adapted layers move. D is in units of the scale by default. p_k over the participants.
+    Deviations: only adapted layers move. D is in units of the scale by default. p_k over the participants. With
+    ``adapter.from_scratch`` W starts at the product of the first factors, a random matrix of rank r.
     Reference: Park and Klabjan, 2024, appendix C.4, after Yi et al., pFedLoRA, 2023.
     """
 

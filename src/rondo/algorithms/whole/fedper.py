@@ -28,7 +28,8 @@ class FedPer(Algorithm[ServerState]):
     Personal: yes. A new client (the cold-start model) has W_B and the initial head. With ``model.head = "shared"``
     nothing is personal, and the method is FedAvg.
     Head in the source: trained and local; here local by default.
-    Deviations: none. The paper weights clients by sample count; the run's ``weighting`` does so here.
+    Deviations: all heads start equal, at the run's first one; the paper draws one per client (algorithm 1). It weights
+    clients by sample count; the run's ``weighting`` does so here.
     Reference: Arivazhagan et al., Federated Learning with Personalization Layers, 2019.
     """
 

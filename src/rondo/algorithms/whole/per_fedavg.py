@@ -41,7 +41,7 @@ class PerFedAvg(Algorithm[ServerState]):
     Exact: yes, on whole tensors: the mean of the w_k.
     Linear: yes.
     Personal: no. Clients keep nothing. Scores are of the model after its step with the gradient of one epoch (the mean
-    over its batches); the exported model is w.
+    over its rows); the exported model is w.
     Head in the source: a part of the model, averaged; here shared by default. A local head takes no inner step.
     Deviations: the paper draws a third batch for the Hessian; here it is on D, as the inner step is. A batch of one row
     is both D and D'. Every gradient is a forward pass that updates statistics (batch normalisation).

@@ -35,7 +35,7 @@ class Scaffold(Algorithm[ServerState]):
     clients::
 
         client k:  y_k <- x;   K times:  y_k <- y_k - eta (gradient at y_k - c_k + c)
-        option I:  c_k+ = the mean gradient at x, over the batches of one more epoch
+        option I:  c_k+ = the mean gradient at x, over the client's rows
         option II: c_k+ = c_k - c + (x - y_k) / (K eta)
         server:    x <- x + server_lr * mean over S of (y_k - x)
                    c <- c + |S| / N * mean over S of (c_k+ - c_k);      then c_k <- c_k+ at each participant
