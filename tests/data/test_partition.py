@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rondo.config import ConfigError, PartitionConfig
 from rondo.data.partition.deal import Deal, deal, histogram
+from rondo.data.partition.label_skew import proportional
 
 COUNT = 120
 LABELS = [str(i % 6) for i in range(COUNT)]
@@ -253,6 +254,12 @@ def test_lognormal_sizes_sum_to_all_rows(count: int, clients: int, sigma: float,
     assert sum(sizes(partition)) == count
     assert min(sizes(partition)) >= max(1, least)
     assert partition.dropped == 0
+
+
+def test_remainders_of_sizes_go_to_the_largest() -> None:
+    """Of ten rows 1.3, 2.8 and 5.9; of rows beyond one for each, likewise."""
+    assert proportional(range(10), [0.13, 0.28, 0.59], least=0) == [1, 3, 6]
+    assert proportional(range(13), [0.13, 0.28, 0.59]) == [2, 4, 7]
 
 
 def test_lognormal_sizes_spread_with_sigma() -> None:
