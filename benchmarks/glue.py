@@ -37,7 +37,7 @@ def in_float32(run_dir: Path) -> float:
     """Test accuracy of a finished run's model in float32, in whatever precision it was trained."""
     from rondo.results.reopen import reopen
 
-    opened = reopen(run_dir, exact=True, with_rows=True)
+    opened = reopen(run_dir, exact=True, source="glue", rows=("test_rows", "test_examples_sha256"))
     seen, base = opened.model(None)
     return float(opened.scorer.scores(seen, base, opened.assembly.population.test)["accuracy"] or 0.0)
 

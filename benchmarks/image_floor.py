@@ -63,7 +63,7 @@ def passes(workload: ImageWorkload) -> list[Passes]:
 
     height, width, channels = workload.image
     with torch.device("meta"):
-        network = NETWORKS[workload.network](Sizes((channels, height, width), CLASSES, groups=False)).eval()
+        network = NETWORKS[workload.network](Sizes((channels, height, width), CLASSES, norm="batch")).eval()
     found: list[tuple[str, Layer]] = []
 
     def note(path: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:

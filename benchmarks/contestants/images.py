@@ -39,7 +39,7 @@ def build_network(workload: ImageWorkload) -> nn.Module:
 
     torch.manual_seed(workload.seed)
     height, width, channels = workload.image
-    network = NETWORKS[workload.network](Sizes((channels, height, width), CLASSES, groups=False))
+    network = NETWORKS[workload.network](Sizes((channels, height, width), CLASSES, norm="batch"))
     if workload.rank is not None:
         for path, layer in list(network.named_modules()):
             if isinstance(layer, nn.Conv2d) and path.startswith("layer") and "downsample" not in path:
