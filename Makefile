@@ -16,7 +16,8 @@ federate-demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-# The slow tests that try more options, without those that repeat one attack very often or start other processes.
+# The slow tests that try more options and run every benchmark at its smallest, without those that repeat one attack
+# very often or start a federation's processes.
 test-sweeps: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m slow \
 		--ignore tests/federation --ignore tests/runs/workers/test_ray.py \

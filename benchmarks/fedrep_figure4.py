@@ -31,7 +31,6 @@ RUN = Path(__file__).parent / "runs" / "fedrep-figure4.toml"
 FEDSGD = ('algorithm.name="fedavg"', "algorithm.start_rounds=", "train.local_steps=1")
 SHOTS = (1, 2, 3, 5, 10, 15, 20, 25, 30, 40, 50)
 SCORED = 200
-EPOCHS = 500
 MODELS = {
     "rondo adapt": "FedRep, rondo adapt",
     "FedRep": "FedRep, exact head",
@@ -89,6 +88,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--newcomers", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=500, help="of the head that rondo adapt fits")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--images", type=Path, default=Path(__file__).parents[1] / "docs" / "images")
     parser.add_argument("--set", action="append", default=[], dest="sets")
@@ -112,7 +112,7 @@ def main() -> None:
                     args.out / f"FedRep-seed-{seed}",
                     table(x[:shots], y[:shots]),
                     test=table(scored, truth),
-                    epochs=EPOCHS,
+                    epochs=args.epochs,
                 )
                 # The task's loss for heads is half the squared error.
                 errors["rondo adapt", shots].append(2 * fitted.shots[0].adapted["loss"])

@@ -194,7 +194,8 @@ def delta(adapter: Adapter) -> Tensor:
 def best_ms(work: Callable[[], object], seconds: float) -> float:
     """Milliseconds of the fastest of the tries of so many seconds; at least one."""
     best, until = float("inf"), time.perf_counter() + seconds
-    while (began := time.perf_counter()) < until:
+    while best == float("inf") or time.perf_counter() < until:
+        began = time.perf_counter()
         work()
         best = min(best, time.perf_counter() - began)
     return best * 1e3
