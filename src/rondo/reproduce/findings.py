@@ -1,4 +1,4 @@
-"""What the runs of an entry that are there say of its claims."""
+"""Findings: each claim of an entry with its differences and verdict, from the runs that are there."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import platform
 import statistics
@@ -10,15 +9,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rondo.report import pictures
 from rondo.reproduce.findings import Finding, findings, finished
 from rondo.reproduce.paired import Paired
 from rondo.reproduce.trials import Curve, Trials
 from rondo.runs.storage import durable
 from rondo.runs.storage.directory import RunDirectory
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 _FACTS = "facts"
-"""What a page knows of an entry for the page of all."""
+"""The folder of the facts from which the page of all is made, a file per entry."""
 
 
 def write(trials: Trials, pages: Path) -> list[Finding]:
@@ -162,25 +161,9 @@ def _listed(values: Iterable[Any]) -> str:
 
 def _picture(trials: Trials, curves: Mapping[str, list[Curve]]) -> bytes:
     """A line per arm: the mean over seeds and its 95 % interval."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for k, (arm, of_arm) in enumerate(curves.items()):
-        style: dict[str, Any] = {"color": _COLOURS[k % len(_COLOURS)], "ls": ("-", "--", ":")[k // len(_COLOURS) % 3]}
+    lines = {}
+    for arm, of_arm in curves.items():
         points = [Paired.of(scores) for scores in zip(*(curve.scores for curve in of_arm), strict=False)]
-        rounds = of_arm[0].rounds[: len(points)]
-        if len(of_arm) > 1:
-            low, high = zip(*(point.interval or (point.mean, point.mean) for point in points), strict=True)
-            axes.fill_between(rounds, low, high, color=style["color"], alpha=0.13, lw=0)
-        axes.plot(rounds, [point.mean for point in points], label=arm, lw=1.5, **style)
-    axes.set_xlabel("rounds")
-    axes.set_ylabel(trials.entry.metric + (", log10" if trials.entry.log10 else ""))
-    axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
-    axes.grid(alpha=0.25, lw=0.5)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    figure.legend(loc="outside right upper", frameon=False)
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=110)
-    return content.getvalue()
+        bands = [point.interval or (point.mean, point.mean) for point in points]
+        lines[arm] = [(r, p.mean, *band) for r, p, band in zip(of_arm[0].rounds, points, bands, strict=False)]
+    return pictures.bands(lines, trials.entry.metric + (", log10" if trials.entry.log10 else ""))

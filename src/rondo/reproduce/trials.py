@@ -105,13 +105,13 @@ class Trials:
         return point
 
     def seconds(self) -> float:
-        """What all runs that are missing will take, by those that are there, or by the entry's word."""
+        """Seconds of all runs that are missing: as many for each as the mean of those that are there took, or as the
+        entry says. Later halves of a tuning are not counted."""
         took = [r.read("summary.json")["seconds"]["all"] for r in self._finished()]
         of_one: float = statistics.fmean(took) if took else self.entry.seconds
-        left = len(self.missing())
-        if self.entry.tuning is not None and any(isinstance(self._tuned(arm), list) for arm in self.entry.arms):
-            left += len(self.entry.arms) * len(self.entry.seeds)
-        return of_one * left
+        missing = self.missing()
+        is_tuning = bool(missing) and missing[0].is_tuning
+        return of_one * (len(missing) + (len(self.entry.arms) * len(self.entry.seeds) if is_tuning else 0))
 
     def spent(self) -> float:
         """Seconds of all runs that are there, tuning included."""

@@ -1,4 +1,4 @@
-"""What differences over seeds say of a paper's claim."""
+"""The verdict on a paper's claim, from differences over seeds."""
 
 from __future__ import annotations
 

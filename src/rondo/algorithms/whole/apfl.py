@@ -55,9 +55,10 @@ class APFL(Algorithm[ServerState]):
     Deviations: the global model is FedAvg's, with two exceptions in "during", where one optimizer steps w_k and v_k:
     ``train.max_grad_norm`` limits the gradient of both together, and adapter dropout draws for both. The optimizer is
     the run's, for a too. The official code moves a in the first step of a round only, and adds 0.02 a to its gradient,
-    which the paper does not have. PFLlib's code adapts a too, in every batch, and takes each
-    batch's steps of w_k and v_k together; with "after" a stays as it is here, and v_k is trained after w_k. The mean
-    loss of a round is the mix's. Statistics (batch normalisation) are never mixed: v_k has its own.
+    which the paper does not have. PFLlib's code adapts a in every batch, from gradients at v_k and at w_k where the
+    paper has that of the mix, and takes each batch's steps of w_k and v_k together; with "after" a stays as it is here,
+    and v_k is trained after w_k. The mean loss of a round is the mix's. Statistics (batch normalisation) are never
+    mixed: v_k has its own.
     Reference: Deng et al., Adaptive Personalized Federated Learning, 2020, algorithm 1 and section 4.2.
     """
 

@@ -33,8 +33,8 @@ class FedRep(Algorithm[ServerState]):
     Head in the source: trained and local; here local by default.
     Deviations: each phase has a fresh optimizer. In the official code one optimizer serves both; under the torch 0.4.1
     that it pins, momentum and weight decay go on moving the head in the second phase, since gradients there are zero
-    and not None (later versions leave the head alone). The paper weights clients equally, the official code by
-    sample count in places; the run's ``weighting`` decides here.
+    and not None (torch 2 leaves the head alone). The paper weights clients equally, the official code by sample count
+    in places; the run's ``weighting`` decides here.
     Reference: Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021.
     """
 

@@ -29,7 +29,7 @@ class Setting:
     official: Keys
     """The values of the paper's official code, where they are others than the paper's; None for a key that it lacks."""
     official_remarks: tuple[str, ...]
-    """What else the official code does otherwise, which no key has."""
+    """Further differences of the official code, which no key has."""
 
     @property
     def all_keys(self) -> Keys:

@@ -88,22 +88,22 @@ class Joining:
         """``plan`` beside the contract. If its terms are kept, model and rows are loaded for it. Nothing leaves.
 
         Raises :class:`Declined`, :class:`ConfigError`, and whatever a plan that is none leads to."""
-        effects = self.terms(plan)
-        if terms.refusal(effects) is not None:
-            return Offer(plan, effects, ())
+        plan_terms = self.terms(plan)
+        if terms.refusal(plan_terms) is not None:
+            return Offer(plan, plan_terms, ())
         config, clients = self._read(plan)
         leaving, labels = [*_now({name: len(rows) for name, rows in clients.items()})], plan.labels
         if labels is None:
             labels = self._labels(config, clients)
             leaving.append(f"now: the class names {', '.join(labels)}")
             if len(labels) < 2:
-                return Offer(plan, effects, leaving, labels)
+                return Offer(plan, plan_terms, leaving, labels)
         elif not set(self._labels(config, clients)) <= set(labels):
             raise Declined("class names: its rows have others than the run")
         assembly = self._assembly(plan, config, clients, labels)
         counts = {name: len(rows) for name, rows in clients.items()}
-        effects += terms.of_training(self.contract, config, assembly, counts)
-        return Offer(plan, effects, [*leaving, *self._per_round(assembly)], labels, assembly)
+        plan_terms += terms.of_training(self.contract, config, assembly, counts)
+        return Offer(plan, plan_terms, [*leaving, *self._per_round(assembly)], labels, assembly)
 
     def counts(self, plan: Plan) -> dict[str, int]:
         """Numbers of rows by client, of the clients that ``plan`` names."""

@@ -28,7 +28,7 @@ class Column:
 
     name: str
     words: str
-    """What is in it."""
+    """Its content, in words."""
     values: tuple[str, ...] | None
     """Its distinct values where they are few, and so may be classes."""
 

@@ -79,6 +79,6 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def _near(name: str, names: Sequence[str]) -> str:
-    """What it may have been: the closest names, or all."""
+    """A hint behind an unknown ``name``: the closest of ``names``, or all."""
     near = difflib.get_close_matches(name, names, n=2)
     return f"; did you mean {' or '.join(map(repr, near))}?" if near else f"; there are: {', '.join(names)}"

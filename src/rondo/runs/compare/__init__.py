@@ -115,7 +115,7 @@ def compare(
 
 
 def question(last: int, target: float | None) -> Question:
-    """What is asked of each curve. Raises :class:`ConfigError` for numbers that cannot be."""
+    """The question put to each curve. Raises :class:`ConfigError` for numbers that cannot be."""
     if last < 1:
         raise ConfigError.at("--last", f"should be a number of scores, 1 or more, got {last}", "rondo compare")
     if target is not None and not math.isfinite(target):

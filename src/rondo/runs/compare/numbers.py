@@ -16,7 +16,7 @@ from rondo.runs.storage.directory import RunDirectory
 
 @dataclass(frozen=True)
 class Question:
-    """What a comparison asks of the curve of each run."""
+    """A comparison's question to the curve of each run."""
 
     last: int = 1
     """The mean is taken over so many last scores."""
