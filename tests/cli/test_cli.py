@@ -444,7 +444,7 @@ def test_missing_federation_extra_is_named(arguments: tuple[str, ...]) -> None:
     command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    message = "needs the package cryptography, which is not installed: pip install 'rondo-fl[federation]'"
+    message = "needs the package cryptography, which is not installed: pip install 'flwr>=1.41,<1.43'"
     assert done.stderr == f"rondo federate: 1 problem\n  federation: {message}\n"
 
 

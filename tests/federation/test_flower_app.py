@@ -48,7 +48,7 @@ def test_app_holds_the_configuration(config: Path, tmp_path: Path) -> None:
     assert (tmp_path / "app" / "config.toml").read_bytes() == config.read_bytes()
     project = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())
     assert project["tool"]["flwr"]["app"]["config"]["nodes"] == 2
-    assert project["project"]["dependencies"] == [f"rondo-fl[federation]=={rondo.__version__}"]
+    assert project["project"]["dependencies"] == ["flwr>=1.41,<1.43"]
     with pytest.raises(ConfigError, match="already exists"):
         app.write(tmp_path / "app", str(config), 2)
 

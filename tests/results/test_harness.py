@@ -42,10 +42,12 @@ def problems(start: Any) -> dict[str, str]:
 
 def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness, "find_spec", lambda name: None)
-    assert "pip install 'rondo-fl[eval]'" in problems(lambda: evaluate_by_harness(tmp_path, ["mmlu"]))["--lm-eval"]
+    assert (
+        "pip install 'lm-eval>=0.4.13,<0.5'" in problems(lambda: evaluate_by_harness(tmp_path, ["mmlu"]))["--lm-eval"]
+    )
     result = CliRunner().invoke(app, ["evaluate", str(tmp_path), "--lm-eval", "mmlu"])
     assert result.exit_code == 2
-    assert "rondo-fl[eval]" in result.stderr
+    assert "lm-eval>=0.4.13" in result.stderr
 
 
 def test_options_that_do_not_go_together_are_named(tmp_path: Path) -> None:

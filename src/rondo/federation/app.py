@@ -20,6 +20,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from rondo import __version__
+from rondo.config import packages
 from rondo.config.load import load
 from rondo.data.files.room import Room
 from rondo.data.files.tables import Rows
@@ -59,6 +60,7 @@ def write(folder: Path, config: str, nodes: int) -> None:
     check(load(config, ROWS_AT_SITES, check_paths=False))
     if folder.exists():
         raise ConfigError.at(str(folder), "already exists; name another folder")
+    project = _PROJECT.format(version=__version__, flwr=packages.REQUIREMENTS["flwr"], nodes=nodes)
     try:
         durable.make_folder(folder)
         durable.write_all(
@@ -66,14 +68,14 @@ def write(folder: Path, config: str, nodes: int) -> None:
             {
                 "config.toml": Path(config).read_bytes(),
                 "rondo_app.py": _MODULE.encode(),
-                "pyproject.toml": _PROJECT.format(version=__version__, nodes=nodes).encode(),
+                "pyproject.toml": project.encode(),
             },
         )
     except OSError as error:
         raise ConfigError.at(str(folder), f"cannot be written: {error.strerror}; name another folder") from None
 
 
-_MODULE = '''"""Rondo's Flower app. The code is in the package rondo-fl, which every SuperNode must have."""
+_MODULE = '''"""Rondo's Flower app. Rondo must be installed at the SuperLink and at every SuperNode, in one version."""
 
 from pathlib import Path
 
@@ -92,7 +94,8 @@ name = "rondo-run"
 version = "1.0.0"
 description = "A run of Rondo: federated low-rank fine-tuning"
 license = "Apache-2.0"
-dependencies = ["rondo-fl[federation]=={version}"]
+# Rondo {version} is installed by hand, from its wheel: it is on no registry yet, where others could take its name.
+dependencies = ["{flwr}"]
 
 [tool.flwr.app]
 publisher = "rondo"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+from rondo.config import packages
 from rondo.errors import ConfigError
 
 
@@ -20,5 +21,4 @@ def needed() -> None:
 
 
 def _fault(package: str) -> ConfigError:
-    message = f"needs the package {package}, which is not installed: pip install 'rondo-fl[federation]'"
-    return ConfigError.at("federation", message, "rondo federate")
+    return ConfigError.at("federation", packages.missing(package), "rondo federate")

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from rondo.config import packages
 from rondo.config import task_kinds as kinds
 from rondo.errors import ConfigError, headed
 from rondo.models.forms.outline import look
@@ -51,7 +52,7 @@ def evaluate_by_harness(
     options are those of :func:`rondo.evaluate`. Raises :class:`ConfigError`.
     """
     if find_spec("lm_eval") is None:
-        raise ConfigError.at(_OPTION, "needs the package lm_eval, which is not installed: pip install 'rondo-fl[eval]'")
+        raise ConfigError.at(_OPTION, packages.missing("lm_eval"))
     if folder is not None and not Path(folder).is_dir():
         raise ConfigError.at(_FOLDER, f"{str(folder)!r} is no folder: name the one with the task files")
     allowed = {"allow_code": allow_code, "allow_changed": allow_changed}

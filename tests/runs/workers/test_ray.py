@@ -58,7 +58,7 @@ def test_missing_ray_is_told_before_anything_is_loaded(
         rondo.run(raw, sets=OVER_RAY, run_dir=tmp_path / "run", device="cpu")
     (problem,) = caught.value.problems
     assert problem.path == "simulation.engine"
-    assert "pip install 'rondo-fl[ray]'" in problem.message
+    assert "pip install 'ray>=2.55'" in problem.message
     assert not (tmp_path / "run").exists()
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from rondo import own_code
+from rondo.config import packages
 from rondo.config import task_kinds as tasks
 from rondo.config.inputs import BUILTIN_NETWORKS, GIVEN, LINEAR
 from rondo.config.schema import RunConfig
@@ -280,11 +281,8 @@ def _set_template(tokenizer: Any, config: RunConfig) -> None:
 def _missing_packages(config: RunConfig) -> Iterator[Problem]:
     """One problem per package that the model's format needs and that is not installed."""
     model = config.model
-    gguf = ("name" if model.is_gguf_path else "gguf_file", model.gguf, "gguf", "gguf")
-    rounds = ("bitsandbytes", "quant4") if model.quantization == "nf4" else ("torchao", "quant")
-    for key, value, package, extra in (gguf, ("quantization", model.quantization, *rounds)):
+    gguf = ("name" if model.is_gguf_path else "gguf_file", model.gguf, "gguf")
+    rounds = "bitsandbytes" if model.quantization == "nf4" else "torchao"
+    for key, value, package in (gguf, ("quantization", model.quantization, rounds)):
         if value is not None and find_spec(package) is None:
-            message = (
-                f"needs the package {package}, which is not installed: pip install 'rondo-fl[{extra}]', or remove it"
-            )
-            yield Problem(f"model.{key}", message)
+            yield Problem(f"model.{key}", f"{packages.missing(package)}, or remove it")

