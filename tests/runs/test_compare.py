@@ -376,6 +376,11 @@ CURVE = [{"round": r, "bytes": 100 * r, "score": s} for r, s in enumerate([0.1, 
         (Question(10, 0.75), True, {"mean_of_last": 0.65, "rounds_to_target": 2, "bytes_to_target": 200}),
         (Question(1, 0.9), True, {"rounds_to_target": None, "bytes_to_target": None}),
         (Question(1, 0.5), False, {"best": (0, 0.1), "rounds_to_target": 0}),
+        (Question(), True, {"score_at_mb": None}),
+        (Question(at_mb=250e-6), True, {"score_at_mb": 0.8}),
+        (Question(at_mb=300e-6), True, {"score_at_mb": 0.7}),
+        (Question(at_mb=400e-6), True, {"score_at_mb": 0.6}),
+        (Question(at_mb=401e-6), True, {"score_at_mb": None}),  # the run sent less
     ],
 )
 def test_curve_answers(question: Question, higher_is_better: bool, expected: dict[str, Any]) -> None:
@@ -451,6 +456,7 @@ def test_default_configuration_plans_every_algorithm() -> None:
         (("fedit", "--set", "rounds=1,2"), "rondo compare ... --vary rounds=1,2"),
         (("fedit", "--last", "0"), "--last: should be a number of scores, 1 or more, got 0"),
         (("fedit", "--target", "nan"), "--target: should be a score, got nan"),
+        (("fedit", "--at-mb", "0"), "--at-mb: should be a number of megabytes above 0, got 0"),
         (("fedit", "--seeds", "1,x"), "--seeds: '1,x' should be whole numbers with commas between"),
         (("fedit", "--seeds", "1,1"), "--seeds: 1 is named twice"),
         (("fedit", "--seeds=-1"), "--seeds: -1 is out of range"),

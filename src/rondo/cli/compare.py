@@ -37,6 +37,7 @@ def compare(
     seeds: Annotated[str | None, typer.Option(help="numbers separated by commas; default: the file's seed")] = None,
     last: Annotated[int, typer.Option(help="also the mean of so many last scores of each run")] = 1,
     target: Annotated[float | None, typer.Option(help="a score: also the rounds and bytes to reach it")] = None,
+    at_mb: Annotated[float | None, typer.Option(help="also the score after so many MB of traffic")] = None,
     out: Annotated[
         str | None,
         typer.Option(
@@ -51,7 +52,7 @@ def compare(
 
         axes, names = compare.varied(vary or []), _named(algorithms, every)
         variants = compare.plan(names, config, sets=sets or [], vary=axes, seeds=_numbers(seeds))
-        comparison = _compared(variants, out, compare.question(last, target), device)
+        comparison = _compared(variants, out, compare.question(last, target, at_mb), device)
     if comparison.stopped:
         raise typer.Exit(FAILED)
 

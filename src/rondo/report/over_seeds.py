@@ -46,6 +46,7 @@ _NUMBERS = (
     "mean_of_last",
     "rounds_to_target",
     "bytes_to_target",
+    "score_at_mb",
     "bytes_up",
     "bytes_down",
     "bytes_first_contact",

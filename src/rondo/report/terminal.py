@@ -98,6 +98,8 @@ def _answer_columns(content: Mapping[str, Any]) -> Iterator[str]:
         yield f"mean of last {content['last']}"
     if content["target"] is not None:
         yield from (f"rounds to {content['target']:g}", f"sent to {content['target']:g}")
+    if content["at_mb"] is not None:
+        yield f"at {content['at_mb']:g} MB"
 
 
 def _answers(content: Mapping[str, Any], stats: Mapping[str, Any]) -> Iterator[str]:
@@ -109,6 +111,8 @@ def _answers(content: Mapping[str, Any], stats: Mapping[str, Any]) -> Iterator[s
         some = "" if rounds["count"] in (0, seeds) else f" ({rounds['count']} of {seeds})"
         yield "-" if rounds["mean"] is None else f"{rounds['mean']:g}{some}"
         yield "-" if sent["mean"] is None else human_bytes(sent["mean"])
+    if content["at_mb"] is not None:
+        yield _of_model({**stats["score_at_mb"], "model": "global"})
 
 
 def _measured(value: Mapping[str, Any] | None) -> str:

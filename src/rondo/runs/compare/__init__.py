@@ -48,7 +48,7 @@ class Comparison:
     ``title``: the name of ``primary`` in tables, which says the class whose F1 it is.
     ``rounds``, ``clients``: None where they are varied.
     ``varied``: the values of each key that is varied.
-    ``last``, ``target``: what is asked of each curve.
+    ``last``, ``target``, ``at_mb``: what is asked of each curve.
     ``algorithms``: per label, means and standard deviations over seeds.
     ``runs``: one dict per run.
     ``stopped``: runs that could not finish, with the reason.
@@ -63,6 +63,7 @@ class Comparison:
     varied: dict[str, list[Any]]
     last: int
     target: float | None
+    at_mb: float | None
     algorithms: dict[str, dict[str, Any]]
     runs: list[dict[str, Any]]
     stopped: list[dict[str, Any]]
@@ -82,6 +83,7 @@ def compare(
     seeds: Sequence[int] = (),
     last: int = 1,
     target: float | None = None,
+    at_mb: float | None = None,
     out: str | Path | None = None,
     device: str = "auto",
 ) -> Comparison:
@@ -97,6 +99,7 @@ def compare(
     runs once.
     ``last``: scores whose mean is taken, the last ones of each run.
     ``target``: a score; the rounds and bytes to the first one that reaches it are counted.
+    ``at_mb``: megabytes of all clients, up and down, at which the score of each run is taken.
     ``out``: by default ``runs/compare-<time>``. Runs that it already holds with an equal configuration are not
     repeated; an interrupted one is resumed.
 
@@ -110,17 +113,19 @@ def compare(
     where the comparison itself cannot be written.
     """
     return carry_out(
-        plan(algorithms, config, sets=sets, vary=vary, seeds=seeds), out, question(last, target), device=device
+        plan(algorithms, config, sets=sets, vary=vary, seeds=seeds), out, question(last, target, at_mb), device=device
     )
 
 
-def question(last: int, target: float | None) -> Question:
+def question(last: int, target: float | None, at_mb: float | None) -> Question:
     """The question put to each curve. Raises :class:`ConfigError` for numbers that cannot be."""
     if last < 1:
         raise ConfigError.at("--last", f"should be a number of scores, 1 or more, got {last}", "rondo compare")
     if target is not None and not math.isfinite(target):
         raise ConfigError.at("--target", f"should be a score, got {target}", "rondo compare")
-    return Question(last, target)
+    if at_mb is not None and not 0 < at_mb < math.inf:
+        raise ConfigError.at("--at-mb", f"should be a number of megabytes above 0, got {at_mb}", "rondo compare")
+    return Question(last, target, at_mb)
 
 
 def carry_out(
@@ -200,6 +205,7 @@ def _written(
         varied=values,
         last=question.last,
         target=question.target,
+        at_mb=question.at_mb,
         algorithms={
             label: {"trains": trained(first[label].config), **over_seeds(label_runs)}
             for label, label_runs in by_label.items()

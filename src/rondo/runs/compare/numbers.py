@@ -22,6 +22,8 @@ class Question:
     """The mean is taken over so many last scores."""
     target: float | None = None
     """The score to reach, in as few rounds and bytes as possible."""
+    at_mb: float | None = None
+    """Megabytes of all clients, up and down, at which methods are compared."""
 
 
 def numbers(planned: Planned, question: Question) -> dict[str, Any]:
@@ -76,8 +78,8 @@ def numbers(planned: Planned, question: Question) -> dict[str, Any]:
 
 
 def answers(curve: Sequence[Mapping[str, Any]], question: Question, *, higher_is_better: bool) -> dict[str, Any]:
-    """The best point of a curve, the mean of its last scores, and the rounds and bytes of the first score that reaches
-    the target; None for what there is not."""
+    """The best point of a curve, the mean of its last scores, the rounds and bytes of the first score that reaches the
+    target, and the last score within the megabytes, of a run that sent them all; None for what there is not."""
     sign = 1 if higher_is_better else -1
     best = max(curve, key=lambda point: sign * point["score"], default=None)
     trained = [point["score"] for point in curve if point["round"] > 0][-question.last :]
@@ -89,7 +91,14 @@ def answers(curve: Sequence[Mapping[str, Any]], question: Question, *, higher_is
         "mean_of_last": mean_and_deviation(trained)["mean"],
         "rounds_to_target": None if reached is None else reached["round"],
         "bytes_to_target": None if reached is None else reached["bytes"],
+        "score_at_mb": _score_at(curve, question.at_mb),
     }
+
+
+def _score_at(curve: Sequence[Mapping[str, Any]], at_mb: float | None) -> float | None:
+    if at_mb is None or not curve or curve[-1]["bytes"] < at_mb * 1e6:
+        return None
+    return next((point["score"] for point in reversed(curve) if point["bytes"] <= at_mb * 1e6), None)
 
 
 def _first(before: Mapping[str, float], after: Mapping[str, float]) -> str | None:
