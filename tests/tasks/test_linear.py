@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -58,6 +59,29 @@ def test_losses_are_those_of_the_rows() -> None:
         own = [row for row in rows if row["client"] == f"client-{k}"]
         x, y = (torch.tensor([row[c] for row in own], dtype=torch.float64) for c in "xy")
         assert float(loss) == pytest.approx(float((x @ slope - y).square().sum(1).mean()), rel=1e-12)
+
+
+def test_newcomer_error_is_that_of_each_ones_exact_head() -> None:
+    """FedRep, section 5.1: the new client solves for the head on its rows; its error is taken over further inputs."""
+    problem = LinearProblem.draw(ProblemConfig(kind="heads", inputs=8, rank=2, clients=5, noise=0.1), 3)
+    x, y, slopes = (part.numpy() for part in problem.newcomers)
+    assert (x.shape, y.shape, slopes.shape) == ((100, 4, 8), (100, 4, 1), (100, 8, 1))
+    assert np.abs(slopes - problem.down.numpy().T @ (problem.down.numpy() @ slopes)).max() < 1e-12
+    rows = np.linalg.qr(np.random.default_rng(0).standard_normal((8, 2)))[0].T
+    fresh = np.random.default_rng(1).standard_normal((20_000, 8))
+    for representation in (rows, problem.down.numpy()):
+        errors, sampled = [], []
+        for k in range(100):
+            head = np.linalg.lstsq(x[k] @ representation.T, y[k], rcond=None)[0]
+            off = representation.T @ head - slopes[k]
+            errors.append(float((off**2).sum()))
+            sampled.append(float(((fresh @ off) ** 2).mean()))
+        error = problem.newcomer_error(torch.from_numpy(np.ascontiguousarray(representation)))
+        assert error == pytest.approx(sorted(errors)[49], rel=1e-9)
+        assert error == pytest.approx(sorted(sampled)[49], rel=0.05)
+    assert problem.newcomer_error(problem.down) < 0.05 < problem.newcomer_error(torch.from_numpy(rows.copy()))
+    exact = LinearProblem.draw(ProblemConfig(kind="heads", inputs=8, rank=2, clients=5, noise=0.0), 3)
+    assert exact.newcomer_error(exact.down) < 1e-20
 
 
 def test_small_angle_keeps_its_digits() -> None:

@@ -98,6 +98,8 @@ class LinearRegression(Task):
           at 1, and an iteration of the paper is a round of B and one of A.
         - ``global_loss``: the mean over clients of the loss on all of their rows. For heads it is with the best head of
           each client for this representation, whoever keeps the heads.
+        - ``newcomer_error`` (heads): the squared error of a new client that fits its head to 2k rows (FedRep, Figure
+          4); the median over a hundred.
         """
         problem = self.problem_drawn
         if problem is None:
@@ -116,6 +118,8 @@ class LinearRegression(Task):
             if name in before:
                 measures["factor"] = measures[name] / before[name] if before[name] > 0 else 0.0
         measures["global_loss"] = self.factor * float(problem.losses(slopes).mean())
+        if problem.config.kind == "heads":
+            measures["newcomer_error"] = problem.newcomer_error(down)
         return measures
 
 

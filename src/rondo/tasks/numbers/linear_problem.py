@@ -101,6 +101,22 @@ class LinearProblem:
         slopes: Tensor = rows.mT @ best
         return slopes
 
+    @cached_property
+    def newcomers(self) -> tuple[Tensor, Tensor, Tensor]:
+        """A hundred clients that take no part, with heads N(0, I) of their own: inputs (100, 2k, d), outputs with
+        noise (100, 2k, 1) and true matrices (100, d, 1)."""
+        d, k, noise = self.config.inputs, self.config.rank, self.config.noise
+        slopes = (_normal(self.seed, (100, 1, k), "newcomers") @ self.down).mT
+        x = _normal(self.seed, (100, 2 * k, d), "newcomers", "x")
+        return x, x @ slopes + noise * _normal(self.seed, (100, 2 * k, 1), "newcomers", "noise"), slopes
+
+    def newcomer_error(self, rows: Tensor) -> float:
+        """The squared error of a newcomer whose head is the best for the representation ``rows`` (k, d) on its 2k rows,
+        expected over further inputs without noise; the median over the newcomers."""
+        x, y, slopes = self.newcomers
+        heads = torch.linalg.lstsq(x @ rows.mT, y, driver="gelsd").solution
+        return float((rows.mT @ heads - slopes).square().sum((1, 2)).median())
+
 
 def _normal(seed: int, shape: tuple[int, ...], *tags: str | int) -> Tensor:
     generator = Round(0, 1, seed, 0).generator("linear problem", *tags)
