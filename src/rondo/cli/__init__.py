@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rondo.cli import algorithms, compare, evaluate, reproduce, results, run
+from rondo.cli import algorithms, compare, evaluate, reproduce, results, run, tune
 from rondo.cli.app import app, main
 from rondo.cli.federate import federate
 
@@ -15,6 +15,7 @@ _SHOWN: tuple[tuple[str, Callable[..., None]], ...] = (
     ("resume", run.resume),
     ("demo", run.demo),
     ("compare", compare.compare),
+    ("tune", tune.tune),
     ("reproduce", reproduce.reproduce),
     ("init", run.init),
     ("list", algorithms.list_),

@@ -51,7 +51,7 @@ def compare(
         from rondo.runs import compare
 
         axes, names = compare.varied(vary or []), _named(algorithms, every)
-        variants = compare.plan(names, config, sets=sets or [], vary=axes, seeds=_numbers(seeds))
+        variants = compare.plan(names, config, sets=sets or [], vary=axes, seeds=numbers(seeds))
         comparison = _compared(variants, out, compare.question(last, target, at_mb), device)
     if comparison.stopped:
         raise typer.Exit(FAILED)
@@ -63,17 +63,23 @@ def _named(algorithms: str | None, every: bool) -> tuple[str, ...]:
 
     if every and algorithms is not None:
         raise ConfigError.at("--all", "names are given too; leave out one of the two", "rondo compare")
-    return table.names() if every else tuple(n.strip() for n in (algorithms or "").split(",") if n.strip())
+    return table.names() if every else listed(algorithms)
 
 
-def _numbers(seeds: str | None) -> list[int]:
+def listed(names: str | None) -> tuple[str, ...]:
+    """The names in a text with commas between."""
+    return tuple(n.strip() for n in (names or "").split(",") if n.strip())
+
+
+def numbers(seeds: str | None, source: str = "rondo compare") -> list[int]:
+    """The seeds in a text with commas between. Raises :class:`rondo.ConfigError`, headed by ``source``."""
     from rondo.errors import ConfigError
 
     try:
         return [int(text) for text in seeds.split(",")] if seeds is not None else []
     except ValueError:
         message = f"{seeds!r} should be whole numbers with commas between, for instance 0,1,2"
-        raise ConfigError.at("--seeds", message, "rondo compare") from None
+        raise ConfigError.at("--seeds", message, source) from None
 
 
 def _compared(variants: Any, out: str | None, question: Any, device: str) -> Any:

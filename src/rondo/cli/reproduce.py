@@ -63,6 +63,9 @@ def _decide(names: list[str], data: Path, out: Path, pages: Path, device: str, e
             print(visible(f"{name} is left out: {error.problems[0].message}"), flush=True)
     with stoppable() as stop:
         for trials in sorted(work, key=lambda trials: trials.seconds()):
+            if stale := [arm for arm in trials.entry.tuned if trials.entry.kept(arm) is None]:
+                others = "are of another grid, score or configuration, so it is searched again"
+                print(visible(f"{trials.name}: the tuned values of {', '.join(stale)} {others}"), flush=True)
             while missing := trials.missing():
                 if end is not None and time.monotonic() > end:
                     break
@@ -70,6 +73,8 @@ def _decide(names: list[str], data: Path, out: Path, pages: Path, device: str, e
                 trials.make(missing[0], device, None, stop)
                 print(f"{trials.name}: {missing[0]}, {time.perf_counter() - began:.0f} s", flush=True)
             for finding in page.write(trials, pages):
-                verdict = finding.verdict
-                print(f"{trials.name}: {finding.contrast.claim}: {page.interval(finding.paired)}, {verdict.word}")
+                for where, decided in (("", finding), (", at equal bytes", finding.equal_bytes)):
+                    if decided is not None:
+                        shown = f"{page.interval(decided.paired)}, {decided.verdict.word}"
+                        print(f"{trials.name}: {finding.contrast.claim}{where}: {shown}")
             print(f"{trials.name}: {pages / trials.name}.md", flush=True)

@@ -13,6 +13,7 @@ REQUIREMENTS = {
     "hassil": "hassil>=3.0",
     "home_assistant_intents": "home-assistant-intents>=2026.10",
     "lm_eval": "lm-eval>=0.4.13,<0.5",
+    "optuna": "optuna>=4.0",
     "ray": "ray>=2.55",
     "sklearn": "scikit-learn>=1.5",
     "torchao": "torchao>=0.17",

@@ -3,7 +3,7 @@
 ::
 
     entry      a claim's file: configuration, arms, contrasts, seeds
-    trials     the runs of an entry, missing ones made, those that are there kept; rates from one grid for all arms
+    trials     the runs of an entry, missing ones made, those that are there kept; rates by rondo.tune
     paired     differences paired by seed: mean, 95 % interval, Holm's correction
     verdict    what the differences say of a claim
     page       the page of an entry, its picture, and the table of all

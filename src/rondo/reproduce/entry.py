@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
-from importlib.resources import as_file, files
+from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Self
@@ -15,10 +16,11 @@ from rondo.config import toml_file
 from rondo.config.explain import explain, merged
 from rondo.config.load import load
 from rondo.config.schema import RunConfig
-from rondo.config.section import Fraction, Positive, Section
-from rondo.errors import ConfigError
-
-Seeds = Annotated[list[Annotated[int, Field(ge=0, lt=2**63)]], Field(min_length=1)]
+from rondo.config.section import Positive, Section
+from rondo.errors import ConfigError, headed
+from rondo.tune.chosen import Chosen, digest
+from rondo.tune.trial import Score
+from rondo.tune.tuning import Seeds, Tuning, merge, nested
 
 
 class Contrast(Section):
@@ -34,19 +36,6 @@ class Contrast(Section):
     """The paper's difference, in the unit of the metric; left out where it prints no number."""
     source: str
     """The place in the paper, and the numbers of the difference."""
-
-
-class Tuning(Section):
-    """One grid for all arms. Each arm takes the point with the best mean score on rows held out of the training rows;
-    after every seed the worse half of the points is left out."""
-
-    grid: dict[str, Annotated[list[Any], Field(min_length=1)]]
-    """Values by key path."""
-    seeds: Seeds
-    """Seeds of the trials: others than those of the entry."""
-    held_out: Fraction = 0.2
-    """Share of every client's training rows that is held out. 0: the trials are scored as the runs are, on the problem
-    that a seed draws."""
 
 
 class Entry(Section):
@@ -80,15 +69,43 @@ class Entry(Section):
     """The tables that each arm lays over it, by name."""
     contrasts: Annotated[list[Contrast], Field(min_length=1)]
     tuning: Tuning | None = None
+    tuned: dict[str, Chosen] = Field(default_factory=dict)
+    """The values that ``rondo tune`` has chosen for each arm."""
 
     @model_validator(mode="after")
     def _arms_are_there(self) -> Self:
-        for contrast in self.contrasts:
-            if unknown := {*contrast.plus, *contrast.minus} - self.arms.keys():
-                raise ValueError(f"contrasts name arms that are not there: {', '.join(sorted(unknown))}")
+        named = {arm for contrast in self.contrasts for arm in (*contrast.plus, *contrast.minus)}
+        for table, arms in (("contrasts", named), ("tuned", self.tuned.keys())):
+            if unknown := arms - self.arms.keys():
+                raise ValueError(f"{table} names arms that are not there: {', '.join(sorted(unknown))}")
         if self.tuning is not None and set(self.tuning.seeds) & set(self.seeds):
             raise ValueError("the seeds of the tuning must be others than those of the runs")
+        if self.tuning is not None and self.tuning.held_out and self.metric.startswith(("measures.", "diagnostics.")):
+            raise ValueError("measures and diagnostics are not of rows: give the tuning held_out = 0")
         return self
+
+    @property
+    def score(self) -> Score:
+        """The score of a run."""
+        return Score(self.metric, self.last, self.log10, self.lower_is_better)
+
+    def digest(self, arm: str) -> str:
+        """The digest of the search of an arm: its grid and seeds, the score, and the configuration."""
+        score = {"metric": self.metric, "last": self.last, "log10": self.log10, "lower": self.lower_is_better}
+        tuning = {} if self.tuning is None else self.tuning.model_dump()
+        return digest({"tuning": tuning, "score": score, "config": self.tree(arm)})
+
+    def kept(self, arm: str) -> Chosen | None:
+        """The values that ``rondo tune`` has chosen for ``arm``; None once its grid or configuration is another."""
+        chosen = self.tuned.get(arm)
+        return chosen if chosen is not None and chosen.digest == self.digest(arm) else None
+
+    def tree(self, arm: str) -> dict[str, Any]:
+        """The keys that the runs of ``arm`` share, but for tuned ones."""
+        tree: dict[str, Any] = {}
+        for part in (self.config, self.arms[arm]):
+            merge(tree, part)
+        return tree
 
     def run(
         self, arm: str, seed: int, data: Path, more: Mapping[str, Any] = MappingProxyType({}), *, check: bool = True
@@ -101,33 +118,16 @@ class Entry(Section):
 
         Raises :class:`ConfigError`.
         """
-        tree: dict[str, Any] = {}
-        for part in (self.config, self.arms[arm], nested(more), {"seed": seed}):
-            merge(tree, part)
-        rows = tree.get("data", {})
-        rows |= {key: str(data / rows[key]) for key in ("source", "test_source") if rows.get(key) in self.files}
-        return load(tree, check_paths=check)
-
-
-def merge(tree: dict[str, Any], part: Mapping[str, Any]) -> None:
-    """Put ``part`` over ``tree``, table by table."""
-    for key, value in part.items():
-        if isinstance(value, Mapping):
-            merge(tree.setdefault(key, {}), value)
-        else:
-            tree[key] = value
-
-
-def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by key path, as tables."""
-    tree: dict[str, Any] = {}
-    for path, value in values.items():
-        *tables, key = path.split(".")
-        place = tree
-        for table in tables:
-            place = place.setdefault(table, {})
-        place[key] = value
-    return tree
+        tree = self.tree(arm)
+        merge(tree, {**nested(more), "seed": seed})
+        rows = tree.get("data")
+        if isinstance(rows, dict):
+            given = {key: rows.get(key) for key in ("source", "test_source")}
+            rows |= {
+                key: str(data / file) for key, file in given.items() if isinstance(file, str) and file in self.files
+            }
+        with headed(f"arm {arm}"):
+            return load(tree, check_paths=check)
 
 
 def names() -> list[str]:
@@ -139,15 +139,21 @@ def names() -> list[str]:
 def read(name: str) -> Entry:
     """The entry ``name``, or that of a file of the user's own. Raises :class:`ConfigError`."""
     if name.endswith(".toml"):
-        return _read(Path(name), name)
+        return parsed(
+            toml_file.read(Path(name), "entry", "rondo reproduce list shows those that come with Rondo"), name
+        )
+    return parsed(tomllib.loads(text(name)), name)
+
+
+def text(name: str) -> str:
+    """The file of the entry ``name`` that comes with Rondo. Raises :class:`ConfigError`."""
     if name not in names():
         raise ConfigError.at("NAME", f"there is no entry {name!r}; rondo reproduce list shows them all")
-    with as_file(files("rondo.reproduce") / "entries" / f"{name}.toml") as path:
-        return _read(path, name)
+    return (files("rondo.reproduce") / "entries" / f"{name}.toml").read_text(encoding="utf-8")
 
 
-def _read(path: Path, name: str) -> Entry:
-    raw = toml_file.read(path, "entry", "rondo reproduce list shows those that come with Rondo")
+def parsed(raw: dict[str, Any], name: str) -> Entry:
+    """The entry with the keys ``raw``. Raises :class:`ConfigError`, headed by ``name``."""
     try:
         return Entry.model_validate(raw)
     except pydantic.ValidationError as error:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from rondo.report import pictures
-from rondo.reproduce.findings import Finding, findings, finished
+from rondo.reproduce.findings import Decided, Finding, findings, finished
 from rondo.reproduce.paired import Paired
-from rondo.reproduce.trials import Curve, Trials
+from rondo.reproduce.trials import Trials
 from rondo.runs.storage import durable
 from rondo.runs.storage.directory import RunDirectory
+from rondo.tune.trial import Curve
 
 _FACTS = "facts"
 """The folder of the facts from which the page of all is made, a file per entry."""
@@ -23,7 +24,9 @@ _FACTS = "facts"
 def write(trials: Trials, pages: Path) -> list[Finding]:
     """Write the page of an entry, its picture, and the page of all entries that have one. Returns the findings."""
     of_claims = findings(trials)
-    curves = {arm: of_arm for arm in trials.entry.arms if (of_arm := _curves(trials, arm))}
+    curves: dict[str, list[Curve]] = {}
+    for trial in finished(trials):
+        curves.setdefault(trial.arm, []).append(trials.curve(trial))
     durable.make_folder(pages / _FACTS)
     contents = {f"{trials.name}.md": _page(trials, of_claims, curves).encode()}
     if curves:
@@ -47,6 +50,25 @@ def interval(paired: Paired) -> str:
     return f"{shown(paired.mean)} [{shown(paired.interval[0])}, {shown(paired.interval[1])}]"
 
 
+def _cells(decided: Decided | None) -> tuple[str, str]:
+    """The cells of differences and of their verdict."""
+    if decided is None:
+        return "-", "a run has no score at so few bytes"
+    verdict = decided.verdict
+    more = f"; {verdict.seeds} seeds would decide" if verdict.seeds is not None else ""
+    return f"{interval(decided.paired)}, p = {decided.p:.2g}", f"**{verdict.word}**: {verdict.reason}{more}"
+
+
+def _spread(values: Iterable[float | None], sign: str = "") -> str:
+    """Mean and deviation of the values that are there."""
+    present = [value for value in values if value is not None]
+    if not present:
+        return "-"
+    mean = statistics.fmean(present)
+    deviation = f" +- {shown(statistics.stdev(present))}" if len(present) > 1 else ""
+    return f"{sign if mean > 0 else ''}{shown(mean)}{deviation}"
+
+
 def _page(trials: Trials, of_claims: Iterable[Finding], curves: Mapping[str, list[Curve]]) -> str:
     entry = trials.entry
     lines = [
@@ -59,27 +81,29 @@ def _page(trials: Trials, of_claims: Iterable[Finding], curves: Mapping[str, lis
         f"Score: `{entry.metric}`{', its decimal logarithm' if entry.log10 else ''}"
         + (f", the mean of the last {entry.last}" if entry.last > 1 else ", after the last round")
         + f". Seeds {_listed(entry.seeds)}; differences are paired by seed, intervals are of 95 % (Student's t), p is "
-        "corrected by Holm for the claims of this page.",
+        "corrected by Holm for the claims of this page. At equal bytes, each run is scored when it has sent what the "
+        "run that sends least sends in all.",
         "",
-        "| claim | paper | here | p | at equal bytes | seeds | verdict |",
+        "| claim | paper | at equal rounds | verdict | at equal bytes | verdict | seeds |",
         "|---|---|---|---|---|---|---|",
     ]
     for finding in of_claims:
-        contrast, verdict = finding.contrast, finding.verdict
+        contrast = finding.contrast
         paper = f"{shown(contrast.paper)} ({contrast.source})" if contrast.paper is not None else contrast.source
-        more = f"; {verdict.seeds} seeds would decide" if verdict.seeds is not None else ""
-        here = f"{interval(finding.paired)} | {finding.p:.2g} | {shown(finding.equal_bytes)}"
-        said = f"**{verdict.word}**: {verdict.reason}{more}"
-        lines.append(f"| {contrast.claim} | {paper} | {here} | {len(finding.paired.differences)} | {said} |")
-    lines += ["", "| arm | score, mean and deviation | seeds | MB sent in all | tuned |", "|---|---|---|---|---|"]
+        cells = [contrast.claim, paper, *_cells(finding), *_cells(finding.equal_bytes)]
+        lines.append(f"| {' | '.join(cells)} | {len(finding.paired.differences)} |")
+    lines += [
+        "",
+        "| arm | score, mean and deviation | its change over the last tenth of the rounds | seeds | MB sent in all | "
+        "tuned |",
+        "|---|---|---|---|---|---|",
+    ]
     for arm, of_arm in curves.items():
-        scores = [statistics.fmean(curve.scores[-entry.last :]) for curve in of_arm]
-        deviation = f" +- {shown(statistics.stdev(scores))}" if len(scores) > 1 else ""
+        scores = _spread([curve.score(entry.last) for curve in of_arm])
+        changes = _spread([curve.late_change(entry.last) for curve in of_arm], sign="+")
         tuned = ", ".join(f"{key} = {value}" for key, value in trials.tuned(arm).items()) or "-"
         megabytes = statistics.fmean(curve.bytes[-1] for curve in of_arm) / 1e6
-        lines.append(
-            f"| {arm} | {shown(statistics.fmean(scores))}{deviation} | {len(scores)} | {megabytes:.3g} | {tuned} |"
-        )
+        lines.append(f"| {arm} | {scores} | {changes} | {len(of_arm)} | {megabytes:.3g} | {tuned} |")
     if curves:
         lines += [
             "",
@@ -89,14 +113,17 @@ def _page(trials: Trials, of_claims: Iterable[Finding], curves: Mapping[str, lis
         ]
     if entry.tuning is not None:
         grid = "; ".join(f"{key}: {_listed(values)}" for key, values in entry.tuning.grid.items())
-        lines += ["", f"Every arm was tuned over {grid}, by the seeds {_listed(entry.tuning.seeds)}."]
-    lines += [f"\n{folder} stopped and counts with its last score: {why}" for folder, why in trials.stopped.items()]
+        share = entry.tuning.held_out
+        rows = f"on {100 * share:g} % of the training rows, held out" if share else "scored as the runs are"
+        lines += ["", f"Every arm was tuned over {grid}, by the seeds {_listed(entry.tuning.seeds)}, {rows}."]
+        edges = {arm: entry.tuning.at_edge(trials.tuned(arm)) for arm in curves}
+        if at_edge := [f"{arm} ({_listed(keys)})" for arm, keys in edges.items() if keys]:
+            lines += ["", f"At an edge of the grid, so that a wider one may suit them better: {', '.join(at_edge)}."]
+    for folder, why in trials.stopped.items():
+        counts = "is the worst of its arm's trials" if folder.startswith("tuning/") else "counts with its last score"
+        lines += ["", f"{folder} stopped and {counts}: {why}"]
     lines += ["", _made(trials), ""]
     return "\n".join(lines)
-
-
-def _curves(trials: Trials, arm: str) -> list[Curve]:
-    return [trials.curve(trial) for trial in finished(trials) if trial.arm == arm]
 
 
 def _made(trials: Trials) -> str:
@@ -124,6 +151,7 @@ def _facts(trials: Trials, of_claims: Iterable[Finding]) -> dict[str, Any]:
             "here": interval(finding.paired),
             "seeds": len(finding.paired.differences),
             "verdict": finding.verdict.word,
+            "equal_bytes": "-" if finding.equal_bytes is None else finding.equal_bytes.verdict.word,
         }
         for finding in of_claims
     ]
@@ -140,8 +168,9 @@ def _index(pages: Path) -> str:
         "the paper's: significantly above zero and at least the half *holds*, above zero only *holds in direction*;",
         "where the interval excludes the half it is *refuted*, and the rest is *open*.",
         "",
-        "| paper | claim | paper's difference | here | seeds | verdict | hours spent, missing | command |",
-        "|---|---|---|---|---|---|---|---|",
+        "| paper | claim | paper's difference | here | seeds | verdict | at equal bytes | hours spent, missing | "
+        "command |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for file in sorted((pages / _FACTS).glob("*.json")):
         facts = json.loads(file.read_text(encoding="utf-8"))
@@ -150,6 +179,7 @@ def _index(pages: Path) -> str:
             lines.append(
                 f"| {facts['paper']}, {facts['item']} | [{claim['claim']}]({file.stem}.md) | {claim['paper']} | "
                 f"{claim.get('here', '-')} | {claim.get('seeds', 0)} | {claim.get('verdict', 'open')} | "
+                f"{claim.get('equal_bytes', '-')} | "
                 f"{spent}, {missing} | `rondo reproduce {file.stem}` |"
             )
     return "\n".join([*lines, ""])

@@ -5,197 +5,87 @@
     OUT/NAME/ARM-seed-N-DIGEST/         an ordinary run directory per arm and seed
     OUT/NAME/tuning/ARM-seed-N-DIGEST/  one per arm, point of the grid and seed
     OUT/NAME/stopped.json               runs that could not finish, with the reason
-
-DIGEST is that of the run's configuration, so that a changed entry has other folders, and nothing is ever deleted.
 """
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import json
 import math
 import statistics
-import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from rondo.config.schema import RunConfig
-from rondo.engine.transport import Observer
-from rondo.errors import ConfigError, RunStopped
+from rondo.errors import ConfigError
 from rondo.reproduce.entry import Entry
-from rondo.runs import runner
-from rondo.runs.storage import durable
-from rondo.runs.storage.directory import RunDirectory, to_toml
-
-Point = Mapping[str, Any]
-"""Values of a grid by key path."""
-
-_OWN_ROWS = ("validation", "personal", "clients")
+from rondo.tune.chosen import Chosen
+from rondo.tune.search import Search
+from rondo.tune.trial import Curve, Runs, Trial, place
+from rondo.tune.tuning import Point
 
 
-@dataclass(frozen=True)
-class Trial:
-    """A run of an entry.
-
-    ``is_tuning``: whether it only helps to choose a point of the grid.
-    ``held_out``: whether its score is that of the rows held out of the training rows.
-    """
-
-    arm: str
-    seed: int
-    config: RunConfig
-    folder: Path
-    is_tuning: bool = False
-    held_out: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.arm}, seed {self.seed}"
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A run's scores: rounds that are done, bytes sent so far in both directions, score."""
-
-    rounds: list[int]
-    bytes: list[int]
-    scores: list[float]
-
-    def at_bytes(self, most: int) -> float | None:
-        """The last score for which no more than ``most`` bytes were sent."""
-        return next((s for b, s in zip(reversed(self.bytes), reversed(self.scores), strict=True) if b <= most), None)
-
-
-class Trials:
+class Trials(Runs):
     """The runs of an entry under ``out``."""
 
     def __init__(self, name: str, entry: Entry, out: Path, data: Path) -> None:
         """``data``: the folder of the entry's files. Raises :class:`ConfigError` for files that are not there."""
-        self.name, self.entry, self.folder, self.data = name, entry, out / name, data
+        super().__init__(out / name)
+        self.name, self.entry, self.data = name, entry, data
+        self._search = None if entry.tuning is None else Search(self, entry.tuning, entry.score, self._tuning_trial)
         for file, where in entry.files.items():
             if not (data / file).exists():
                 message = f"{name} needs {file!r}, which is not in {str(data)!r}; it is to be had from {where}"
                 raise ConfigError.at("--data", message, "rondo reproduce")
 
-    @cached_property
-    def stopped(self) -> dict[str, str]:
-        """Runs that could not finish, by folder, with the reason."""
-        file = self.folder / "stopped.json"
-        return dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
-
     def missing(self) -> list[Trial]:
         """The runs to make next: those of the tuning until every arm is tuned, then one per arm and seed."""
-        trials: list[Trial] = []
-        for arm in self.entry.arms:
-            point = self._tuned(arm)
-            trials += point if isinstance(point, list) else []
-        return trials or [trial for trial in self.runs() if not self._done(trial)]
+        return self.missing_of_tuning() or [trial for trial in self.runs() if not self.done(trial)]
+
+    def missing_of_tuning(self) -> list[Trial]:
+        """The trials to make next, until every arm is tuned."""
+        if self._search is None:
+            return []
+        arms = [arm for arm in self.entry.arms if self.entry.kept(arm) is None]
+        return [trial for arm in arms for trial in self._search.missing(arm)]
 
     def runs(self) -> list[Trial]:
         """The runs whose scores count, seed by seed. All arms must be tuned."""
-        return [self._trial(arm, seed, self.tuned(arm)) for seed in self.entry.seeds for arm in self.entry.arms]
+        points = {arm: self.tuned(arm) for arm in self.entry.arms}
+        return [self._trial(arm, seed, point) for seed in self.entry.seeds for arm, point in points.items()]
 
     def tuned(self, arm: str) -> Point:
-        """The point of the grid that ``arm`` takes."""
-        point = self._tuned(arm)
-        assert not isinstance(point, list), "a tuning is not finished"
-        return point
+        """The point of the grid that ``arm`` takes: the one in the entry, else that of the search, which must be
+        finished."""
+        if self._search is None:
+            return {}
+        kept = self.entry.kept(arm)
+        return self._search.point(arm) if kept is None else kept.values
+
+    def chosen(self) -> dict[str, Chosen]:
+        """The point of each arm by the search, which must be finished, with the scores of its trials."""
+        assert self._search is not None, "there is no tuning"
+        return {arm: self._search.chosen(arm, self.entry.digest(arm)) for arm in self.entry.arms}
 
     def seconds(self) -> float:
         """Seconds of all runs that are missing: as many for each as the mean of those that are there took, or as the
         entry says. Later halves of a tuning are not counted."""
-        took = [r.read("summary.json")["seconds"]["all"] for r in self._finished()]
-        of_one: float = statistics.fmean(took) if took else self.entry.seconds
-        missing = self.missing()
-        is_tuning = bool(missing) and missing[0].is_tuning
-        return of_one * (len(missing) + (len(self.entry.arms) * len(self.entry.seeds) if is_tuning else 0))
+        took, tuning = self.took(), self.missing_of_tuning()
+        counted = len(self.entry.arms) * len(self.entry.seeds)
+        count = len(tuning) + counted if tuning else len(self.missing())
+        return (statistics.fmean(took) if took else self.entry.seconds) * count
 
     def spent(self) -> float:
         """Seconds of all runs that are there, tuning included."""
-        return math.fsum(r.read("summary.json")["seconds"]["all"] for r in self._finished())
-
-    def make(self, trial: Trial, device: str, observer: Observer | None, stop: threading.Event | None) -> None:
-        """Make a run, or go on with it. One that cannot finish is noted, and counts with its last score."""
-        try:
-            if (trial.folder / "manifest.json").is_file():
-                runner.resume(trial.folder, device=device, observer=observer, stop=stop)
-            else:
-                runner.run(trial.config, run_dir=trial.folder, device=device, observer=observer, stop=stop)
-        except RunStopped as error:
-            self.stopped[self._key(trial)] = str(error)
-            content = json.dumps(self.stopped, indent=2, ensure_ascii=False).encode()
-            durable.write_all(self.folder, {"stopped.json": content})
+        return math.fsum(self.took())
 
     def curve(self, trial: Trial) -> Curve:
         """The scores of a run that is done. Raises :class:`ConfigError` if its record has no such score."""
-        curve, total = Curve([], [], []), 0
-        for record in RunDirectory(trial.folder).rounds():
-            total += record["bytes_up"] + record["bytes_down"]
-            value = self._value(record, held_out=trial.held_out)
-            if value is not None:
-                curve.rounds.append(record["round"] + 1)
-                curve.bytes.append(total)
-                curve.scores.append(math.log10(value) if self.entry.log10 else value)
-        if not curve.scores:
-            message = (
-                f"no round of {trial.folder.name} has a score {self.entry.metric!r}; its scores are in metrics.jsonl"
-            )
-            raise ConfigError.at("metric", message, self.name)
-        return curve
+        return self.entry.score.curve(trial)
 
-    def score(self, trial: Trial) -> float:
-        """The score of a run that is done: the mean of its last ones."""
-        return statistics.fmean(self.curve(trial).scores[-self.entry.last :])
+    def _trial(self, arm: str, seed: int, point: Point) -> Trial:
+        folder = place(self.folder, arm, seed, self.entry.run(arm, seed, Path(), point, check=False))
+        return Trial(arm, seed, self.entry.run(arm, seed, self.data, point), folder, point)
 
-    def _value(self, record: Mapping[str, Any], *, held_out: bool) -> float | None:
-        scores = {**record["scores"], "measures": record["measures"]}
-        *path, key = self.entry.metric.split(".")
-        if held_out:
-            path = [next((kind for kind in _OWN_ROWS if kind in scores), "")]
-        for part in path:
-            scores = scores.get(part, {})
-        value = scores.get(key)
-        return value["mean"] if isinstance(value, Mapping) else value
-
-    def _tuned(self, arm: str) -> Point | list[Trial]:
-        """The best point of the grid, or the trials that are missing to know the next half of the points."""
-        tuning = self.entry.tuning
-        if tuning is None:
-            return {}
-        points = [dict(zip(tuning.grid, values, strict=True)) for values in itertools.product(*tuning.grid.values())]
-        for count, seed in enumerate(tuning.seeds, 1):
-            trials = [[self._trial(arm, s, p, tuning.held_out) for s in tuning.seeds[:count]] for p in points]
-            if missing := [row[-1] for row in trials if not self._done(row[-1])]:
-                return missing
-            means = [statistics.fmean(self._comparable(trial) for trial in row) for row in trials]
-            order = sorted(range(len(points)), key=means.__getitem__)
-            points = [points[k] for k in order[: math.ceil(len(points) / 2) if seed != tuning.seeds[-1] else 1]]
-        return points[0]
-
-    def _comparable(self, trial: Trial) -> float:
-        """The score of a trial, the lower the better. One that could not finish is the worst."""
-        if self._key(trial) in self.stopped:
-            return math.inf
-        score = self.score(trial)
-        return score if self.entry.lower_is_better else -score
-
-    def _trial(self, arm: str, seed: int, point: Point, held_out: float | None = None) -> Trial:
-        """A run at a point of the grid; a tuning's with the share that is held out."""
-        more = {**point, "data.validation_fraction": held_out} if held_out else point
-        config = self.entry.run(arm, seed, self.data, more)
-        digest = hashlib.sha256(to_toml(self.entry.run(arm, seed, Path(), more, check=False)).encode()).hexdigest()[:8]
-        folder = self.folder if held_out is None else self.folder / "tuning"
-        return Trial(arm, seed, config, folder / f"{arm}-seed-{seed}-{digest}", held_out is not None, bool(held_out))
-
-    def _done(self, trial: Trial) -> bool:
-        return self._key(trial) in self.stopped or RunDirectory(trial.folder).finished
-
-    def _key(self, trial: Trial) -> str:
-        return trial.folder.relative_to(self.folder).as_posix()
-
-    def _finished(self) -> Iterator[RunDirectory]:
-        for file in sorted(self.folder.rglob("summary.json")):
-            yield RunDirectory(file.parent)
+    def _tuning_trial(self, arm: str, seed: int, point: Point) -> Trial:
+        assert self.entry.tuning is not None
+        share = self.entry.tuning.held_out
+        more = {**point, "data.validation_fraction": share} if share else point
+        folder = place(self.folder / "tuning", arm, seed, self.entry.run(arm, seed, Path(), more, check=False))
+        return Trial(arm, seed, self.entry.run(arm, seed, self.data, more), folder, point, True, bool(share))

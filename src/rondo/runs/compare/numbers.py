@@ -66,7 +66,7 @@ def numbers(planned: Planned, question: Question) -> dict[str, Any]:
         "own_rows": own_rows,
         "fine_tuned": fine_tuned,
         "measures": measures,
-        **answers(curve, question, higher_is_better=measure is None and _higher_is_better(planned.config, primary)),
+        **answers(curve, question, higher_is_better=measure is None and higher_is_better(planned.config, primary)),
         "bytes_up": traffic["up"],
         "bytes_down": traffic["down"],
         "bytes_first_contact": traffic["first_contact"],
@@ -106,7 +106,15 @@ def _first(before: Mapping[str, float], after: Mapping[str, float]) -> str | Non
     return next((name for name in before if name in after), next(iter(after), None))
 
 
-def _higher_is_better(config: RunConfig, metric: str) -> bool:
+def first_metric(config: RunConfig) -> str:
+    """The metric by which rounds are chosen: the configuration's, else the first of its kind of task."""
+    kind = tasks.TABLE.get(config.task.kind)
+    default = next(iter(kind.metrics)) if kind is not None else own_code.load(config.task.kind).primary
+    return config.task.metric or str(default)
+
+
+def higher_is_better(config: RunConfig, metric: str) -> bool:
+    """Whether a higher score is a better one."""
     kind = tasks.TABLE.get(config.task.kind)
     if kind is not None:
         return kind.metrics.get(metric, False)

@@ -92,14 +92,16 @@ def plan(
     ]
 
 
-def varied(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """The values of each key in ``KEY.PATH=VALUE,VALUE``, which are TOML, else plain strings. Raises
-    :class:`ConfigError` for another form."""
+def varied(texts: Sequence[str], option: str = "--vary", source: str = "rondo compare") -> dict[str, list[Any]]:
+    """The values of each key in ``KEY.PATH=VALUE,VALUE``, which are TOML, else plain strings. ``option`` of ``source``
+    has them. Raises :class:`ConfigError` for another form."""
     vary: dict[str, list[Any]] = {}
     for text in texts:
         key, equals, values = text.partition("=")
         if not equals or not key.strip() or not values.strip():
-            raise ConfigError.at(f"--vary {text}", "expected KEY.PATH=VALUE,VALUE", "rondo compare")
+            raise ConfigError.at(f"{option} {text}", "expected KEY.PATH=VALUE,VALUE", source)
+        if key.strip() in vary:
+            raise ConfigError.at(f"{option} {text}", f"{key.strip()} is given twice; give all values at once", source)
         try:
             vary[key.strip()] = tomllib.loads(f"x = [{values}]")["x"]
         except (tomllib.TOMLDecodeError, RecursionError):

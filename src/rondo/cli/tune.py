@@ -1,0 +1,167 @@
+"""The command tune."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rondo.cli.app import Device
+from rondo.cli.process import quiet_libraries, stoppable, user_errors
+
+_SOURCE = "rondo tune"
+
+
+def tune(
+    target: Annotated[
+        str, typer.Argument(metavar="FILE", help="a configuration, an entry of rondo reproduce, or an entry's name")
+    ],
+    methods: Annotated[
+        str | None,
+        typer.Argument(help="of a configuration: names separated by commas; default: the methods of the file"),
+    ] = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(help="of a configuration: KEY.PATH=VALUE,VALUE; repeated: all combinations"),
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="of a configuration: numbers separated by commas, of no other run; default: 100")
+    ] = None,
+    held_out: Annotated[
+        float | None, typer.Option(help="of a configuration: share of each client's training rows; default: 0.2")
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option(help="of a configuration: points per method, chosen by optuna; default: all")
+    ] = None,
+    to: Annotated[
+        Path | None, typer.Option(help="the file to write; default for an entry of your own: its file")
+    ] = None,
+    data: Annotated[Path, typer.Option(help="of an entry: the folder of the data sets")] = Path("data"),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="where trials are kept; default: runs/tune, for entries runs/reproduce"),
+    ] = None,
+    device: Device = "auto",
+) -> None:
+    """Search one grid for several methods, on rows held out of the training rows, and write the values of each."""
+    with user_errors():
+        from rondo.cli.compare import listed, numbers
+        from rondo.tune.methods import Asked, Methods
+
+        if (given := _entry(target)) is not None:
+            options = {"METHODS": methods, "--grid": grid, "--seeds": seeds, "--held-out": held_out, "--trials": trials}
+            _check_unused(options)
+            _tune_entry(target, given, to, data, out or Path("runs/reproduce"), device)
+            return
+        file = _new_file(to)
+        asked = Asked(target, listed(methods), grid or [], numbers(seeds, _SOURCE) or [100], held_out, trials)
+        work = Methods(asked, out or Path("runs/tune"))
+        chosen = _searched(work, device)
+        _write(file, work.file(chosen))
+        _report(chosen, work.tuning, file)
+        print(f"all methods with their values: rondo compare --config {file}")
+
+
+def _entry(target: str) -> str | None:
+    """The text of the entry ``target``; None for a configuration."""
+    from rondo.config import toml_file
+    from rondo.reproduce import entry as entries
+
+    if target in entries.names() or not (target.endswith(".toml") or Path(target).exists()):
+        return entries.text(target)
+    raw = toml_file.read(Path(target), _SOURCE, "rondo init writes a configuration; rondo reproduce list shows entries")
+    return Path(target).read_text(encoding="utf-8-sig") if "arms" in raw else None
+
+
+def _check_unused(options: Mapping[str, Any]) -> None:
+    from rondo.errors import ConfigError, Problem
+
+    message = "an entry has its own, in [arms] and [tuning]: leave it out, or change it there"
+    if problems := [Problem(option, message) for option, value in options.items() if value is not None]:
+        raise ConfigError(problems, _SOURCE)
+
+
+def _new_file(path: Path | None) -> Path:
+    """The file ``--to``, which must be none yet."""
+    from rondo.errors import ConfigError
+
+    if path is None:
+        raise ConfigError.at("--to", "is missing: name the file to write", _SOURCE)
+    if path.exists():
+        raise ConfigError.at("--to", f"{str(path)!r} already exists; name another file", _SOURCE)
+    if not path.parent.is_dir():
+        raise ConfigError.at("--to", f"{str(path.parent)!r} is no folder; make it, or name another", _SOURCE)
+    return path
+
+
+def _tune_entry(target: str, text: str, to: Path | None, data: Path, out: Path, device: str) -> None:
+    import tomllib
+
+    from rondo.errors import ConfigError
+    from rondo.reproduce import entry as entries
+    from rondo.reproduce.trials import Trials
+    from rondo.tune.chosen import with_tuned
+
+    entry = entries.parsed(tomllib.loads(text), target).model_copy(update={"tuned": {}})
+    if entry.tuning is None:
+        raise ConfigError.at("tuning", "the entry has no such table, so there is no grid to search", target)
+    path = Path(target)
+    is_own = target not in entries.names() and path.exists()
+    file = path if is_own and to in (None, path) else _new_file(to)
+    with_tuned(text, {})  # refuses a file that cannot be written back, before the first trial
+    work = Trials(path.stem, entry, out, data)
+    chosen = _searched(work, device)
+    if is_own and path.read_text(encoding="utf-8-sig") != text:
+        raise ConfigError.at(target, "was changed during the search: run the same command again", _SOURCE)
+    _write(file, with_tuned(text, chosen))
+    _report(chosen, entry.tuning, file)
+
+
+def _searched(work: Any, device: str) -> Any:
+    """Make the trials that are missing; return the point of each arm. Raises :class:`rondo.ConfigError` for an arm of
+    which no trial came to its end."""
+    from rondo.errors import ConfigError, Problem, visible
+
+    quiet_libraries()
+    with stoppable() as stop:
+        while missing := work.missing_of_tuning():
+            began = time.perf_counter()
+            work.make(missing[0], device, None, stop)
+            print(visible(f"{missing[0]}: {time.perf_counter() - began:.0f} s"), flush=True)
+    chosen = work.chosen()
+    message = (
+        "not even at its best point did all trials come to their end, so search other values; one stopped because:"
+    )
+    if failed := [arm for arm, of_arm in chosen.items() if "stopped" in of_arm.tried[0].scores]:
+        reason = list(work.stopped.values())[-1]
+        raise ConfigError([Problem(f"grid, {arm}", f"{message} {reason}") for arm in failed], _SOURCE)
+    return chosen
+
+
+def _write(file: Path, text: str) -> None:
+    from rondo.errors import ConfigError
+    from rondo.runs.storage import durable
+
+    try:
+        durable.write(file, text.encode())
+    except OSError as error:
+        raise ConfigError.at(str(file), f"cannot be written: {error.strerror}", _SOURCE) from None
+
+
+def _report(chosen: Mapping[str, Any], tuning: Any, file: Path) -> None:
+    """Print the chosen values, and which of them lie at an edge of the grid."""
+    from rondo.errors import visible
+
+    for arm, of_arm in chosen.items():
+        values = ", ".join(f"{key} = {value}" for key, value in of_arm.values.items())
+        print(visible(f"{arm}: {values}; scores {_listed(of_arm.tried[0].scores)}; {of_arm.trials} trials"))
+        if edge := tuning.at_edge(of_arm.values):
+            print(visible(f"{arm}: {_listed(edge)} at an edge of the grid; a wider one may suit it better"))
+    print(f"written: {file}")
+
+
+def _listed(values: Any) -> str:
+    return ", ".join(f"{value:.4g}" if isinstance(value, float) else str(value) for value in values)

@@ -1,0 +1,178 @@
+"""Runs under a folder: made, gone on with, and scored.
+
+::
+
+    FOLDER/.../ARM-seed-N-DIGEST/   an ordinary run directory per trial
+    FOLDER/stopped.json             trials that could not finish, with the reason
+
+DIGEST is that of the run's configuration, so that other settings have other folders, and nothing is ever deleted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import statistics
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rondo.config.schema import RunConfig
+from rondo.errors import ConfigError, RunStopped
+from rondo.runs.storage import durable
+from rondo.runs.storage.directory import RunDirectory, to_toml
+from rondo.tune.tuning import Point
+
+if TYPE_CHECKING:
+    from rondo.engine.transport import Observer
+
+_OWN_ROWS = ("validation", "personal", "clients")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A run.
+
+    ``point``: the values that it tries, by key path.
+    ``is_tuning``: whether it only helps to choose a point of a grid.
+    ``held_out``: whether its score is that of the rows held out of the training rows.
+    """
+
+    arm: str
+    seed: int
+    config: RunConfig
+    folder: Path
+    point: Point = field(default_factory=dict)
+    is_tuning: bool = False
+    held_out: bool = False
+
+    def __str__(self) -> str:
+        values = [f"{key}={value}" for key, value in self.point.items()] if self.is_tuning else []
+        return ", ".join([self.arm, *values, f"seed {self.seed}"])
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A run's scores: rounds that are done, bytes sent so far in both directions, score."""
+
+    rounds: list[int]
+    bytes: list[int]
+    scores: list[float]
+
+    def until(self, *, rounds: float = math.inf, bytes: float = math.inf) -> Curve:
+        """The part with no more than so many rounds and bytes."""
+        count = sum(r <= rounds and b <= bytes for r, b in zip(self.rounds, self.bytes, strict=True))
+        return Curve(self.rounds[:count], self.bytes[:count], self.scores[:count])
+
+    def score(self, last: int) -> float | None:
+        """The mean of the ``last`` scores; None without any."""
+        return statistics.fmean(self.scores[-last:]) if self.scores else None
+
+    def late_change(self, last: int) -> float | None:
+        """The change of :meth:`score` over the last tenth of the rounds; None without a score before it."""
+        before, end = self.until(rounds=0.9 * self.rounds[-1]).score(last), self.score(last)
+        return None if before is None or end is None else end - before
+
+
+@dataclass(frozen=True)
+class Score:
+    """The score of a run, from the records of its rounds."""
+
+    metric: str
+    """Its path in a round's record."""
+    last: int = 1
+    """It is the mean of this many last values."""
+    log10: bool = False
+    """Whether it is the metric's logarithm."""
+    lower_is_better: bool = False
+
+    def curve(self, trial: Trial) -> Curve:
+        """The scores of a run that is done. Raises :class:`ConfigError` if its record has no such score."""
+        curve, total = Curve([], [], []), 0
+        for record in RunDirectory(trial.folder).rounds():
+            total += record["bytes_up"] + record["bytes_down"]
+            value = self._value(record, held_out=trial.held_out)
+            if value is not None:
+                curve.rounds.append(record["round"] + 1)
+                curve.bytes.append(total)
+                curve.scores.append(value)
+        if not curve.scores:
+            where = " on rows held out" if trial.held_out else ""
+            message = f"no round has a score {self.metric!r}{where}; the scores are in {trial.folder / 'metrics.jsonl'}"
+            raise ConfigError.at("metric", message, str(trial))
+        return curve
+
+    def of(self, trial: Trial) -> float:
+        """The score of a run that is done."""
+        return statistics.fmean(self.curve(trial).scores[-self.last :])
+
+    def _value(self, record: Mapping[str, Any], *, held_out: bool) -> float | None:
+        scores: Any = {**record["scores"], **{key: record.get(key) for key in ("measures", "diagnostics")}}
+        *path, key = self.metric.split(".")
+        if held_out:
+            path = [next((kind for kind in _OWN_ROWS if kind in scores), "")]
+        for part in (*path, key):
+            scores = scores.get(part) if isinstance(scores, Mapping) else None
+        value = scores.get("mean") if isinstance(scores, Mapping) else scores
+        if not isinstance(value, int | float):
+            return None
+        if self.log10 and value <= 0:
+            raise ConfigError.at("log10", f"{self.metric} = {value} has no logarithm: leave log10 out", "metric")
+        return math.log10(value) if self.log10 else value
+
+
+class Runs:
+    """The runs under ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @cached_property
+    def stopped(self) -> dict[str, str]:
+        """Runs that could not finish, by folder, with the reason."""
+        file = self.folder / "stopped.json"
+        return dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
+
+    def has_stopped(self, trial: Trial) -> bool:
+        return self._key(trial) in self.stopped
+
+    def done(self, trial: Trial) -> bool:
+        """Whether there is nothing left to do of a run."""
+        return self.has_stopped(trial) or RunDirectory(trial.folder).finished
+
+    def make(self, trial: Trial, device: str, observer: Observer | None, stop: threading.Event | None) -> None:
+        """Make a run, or go on with it. One that cannot finish is noted, and counts with its last score."""
+        from rondo.runs import runner
+
+        try:
+            if (trial.folder / "manifest.json").is_file():
+                runner.resume(trial.folder, device=device, allow_code=True, observer=observer, stop=stop)
+            else:
+                runner.run(trial.config, run_dir=trial.folder, device=device, observer=observer, stop=stop)
+        except RunStopped as error:
+            self.stopped[self._key(trial)] = str(error)
+            content = json.dumps(self.stopped, indent=2, ensure_ascii=False).encode()
+            durable.write_all(self.folder, {"stopped.json": content})
+
+    def took(self) -> list[float]:
+        """Seconds of each run that is finished."""
+        return [r.read("summary.json")["seconds"]["all"] for r in self._finished()]
+
+    def _key(self, trial: Trial) -> str:
+        return trial.folder.relative_to(self.folder).as_posix()
+
+    def _finished(self) -> Iterator[RunDirectory]:
+        for file in sorted(self.folder.rglob("summary.json")):
+            yield RunDirectory(file.parent)
+
+
+def place(folder: Path, arm: str, seed: int, config: RunConfig) -> Path:
+    """The run directory in ``folder`` of a run with this configuration."""
+    digest = hashlib.sha256(to_toml(config).encode()).hexdigest()[:8]
+    name = re.sub(r"[^\w.-]+", "-", arm.replace(":", "."))
+    return folder / f"{name}-seed-{seed}-{digest}"
