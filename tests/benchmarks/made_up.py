@@ -27,16 +27,17 @@ def write_data(folder: Path) -> Path:
 
     splits = {"train": 40, "validation": 24}
     for split, count in splits.items():
-        for task in ("sst2", "cola"):
-            rows = [{"sentence": text(4), "label": i % 2} for i in range(count)]
-            write_rows(folder / f"glue_{task}" / f"{split}.parquet", rows)
+        rows = [{"sentence": text(4), "label": i % 2} for i in range(count)]
+        write_rows(folder / "glue_sst2" / f"{split}.parquet", rows)
         pairs = [
             {"sentence1": text(4), "sentence2": text(3), "label": i % 6 / 1.2, "genre": "ab"[i % 2]}
             for i in range(count)
         ]
         write_rows(folder / "glue_stsb" / f"{split}.parquet", pairs)
-        entailed = [{**pair, "label": i % 2} for i, pair in enumerate(pairs)]
-        write_rows(folder / "glue_rte" / f"{split}.parquet", entailed)
+        same = [{**pair, "label": i % 2} for i, pair in enumerate(pairs)]
+        write_rows(folder / "glue_mrpc" / f"{split}.parquet", same)
+        answered = [{"question": text(4), "sentence": text(6), "label": i % 2} for i in range(count)]
+        write_rows(folder / "glue_qnli" / f"{split}.parquet", answered)
         answers = [
             {"context": f"the {a} is here", "question": "where is it", "answers": [a], "answer_start": [4]}
             for a in (text(1) for _ in range(count))

