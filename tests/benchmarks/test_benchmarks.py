@@ -52,6 +52,7 @@ TABLE = (
         "fedloru_clients",
         "out --seeds 0 --clients 4 --set rounds=2 --set train.local_epochs=1 --set data.source=DATA/grey.npz",
     ),
+    Smallest("fedloru_spectra", "--size 40 --draws 2 --out out.json"),
     Smallest("fedrep_figure3", "--seeds 2 --out . --images . --set rounds=11"),
     Smallest("fedrep_figure4", "out --seeds 1 --newcomers 2 --epochs 1 --results . --images . --set rounds=11"),
     Smallest(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib.resources import as_file, files
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import pydantic
 from pydantic import Field, model_validator
@@ -36,6 +36,36 @@ class Contrast(Section):
     """The place in the paper, and the numbers of the difference."""
 
 
+class Bound(Section):
+    """One claim as a number: a bound that every run of an arm keeps, or that the mean of its runs keeps."""
+
+    claim: str
+    """The claim in one sentence."""
+    arm: str
+    at_least: float | None = None
+    """The least score, in the unit of the metric, whatever ``log10`` says."""
+    at_most: float | None = None
+    """The largest score, likewise."""
+    factor: Annotated[float, Field(gt=0)] | None = None
+    """In place of these: each value of a run is at most this many times the one before, from the value before the first
+    round on. Values below 1e-12 are rounding, and nothing is asked of what follows them."""
+    of: Literal["runs", "mean"] = "runs"
+    """``"runs"``: every run keeps the bound, and one that breaks it refutes the claim. ``"mean"``: their mean does."""
+    source: str
+    """The place in the paper, and the numbers of the bound."""
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        limits = [limit for limit in (self.at_least, self.at_most) if limit is not None]
+        if (self.factor is None) == (not limits):
+            raise ValueError("a bound has at_least, at_most or both, or it has a factor")
+        if limits != sorted(limits):
+            raise ValueError("at_least is above at_most")
+        if self.factor is not None and self.of == "mean":
+            raise ValueError("a factor is one of every run: leave of out")
+        return self
+
+
 class Tuning(Section):
     """One grid for all arms. Each arm takes the point with the best mean score on rows held out of the training rows;
     after every seed the worse half of the points is left out."""
@@ -61,10 +91,15 @@ class Entry(Section):
     differs: str
     """How the setting differs from the paper's, and why the claim can live in it."""
     metric: str
-    """Path of the score in a round's record, such as "global.accuracy", "personal.accuracy" or
-    "measures.principal_angle"."""
+    """Path of the score in a round's record, such as "global.accuracy", "personal.accuracy",
+    "measures.principal_angle" or "diagnostics.drift_A". "own.loss" is that of the clients' models on their own rows,
+    for methods with personal models and without."""
+    every: Positive = 1
+    """Rounds of one iteration of the paper: only the last of each has a value."""
+    take: Literal["last", "smallest"] = "last"
+    """The score of a run: the mean of its last values, or the smallest of all."""
     last: Positive = 1
-    """The score is the mean of this many last values."""
+    """The number of last values whose mean is the score."""
     log10: bool = False
     """Whether the score is the metric's logarithm."""
     lower_is_better: bool = False
@@ -76,19 +111,29 @@ class Entry(Section):
     """Seconds of one run on two cores, for a budget before there is a measured one."""
     config: dict[str, Any]
     """The configuration that all arms share."""
-    arms: Annotated[dict[str, dict[str, Any]], Field(min_length=2)]
+    arms: Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
     """The tables that each arm lays over it, by name."""
-    contrasts: Annotated[list[Contrast], Field(min_length=1)]
+    contrasts: list[Contrast] = Field(default_factory=list)
+    bounds: list[Bound] = Field(default_factory=list)
     tuning: Tuning | None = None
 
     @model_validator(mode="after")
     def _arms_are_there(self) -> Self:
-        for contrast in self.contrasts:
-            if unknown := {*contrast.plus, *contrast.minus} - self.arms.keys():
-                raise ValueError(f"contrasts name arms that are not there: {', '.join(sorted(unknown))}")
+        if not self.claims:
+            raise ValueError("an entry has contrasts, bounds or both")
+        named = {arm for c in self.contrasts for arm in (*c.plus, *c.minus)} | {bound.arm for bound in self.bounds}
+        if unknown := named - self.arms.keys():
+            raise ValueError(f"claims name arms that are not there: {', '.join(sorted(unknown))}")
+        if not self.metric.startswith("measures.") and any(bound.factor is not None for bound in self.bounds):
+            raise ValueError("a factor is for a metric of measures, whose value before the first round is known")
         if self.tuning is not None and set(self.tuning.seeds) & set(self.seeds):
             raise ValueError("the seeds of the tuning must be others than those of the runs")
         return self
+
+    @property
+    def claims(self) -> list[Contrast | Bound]:
+        """All claims, in the order of a page."""
+        return [*self.contrasts, *self.bounds]
 
     def run(
         self, arm: str, seed: int, data: Path, more: Mapping[str, Any] = MappingProxyType({}), *, check: bool = True

@@ -1,43 +1,47 @@
-"""Findings: each claim of an entry with its differences and verdict, from the runs that are there."""
+"""Findings: each claim of an entry with its numbers and verdict, from the runs that are there."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rondo.reproduce.entry import Contrast
+from rondo.reproduce.entry import Bound, Contrast
 from rondo.reproduce.paired import Paired, holm
 from rondo.reproduce.trials import Curve, Trial, Trials
-from rondo.reproduce.verdict import Verdict, judge
+from rondo.reproduce.verdict import Verdict, judge, judge_mean, judge_runs, outside
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim with its differences. ``p`` is corrected for the other claims of the entry. ``equal_bytes``: the mean
-    difference where every run of the claim has sent no more than the least of them; None without a score by then."""
+    """A claim with its numbers.
 
-    contrast: Contrast
+    - ``paired``: a contrast's differences by seed; a bound's scores, or its largest factors, by seed.
+    - ``p``: corrected for the other claims of the entry; None of a bound on every run, which has none.
+    - ``equal_bytes``: the mean difference where every run of the claim has sent no more than the least of them; None
+      without a score by then, and of a bound.
+    """
+
+    of: Contrast | Bound
     paired: Paired
-    p: float
+    p: float | None
     equal_bytes: float | None
     verdict: Verdict
 
 
 def findings(trials: Trials) -> list[Finding]:
     """The findings of the seeds whose runs are all there; none if there is no such seed."""
-    entry, scores, curves = trials.entry, dict[tuple[str, int], float](), dict[tuple[str, int], Curve]()
-    for trial in finished(trials):
-        scores[trial.arm, trial.seed] = trials.score(trial)
-        curves[trial.arm, trial.seed] = trials.curve(trial)
-    seeds = [seed for seed in entry.seeds if all((arm, seed) in scores for arm in entry.arms)]
+    entry, curves = trials.entry, {(t.arm, t.seed): trials.curve(t) for t in finished(trials)}
+    seeds = [seed for seed in entry.seeds if all((arm, seed) in curves for arm in entry.arms)]
     if not seeds:
         return []
-    paired = [Paired.of([_difference(c, scores, seed) for seed in seeds]) for c in entry.contrasts]
-    corrected = holm([p.p for p in paired])
+    numbers = [Paired.of(_numbers(claim, trials, curves, seeds)) for claim in entry.claims]
+    p = [_probability(c, paired, trials) for c, paired in zip(entry.claims, numbers, strict=True)]
+    corrected = iter(holm([one for one in p if one is not None]))
     return [
-        Finding(contrast, of_seeds, p, _at_equal_bytes(contrast, curves, seeds), judge(of_seeds, p, contrast.paper))
-        for contrast, of_seeds, p in zip(entry.contrasts, paired, corrected, strict=True)
+        _finding(claim, paired, None if one is None else next(corrected), trials, curves, seeds)
+        for claim, paired, one in zip(entry.claims, numbers, p, strict=True)
     ]
 
 
@@ -50,18 +54,48 @@ def finished(trials: Trials) -> list[Trial]:
     return [trial for trial in trials.runs() if trial.folder not in left]
 
 
+_Curves = Mapping[tuple[str, int], Curve]
+
+
+def _numbers(claim: Contrast | Bound, trials: Trials, curves: _Curves, seeds: Sequence[int]) -> list[float]:
+    if isinstance(claim, Contrast):
+        scores = {key: trials.score_of(curve.values) for key, curve in curves.items()}
+        return [_difference(claim, scores, seed) for seed in seeds]
+    of_runs = [curves[claim.arm, seed] for seed in seeds]
+    return [c.largest_factor() if claim.factor is not None else trials.score_of(c.values) for c in of_runs]
+
+
+def _probability(claim: Contrast | Bound, paired: Paired, trials: Trials) -> float | None:
+    if isinstance(claim, Contrast):
+        return paired.p
+    return outside(paired, *trials.limits(claim)) if claim.of == "mean" else None
+
+
+def _finding(
+    claim: Contrast | Bound, paired: Paired, p: float | None, trials: Trials, curves: _Curves, seeds: Sequence[int]
+) -> Finding:
+    if isinstance(claim, Contrast):
+        assert p is not None
+        equal_bytes = _at_equal_bytes(claim, trials, curves, seeds)
+        return Finding(claim, paired, p, equal_bytes, judge(paired, p, claim.paper))
+    low, high = trials.limits(claim) if claim.factor is None else (-math.inf, claim.factor)
+    if p is not None:
+        return Finding(claim, paired, p, None, judge_mean(paired, p, low, high))
+    return Finding(claim, paired, None, None, judge_runs(paired.differences, low, high))
+
+
 def _difference(contrast: Contrast, scores: Mapping[tuple[str, int], float], seed: int) -> float:
     return sum(scores[arm, seed] for arm in contrast.plus) - sum(scores[arm, seed] for arm in contrast.minus)
 
 
-def _at_equal_bytes(contrast: Contrast, curves: Mapping[tuple[str, int], Curve], seeds: Sequence[int]) -> float | None:
+def _at_equal_bytes(contrast: Contrast, trials: Trials, curves: _Curves, seeds: Sequence[int]) -> float | None:
     differences = []
     for seed in seeds:
         of_seed = {arm: curves[arm, seed] for arm in (*contrast.plus, *contrast.minus)}
         least = min(curve.bytes[-1] for curve in of_seed.values())
-        scores = {(arm, seed): curve.at_bytes(least) for arm, curve in of_seed.items()}
-        present = {key: score for key, score in scores.items() if score is not None}
-        if len(present) < len(scores):
+        values = {(arm, seed): curve.until(least) for arm, curve in of_seed.items()}
+        if not all(values.values()):
             return None
-        differences.append(_difference(contrast, present, seed))
+        scores = {key: trials.score_of(until) for key, until in values.items()}
+        differences.append(_difference(contrast, scores, seed))
     return statistics.fmean(differences)

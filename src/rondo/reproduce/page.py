@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rondo.report import pictures
+from rondo.reproduce.entry import Bound, Contrast, Entry
 from rondo.reproduce.findings import Finding, findings, finished
 from rondo.reproduce.paired import Paired
 from rondo.reproduce.trials import Curve, Trials
@@ -57,7 +58,7 @@ def _page(trials: Trials, of_claims: Iterable[Finding], curves: Mapping[str, lis
         f"    rondo reproduce {trials.name}",
         "",
         f"Score: `{entry.metric}`{', its decimal logarithm' if entry.log10 else ''}"
-        + (f", the mean of the last {entry.last}" if entry.last > 1 else ", after the last round")
+        + _taken(entry)
         + f". Seeds {_listed(entry.seeds)}; differences are paired by seed, intervals are of 95 % (Student's t), p is "
         "corrected by Holm for the claims of this page.",
         "",
@@ -65,15 +66,17 @@ def _page(trials: Trials, of_claims: Iterable[Finding], curves: Mapping[str, lis
         "|---|---|---|---|---|---|---|",
     ]
     for finding in of_claims:
-        contrast, verdict = finding.contrast, finding.verdict
-        paper = f"{shown(contrast.paper)} ({contrast.source})" if contrast.paper is not None else contrast.source
+        claim, verdict = finding.of, finding.verdict
+        number = _paper(claim)
+        paper = claim.source if number is None else f"{number} ({claim.source})"
         more = f"; {verdict.seeds} seeds would decide" if verdict.seeds is not None else ""
-        here = f"{interval(finding.paired)} | {finding.p:.2g} | {shown(finding.equal_bytes)}"
+        p = "-" if finding.p is None else f"{finding.p:.2g}"
+        here = f"{interval(finding.paired)} | {p} | {shown(finding.equal_bytes)}"
         said = f"**{verdict.word}**: {verdict.reason}{more}"
-        lines.append(f"| {contrast.claim} | {paper} | {here} | {len(finding.paired.differences)} | {said} |")
+        lines.append(f"| {claim.claim} | {paper} | {here} | {len(finding.paired.differences)} | {said} |")
     lines += ["", "| arm | score, mean and deviation | seeds | MB sent in all | tuned |", "|---|---|---|---|---|"]
     for arm, of_arm in curves.items():
-        scores = [statistics.fmean(curve.scores[-entry.last :]) for curve in of_arm]
+        scores = [trials.score_of(curve.values) for curve in of_arm]
         deviation = f" +- {shown(statistics.stdev(scores))}" if len(scores) > 1 else ""
         tuned = ", ".join(f"{key} = {value}" for key, value in trials.tuned(arm).items()) or "-"
         megabytes = statistics.fmean(curve.bytes[-1] for curve in of_arm) / 1e6
@@ -85,7 +88,7 @@ def _page(trials: Trials, of_claims: Iterable[Finding], curves: Mapping[str, lis
             "",
             f"![Scores over rounds]({trials.name}.png)",
             "",
-            "Lines are means over seeds, bands 95 % intervals.",
+            "Lines are means over seeds, bands 95 % intervals." + (" Dashed: bounds." if entry.bounds else ""),
         ]
     if entry.tuning is not None:
         grid = "; ".join(f"{key}: {_listed(values)}" for key, values in entry.tuning.grid.items())
@@ -93,6 +96,25 @@ def _page(trials: Trials, of_claims: Iterable[Finding], curves: Mapping[str, lis
     lines += [f"\n{folder} stopped and counts with its last score: {why}" for folder, why in trials.stopped.items()]
     lines += ["", _made(trials), ""]
     return "\n".join(lines)
+
+
+def _taken(entry: Entry) -> str:
+    """The values of a run that its score is of."""
+    over = f", every {entry.every} rounds" if entry.every > 1 else ""
+    if entry.take == "smallest":
+        return f"{over}, the smallest of the run"
+    return over + (f", the mean of the last {entry.last}" if entry.last > 1 else ", after the last round")
+
+
+def _paper(claim: Contrast | Bound) -> str | None:
+    """The paper's number."""
+    if isinstance(claim, Contrast):
+        return None if claim.paper is None else shown(claim.paper)
+    if claim.factor is not None:
+        return f"each at most {claim.factor:.4g} times the one before"
+    ends = (("at least", claim.at_least), ("at most", claim.at_most))
+    stated = " and ".join(f"{word} {limit:.4g}" for word, limit in ends if limit is not None)
+    return f"{stated} in the mean" if claim.of == "mean" else stated
 
 
 def _curves(trials: Trials, arm: str) -> list[Curve]:
@@ -119,15 +141,15 @@ def _facts(trials: Trials, of_claims: Iterable[Finding]) -> dict[str, Any]:
     entry = trials.entry
     claims = [
         {
-            "claim": finding.contrast.claim,
-            "paper": shown(finding.contrast.paper) if finding.contrast.paper is not None else "no number",
+            "claim": finding.of.claim,
+            "paper": _paper(finding.of) or "no number",
             "here": interval(finding.paired),
             "seeds": len(finding.paired.differences),
             "verdict": finding.verdict.word,
         }
         for finding in of_claims
     ]
-    open_claims = [] if claims else [{"claim": c.claim, "paper": shown(c.paper)} for c in entry.contrasts]
+    open_claims = [] if claims else [{"claim": c.claim, "paper": _paper(c) or "no number"} for c in entry.claims]
     hours = (trials.spent(), trials.seconds() if trials.missing() else 0.0)
     return {"paper": entry.paper, "item": entry.item, "claims": claims or open_claims, "seconds": hours}
 
@@ -138,9 +160,10 @@ def _index(pages: Path) -> str:
         "",
         "Each by its own command, with what would count written before the runs. A difference is held against half of",
         "the paper's: significantly above zero and at least the half *holds*, above zero only *holds in direction*;",
-        "where the interval excludes the half it is *refuted*, and the rest is *open*.",
+        "where the interval excludes the half it is *refuted*, and the rest is *open*. A bound *holds* if every run keeps",
+        "it, or their mean significantly, and one run that breaks a bound on every run refutes it.",
         "",
-        "| paper | claim | paper's difference | here | seeds | verdict | hours spent, missing | command |",
+        "| paper | claim | paper's difference or bound | here | seeds | verdict | hours spent, missing | command |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for file in sorted((pages / _FACTS).glob("*.json")):
@@ -160,10 +183,25 @@ def _listed(values: Iterable[Any]) -> str:
 
 
 def _picture(trials: Trials, curves: Mapping[str, list[Curve]]) -> bytes:
-    """A line per arm: the mean over seeds and its 95 % interval."""
+    """A line per arm: the mean over seeds and its 95 % interval; and a dashed one per bound."""
     lines = {}
     for arm, of_arm in curves.items():
-        points = [Paired.of(scores) for scores in zip(*(curve.scores for curve in of_arm), strict=False)]
-        bands = [point.interval or (point.mean, point.mean) for point in points]
-        lines[arm] = [(r, p.mean, *band) for r, p, band in zip(of_arm[0].rounds, points, bands, strict=False)]
-    return pictures.bands(lines, trials.entry.metric + (", log10" if trials.entry.log10 else ""))
+        by_round: dict[int, list[float]] = {}
+        for curve in of_arm:
+            for done, value in zip(curve.rounds, curve.values, strict=True):
+                by_round.setdefault(done, []).append(trials.scaled(value))
+        points = {done: Paired.of(values) for done, values in by_round.items()}
+        lines[arm] = [(r, p.mean, *(p.interval or (p.mean, p.mean))) for r, p in points.items()]
+    bounds = [bound for bound in trials.entry.bounds if bound.arm in curves]
+    limits = [(bound.arm, limit) for bound in bounds for limit in _limits(trials, bound, curves[bound.arm])]
+    return pictures.bands(lines, trials.entry.metric + (", log10" if trials.entry.log10 else ""), limits)
+
+
+def _limits(trials: Trials, bound: Bound, of_arm: list[Curve]) -> list[list[tuple[int, float]]]:
+    """The lines of a bound over rounds. A factor's starts at the mean of the runs' first values."""
+    rounds = of_arm[0].rounds
+    if bound.factor is None:
+        levels = [limit for limit in (bound.at_least, bound.at_most) if limit is not None]
+        return [[(done, trials.scaled(level)) for done in (rounds[0], rounds[-1])] for level in levels]
+    first = statistics.fmean(curve.values[0] for curve in of_arm)
+    return [[(done, trials.scaled(first * bound.factor**k)) for k, done in enumerate(rounds)]]

@@ -17,7 +17,7 @@ import json
 import math
 import statistics
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +26,7 @@ from typing import Any
 from rondo.config.schema import RunConfig
 from rondo.engine.transport import Observer
 from rondo.errors import ConfigError, RunStopped
-from rondo.reproduce.entry import Entry
+from rondo.reproduce.entry import Bound, Entry
 from rondo.runs import runner
 from rondo.runs.storage import durable
 from rondo.runs.storage.directory import RunDirectory, to_toml
@@ -35,6 +35,8 @@ Point = Mapping[str, Any]
 """Values of a grid by key path."""
 
 _OWN_ROWS = ("validation", "personal", "clients")
+_ROUNDING = 1e-12
+"""Values below it are rounding: no factor is asked of what follows them."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +60,21 @@ class Trial:
 
 @dataclass(frozen=True)
 class Curve:
-    """A run's scores: rounds that are done, bytes sent so far in both directions, score."""
+    """A run's values of the metric: rounds that are done, bytes sent so far in both directions, value. A measure has one
+    before the first round too."""
 
     rounds: list[int]
     bytes: list[int]
-    scores: list[float]
+    values: list[float]
 
-    def at_bytes(self, most: int) -> float | None:
-        """The last score for which no more than ``most`` bytes were sent."""
-        return next((s for b, s in zip(reversed(self.bytes), reversed(self.scores), strict=True) if b <= most), None)
+    def until(self, most: int) -> list[float]:
+        """The values for which no more than ``most`` bytes were sent."""
+        return [value for sent, value in zip(self.bytes, self.values, strict=True) if sent <= most]
+
+    def largest_factor(self) -> float:
+        """The largest ratio of a value to the one before; 0 of a single value."""
+        pairs = itertools.pairwise(self.values)
+        return max((later / earlier for earlier, later in pairs if earlier > _ROUNDING), default=0.0)
 
 
 class Trials:
@@ -130,16 +138,24 @@ class Trials:
             durable.write_all(self.folder, {"stopped.json": content})
 
     def curve(self, trial: Trial) -> Curve:
-        """The scores of a run that is done. Raises :class:`ConfigError` if its record has no such score."""
-        curve, total = Curve([], [], []), 0
-        for record in RunDirectory(trial.folder).rounds():
+        """The values of a run that is done. Raises :class:`ConfigError` if its record has none, or one of which there is
+        no logarithm."""
+        directory, curve, total = RunDirectory(trial.folder), Curve([], [], []), 0
+        before = directory.read("summary.json")["measures"]["before"] if directory.finished else {}
+        start = {"round": -1, "bytes_up": 0, "bytes_down": 0, "scores": {}, "measures": before}
+        for record in [start, *directory.rounds()]:
+            done = record["round"] + 1
             total += record["bytes_up"] + record["bytes_down"]
             value = self._value(record, held_out=trial.held_out)
-            if value is not None:
-                curve.rounds.append(record["round"] + 1)
-                curve.bytes.append(total)
-                curve.scores.append(math.log10(value) if self.entry.log10 else value)
-        if not curve.scores:
+            if value is None or done % self.entry.every:
+                continue
+            if self.entry.log10 and value <= 0:
+                message = f"{self.entry.metric} is {value} after {done} rounds of {trial.folder.name}"
+                raise ConfigError.at("log10", f"{message}, which has no logarithm: make fewer rounds", self.name)
+            curve.rounds.append(done)
+            curve.bytes.append(total)
+            curve.values.append(value)
+        if curve.rounds in ([], [0]):
             message = (
                 f"no round of {trial.folder.name} has a score {self.entry.metric!r}; its scores are in metrics.jsonl"
             )
@@ -147,14 +163,29 @@ class Trials:
         return curve
 
     def score(self, trial: Trial) -> float:
-        """The score of a run that is done: the mean of its last ones."""
-        return statistics.fmean(self.curve(trial).scores[-self.entry.last :])
+        """The score of a run that is done."""
+        return self.score_of(self.curve(trial).values)
+
+    def score_of(self, values: Sequence[float]) -> float:
+        """The score of a run that had these values."""
+        scored = [self.scaled(value) for value in values]
+        return min(scored) if self.entry.take == "smallest" else statistics.fmean(scored[-self.entry.last :])
+
+    def scaled(self, value: float) -> float:
+        """A value, or its logarithm if the entry's scores are such."""
+        return math.log10(value) if self.entry.log10 else value
+
+    def limits(self, bound: Bound) -> tuple[float, float]:
+        """The least and the largest score that keep a bound without a factor."""
+        low = -math.inf if bound.at_least is None else self.scaled(bound.at_least)
+        return low, math.inf if bound.at_most is None else self.scaled(bound.at_most)
 
     def _value(self, record: Mapping[str, Any], *, held_out: bool) -> float | None:
-        scores = {**record["scores"], "measures": record["measures"]}
+        scores = {**record["scores"], "measures": record["measures"], "diagnostics": record.get("diagnostics", {})}
         *path, key = self.entry.metric.split(".")
-        if held_out:
-            path = [next((kind for kind in _OWN_ROWS if kind in scores), "")]
+        if held_out or path == ["own"]:
+            kinds = _OWN_ROWS if held_out else _OWN_ROWS[1:]
+            path = [next((kind for kind in kinds if kind in scores), "")]
         for part in path:
             scores = scores.get(part, {})
         value = scores.get(key)
