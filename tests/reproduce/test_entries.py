@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_entries import ENTRY, TRAIN, decided, page, written
 from typer.testing import CliRunner
 
 from rondo.cli import app
@@ -20,6 +19,8 @@ from rondo.errors import ConfigError
 from rondo.reproduce import entry as entries
 from rondo.reproduce.findings import findings
 from rondo.reproduce.trials import Trials
+from small_entries import ENTRY, TRAIN, decided, page, written
+
 
 def test_entry_comes_to_its_verdict_and_keeps_it(tmp_path: Path) -> None:
     path = written(tmp_path)

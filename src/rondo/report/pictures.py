@@ -266,8 +266,10 @@ def bands(
     score: str,
     limits: Sequence[tuple[str, Sequence[tuple[int, float]]]] = (),
 ) -> bytes:
-    """Draw ``score`` over rounds, a line with a band for each name: points of round, value, and ends of the band. Each of
-    ``limits`` is a name and the points of a dashed line in its colour."""
+    """Draw ``score`` over rounds, a line with a band for each name: points of round, value, and ends of the band.
+
+    ``limits``: names, and the points of a dashed line in the colour of each.
+    """
     figure, axes = _axes(8, 4.5)
     drawn = []
     for i, (name, points) in enumerate(lines.items()):

@@ -60,8 +60,8 @@ class Trial:
 
 @dataclass(frozen=True)
 class Curve:
-    """A run's values of the metric: rounds that are done, bytes sent so far in both directions, value. A measure has one
-    before the first round too."""
+    """A run's values of the metric: rounds that are done, bytes sent so far in both directions, value. A measure has
+    one before the first round too."""
 
     rounds: list[int]
     bytes: list[int]
@@ -138,8 +138,8 @@ class Trials:
             durable.write_all(self.folder, {"stopped.json": content})
 
     def curve(self, trial: Trial) -> Curve:
-        """The values of a run that is done. Raises :class:`ConfigError` if its record has none, or one of which there is
-        no logarithm."""
+        """The values of a run that is done. Raises :class:`ConfigError` if its record has none, or one without the
+        logarithm that is asked for."""
         directory, curve, total = RunDirectory(trial.folder), Curve([], [], []), 0
         before = directory.read("summary.json")["measures"]["before"] if directory.finished else {}
         start = {"round": -1, "bytes_up": 0, "bytes_down": 0, "scores": {}, "measures": before}
