@@ -74,27 +74,33 @@ def test_bounds_come_to_their_verdicts(tmp_path: Path) -> None:
     """Iterations of two rounds, the first from the run's start: with inputs that are isotropic every angle is known."""
     problem = {**LINEAR["problem"], "design": "isotropic"}
     bounds = [
-        {**BOUND, "factor": 0.95},
+        {**BOUND, "source": "|b| of Lemma 0", "factor": 0.95},
         {**BOUND, "claim": "each third", "factor": 0.33},
         {**BOUND, "claim": "frozen", "arm": "frozen", "at_least": 0.8999, "at_most": 0.9001},
         {**BOUND, "claim": "in the mean", "at_most": 0.5, "of": "mean"},
+        {**BOUND, "claim": "a third", "arm": "frozen", "less": "alternating", "at_least": 2.0, "at_most": 3.0},
+        {**BOUND, "claim": "a tenth", "arm": "frozen", "less": "alternating", "at_least": 10.0, "of": "mean"},
     ]
     path = written(tmp_path, config={**LINEAR, "problem": problem}, every=2, bounds=bounds, contrasts=[], log10=True)
     said = decided(path, tmp_path / "out")
     assert "it is near: 0.862 [0.862, 0.862], holds" in said
     trials = Trials("own", entries.read(str(path)), tmp_path / "out", tmp_path)
     of_claims = findings(trials)
-    assert [finding.verdict.word for finding in of_claims] == ["holds", "refuted", "holds", "holds"]
+    assert [finding.verdict.word for finding in of_claims] == ["holds", "refuted", "holds", "holds", "holds", "refuted"]
     cosine2 = 1 - 0.9**2  # |b|^2 of the first iteration; the step and its normalisation are Algorithm 2's
     step = 0.3
     first = (1 - 2 * step * cosine2) / math.sqrt(1 + 4 * step**2 * cosine2 * 0.9**2)
     assert of_claims[0].paired.differences == pytest.approx([first] * 3)
+    last = of_claims[3].paired.mean  # a mean of logarithms; on every run the numbers are the metric's
+    assert of_claims[4].paired.differences == pytest.approx([0.9 / 10**last] * 3)
+    assert of_claims[5].paired.differences == pytest.approx([math.log10(0.9) - last] * 3)
     curve = trials.curve(next(trial for trial in trials.runs() if trial.arm == "alternating"))
     assert (curve.rounds, curve.values[0]) == ([0, 2, 4, 6], pytest.approx(0.9))
     lines = page(tmp_path / "out")
-    assert any("| each at most 0.95 times the one before (Lemma 0) |" in line for line in lines)
+    assert any(r"| each at most 0.95 times the one before (\|b\| of Lemma 0) |" in line for line in lines)
     assert any("| at least 0.8999 and at most 0.9001 (Lemma 0) |" in line for line in lines)
     assert any("| at most 0.5 in the mean (Lemma 0) |" in line for line in lines)
+    assert any("| at least 10 times alternating in the mean (Lemma 0) |" in line for line in lines)
 
 
 def test_smallest_score_of_a_run_counts_where_an_entry_says_so(tmp_path: Path) -> None:
@@ -135,7 +141,8 @@ def test_logarithm_of_zero_is_told(tmp_path: Path) -> None:
         ({}, "at_least, at_most or both, or it has a factor"),
         ({"factor": 0.9, "at_most": 1.0}, "at_least, at_most or both, or it has a factor"),
         ({"at_least": 2.0, "at_most": 1.0}, "at_least is above at_most"),
-        ({"factor": 0.9, "of": "mean"}, "leave of out"),
+        ({"factor": 0.9, "of": "mean"}, "leave out of and less"),
+        ({"at_most": 0.9, "less": "none"}, "arms that are not there: none"),
         ({"arm": "none", "at_most": 1.0}, "arms that are not there: none"),
     ],
 )

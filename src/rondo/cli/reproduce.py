@@ -71,5 +71,5 @@ def _decide(names: list[str], data: Path, out: Path, pages: Path, device: str, e
                 print(f"{trials.name}: {missing[0]}, {time.perf_counter() - began:.0f} s", flush=True)
             for finding in page.write(trials, pages):
                 verdict = finding.verdict
-                print(f"{trials.name}: {finding.of.claim}: {page.interval(finding.paired)}, {verdict.word}")
+                print(f"{trials.name}: {finding.of.claim}: {page.here(finding, trials)}, {verdict.word}")
             print(f"{trials.name}: {pages / trials.name}.md", flush=True)

@@ -42,6 +42,9 @@ class Bound(Section):
     claim: str
     """The claim in one sentence."""
     arm: str
+    less: str | None = None
+    """An arm whose score is taken off, seed by seed. The bound is then on the difference, or on the ratio if scores are
+    logarithms."""
     at_least: float | None = None
     """The least score, in the unit of the metric, whatever ``log10`` says."""
     at_most: float | None = None
@@ -61,8 +64,8 @@ class Bound(Section):
             raise ValueError("a bound has at_least, at_most or both, or it has a factor")
         if limits != sorted(limits):
             raise ValueError("at_least is above at_most")
-        if self.factor is not None and self.of == "mean":
-            raise ValueError("a factor is one of every run: leave of out")
+        if self.factor is not None and (self.of == "mean" or self.less is not None):
+            raise ValueError("a factor is one of every run of an arm: leave out of and less")
         return self
 
 
@@ -121,7 +124,9 @@ class Entry(Section):
     def _arms_are_there(self) -> Self:
         if not self.claims:
             raise ValueError("an entry has contrasts, bounds or both")
-        named = {arm for c in self.contrasts for arm in (*c.plus, *c.minus)} | {bound.arm for bound in self.bounds}
+        named = {arm for c in self.contrasts for arm in (*c.plus, *c.minus)} | {
+            arm for bound in self.bounds for arm in (bound.arm, bound.less) if arm is not None
+        }
         if unknown := named - self.arms.keys():
             raise ValueError(f"claims name arms that are not there: {', '.join(sorted(unknown))}")
         if not self.metric.startswith("measures.") and any(bound.factor is not None for bound in self.bounds):

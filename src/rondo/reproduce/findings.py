@@ -17,7 +17,8 @@ from rondo.reproduce.verdict import Verdict, judge, judge_mean, judge_runs, outs
 class Finding:
     """A claim with its numbers.
 
-    - ``paired``: a contrast's differences by seed; a bound's scores, or its largest factors, by seed.
+    - ``paired``: a contrast's differences by seed; of a bound on a mean, its scores by seed; of one on every run, the
+      same in the unit of the metric, or the largest factors.
     - ``p``: corrected for the other claims of the entry; None of a bound on every run, which has none.
     - ``equal_bytes``: the mean difference where every run of the claim has sent no more than the least of them; None
       without a score by then, and of a bound.
@@ -61,14 +62,19 @@ def _numbers(claim: Contrast | Bound, trials: Trials, curves: _Curves, seeds: Se
     if isinstance(claim, Contrast):
         scores = {key: trials.score_of(curve.values) for key, curve in curves.items()}
         return [_difference(claim, scores, seed) for seed in seeds]
-    of_runs = [curves[claim.arm, seed] for seed in seeds]
-    return [c.largest_factor() if claim.factor is not None else trials.score_of(c.values) for c in of_runs]
+    if claim.factor is not None:
+        return [curves[claim.arm, seed].largest_factor() for seed in seeds]
+    scores = [trials.score_of(curves[claim.arm, seed].values) for seed in seeds]
+    if claim.less is not None:
+        others = [trials.score_of(curves[claim.less, seed].values) for seed in seeds]
+        scores = [score - other for score, other in zip(scores, others, strict=True)]
+    return scores if claim.of == "mean" else [trials.unscaled(score) for score in scores]
 
 
 def _probability(claim: Contrast | Bound, paired: Paired, trials: Trials) -> float | None:
     if isinstance(claim, Contrast):
         return paired.p
-    return outside(paired, *trials.limits(claim)) if claim.of == "mean" else None
+    return outside(paired, *_limits(claim, trials)) if claim.of == "mean" else None
 
 
 def _finding(
@@ -78,10 +84,18 @@ def _finding(
         assert p is not None
         equal_bytes = _at_equal_bytes(claim, trials, curves, seeds)
         return Finding(claim, paired, p, equal_bytes, judge(paired, p, claim.paper))
-    low, high = trials.limits(claim) if claim.factor is None else (-math.inf, claim.factor)
     if p is not None:
-        return Finding(claim, paired, p, None, judge_mean(paired, p, low, high))
-    return Finding(claim, paired, None, None, judge_runs(paired.differences, low, high))
+        return Finding(claim, paired, p, None, judge_mean(paired, p, *_limits(claim, trials)))
+    return Finding(claim, paired, None, None, judge_runs(paired.differences, *_limits(claim, trials)))
+
+
+def _limits(bound: Bound, trials: Trials) -> tuple[float, float]:
+    """The least and the largest number that keep a bound, in the unit of its numbers."""
+    if bound.factor is not None:
+        return -math.inf, bound.factor
+    scaled = trials.scaled if bound.of == "mean" else float
+    low = -math.inf if bound.at_least is None else scaled(bound.at_least)
+    return low, math.inf if bound.at_most is None else scaled(bound.at_most)
 
 
 def _difference(contrast: Contrast, scores: Mapping[tuple[str, int], float], seed: int) -> float:

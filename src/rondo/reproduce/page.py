@@ -38,14 +38,16 @@ def write(trials: Trials, pages: Path) -> list[Finding]:
 
 def shown(value: float | None) -> str:
     """A number with three digits that count."""
-    return "-" if value is None else f"{value:.3g}" if abs(value) < 1 else f"{value:.2f}"
+    return "-" if value is None else f"{value:.2f}" if 1 <= abs(value) < 1e4 else f"{value:.3g}"
 
 
 def interval(paired: Paired) -> str:
     """A mean with its 95 % interval."""
-    if paired.interval is None:
-        return shown(paired.mean)
-    return f"{shown(paired.mean)} [{shown(paired.interval[0])}, {shown(paired.interval[1])}]"
+    return shown(paired.mean) if paired.interval is None else _interval(paired.mean, *paired.interval)
+
+
+def _interval(mean: float, low: float, high: float) -> str:
+    return f"{shown(mean)} [{shown(low)}, {shown(high)}]"
 
 
 def _page(trials: Trials, of_claims: Iterable[Finding], curves: Mapping[str, list[Curve]]) -> str:
@@ -67,22 +69,20 @@ def _page(trials: Trials, of_claims: Iterable[Finding], curves: Mapping[str, lis
     ]
     for finding in of_claims:
         claim, verdict = finding.of, finding.verdict
-        number = _paper(claim)
+        number = _paper(claim, entry)
         paper = claim.source if number is None else f"{number} ({claim.source})"
         more = f"; {verdict.seeds} seeds would decide" if verdict.seeds is not None else ""
         p = "-" if finding.p is None else f"{finding.p:.2g}"
-        here = f"{interval(finding.paired)} | {p} | {shown(finding.equal_bytes)}"
         said = f"**{verdict.word}**: {verdict.reason}{more}"
-        lines.append(f"| {claim.claim} | {paper} | {here} | {len(finding.paired.differences)} | {said} |")
+        seeds = len(finding.paired.differences)
+        lines.append(_row(claim.claim, paper, here(finding, trials), p, shown(finding.equal_bytes), seeds, said))
     lines += ["", "| arm | score, mean and deviation | seeds | MB sent in all | tuned |", "|---|---|---|---|---|"]
     for arm, of_arm in curves.items():
         scores = [trials.score_of(curve.values) for curve in of_arm]
         deviation = f" +- {shown(statistics.stdev(scores))}" if len(scores) > 1 else ""
         tuned = ", ".join(f"{key} = {value}" for key, value in trials.tuned(arm).items()) or "-"
         megabytes = statistics.fmean(curve.bytes[-1] for curve in of_arm) / 1e6
-        lines.append(
-            f"| {arm} | {shown(statistics.fmean(scores))}{deviation} | {len(scores)} | {megabytes:.3g} | {tuned} |"
-        )
+        lines.append(_row(arm, shown(statistics.fmean(scores)) + deviation, len(scores), f"{megabytes:.3g}", tuned))
     if curves:
         lines += [
             "",
@@ -106,7 +106,7 @@ def _taken(entry: Entry) -> str:
     return over + (f", the mean of the last {entry.last}" if entry.last > 1 else ", after the last round")
 
 
-def _paper(claim: Contrast | Bound) -> str | None:
+def _paper(claim: Contrast | Bound, entry: Entry) -> str | None:
     """The paper's number."""
     if isinstance(claim, Contrast):
         return None if claim.paper is None else shown(claim.paper)
@@ -114,7 +114,17 @@ def _paper(claim: Contrast | Bound) -> str | None:
         return f"each at most {claim.factor:.4g} times the one before"
     ends = (("at least", claim.at_least), ("at most", claim.at_most))
     stated = " and ".join(f"{word} {limit:.4g}" for word, limit in ends if limit is not None)
+    if claim.less is not None:
+        stated += f" times {claim.less}" if entry.log10 else f" above {claim.less}"
     return f"{stated} in the mean" if claim.of == "mean" else stated
+
+
+def here(finding: Finding, trials: Trials) -> str:
+    """The numbers of a claim: of a bound in the unit of the metric."""
+    paired, of = finding.paired, finding.of
+    if isinstance(of, Bound) and of.of == "mean" and paired.interval is not None:
+        return _interval(trials.unscaled(paired.mean), *map(trials.unscaled, paired.interval))
+    return interval(paired)
 
 
 def _curves(trials: Trials, arm: str) -> list[Curve]:
@@ -142,14 +152,14 @@ def _facts(trials: Trials, of_claims: Iterable[Finding]) -> dict[str, Any]:
     claims = [
         {
             "claim": finding.of.claim,
-            "paper": _paper(finding.of) or "no number",
-            "here": interval(finding.paired),
+            "paper": _paper(finding.of, entry) or "no number",
+            "here": here(finding, trials),
             "seeds": len(finding.paired.differences),
             "verdict": finding.verdict.word,
         }
         for finding in of_claims
     ]
-    open_claims = [] if claims else [{"claim": c.claim, "paper": _paper(c) or "no number"} for c in entry.claims]
+    open_claims = [] if claims else [{"claim": c.claim, "paper": _paper(c, entry) or "no number"} for c in entry.claims]
     hours = (trials.spent(), trials.seconds() if trials.missing() else 0.0)
     return {"paper": entry.paper, "item": entry.item, "claims": claims or open_claims, "seconds": hours}
 
@@ -171,11 +181,23 @@ def _index(pages: Path) -> str:
         spent, missing = (f"{seconds / 3600:.1f}" for seconds in facts["seconds"])
         for claim in facts["claims"]:
             lines.append(
-                f"| {facts['paper']}, {facts['item']} | [{claim['claim']}]({file.stem}.md) | {claim['paper']} | "
-                f"{claim.get('here', '-')} | {claim.get('seeds', 0)} | {claim.get('verdict', 'open')} | "
-                f"{spent}, {missing} | `rondo reproduce {file.stem}` |"
+                _row(
+                    f"{facts['paper']}, {facts['item']}",
+                    f"[{claim['claim']}]({file.stem}.md)",
+                    claim["paper"],
+                    claim.get("here", "-"),
+                    claim.get("seeds", 0),
+                    claim.get("verdict", "open"),
+                    f"{spent}, {missing}",
+                    f"`rondo reproduce {file.stem}`",
+                )
             )
     return "\n".join([*lines, ""])
+
+
+def _row(*cells: Any) -> str:
+    """A line of a table. A stroke in a cell, as of a norm, would end it."""
+    return "| " + " | ".join(str(cell).replace("|", r"\|") for cell in cells) + " |"
 
 
 def _listed(values: Iterable[Any]) -> str:
@@ -192,7 +214,7 @@ def _picture(trials: Trials, curves: Mapping[str, list[Curve]]) -> bytes:
                 by_round.setdefault(done, []).append(trials.scaled(value))
         points = {done: Paired.of(values) for done, values in by_round.items()}
         lines[arm] = [(r, p.mean, *(p.interval or (p.mean, p.mean))) for r, p in points.items()]
-    bounds = [bound for bound in trials.entry.bounds if bound.arm in curves]
+    bounds = [bound for bound in trials.entry.bounds if bound.arm in curves and bound.less is None]
     limits = [(bound.arm, limit) for bound in bounds for limit in _limits(trials, bound, curves[bound.arm])]
     return pictures.bands(lines, trials.entry.metric + (", log10" if trials.entry.log10 else ""), limits)
 

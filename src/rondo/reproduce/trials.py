@@ -26,7 +26,7 @@ from typing import Any
 from rondo.config.schema import RunConfig
 from rondo.engine.transport import Observer
 from rondo.errors import ConfigError, RunStopped
-from rondo.reproduce.entry import Bound, Entry
+from rondo.reproduce.entry import Entry
 from rondo.runs import runner
 from rondo.runs.storage import durable
 from rondo.runs.storage.directory import RunDirectory, to_toml
@@ -175,10 +175,9 @@ class Trials:
         """A value, or its logarithm if the entry's scores are such."""
         return math.log10(value) if self.entry.log10 else value
 
-    def limits(self, bound: Bound) -> tuple[float, float]:
-        """The least and the largest score that keep a bound without a factor."""
-        low = -math.inf if bound.at_least is None else self.scaled(bound.at_least)
-        return low, math.inf if bound.at_most is None else self.scaled(bound.at_most)
+    def unscaled(self, score: float) -> float:
+        """A score, a mean or a difference of scores in the unit of the metric; of logarithms a ratio."""
+        return 10.0**score if self.entry.log10 else score
 
     def _value(self, record: Mapping[str, Any], *, held_out: bool) -> float | None:
         scores = {**record["scores"], "measures": record["measures"], "diagnostics": record.get("diagnostics", {})}
