@@ -51,6 +51,7 @@ TABLE = (
         "fedloru_clients",
         "out --seeds 0 --clients 4 --set rounds=2 --set train.local_epochs=1 --set data.source=DATA/grey.npz",
     ),
+    Smallest("fedloru_spectra", "--size 40 --draws 2 --out out.json"),
     Smallest("floor", "--work W-smallest", MINILM),
     Smallest("floor", "--work W6-smallest"),
     Smallest("floor", "--work W8-smallest"),

@@ -57,7 +57,9 @@ def write(folder: Path, sent: int, scores: Sequence[float]) -> None:
         for k, s in enumerate(scores)
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    (folder / "summary.json").write_text(json.dumps({"seconds": {"all": 1.0}}), encoding="utf-8")
+    (folder / "summary.json").write_text(
+        json.dumps({"seconds": {"all": 1.0}, "measures": {"before": {}}}), encoding="utf-8"
+    )
 
 
 def test_dearer_method_holds_at_equal_rounds_and_fails_at_equal_bytes(tmp_path: Path) -> None:
@@ -97,11 +99,13 @@ def test_without_a_score_by_then_there_is_no_verdict(tmp_path: Path) -> None:
 def test_late_change_is_that_of_the_last_tenth() -> None:
     rounds = list(range(1, 21))
     rising = Curve(rounds, rounds, [float(r) for r in rounds])
-    assert rising.late_change(1) == 2.0
-    assert rising.late_change(4) == 2.0
+    assert Score("x").late_change(rising) == 2.0
+    assert Score("x", last=4).late_change(rising) == 2.0
+    assert Score("x", take="smallest").late_change(rising) == 0.0
+    assert Score("x", log10=True).late_change(rising) == pytest.approx(0.0457575, abs=1e-6)
     flat = Curve(rounds, rounds, [0.0] * 10 + [1.0] * 10)
-    assert flat.late_change(1) == 0.0
-    assert Curve([20], [1], [0.5]).late_change(1) is None
+    assert Score("x").late_change(flat) == 0.0
+    assert Score("x").late_change(Curve([20], [1], [0.5])) is None
 
 
 @pytest.mark.parametrize(
@@ -117,7 +121,7 @@ def test_metric_that_no_record_has_is_told(metric: str, tmp_path: Path) -> None:
 def test_logarithm_of_nothing_is_told(tmp_path: Path) -> None:
     write(tmp_path, 10, [0.0])
     trial = Trial("dear", 0, entry().run("dear", 0, tmp_path), tmp_path)
-    with pytest.raises(ValueError, match="has no logarithm: leave log10 out"):
+    with pytest.raises(ValueError, match="which has no logarithm"):
         Score("measures.score", log10=True).curve(trial)
 
 

@@ -42,6 +42,10 @@ def test_problem_is_as_described() -> None:
     heads = LinearProblem.draw(ProblemConfig(kind="heads", inputs=6, rank=2, clients=5), 1)
     torch.testing.assert_close(heads.down @ heads.down.mT, torch.eye(2).double())
     torch.testing.assert_close(heads.up[:, 0].mT @ heads.up[:, 0], 5 * torch.eye(2).double())
+    apart = LinearProblem.draw(ProblemConfig(kind="heads", inputs=6, rank=3, clients=5, start_distance=0.8), 1)
+    torch.testing.assert_close(apart.start @ apart.start.mT, torch.eye(3).double())
+    sines = 1 - torch.linalg.svdvals(apart.start @ apart.down.mT).square()
+    torch.testing.assert_close(sines, torch.full((3,), 0.64).double())
     even = LinearProblem.draw(ProblemConfig(inputs=4, rows=9, design="isotropic"), 1)
     torch.testing.assert_close(even.inputs(2).mT @ even.inputs(2), 9 * torch.eye(4).double())
 
@@ -177,7 +181,7 @@ def test_rows_of_several_sizes_are_told(tmp_path: Path) -> None:
         ({"problem": {"kind": "heads", "spread": 1.0}}, "problem.spread", "only kind = 'factors'"),
         ({"problem": {"kind": "heads", "rank": 4}}, "problem.clients", "fewer than rank = 4"),
         ({"problem": {"design": "isotropic", "rows": 3}}, "problem.rows", "as many rows as inputs"),
-        ({"problem": {"rank": 2, "start_distance": 0.5}}, "problem.start_distance", "set rank = 1"),
+        ({"problem": {"rank": 3, "start_distance": 0.5}}, "problem.start_distance", "have no room for rank = 3"),
         ({"model": {"name": "builtin:minilm"}}, "model.name", "kind = 'linear' needs 'builtin:linear'"),
         ({"task": {"kind": "regression"}}, "model.name", "is a network for task.kind = 'linear'"),
         ({"task": {"label": "y"}}, "task.label", "remove it"),

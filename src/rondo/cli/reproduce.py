@@ -75,6 +75,6 @@ def _decide(names: list[str], data: Path, out: Path, pages: Path, device: str, e
             for finding in page.write(trials, pages):
                 for where, decided in (("", finding), (", at equal bytes", finding.equal_bytes)):
                     if decided is not None:
-                        shown = f"{page.interval(decided.paired)}, {decided.verdict.word}"
-                        print(f"{trials.name}: {finding.contrast.claim}{where}: {shown}")
+                        shown = f"{page.here(finding.of, decided, trials)}, {decided.verdict.word}"
+                        print(f"{trials.name}: {finding.of.claim}{where}: {shown}")
             print(f"{trials.name}: {pages / trials.name}.md", flush=True)

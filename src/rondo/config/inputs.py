@@ -324,4 +324,5 @@ class ProblemConfig(Section):
     """``"isotropic"`` gives the inputs of every client the second moment I exactly, so its loss is its population's. It
     needs as many rows as inputs."""
     start_distance: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """For factors of rank 1: angle distance between the start of A and the truth; left out, A starts at random."""
+    """Distance between the start of A, or of the representation, and the truth: the sine of every principal angle
+    between their rows. Left out, the start is random."""

@@ -261,8 +261,15 @@ def _legend(figure: Any, lines: Sequence[tuple[float, Any]]) -> None:
     figure.legend(handles=ordered, loc="outside right upper", frameon=False, handlelength=3)
 
 
-def bands(lines: Mapping[str, Sequence[tuple[int, float, float, float]]], score: str) -> bytes:
-    """Draw ``score`` over rounds, a line with a band for each name: points of round, value, and ends of the band."""
+def bands(
+    lines: Mapping[str, Sequence[tuple[int, float, float, float]]],
+    score: str,
+    limits: Sequence[tuple[str, Sequence[tuple[int, float]]]] = (),
+) -> bytes:
+    """Draw ``score`` over rounds, a line with a band for each name: points of round, value, and ends of the band.
+
+    ``limits``: names, and the points of a dashed line in the colour of each.
+    """
     figure, axes = _axes(8, 4.5)
     drawn = []
     for i, (name, points) in enumerate(lines.items()):
@@ -271,6 +278,9 @@ def bands(lines: Mapping[str, Sequence[tuple[int, float, float, float]]], score:
         axes.fill_between(rounds, low, high, color=style["color"], alpha=0.12, lw=0)
         (line,) = axes.plot(rounds, values, label=_plain(name), **style)
         drawn.append((values[-1], line))
+    for name, limit in limits:
+        colour = _style([*lines].index(name))["color"]
+        axes.plot(*zip(*limit, strict=True), color=colour, ls="--", lw=0.9)
     axes.set_xlabel("rounds")
     axes.set_ylabel(_text(score))
     axes.xaxis.get_major_locator().set_params(integer=True)

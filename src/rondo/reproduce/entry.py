@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import pydantic
 from pydantic import Field, model_validator
@@ -38,6 +38,39 @@ class Contrast(Section):
     """The place in the paper, and the numbers of the difference."""
 
 
+class Bound(Section):
+    """One claim as a number: a bound that every run of an arm keeps, or that the mean of its runs keeps."""
+
+    claim: str
+    """The claim in one sentence."""
+    arm: str
+    less: str | None = None
+    """An arm whose score is taken off, seed by seed. The bound is then on the difference, or on the ratio if scores are
+    logarithms."""
+    at_least: float | None = None
+    """The least score, in the unit of the metric, whatever ``log10`` says."""
+    at_most: float | None = None
+    """The largest score, likewise."""
+    factor: Annotated[float, Field(gt=0)] | None = None
+    """In place of these: each value of a run is at most this many times the one before, from the value before the first
+    round on. Values below 1e-12 are rounding, and nothing is asked of what follows them."""
+    of: Literal["runs", "mean"] = "runs"
+    """``"runs"``: every run keeps the bound, and one that breaks it refutes the claim. ``"mean"``: their mean does."""
+    source: str
+    """The place in the paper, and the numbers of the bound."""
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        limits = [limit for limit in (self.at_least, self.at_most) if limit is not None]
+        if (self.factor is None) == (not limits):
+            raise ValueError("a bound has at_least, at_most or both, or it has a factor")
+        if limits != sorted(limits):
+            raise ValueError("at_least is above at_most")
+        if self.factor is not None and (self.of == "mean" or self.less is not None):
+            raise ValueError("a factor is one of every run of an arm: leave out of and less")
+        return self
+
+
 class Entry(Section):
     """A claim of a paper."""
 
@@ -50,10 +83,15 @@ class Entry(Section):
     differs: str
     """How the setting differs from the paper's, and why the claim can live in it."""
     metric: str
-    """Path of the score in a round's record, such as "global.accuracy", "personal.accuracy" or
-    "measures.principal_angle"."""
+    """Path of the score in a round's record, such as "global.accuracy", "personal.accuracy",
+    "measures.principal_angle" or "diagnostics.drift_A". "own.loss" is that of the clients' models on their own rows,
+    for methods with personal models and without."""
+    every: Positive = 1
+    """Rounds of one iteration of the paper: only the last of each has a value."""
+    take: Literal["last", "smallest"] = "last"
+    """The score of a run: the mean of its last values, or the smallest of all."""
     last: Positive = 1
-    """The score is the mean of this many last values."""
+    """The number of last values whose mean is the score."""
     log10: bool = False
     """Whether the score is the metric's logarithm."""
     lower_is_better: bool = False
@@ -65,19 +103,26 @@ class Entry(Section):
     """Seconds of one run on two cores, for a budget before there is a measured one."""
     config: dict[str, Any]
     """The configuration that all arms share."""
-    arms: Annotated[dict[str, dict[str, Any]], Field(min_length=2)]
+    arms: Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
     """The tables that each arm lays over it, by name."""
-    contrasts: Annotated[list[Contrast], Field(min_length=1)]
+    contrasts: list[Contrast] = Field(default_factory=list)
+    bounds: list[Bound] = Field(default_factory=list)
     tuning: Tuning | None = None
     tuned: dict[str, Chosen] = Field(default_factory=dict)
     """The values that ``rondo tune`` has chosen for each arm."""
 
     @model_validator(mode="after")
     def _arms_are_there(self) -> Self:
-        named = {arm for contrast in self.contrasts for arm in (*contrast.plus, *contrast.minus)}
-        for table, arms in (("contrasts", named), ("tuned", self.tuned.keys())):
+        if not self.claims:
+            raise ValueError("an entry has contrasts, bounds or both")
+        named = {arm for c in self.contrasts for arm in (*c.plus, *c.minus)} | {
+            arm for bound in self.bounds for arm in (bound.arm, bound.less) if arm is not None
+        }
+        for table, arms in (("claims name", named), ("tuned names", self.tuned.keys())):
             if unknown := arms - self.arms.keys():
-                raise ValueError(f"{table} names arms that are not there: {', '.join(sorted(unknown))}")
+                raise ValueError(f"{table} arms that are not there: {', '.join(sorted(unknown))}")
+        if not self.metric.startswith("measures.") and any(bound.factor is not None for bound in self.bounds):
+            raise ValueError("a factor is for a metric of measures, whose value before the first round is known")
         if self.tuning is not None and set(self.tuning.seeds) & set(self.seeds):
             raise ValueError("the seeds of the tuning must be others than those of the runs")
         if self.tuning is not None and self.tuning.held_out and self.metric.startswith(("measures.", "diagnostics.")):
@@ -85,15 +130,19 @@ class Entry(Section):
         return self
 
     @property
+    def claims(self) -> list[Contrast | Bound]:
+        """All claims, in the order of a page."""
+        return [*self.contrasts, *self.bounds]
+
+    @property
     def score(self) -> Score:
         """The score of a run."""
-        return Score(self.metric, self.last, self.log10, self.lower_is_better)
+        return Score(self.metric, self.last, self.log10, self.lower_is_better, self.every, self.take)
 
     def digest(self, arm: str) -> str:
         """The digest of the search of an arm: its grid and seeds, the score, and the configuration."""
-        score = {"metric": self.metric, "last": self.last, "log10": self.log10, "lower": self.lower_is_better}
         tuning = {} if self.tuning is None else self.tuning.model_dump()
-        return digest({"tuning": tuning, "score": score, "config": self.tree(arm)})
+        return digest({"tuning": tuning, "score": vars(self.score), "config": self.tree(arm)})
 
     def kept(self, arm: str) -> Chosen | None:
         """The values that ``rondo tune`` has chosen for ``arm``; None once its grid or configuration is another."""
@@ -122,10 +171,8 @@ class Entry(Section):
         merge(tree, {**nested(more), "seed": seed})
         rows = tree.get("data")
         if isinstance(rows, dict):
-            given = {key: rows.get(key) for key in ("source", "test_source")}
-            rows |= {
-                key: str(data / file) for key, file in given.items() if isinstance(file, str) and file in self.files
-            }
+            given = {key: rows[key] for key in ("source", "test_source") if isinstance(rows.get(key), str)}
+            rows |= {key: str(data / file) for key, file in given.items() if file in self.files}
         with headed(f"arm {arm}"):
             return load(tree, check_paths=check)
 

@@ -1,35 +1,42 @@
-"""Findings: each claim of an entry with its differences and verdicts, from the runs that are there."""
+"""Findings: each claim of an entry with its numbers and verdicts, from the runs that are there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rondo.reproduce.entry import Contrast
+from rondo.reproduce.entry import Bound, Contrast, Entry
 from rondo.reproduce.paired import Paired, holm
 from rondo.reproduce.trials import Trials
-from rondo.reproduce.verdict import Verdict, judge
+from rondo.reproduce.verdict import Verdict, judge, judge_mean, judge_runs, outside
 from rondo.tune.trial import Curve, Trial
 
-Key = tuple[str, int]
+_Key = tuple[str, int]
 """A run's arm and seed."""
+_Curves = Mapping[_Key, Curve]
 
 
 @dataclass(frozen=True)
 class Decided:
-    """Differences by seed, with their verdict. ``p`` is corrected for the other claims of the entry."""
+    """The numbers of a claim with their verdict.
+
+    - ``paired``: a contrast's differences by seed; of a bound on a mean, its scores by seed; of one on every run, the
+      same in the unit of the metric, or the largest factors.
+    - ``p``: corrected for the other claims of the entry; None of a bound on every run, which has none.
+    """
 
     paired: Paired
-    p: float
+    p: float | None
     verdict: Verdict
 
 
 @dataclass(frozen=True)
 class Finding(Decided):
-    """A claim with its differences at equal rounds. ``equal_bytes``: the same where every run of the claim has sent no
-    more than the least of them in all; None without a score by then."""
+    """A claim with its numbers at equal rounds. ``equal_bytes``: a contrast's where every run of the claim has sent no
+    more than the least of them in all; None without a value by then, and of a bound."""
 
-    contrast: Contrast
+    of: Contrast | Bound
     equal_bytes: Decided | None
 
 
@@ -42,15 +49,11 @@ def findings(trials: Trials) -> list[Finding]:
     if not seeds:
         return []
     stopped = {key for key, trial in runs.items() if trials.has_stopped(trial)}
-    at_rounds = _decided(entry.contrasts, seeds, lambda _, key: curves[key].score(entry.last))
-    at_bytes = _decided(
-        entry.contrasts,
-        seeds,
-        lambda keys, key: curves[key].until(bytes=_least_bytes(keys, curves, stopped)).score(entry.last),
-    )
+    at_rounds = _decided(entry, [Paired.of(_numbers(claim, entry, curves, seeds)) for claim in entry.claims])
+    at_bytes = _decided(entry, [_at_equal_bytes(claim, entry, curves, seeds, stopped) for claim in entry.claims])
     return [
-        Finding(of_rounds.paired, of_rounds.p, of_rounds.verdict, contrast, of_bytes)
-        for contrast, of_rounds, of_bytes in zip(entry.contrasts, at_rounds, at_bytes, strict=True)
+        Finding(of_rounds.paired, of_rounds.p, of_rounds.verdict, claim, of_bytes)
+        for claim, of_rounds, of_bytes in zip(entry.claims, at_rounds, at_bytes, strict=True)
         if of_rounds is not None
     ]
 
@@ -62,36 +65,69 @@ def finished(trials: Trials) -> list[Trial]:
     return [trial for trial in trials.runs() if trials.done(trial)]
 
 
-def _decided(
-    contrasts: Sequence[Contrast], seeds: Sequence[int], score: Callable[[Sequence[Key], Key], float | None]
-) -> list[Decided | None]:
-    """The verdict on each claim, p corrected for all of them. ``score`` gives that of a run, given all runs of its
-    claim and seed; a claim with a run that has none is None."""
-    differences = [_differences(contrast, seeds, score) for contrast in contrasts]
-    paired = [None if values is None else Paired.of(values) for values in differences]
-    corrected = iter(holm([of_seeds.p for of_seeds in paired if of_seeds is not None]))
-    return [
-        None if of_seeds is None else Decided(of_seeds, p := next(corrected), judge(of_seeds, p, contrast.paper))
-        for contrast, of_seeds in zip(contrasts, paired, strict=True)
-    ]
+def _decided(entry: Entry, numbers: Sequence[Paired | None]) -> list[Decided | None]:
+    """The verdict on each claim, p corrected for all of them; None of a claim without numbers."""
+    p = [None if n is None else _probability(claim, n, entry) for claim, n in zip(entry.claims, numbers, strict=True)]
+    corrected = iter(holm([one for one in p if one is not None]))
+    decided = list[Decided | None]()
+    for claim, paired, one in zip(entry.claims, numbers, p, strict=True):
+        of_all = None if one is None else next(corrected)
+        decided.append(None if paired is None else Decided(paired, of_all, _verdict(claim, paired, of_all, entry)))
+    return decided
 
 
-def _differences(
-    contrast: Contrast, seeds: Sequence[int], score: Callable[[Sequence[Key], Key], float | None]
-) -> list[float] | None:
+def _numbers(claim: Contrast | Bound, entry: Entry, curves: _Curves, seeds: Sequence[int]) -> list[float]:
+    score = entry.score
+    scores = {key: score.of_values(curve.values) for key, curve in curves.items()}
+    if isinstance(claim, Contrast):
+        return [_difference(claim, scores, seed) for seed in seeds]
+    if claim.factor is not None:
+        return [curves[claim.arm, seed].largest_factor() for seed in seeds]
+    numbers = [scores[claim.arm, seed] - (scores[claim.less, seed] if claim.less else 0.0) for seed in seeds]
+    return numbers if claim.of == "mean" else [score.unscaled(number) for number in numbers]
+
+
+def _difference(contrast: Contrast, scores: Mapping[_Key, float], seed: int) -> float:
+    return sum(scores[arm, seed] for arm in contrast.plus) - sum(scores[arm, seed] for arm in contrast.minus)
+
+
+def _at_equal_bytes(
+    claim: Contrast | Bound, entry: Entry, curves: _Curves, seeds: Sequence[int], stopped: set[_Key]
+) -> Paired | None:
+    if isinstance(claim, Bound):
+        return None
     differences = []
     for seed in seeds:
-        keys = [(arm, seed) for arm in (*contrast.plus, *contrast.minus)]
-        scores = [score(keys, key) for key in keys]
-        signs = [1] * len(contrast.plus) + [-1] * len(contrast.minus)
-        signed = [sign * value for sign, value in zip(signs, scores, strict=True) if value is not None]
-        if len(signed) < len(keys):
+        keys = [(arm, seed) for arm in (*claim.plus, *claim.minus)]
+        # A run that could not finish does not cut the others short.
+        least = min(curves[key].bytes[-1] for key in ([key for key in keys if key not in stopped] or keys))
+        values = {key: curves[key].until(bytes=least).values for key in keys}
+        if not all(values.values()):
             return None
-        differences.append(sum(signed))
-    return differences
+        scores = {key: entry.score.of_values(until) for key, until in values.items()}
+        differences.append(_difference(claim, scores, seed))
+    return Paired.of(differences)
 
 
-def _least_bytes(keys: Sequence[Key], curves: Mapping[Key, Curve], stopped: set[Key]) -> int:
-    """The bytes of the run that sent least. One that could not finish does not cut the others short."""
-    counting = [key for key in keys if key not in stopped] or keys
-    return min(curves[key].bytes[-1] for key in counting)
+def _probability(claim: Contrast | Bound, paired: Paired, entry: Entry) -> float | None:
+    if isinstance(claim, Contrast):
+        return paired.p
+    return outside(paired, *_limits(claim, entry)) if claim.of == "mean" else None
+
+
+def _verdict(claim: Contrast | Bound, paired: Paired, p: float | None, entry: Entry) -> Verdict:
+    if isinstance(claim, Contrast):
+        assert p is not None
+        return judge(paired, p, claim.paper)
+    if p is not None:
+        return judge_mean(paired, p, *_limits(claim, entry))
+    return judge_runs(paired.differences, *_limits(claim, entry))
+
+
+def _limits(bound: Bound, entry: Entry) -> tuple[float, float]:
+    """The least and the largest number that keep a bound, in the unit of its numbers."""
+    if bound.factor is not None:
+        return -math.inf, bound.factor
+    scaled = entry.score.scaled if bound.of == "mean" else float
+    low = -math.inf if bound.at_least is None else scaled(bound.at_least)
+    return low, math.inf if bound.at_most is None else scaled(bound.at_most)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rondo.report import pictures
+from rondo.reproduce.entry import Bound, Contrast, Entry
 from rondo.reproduce.findings import Decided, Finding, findings, finished
 from rondo.reproduce.paired import Paired
 from rondo.reproduce.trials import Trials
@@ -40,33 +41,7 @@ def write(trials: Trials, pages: Path) -> list[Finding]:
 
 def shown(value: float | None) -> str:
     """A number with three digits that count."""
-    return "-" if value is None else f"{value:.3g}" if abs(value) < 1 else f"{value:.2f}"
-
-
-def interval(paired: Paired) -> str:
-    """A mean with its 95 % interval."""
-    if paired.interval is None:
-        return shown(paired.mean)
-    return f"{shown(paired.mean)} [{shown(paired.interval[0])}, {shown(paired.interval[1])}]"
-
-
-def _cells(decided: Decided | None) -> tuple[str, str]:
-    """The cells of differences and of their verdict."""
-    if decided is None:
-        return "-", "a run has no score at so few bytes"
-    verdict = decided.verdict
-    more = f"; {verdict.seeds} seeds would decide" if verdict.seeds is not None else ""
-    return f"{interval(decided.paired)}, p = {decided.p:.2g}", f"**{verdict.word}**: {verdict.reason}{more}"
-
-
-def _spread(values: Iterable[float | None], sign: str = "") -> str:
-    """Mean and deviation of the values that are there."""
-    present = [value for value in values if value is not None]
-    if not present:
-        return "-"
-    mean = statistics.fmean(present)
-    deviation = f" +- {shown(statistics.stdev(present))}" if len(present) > 1 else ""
-    return f"{sign if mean > 0 else ''}{shown(mean)}{deviation}"
+    return "-" if value is None else f"{value:.2f}" if 1 <= abs(value) < 1e4 else f"{value:.3g}"
 
 
 def _page(trials: Trials, of_claims: Iterable[Finding], curves: Mapping[str, list[Curve]]) -> str:
@@ -79,7 +54,7 @@ def _page(trials: Trials, of_claims: Iterable[Finding], curves: Mapping[str, lis
         f"    rondo reproduce {trials.name}",
         "",
         f"Score: `{entry.metric}`{', its decimal logarithm' if entry.log10 else ''}"
-        + (f", the mean of the last {entry.last}" if entry.last > 1 else ", after the last round")
+        + _taken(entry)
         + f". Seeds {_listed(entry.seeds)}; differences are paired by seed, intervals are of 95 % (Student's t), p is "
         "corrected by Holm for the claims of this page. At equal bytes, each run is scored when it has sent what the "
         "run that sends least sends in all.",
@@ -88,10 +63,12 @@ def _page(trials: Trials, of_claims: Iterable[Finding], curves: Mapping[str, lis
         "|---|---|---|---|---|---|---|",
     ]
     for finding in of_claims:
-        contrast = finding.contrast
-        paper = f"{shown(contrast.paper)} ({contrast.source})" if contrast.paper is not None else contrast.source
-        cells = [contrast.claim, paper, *_cells(finding), *_cells(finding.equal_bytes)]
-        lines.append(f"| {' | '.join(cells)} | {len(finding.paired.differences)} |")
+        claim, number = finding.of, _paper(finding.of, entry)
+        paper = claim.source if number is None else f"{number} ({claim.source})"
+        at_bytes = _cells(claim, finding.equal_bytes, trials)
+        lines.append(
+            _row(claim.claim, paper, *_cells(claim, finding, trials), *at_bytes, len(finding.paired.differences))
+        )
     lines += [
         "",
         "| arm | score, mean and deviation | its change over the last tenth of the rounds | seeds | MB sent in all | "
@@ -99,17 +76,17 @@ def _page(trials: Trials, of_claims: Iterable[Finding], curves: Mapping[str, lis
         "|---|---|---|---|---|---|",
     ]
     for arm, of_arm in curves.items():
-        scores = _spread([curve.score(entry.last) for curve in of_arm])
-        changes = _spread([curve.late_change(entry.last) for curve in of_arm], sign="+")
+        scores = _spread([entry.score.of_values(curve.values) for curve in of_arm])
+        changes = _spread([entry.score.late_change(curve) for curve in of_arm], sign="+")
         tuned = ", ".join(f"{key} = {value}" for key, value in trials.tuned(arm).items()) or "-"
         megabytes = statistics.fmean(curve.bytes[-1] for curve in of_arm) / 1e6
-        lines.append(f"| {arm} | {scores} | {changes} | {len(of_arm)} | {megabytes:.3g} | {tuned} |")
+        lines.append(_row(arm, scores, changes, len(of_arm), f"{megabytes:.3g}", tuned))
     if curves:
         lines += [
             "",
             f"![Scores over rounds]({trials.name}.png)",
             "",
-            "Lines are means over seeds, bands 95 % intervals.",
+            "Lines are means over seeds, bands 95 % intervals." + (" Dashed: bounds." if entry.bounds else ""),
         ]
     if entry.tuning is not None:
         grid = "; ".join(f"{key}: {_listed(values)}" for key, values in entry.tuning.grid.items())
@@ -124,6 +101,55 @@ def _page(trials: Trials, of_claims: Iterable[Finding], curves: Mapping[str, lis
         lines += ["", f"{folder} stopped and {counts}: {why}"]
     lines += ["", _made(trials), ""]
     return "\n".join(lines)
+
+
+def _taken(entry: Entry) -> str:
+    """The values of a run that its score is of."""
+    over = f", every {entry.every} rounds" if entry.every > 1 else ""
+    if entry.take == "smallest":
+        return f"{over}, the smallest of the run"
+    return over + (f", the mean of the last {entry.last}" if entry.last > 1 else ", after the last round")
+
+
+def _paper(claim: Contrast | Bound, entry: Entry) -> str | None:
+    """The paper's number."""
+    if isinstance(claim, Contrast):
+        return None if claim.paper is None else shown(claim.paper)
+    if claim.factor is not None:
+        return f"each at most {claim.factor:.4g} times the one before"
+    ends = (("at least", claim.at_least), ("at most", claim.at_most))
+    stated = " and ".join(f"{word} {limit:.4g}" for word, limit in ends if limit is not None)
+    if claim.less is not None:
+        stated += f" times {claim.less}" if entry.log10 else f" above {claim.less}"
+    return f"{stated} in the mean" if claim.of == "mean" else stated
+
+
+def here(claim: Contrast | Bound, decided: Decided, trials: Trials) -> str:
+    """The mean of a claim's numbers with its 95 % interval; of a bound in the unit of the metric."""
+    in_scores = isinstance(claim, Bound) and claim.of == "mean"
+    numbers = (decided.paired.mean, *(decided.paired.interval or ()))
+    mean, *ends = (shown(trials.entry.score.unscaled(number) if in_scores else number) for number in numbers)
+    return f"{mean} [{', '.join(ends)}]" if ends else mean
+
+
+def _cells(claim: Contrast | Bound, decided: Decided | None, trials: Trials) -> tuple[str, str]:
+    """The cells of a claim's numbers and of their verdict."""
+    if decided is None:
+        return "-", "-" if isinstance(claim, Bound) else "a run has no score at so few bytes"
+    verdict = decided.verdict
+    more = f"; {verdict.seeds} seeds would decide" if verdict.seeds is not None else ""
+    p = "" if decided.p is None else f", p = {decided.p:.2g}"
+    return f"{here(claim, decided, trials)}{p}", f"**{verdict.word}**: {verdict.reason}{more}"
+
+
+def _spread(values: Iterable[float | None], sign: str = "") -> str:
+    """Mean and deviation of the values that are there."""
+    present = [value for value in values if value is not None]
+    if not present:
+        return "-"
+    mean = statistics.fmean(present)
+    deviation = f" +- {shown(statistics.stdev(present))}" if len(present) > 1 else ""
+    return f"{sign if mean > 0 else ''}{shown(mean)}{deviation}"
 
 
 def _made(trials: Trials) -> str:
@@ -146,16 +172,16 @@ def _facts(trials: Trials, of_claims: Iterable[Finding]) -> dict[str, Any]:
     entry = trials.entry
     claims = [
         {
-            "claim": finding.contrast.claim,
-            "paper": shown(finding.contrast.paper) if finding.contrast.paper is not None else "no number",
-            "here": interval(finding.paired),
+            "claim": finding.of.claim,
+            "paper": _paper(finding.of, entry) or "no number",
+            "here": here(finding.of, finding, trials),
             "seeds": len(finding.paired.differences),
             "verdict": finding.verdict.word,
             "equal_bytes": "-" if finding.equal_bytes is None else finding.equal_bytes.verdict.word,
         }
         for finding in of_claims
     ]
-    open_claims = [] if claims else [{"claim": c.claim, "paper": shown(c.paper)} for c in entry.contrasts]
+    open_claims = [] if claims else [{"claim": c.claim, "paper": _paper(c, entry) or "no number"} for c in entry.claims]
     hours = (trials.spent(), trials.seconds() if trials.missing() else 0.0)
     return {"paper": entry.paper, "item": entry.item, "claims": claims or open_claims, "seconds": hours}
 
@@ -166,10 +192,11 @@ def _index(pages: Path) -> str:
         "",
         "Each by its own command, with what would count written before the runs. A difference is held against half of",
         "the paper's: significantly above zero and at least the half *holds*, above zero only *holds in direction*;",
-        "where the interval excludes the half it is *refuted*, and the rest is *open*.",
+        "where the interval excludes the half it is *refuted*, and the rest is *open*. A bound *holds* if every run",
+        "keeps it, or their mean significantly, and one run that breaks a bound on every run refutes it.",
         "",
-        "| paper | claim | paper's difference | here | seeds | verdict | at equal bytes | hours spent, missing | "
-        "command |",
+        "| paper | claim | paper's difference or bound | here | seeds | verdict | at equal bytes | "
+        "hours spent, missing | command |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for file in sorted((pages / _FACTS).glob("*.json")):
@@ -177,12 +204,24 @@ def _index(pages: Path) -> str:
         spent, missing = (f"{seconds / 3600:.1f}" for seconds in facts["seconds"])
         for claim in facts["claims"]:
             lines.append(
-                f"| {facts['paper']}, {facts['item']} | [{claim['claim']}]({file.stem}.md) | {claim['paper']} | "
-                f"{claim.get('here', '-')} | {claim.get('seeds', 0)} | {claim.get('verdict', 'open')} | "
-                f"{claim.get('equal_bytes', '-')} | "
-                f"{spent}, {missing} | `rondo reproduce {file.stem}` |"
+                _row(
+                    f"{facts['paper']}, {facts['item']}",
+                    f"[{claim['claim']}]({file.stem}.md)",
+                    claim["paper"],
+                    claim.get("here", "-"),
+                    claim.get("seeds", 0),
+                    claim.get("verdict", "open"),
+                    claim.get("equal_bytes", "-"),
+                    f"{spent}, {missing}",
+                    f"`rondo reproduce {file.stem}`",
+                )
             )
     return "\n".join([*lines, ""])
+
+
+def _row(*cells: Any) -> str:
+    """A line of a table. A stroke in a cell, as of a norm, would end it."""
+    return "| " + " | ".join(str(cell).replace("|", r"\|") for cell in cells) + " |"
 
 
 def _listed(values: Iterable[Any]) -> str:
@@ -190,10 +229,25 @@ def _listed(values: Iterable[Any]) -> str:
 
 
 def _picture(trials: Trials, curves: Mapping[str, list[Curve]]) -> bytes:
-    """A line per arm: the mean over seeds and its 95 % interval."""
+    """A line per arm: the mean over seeds and its 95 % interval; and a dashed one per bound."""
     lines = {}
     for arm, of_arm in curves.items():
-        points = [Paired.of(scores) for scores in zip(*(curve.scores for curve in of_arm), strict=False)]
-        bands = [point.interval or (point.mean, point.mean) for point in points]
-        lines[arm] = [(r, p.mean, *band) for r, p, band in zip(of_arm[0].rounds, points, bands, strict=False)]
-    return pictures.bands(lines, trials.entry.metric + (", log10" if trials.entry.log10 else ""))
+        by_round: dict[int, list[float]] = {}
+        for curve in of_arm:
+            for done, value in zip(curve.rounds, curve.values, strict=True):
+                by_round.setdefault(done, []).append(trials.entry.score.scaled(value))
+        points = {done: Paired.of(values) for done, values in by_round.items()}
+        lines[arm] = [(r, p.mean, *(p.interval or (p.mean, p.mean))) for r, p in points.items()]
+    bounds = [bound for bound in trials.entry.bounds if bound.arm in curves and bound.less is None]
+    limits = [(bound.arm, limit) for bound in bounds for limit in _limits(trials, bound, curves[bound.arm])]
+    return pictures.bands(lines, trials.entry.metric + (", log10" if trials.entry.log10 else ""), limits)
+
+
+def _limits(trials: Trials, bound: Bound, of_arm: list[Curve]) -> list[list[tuple[int, float]]]:
+    """The lines of a bound over rounds. A factor's starts at the mean of the runs' first values."""
+    rounds = of_arm[0].rounds
+    if bound.factor is None:
+        levels = [limit for limit in (bound.at_least, bound.at_most) if limit is not None]
+        return [[(done, trials.entry.score.scaled(level)) for done in (rounds[0], rounds[-1])] for level in levels]
+    first = statistics.fmean(curve.values[0] for curve in of_arm)
+    return [[(done, trials.entry.score.scaled(first * bound.factor**k)) for k, done in enumerate(rounds)]]

@@ -76,7 +76,7 @@ class Trials(Runs):
         return math.fsum(self.took())
 
     def curve(self, trial: Trial) -> Curve:
-        """The scores of a run that is done. Raises :class:`ConfigError` if its record has no such score."""
+        """The values of a run that is done. Raises :class:`ConfigError` if its record has none."""
         return self.entry.score.curve(trial)
 
     def _trial(self, arm: str, seed: int, point: Point) -> Trial:

@@ -1,8 +1,9 @@
-"""The verdict on a paper's claim, from differences over seeds."""
+"""The verdict on a paper's claim: from differences over seeds, or from values that a bound is on."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -49,6 +50,43 @@ def judge(paired: Paired, p: float, paper: float | None) -> Verdict:
         return Verdict("refuted", f"the interval lies below {half}")
     margin = abs(paired.mean) if paper is None else max(paired.mean, least - paired.mean)
     return Verdict("open", "the interval excludes neither zero nor half of the effect", _deciding(paired, margin))
+
+
+def judge_runs(values: Sequence[float], low: float, high: float) -> Verdict:
+    """Hold the values of runs, one each, against bounds that every run should keep.
+
+    None outside: *holds*, with the share of runs that may yet break it, at 95 %. One outside refutes it.
+    """
+    outside = [value for value in values if not low <= value <= high]
+    if outside:
+        worst = max(outside, key=lambda value: max(low - value, value - high))
+        return Verdict("refuted", f"broken in {len(outside)} of {len(values)} runs, at worst with {worst:.4g}")
+    share = 1 - (1 - LEVEL) ** (1 / len(values))
+    return Verdict("holds", f"kept in all {len(values)} runs, so at 95 % in more than {1 - share:.0%} of such runs")
+
+
+def outside(paired: Paired, low: float, high: float) -> float:
+    """The probability of a mean as far inside the bounds, were the true one on the nearer of them; 1 outside."""
+    sides = [Paired.of([value - low for value in paired.differences])] if low > -math.inf else []
+    sides += [Paired.of([high - value for value in paired.differences])] if high < math.inf else []
+    return max(side.p if side.mean > 0 else 1.0 for side in sides)
+
+
+def judge_mean(paired: Paired, p: float, low: float, high: float) -> Verdict:
+    """Hold the mean of the values of runs against bounds.
+
+    ``p``: that of :func:`outside`, corrected for the other claims of the table.
+
+    Significantly inside: *holds*. *Refuted* if the 95 % interval lies outside, and otherwise *open*.
+    """
+    if paired.interval is None:
+        return Verdict("open", "one seed has no interval", 2)
+    if p < 1 - LEVEL:
+        return Verdict("holds", "the mean lies within the bounds")
+    if paired.interval[0] > high or paired.interval[1] < low:
+        return Verdict("refuted", "the interval lies outside the bounds")
+    margin = max(min(high - paired.mean, paired.mean - low), paired.mean - high, low - paired.mean)
+    return Verdict("open", "the interval lies across a bound", _deciding(paired, margin))
 
 
 def _deciding(paired: Paired, margin: float) -> int | None:

@@ -11,16 +11,17 @@ DIGEST is that of the run's configuration, so that other settings have other fol
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import re
 import statistics
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, RunStopped
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from rondo.engine.transport import Observer
 
 _OWN_ROWS = ("validation", "personal", "clients")
+_ROUNDING = 1e-12
+"""Values below it are rounding: no factor is asked of what follows them."""
 
 
 @dataclass(frozen=True)
@@ -58,25 +61,22 @@ class Trial:
 
 @dataclass(frozen=True)
 class Curve:
-    """A run's scores: rounds that are done, bytes sent so far in both directions, score."""
+    """A run's values of the metric: rounds that are done, bytes sent so far in both directions, value. A measure has
+    one before the first round too."""
 
     rounds: list[int]
     bytes: list[int]
-    scores: list[float]
+    values: list[float]
 
     def until(self, *, rounds: float = math.inf, bytes: float = math.inf) -> Curve:
         """The part with no more than so many rounds and bytes."""
         count = sum(r <= rounds and b <= bytes for r, b in zip(self.rounds, self.bytes, strict=True))
-        return Curve(self.rounds[:count], self.bytes[:count], self.scores[:count])
+        return Curve(self.rounds[:count], self.bytes[:count], self.values[:count])
 
-    def score(self, last: int) -> float | None:
-        """The mean of the ``last`` scores; None without any."""
-        return statistics.fmean(self.scores[-last:]) if self.scores else None
-
-    def late_change(self, last: int) -> float | None:
-        """The change of :meth:`score` over the last tenth of the rounds; None without a score before it."""
-        before, end = self.until(rounds=0.9 * self.rounds[-1]).score(last), self.score(last)
-        return None if before is None or end is None else end - before
+    def largest_factor(self) -> float:
+        """The largest ratio of a value to the one before; 0 of a single value."""
+        pairs = itertools.pairwise(self.values)
+        return max((later / earlier for earlier, later in pairs if earlier > _ROUNDING), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -86,22 +86,34 @@ class Score:
     metric: str
     """Its path in a round's record."""
     last: int = 1
-    """It is the mean of this many last values."""
+    """The number of last values whose mean is the score."""
     log10: bool = False
-    """Whether it is the metric's logarithm."""
+    """Whether the score is the metric's logarithm."""
     lower_is_better: bool = False
+    every: int = 1
+    """Only every so many rounds have a value."""
+    take: Literal["last", "smallest"] = "last"
+    """The score: the mean of the last values, or the smallest of all."""
 
     def curve(self, trial: Trial) -> Curve:
-        """The scores of a run that is done. Raises :class:`ConfigError` if its record has no such score."""
-        curve, total = Curve([], [], []), 0
-        for record in RunDirectory(trial.folder).rounds():
+        """The values of a run that is done. Raises :class:`ConfigError` if its record has none, or one without the
+        logarithm that is asked for."""
+        directory, curve, total = RunDirectory(trial.folder), Curve([], [], []), 0
+        before = directory.read("summary.json")["measures"]["before"] if directory.finished else {}
+        start = {"round": -1, "bytes_up": 0, "bytes_down": 0, "scores": {}, "measures": before}
+        for record in [start, *directory.rounds()]:
+            done = record["round"] + 1
             total += record["bytes_up"] + record["bytes_down"]
             value = self._value(record, held_out=trial.held_out)
-            if value is not None:
-                curve.rounds.append(record["round"] + 1)
-                curve.bytes.append(total)
-                curve.scores.append(value)
-        if not curve.scores:
+            if value is None or done % self.every:
+                continue
+            if self.log10 and value <= 0:
+                message = f"{self.metric} is {value} after {done} rounds of {trial.folder.name}"
+                raise ConfigError.at("log10", f"{message}, which has no logarithm: make fewer rounds", str(trial))
+            curve.rounds.append(done)
+            curve.bytes.append(total)
+            curve.values.append(value)
+        if curve.rounds in ([], [0]):
             where = " on rows held out" if trial.held_out else ""
             message = f"no round has a score {self.metric!r}{where}; the scores are in {trial.folder / 'metrics.jsonl'}"
             raise ConfigError.at("metric", message, str(trial))
@@ -109,21 +121,36 @@ class Score:
 
     def of(self, trial: Trial) -> float:
         """The score of a run that is done."""
-        return statistics.fmean(self.curve(trial).scores[-self.last :])
+        return self.of_values(self.curve(trial).values)
+
+    def of_values(self, values: Sequence[float]) -> float:
+        """The score of a run that had these values."""
+        scored = [self.scaled(value) for value in values]
+        return min(scored) if self.take == "smallest" else statistics.fmean(scored[-self.last :])
+
+    def late_change(self, curve: Curve) -> float | None:
+        """The change of the score over the last tenth of the rounds; None without a value before it."""
+        before = curve.until(rounds=0.9 * curve.rounds[-1])
+        return self.of_values(curve.values) - self.of_values(before.values) if before.values else None
+
+    def scaled(self, value: float) -> float:
+        """A value, or its logarithm if scores are such."""
+        return math.log10(value) if self.log10 else value
+
+    def unscaled(self, score: float) -> float:
+        """A score, a mean or a difference of scores in the unit of the metric; of logarithms a ratio."""
+        return 10.0**score if self.log10 else score
 
     def _value(self, record: Mapping[str, Any], *, held_out: bool) -> float | None:
         scores: Any = {**record["scores"], **{key: record.get(key) for key in ("measures", "diagnostics")}}
         *path, key = self.metric.split(".")
-        if held_out:
-            path = [next((kind for kind in _OWN_ROWS if kind in scores), "")]
+        if held_out or path == ["own"]:
+            kinds = _OWN_ROWS if held_out else _OWN_ROWS[1:]
+            path = [next((kind for kind in kinds if kind in scores), "")]
         for part in (*path, key):
             scores = scores.get(part) if isinstance(scores, Mapping) else None
         value = scores.get("mean") if isinstance(scores, Mapping) else scores
-        if not isinstance(value, int | float):
-            return None
-        if self.log10 and value <= 0:
-            raise ConfigError.at("log10", f"{self.metric} = {value} has no logarithm: leave log10 out", "metric")
-        return math.log10(value) if self.log10 else value
+        return value if isinstance(value, int | float) else None
 
 
 class Runs:

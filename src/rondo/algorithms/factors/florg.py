@@ -33,6 +33,10 @@ class FLoRG(Algorithm[GramState]):
 
     Computed in r x r algebra: with G = T V (LQ), clients send (V G_n^T) G_n and the server needs only their mean
     (``gram_sketch`` and ``gram_align`` in ``parts.gram``; equal to the above up to rounding in float64).
+    The paper's Theorem 1: its constraint, orthonormal columns of S (r x r'), is infeasible for r' > r, and as a rule
+    r' is min(k, K r) for K participants. U V^T then has the largest trace (eq. 10), but is not the nearest (eq. 8).
+    For G = (1, 0) and two clients at (1, 0.5) and (1, -0.1) the squared distance is 0.04 at U V^T, and an S with
+    orthonormal rows reaches 0.0106. Lemma 2 holds for r' <= r where G Gtil^T has full rank.
     Symbols: the paper's A is G here; its L, R and Q keep their names. The network applies (L G^T)((G R) x).
     Fields:
     - ``bases``: how L (out x k) and R (k x in) start (section 4.4).

@@ -24,7 +24,7 @@ def linear_checks(config: RunConfig, source: str | None) -> Iterator[Problem]:
     if not (data or model) and problem != ProblemConfig():
         yield Problem("problem", f"only data.source = {LINEAR!r} uses this section: set it, or remove the section")
     if problem.kind == "heads":
-        for key in ("outputs", "spread", "start_distance"):
+        for key in ("outputs", "spread"):
             if getattr(problem, key):
                 yield Problem(f"problem.{key}", "only kind = 'factors' uses it: remove it")
     outputs = problem.inputs if problem.outputs is None else problem.outputs
@@ -36,5 +36,6 @@ def linear_checks(config: RunConfig, source: str | None) -> Iterator[Problem]:
     if problem.design == "isotropic" and problem.rows < problem.inputs:
         message = f"isotropic inputs need as many rows as inputs, {problem.inputs}: raise it, or take gaussian ones"
         yield Problem("problem.rows", message)
-    if problem.start_distance is not None and (problem.rank > 1 or problem.inputs < 2):
-        yield Problem("problem.start_distance", "an angle is of one direction of several: set rank = 1, or remove it")
+    if problem.start_distance is not None and problem.inputs < 2 * problem.rank:
+        message = f"{problem.inputs} inputs have no room for rank = {problem.rank} rows at a distance of as many others"
+        yield Problem("problem.start_distance", f"{message}: raise problem.inputs, or remove it")

@@ -49,8 +49,9 @@ class LinearProblem:
         start = _orthonormal(_normal(seed, (d, k), "start")).mT
         if config.start_distance is not None:
             across = start - start @ down.mT @ down
+            across = across / across.norm() if k == 1 else _orthonormal(across.mT).mT
             delta = config.start_distance
-            start = (1 - delta**2) ** 0.5 * down + delta * across / across.norm()
+            start = (1 - delta**2) ** 0.5 * down + delta * across
         return LinearProblem(config, seed, down.contiguous(), up, start.contiguous())
 
     def inputs(self, client: int) -> Tensor:
