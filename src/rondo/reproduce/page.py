@@ -41,15 +41,6 @@ def shown(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}" if 1 <= abs(value) < 1e4 else f"{value:.3g}"
 
 
-def interval(paired: Paired) -> str:
-    """A mean with its 95 % interval."""
-    return shown(paired.mean) if paired.interval is None else _interval(paired.mean, *paired.interval)
-
-
-def _interval(mean: float, low: float, high: float) -> str:
-    return f"{shown(mean)} [{shown(low)}, {shown(high)}]"
-
-
 def _page(trials: Trials, of_claims: Iterable[Finding], curves: Mapping[str, list[Curve]]) -> str:
     entry = trials.entry
     lines = [
@@ -120,11 +111,11 @@ def _paper(claim: Contrast | Bound, entry: Entry) -> str | None:
 
 
 def here(finding: Finding, trials: Trials) -> str:
-    """The numbers of a claim: of a bound in the unit of the metric."""
-    paired, of = finding.paired, finding.of
-    if isinstance(of, Bound) and of.of == "mean" and paired.interval is not None:
-        return _interval(trials.unscaled(paired.mean), *map(trials.unscaled, paired.interval))
-    return interval(paired)
+    """The mean of a claim's numbers with its 95 % interval; of a bound in the unit of the metric."""
+    in_scores = isinstance(finding.of, Bound) and finding.of.of == "mean"
+    numbers = (finding.paired.mean, *(finding.paired.interval or ()))
+    mean, *ends = (shown(trials.unscaled(number) if in_scores else number) for number in numbers)
+    return f"{mean} [{', '.join(ends)}]" if ends else mean
 
 
 def _curves(trials: Trials, arm: str) -> list[Curve]:
