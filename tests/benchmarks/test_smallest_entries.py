@@ -28,7 +28,7 @@ def smallest(name: str, data: Path) -> entries.Entry:
     entry = entries.read(name)
     config, rounds = entry.tree(next(iter(entry.arms))), 2
     changes: dict[str, Any] = {"train.local_steps": 1, "train.local_epochs": None}
-    if name.startswith(("fedrep-f", "rolora-theorem")):
+    if config["model"]["name"] == "builtin:linear":
         rounds, changes = 12, {"problem.clients": 10, "clients.per_round": None}
     elif entry.files:
         (file,) = entry.files

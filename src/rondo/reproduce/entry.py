@@ -122,10 +122,8 @@ class Entry(Section):
         merge(tree, {**nested(more), "seed": seed})
         rows = tree.get("data")
         if isinstance(rows, dict):
-            given = {key: rows.get(key) for key in ("source", "test_source")}
-            rows |= {
-                key: str(data / file) for key, file in given.items() if isinstance(file, str) and file in self.files
-            }
+            given = {key: rows[key] for key in ("source", "test_source") if isinstance(rows.get(key), str)}
+            rows |= {key: str(data / file) for key, file in given.items() if file in self.files}
         with headed(f"arm {arm}"):
             return load(tree, check_paths=check)
 
