@@ -62,7 +62,7 @@ def peak_memory() -> dict[str, int | None]:
         resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     except ImportError:  # Windows
         resident = None
-    device = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None
+    device = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
     return {"process_memory_bytes": resident, "device_memory_bytes": device}
 
 

@@ -26,18 +26,18 @@ def totals(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def costs(history: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Costs beside bytes, None where no round tells: the mean seconds of an aggregation (RoLoRA, Table 15), the mean
-    operations of a client in a round (FLoRG, Table 8), and the largest memory of an aggregation, of the process and on
-    its accelerator. ``history``: the lines of ``metrics.jsonl``."""
+    """Costs beside bytes: the mean seconds of an aggregation (RoLoRA, Table 15), the mean operations of a client in a
+    round (FLoRG, Table 8; None if a round has none), and the largest memory of an aggregation, of the process and on
+    its accelerator (None if no round has it). ``history``: the lines of ``metrics.jsonl``."""
 
     def known(key: str) -> list[Any]:
         return [r[key] for r in history if r.get(key) is not None and r["skipped"] is None]
 
-    counted = [r for r in history if r.get("client_flops") is not None and r["clients"]]
-    seconds, flops = known("server_seconds"), sum(r["client_flops"] for r in counted)
+    seconds, clients = known("server_seconds"), sum(r["clients"] for r in history)
+    flops: list[Any] = [r.get("client_flops") for r in history if r["clients"]]
     return {
         "server_seconds_per_round": sum(seconds) / len(seconds) if seconds else None,
-        "flops_per_client_round": flops / sum(r["clients"] for r in counted) if counted else None,
+        "flops_per_client_round": sum(flops) / clients if flops and None not in flops else None,
         **{
             key: max(known(key), default=None)
             for key in ("server_memory_bytes", "process_memory_bytes", "device_memory_bytes")

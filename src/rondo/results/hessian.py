@@ -131,7 +131,9 @@ def lanczos(product: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> t
     """Points and weights of the spectral density of a symmetric H as the unit vector ``start`` v sees it: their sum
     ``weights @ f(points)`` is v^T f(H) v, for every polynomial f of degree below 2 ``steps``. The outer points are
     close to H's outer eigenvalues. Every vector is made orthogonal to all before it, twice."""
-    basis, diagonal, beside = [start], [], []
+    basis = [start]
+    diagonal: list[float] = []
+    beside: list[float] = []
     for _ in range(min(steps, len(start))):
         after = product(basis[-1])
         diagonal.append(float(after @ basis[-1]))
@@ -174,15 +176,17 @@ class Curvature:
             along = [v.to(leaf).reshape(leaf.shape) for v, leaf in zip(parts, leaves, strict=True)]
             loss, _ = self._loss({**self.params, **dict(zip(self.names, leaves, strict=True))}, rows)
             gradient = torch.autograd.grad(loss, leaves, create_graph=True, allow_unused=True, materialize_grads=True)
-            slope = sum((g * v).sum() for g, v in zip(gradient, along, strict=True))
+            slope = torch.stack([(g * v).sum() for g, v in zip(gradient, along, strict=True)]).sum()
             try:
-                second = torch.autograd.grad(slope, leaves, allow_unused=True, materialize_grads=True)
+                # Not autograd.grad: it would pass over the layers that have no second derivative, and their part of H.
+                slope.backward()  # type: ignore[no-untyped-call]
             except RuntimeError as error:
                 if "once_differentiable" not in str(error):
                     raise
                 message = "its loss can be differentiated once only: name a run of a network that is trained whole"
                 raise ConfigError.at("RUN_DIR", f"{message}, without low-rank factors") from None
-            total += torch.cat([s.detach().flatten().double().cpu() for s in second])
+            second = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+            total += torch.cat([part.flatten().double().cpu() for part in second])
         return total / self.targets
 
     def _loss(self, params: Params, rows: Sequence[Example]) -> tuple[Tensor, Tensor]:

@@ -241,7 +241,7 @@ def assemble(
             if config.train.micro_batch is not None and model.network.minds_padding:
                 message = "a row's output depends on how far this model's rows are padded, so a step in parts would be "
                 raise ConfigError.at("train.micro_batch", f"{message}another step: remove it")
-            flops = Flops.of(model.network, outline.task, examples)
+            flops = Flops.of(model.network, model.network.initial, outline.task, examples)
             task, prefix = model.shorten(outline.task, examples)
         return Assembly(config, target, algorithm, head_policy, labels, task, population, model, initial, prefix, flops)
 

@@ -32,7 +32,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from rondo.models.networks.network import Network
 from rondo.models.networks.rows import Rows
-from rondo.params import add_client_axis, on_device
+from rondo.params import Params, add_client_axis, on_device
 from rondo.tasks.task import Example, Task
 
 _LONGEST = 24
@@ -61,16 +61,15 @@ class Flops:
     _known: dict[int, _Quadratic] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def of(cls, network: Network, task: Task, examples: Sequence[Example]) -> Flops | None:
+    def of(cls, network: Network, initial: Params, task: Task, examples: Sequence[Example]) -> Flops | None:
         """Count on rows that are the beginnings of ``examples``. None without rows, and for recurrent layers, whose
-        products torch does not show. ``network`` takes no shortcut yet."""
+        products torch does not show. ``network`` takes no shortcut yet. ``initial``: the tensors that clients train."""
         if not examples or any(isinstance(layer, nn.RNNBase) for layer in network.module.modules()):
             return None
         rows = list(_short_rows(task, examples))
-        names = tuple(network.initial)
         lengths = tuple(task.lengths(row) for row in rows)
-        single = tuple(_products(network, task, names, [row]) for row in rows)
-        return cls(names, lengths, single, _products(network, task, names, [rows[0], rows[0]]))
+        single = tuple(_products(network, initial, task, [row]) for row in rows)
+        return cls(tuple(initial), lengths, single, _products(network, initial, task, [rows[0], rows[0]]))
 
     def of_pass(self, trained: Collection[str], rows: Sequence[tuple[int, ...]]) -> int:
         """Operations of the loss on rows with these numbers of tokens and of its gradient in the ``trained`` tensors.
@@ -132,22 +131,22 @@ def _short_rows(task: Task, examples: Sequence[Example]) -> Iterator[Example]:
 
 
 @torch.no_grad()
-def _products(network: Network, task: Task, names: Sequence[str], rows: Sequence[Example]) -> Products:
+def _products(network: Network, initial: Params, task: Task, rows: Sequence[Example]) -> Products:
     """The products of a forward pass of ``rows`` and its loss."""
     device = network.device
     inputs, targets = (on_device(part, device) for part in task.collate(rows))
-    params = {n: t.to(device, copy=True) for n, t in add_client_axis(network.initial).items()}
-    with _Recorder({params[name]: 1 << i for i, name in enumerate(names)}) as recorder:
+    params = {n: t.to(device, copy=True) for n, t in add_client_axis(initial).items()}
+    with _Recorder({params[name]: 1 << i for i, name in enumerate(initial)}) as recorder:
         output = network(params, {}, inputs, None, Rows.of([rows], task.lengths).to(device))
         task.loss(output, targets)
     return dict(recorder.products)
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes every product of a computation, with the tensors of ``origins`` that its factors were computed from."""
 
     def __init__(self, origins: Mapping[Tensor, int]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.products: Counter[tuple[int, int]] = Counter()
         self._origins = WeakTensorKeyDictionary(origins)
 
@@ -174,7 +173,7 @@ class _Recorder(TorchDispatchMode):
         return result
 
     def _of(self, tensor: Tensor) -> int:
-        return int(self._origins.get(tensor, 0))
+        return int(self._origins.get(tensor, 0))  # type: ignore[no-untyped-call]
 
     def _multiplied(self, x: Tensor, weight: Tensor, count: int) -> None:
         self.products[self._of(x), self._of(weight)] += count

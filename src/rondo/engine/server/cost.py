@@ -20,7 +20,7 @@ from rondo.algorithm import Upload
 from rondo.params import Packed, Params
 
 
-class AggregationCost(TorchDispatchMode):
+class AggregationCost(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts within ``with``, in the thread that entered it. Results are those without it, bit for bit.
 
     - ``seconds``: by the clock, between uploads. Where cohorts train on other threads meanwhile, they slow it down.
@@ -30,7 +30,7 @@ class AggregationCost(TorchDispatchMode):
     """
 
     def __init__(self, known: Iterable[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seconds, self.peak_bytes = 0.0, 0
         self._bytes, self._began = 0, 0.0
         self._alive: dict[int, weakref.ref[Any]] = {}
@@ -39,13 +39,13 @@ class AggregationCost(TorchDispatchMode):
             self._note(tensor.untyped_storage(), 0)
 
     def __enter__(self) -> AggregationCost:
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         self._began = time.perf_counter()
         return self
 
     def __exit__(self, *error: Any) -> None:
         self.seconds += time.perf_counter() - self._began
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

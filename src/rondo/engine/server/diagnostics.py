@@ -1,9 +1,9 @@
 """A round's effect on the model, measured by the server on the uploads: in float64, and on factors where there are.
 
 Norms are Frobenius norms of all modules together, squared and summed over modules. The modules are the adapted ones and
-the tensors below the head that are trained whole; where no layer is adapted, the head's tensors too (FedLoRU's Figure 8
-has all weights as one vector). Statistics do not count. Every matrix is a change of the frozen weights since the run's
-start, of shape (out, in), and includes the change of the base:
+the tensors below the head that are trained whole; where no layer is adapted, the head's tensors too, unless clients
+keep them (FedLoRU's Figure 8 has all weights as one vector). Statistics do not count. Every matrix is a change of the
+frozen weights since the run's start, of shape (out, in), and includes the change of the base:
 
 - G, N: the models that the server sends before and after the round, to a newcomer (at full rank; for personal methods,
   the cold-start model).
@@ -57,7 +57,7 @@ from rondo.algorithm import Algorithm, Client, Round, Shared, Upload
 from rondo.engine.server import spectra
 from rondo.lowrank import LowRank, total
 from rondo.models.networks.adapted_layer import Site
-from rondo.params import Params, add_client_axis, auxiliary, body, buffer, down, gram, pick, up, whole
+from rondo.params import Params, add_client_axis, auxiliary, body, buffer, down, gram, head, pick, up, whole
 
 HELD_BYTES = 256 * 2**20
 """Uploads of a round beyond this size are not held for its diagnostics, so no cohort is too large for the server."""
@@ -118,7 +118,9 @@ def measure(
     """The numbers above, for the round in which ``uploads`` took the server's state from ``before`` to ``after``.
     ``initial``: the tensors that clients train, at the run's start; those trained whole are compared with them."""
     old, new = _sent(algorithm, before, round), _sent(algorithm, after, _next(round))
-    whole_names = _trained_whole(algorithm, old.shared, sites, initial)
+    counted = (body if sites else whole) & ~buffer
+    own_head = pick(algorithm.local_init(old.shared, _NEWCOMER), head)
+    whole_names = tuple(n for n in pick(old.shared.params, counted) if n in initial and n not in own_head)
     numbers: Diagnostics = dict.fromkeys(KEYS)
     numbers |= {f"drift_{part}": _drift(*_of_part(old, new, sites, part)) for part in "AB"}
     numbers |= {f"angle_{part}": _angle(*_of_part(old, new, sites, part), part) for part in "AB"}
@@ -137,16 +139,6 @@ def measure(
     by_module += [_Squares.of_whole(old, new, clients[name], p, name) for name in whole_names]
     squares = _Squares(*(sum(parts[1:], parts[0]) for parts in zip(*(s.parts for s in by_module), strict=True)))
     return numbers | squares.ratios()
-
-
-def _trained_whole(
-    algorithm: Algorithm[Any], shared: Shared, sites: Mapping[str, Site], initial: Params
-) -> tuple[str, ...]:
-    """The names of the tensors that are trained whole and that the server has: below the head, or all if no layer is
-    adapted."""
-    counted = (body if sites else whole) & ~buffer
-    local = algorithm.local_init(shared, _NEWCOMER)
-    return tuple(n for n in pick(shared.params, counted) if n in initial and n not in local)
 
 
 @dataclass(frozen=True)

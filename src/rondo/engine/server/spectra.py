@@ -17,12 +17,14 @@ def singular_values(change: LowRank | Tensor) -> Tensor:
     """The singular values of a change of weights, largest first. A tensor (out, ...) is the matrix (out, all others),
     whose values below 1e-8 of the largest are rounding errors; one without a second axis has none."""
     if isinstance(change, LowRank):
-        return torch.linalg.svdvals(core(change))
+        values: Tensor = torch.linalg.svdvals(core(change))
+        return values
     if change.dim() < 2:
         return change.new_zeros(0)
     matrix = change.flatten(1)
     square = matrix @ matrix.mT if len(matrix) <= matrix.shape[1] else matrix.mT @ matrix
-    return torch.linalg.eigvalsh(square).flip(0).clamp_min(0).sqrt()
+    squares: Tensor = torch.linalg.eigvalsh(square).flip(0)
+    return squares.clamp_min(0).sqrt()
 
 
 def stable_rank(values: Tensor) -> float | None:
