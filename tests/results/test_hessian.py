@@ -117,12 +117,16 @@ def dense(result: rondo.RunResult, rows: list[dict[str, Any]]) -> np.ndarray:
 
 
 def test_run_equals_its_dense_hessian(finished: rondo.RunResult) -> None:
+    """The same vectors see the same matrix; the run computes in float32."""
     found = rondo.hessian(finished.run_dir, probes=12, steps=20, device="cpu", allow_code=True)
-    values = np.linalg.svd(dense(finished, pictures(80)))[1]
-    assert (found.size, found.rows) == (len(values), 80)
-    assert found.spectral == pytest.approx(values[0], rel=1e-4)  # the run computes in float32
+    matrix = dense(finished, pictures(80))
+    seen = spectrum(torch.from_numpy(matrix).mv, len(matrix), 80, 12, 20, torch.Generator().manual_seed(0))
+    assert (found.size, found.rows) == (seen.size, seen.rows) == (155, 80)
+    assert found.frobenius == pytest.approx(seen.frobenius, rel=1e-4)
+    values = np.linalg.svd(matrix)[1]
+    assert found.spectral == pytest.approx(values[0], rel=1e-4)
     exact = float((values**2).sum() / values[0] ** 2)
-    assert abs(found.stable_rank - exact) < 3 * found.error < 0.5 * exact  # type: ignore[operator]
+    assert abs(found.stable_rank - exact) < 3 * found.error  # type: ignore[operator]
 
 
 def test_rows_and_clients_are_chosen(finished: rondo.RunResult) -> None:
