@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -30,8 +31,9 @@ def singular_values(change: LowRank | Tensor) -> Tensor:
 def stable_rank(values: Tensor) -> float | None:
     """|X|^2 / |X|_2^2 from the singular values of X (FedLoRU, section 3.1): the number of equal singular values that
     would give the same ratio, between 1 and the rank. None for zero."""
-    ratio = float((values / values[0]).square().sum()) if len(values) and values[0] > 0 else float("nan")
-    return ratio if 0 < ratio < float("inf") else None
+    squares = values.square()
+    ratio = float(squares.sum() / squares[0]) if len(values) else math.nan
+    return ratio if math.isfinite(ratio) else None
 
 
 def mean_stable_rank(spectra: Sequence[Tensor]) -> float | None:
