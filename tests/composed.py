@@ -12,6 +12,7 @@ from rondo.algorithm import Algorithm, Client, Round, Shared, Upload
 from rondo.config import RunConfig
 from rondo.data.population import Population
 from rondo.engine.client.cohorts import Cohorts
+from rondo.engine.client.flops import Flops
 from rondo.engine.client.job import Job
 from rondo.engine.crew import Workers
 from rondo.engine.faults import Rehearsal
@@ -44,6 +45,7 @@ class Composed:
     config: RunConfig
     initial: Params
     prefix: Prefix | None = None
+    flops: Flops | None = None
     stop: threading.Event | None = None
     elsewhere: Workers | None = None
     locals: dict[str, Params] = field(default_factory=dict)
@@ -71,6 +73,7 @@ class Composed:
             model,
             self.initial,
             self.prefix,
+            self.flops,
         )
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from records import timeless
 from small_runs import reviews, save_tiny_bert, settings, write_rows
 
 KINDS = {
@@ -97,9 +97,5 @@ def outcome(run_dir: Path) -> dict[str, Any]:
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return {
         "tensors": {str(f.relative_to(run_dir)): f.read_bytes() for f in sorted(files)},
-        "records": [_timeless(record) for record in records],
+        "records": [timeless(record) for record in records],
     }
-
-
-def _timeless(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in record.items() if not k.endswith("seconds")}

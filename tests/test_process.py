@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ import transformers
 from rondo import process
 from rondo.errors import ConfigError
 from rondo.models.kernels.quiet import quiet
-from rondo.process import no_warnings, seeded
+from rondo.process import no_warnings, peak_memory, seeded
 
 
 def both(one: Callable[[], object], other: Callable[[], object]) -> list[object]:
@@ -155,3 +156,12 @@ def test_fork_is_refused_with_several_threads(
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     with pytest.raises(ConfigError, match="it was forked") if refused else nullcontext():
         process.computes()
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells the peak there")
+def test_peak_memory_is_the_systems() -> None:
+    """Linux counts both at moments of its own."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    told = peak_memory()
+    assert told["process_memory_bytes"] == pytest.approx(int(line.split()[1]) * 1024, rel=0.02)
+    assert (told["device_memory_bytes"] is None) == (not torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rondo.results.adapt import Adapted, Shot, adapt
     from rondo.results.evaluate import evaluate
     from rondo.results.export import Exported, export
+    from rondo.results.hessian import HessianSpectrum, hessian
     from rondo.results.predict import predict
     from rondo.runs.compare import Comparison, compare
     from rondo.runs.runner import resume, run
@@ -36,6 +37,8 @@ _HOMES = {
     "Exported": "results.export",
     "Verification": "models.forms.model",
     "evaluate": "results.evaluate",
+    "hessian": "results.hessian",
+    "HessianSpectrum": "results.hessian",
     "predict": "results.predict",
     "adapt": "results.adapt",
     "Adapted": "results.adapt",
@@ -55,6 +58,7 @@ __all__ = [
     "Comparison",
     "ConfigError",
     "Exported",
+    "HessianSpectrum",
     "Observer",
     "Problem",
     "RunConfig",
@@ -69,6 +73,7 @@ __all__ = [
     "compare",
     "evaluate",
     "export",
+    "hessian",
     "predict",
     "resume",
     "run",

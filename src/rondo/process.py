@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -49,6 +50,20 @@ def no_warnings(*, stderr: bool = False) -> Iterator[None]:
         if stderr:
             stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
         yield
+
+
+def peak_memory() -> dict[str, int | None]:
+    """The most memory that this process has had so far, and the most that tensors have taken on its current
+    accelerator; None where the system does not tell, or there is none."""
+    try:
+        import resource
+
+        # Linux counts in KiB, macOS in bytes.
+        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    except ImportError:  # Windows
+        resident = None
+    device = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+    return {"process_memory_bytes": resident, "device_memory_bytes": device}
 
 
 def computes() -> None:

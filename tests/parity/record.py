@@ -4,7 +4,7 @@
     python tests/parity/record.py after.json --compare before.json  # on another, same machine and versions
 
 Digests are of the adapter, the checkpoint (server's state, ledger, clients' tensors), the metrics and the reports.
-Seconds, dates and the positions in files that contain seconds are left out. Exit code 1 if a digest differs.
+Seconds, memory, dates and the positions in files that contain them are left out. Exit code 1 if a digest differs.
 Only :func:`rondo.run` is used, so that the script runs unchanged on any commit.
 """
 
@@ -147,8 +147,9 @@ def content(path: Path) -> bytes:
 def timeless(tree: Any) -> Any:
     """JSON without the values that differ from run to run."""
     if isinstance(tree, Mapping):
+        unequal = ("seconds", "seconds_per_round", "memory_bytes")
         left_out = ("journal", "started", "platform", "versions", "sha256")
-        return {k: timeless(v) for k, v in tree.items() if k not in left_out and not k.endswith("seconds")}
+        return {k: timeless(v) for k, v in tree.items() if k not in left_out and not k.endswith(unequal)}
     return [timeless(v) for v in tree] if isinstance(tree, list) else tree
 
 

@@ -69,6 +69,13 @@ SUMMARY: dict[str, Any] = {
     "best": None,
     "stopped_early": False,
     "seconds": {"train": 1.25, "evaluation": 0.5, "all": 2.5},
+    "costs": {
+        "server_seconds_per_round": 0.0125,
+        "flops_per_client_round": 1.18e12,
+        "server_memory_bytes": 3_000_000,
+        "process_memory_bytes": 2_815_000_000,
+        "device_memory_bytes": None,
+    },
 }
 
 
@@ -93,6 +100,9 @@ def test_table_shows_scores_before_and_after_and_bytes() -> None:
     assert rows["up, per client and round"] == ["", "1.0 MB"]
     assert rows["up, total"] == ["", "21.0 MB"]
     assert rows["down, total (first contact)"] == ["", "42.0 MB (7.0 MB)"]
+    assert rows["server, per aggregation: seconds, memory"] == ["", "0.013, 3.0 MB"]
+    assert rows["FLOPs, per client and round"] == ["", "1.18e+12"]
+    assert rows["memory of the process, at most"] == ["", "2.8 GB"]
     assert "examples" not in "".join(rows)
     assert "clients that failed in a round" not in rows
 

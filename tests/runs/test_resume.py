@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from records import timeless
 from rondo import algorithms
 from rondo.cli import main
 from rondo.config import ConfigError, load
@@ -138,10 +139,10 @@ def outcome(folder: Path) -> dict[str, Any]:
         name = str(path.relative_to(folder))
         if name == "metrics.jsonl":
             records = [json.loads(line) for line in path.read_text().splitlines()]
-            contents[name] = [{**r, "seconds": 0, "train_seconds": 0, "evaluation_seconds": 0} for r in records]
+            contents[name] = list(map(timeless, records))
         elif name in ("summary.json", "manifest.json"):
             content = json.loads(path.read_text())
-            contents[name] = {k: v for k, v in content.items() if k not in ("seconds", "started")}
+            contents[name] = {k: v for k, v in content.items() if k not in ("seconds", "costs", "started")}
         elif path.name == "manifest.json":  # a checkpoint's, whose journal contains times
             content = json.loads(path.read_text())["content"]
             contents[name] = {k: v for k, v in content.items() if k != "journal"}

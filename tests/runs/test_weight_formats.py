@@ -13,6 +13,7 @@ import pytest
 import safetensors.torch
 
 import rondo
+from records import timeless
 from rondo.config import ConfigError, load
 from rondo.engine.client.memory import activation_bytes
 from rondo.engine.transport import Observer
@@ -47,8 +48,7 @@ def stopped_and_resumed(config: dict[str, Any], folder: Path) -> rondo.RunResult
 
 
 def same_result(one: rondo.RunResult, other: rondo.RunResult) -> bool:
-    times = {"seconds", "train_seconds", "evaluation_seconds"}
-    histories = [[{k: v for k, v in r.items() if k not in times} for r in run.history] for run in (one, other)]
+    histories = [list(map(timeless, run.history)) for run in (one, other)]
     return histories[0] == histories[1] and adapter(one.run_dir / "adapter") == adapter(other.run_dir / "adapter")
 
 

@@ -63,6 +63,8 @@ class Answer:
     """Whether the answer came after the round was over."""
     work: tuple[tuple[int, int], ...] = ()
     """Numbers of steps and of rows in each local training; empty where the client is remote."""
+    flops: int | None = None
+    """Operations of its training (:mod:`rondo.engine.client.flops`); None where they are not counted."""
 
 
 class Transport(Protocol):

@@ -52,6 +52,8 @@ _NUMBERS = (
     "bytes_first_contact",
     "train_seconds",
     "seconds",
+    "server_seconds_per_round",
+    "flops_per_client_round",
     "interference",
 )
 """Numbers of a run that are taken over seeds."""

@@ -7,7 +7,8 @@ from typing import Any
 
 
 def totals(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Bytes, failures and skipped rounds, summed over all rounds. ``history``: the lines of ``metrics.jsonl``."""
+    """Bytes, failures and skipped rounds, summed over all rounds, and costs. ``history``: the lines of
+    ``metrics.jsonl``."""
     exchanges = max(1, sum(r["sampled"] for r in history))
     up, down, first = (sum(r[key] for r in history) for key in ("bytes_up", "bytes_down", "bytes_first_contact"))
     return {
@@ -18,8 +19,29 @@ def totals(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "up_per_client_round": up / exchanges,
             "down_per_client_round": (down - first) / exchanges,
         },
+        "costs": costs(history),
         "failed_clients": sum(len(r["failed"]) for r in history),
         "skipped_rounds": sum(r["skipped"] is not None for r in history),
+    }
+
+
+def costs(history: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Costs beside bytes: the mean seconds of an aggregation (RoLoRA, Table 15), the mean operations of a client in a
+    round (FLoRG, Table 8; None if a round has none), and the largest memory of an aggregation, of the process and on
+    its accelerator (None if no round has it). ``history``: the lines of ``metrics.jsonl``."""
+
+    def known(key: str) -> list[Any]:
+        return [r[key] for r in history if r.get(key) is not None and r["skipped"] is None]
+
+    seconds, clients = known("server_seconds"), sum(r["clients"] for r in history)
+    flops: list[Any] = [r.get("client_flops") for r in history if r["clients"]]
+    return {
+        "server_seconds_per_round": sum(seconds) / len(seconds) if seconds else None,
+        "flops_per_client_round": sum(flops) / clients if flops and None not in flops else None,
+        **{
+            key: max(known(key), default=None)
+            for key in ("server_memory_bytes", "process_memory_bytes", "device_memory_bytes")
+        },
     }
 
 

@@ -68,15 +68,14 @@ def comparison_columns(content: Mapping[str, Any]) -> tuple[str, ...]:
     """The columns of :func:`comparison_table`; the first two are text."""
     measures = (name.replace("_", " ") for name in _measures(content))
     scores = (*_score_columns(content).values(), *measures, *_answer_columns(content))
-    return ("algorithm", "head", *scores, "up", "down", "first contact", "train s", "interference")
+    return ("algorithm", "head", *scores, "up", "down", "first contact", "train s", "server s", "FLOPs", "interference")
 
 
 def comparison_rows(content: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """The rows of :func:`comparison_table`."""
     for name, stats in content["algorithms"].items():
-        up, down, first, seconds, interference = (
-            stats[key]["mean"]
-            for key in ("bytes_up", "bytes_down", "bytes_first_contact", "train_seconds", "interference")
+        up, down, first, seconds = (
+            stats[key]["mean"] for key in ("bytes_up", "bytes_down", "bytes_first_contact", "train_seconds")
         )
         yield (
             name,
@@ -88,7 +87,10 @@ def comparison_rows(content: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
             human_bytes(down),
             human_bytes(first),
             f"{seconds:.0f}",
-            "-" if interference is None else f"{interference:.2g}",
+            *(
+                "-" if (mean := stats[key]["mean"]) is None else f"{mean:.2g}"
+                for key in ("server_seconds_per_round", "flops_per_client_round", "interference")
+            ),
         )
 
 
@@ -128,7 +130,8 @@ def comparison_table(content: Mapping[str, Any]) -> Table:
     table = Table(
         title=comparison_title(content),
         title_justify="left",
-        caption="Scores are of the global model where no other is named; down includes the first contact.",
+        caption="Scores are of the global model where no other is named; down includes the first contact; server s are "
+        "per aggregation, FLOPs per client and round.",
         caption_justify="left",
         box=None,
         pad_edge=False,
@@ -269,5 +272,13 @@ def _cost_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     yield "down, total (first contact)", "", down
     times = f"{seconds['train']:.1f}, {seconds['evaluation']:.1f}, {seconds['all']:.1f}"
     yield "seconds: training, evaluation, total", "", times
+    costs = summary["costs"]
+    if costs["server_seconds_per_round"] is not None:
+        server = f"{costs['server_seconds_per_round']:.2g}, {human_bytes(costs['server_memory_bytes'])}"
+        yield "server, per aggregation: seconds, memory", "", server
+    if costs["flops_per_client_round"] is not None:
+        yield "FLOPs, per client and round", "", f"{costs['flops_per_client_round']:.3g}"
+    if costs["process_memory_bytes"] is not None:
+        yield "memory of the process, at most", "", human_bytes(costs["process_memory_bytes"])
     if summary["failed_clients"]:
         yield "clients that failed in a round", "", str(summary["failed_clients"])

@@ -23,6 +23,7 @@ from rondo.data.population import Population, build
 from rondo.data.sources import load as load_source
 from rondo.engine.client.cohorts import Cohorts, cohort_threads, one_cohort
 from rondo.engine.client.fitting import Fitting
+from rondo.engine.client.flops import Flops
 from rondo.engine.client.local_round import LocalRound
 from rondo.engine.client.memory import activation_bytes
 from rondo.engine.crew import ByWorkers, Workers
@@ -71,6 +72,7 @@ class Assembly:
     ``head``: the head policy, None without a head.
     ``initial``: the tensors that clients train, at their start.
     ``prefix``: layers whose output is computed once per example.
+    ``flops``: operations of a client's training; None if they are not counted.
     """
 
     config: RunConfig
@@ -83,6 +85,7 @@ class Assembly:
     model: Model
     initial: Params
     prefix: Prefix | None
+    flops: Flops | None
 
     def round(self, index: int) -> Round:
         """Round ``index`` of the run, as if no attempt had been skipped."""
@@ -136,7 +139,7 @@ class Assembly:
     def local_round(self, kept: MutableMapping[str, Params], stop: threading.Event | None = None) -> LocalRound:
         """A simulated client's part of a round. ``kept``: tensors that clients keep."""
         network, around = self.model.network, in_training(self.config.faults)
-        return LocalRound(self.algorithm, network, self.task, self.config, kept, self.prefix, stop, around)
+        return LocalRound(self.algorithm, network, self.task, self.config, kept, self.prefix, stop, around, self.flops)
 
     def start(self) -> Start:
         """Make the first state and measure a training step. A resumed run measures from its first state too, so that
@@ -171,7 +174,9 @@ class Assembly:
         if are_rehearsed(config):
             transport = Rehearsal(transport, config, identity)
         clients = self.population.clients
-        server = Server(self.algorithm, config, clients, transport, network.sites, identity, start.state, kept)
+        server = Server(
+            self.algorithm, config, clients, transport, network.sites, identity, self.initial, start.state, kept
+        )
         return Federation(server, scorer)
 
 
@@ -236,8 +241,9 @@ def assemble(
             if config.train.micro_batch is not None and model.network.minds_padding:
                 message = "a row's output depends on how far this model's rows are padded, so a step in parts would be "
                 raise ConfigError.at("train.micro_batch", f"{message}another step: remove it")
+            flops = Flops.of(model.network, model.network.initial, outline.task, examples)
             task, prefix = model.shorten(outline.task, examples)
-        return Assembly(config, target, algorithm, head_policy, labels, task, population, model, initial, prefix)
+        return Assembly(config, target, algorithm, head_policy, labels, task, population, model, initial, prefix, flops)
 
 
 _CONTIGUOUS = (

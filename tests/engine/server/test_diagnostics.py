@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial as make_partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor
 import tiny
 from composed import Composed
 from methods import every_method
+from records import timeless
 from rondo import algorithms
 from rondo.algorithm import Algorithm, Client, Round, Shared, Upload
 from rondo.algorithms.wrappers.local import Local
@@ -28,10 +30,11 @@ from rondo.engine.server.diagnostics import KEYS, diagnose, measure
 from rondo.engine.wire import serialization
 from rondo.models.networks.adapted_layer import Site
 from rondo.models.networks.adapted_network import AdaptedNetwork
-from rondo.params import Params, Role, add_client_axis, client_row, down, pick, role, up
+from rondo.params import Params, Role, add_client_axis, buffer, client_row, down, head, pick, role, up, whole
 from rondo.tasks.language.sequences.classification import SequenceClassification
 from rondo.tasks.language.stores.token_store import TextExample
 from rondo.testing import SgdTrainer, TwoLayers
+from rondo.testing.testbed import Testbed, WholeLayers
 
 NAMES = algorithms.names()
 OPAQUE = {
@@ -62,7 +65,9 @@ class Played:
     after: Any
     uploads: Sequence[Upload]
     round: Round
+    initial: Params
     start: Mapping[str, np.ndarray]
+    """The changes of the modules since the run's start, as the server's model has them before the round."""
     end: Mapping[str, np.ndarray]
     trained: Sequence[Mapping[str, np.ndarray]]
     """The clients' real models, from the trainer and not from their uploads."""
@@ -71,25 +76,32 @@ class Played:
     factors: tuple[Params, Params]
 
     def measured(self) -> diagnostics.Diagnostics:
-        return measure(self.algorithm, self.sites, self.before, self.after, self.uploads, self.round)
+        return measure(self.algorithm, self.sites, self.before, self.after, self.uploads, self.round, self.initial)
 
 
 def play(
     algorithm: Algorithm[Any],
+    make: Callable[..., Testbed] = TwoLayers.make,
     *,
     ranks: Sequence[int | None] = (None, None, None, None),
     rounds: int = 3,
     steps: int = 3,
     partial: bool = False,
 ) -> Iterator[Played]:
-    problem = TwoLayers.make(3, rank=2, clients=len(ranks))
+    """``make``: the network; without factors all of its tensors count, else those below the head."""
+    problem = make(3, clients=len(ranks))
     people = [replace(c, rank=r) for c, r in zip(problem.clients, ranks, strict=True)]
     sites = {p: Site(p, "linear", w.shape, problem.rank, w.scale, 0.0) for p, w in problem.weights.items()}
     state = algorithm.init(problem.params, problem.weights, Round(0, rounds, 0, len(people)))
+    held = algorithm.broadcast(state, Client("newcomer", 0), Round(0, rounds, 0, len(people))).params
+    own_head = pick(algorithm.local_init(Shared(held, {}), Client("newcomer", 0)), head)
     locals: dict[str, Params] = {}
 
     def dense(seen: Params, base: Any) -> dict[str, np.ndarray]:
-        return {p: problem.delta(seen, base, p).numpy() for p in sites}
+        changes = problem.changes(seen, base)
+        sent = {n for n in held if whole(n) and not buffer(n) and not (head(n) and (sites or n in own_head))}
+        kept = {n: t for n, t in changes.items() if n in sites or n in sent}
+        return {n: (t - problem.params[n] if n in problem.params else t).numpy() for n, t in kept.items()}
 
     def newcomer(held: Any, round: Round) -> tuple[Shared, Params]:
         shared = algorithm.broadcast(held, Client("newcomer", 0), round)
@@ -115,7 +127,9 @@ def play(
         gram = any(role(n) is Role.GRAM for n in sent.params)
         factors = (old, new) if gram else (sent.params, next_sent.params)
         start, end = dense(old, sent.base), dense(new, next_sent.base)
-        yield Played(algorithm, sites, state, after, uploads, round, start, end, trained, products, factors)
+        yield Played(
+            algorithm, sites, state, after, uploads, round, problem.params, start, end, trained, products, factors
+        )
         state = after
 
 
@@ -130,7 +144,7 @@ def ratio(above: float, below: float) -> float | None:
 def textbook(played: Played) -> dict[str, float | None]:
     """Every number by its definition, from dense matrices."""
     weights = [u.weight for u in played.uploads]
-    paths = list(played.sites)
+    paths = list(played.start)
 
     def mean(models: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
         return {m: sum(w / sum(weights) * x[m] for w, x in zip(weights, models, strict=True)) for m in paths}  # type: ignore[misc]
@@ -139,33 +153,67 @@ def textbook(played: Played) -> dict[str, float | None]:
         return {m: a[m] - b[m] for m in paths}
 
     mean_model, products, step = mean(played.trained), mean(played.products), less(played.end, played.start)
-    tails = {m: np.linalg.svd(products[m])[1][played.sites[m].rank :] for m in paths}
+    products = {m: products[m] for m in played.sites}
+    tails = {m: np.linalg.svd(products[m])[1][played.sites[m].rank :] for m in played.sites}
     cosines = []
     for model in played.trained:
         moved = less(model, played.start)
         if size(moved) > 1e-14 and size(step) > 1e-14:
             cosines.append(sum(float((moved[m] * step[m]).sum()) for m in paths) / size(moved) / size(step))
-    drift = []
+    drift, angles = [], []
     for select in (down, up):
         old, new = (pick(f, lambda n, s=select: s(n)) for f in played.factors)  # type: ignore[misc]
-        drift.append(ratio(size({n: new[n] - t for n, t in old.items()}), size(old)) if new else None)
-    values = [np.linalg.svd(played.end[m])[1] for m in paths]
-    stable = [float((v**2).sum() / v[0] ** 2) for v in values if v[0] > 1e-14]
+        same = bool(new) and all(t.shape == new[n].shape for n, t in old.items())
+        drift.append(ratio(size({n: new[n] - t for n, t in old.items()}), size(old)) if same else None)
+        angles.append(
+            [projections_apart(t.numpy(), new[n].numpy(), select is up) for n, t in old.items()] if same else []
+        )
+    angle = [
+        np.mean([a for a in part if a is not None]) if any(a is not None for a in part) else None for part in angles
+    ]
+    trained_whole = {m: played.initial[m].numpy() + played.start[m] for m in paths if m not in played.sites}
+    values = {m: np.linalg.svd(played.end[m])[1] for m in paths if played.end[m].ndim > 1}
+    updates = [np.linalg.svd(step[m])[1] for m in values]
     return {
         "interference": ratio(size(less(mean_model, played.end)), size(less(mean_model, played.start))),
         "truncation_error": ratio(size(tails), size(products)),
         "drift_A": drift[0],
         "drift_B": drift[1],
+        "drift_whole": ratio(size({m: step[m] for m in trained_whole}), size(trained_whole)),
+        "angle_A": angle[0],
+        "angle_B": angle[1],
         "alignment_mean": sum(cosines) / len(cosines) if cosines else None,
         "alignment_min": min(cosines, default=None),
-        "stable_rank": sum(stable) / len(stable) if stable else None,
+        "stable_rank": mean_stable_rank(list(values.values())),
+        "update_stable_rank": mean_stable_rank(updates),
+        "singular_values": {m: v.tolist() for m, v in values.items()},
     }
+
+
+def mean_stable_rank(spectra: Sequence[np.ndarray]) -> float | None:
+    ranks = [float((v**2).sum() / v[0] ** 2) for v in spectra if v[0] > 1e-14]
+    return sum(ranks) / len(ranks) if ranks else None
+
+
+def projections_apart(old: np.ndarray, new: np.ndarray, columns: bool) -> float | None:
+    """The spectral norm of the difference of the projections on two spaces of one dimension, which is the sine of
+    their largest principal angle."""
+    one, other = (m if columns else m.T for m in (old, new))
+    if min(np.linalg.matrix_rank(m) for m in (one, other)) < one.shape[1]:
+        return None
+    return float(np.linalg.norm(one @ np.linalg.pinv(one) - other @ np.linalg.pinv(other), 2))
 
 
 def assert_textbook(played: Played, reason: str | None) -> None:
     measured, expected = played.measured(), textbook(played)
     assert tuple(measured) == KEYS
     assert measured["reason"] == reason
+    values, dense = measured.pop("singular_values"), expected.pop("singular_values")
+    assert values.keys() == dense.keys()  # type: ignore[union-attr]
+    for name, mine in values.items():  # type: ignore[union-attr]
+        filled = [*mine, *[0.0] * (len(dense[name]) - len(mine))]  # type: ignore[index]
+        # Of a whole tensor from the squares.
+        assert filled == pytest.approx(dense[name], rel=TOLERANCE, abs=1e-10 if name in played.sites else 1e-7)  # type: ignore[index]
     for key, value in expected.items():
         if reason is not None and key in FROM_UPLOADS:
             assert measured[key] is None, key
@@ -202,6 +250,23 @@ def test_diagnostics_with_local_head(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n in NAMES if algorithms.entry(n).traits.client_ranks])
 def test_diagnostics_with_different_ranks(name: str) -> None:
     for played in play(algorithms.get(name), ranks=(1, 2, None, 1)):
+        assert_textbook(played, OPAQUE.get(name))
+
+
+WHOLE = [name for name in NAMES if not algorithms.entry(name).traits.needs_factors]
+KEPT_WHOLE = "clients keep whole tensors of their own, so the server does not know their models"
+
+
+@pytest.mark.parametrize("partial", [False, True], ids=["full", "partial"])
+@pytest.mark.parametrize("name", WHOLE)
+def test_diagnostics_of_whole_tensors(name: str, partial: bool) -> None:
+    for played in play(algorithms.get(name), WholeLayers.make, partial=partial):
+        assert_textbook(played, KEPT_WHOLE if name in OPAQUE else None)
+
+
+@pytest.mark.parametrize("name", every_method())
+def test_diagnostics_of_whole_tensors_beside_factors(name: str) -> None:
+    for played in play(algorithms.get(name), make_partial(TwoLayers.make, beside=True), rounds=2):
         assert_textbook(played, OPAQUE.get(name))
 
 
@@ -259,15 +324,20 @@ def test_mean_of_factors_loses_opposed_clients() -> None:
     before = algorithm.init(start, {}, Round(0, 1, 0, 2))
     after = algorithm.aggregate(before, uploads, Round(0, 1, 0, 2))
     sites = {"m": Site("m", "linear", (1, 2), 1, 3.0, 0.0)}
-    measured = measure(algorithm, sites, before, after, uploads, Round(0, 1, 0, 2))
+    measured = measure(algorithm, sites, before, after, uploads, Round(0, 1, 0, 2), start)
     assert measured == {
         "interference": pytest.approx(1),
         "truncation_error": pytest.approx(0, abs=1e-12),
         "drift_A": pytest.approx(math.sqrt(0.5)),
         "drift_B": None,  # B was zero
+        "drift_whole": None,
+        "angle_A": pytest.approx(math.sqrt(0.5)),
+        "angle_B": None,
         "alignment_mean": None,  # the model did not move
         "alignment_min": None,
         "stable_rank": None,  # its change is still zero
+        "update_stable_rank": None,
+        "singular_values": {"m": [0.0]},
         "reason": None,
     }
 
@@ -280,7 +350,7 @@ def test_round_without_steps_has_null_ratios(name: str) -> None:
         assert measured["reason"] == OPAQUE.get(name)
         for key in ("interference", "alignment_mean", "alignment_min"):
             assert measured[key] is None, key
-        assert {n: v for n, v in measured.items() if not (v is None or isinstance(v, str) or math.isfinite(v))} == {}
+        json.dumps(measured, allow_nan=False)
 
 
 def test_idle_client_has_no_alignment() -> None:
@@ -290,9 +360,9 @@ def test_idle_client_has_no_alignment() -> None:
     moving = [replace(u, params=pick(u.params, down | up)) for u in played.uploads[1:]]
     uploads = [idle, *moving]
     after = algorithm.aggregate(played.before, uploads, played.round)
-    measured = measure(algorithm, played.sites, played.before, after, uploads, played.round)
+    measured = measure(algorithm, played.sites, played.before, after, uploads, played.round, played.initial)
     assert 0 < measured["alignment_min"] <= measured["alignment_mean"] <= 1  # type: ignore[operator]
-    alone = [measure(algorithm, played.sites, played.before, after, [u], played.round) for u in moving]
+    alone = [measure(algorithm, played.sites, played.before, after, [u], played.round, played.initial) for u in moving]
     cosines = [a["alignment_mean"] for a in alone]
     assert measured["alignment_mean"] == pytest.approx(sum(cosines) / len(cosines))  # type: ignore[arg-type]
 
@@ -301,7 +371,8 @@ def test_zero_factors_give_only_nulls() -> None:
     *_, played = play(algorithms.get("fedit"), rounds=1)
     zeros = {n: torch.zeros_like(t) for n, t in played.before.params.items()}
     before, uploads = replace(played.before, params=zeros), [replace(u, params=zeros) for u in played.uploads]
-    assert measure(played.algorithm, played.sites, before, before, uploads, played.round) == dict.fromkeys(KEYS)
+    measured = measure(played.algorithm, played.sites, before, before, uploads, played.round, played.initial)
+    assert measured == {**dict.fromkeys(KEYS), "singular_values": {path: [0.0, 0.0] for path in played.sites}}
 
 
 def test_small_interference_keeps_its_digits() -> None:
@@ -324,7 +395,7 @@ def test_small_interference_keeps_its_digits() -> None:
     before = algorithm.init(start, {}, round)
     after = algorithm.aggregate(before, uploads, round)
     sites = {"m": Site("m", "linear", (8, 9), 2, 0.5, 0.0)}
-    interference = measure(algorithm, sites, before, after, uploads, round)["interference"]
+    interference = measure(algorithm, sites, before, after, uploads, round, start)["interference"]
     covariance = ((dB - dB.mean(0)) @ (dA - dA.mean(0))).mean(0) * step**2
     update = (start["m.B"] @ dA.mean(0) + dB.mean(0) @ start["m.A"]) * step
     assert interference == pytest.approx(float(covariance.norm() / update.norm()), rel=1e-3)
@@ -370,7 +441,7 @@ def test_diagnostics_change_no_bit_of_a_run(name: str) -> None:
     assert serialization.same(on.locals, off.locals)
     for record, plain in zip(*records, strict=True):
         measured = record.pop("diagnostics")
-        assert {**record, "train_seconds": 0} == {**plain, "train_seconds": 0}
+        assert timeless(record) == timeless(plain)
         assert measured["reason"] == OPAQUE.get(name)
         assert json.loads(json.dumps(measured, allow_nan=False)) == measured
         if measured["reason"] is None:
@@ -432,6 +503,8 @@ def test_nonfinite_factors_give_valid_json() -> None:
         broken = [replace(first, params={n: torch.full_like(t, value) for n, t in first.params.items()})]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
-            diagnosed = diagnose(played.algorithm, played.sites, played.before, played.after, broken, played.round)
+            diagnosed = diagnose(
+                played.algorithm, played.sites, played.before, played.after, broken, played.round, played.initial
+            )
         json.dumps(diagnosed, allow_nan=False)
         assert diagnosed["interference"] is None

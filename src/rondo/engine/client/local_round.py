@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Shared, Trainer
 from rondo.config.schema import RunConfig
+from rondo.engine.client.flops import Flops
 from rondo.engine.client.trainer import CohortTrainer
 from rondo.engine.transport import Answer
 from rondo.models.kernels.out_of_memory import is_out_of_memory
@@ -43,6 +44,8 @@ class LocalRound:
     """Set to end training before its next step."""
     around: Callable[[CohortTrainer], Trainer] = undisturbed
     """Gives the algorithm a trainer around its own, as rehearsed faults do."""
+    flops: Flops | None = None
+    """The operations of a pass; None counts none."""
 
     def train(
         self,
@@ -92,6 +95,7 @@ class LocalRound:
             self.prefix,
             states,
             self.stop,
+            self.flops,
         )
         received = replace(shared[0], params=_stacked([s.params for s in shared], device), base=trainer.base)
         uploads, after = algorithm.client_update(received, _stacked(local, device), self.around(trainer))
@@ -106,8 +110,8 @@ class LocalRound:
             upload = by_client[client.id]
             upload = replace(upload, params=on_device(upload.params, cpu))
             work = tuple((int(steps[k]), int(rows[k])) for steps, rows in trainer.work)
-            kept_now = on_device(client_row(after, k), cpu)
-            answers.append(Answer(client, upload, kept_now, trainer.mean_loss(k), work=work))
+            kept_now, flops = on_device(client_row(after, k), cpu), trainer.operations(k)
+            answers.append(Answer(client, upload, kept_now, trainer.mean_loss(k), work=work, flops=flops))
         return answers
 
 

@@ -31,6 +31,7 @@ from rondo.algorithm import (
 )
 from rondo.config.schema import ClientsConfig, TrainConfig
 from rondo.engine.client.accumulation import Part, mean_loss, split
+from rondo.engine.client.flops import Flops
 from rondo.engine.client.least_squares import minimiser
 from rondo.errors import StopRequested
 from rondo.models.networks.network import Base, Network
@@ -83,6 +84,8 @@ class CohortTrainer(Trainer):
     """States of all examples below the lowest adapted layer, given with the ``prefix`` that they replace."""
     stop: threading.Event | None = None
     """Checked before every step. Once it is set, ``fit`` raises :class:`StopRequested`."""
+    flops: Flops | None = None
+    """The operations of a pass; None counts none."""
     failed: dict[str, ClientFailed] = field(default_factory=dict)
     """Failures by client id."""
     losses: list[Tensor] = field(default_factory=list)
@@ -92,8 +95,11 @@ class CohortTrainer(Trainer):
     _parted: Sequence[int] | None = None
     """Rows of the smaller part of each client's batch, where the objective has split it."""
     _fits: int = 0
+    _operations: list[int] = field(default_factory=list)
+    """Operations of all passes so far, by client."""
 
     def __post_init__(self) -> None:
+        self._operations = [0] * len(self.clients)
         self.lr = self.config.rate(self.round.index, self.round.total)
 
     def fit_with(self, params: Params, options: FitOptions) -> Fit:
@@ -173,6 +179,7 @@ class CohortTrainer(Trainer):
     def solve(self, params: Params, *, train: Select) -> Fit:
         """See :meth:`rondo.algorithm.Trainer.solve`. All rows of the cohort are in one call; adapter dropout is off."""
         self._must_have_rows()
+        self.flops = None  # a least-squares solution is no pass
         batch = [list(examples) for examples in self.examples]
         rows = Rows.of(batch, self.task.lengths).to(self.network.device)
         inputs, targets, hidden = self._to_device(batch, None)
@@ -189,6 +196,7 @@ class CohortTrainer(Trainer):
     def second_moment(self, params: Params, *, of: Select) -> Tensor:
         """See :meth:`rondo.algorithm.Trainer.second_moment`. Every row is a client of its own in one call."""
         self._must_have_rows()
+        self.flops = None
         batch = [[e] for examples in self.examples for e in examples]
         rows = Rows.of(batch, self.task.lengths).to(self.network.device)
         inputs, targets, hidden = self._to_device(batch, None)
@@ -215,6 +223,10 @@ class CohortTrainer(Trainer):
         """Mean loss over all steps of all fits of the client at place ``index`` in the cohort; None without a step."""
         losses = [float(x) for table in self.losses for x in table[:, index] if math.isfinite(x)]
         return sum(losses) / len(losses) if losses else None
+
+    def operations(self, index: int) -> int | None:
+        """Operations of the training so far of the client at place ``index`` in the cohort; None if not counted."""
+        return None if self.flops is None else self._operations[index]
 
     def _steps(
         self, stream: int, steps: int | None, epochs: int
@@ -283,9 +295,16 @@ class CohortTrainer(Trainer):
             inputs = kept.of([e for group in batch for e in group])
 
         def summed(seen: Params) -> tuple[Tensor, Tensor]:
+            if self.flops is not None:
+                self._count(self.flops, seen, batch)
             return self._sums(self._output(seen, inputs, hidden, rows, dropout), targets, rows)
 
         return summed
+
+    def _count(self, flops: Flops, seen: Params, batch: Sequence[Sequence[Example]]) -> None:
+        trained = {n for n, t in seen.items() if t.requires_grad} if torch.is_grad_enabled() else ()
+        for k, group in enumerate(batch):
+            self._operations[k] += flops.of_pass(trained, [self.task.lengths(e) for e in group])
 
     def _output(
         self,

@@ -1,7 +1,9 @@
-"""A round's effect on the model, measured by the server on the uploads: on factors only, in float64.
+"""A round's effect on the model, measured by the server on the uploads: in float64, and on factors where there are.
 
-Norms are Frobenius norms of all adapted modules together, squared and summed over modules. Every matrix is a change of
-the frozen weights since the run's start, of shape (out, in), and includes the change of the base:
+Norms are Frobenius norms of all modules together, squared and summed over modules. The modules are the adapted ones and
+the tensors below the head that are trained whole; where no layer is adapted, the head's tensors too, unless clients
+keep them (FedLoRU's Figure 8 has all weights as one vector). Statistics do not count. Every matrix is a change of the
+frozen weights since the run's start, of shape (out, in), and includes the change of the base:
 
 - G, N: the models that the server sends before and after the round, to a newcomer (at full rank; for personal methods,
   the cold-start model).
@@ -19,10 +21,16 @@ the frozen weights since the run's start, of shape (out, in), and includes the c
 - ``truncation_error`` = |P - P_r| / |P|, with P_r the best approximation of the run's rank r, module by module. Methods
   that truncate the mean of products drop this part; for other methods it is the part that an adapter could not hold.
 - ``drift_A``, ``drift_B`` = |X' - X| / |X|, with X all factors A (or B) before the round and X' after it. A server that
-  expresses the same product by other factors drifts too, because the coordinates in which clients go on have changed.
+  expresses the same product by other factors drifts too, because the coordinates in which clients go on have changed
+  (FLoRG's decomposition drift). ``drift_whole``: the same of the tensors that are trained whole.
+- ``angle_A``, ``angle_B``: the sine of the largest principal angle between the row spaces of A (column spaces of B)
+  before and after the round, averaged over modules (:func:`rondo.engine.server.spectra.angle`). Other factors of the
+  same product have drift, but no angle.
 - ``alignment_mean``, ``alignment_min``: cos(D_k - G, N - G) over clients, FedLoRU's Figure 8. A client that did not
   move has no direction and is left out.
-- ``stable_rank`` = |N|^2 / |N|_2^2 of each module, averaged over the modules that changed at all.
+- ``stable_rank`` = |N|^2 / |N|_2^2 of each module, averaged over the modules that changed at all (FedLoRU, section
+  3.1); ``update_stable_rank``: the same of the round's update N - G. Tensors without a second axis are no matrices.
+- ``singular_values``: those of N by module, largest first, at most 32.
 
 Interference, truncation error and alignment need each client's model. Where the server cannot know the models,
 ``reason`` says why.
@@ -38,7 +46,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -46,23 +54,29 @@ import torch
 from torch import Tensor
 
 from rondo.algorithm import Algorithm, Client, Round, Shared, Upload
+from rondo.engine.server import spectra
 from rondo.lowrank import LowRank, total
 from rondo.models.networks.adapted_layer import Site
-from rondo.params import Params, add_client_axis, auxiliary, down, gram, pick, up, whole
+from rondo.params import Params, add_client_axis, auxiliary, body, buffer, down, gram, head, pick, up, whole
 
 HELD_BYTES = 256 * 2**20
 """Uploads of a round beyond this size are not held for its diagnostics, so no cohort is too large for the server."""
 
-Diagnostics: TypeAlias = dict[str, float | str | None]
+Diagnostics: TypeAlias = dict[str, float | str | dict[str, list[float]] | None]
 
 KEYS = (
     "interference",
     "truncation_error",
     "drift_A",
     "drift_B",
+    "drift_whole",
+    "angle_A",
+    "angle_B",
     "alignment_mean",
     "alignment_min",
     "stable_rank",
+    "update_stable_rank",
+    "singular_values",
     "reason",
 )
 
@@ -77,13 +91,14 @@ def diagnose(
     after: Any,
     uploads: Sequence[Upload],
     round: Round,
+    initial: Params,
 ) -> Diagnostics:
     """:func:`measure`, except that an error does not stop the run: it becomes a warning and the ``reason``. Empty
     ``uploads`` mean that there were too many to hold."""
     if not uploads:
         return {**dict.fromkeys(KEYS), "reason": f"the round's uploads have more than {HELD_BYTES >> 20} MiB"}
     try:
-        return measure(algorithm, sites, before, after, uploads, round)
+        return measure(algorithm, sites, before, after, uploads, round, initial)
     except Exception as error:  # a failed factorisation, no memory, a third party's view: the round still counts
         message = f"{type(error).__name__}: {error}"
         warnings.warn(f"round {round.attempt} has no diagnostics: {message}", RuntimeWarning, stacklevel=2)
@@ -98,22 +113,30 @@ def measure(
     after: Any,
     uploads: Sequence[Upload],
     round: Round,
+    initial: Params,
 ) -> Diagnostics:
-    """The numbers above, for the round in which ``uploads`` took the server's state from ``before`` to ``after``."""
-    if not sites:
-        return {**dict.fromkeys(KEYS), "reason": "no layer is adapted"}
+    """The numbers above, for the round in which ``uploads`` took the server's state from ``before`` to ``after``.
+    ``initial``: the tensors that clients train, at the run's start; those trained whole are compared with them."""
     old, new = _sent(algorithm, before, round), _sent(algorithm, after, _next(round))
+    counted = (body if sites else whole) & ~buffer
+    own_head = pick(algorithm.local_init(old.shared, _NEWCOMER), head)
+    whole_names = tuple(n for n in pick(old.shared.params, counted) if n in initial and n not in own_head)
     numbers: Diagnostics = dict.fromkeys(KEYS)
-    numbers |= {"drift_A": _drift(old, new, sites, "A"), "drift_B": _drift(old, new, sites, "B")}
-    numbers["stable_rank"] = _stable_rank(new, sites)
+    numbers |= {f"drift_{part}": _drift(*_of_part(old, new, sites, part)) for part in "AB"}
+    numbers |= {f"angle_{part}": _angle(*_of_part(old, new, sites, part), part) for part in "AB"}
+    numbers["drift_whole"] = _drift(*(pick(sent.seen, whole_names.__contains__) for sent in (old, new)))
+    numbers |= _spectra(old, new, sites, {name: initial[name] for name in whole_names})
     expanded = [algorithm.expand(before, u) for u in uploads]
     numbers["reason"] = _unknown(algorithm, old.shared, expanded)
+    if numbers["reason"] is None and not sites and not whole_names:
+        numbers["reason"] = "the server has no tensor of the model"
     if numbers["reason"] is not None:
         return numbers
-    clients = _clients(algorithm, before, old.shared, expanded, round)
+    clients = _clients(algorithm, before, old.shared, expanded, round, whole_names)
     weights = torch.tensor([u.weight for u in uploads], dtype=torch.float64)
     p = weights / weights.sum()
     by_module = [_Squares.of(old, new, _product(clients, site), p, site) for site in sites.values()]
+    by_module += [_Squares.of_whole(old, new, clients[name], p, name) for name in whole_names]
     squares = _Squares(*(sum(parts[1:], parts[0]) for parts in zip(*(s.parts for s in by_module), strict=True)))
     return numbers | squares.ratios()
 
@@ -140,6 +163,7 @@ def _clients(
     shared: Shared,
     uploads: Sequence[Upload],
     round: Round,
+    whole_names: Collection[str],
 ) -> Params:
     """The tensors that each client's network saw after training, with a client axis; ``uploads`` are expanded."""
     uploaded = [u.params for u in uploads]
@@ -147,13 +171,17 @@ def _clients(
         states = (algorithm.aggregate(state, [u], round) for u in uploads)
         uploaded = [algorithm.broadcast(s, _NEWCOMER, _next(round)).params for s in states]
     # Stack tensor by tensor, so that no copy of all clients in their own type exists beside the float64 one.
-    factors = {n: torch.stack([params[n] for params in uploaded]).double() for n in pick(uploaded[0], _factors)}
-    return algorithm.view(replace(shared, params={**add_client_axis(shared.params, len(uploaded)), **factors}), {})
+    names = [n for n in uploaded[0] if _factors(n) or n in whole_names]
+    trained = {n: torch.stack([params[n] for params in uploaded]).double() for n in names}
+    return algorithm.view(replace(shared, params={**add_client_axis(shared.params, len(uploaded)), **trained}), {})
 
 
 def _unknown(algorithm: Algorithm[Any], shared: Shared, expanded: Iterable[Upload]) -> str | None:
     """The reason why the server cannot know its clients' models; None if it can."""
-    kept = _kinds(pick(algorithm.local_init(shared, _NEWCOMER), ~(whole | auxiliary)))
+    local = algorithm.local_init(shared, _NEWCOMER)
+    kept = _kinds(pick(local, ~(whole | auxiliary)))
+    if not kept and any(map(body & ~buffer, local)):
+        kept = "whole tensors"
     if kept:
         return f"clients keep {kept} of their own, so the server does not know their models"
     others = _kinds(n for u in expanded for n in u.params if not (_factors | whole | auxiliary)(n))
@@ -207,6 +235,23 @@ class _Squares:
             rounding=(16 * old.eps * g.up.norm() * g.down.norm()).square(),
         )
 
+    @staticmethod
+    def of_whole(old: _Sent, new: _Sent, clients: Tensor, p: Tensor, name: str) -> _Squares:
+        """The squares of the tensor ``name``, which is trained whole; ``clients`` (K, ...)."""
+        before = old.seen[name]
+        moved, step = (clients - before).flatten(1), (new.seen[name] - before).flatten()
+        update, nothing = p @ moved, p.new_zeros(())
+        return _Squares(
+            gap=(update - step).square().sum(),
+            update=update.square().sum(),
+            tail=nothing,
+            product=nothing,
+            step=step.square().sum(),
+            moved=moved.square().sum(1),
+            inner=moved @ step,
+            rounding=(16 * old.eps * before.norm()).square(),
+        )
+
     def ratios(self) -> Diagnostics:
         cosines = []
         if self.step > self.rounding:
@@ -229,17 +274,26 @@ def _root(above: Tensor | float, below: Tensor | float, least: Tensor | float = 
     return root if math.isfinite(root) else None
 
 
-def _drift(old: _Sent, new: _Sent, sites: Mapping[str, Site], part: str) -> float | None:
-    """Drift of the factors that the server holds. Where it holds others (a Gram matrix's root), of the factors that the
-    network sees. None where a factor is missing or has changed its shape."""
-    moved = size = 0.0
-    for site in sites.values():
-        before, after = (_held(s).get(f"{site.path}.{part}") for s in (old, new))
-        if before is None or after is None or before.shape != after.shape:
-            return None
-        moved += float((after - before).square().sum())
-        size += float(before.square().sum())
-    return _root(moved, size)
+def _of_part(old: _Sent, new: _Sent, sites: Mapping[str, Site], part: str) -> tuple[Params, Params]:
+    """The factors A (or B) that the server holds, before and after the round. Where it holds others (a Gram matrix's
+    root), those that the network sees. Empty where a factor is missing or has changed its shape."""
+    before, after = ({p: held.get(f"{p}.{part}") for p in sites} for held in map(_held, (old, new)))
+    if any(x is None or y is None or x.shape != y.shape for x, y in zip(before.values(), after.values(), strict=True)):
+        return {}, {}
+    return before, after  # type: ignore[return-value]
+
+
+def _drift(before: Params, after: Params) -> float | None:
+    """|X' - X| / |X| of all tensors together."""
+    moved = sum(float((after[n] - t).square().sum()) for n, t in before.items())
+    return _root(moved, sum(float(t.square().sum()) for t in before.values()))
+
+
+def _angle(before: Params, after: Params, part: str) -> float | None:
+    """The mean angle of the modules that have one."""
+    spaces = [(t, after[n]) if part == "B" else (t.mT, after[n].mT) for n, t in before.items()]
+    found = [sine for pair in spaces if (sine := spectra.angle(*pair)) is not None]
+    return sum(found) / len(found) if found else None
 
 
 def _held(sent: _Sent) -> Params:
@@ -249,17 +303,28 @@ def _held(sent: _Sent) -> Params:
     return pick(params, down | up)
 
 
-def _stable_rank(sent: _Sent, sites: Mapping[str, Site]) -> float | None:
-    ratios = []
-    for site in sites.values():
-        change = _product(sent.seen, site)
-        if site.path in sent.shared.base:
-            change += sent.shared.base[site.path].factors().to(torch.float64)
-        values = torch.linalg.svdvals(_core(change)).square()
-        ratio = float(values.sum() / values[0])
-        if math.isfinite(ratio):
-            ratios.append(ratio)
-    return sum(ratios) / len(ratios) if ratios else None
+def _spectra(old: _Sent, new: _Sent, sites: Mapping[str, Site], start: Params) -> Diagnostics:
+    """The numbers from singular values. ``start``: the tensors that are trained whole, at the run's start."""
+    learned: dict[str, Tensor] = {}
+    updates = []
+    for path, site in sites.items():
+        g, n = _product(old.seen, site), _product(new.seen, site)
+        updates.append(spectra.singular_values(total([_change(g, n), *_added(old.shared, new.shared, path)])))
+        if path in new.shared.base:
+            n += new.shared.base[path].factors().to(torch.float64)
+        learned[path] = spectra.singular_values(n)
+    for name, tensor in start.items():
+        if tensor.dim() > 1:
+            after = new.seen[name]
+            updates.append(spectra.singular_values(after - old.seen[name]))
+            learned[name] = spectra.singular_values(after - tensor.double())
+    return {
+        "stable_rank": spectra.mean_stable_rank(list(learned.values())),
+        "update_stable_rank": spectra.mean_stable_rank(updates),
+        "singular_values": {
+            name: values[: spectra.VALUES].tolist() for name, values in learned.items() if values.isfinite().all()
+        },
+    }
 
 
 def _product(seen: Params, site: Site) -> LowRank:
@@ -295,7 +360,7 @@ def _coordinates(parts: Sequence[Tensor]) -> list[Tensor]:
     flat = [part if part.dim() == 2 else part.movedim(0, 1).flatten(1) for part in parts]
     columns = torch.cat(flat, 1)
     used = columns.any(0)
-    small = _triangle(columns[:, used])
+    small = spectra.triangle(columns[:, used])
     coordinates = columns.new_zeros(small.shape[0], columns.shape[1])
     coordinates[:, used] = small
     split = torch.split(coordinates, [f.shape[1] for f in flat], 1)
@@ -303,16 +368,6 @@ def _coordinates(parts: Sequence[Tensor]) -> list[Tensor]:
         s if part.dim() == 2 else s.reshape(len(s), part.shape[0], part.shape[2]).movedim(1, 0)
         for s, part in zip(split, parts, strict=True)
     ]
-
-
-def _core(matrix: LowRank) -> Tensor:
-    """A matrix with the singular values of ``matrix``, as small as its factors allow."""
-    return _triangle(matrix.up) @ _triangle(matrix.down.mT).mT
-
-
-def _triangle(tall: Tensor) -> Tensor:
-    """``tall`` in an orthonormal basis of its columns, or ``tall`` itself where the basis makes it no smaller."""
-    return torch.linalg.qr(tall, mode="r").R if tall.shape[-2] > tall.shape[-1] else tall
 
 
 def _wide(params: Params) -> dict[str, Tensor]:

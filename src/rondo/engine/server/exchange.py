@@ -50,6 +50,7 @@ class Exchange:
         self.rejected: dict[str, int] = {}
         self.up = self.down = self.first_contact = 0
         self._losses: list[tuple[float, float]] = []
+        self._flops: list[int | None] = []
 
     def __iter__(self) -> Iterator[Upload]:
         setting, turnout = self.setting, self.turnout
@@ -82,6 +83,7 @@ class Exchange:
             setting.observer.client_done(client_id, answer.loss)
             self.up += setting.ledger.receive(upload)
             self.kept[client_id] = answer.kept
+            self._flops.append(answer.flops)
             if answer.loss is not None:
                 self._losses.append((answer.loss, upload.weight))
             yield upload
@@ -130,6 +132,11 @@ class Exchange:
         """Mean training loss, weighted like the uploads; None without a loss."""
         total = sum(w for _, w in self._losses)
         return sum(x * w for x, w in self._losses) / total if total else None
+
+    def flops(self) -> int | None:
+        """Operations of all clients' training; None if one did not count its own."""
+        counted = [n for n in self._flops if n is not None]
+        return sum(counted) if len(counted) == len(self._flops) else None
 
 
 def noted(uploads: Iterable[Upload], into: list[Upload]) -> Iterator[Upload]:

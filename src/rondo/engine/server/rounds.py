@@ -10,6 +10,7 @@ from typing import Any
 
 from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Upload, Weight
 from rondo.config.schema import RunConfig
+from rondo.engine.server.cost import AggregationCost
 from rondo.engine.server.diagnostics import diagnose
 from rondo.engine.server.exchange import Exchange, RoundContext, noted
 from rondo.engine.server.ledger import Ledger
@@ -20,6 +21,7 @@ from rondo.engine.wire.envelope import Identity
 from rondo.models.kernels.out_of_memory import is_out_of_memory
 from rondo.models.networks.adapted_layer import Site
 from rondo.params import Params
+from rondo.process import peak_memory
 
 
 @dataclass
@@ -33,6 +35,8 @@ class Server:
     sites: Mapping[str, Site]
     """The adapted layers by module path."""
     identity: Identity
+    initial: Params
+    """The tensors that clients train, at the run's start."""
     state: Any
     """The algorithm's state, at first from :func:`first_state`."""
     kept: MutableMapping[str, Params] = field(default_factory=dict)
@@ -76,7 +80,8 @@ class Server:
             exchange = Exchange(setting, turnout)
             held: list[Upload] = []
             uploads = noted(exchange, held) if diagnosed else iter(exchange)
-            new, fault = self._aggregated(uploads, round)
+            cost = AggregationCost(serialization.tensors(self.state))
+            new, fault = self._aggregated(uploads, round, cost)
             down, first_contact = down + exchange.down, first_contact + exchange.first_contact
             if not exchange.failed:
                 break
@@ -112,6 +117,9 @@ class Server:
             "bytes_up": exchange.up,
             "bytes_down": down,
             "bytes_first_contact": first_contact,
+            "client_flops": exchange.flops(),
+            "server_seconds": cost.seconds,
+            "server_memory_bytes": cost.peak_bytes,
         }
         before = self.state
         if skipped is None:
@@ -121,13 +129,15 @@ class Server:
             self.ledger.counted |= {c: attempt for c, local in exchange.kept.items() if local is None}
         record["aggregated"] = self.aggregated
         record["train_seconds"] = time.perf_counter() - started
+        record |= peak_memory()
         if skipped is None and diagnosed:
-            record["diagnostics"] = diagnose(self.algorithm, self.sites, before, self.state, held, round)
+            record["diagnostics"] = diagnose(self.algorithm, self.sites, before, self.state, held, round, self.initial)
         return record
 
-    def _aggregated(self, uploads: Iterator[Upload], round: Round) -> tuple[Any, str | None]:
+    def _aggregated(self, uploads: Iterator[Upload], round: Round, cost: AggregationCost) -> tuple[Any, str | None]:
         """The state after ``uploads``, or the error of an algorithm that cannot aggregate them: finite and well-formed
-        numbers can make a system singular. All uploads are asked for in any case."""
+        numbers can make a system singular. All uploads are asked for in any case. ``cost`` counts the algorithm's
+        work."""
         raised: list[Exception] = []
         arriving = _passed_on(uploads, raised)
         # An algorithm needs at least one upload. Whether enough came is known only after the last.
@@ -135,7 +145,10 @@ class Server:
         if first is None:
             return self.state, None
         try:
-            return self.algorithm.aggregate(self.state, itertools.chain((first,), arriving), round), None
+            with cost:
+                given = cost.given(itertools.chain((first,), arriving))
+                del first
+                return self.algorithm.aggregate(self.state, given, round), None
         except Exception as error:
             if raised or is_out_of_memory(error):
                 raise

@@ -83,7 +83,7 @@ class RemoteRun(Assembly):
         enough = config.clients.per_round if config.clients.over_select else None
         transport = RemoteTransport(self.sites, identity, enough)
         clients, sites = self.population.clients, self.model.network.sites
-        server = Server(self.algorithm, config, clients, transport, sites, identity, start.state, kept)
+        server = Server(self.algorithm, config, clients, transport, sites, identity, self.initial, start.state, kept)
         scorer = self.scorer(kept)
         parts = {f.name: getattr(scorer, f.name) for f in fields(scorer)}
         return Federation(server, RemoteScorer(**parts, server=server, transport=transport))

@@ -10,6 +10,7 @@ from rondo import own_code
 from rondo.config import task_kinds as tasks
 from rondo.config.schema import RunConfig
 from rondo.report.over_seeds import FINE_TUNED_KINDS, OWN_KINDS, TEST_KINDS, mean_and_deviation, score_of
+from rondo.report.summary import costs
 from rondo.runs.compare.places import Planned
 from rondo.runs.storage.directory import RunDirectory
 
@@ -72,6 +73,7 @@ def numbers(planned: Planned, question: Question) -> dict[str, Any]:
         "bytes_first_contact": traffic["first_contact"],
         "train_seconds": summary["seconds"]["train"],
         "seconds": summary["seconds"]["all"],
+        **{key: costs(rounds)[key] for key in ("server_seconds_per_round", "flops_per_client_round")},
         "interference": mean_and_deviation(interference)["mean"],
         "curve": curve,
     }
