@@ -112,6 +112,7 @@ _SMALL_MODELS = {
     "FacebookAI/roberta-large": "builtin:minilm",
     "meta-llama/Llama-2-7b-hf": "HuggingFaceTB/SmolLM2-135M",
     "meta-llama/Llama-3.2-3B": "HuggingFaceTB/SmolLM2-135M",
+    "builtin:resnet18": "builtin:resnet10",
 }
 """Models for the small scale by those of the papers."""
 
@@ -128,12 +129,13 @@ def _small(keys: Keys) -> dict[str, Any]:
         few["clients.per_round"] = max(2, round(clients * keys["clients.per_round"] / keys["partition.clients"]))
     if "model.vectors" in keys:  # words are hashed then
         few["model.vectors"] = None
+    few["model.name"] = _SMALL_MODELS.get(keys["model.name"], keys["model.name"])
     if keys["model.name"].startswith("builtin:"):
         return {**few, "train.local_epochs": 1}
     decoder = keys["model.name"] != "FacebookAI/roberta-large"
     few |= {"train.local_epochs": None, "train.local_steps": 8, "train.batch_size": 4 if decoder else 8}
     few |= {"task.max_length": min(keys["task.max_length"], 128), "train.lr": 2e-3 if decoder else 5e-3}
-    few |= {"train.optimizer": "adamw", "model.name": _SMALL_MODELS.get(keys["model.name"], keys["model.name"])}
+    few["train.optimizer"] = "adamw"
     if keys["task.kind"] == "multiple-choice":  # of eight test sets, with a forward pass per choice
         few["data.max_test_rows"] = 40
     if "adapter.layers_to_transform" in keys:
