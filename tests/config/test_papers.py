@@ -167,7 +167,11 @@ HYPERPARAMETERS: dict[tuple[str, str, str], Any] = {
     ("florg", "all", "lora_scaling_factor"): (FLORG, "adapter.lora_alpha", 16),
     ("florg", "all", "clients"): (FLORG, "partition.clients", 20),
     ("florg", "all", "rank_default"): (FLORG, "adapter.r", 4),
-    ("florg", "all", "dirichlet_rho_default"): ([name for name in FLORG if "squad" not in name], "partition.alpha", 0.5),
+    ("florg", "all", "dirichlet_rho_default"): (
+        [name for name in FLORG if "squad" not in name],
+        "partition.alpha",
+        0.5,
+    ),
     ("florg", "all", "participation_default"): (FLORG, "share", 1.0),
     ("florg", "all", "seeds"): IN_COMPARE,
     ("florg", "all", "LR_init"): (FLORG, "methods.florg.algorithm.bases", "orthogonal"),
@@ -338,7 +342,9 @@ def test_rolora_has_the_settings_of_language_tasks(number: str, name: str) -> No
             assert known[row["key"]] == int(row["value"]), row
 
 
-COMMAND = re.compile(r"rondo compare (?P<names>[a-z,-]+ )?--config FILE(?P<options>( --vary \S+)?)|(?P<axis>--vary \S+=\S+)")
+COMMAND = re.compile(
+    r"rondo compare (?P<names>[a-z,-]+ )?--config FILE(?P<options>( --vary \S+)?)|(?P<axis>--vary \S+=\S+)"
+)
 
 
 def test_commands_in_the_files_run_their_rows() -> None:

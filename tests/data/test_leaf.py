@@ -33,13 +33,15 @@ def test_texts_have_a_column_each_and_pixels_are_an_array(tmp_path: Path) -> Non
 
 def test_split_is_all_files_of_a_folder(tmp_path: Path) -> None:
     for number in range(2):
-        write_leaf(tmp_path / "train" / f"all_data_{number}_niid_0_keep_50_train_9.json", sent140(2, 3, first=2 * number))
+        write_leaf(
+            tmp_path / "train" / f"all_data_{number}_niid_0_keep_50_train_9.json", sent140(2, 3, first=2 * number)
+        )
     write_leaf(tmp_path / "test" / "all_data_0_niid_0_keep_50_test_9.json", sent140(4, 2))
     keys = {"task": {"text": "x4", "label": "y"}, "partition": {"kind": "natural", "column": "user"}}
     source = sources.load(load({**keys, "data": {"source": str(tmp_path), "test_split": "test"}}))
     assert [row["user"] for row in source.train or ()] == [f"user{n}" for n in range(4) for _ in range(3)]
     assert len(source.test or ()) == 8
-    with pytest.raises(ConfigError, match="no 'validation' file in .*; there are: test/all_data_0_niid_0"):
+    with pytest.raises(ConfigError, match=r"no 'validation' file in .*; there are: test/all_data_0_niid_0"):
         sources.load(load({**keys, "data": {"source": str(tmp_path), "test_split": "validation"}}))
 
 
@@ -62,7 +64,9 @@ def test_file_of_many_users_is_no_clients_own(tmp_path: Path) -> None:
     """Its users would be one client."""
     write_leaf(tmp_path / "sites" / "a.json", sent140(3, 2))
     data = {"clients_from": str(tmp_path / "sites")}
-    with pytest.raises(ConfigError, match="has the rows of 3 clients, as LEAF writes them: .*partition.column = 'user'"):
+    with pytest.raises(
+        ConfigError, match=r"has the rows of 3 clients, as LEAF writes them: .*partition.column = 'user'"
+    ):
         sources.load(load({"task": {"text": "x4", "label": "y"}, "data": data}))
 
 

@@ -106,9 +106,9 @@ class ModelConfig(Section):
     name: str = BUILTIN_MODEL
     """A folder, a GGUF file, a Hugging Face name, ``builtin:minilm``, a network with random weights (``builtin:cnn``,
     ``builtin:mlp``, ``builtin:2nn``, ``builtin:resnet10``, ``builtin:resnet18``, ``builtin:lstm``, ``builtin:relu``,
-    ``builtin:no-relu``), ``builtin:linear`` (the network of ``[problem]``), or ``package.module:factory``: a function of
-    the configuration and the task that returns a ``torch.nn.Module`` or a ``rondo.models.networks.network.Network`` of
-    one's own. In Python, ``rondo.run`` takes a model in its place."""
+    ``builtin:no-relu``), ``builtin:linear`` (the network of ``[problem]``), or ``package.module:factory``: a function
+    of the configuration and the task that returns a ``torch.nn.Module`` or a
+    ``rondo.models.networks.network.Network`` of one's own. In Python, ``rondo.run`` takes a model in its place."""
     head: HeadPolicy | None = None
     """Task head: sent and averaged, kept by each client, or not trained. Left out, the algorithm's own choice."""
     revision: str | None = None
@@ -246,9 +246,9 @@ class DataConfig(Section):
 
     source: str | None = None
     """A CSV, TSV, JSON, JSON lines or Parquet file, a folder of splits (files, or folders of files, as LEAF's), a
-    Hugging Face name, or ``builtin:home-intents``; for images also an npz or IDX file, a folder with a sub-folder per class, or
-    ``builtin:digits``; ``builtin:linear`` with a section ``[problem]``. Left out, the task's own built-in. In Python,
-    ``rondo.run`` takes rows in its place."""
+    Hugging Face name, or ``builtin:home-intents``; for images also an npz or IDX file, a folder with a sub-folder per
+    class, or ``builtin:digits``; ``builtin:linear`` with a section ``[problem]``. Left out, the task's own built-in. In
+    Python, ``rondo.run`` takes rows in its place."""
     subset: str | None = None
     """Subset of a Hugging Face data set."""
     clients_from: str | None = None

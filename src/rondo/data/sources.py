@@ -271,9 +271,7 @@ def _client_files(pattern: str) -> list[Path]:
     return [file for file in sorted(files) if suffix_of(file) in (*SUFFIXES, ".npz") and file.is_file()]
 
 
-def read_rows(
-    path: str | os.PathLike[str], key: str, room: Room | None = None, *, one_client: bool = False
-) -> Rows:
+def read_rows(path: str | os.PathLike[str], key: str, room: Room | None = None, *, one_client: bool = False) -> Rows:
     """All rows of a CSV, TSV, JSON, JSON lines or Parquet file. Raises :class:`ConfigError` under ``key``.
 
     ``room``: the memory for rows; left out, a room of its own.

@@ -70,9 +70,9 @@ def test_changed_file_is_read_again(tmp_path: Path) -> None:
 
 def test_only_the_lstm_has_vectors_and_the_file_must_be_there(tmp_path: Path) -> None:
     file = write_vectors(tmp_path / "v.txt")
-    with pytest.raises(ConfigError, match="model.vectors: only 'builtin:lstm' has them, not 'builtin:minilm'"):
+    with pytest.raises(ConfigError, match=r"model.vectors: only 'builtin:lstm' has them, not 'builtin:minilm'"):
         config(file, name="builtin:minilm")
-    with pytest.raises(ConfigError, match="model.vectors: no such file: .*; mend the path"):
+    with pytest.raises(ConfigError, match=r"model.vectors: no such file: .*; mend the path"):
         load({"model": {"name": "builtin:lstm", "vectors": str(tmp_path / "other.txt")}})
 
 

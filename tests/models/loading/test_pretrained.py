@@ -218,6 +218,16 @@ def test_encoder_as_a_language_model_is_refused(name: str, tmp_path: Path) -> No
     assert "name a causal model such as GPT-2 or Llama, or set task.kind = 'sequence-classification'" in message
 
 
+def test_decoders_weights_are_found_by_its_class_for_answers(tmp_path: Path) -> None:
+    """Its base model has another name there than in every checkpoint, with which transformers leaves it random."""
+    saved = tiny.llama_lm()
+    loaded = load(TABLE["question-answering"], tiny.saved(tmp_path, saved, tiny.tokenizer()))
+    state = loaded.module.state_dict()
+    for name, tensor in saved.model.state_dict().items():
+        torch.testing.assert_close(state[f"transformer.{name}"], tensor, rtol=0, atol=0)
+    assert loaded.head == ("qa_outputs.weight", "qa_outputs.bias")
+
+
 def test_encoder_is_refused_without_its_weights(bert: str) -> None:
     with pytest.raises(ConfigError, match="reads in both directions"):
         load_structure(LANGUAGE, load_config(LANGUAGE, bert))

@@ -44,8 +44,8 @@ def has_rows(folder: Path) -> bool:
 
 
 def row_files(folder: Path) -> list[Path]:
-    """The files with rows in a folder, in its ``data``, where a clone of a hub's data set has them, and in inner folders
-    of nothing else, which are splits."""
+    """The files with rows in a folder, in its ``data``, where a clone of a hub's data set has them, and in inner
+    folders of nothing else, which are splits."""
     inner = [place for place in sorted(folder.iterdir()) if place.is_dir() and place.name != "data"]
     return _beside(folder) + [file for place in inner for file in _only_rows(place)]
 

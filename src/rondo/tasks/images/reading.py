@@ -116,8 +116,8 @@ def _array(value: Any, shape: Sequence[int] | None) -> Pixels:
     if pixels.ndim == 3 and pixels.shape[2] not in _CHANNELS and pixels.shape[0] in _CHANNELS:
         pixels = np.moveaxis(pixels, 0, 2)  # as torch has them
     if pixels.ndim != 3 or pixels.shape[2] not in _CHANNELS or 0 in pixels.shape:
-        shape = " x ".join(map(str, pixels.shape))
-        raise ValueError(f"the picture is {shape}: give height x width, with 1 or 3 channels before or after")
+        sizes = " x ".join(map(str, pixels.shape))
+        raise ValueError(f"the picture is {sizes}: give height x width, with 1 or 3 channels before or after")
     return pixels if pixels.dtype == np.uint8 else _floats(pixels)
 
 

@@ -182,7 +182,8 @@ class LSTM(nn.Module):
         if sizes.vectors is None:
             self.embedding = nn.Embedding(WORDS, 64, padding_idx=0)
         else:
-            self.embedding = nn.Embedding.from_pretrained(sizes.vectors.clone(), padding_idx=0)
+            vectors = sizes.vectors.clone()
+            self.embedding = nn.Embedding.from_pretrained(vectors, padding_idx=0)  # type: ignore[no-untyped-call]
         self.lstm = nn.LSTM(self.embedding.embedding_dim, 128, batch_first=True)
         self.fc1 = nn.Linear(128, 64)
         self.fc2 = nn.Linear(64, sizes.outputs)

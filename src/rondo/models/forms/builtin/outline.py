@@ -70,6 +70,8 @@ def _made(config: RunConfig, labels: Sequence[str]) -> nn.Module:
         raise ConfigError.at("model.name", message)
     try:
         return make(config, max(1, len(labels)))
+    except ConfigError:
+        raise
     except ValueError as error:
         raise ConfigError.at("model.name", f"{config.model.name!r} does not fit the data: {error}") from None
 

@@ -38,7 +38,9 @@ def word_vectors(config: RunConfig) -> WordVectors | None:
         state = path.stat()
         return _read(path, state.st_mtime_ns, state.st_size)
     except (OSError, ValueError) as error:  # a UnicodeDecodeError too
-        message = f"{config.model.vectors!r} cannot be read: {error}; name a text file with a word and its numbers per line"
+        message = (
+            f"{config.model.vectors!r} cannot be read: {error}; name a text file with a word and its numbers per line"
+        )
         raise ConfigError.at("model.vectors", message) from None
 
 

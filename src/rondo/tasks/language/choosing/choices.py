@@ -26,7 +26,9 @@ def choices_of(row: Row, columns: str | Sequence[str]) -> list[str]:
         if isinstance(values, str) and (listed := _FORMAT.search(values)):
             values = listed[1].split("/")
         if not isinstance(values, list | tuple):
-            raise ValueError(f"expected a list of choices, or a text with 'Answer format: a/b' at its end, got {_end(values)}")
+            raise ValueError(
+                f"expected a list of choices, or a text with 'Answer format: a/b' at its end, got {_end(values)}"
+            )
     else:
         values = [row[column] for column in columns]
         while values and (is_missing(values[-1]) or values[-1] == ""):
