@@ -94,4 +94,4 @@ def test_run_scores_each_user_on_its_own_test_rows(kind: str, tmp_path: Path) ->
     result = rondo.run(config, run_dir=tmp_path / "run", device="cpu")
     assert result.history[-1]["scores"]["personal"]["accuracy"]["clients"] == 6
     again = rondo.evaluate(result.run_dir, device="cpu")
-    assert again["test"]["accuracy"] == result.metrics["global"]["accuracy"]
+    assert again["test"]["accuracy"] == result.metrics["cold_start"]["accuracy"]
