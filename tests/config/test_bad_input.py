@@ -47,7 +47,14 @@ BASE: dict[str, Any] = {
 }
 
 
-CHOICES = {"kind": "multiple-choice", "text": None, "label": None, "prompt": "text", "choices": "who", "answer": "label"}
+CHOICES = {
+    "kind": "multiple-choice",
+    "text": None,
+    "label": None,
+    "prompt": "text",
+    "choices": "who",
+    "answer": "label",
+}
 
 
 @dataclass(frozen=True)
