@@ -30,6 +30,34 @@ def questions(count: int, seed: int = 0) -> list[dict[str, Any]]:
     return rows
 
 
+COMMONSENSE = {
+    "boolq": ("true", "false"),
+    "piqa": ("solution1", "solution2"),
+    "social_i_qa": ("answer1", "answer2", "answer3"),
+    "hellaswag": ("ending1", "ending2", "ending3", "ending4"),
+    "winogrande": ("option1", "option2"),
+    "ARC-Easy": ("answer1", "answer2", "answer3", "answer4"),
+    "ARC-Challenge": ("answer1", "answer2", "answer3", "answer4"),
+    "openbookqa": ("answer1", "answer2", "answer3", "answer4"),
+}
+"""LLM-Adapters' names of the choices in its eight sets."""
+
+
+def commonsense(task: str, count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Rows in LLM-Adapters' form of the set ``task``, whose right choice has the word of the question."""
+    draw = random.Random(f"{task} {seed}")
+    names = COMMONSENSE[task]
+    rows = []
+    for _ in range(count):
+        right, words = draw.randrange(len(names)), draw.sample(COLOURS, len(names))
+        listed = "" if task == "boolq" else " ".join(f"{n.title()}: {w}" for n, w in zip(names, words, strict=True))
+        asked = names[right] if task == "boolq" else words[right]
+        instruction = f"Please choose: is it {asked}?\n\n{listed}\n\nAnswer format: {'/'.join(names)}"
+        output = f"the correct answer is {names[right]}"
+        rows.append({"instruction": instruction, "input": "", "output": output, "answer": names[right]})
+    return rows
+
+
 def byte_pairs(template: str | None = None) -> Any:
     """A tokenizer of byte pairs, learned from the questions, that adds nothing."""
     inner = Tokenizer(models.BPE())

@@ -113,7 +113,7 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compose no pictures of a run: they take much of the time of so small a run."""
     from rondo.report import pictures
 
-    for name in ("partition", "curve"):
+    for name in ("partition", "curve", "contact_sheet"):
         monkeypatch.setattr(pictures, name, lambda *_: b"a picture")
 
 

@@ -47,6 +47,16 @@ BASE: dict[str, Any] = {
 }
 
 
+CHOICES = {
+    "kind": "multiple-choice",
+    "text": None,
+    "label": None,
+    "prompt": "text",
+    "choices": "who",
+    "answer": "label",
+}
+
+
 @dataclass(frozen=True)
 class Case:
     """One faulty configuration, with its data and model.
@@ -234,6 +244,9 @@ CASES = [
     Case("config", "an unknown sampling", {"clients": {"sampling": "random"}}),
     Case("config", "an unknown robust rule", {"robust": {"rule": "medain"}}),
     Case("config", "an unknown built-in model", {"model": {"name": "builtin:minilm2"}}),
+    Case("config", "vectors of words for a transformer", {"model": {"vectors": "rows.csv"}}),
+    Case("config", "vectors of words that are not there", {"model": {"name": "builtin:lstm", "vectors": "glove.txt"}}),
+    Case("config", "an answer's text without a place for the choice", {"task": {**CHOICES, "answer_text": "it is"}}),
     Case("config", "a model folder that is not there", {"model": {"name": "./modle"}}),
     Case("config", "data that are not there", {"data": {"source": "row.csv"}}),
     Case("config", "an adapter that is not there", {"adapter": {"start_from": "adapter"}}),
@@ -309,6 +322,32 @@ CASES = [
     Case("config", "a class that is no algorithm", {"algorithm": {"name": "json:JSONDecoder"}}),
     Case("config", "a field's impossible value", {"algorithm": {"name": "rolora", "alternate_for": 7.0}}),
     # files of data
+    Case(
+        "structure",
+        "vectors of words with a line that is too short",
+        {"adapter": {"target_modules": ["fc1"]}, "model": {"name": "builtin:lstm", "vectors": "glove.txt"}},
+        files={"glove.txt": "w1 0.1 0.2\nw2 0.3\n"},
+    ),
+    Case(
+        "data",
+        "rows of many users as those of a client",
+        {"data": {"source": None, "clients_from": "sites"}},
+        files={"sites/a.json": json.dumps({"users": ["a", "b"], "user_data": {}})},
+    ),
+    Case(
+        "data",
+        "rows of LEAF's without a user's answers",
+        {"data": {"source": "leaf.json"}},
+        files={"leaf.json": json.dumps({"users": ["a"], "user_data": {"a": {"x": ["w1"]}}})},
+    ),
+    Case(
+        "data",
+        "pixels in a list of unknown height",
+        {"task": {"kind": "image-classification", "text": None, "max_length": None, "image": "x", "label": "y"}}
+        | {"data": {"source": "leaf.json"}, "model": {"name": "builtin:2nn"}}
+        | {"adapter": {"target_modules": ["hidden1"]}},
+        files={"leaf.json": json.dumps({"users": ["a"], "user_data": {"a": {"x": [[0.1, 0.2]] * 2, "y": [1, 2]}}})},
+    ),
     Case("data", "an unknown ending", {"data": {"source": "./rows.txt"}}, files={"rows.txt": ROWS}),
     Case("data", "an empty file", rows=""),
     Case("data", "a header alone", rows="text,label,who\n"),

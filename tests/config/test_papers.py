@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -16,6 +17,7 @@ from rondo.cli import app
 from rondo.config.load import load
 from rondo.config.papers import writer
 from rondo.config.papers.rows import SETTINGS, read
+from rondo.runs import compare
 
 PUBLISHED = next((path for p in Path(__file__).parents if (path := p / "shared" / "published").is_dir()), Path())
 published = pytest.mark.skipif(Path() == PUBLISHED, reason="the papers' tables are not here")
@@ -117,7 +119,11 @@ def rows_of(name: str) -> list[dict[str, str]]:
 
 CIFAR = ("fedrep/cifar10", "fedrep/cifar10-5", "fedrep/cifar10-1000", "fedrep/cifar100", "fedrep/cifar100-5")
 ONE_EPOCH, HUNDRED = ("fedrep/cifar10", "fedrep/cifar10-5"), ("fedrep/cifar100", "fedrep/cifar100-5")
+FEMNIST, SENT140 = ("fedrep/femnist",), ("fedrep/sent140",)
+LEAF = FEMNIST + SENT140
+FEDREP = CIFAR + LEAF
 FLORG = tuple(name for name in SETTINGS if name.startswith("florg/"))
+ROBERTA = tuple(name for name in FLORG if SETTINGS[name].keys["model.name"] == "FacebookAI/roberta-large")
 IMAGES = tuple(name for name in SETTINGS if name.startswith("fedloru/") and name != "fedloru/alpaca")
 NON_IID = ("fedloru/fashion-mnist-non-iid", "fedloru/cifar10-non-iid", "fedloru/cifar100-non-iid")
 ALPACA = ("fedloru/alpaca",)
@@ -125,29 +131,29 @@ TENTH = tuple(name for name in IMAGES if name.endswith("-tenth"))
 NO_ROW, IN_COMPARE, IN_TEXT = "no row has it", "an option of rondo compare", "in the text of the file"
 
 HYPERPARAMETERS: dict[tuple[str, str, str], Any] = {
-    ("fedrep", "all", "participation"): (CIFAR, "share", 0.1),
-    ("fedrep", "all", "optimizer"): (CIFAR, "train.momentum", 0.5),
-    ("fedrep", "all", "learning_rate"): (CIFAR, "train.lr", 0.01),
+    ("fedrep", "all", "participation"): (CIFAR + FEMNIST, "share", 0.1),
+    ("fedrep", "all", "optimizer"): (FEDREP, "train.momentum", 0.5),
+    ("fedrep", "all", "learning_rate"): (FEDREP, "train.lr", 0.01),
     ("fedrep", "CIFAR10", "batch"): (CIFAR[:3], "train.batch_size", 10),
     ("fedrep", "CIFAR100", "batch"): (HUNDRED, "train.batch_size", 10),
-    ("fedrep", "FEMNIST", "batch"): NO_ROW,
-    ("fedrep", "Sent140", "batch"): NO_ROW,
+    ("fedrep", "FEMNIST", "batch"): (FEMNIST, "train.batch_size", 10),
+    ("fedrep", "Sent140", "batch"): (SENT140, "train.batch_size", 4),
     ("fedrep", "CIFAR10", "rounds"): (CIFAR[:3], "rounds", 100),
     ("fedrep", "CIFAR100", "rounds"): (HUNDRED, "rounds", 100),
-    ("fedrep", "FEMNIST", "rounds"): NO_ROW,
-    ("fedrep", "Sent140", "rounds"): NO_ROW,
-    ("fedrep", "all", "head_local_epochs"): (CIFAR, "methods.fedrep.algorithm.head_epochs", 10),
+    ("fedrep", "FEMNIST", "rounds"): (FEMNIST, "rounds", 200),
+    ("fedrep", "Sent140", "rounds"): (SENT140, "rounds", 50),
+    ("fedrep", "all", "head_local_epochs"): (FEDREP, "methods.fedrep.algorithm.head_epochs", 10),
     ("fedrep", "CIFAR10 n=100", "representation_local_epochs"): (ONE_EPOCH, "methods.fedrep.algorithm.body_epochs", 1),
-    ("fedrep", "others", "representation_local_epochs"): (CIFAR[2:], "methods.fedrep.algorithm.body_epochs", 5),
-    ("fedrep", "all", "reported"): (CIFAR, IN_TEXT, "--last 10"),
-    ("fedrep", "fine-tuned variants", "head_finetune_epochs"): (CIFAR, IN_TEXT, "evaluation.fine_tune_epochs = 10"),
-    ("fedrep", "L2GD", "p;alpha;lambda"): (CIFAR, "methods.l2gd.algorithm.p", 0.9),
-    ("fedrep", "L2GD FEMNIST", "learning_rate"): NO_ROW,
-    ("fedrep", "APFL", "alpha"): (CIFAR, "methods.apfl.algorithm.alpha", 0.25),
-    ("fedrep", "Ditto", "lambda"): (CIFAR[:3], "methods.ditto.algorithm.lam", 0.75),
-    ("fedrep", "PerFedAvg", "inner_lr;support;target"): (CIFAR, "methods.per-fedavg.algorithm.inner_lr", 1e-4),
+    ("fedrep", "others", "representation_local_epochs"): (CIFAR[2:] + LEAF, "methods.fedrep.algorithm.body_epochs", 5),
+    ("fedrep", "all", "reported"): (FEDREP, IN_TEXT, "--last 10"),
+    ("fedrep", "fine-tuned variants", "head_finetune_epochs"): (FEDREP, IN_TEXT, "evaluation.fine_tune_epochs = 10"),
+    ("fedrep", "L2GD", "p;alpha;lambda"): (FEDREP, "methods.l2gd.algorithm.p", 0.9),
+    ("fedrep", "L2GD FEMNIST", "learning_rate"): (FEMNIST, "methods.l2gd.train.lr", 0.001),
+    ("fedrep", "APFL", "alpha"): (FEDREP, "methods.apfl.algorithm.alpha", 0.25),
+    ("fedrep", "Ditto", "lambda"): (CIFAR[:3] + LEAF, "methods.ditto.algorithm.lam", 0.75),
+    ("fedrep", "PerFedAvg", "inner_lr;support;target"): (FEDREP, "methods.per-fedavg.algorithm.inner_lr", 1e-4),
     ("fedrep", "FedProx", "mu"): (CIFAR, "methods.fedprox.algorithm.mu", 0.1),
-    ("fedrep", "SCAFFOLD", "global_lr"): (CIFAR, "methods.scaffold.algorithm.server_lr", 1.0),
+    ("fedrep", "SCAFFOLD", "global_lr"): (CIFAR + SENT140, "methods.scaffold.algorithm.server_lr", 1.0),
     ("fedrep", "FEMNIST new clients", "setup"): NO_ROW,
     ("fedrep", "synthetic fig3", "d;k;m;r"): NO_ROW,
     ("fedrep", "synthetic fig4", "n;d;k"): NO_ROW,
@@ -161,12 +167,16 @@ HYPERPARAMETERS: dict[tuple[str, str, str], Any] = {
     ("florg", "all", "lora_scaling_factor"): (FLORG, "adapter.lora_alpha", 16),
     ("florg", "all", "clients"): (FLORG, "partition.clients", 20),
     ("florg", "all", "rank_default"): (FLORG, "adapter.r", 4),
-    ("florg", "all", "dirichlet_rho_default"): (FLORG[:-1], "partition.alpha", 0.5),
+    ("florg", "all", "dirichlet_rho_default"): (
+        [name for name in FLORG if "squad" not in name],
+        "partition.alpha",
+        0.5,
+    ),
     ("florg", "all", "participation_default"): (FLORG, "share", 1.0),
     ("florg", "all", "seeds"): IN_COMPARE,
     ("florg", "all", "LR_init"): (FLORG, "methods.florg.algorithm.bases", "orthogonal"),
     ("florg", "all", "A_init"): (FLORG, IN_TEXT, "the start of A is not stated"),
-    ("florg", "all", "target_modules"): (FLORG, IN_TEXT, 'adapter.target_modules = ["query", "value"]: not stated'),
+    ("florg", "all", "target_modules"): (ROBERTA, IN_TEXT, 'adapter.target_modules = ["query", "value"]: not stated'),
     ("florg", "all", "rounds"): (FLORG, IN_TEXT, "rounds = 50: not stated"),
     ("fedloru", "vision", "clients"): (("fedloru/cifar100-400",), "partition.clients", 400),
     ("fedloru", "vision", "participation"): (sorted({*IMAGES} - {*TENTH}), "share", 0.5),
@@ -204,13 +214,25 @@ HYPERPARAMETERS: dict[tuple[str, str, str], Any] = {
 their text, or the reason why no file has it."""
 MORE: tuple[Any, ...] = (
     (CIFAR[:2], "train.local_epochs", 1),  # A.2: all other methods have fedrep's epochs of the representation
-    (CIFAR[2:], "train.local_epochs", 5),
+    (CIFAR[2:] + LEAF, "train.local_epochs", 5),
+    (LEAF, "methods.fedprox.algorithm.mu", 0.25),
+    (FEMNIST, "methods.scaffold.algorithm.server_lr", 0.5),
+    (FEMNIST, "methods.lg-fedavg.model.head_layers", ["out"]),
+    (SENT140, "methods.lg-fedavg.model.head_layers", ["fc1", "fc2"]),
+    (SENT140, "clients.per_round", 18),  # of 183
+    (FEMNIST, "partition.clients", 150),
+    (SENT140, "partition.clients", 183),
+    (
+        [name for name in FLORG if name not in ROBERTA],
+        IN_TEXT,
+        'adapter.target_modules = ["q_proj", "v_proj"]: not stated',
+    ),
     (HUNDRED, "methods.ditto.algorithm.lam", 1.0),
-    (CIFAR, "methods.l2gd.algorithm.lam", 1.0),
-    (CIFAR[:4], IN_TEXT, "alpha of 0.25"),
+    (FEDREP, "methods.l2gd.algorithm.lam", 1.0),
+    (CIFAR[:4] + LEAF, IN_TEXT, "alpha of 0.25"),
     (CIFAR[4:], IN_TEXT, "alpha, 0.1 in this row"),
-    (CIFAR, "methods.per-fedavg.algorithm.support", 0.8),
-    (CIFAR, "methods.per-fedavg.algorithm.variant", "hf"),
+    (FEDREP, "methods.per-fedavg.algorithm.support", 0.8),
+    (FEDREP, "methods.per-fedavg.algorithm.variant", "hf"),
     (("fedloru/fashion-mnist",), "partition.clients", 20),
     (("fedloru/cifar100-personal",), IN_TEXT, "partition.alpha=0.1,0.5"),
 )
@@ -250,10 +272,10 @@ def test_every_published_hyperparameter_is_that_of_the_files(name: str) -> None:
 @pytest.mark.parametrize(
     ("paper", "digest"),
     [
-        ("fedloru", "961a16d77df8ce59"),
-        ("fedrep", "1de6906f23622148"),
-        ("florg", "e938520df677bb0b"),
-        ("rolora", "d1573d5bd01f36fc"),
+        ("fedloru", "fe6238884254426c"),
+        ("fedrep", "da00c461f90333b6"),
+        ("florg", "7864d245091379b4"),
+        ("rolora", "22b9374fbf84eefe"),
     ],
 )
 def test_files_of_a_paper_are_byte_for_byte_as_before(paper: str, digest: str) -> None:
@@ -286,8 +308,8 @@ def test_rolora_has_the_rounds_and_batches_of_table_5() -> None:
 def test_rolora_has_the_layers_of_table_9() -> None:
     types = {"Wv": "value", "Wq": "query"}
     for row in table("9_layers"):
-        suffix = {"P1": "-p1", "P2": "", "P3": "-p3"}[row["key"].split("=")[1][:2]]
-        adapter = config(f"rolora/{DATA_SETS[row['dataset']]}{suffix}").adapter
+        layer_set = row["key"].split("=")[1][:2].lower()
+        adapter = config(f"rolora/{DATA_SETS[row['dataset']]}-{layer_set}").adapter
         if row["key"].endswith("type"):
             assert set(adapter.target_modules) == {types[t] for t in row["value"].split(",")}, row
         else:
@@ -318,6 +340,30 @@ def test_rolora_has_the_settings_of_language_tasks(number: str, name: str) -> No
             assert len(settings.adapter.target_modules) == len(row["value"].split(","))
         else:
             assert known[row["key"]] == int(row["value"]), row
+
+
+COMMAND = re.compile(
+    r"rondo compare (?P<names>[a-z,-]+ )?--config FILE(?P<options>( --vary \S+)?)|(?P<axis>--vary \S+=\S+)"
+)
+
+
+def test_commands_in_the_files_run_their_rows() -> None:
+    """Each command of a file is a plan of a run per method and value."""
+    told: dict[tuple[str, str, str], str] = {}
+    for name in SETTINGS:
+        text = re.sub(r"\n#\s+", " ", writer.text(name))
+        for command in COMMAND.finditer(text):
+            axis = (command["axis"] or command["options"]).removeprefix(" ").removeprefix("--vary ").rstrip(".,;:)")
+            told.setdefault((name.partition("/")[0], (command["names"] or "").strip(), axis), name)
+    assert ("florg", "florg,florg-unaligned", "") in told
+    keys = {axis.partition("=")[0] for _, _, axis in told}
+    assert keys >= {"adapter.r", "clients.per_round", "partition.alpha", "algorithm.bases", "algorithm.tau", "train.lr"}
+    for (_, names, axis), name in told.items():
+        vary = compare.varied([axis] if axis else [])
+        runs = compare.plan(names.split(",") if names else [], tomllib.loads(writer.text(name)), vary=vary)
+        assert {run.method for run in runs} == set(names.split(",") if names else SETTINGS[name].methods), name
+        for key, values in vary.items():
+            assert {json.dumps(run.values[key]) for run in runs if run.values} == set(map(json.dumps, values)), name
 
 
 def test_more_clients_have_fewer_rounds() -> None:

@@ -107,6 +107,7 @@ def test_site_reads_no_file_that_the_server_names(plan: Plan, letters: Any, tmp_
     (folder / "adapter_config.json").write_text("{}")
     for section, key, there in (
         ("task", "chat_template", secret),
+        ("model", "vectors", secret),
         ("adapter", "start_from", folder),
         ("model", "name", folder),
         ("model", "name", secret),

@@ -12,7 +12,7 @@ import transformers
 from typer.testing import CliRunner
 
 import rondo
-from choice_rows import COLOURS, TEMPLATE, questions, save_tiny_llama
+from choice_rows import COLOURS, COMMONSENSE, TEMPLATE, commonsense, questions, save_tiny_llama
 from rondo.cli.app import app
 from small_runs import settings, write_rows
 
@@ -112,6 +112,30 @@ def test_scores_with_a_chat_template_are_those_of_a_plain_loop(tmp_path: Path) -
     result = finished(tmp_path, TEMPLATE, evaluation={"generate": 0})
     contexts = [f"<|user|>\n{r['question']}<|end|>\n<|assistant|>\n" for r in TEST]
     check_against_stock(result, contexts, [r["choices"] for r in TEST])
+
+
+def test_scores_of_llm_adapters_rows_are_those_of_a_plain_loop(tmp_path: Path) -> None:
+    """Choices, answer and prompt are the rows' own columns; the choice stands in a sentence."""
+    train = [row for name in COMMONSENSE for row in commonsense(name, 6)]
+    test = commonsense("social_i_qa", 11, seed=1)
+    keys = {"prompt": ["instruction", "input"], "choices": "instruction", "answer_text": "the correct answer is {}"}
+    data = {
+        "source": str(write_rows(tmp_path / "train.json", train)),
+        "test_source": str(write_rows(tmp_path / "test.json", test)),
+        "more_tests": {"boolq": str(write_rows(tmp_path / "boolq.json", commonsense("boolq", 7, seed=1)))},
+    }
+    task = {**keys, "max_length": 140}
+    result = finished(tmp_path, task=task, data=data, train={"local_epochs": 2}, evaluation={"generate": 2})
+    stock = Stock(result.run_dir / "adapter")
+    hits = 0
+    for row in test:
+        said = [f"the correct answer is {choice}" for choice in COMMONSENSE["social_i_qa"]]
+        values = [stock.likelihood(f"{row['instruction']}\n", text) for text in said]
+        hits += COMMONSENSE["social_i_qa"][values.index(max(values))] == row["answer"]
+    assert result.metrics["global"]["accuracy_likelihood"] == hits / len(test)
+    assert result.metrics["more_tests"]["boolq"]["examples"] == 7
+    made = rondo.predict(result.run_dir, [{**row, "output": None, "answer": None} for row in test], device="cpu")
+    assert {prediction["choice"] for prediction in made} <= set(COMMONSENSE["social_i_qa"])
 
 
 def test_scores_do_not_depend_on_batches(plain: rondo.RunResult, tmp_path: Path) -> None:

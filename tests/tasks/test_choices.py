@@ -10,7 +10,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from choice_rows import TEMPLATE, byte_pairs, questions
+from choice_rows import COMMONSENSE, TEMPLATE, byte_pairs, commonsense, questions
+from rondo.config import ConfigError, load
 from rondo.config.inputs import TaskConfig
 from rondo.tasks.language.choosing.choices import choices_of, first_mentioned, right_of
 from rondo.tasks.language.choosing.multiple_choice import MultipleChoice
@@ -73,7 +74,8 @@ def test_choices_are_a_list_or_columns() -> None:
 @pytest.mark.parametrize(
     ("row", "columns", "words"),
     [
-        ({"c": "red"}, "c", "expected a list"),
+        ({"c": "red"}, "c", "expected a list of choices, or a text with 'Answer format: a/b' at its end, got 'red'"),
+        ({"c": "which? Answer format: red"}, "c", "1 choices"),
         ({"c": ["red"]}, "c", "1 choices"),
         ({"c": ["red", " "]}, "c", "choice B: the text is empty"),
         ({"c": ["red", None]}, "c", "choice B: expected text"),
@@ -84,6 +86,29 @@ def test_choices_are_a_list_or_columns() -> None:
 def test_unusable_choices_are_refused(row: dict[str, Any], columns: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         choices_of(row, columns)
+
+
+@pytest.mark.parametrize("name", COMMONSENSE)
+def test_rows_of_llm_adapters_learn_and_score_the_whole_answer(name: str) -> None:
+    keys = {"prompt": ["instruction", "input"], "choices": "instruction", "answer_text": "the correct answer is {}"}
+    task = task_of(**keys)
+    for row in commonsense(name, 3):
+        assert tuple(choices_of(row, "instruction")) == COMMONSENSE[name]
+        (example,) = task.encode([row])
+        assert task.tokenizer.decode([t for t in example.target if t != -100]) == f"\n{row['output']}<end>"
+        said = [f"the correct answer is {choice}" for choice in COMMONSENSE[name]]
+        assert [task.tokenizer.decode(c).strip() for c in example.choices] == said
+        assert COMMONSENSE[name][example.right] == row["answer"]
+        other = next(choice for choice in COMMONSENSE[name] if choice != row["answer"])
+        for answer, score in ((row["output"], 1.0), (row["answer"], 1.0), (f"the correct answer is {other}", 0.0)):
+            assert task.scores_of_answers([example], [answer]) == {"accuracy_generation": score}
+
+
+@pytest.mark.parametrize("text", ["the answer", "{} or {}"])
+def test_text_of_an_answer_has_one_place_for_the_choice(text: str) -> None:
+    keys = {"kind": "multiple-choice", "prompt": "q", "choices": "c", "answer": "a", "answer_text": text}
+    with pytest.raises(ConfigError, match=r"task.answer_text: .* should have \{\} once"):
+        load({"task": keys, "data": {"source": "rows.csv"}, "partition": {"clients": 2}}, check_paths=False)
 
 
 @pytest.mark.parametrize(

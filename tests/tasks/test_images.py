@@ -42,6 +42,19 @@ def test_every_form_opens_to_the_same_pixels(form: Any, pixels: Any) -> None:
     assert np.array_equal(result.squeeze(), pixels)
 
 
+def test_list_of_numbers_is_laid_out() -> None:
+    """As LEAF has pictures."""
+    for pixels in (GREY, COLOUR, GREY / 255):
+        shape = (*pixels.shape, 1)[:3]
+        result = opened(pixels.ravel().tolist(), shape=shape)
+        assert not isinstance(result, Unreadable)
+        np.testing.assert_array_equal(result, pixels.reshape(shape).astype(result.dtype))
+    for shape in (None, (6, 9, 1)):
+        result = opened(GREY.ravel(), shape=shape)
+        assert isinstance(result, Unreadable)
+        assert result.reason.startswith("the picture is a list of 48 numbers: say its height, width and channels")
+
+
 def test_array_is_not_copied() -> None:
     assert np.shares_memory(opened(GREY), GREY)
 

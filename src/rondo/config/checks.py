@@ -80,10 +80,10 @@ def client_checks(clients: ClientsConfig, count: int) -> Iterator[Problem]:
 
 def missing_files(config: RunConfig) -> Iterator[Problem]:
     """Yield a problem for each data path that does not exist, and for each pattern in place of one file or folder, and
-    for a chat template that is no file."""
-    template = config.task.chat_template
-    if template is not None and not Path(template).expanduser().is_file():
-        yield Problem("task.chat_template", f"no such file: {template!r}; mend the path")
+    for a chat template or vectors of words that are no file."""
+    for key, file in (("task.chat_template", config.task.chat_template), ("model.vectors", config.model.vectors)):
+        if file is not None and not Path(file).expanduser().is_file():
+            yield Problem(key, f"no such file: {file!r}; mend the path")
     paths = {key: getattr(config.data, key) for key in ("source", "clients_from", "test_source")}
     paths |= {f"more_tests.{name}": value for name, value in config.data.more_tests.items() if is_path(value)}
     by_client = {"clients_from"} if config.data.clients_from is None else {"clients_from", "test_source"}

@@ -23,9 +23,11 @@ BUILTIN_MODEL = "builtin:minilm"
 BUILTIN_NETWORKS = (
     "builtin:cnn",
     "builtin:mlp",
+    "builtin:2nn",
     "builtin:resnet10",
     "builtin:resnet18",
     "builtin:relu",
+    "builtin:no-relu",
     "builtin:lstm",
 )
 """Networks with random weights (:mod:`rondo.models.forms.builtin.classical`)."""
@@ -103,9 +105,9 @@ class ModelConfig(Section):
 
     name: str = BUILTIN_MODEL
     """A folder, a GGUF file, a Hugging Face name, ``builtin:minilm``, a network with random weights (``builtin:cnn``,
-    ``builtin:mlp``, ``builtin:resnet10``, ``builtin:resnet18``, ``builtin:lstm``, ``builtin:relu``), ``builtin:linear``
-    (the network of ``[problem]``), or ``package.module:factory``: a function of the configuration and the task that
-    returns a ``torch.nn.Module`` or a
+    ``builtin:mlp``, ``builtin:2nn``, ``builtin:resnet10``, ``builtin:resnet18``, ``builtin:lstm``, ``builtin:relu``,
+    ``builtin:no-relu``), ``builtin:linear`` (the network of ``[problem]``), or ``package.module:factory``: a function
+    of the configuration and the task that returns a ``torch.nn.Module`` or a
     ``rondo.models.networks.network.Network`` of one's own. In Python, ``rondo.run`` takes a model in its place."""
     head: HeadPolicy | None = None
     """Task head: sent and averaged, kept by each client, or not trained. Left out, the algorithm's own choice."""
@@ -122,6 +124,9 @@ class ModelConfig(Section):
     norm: Norm = "batch"
     """Normalisation in the built-in residual networks. ``"batch-no-statistics"`` is by the batch in evaluation too, as
     in FedLoRU's official code: scores and predictions depend on ``evaluation.batch_size``."""
+    vectors: str | None = None
+    """Text file with the vectors of words, a word and its numbers per line, as GloVe's (``builtin:lstm``): the words'
+    embedding, which is not trained. Left out, one is trained, of hashed words."""
     buffers: Literal["average", "local", "frozen"] = "average"
     """Statistics of batch normalisation in a model that is trained whole: sent and averaged, kept by each client, or
     left as they are."""
@@ -167,14 +172,17 @@ class TaskConfig(Section):
     "value"}``, in JSON lines, Parquet, or a Hugging Face data set. A system prompt may come first, then user and
     assistant take turns. The chat template renders it, and the loss is on the assistant's turns only."""
     choices: Name | Annotated[list[Name], Field(min_length=2)] | None = None
-    """Column with a list of choices (multiple-choice), or one column per choice, of which a row's last ones may be
-    empty."""
+    """Column with a list of choices (multiple-choice), or with a text that ends in them, as in LLM-Adapters' sets
+    (``Answer format: true/false``), or one column per choice, of which a row's last ones may be empty."""
     answer: Name | None = None
     """Column with the right choice (multiple-choice): its text, its letter (``A`` is the first) or its number (``0`` is
     the first)."""
     answer_is: Literal["text", "letter", "number"] | None = None
     """The form of ``answer`` (multiple-choice). Left out, any of these; a row that can be read in two ways is a bad
     row."""
+    answer_text: str | None = None
+    """Text of an answer (multiple-choice), with ``{}`` in place of the choice, such as ``"the correct answer is {}"``.
+    Left out, the choice alone."""
     letters: bool | None = None
     """List the choices below the question, and answer by letter (multiple-choice), as lm-eval does for MMLU."""
     chat_template: str | None = None
@@ -218,7 +226,8 @@ class TaskConfig(Section):
     and all must have one size."""
     image_shape: Annotated[list[Positive], Field(min_length=3, max_length=3)] | None = None
     """Height, width and channels of the pictures (image-classification); left out, those of the first. A picture of
-    another shape is a bad row, except that greyscale is turned to colour where three channels are named."""
+    another shape is a bad row, except that greyscale is turned to colour where three channels are named, and a list of
+    so many numbers is laid out in this shape."""
     normalize: Normalization = "unit"
     """Range of the pixels (image-classification): ``"unit"`` is 0 to 1, ``"half"`` is -1 to 1, and the others subtract
     the mean and divide by the deviation that are published for a data set. Bytes are divided by 255 first. Floats are
@@ -236,10 +245,10 @@ class DataConfig(Section):
     """The data."""
 
     source: str | None = None
-    """A CSV, TSV, JSON, JSON lines or Parquet file, a folder of splits, a Hugging Face name, or
-    ``builtin:home-intents``; for images also an npz or IDX file, a folder with a sub-folder per class, or
-    ``builtin:digits``; ``builtin:linear`` with a section ``[problem]``. Left out, the task's own built-in. In Python,
-    ``rondo.run`` takes rows in its place."""
+    """A CSV, TSV, JSON, JSON lines or Parquet file, a folder of splits (files, or folders of files, as LEAF's), a
+    Hugging Face name, or ``builtin:home-intents``; for images also an npz or IDX file, a folder with a sub-folder per
+    class, or ``builtin:digits``; ``builtin:linear`` with a section ``[problem]``. Left out, the task's own built-in. In
+    Python, ``rondo.run`` takes rows in its place."""
     subset: str | None = None
     """Subset of a Hugging Face data set."""
     clients_from: str | None = None

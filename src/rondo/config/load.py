@@ -122,7 +122,9 @@ def located(config: RunConfig) -> RunConfig:
         update={
             "data": data.model_copy(update={**sources, "clients_from": pattern or data.clients_from}),
             **(start if adapter.start_from is not None else {}),  # a section that is not there stays away
-            "model": config.model.model_copy(update={"name": existing(config.model.name)}),
+            "model": config.model.model_copy(
+                update={k: existing(getattr(config.model, k)) for k in ("name", "vectors")}
+            ),
             "task": config.task.model_copy(update={"chat_template": existing(config.task.chat_template)}),
         }
     )

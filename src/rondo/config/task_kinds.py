@@ -62,7 +62,7 @@ _KEYS = {
     "max_target_length": ("seq2seq-lm",),
     **dict.fromkeys(("chat_template", "today"), ("causal-lm", "multiple-choice")),
     **dict.fromkeys(("prompt", "separator"), ("causal-lm", "seq2seq-lm", "multiple-choice")),
-    **dict.fromkeys(("choices", "answer", "answer_is", "letters"), ("multiple-choice",)),
+    **dict.fromkeys(("choices", "answer", "answer_is", "answer_text", "letters"), ("multiple-choice",)),
     **dict.fromkeys(("image", "image_size", "image_shape"), ("image-classification",)),
     **dict.fromkeys(
         ("context", "question", "answers", "answer_start", "stride", "max_answer_tokens"), ("question-answering",)
@@ -161,12 +161,14 @@ before, and special tokens are few."""
 def _multiple_choice(task: Mapping[str, Any], own_data: bool) -> Iterator[Problem]:
     missing = (
         ("prompt", "name the column, or the columns, with the question"),
-        ("choices", "name the column with lists of choices, or one column per choice"),
+        ("choices", "name the column with the choices, or one column per choice"),
         ("answer", "name the column with the right choice's text, letter or number"),
     )
     for key, remedy in missing:
         if task[key] is None:
             yield Problem(f"task.{key}", remedy)
+    if task["answer_text"] is not None and task["answer_text"].count("{}") != 1:
+        yield Problem("task.answer_text", f"{task['answer_text']!r} should have {{}} once, in place of the choice")
     if task["letters"] and task["separator"] is not None and isinstance(task["prompt"], str):
         yield Problem("task.separator", "with letters, 'Answer:' stands before the choice: remove it")
 

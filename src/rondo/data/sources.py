@@ -261,7 +261,7 @@ def client_rows(pattern: str, key: str, room: Room) -> dict[str, Rows]:
         ids = [file.parent.name for file in files]
     if duplicates := sorted({i for i in ids if ids.count(i) > 1}):
         raise ConfigError.at(key, f"two files would be client {duplicates[0]!r}; rename one")
-    return {client: read_rows(file, key, room) for client, file in zip(ids, files, strict=True)}
+    return {client: read_rows(file, key, room, one_client=True) for client, file in zip(ids, files, strict=True)}
 
 
 def _client_files(pattern: str) -> list[Path]:
@@ -271,10 +271,11 @@ def _client_files(pattern: str) -> list[Path]:
     return [file for file in sorted(files) if suffix_of(file) in (*SUFFIXES, ".npz") and file.is_file()]
 
 
-def read_rows(path: str | os.PathLike[str], key: str, room: Room | None = None) -> Rows:
+def read_rows(path: str | os.PathLike[str], key: str, room: Room | None = None, *, one_client: bool = False) -> Rows:
     """All rows of a CSV, TSV, JSON, JSON lines or Parquet file. Raises :class:`ConfigError` under ``key``.
 
     ``room``: the memory for rows; left out, a room of its own.
+    ``one_client``: whether the rows should be those of a single client.
     """
     path, room = Path(path).expanduser(), room if room is not None else Room()
     if path.exists() and not (path.is_file() or path.is_dir()):  # reading it might never end
@@ -285,7 +286,7 @@ def read_rows(path: str | os.PathLike[str], key: str, room: Room | None = None) 
     if suffix_of(path) not in SUFFIXES:
         return _picture_rows(path, key, room)
     with _reading(path, key):
-        rows = read_file(path, room)
+        rows = read_file(path, room, one_client=one_client)
     return _some(rows, path, key)
 
 

@@ -29,7 +29,9 @@ def test_configuration_knows_every_network() -> None:
         ("builtin:resnet10", CIFAR, 4_903_242),
         ("builtin:resnet18", CIFAR, 11_173_962),  # a ResNet-18 with a 3x3 stem and 10 classes
         ("builtin:mlp", MNIST, 784 * 200 + 200 + 200 * 10 + 10),
+        ("builtin:2nn", MNIST, 199_210),  # McMahan et al. 2017
         ("builtin:relu", MNIST, 784 * 784 + 784 * 10),
+        ("builtin:no-relu", MNIST, 784 * 784 + 784 * 10),
         ("builtin:cnn", CIFAR, 64 * 76 + 64 * 1601 + 1601 * 120 + 121 * 64 + 65 * 10),
     ],
 )
@@ -42,6 +44,14 @@ def test_number_of_parameters(name: str, image: tuple[int, int, int], expected: 
 def test_every_size_of_image_gives_logits(name: str, image: tuple[int, int, int]) -> None:
     module = NETWORKS[name](Sizes(image, 7, "group")).eval()
     assert module(torch.zeros(2, *image)).shape == (2, 7)
+
+
+def test_network_without_relu_is_linear() -> None:
+    images = torch.randn(2, 5, *MNIST, generator=torch.Generator().manual_seed(0))
+    for name, linear in (("builtin:no-relu", True), ("builtin:relu", False)):
+        module = NETWORKS[name](Sizes(MNIST, 10, "batch"))
+        one, other = map(module, images)
+        assert torch.allclose(module(images[0] + images[1]), one + other, atol=1e-4) is linear
 
 
 def test_small_images_are_refused_by_the_convolutions() -> None:

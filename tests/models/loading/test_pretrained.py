@@ -23,6 +23,7 @@ from rondo.config.task_kinds import TABLE, Kind
 from rondo.errors import ConfigError
 from rondo.models.loading.pretrained import (
     Pretrained,
+    key_mapping,
     load_config,
     load_pretrained,
     load_structure,
@@ -216,6 +217,26 @@ def test_encoder_as_a_language_model_is_refused(name: str, tmp_path: Path) -> No
     message = refused(LANGUAGE, folder)
     assert f"model.name: {name} reads in both directions" in message
     assert "name a causal model such as GPT-2 or Llama, or set task.kind = 'sequence-classification'" in message
+
+
+def test_decoders_weights_are_found_by_its_class_for_answers(tmp_path: Path) -> None:
+    """Its base model has another name there than in every checkpoint, with which transformers leaves it random."""
+    saved = tiny.llama_lm()
+    loaded = load(TABLE["question-answering"], tiny.saved(tmp_path, saved, tiny.tokenizer()))
+    state = loaded.module.state_dict()
+    for name, tensor in saved.model.state_dict().items():
+        torch.testing.assert_close(state[f"transformer.{name}"], tensor, rtol=0, atol=0)
+    assert loaded.head == ("qa_outputs.weight", "qa_outputs.bias")
+    loaded.module.save_pretrained(tmp_path / "whole")  # type: ignore[operator]
+    again = transformers.AutoModelForQuestionAnswering.from_pretrained(tmp_path / "whole").state_dict()
+    assert [name for name, tensor in state.items() if not torch.equal(again[name], tensor)] == []
+
+
+def test_names_are_mapped_only_where_they_differ() -> None:
+    answers = TABLE["question-answering"]
+    assert key_mapping(answers, transformers.LlamaConfig()) == {r"^model\.": "transformer."}
+    assert key_mapping(answers, transformers.OPTConfig()) is key_mapping(answers, transformers.BertConfig()) is None
+    assert key_mapping(TABLE["sequence-classification"], transformers.LlamaConfig()) is None
 
 
 def test_encoder_is_refused_without_its_weights(bert: str) -> None:

@@ -108,10 +108,18 @@ def _small_with_methods(setting: Setting) -> dict[str, Any]:
     return changes
 
 
+_SMALL_MODELS = {
+    "FacebookAI/roberta-large": "builtin:minilm",
+    "meta-llama/Llama-2-7b-hf": "HuggingFaceTB/SmolLM2-135M",
+    "meta-llama/Llama-3.2-3B": "HuggingFaceTB/SmolLM2-135M",
+    "builtin:resnet18": "builtin:resnet10",
+}
+"""Models for the small scale by those of the papers."""
+
+
 def _small(keys: Keys) -> dict[str, Any]:
     """The changes that let a setting run on a few cores in minutes. None leaves a key out."""
     few = {"rounds": min(keys["rounds"], 6), "data.max_train_rows": 1200, "data.max_test_rows": 300}
-    kind = keys.get("task.kind", "sequence-classification")
     clients = min(keys.get("partition.clients", 10), 10)
     few["partition.clients"] = clients
     for key, most in (("algorithm.tau", 2), ("algorithm.body_epochs", 1)):  # factors merge within the rounds left
@@ -119,14 +127,19 @@ def _small(keys: Keys) -> dict[str, Any]:
             few[key] = min(keys[key], most)
     if "clients.per_round" in keys:
         few["clients.per_round"] = max(2, round(clients * keys["clients.per_round"] / keys["partition.clients"]))
-    if kind == "image-classification" or keys.get("model.name") == "builtin:lstm":
+    if "model.vectors" in keys:  # words are hashed then
+        few["model.vectors"] = None
+    few["model.name"] = _SMALL_MODELS.get(keys["model.name"], keys["model.name"])
+    if keys["model.name"].startswith("builtin:"):
         return {**few, "train.local_epochs": 1}
-    generated = kind in ("causal-lm", "multiple-choice")
-    few |= {"train.local_epochs": None, "train.local_steps": 8, "train.batch_size": 4 if generated else 8}
-    few |= {"task.max_length": min(keys["task.max_length"], 128), "train.lr": 2e-3 if generated else 5e-3}
-    few |= {"train.optimizer": "adamw", "model.name": "HuggingFaceTB/SmolLM2-135M" if generated else "builtin:minilm"}
+    decoder = keys["model.name"] != "FacebookAI/roberta-large"
+    few |= {"train.local_epochs": None, "train.local_steps": 8, "train.batch_size": 4 if decoder else 8}
+    few |= {"task.max_length": min(keys["task.max_length"], 128), "train.lr": 2e-3 if decoder else 5e-3}
+    few["train.optimizer"] = "adamw"
+    if keys["task.kind"] == "multiple-choice":  # of eight test sets, with a forward pass per choice
+        few["data.max_test_rows"] = 40
     if "adapter.layers_to_transform" in keys:
-        there, here = (32, 30) if generated else (24, 6)  # layers of the paper's model, and of the small one
+        there, here = (32, 30) if decoder else (24, 6)  # layers of the paper's model, and of the small one
         layers = keys["adapter.layers_to_transform"]
         few["adapter.layers_to_transform"] = sorted({layer * here // there for layer in layers})
     return few

@@ -114,6 +114,8 @@ def _whole_checks(config: RunConfig) -> Iterator[Problem]:
     is_module = own_code.is_name(model.name) or model.name in BUILTIN_NETWORKS
     if model.norm != "batch" and not model.name.startswith("builtin:resnet"):
         yield Problem("model.norm", f"only the built-in residual networks have it, not {model.name!r}: remove it")
+    if model.vectors is not None and model.name != "builtin:lstm":
+        yield Problem("model.vectors", f"only 'builtin:lstm' has them, not {model.name!r}: remove it")
     if model.head_layers is not None and not is_module:
         yield Problem("model.head_layers", "the head of a transformers model is known: remove it")
     if model.buffers != "average" and not is_module and config.whole_tensors is None:

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any, TextIO
 
+from rondo.data.files import leaf
 from rondo.data.files.room import Room
 from rondo.data.files.tables import Rows, dataset_rows, named_classes
 
@@ -37,23 +38,37 @@ def stem_of(path: Path) -> str:
 
 
 def has_rows(folder: Path) -> bool:
-    """Whether a folder has files with rows, or is one that ``datasets`` has written."""
-    return is_saved(folder) or bool(row_files(folder))
+    """Whether a folder has files with rows, or folders of nothing else, or is one that ``datasets`` has written."""
+    inner = [place for place in folder.iterdir() if place.is_dir() and not place.name.startswith(".")]
+    return is_saved(folder) or bool(_beside(folder)) or (bool(inner) and all(map(_only_rows, inner)))
 
 
 def row_files(folder: Path) -> list[Path]:
-    """The files with rows in a folder, and in its ``data``, where a clone of a hub's data set has them."""
-    places = [place for place in (folder, folder / "data") if place.is_dir()]
-    files = [file for place in places for file in sorted(place.iterdir())]
-    return [file for file in files if suffix_of(file) in SUFFIXES and file.name not in _OF_DATASETS]
+    """The files with rows in a folder, in its ``data``, where a clone of a hub's data set has them, and in inner
+    folders of nothing else, which are splits."""
+    inner = [place for place in sorted(folder.iterdir()) if place.is_dir() and place.name != "data"]
+    return _beside(folder) + [file for place in inner for file in _only_rows(place)]
 
 
 def split_files(folder: Path, split: str) -> list[Path]:
-    """The file of a split in a folder (``train.parquet``, ``train.csv.gz``), or all its shards
-    (``data/train-00000-of-00002.parquet``)."""
-    files = row_files(folder)
+    """The file of a split in a folder (``train.parquet``, ``train.csv.gz``), all its shards
+    (``data/train-00000-of-00002.parquet``), or all files in a folder of its name, as LEAF has them."""
+    files = _beside(folder)
     whole = [file for file in files if stem_of(file) == split]
-    return whole[:1] or [file for file in files if stem_of(file).startswith(f"{split}-") and "-of-" in file.name]
+    shards = [file for file in files if stem_of(file).startswith(f"{split}-") and "-of-" in file.name]
+    return whole[:1] or shards or _only_rows(folder / split)
+
+
+def _beside(folder: Path) -> list[Path]:
+    """The files with rows in a folder and its ``data``."""
+    files = [file for place in (folder, folder / "data") if place.is_dir() for file in sorted(place.iterdir())]
+    return [file for file in files if suffix_of(file) in SUFFIXES and file.name not in _OF_DATASETS]
+
+
+def _only_rows(folder: Path) -> list[Path]:
+    """The files in a folder, if they all are files with rows and it is not one that ``datasets`` has written."""
+    files = [file for file in sorted(folder.iterdir()) if not file.name.startswith(".")] if folder.is_dir() else []
+    return files if all(suffix_of(file) in SUFFIXES for file in files) and not is_saved(folder) else []
 
 
 def is_saved(folder: Path) -> bool:
@@ -70,15 +85,16 @@ def saved_rows(folder: Path, room: Room) -> Rows:
     return dataset_rows(table)
 
 
-def read_file(path: Path, room: Room) -> Rows:
-    """All rows of a file. Raises :class:`OtherForm`, ValueError with the fault of its content, and OSError."""
+def read_file(path: Path, room: Room, *, one_client: bool = False) -> Rows:
+    """All rows of a file. ``one_client``: whether it should have the rows of a single client, which LEAF's have not.
+    Raises :class:`OtherForm`, ValueError with the fault of its content, and OSError."""
     suffix = suffix_of(path)
     if suffix == ".parquet":
         return _parquet(path, room)
     text = _text(path, room)
     if suffix in (".csv", ".tsv"):
         return _separated(io.StringIO(text, newline=""), suffix)
-    rows = _of_json(text) if suffix == ".json" else _of_lines(text)
+    rows = _of_json(text, one_client) if suffix == ".json" else _of_lines(text)
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise ValueError(f"row {number} is not an object with columns, but {row!r:.60}")
@@ -97,8 +113,8 @@ def _text(path: Path, room: Room) -> str:
     return b"".join(parts).decode("utf-8-sig")
 
 
-def _of_json(text: str) -> Rows:
-    """The rows of a JSON file: a list, a list in the field of an object, or a row a line."""
+def _of_json(text: str, one_client: bool) -> Rows:
+    """The rows of a JSON file: a list, a list in the field of an object, a row a line, or LEAF's."""
     try:
         tree: Any = json.loads(text)
     except json.JSONDecodeError:
@@ -109,6 +125,10 @@ def _of_json(text: str) -> Rows:
         return tree
     if not isinstance(tree, dict):
         raise OtherForm("is neither a list of rows nor a row a line: save a list of objects")
+    if leaf.is_leaf(tree):
+        if one_client:
+            raise OtherForm(f"has the rows of {len(tree['users'])} clients, as LEAF writes them: {leaf.REMEDY}")
+        return leaf.rows(tree)
     fields = [key for key, value in tree.items() if _are_rows(value)]
     if named := [key for key in fields if key in _ROWS_FIELDS]:
         rows: Rows = tree[named[0]]

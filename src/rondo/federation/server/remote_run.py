@@ -47,6 +47,7 @@ def check(config: RunConfig) -> None:
         ("evaluation.local_only", config.evaluation.local_only, "it trains on rows, and the server has none"),
         ("adapter.start_from", config.adapter.start_from is not None, "the sites do not have that folder"),
         ("task.chat_template", config.task.chat_template is not None, "the sites do not have that file"),
+        ("model.vectors", config.model.vectors is not None, "the sites do not have that file"),
         ("data.max_train_rows", config.data.max_train_rows is not None, "each site decides on its rows"),
         ("data.more_tests", bool(more) and not all(map(is_path, more)), "the server has files, and no splits"),
         ("data.more_tests", bool(more) and config.data.test_source is None, "they stand beside data.test_source"),

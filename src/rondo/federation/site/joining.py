@@ -128,7 +128,7 @@ class Joining:
         content: dict[str, Any] = {k: v for k, v in plan.config.items() if k not in ("data", "partition", "problem")}
         data = {k: v for k, v in _section(plan, "data").items() if k in _OF_THE_RUN}
         content["data"] = {**data, "clients_from": GIVEN, "test_split": ""}
-        for section, key in (("task", "chat_template"), ("adapter", "start_from")):
+        for section, key in (("task", "chat_template"), ("model", "vectors"), ("adapter", "start_from")):
             if _section(plan, section).get(key) is not None:
                 raise Declined(f"{section}.{key} names a file, and the server's files are not here")
         model = dict(_section(plan, "model"))

@@ -26,7 +26,7 @@ from rondo.models.kernels.precision import apply, choose
 from rondo.models.kernels.quiet import quiet
 from rondo.models.loading import peft
 from rondo.models.loading.merged import merge_adapter
-from rondo.models.loading.pretrained import Pretrained, auto, identity, load_pretrained, loading
+from rondo.models.loading.pretrained import Pretrained, auto, identity, key_mapping, load_pretrained, loading
 from rondo.models.loading.report import listed
 from rondo.models.loading.result_factors import adapter_factors, truncated
 from rondo.models.networks.adapted_network import AdaptedNetwork
@@ -88,6 +88,11 @@ class Transformer(Model):
     @property
     def notes(self) -> Sequence[str]:
         """See :attr:`rondo.models.forms.model.Model.notes`."""
+        renamed = key_mapping(tasks.TABLE[self.config.task.kind], self.known)
+        if self.form == "adapter" and renamed is not None:
+            return (
+                f"Give the base model's `from_pretrained` also `key_mapping={renamed}`, or its weights are random.",
+            )
         stored = getattr(self.known, "dtype", None)
         if self.form != "merged" or stored not in (torch.bfloat16, torch.float16):
             return ()

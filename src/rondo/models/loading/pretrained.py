@@ -169,9 +169,13 @@ def load_pretrained(
     if quantization is not None:
         keep = _head_modules(kind, config) if kind.head else None
         options["quantization_config"] = quantised.rounding(quantization, keep)
+    options["key_mapping"] = renamed = key_mapping(kind, config)
     # GGUF files are read under a progress bar of their own, which no setting turns off.
     with quiet(stderr=gguf_file is not None), seeded(seed):
         module, report = auto(kind).from_pretrained(name, output_loading_info=True, **options)
+        if renamed is not None:  # or the model is written under the names that its class does not know
+            kept = [c for c in module._weight_conversions if c.source_patterns != list(renamed)]
+            module._weight_conversions = kept
         if quantization == "nf4":
             use_frozen(module)  # before anything runs, which would pack the weights anew
         head = head_names(kind, module, new_tensors(kind, module, report))
@@ -183,6 +187,17 @@ def load_pretrained(
     if kind.peft == "SEQ_2_SEQ_LM":
         check_decoder(module, tokenizer)
     return Pretrained(module, head, parts_of(report["unexpected_keys"], module.state_dict().keys()))
+
+
+def key_mapping(kind: Kind, config: Any) -> dict[str, str] | None:
+    """The pattern of a checkpoint's names that the model's class does not know, and its own, as ``from_pretrained``
+    takes them: Llama's for question answering has its base model as ``transformer``, every checkpoint as ``model``.
+    None where the names are the same."""
+    import transformers
+
+    wanted, saved = (a._model_mapping.get(type(config), None) for a in (auto(kind), transformers.AutoModel))
+    names = [getattr(cls, "base_model_prefix", "") for cls in (wanted, saved)]
+    return {rf"^{names[1]}\.": f"{names[0]}."} if all(names) and names[0] != names[1] else None
 
 
 def load_structure(kind: Kind, config: Any) -> tuple[nn.Module, tuple[str, ...]]:

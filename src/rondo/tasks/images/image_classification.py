@@ -73,8 +73,9 @@ class ImageClassification(ClassTask):
         column = config.image or ""
         if column not in row:
             return dict(row)
-        colour = config.image_shape is not None and config.image_shape[2] == 3
-        return {**row, column: opened(row[column], side=config.image_size, colour=colour)}
+        shape = config.image_shape
+        colour = shape is not None and shape[2] == 3
+        return {**row, column: opened(row[column], side=config.image_size, shape=shape, colour=colour)}
 
     @classmethod
     def problem(cls, config: TaskConfig, row: Row, number: int) -> RowProblem | None:

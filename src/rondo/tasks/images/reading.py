@@ -4,6 +4,7 @@ numbers in float32, which are the network's input already."""
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -32,17 +33,20 @@ class Unreadable:
     """The fault, and its remedy where there is one."""
 
 
-def opened(value: Any, *, side: int | None = None, colour: bool = False) -> Pixels | Unreadable:
+def opened(
+    value: Any, *, side: int | None = None, shape: Sequence[int] | None = None, colour: bool = False
+) -> Pixels | Unreadable:
     """The pixels of a picture.
 
     ``value``: array (height, width), (height, width, channels) or (channels, height, width) of uint8 or of floats,
     nested lists of such numbers, encoded bytes, ``{"bytes": ..., "path": ...}`` as Hugging Face data sets store them,
     the path of a file, or a Pillow image.
     ``side``: resize to so many pixels in height and width.
+    ``shape``: height, width and channels of a value that is a single list of so many numbers.
     ``colour``: turn greyscale into three equal channels.
     """
     try:
-        pixels = _pixels(value)
+        pixels = _pixels(value, shape)
         if side is not None and pixels.shape[:2] != (side, side):
             pixels = _resized(pixels, side)
     except ValueError as error:
@@ -50,12 +54,12 @@ def opened(value: Any, *, side: int | None = None, colour: bool = False) -> Pixe
     return np.repeat(pixels, 3, axis=2) if colour and pixels.shape[2] == 1 else pixels
 
 
-def _pixels(value: Any) -> Pixels:
+def _pixels(value: Any, shape: Sequence[int] | None) -> Pixels:
     """Raises ValueError with the fault."""
     from PIL import Image
 
     if isinstance(value, np.ndarray | list):
-        return _array(value)
+        return _array(value, shape)
     if isinstance(value, dict) and value.keys() <= {"bytes", "path"}:
         if not value.get("bytes"):
             raise ValueError("the row has the path of a picture and not the picture: store its bytes")
@@ -101,8 +105,10 @@ def _decoded(image: Any) -> Pixels:
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
 
 
-def _array(value: Any) -> Pixels:
+def _array(value: Any, shape: Sequence[int] | None) -> Pixels:
     pixels = value if isinstance(value, np.ndarray) else _of_lists(value)
+    if pixels.ndim == 1:
+        pixels = _laid_out(pixels, shape)
     if pixels.dtype != np.uint8 and pixels.dtype.kind != "f":
         raise ValueError(f"the pixels are {pixels.dtype}: give uint8, from 0 to 255, or floats")
     if pixels.ndim == 2:
@@ -110,12 +116,19 @@ def _array(value: Any) -> Pixels:
     if pixels.ndim == 3 and pixels.shape[2] not in _CHANNELS and pixels.shape[0] in _CHANNELS:
         pixels = np.moveaxis(pixels, 0, 2)  # as torch has them
     if pixels.ndim != 3 or pixels.shape[2] not in _CHANNELS or 0 in pixels.shape:
-        shape = " x ".join(map(str, pixels.shape))
-        raise ValueError(f"the picture is {shape}: give height x width, with 1 or 3 channels before or after")
+        sizes = " x ".join(map(str, pixels.shape))
+        raise ValueError(f"the picture is {sizes}: give height x width, with 1 or 3 channels before or after")
     return pixels if pixels.dtype == np.uint8 else _floats(pixels)
 
 
 _CHANNELS = (1, 3)
+
+
+def _laid_out(numbers: NDArray[Any], shape: Sequence[int] | None) -> NDArray[Any]:
+    if shape is None or numbers.size != np.prod(shape):
+        message = f"the picture is a list of {numbers.size} numbers: say its height, width and channels with "
+        raise ValueError(f"{message}task.image_shape")
+    return numbers.reshape(shape)
 
 
 def _floats(pixels: NDArray[Any]) -> Pixels:

@@ -12,10 +12,11 @@ from torch.nn import functional
 
 from rondo.config.inputs import Norm
 from rondo.config.schema import RunConfig
+from rondo.models.forms.builtin.word_vectors import word_vectors
 from rondo.process import seeded
 
 WORDS = 8192
-"""Rows of the LSTM's embedding: hashed words, 0 for padding."""
+"""Rows of the LSTM's embedding without vectors of words: hashed words, 0 for padding."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Sizes:
     """Number of classes, or of numbers to predict."""
     norm: Norm
     """Normalisation in residual networks."""
+    vectors: Tensor | None = None
+    """The vectors of words, (words, dimensions), by their numbers."""
 
     @property
     def pixels(self) -> int:
@@ -73,20 +76,39 @@ class MLP(nn.Module):
         return self.out(functional.relu(self.hidden(pixel_values.flatten(1))))  # type: ignore[no-any-return]
 
 
-class ReLUNetwork(nn.Module):
-    """``ReLU(x A B) W_out``: a hidden layer of zeros, of the input's width, whose low-rank change is trained, and a
-    frozen random output.
+class TwoNN(nn.Module):
+    """Three layers: twice 200 hidden units, and the outputs.
 
-    Source: RoLoRA, equation 10.
+    Source: McMahan et al. 2017 ("MNIST 2NN"). FedRep's appendix A has two hidden layers for FEMNIST, of sizes that it
+    does not give.
     """
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
+        self.hidden1 = nn.Linear(sizes.pixels, 200)
+        self.hidden2 = nn.Linear(200, 200)
+        self.out = nn.Linear(200, sizes.outputs)
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        x = functional.relu(self.hidden1(pixel_values.flatten(1)))
+        return self.out(functional.relu(self.hidden2(x)))  # type: ignore[no-any-return]
+
+
+class TwoLayers(nn.Module):
+    """``ReLU(x A B) W_out``: a hidden layer of zeros, of the input's width, whose low-rank change is trained, and a
+    frozen random output. ``activation``: ReLU, or the identity.
+
+    Source: RoLoRA, equation 10, and appendix A5.1 without ReLU.
+    """
+
+    def __init__(self, sizes: Sizes, activation: type[nn.Module]) -> None:
+        super().__init__()
+        self.activation = activation()
         self.hidden = nn.Linear(sizes.pixels, sizes.pixels, bias=False)
         self.out = nn.Linear(sizes.pixels, sizes.outputs, bias=False)
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        return self.out(functional.relu(self.hidden(pixel_values.flatten(1))))  # type: ignore[no-any-return]
+        return self.out(self.activation(self.hidden(pixel_values.flatten(1))))  # type: ignore[no-any-return]
 
 
 class Block(nn.Module):
@@ -152,13 +174,17 @@ class LSTM(nn.Module):
     """Embedded words, an LSTM and two dense layers on the state after a text's last word.
 
     Source: FedRep, appendix A ("an RNN with an LSTM module followed by two fully-connected decoding layers"). The
-    paper's embedding is GloVe's, which no package brings; here it is trained.
+    paper's embedding is GloVe's, in a file that ``model.vectors`` names, and fixed; without it, one is trained.
     """
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(WORDS, 64, padding_idx=0)
-        self.lstm = nn.LSTM(64, 128, batch_first=True)
+        if sizes.vectors is None:
+            self.embedding = nn.Embedding(WORDS, 64, padding_idx=0)
+        else:
+            vectors = sizes.vectors.clone()
+            self.embedding = nn.Embedding.from_pretrained(vectors, padding_idx=0)  # type: ignore[no-untyped-call]
+        self.lstm = nn.LSTM(self.embedding.embedding_dim, 128, batch_first=True)
         self.fc1 = nn.Linear(128, 64)
         self.fc2 = nn.Linear(64, sizes.outputs)
 
@@ -172,9 +198,11 @@ class LSTM(nn.Module):
 NETWORKS: Mapping[str, Callable[[Sizes], nn.Module]] = {
     "builtin:cnn": CNN,
     "builtin:mlp": MLP,
+    "builtin:2nn": TwoNN,
     "builtin:resnet10": partial(ResNet, blocks=(1, 1, 1, 1)),
     "builtin:resnet18": partial(ResNet, blocks=(2, 2, 2, 2)),
-    "builtin:relu": ReLUNetwork,
+    "builtin:relu": partial(TwoLayers, activation=nn.ReLU),
+    "builtin:no-relu": partial(TwoLayers, activation=nn.Identity),
     "builtin:lstm": LSTM,
 }
 """The models by their names in the configuration (:data:`rondo.config.inputs.BUILTIN_NETWORKS`)."""
@@ -182,9 +210,10 @@ NETWORKS: Mapping[str, Callable[[Sizes], nn.Module]] = {
 
 def make(config: RunConfig, outputs: int) -> nn.Module:
     """The built-in network that ``model.name`` names, drawn from the run's seed. Raises ValueError for data that it
-    does not take."""
+    does not take, and :class:`ConfigError` for vectors that cannot be read."""
     name, shape, features = config.model.name, config.task.image_shape, config.task.features
-    takes = {"builtin:lstm": "text", "builtin:mlp": "images or numbers"}.get(name, "images")
+    flat = ("builtin:mlp", "builtin:2nn")
+    takes = "text" if name == "builtin:lstm" else "images or numbers" if name in flat else "images"
     given = "images" if shape is not None else "numbers" if features is not None else "text"
     if given not in takes:
         raise ValueError(f"it takes {takes}, and the task has {given}")
@@ -193,5 +222,6 @@ def make(config: RunConfig, outputs: int) -> nn.Module:
         image = (shape[2], shape[0], shape[1])
     elif features is not None:
         image = (len(features), 1, 1)
+    words = word_vectors(config)
     with seeded(config.seed):
-        return NETWORKS[name](Sizes(image, outputs, config.model.norm))
+        return NETWORKS[name](Sizes(image, outputs, config.model.norm, None if words is None else words.table))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -12,7 +13,8 @@ from rondo.config import task_kinds as tasks
 from rondo.config.schema import RunConfig
 from rondo.errors import ConfigError, Problem
 from rondo.models.forms.builtin.classical import WORDS, make
-from rondo.models.forms.builtin.hashing_tokenizer import HashingTokenizer
+from rondo.models.forms.builtin.word_tokenizer import WordTokenizer, hashed
+from rondo.models.forms.builtin.word_vectors import word_vectors
 from rondo.models.forms.model import Outline
 from rondo.models.forms.module import WholeModel, head_names, trained_names, whole_model
 from rondo.models.loading import peft
@@ -53,10 +55,12 @@ def look(config: RunConfig, labels: Sequence[str]) -> ClassicalOutline:
 
 
 def tokenizer_of(config: RunConfig) -> object:
-    """The tokenizer of a network for texts, which no checkpoint brings; None for other networks."""
+    """The tokenizer of a network for texts, which no checkpoint brings; None for other networks. Raises
+    :class:`ConfigError`."""
     if tasks.TABLE[config.task.kind].inputs != "text":
         return None
-    return HashingTokenizer(WORDS)
+    words = word_vectors(config)
+    return WordTokenizer(partial(hashed, size=WORDS) if words is None else words.number)
 
 
 def _made(config: RunConfig, labels: Sequence[str]) -> nn.Module:
@@ -66,6 +70,8 @@ def _made(config: RunConfig, labels: Sequence[str]) -> nn.Module:
         raise ConfigError.at("model.name", message)
     try:
         return make(config, max(1, len(labels)))
+    except ConfigError:
+        raise
     except ValueError as error:
         raise ConfigError.at("model.name", f"{config.model.name!r} does not fit the data: {error}") from None
 

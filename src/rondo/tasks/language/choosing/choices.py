@@ -11,13 +11,24 @@ from rondo.tasks.row_checks import Row, is_missing, text_problem, value_text
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
+_FORMAT = re.compile(r"Answer format:\s*(\S+)\s*$")
+
+
 def choices_of(row: Row, columns: str | Sequence[str]) -> list[str]:
-    """The texts of a row's choices: a list in one column, or one column each, of which the last ones may be empty.
-    Raises ValueError with the reason."""
+    """The texts of a row's choices: a list in one column, or names at the end of its text, or one column each, of which
+    the last ones may be empty. Raises ValueError with the reason.
+
+    Source: the commonsense sets of LLM-Adapters (Hu et al. 2023), whose instructions end in
+    ``Answer format: answer1/answer2/answer3``.
+    """
     if isinstance(columns, str):
         values = row[columns]
+        if isinstance(values, str) and (listed := _FORMAT.search(values)):
+            values = listed[1].split("/")
         if not isinstance(values, list | tuple):
-            raise ValueError(f"expected a list of choices, got {values!r:.60}")
+            raise ValueError(
+                f"expected a list of choices, or a text with 'Answer format: a/b' at its end, got {_end(values)}"
+            )
     else:
         values = [row[column] for column in columns]
         while values and (is_missing(values[-1]) or values[-1] == ""):
@@ -29,6 +40,12 @@ def choices_of(row: Row, columns: str | Sequence[str]) -> list[str]:
         if (fault := text_problem({"choice": text}, place, "choice")) is not None:
             raise ValueError(f"choice {LETTERS[place] if place < len(LETTERS) else place}: {fault.reason}")
     return texts
+
+
+def _end(value: Any) -> str:
+    """The value, or the end of a long one."""
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"...{shown[-60:]}"
 
 
 def right_of(answer: Any, choices: Sequence[str], written: str | None = None) -> int:

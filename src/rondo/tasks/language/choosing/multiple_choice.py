@@ -30,8 +30,9 @@ class MultipleChoice(CausalLM):
     Training has a loss on the right choice's text after the prompt, and on the end token. A choice is scored by the
     log-probability of its tokens after the prompt, without the end token.
 
-    ``choices``: a column with lists of texts, or one column per choice.
+    ``choices``: a column with lists of texts or with texts that end in them, or one column per choice.
     ``answer``: the column with the right choice's text, letter or number; ``answer_is`` says which.
+    ``answer_text``: the text of an answer, with ``{}`` in place of the choice.
     ``letters``: list the choices below the question, ``A. ...``, and answer by letter.
 
     Prompt and choice are divided into tokens as lm-eval does: together, with the blanks between them given to the
@@ -51,10 +52,12 @@ class MultipleChoice(CausalLM):
         *,
         separator: str | None = None,
         answer_is: str | None = None,
+        answer_text: str = "{}",
         letters: bool = False,
         today: str | None = None,
     ) -> None:
         super().__init__(tokenizer, None, prompt, None, max_length, separator=separator, today=today)
+        self.before_choice, self.after_choice = answer_text.split("{}")
         self.choices, self.answer, self.answer_is, self.letters = choices, answer, answer_is, letters
 
     @classmethod
@@ -69,6 +72,7 @@ class MultipleChoice(CausalLM):
             config.max_length,
             separator=config.separator,
             answer_is=config.answer_is,
+            answer_text=config.answer_text or "{}",
             letters=bool(config.letters),
             today=config.today,
         )
@@ -127,7 +131,8 @@ class MultipleChoice(CausalLM):
         texts = choices_of(row, self.choices)
         _must_have_letters(texts, self.letters)
         right = 0 if answer is None else right_of(row[answer], texts, self.answer_is)
-        said = LETTERS[: len(texts)] if self.letters else texts
+        names = LETTERS[: len(texts)] if self.letters else texts
+        said = [self.before_choice + name + self.after_choice for name in names]
         prompt, choices, end = self._ids_of(self._question(row, texts), said, right)
         room = self.max_length - max(map(len, choices)) - len(end)
         if room < 1:
@@ -184,9 +189,14 @@ class MultipleChoice(CausalLM):
         (:func:`rondo.tasks.language.choosing.choices.first_mentioned`)."""
         hits = 0
         for example, answer in zip(examples, answers, strict=True):
-            texts = [t.strip() for t in self.tokenizer.batch_decode(list(example.choices), skip_special_tokens=True)]
+            said = self.tokenizer.batch_decode(list(example.choices), skip_special_tokens=True)
+            texts = [self._choice_in(text) for text in said]
             hits += first_mentioned(answer, texts) == example.right
         return {"accuracy_generation": hits / len(answers) if answers else None}
+
+    def _choice_in(self, said: str) -> str:
+        """The choice in the text of an answer."""
+        return said.strip().removeprefix(self.before_choice.strip()).removesuffix(self.after_choice.strip()).strip()
 
     def collate(self, examples: Sequence[TextExample]) -> tuple[Batch, Batch]:
         """See :meth:`rondo.tasks.language.causal_lm.CausalLM.collate`. Targets of choices to score also have the number

@@ -1,7 +1,7 @@
-"""Words as numbers without a vocabulary: each word's number is its digest.
+"""Words as numbers: by their digest, or by a list that is everybody's.
 
-A vocabulary of all clients' words would reveal some of them to the server. Words with the same number
-share an embedding.
+A vocabulary of all clients' words would reveal some of them to the server. Words with the same digest share an
+embedding.
 """
 
 from __future__ import annotations
@@ -9,20 +9,23 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 _WORD = re.compile(r"\w+|[^\w\s]")
-_SEPARATOR, _RESERVED = 1, 2
+SEPARATOR, RESERVED = 1, 2
+"""The number between two texts, and how many numbers no word has."""
 
 
-class HashingTokenizer:
-    """A tokenizer in the form of transformers', as far as tasks use it. Numbers lie below ``size``; 0 pads and 1
-    separates two texts."""
+class WordTokenizer:
+    """A tokenizer in the form of transformers', as far as tasks use it. 0 pads and 1 separates two texts.
+
+    ``number``: the number of a word in lower case, 1 if it has none.
+    """
 
     pad_token_id = 0
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, number: Callable[[str], int]) -> None:
+        self.number = number
 
     def __call__(
         self,
@@ -41,21 +44,22 @@ class HashingTokenizer:
             ids = self._numbers(text)
             if pairs is not None:
                 ids = _joined(ids, self._numbers(pairs[i]), limit)
-            rows.append((ids or [_SEPARATOR])[:limit])
+            rows.append((ids or [SEPARATOR])[:limit])
         return {"input_ids": rows}
 
     def _numbers(self, text: str) -> list[int]:
-        return [_number(word, self.size) for word in _WORD.findall(text.lower())]
+        return [self.number(word) for word in _WORD.findall(text.lower())]
 
 
 def _joined(first: list[int], second: list[int], limit: int | None) -> list[int]:
     room = len(first) + len(second) if limit is None else max(0, limit - 1)
     shorter = min(len(first), len(second), room // 2)
     kept = room - shorter if len(first) >= len(second) else shorter
-    return [*first[:kept], _SEPARATOR, *second[: room - min(kept, len(first))]]
+    return [*first[:kept], SEPARATOR, *second[: room - min(kept, len(first))]]
 
 
 @functools.lru_cache(maxsize=2**16)
-def _number(word: str, size: int) -> int:
+def hashed(word: str, size: int) -> int:
+    """A word's number below ``size``, by its digest."""
     digest = hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return _RESERVED + int.from_bytes(digest) % (size - _RESERVED)
+    return RESERVED + int.from_bytes(digest) % (size - RESERVED)

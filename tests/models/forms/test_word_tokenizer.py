@@ -1,15 +1,17 @@
-"""Words as numbers without a vocabulary."""
+"""Words as numbers, without a vocabulary and with one."""
 
 from __future__ import annotations
+
+from functools import partial
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rondo.config.inputs import TaskConfig
-from rondo.models.forms.builtin.hashing_tokenizer import HashingTokenizer
+from rondo.models.forms.builtin.word_tokenizer import WordTokenizer, hashed
 from rondo.tasks.language.sequences.classification import SequenceClassification
 
-TOKENIZER = HashingTokenizer(8192)
+TOKENIZER = WordTokenizer(partial(hashed, size=8192))
 
 
 def test_numbers_are_the_same_everywhere() -> None:
