@@ -259,7 +259,7 @@ def with_values(values: Sequence[float], out: int = 30, inp: int = 20) -> LowRan
 @pytest.mark.parametrize(("gap", "used"), [(2.3e-4, True), (2.1e-4, False)])
 def test_squares_are_used_from_a_known_gap_on(gap: float, used: bool, size: float) -> None:
     """Rounding of the squares, 2.2e-16 of the largest, over the gap is at most 1e-12: a gap of 2.2e-4."""
-    values = [size * s for s in (1.0, 1.0, 0.9, 0.8, 0.8 - gap, 0.3, 0.2, 0.1)]
+    values = [size * s for s in (1.0, 0.9, 0.9, 0.8, 0.8 - gap, 0.3, 0.2, 0.1)]
     rows = with_values(values)._leading_rows(4)
     assert (rows is not None) == used
     if rows is not None:
@@ -329,6 +329,13 @@ def test_mean_product_is_the_dense_mean_in_float64(
     assert (got.rank, got.up.dtype, got.down.dtype) == (sum(ranks), torch.float64, torch.float64)
     expected = sum(w * x.to(torch.float64).dense() for w, x in zip(weights, parts, strict=True))
     near(got.dense(), expected / sum(weights))
+
+
+def test_mean_of_products_needs_a_weight_per_client() -> None:
+    one, other = (draw(seed, 5, 4, 2) for seed in (0, 1))
+    for weights in ([1.0], [1.0, 2.0, 3.0]):
+        with pytest.raises(ValueError, match="zip"):
+            mean_product([one.up, other.up], [one.down, other.down], weights)
 
 
 # --- the residual -------------------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 from rondo.cli.app import app
 from rondo.cli.federate import _host_and_port
 from rondo.cli.federate_site import told
+from rondo.errors import ConfigError
+from rondo.federation.site.run import _rows
 
 CONFIG = """
 rounds = 1
@@ -94,6 +96,12 @@ def test_site_refuses(place: Path, options: tuple[str, ...], message: str) -> No
 def test_all_faults_of_a_site_are_told_at_once(place: Path) -> None:
     given = ("--server", "127.0.0.1:1", "--keys", "keys/north", "--data", "rows.csv", "--device", "gpu")
     assert "2 problems" in refused(place, "client", *given, "--wait", "-3")
+
+
+def test_one_file_has_the_rows_of_one_client(place: Path) -> None:
+    assert set(_rows(place / "rows.csv", ["north"])) == {"north"}
+    with pytest.raises(ConfigError, match="the keys are for 2 clients: name a folder with a file for each"):
+        _rows(place / "rows.csv", ["ann", "bob"])
 
 
 class _Full(io.StringIO):

@@ -650,7 +650,9 @@ def test_adapter_with_an_embedding_beside_its_factors_is_refused(tmp_path: Path)
 def test_adapter_other_than_lora_is_refused(tmp_path: Path) -> None:
     config = peft.IA3Config(task_type="SEQ_CLS", target_modules=["key"], feedforward_modules=[])
     peft.get_peft_model(tiny.bert(), config).save_pretrained(tmp_path)
-    _refused(tmp_path, tiny.bert())
+    assert "is not a LoRA adapter: name one that is" in str(_refused(tmp_path, tiny.bert()))
+    (tmp_path / "adapter_config.json").write_text("[]")
+    assert "is not a LoRA adapter: name one that is" in str(_refused(tmp_path, tiny.bert()))
 
 
 @pytest.mark.parametrize(
