@@ -44,7 +44,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
     "lowrank.py": ("test_lowrank.py", "golden"),
     "own_code.py": ("test_own_code.py", "test_process.py"),
     "process.py": ("test_own_code.py", "test_process.py"),
-    "messages.py": ("test_params.py", "test_algorithm.py", "engine/server"),
+    "messages.py": ("test_params.py", "test_algorithm.py", "test_lowrank.py", "engine/server"),
     "params.py": ("test_params.py", "test_algorithm.py", "algorithms", "golden"),
     "algorithm.py": ("test_params.py", "test_algorithm.py", "algorithms", "golden"),
     "algorithms": ("test_params.py", "test_algorithm.py", "algorithms", "golden"),
@@ -56,7 +56,12 @@ ROOMS: Mapping[str, Sequence[str]] = {
     "tasks": ("tasks",),
     "config": ("config", "cli"),
     "cli": ("config", "cli"),
-    "engine": ("engine/test_crew.py", "engine/test_faults.py", "engine/test_clients_elsewhere.py"),
+    "engine": (
+        "engine/test_crew.py",
+        "engine/test_faults.py",
+        "engine/test_clients_elsewhere.py",
+        "engine/test_simulation.py",
+    ),
     "engine/client": ("engine/client", "laws/test_least_squares_laws.py"),
     "engine/server": ("engine/server", "engine/test_simulation.py"),
     "engine/wire": (

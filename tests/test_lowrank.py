@@ -691,16 +691,18 @@ def test_mismatched_uploads_are_refused(
 
 def test_mean_holds_only_a_few_uploads_at_a_time() -> None:
     alive: list[weakref.ref[Tensor]] = []
+    held: list[int] = []
 
     def stream() -> Iterator[Upload]:
         for k in range(30):
-            assert sum(ref() is not None for ref in alive) <= 8
-            tensor = normal(k, 3, 4)
-            alive.append(weakref.ref(tensor))
-            yield Upload(Client(f"c{k}", 1), {"t": tensor}, 1.0)
-            del tensor
+            held.append(sum(ref() is not None for ref in alive))
+            packed = Packed.of({"t": normal(k, 3, 4)})
+            alive.append(weakref.ref(packed.vector))
+            yield Upload(Client(f"c{k}", 1), packed, 1.0)
+            del packed
 
     assert weighted_mean(stream()).count == 30
+    assert max(held) == 7, "the eighth is not counted yet"
 
 
 # --- GrowingSum ---------------------------------------------------------------------------------------------------

@@ -23,7 +23,9 @@ def test_packages_are_missed_only_where_they_are_needed(
     keys: dict[str, str], named: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outline, "find_spec", lambda _: None)
-    config = configured(save(FAMILIES["BERT"], "sequence-classification", tmp_path), "sequence-classification", ["query"])
+    config = configured(
+        save(FAMILIES["BERT"], "sequence-classification", tmp_path), "sequence-classification", ["query"]
+    )
     config = config.model_copy(update={"model": config.model.model_copy(update=keys)})
     try:
         problems = look(config, LABELS).problems

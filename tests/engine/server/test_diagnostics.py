@@ -207,7 +207,9 @@ def test_broadcast_after_a_round_is_the_next_rounds() -> None:
     for played in play(Timed(algorithms.get("fedit"))):
         measured, expected = played.measured(), textbook(played)
         for key in ("drift_A", "drift_B", "stable_rank"):
-            assert measured[key] == (None if expected[key] is None else pytest.approx(expected[key], rel=TOLERANCE)), key
+            assert measured[key] == (None if expected[key] is None else pytest.approx(expected[key], rel=TOLERANCE)), (
+                key
+            )
 
 
 @pytest.mark.parametrize("name", every_method())

@@ -769,7 +769,8 @@ def test_header_beyond_any_honest_one_is_not_read() -> None:
 
 def test_longer_upload_than_the_largest_is_not_digested() -> None:
     tensors, header = 100, 200
-    size = wire.largest_upload(tensors, header)
+    size = 32 + 8 + header + tensors  # digest, length of the header, and both parts
+    assert wire.largest_upload(tensors, header) == size
     for length, reason in ((size, "corrupt"), (size + 1, "too_large")):
         with pytest.raises(Rejected, match=reason):
             decode_upload(bytes(length), tensors, header)

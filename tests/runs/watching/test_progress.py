@@ -18,7 +18,7 @@ import rondo
 from rondo.config import load
 from rondo.engine.transport import Phase
 from rondo.runs.storage.directory import to_toml
-from rondo.runs.watching.progress import Bars, progress, round_line
+from rondo.runs.watching.progress import Bars, Quiet, progress, round_line
 from rondo.runs.watching.result import RunResult
 from small_runs import WHOLE, copy_of, reviews, save_tiny_bert, settings, write_rows
 
@@ -54,6 +54,29 @@ def test_terminal_shows_bars_with_the_phase() -> None:
     text = shown("client-1", terminal=True)
     for part in ("training", "client-1", "accuracy 0.750", "3.0 kB"):
         assert part in text
+
+
+def test_bars_count_rounds_and_clients() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    with progress(2, console) as bars:
+        assert isinstance(bars, Bars)
+        rounds, clients = bars.progress.tasks
+        bars.round_started(0, 3)
+        for client, loss, note in (("ann", 0.25, "ann  loss 0.250"), ("bob", None, "bob")):  # bob took no step
+            bars.client_done(client, loss)
+            assert clients.fields["note"] == note
+        bars.client_failed("cid")
+        bars.round_done(RECORD)
+    assert (clients.completed, clients.total, clients.fields["note"]) == (3, 3, "cid  failed")
+    assert (rounds.completed, rounds.total, rounds.fields["note"]) == (1, 2, "loss 0.500  accuracy 0.750  1.5 kB")
+
+
+def test_quiet_observer_warns_and_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.warns(UserWarning, match="all 9 training rows are of class") as caught:
+        Quiet().prepared(WHOLE | {"warnings": ["all 9 training rows are of class 'a'"]})
+    assert len(caught) == 1
+    Quiet().round_done(RECORD)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_clients_have_no_bar_before_their_number_is_known() -> None:
