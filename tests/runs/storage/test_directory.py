@@ -7,8 +7,8 @@ import importlib.metadata
 import json
 import os
 import platform
-from datetime import datetime, timedelta
 from contextlib import nullcontext
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
