@@ -27,6 +27,7 @@ from rondo.lowrank import GrowingSum, LowRank
 from rondo.models.loading.merged import merge_adapter
 from rondo.models.loading.peft import AdapterPlan, plan, read_tensors, stock_model, write_adapter
 from rondo.models.loading.pretrained import fingerprint
+from rondo.models.loading.result_factors import adapter_factors
 from rondo.models.networks.adapted_layer import Site
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.params import add_client_axis, fresh_factors, pick
@@ -597,6 +598,17 @@ def test_factors_and_head_of_an_adapter_in_another_type_are_trained_in_float32(
     planned, _ = started(base, tmp_path, MODELS["bert"][1], head)
     assert {n: t.dtype for n, t in planned.params.items()} == dict.fromkeys(planned.params, torch.float32)
     assert len(planned.params) > len(head)
+
+
+@pytest.mark.parametrize(("rank", "as_it_is"), [(4, True), (5, False)])
+def test_factors_stay_up_to_the_shorter_side(rank: int, as_it_is: bool) -> None:
+    """Beyond it, the whole change beside an identity is smaller, and the same."""
+    site = Site("m", "linear", (4, 6), rank, 0.5, 0.0)
+    seen = {"m.A": torch.randn(rank, 6), "m.B": torch.randn(4, rank)}
+    a, b, scale = adapter_factors([site], seen, {})["m"]
+    assert (a is seen["m.A"], b is seen["m.B"]) == (as_it_is, as_it_is)
+    assert (a.shape, b.shape, scale) == ((4, 6), (4, 4), 0.5)
+    torch.testing.assert_close(b @ a, seen["m.B"] @ seen["m.A"])
 
 
 def _refused(folder: Path, module: Any, task: Any = "SEQ_CLS", head: tuple[str, ...] | None = None) -> ConfigError:
