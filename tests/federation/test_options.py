@@ -14,6 +14,7 @@ from rondo.cli.app import app
 from rondo.cli.federate import _host_and_port
 from rondo.cli.federate_site import told
 from rondo.errors import ConfigError
+from rondo.federation import extra
 from rondo.federation.site.run import _rows
 
 CONFIG = """
@@ -121,3 +122,13 @@ def test_program_goes_on_where_its_lines_cannot_be_written(monkeypatch: pytest.M
 )
 def test_address_to_listen_on(text: str, address: tuple[str, int]) -> None:
     assert _host_and_port(text) == address
+
+
+@pytest.mark.parametrize("package", ["flwr", "cryptography"])
+def test_missing_package_of_the_extra_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extra, "find_spec", lambda name: None if name == package else extra)
+    with pytest.raises(ConfigError, match=f"needs the package.*{package}"):
+        extra.needed()
+    error = ModuleNotFoundError(f"No module named '{package}.x'", name=f"{package}.x")
+    assert package in str(extra.missing(error))
+    assert "flwr" in str(extra.missing(ModuleNotFoundError("of no name")))
