@@ -97,6 +97,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "runs/test_collector.py",
         "runs/test_samples.py",
         "runs/test_wrapping.py",
+        "runs/watching/test_progress.py",
     ),
     "runs/storage": ("runs/storage",),
     "runs/watching": ("runs/watching",),

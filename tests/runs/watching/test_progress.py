@@ -17,6 +17,7 @@ from rich.console import Console
 import rondo
 from rondo.config import load
 from rondo.engine.transport import Phase
+from rondo.errors import RunInterrupted, StopRequested
 from rondo.runs.storage.directory import to_toml
 from rondo.runs.watching.progress import Bars, Quiet, progress, round_line
 from rondo.runs.watching.result import RunResult
@@ -177,6 +178,20 @@ def test_run_tells_its_phases_and_writes_a_log(tmp_path: Path) -> None:
     seconds = result.summary["seconds"]
     assert 0 < seconds["evaluation"] < seconds["all"]
     assert seconds["evaluation"] == sum(r["evaluation_seconds"] for r in result.history)
+
+
+class Stopped(rondo.Observer):
+    def round_started(self, index: int, clients: int) -> None:
+        raise StopRequested
+
+
+def test_scores_before_the_first_round_are_taken_once(tmp_path: Path) -> None:
+    """A run that was stopped in its first round has them."""
+    with pytest.raises(RunInterrupted):
+        rondo.run(small_run(tmp_path), run_dir=tmp_path / "run", device="cpu", observer=Stopped())
+    watch = Phases()
+    rondo.resume(tmp_path / "run", device="cpu", observer=watch)
+    assert watch.names[:3] == ["loading", "training", "evaluating"]
 
 
 def test_result_becomes_a_frame_and_a_table(tmp_path: Path) -> None:
