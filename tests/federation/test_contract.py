@@ -197,7 +197,11 @@ def test_rank_and_method_and_clients(plan: Plan, request_: Request, tmp_path: Pa
 def test_no_model_is_fetched(plan: Plan, tmp_path: Path, desk: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(desks.Joining, "_assembly", lambda *_: pytest.fail("it looks for the model"))
     hub = with_(plan, model={"name": "someone/model"})
-    assert "base model: someone/model" in asked(desk(tmp_path, contract=SAFE, model=None), hub).refused
+    here = desk(tmp_path, contract=SAFE, model=None)
+    assert "base model: someone/model" in asked(here, hub).refused
+    offer = here.joining.offer(hub)  # as a look at the plan does
+    assert (offer.leaving, offer.assembly) == ((), None)
+    assert [term.subject for term in offer.terms if not term.kept] == ["base model"]
 
 
 @pytest.mark.parametrize("key", ["target_modules", "exclude_modules", "rank_pattern"])

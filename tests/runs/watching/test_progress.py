@@ -7,6 +7,7 @@ import json
 import math
 import re
 import sys
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -169,8 +170,9 @@ class Phases(rondo.Observer):
 
 
 def test_run_tells_its_phases_and_writes_a_log(tmp_path: Path) -> None:
-    watch = Phases()
+    watch, began = Phases(), time.perf_counter()
     result = rondo.run(small_run(tmp_path), run_dir=tmp_path / "run", device="cpu", observer=watch)
+    assert 0 < sum(r["seconds"] for r in result.history) < time.perf_counter() - began
     assert watch.names == ["loading", "evaluating", *["training", "evaluating"] * 3, "writing"]
     lines = (tmp_path / "run" / "run.log").read_text().splitlines()
     stamp = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d ")
