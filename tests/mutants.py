@@ -45,7 +45,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
     "lowrank.py": ("test_lowrank.py", "golden"),
     "own_code.py": ("test_own_code.py", "test_process.py"),
     "process.py": ("test_own_code.py", "test_process.py"),
-    "messages.py": ("test_params.py", "test_algorithm.py", "engine/server"),
+    "messages.py": ("test_params.py", "test_algorithm.py", "test_lowrank.py", "engine/server"),
     "params.py": ("test_params.py", "test_algorithm.py", "algorithms", "golden"),
     "algorithm.py": ("test_params.py", "test_algorithm.py", "algorithms", "golden"),
     "algorithms": ("test_params.py", "test_algorithm.py", "algorithms", "golden"),
@@ -57,18 +57,35 @@ ROOMS: Mapping[str, Sequence[str]] = {
     "tasks": ("tasks",),
     "config": ("config", "cli"),
     "cli": ("config", "cli"),
-    "engine": ("engine/test_crew.py", "engine/test_faults.py", "engine/test_clients_elsewhere.py"),
+    "engine": (
+        "engine/test_crew.py",
+        "engine/test_faults.py",
+        "engine/test_clients_elsewhere.py",
+        "engine/test_simulation.py",
+    ),
     "engine/client": ("engine/client", "laws/test_least_squares_laws.py"),
     "engine/server": ("engine/server", "engine/test_simulation.py"),
-    "engine/wire": ("engine/test_serialization.py", "engine/test_parcel.py", "engine/server/test_gate.py"),
+    "engine/wire": (
+        "engine/test_serialization.py",
+        "engine/test_parcel.py",
+        "engine/test_clients_elsewhere.py",
+        "engine/server/test_gate.py",
+    ),
     "models/forms": (
         "models/forms",
+        "models/test_outline.py",
         "models/test_generation.py",
         "models/networks/test_whole_network.py",
         "runs/test_given.py",
+        "config/test_bad_input.py",
     ),
     "models/kernels": ("models/kernels", "models/test_attention.py", "models/test_quantised.py"),
-    "models/loading": ("models/loading", "models/test_decoder_inputs.py", "models/test_quantised.py"),
+    "models/loading": (
+        "models/loading",
+        "models/test_decoder_inputs.py",
+        "models/test_quantised.py",
+        "config/test_bad_input.py",
+    ),
     "models/networks": ("models/networks", "models/test_packing.py"),
     "models/shortcuts": ("models/shortcuts",),
     "runs": (
@@ -77,6 +94,11 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "runs/test_card.py",
         "runs/test_compare.py",
         "runs/test_given.py",
+        "runs/test_assemble.py",
+        "runs/test_collector.py",
+        "runs/test_samples.py",
+        "runs/test_wrapping.py",
+        "runs/watching/test_progress.py",
     ),
     "runs/storage": ("runs/storage",),
     "runs/watching": ("runs/watching",),
@@ -279,8 +301,9 @@ class Room:
         self.file = Path(options.out) / f"{name.replace('/', '-').removesuffix('.py')}-{options.seed}.json"
         self.results: dict[str, dict[str, Any]] = json.loads(self.file.read_text("utf-8")) if self.file.exists() else {}
         if options.again:
-            kept = [(p, r) for p, r in self.results.items() if r["verdict"] == "killed" or "equivalent" in r]
-            self.results = dict(kept)
+            alive = {p for p, r in self.results.items() if r["verdict"] != "killed" and "equivalent" not in r}
+            self.results = {p: r for p, r in self.results.items() if p not in alive}
+            self.drawn |= {place: places[place] for place in alive & set(places)}  # also where the draw has changed
 
     def save(self) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)

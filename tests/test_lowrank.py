@@ -259,7 +259,7 @@ def with_values(values: Sequence[float], out: int = 30, inp: int = 20) -> LowRan
 @pytest.mark.parametrize(("gap", "used"), [(2.3e-4, True), (2.1e-4, False)])
 def test_squares_are_used_from_a_known_gap_on(gap: float, used: bool, size: float) -> None:
     """Rounding of the squares, 2.2e-16 of the largest, over the gap is at most 1e-12: a gap of 2.2e-4."""
-    values = [size * s for s in (1.0, 1.0, 0.9, 0.8, 0.8 - gap, 0.3, 0.2, 0.1)]
+    values = [size * s for s in (1.0, 0.9, 0.9, 0.8, 0.8 - gap, 0.3, 0.2, 0.1)]
     rows = with_values(values)._leading_rows(4)
     assert (rows is not None) == used
     if rows is not None:
@@ -329,6 +329,13 @@ def test_mean_product_is_the_dense_mean_in_float64(
     assert (got.rank, got.up.dtype, got.down.dtype) == (sum(ranks), torch.float64, torch.float64)
     expected = sum(w * x.to(torch.float64).dense() for w, x in zip(weights, parts, strict=True))
     near(got.dense(), expected / sum(weights))
+
+
+def test_mean_of_products_needs_a_weight_per_client() -> None:
+    one, other = (draw(seed, 5, 4, 2) for seed in (0, 1))
+    for weights in ([1.0], [1.0, 2.0, 3.0]):
+        with pytest.raises(ValueError, match="zip"):
+            mean_product([one.up, other.up], [one.down, other.down], weights)
 
 
 # --- the residual -------------------------------------------------------------------------------------------------
@@ -684,16 +691,18 @@ def test_mismatched_uploads_are_refused(
 
 def test_mean_holds_only_a_few_uploads_at_a_time() -> None:
     alive: list[weakref.ref[Tensor]] = []
+    held: list[int] = []
 
     def stream() -> Iterator[Upload]:
         for k in range(30):
-            assert sum(ref() is not None for ref in alive) <= 8
-            tensor = normal(k, 3, 4)
-            alive.append(weakref.ref(tensor))
-            yield Upload(Client(f"c{k}", 1), {"t": tensor}, 1.0)
-            del tensor
+            held.append(sum(ref() is not None for ref in alive))
+            packed = Packed.of({"t": normal(k, 3, 4)})
+            alive.append(weakref.ref(packed.vector))
+            yield Upload(Client(f"c{k}", 1), packed, 1.0)
+            del packed
 
     assert weighted_mean(stream()).count == 30
+    assert max(held) == 7, "the eighth is not counted yet"
 
 
 # --- GrowingSum ---------------------------------------------------------------------------------------------------

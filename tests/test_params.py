@@ -159,6 +159,8 @@ def test_packed_tensors_keep_their_values_in_one_vector(shapes: list[list[int]],
     packed = p.Packed.of(params)
     assert list(packed) == list(params)
     assert len(packed.vector) == sum(t.numel() for t in params.values())
+    types = {t.dtype for t in params.values()}
+    assert packed.vector.dtype == (torch.float64 if len(types) > 1 else types.pop() if types else torch.float32)
     for name, tensor in params.items():
         assert torch.equal(packed[name], tensor.double() if mixed and shapes else tensor)
         assert packed[name].data_ptr() == 0 or packed[name].untyped_storage().data_ptr() == packed.vector.data_ptr()
@@ -181,6 +183,16 @@ def test_kaiming_is_centred_and_fills_its_bound() -> None:
     assert -bound <= float(draw.min()) < -0.999 * bound
     assert abs(float(draw.mean())) < 4 * bound * (3 * rows * columns) ** -0.5
     assert float(draw.var()) == pytest.approx(bound**2 / 3, rel=0.02)
+
+
+def test_orthogonal_factors_are_a_tenth_and_of_orthogonal_spaces() -> None:
+    """As PEFT draws them: a tenth of normal numbers times every second row of a rotation, so B A is zero at first."""
+    out, inp, rank = 300, 400, 6
+    a, b = p.fresh_factors((out, inp), rank, "orthogonal", torch.Generator().manual_seed(0))
+    assert (a.shape, b.shape) == ((rank, inp), (out, rank))
+    torch.testing.assert_close(b @ a, torch.zeros(out, inp, dtype=torch.float64), rtol=0, atol=1e-14)
+    for factor, side in ((a, inp), (b, out)):
+        assert float(factor.square().sum()) == pytest.approx(side * rank / 2 / 100, rel=0.2)
 
 
 def test_orthogonal_factors_need_an_even_rank() -> None:

@@ -147,7 +147,7 @@ def weighted_mean(uploads: Iterable[Upload]) -> Mean:
     while held:
         _add(total, held)
         count += len(held)
-        for _, weight in held:
+        for weight in [weight for _, weight in held]:  # a loop over pairs would hold the last upload until the next
             weight_sum += weight
         held.clear()  # free these before asking for more
         held += itertools.islice(packed_uploads, _HELD)

@@ -38,7 +38,7 @@ def reason(error: Exception) -> str:
 def place(name: str) -> str:
     """The file or folder that :func:`load` would import. Only the outermost package is looked up, because a lookup
     within a package imports the package."""
-    package = re.split(r"[.:]", name, maxsplit=1)[0]
+    package = re.split(r"[.:]", name)[0]
     with _working_folder():
         try:
             spec = importlib.util.find_spec(package)
@@ -80,7 +80,7 @@ def _working_folder() -> Iterator[None]:
     """Let imports find the working folder, after every other place: a ``random.py`` that lies there is not taken for
     the library's."""
     folder = os.getcwd()
-    if folder in sys.path or "" in sys.path:
+    if folder in sys.path:
         yield
         return
     sys.path.append(folder)

@@ -15,6 +15,7 @@ import pytest
 import torch
 import typer
 
+import rondo
 from rondo.cli import app, federate_site, process
 from rondo.cli.federate_site import by_hand
 from rondo.cli.process import stoppable, user_errors
@@ -139,3 +140,32 @@ def test_nothing_is_allowed_unless_it_is_said() -> None:
     assert "rondo evaluate allow_code" in known
     assert "rondo federate server insecure" in known
     assert {name for name, default in known.items() if default not in (False, None)} == set()
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        ("evaluate", ()),
+        ("predict", ("--data", "rows.csv")),
+        ("export", ("--to", "adapter")),
+        ("adapt", ("--data", "rows.csv")),
+    ],
+)
+@pytest.mark.parametrize("flags", [(), ("--allow-code",), ("--allow-changed",)], ids=str)
+def test_command_allows_what_was_said_and_nothing_else(
+    function: str,
+    arguments: tuple[str, ...],
+    flags: tuple[str, ...],
+    invoke: Callable[..., tuple[int, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def stopped(*_: Any, **options: Any) -> None:
+        asked.update(options)
+        raise RunStopped("it was asked")
+
+    monkeypatch.setattr(rondo, function, stopped)
+    assert invoke(function, "run", *arguments, *flags) == (1, "stopped: it was asked\n")
+    given = {f"--{key.replace('_', '-')}": asked[key] for key in ("allow_code", "allow_changed")}
+    assert given == {flag: flag in flags for flag in ("--allow-code", "--allow-changed")}

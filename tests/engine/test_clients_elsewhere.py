@@ -217,6 +217,19 @@ def test_answers_that_come_twice_count_once() -> None:
     assert serialization.same(server.state, plain.state)
 
 
+def test_round_ends_once_enough_clients_have_answered() -> None:
+    """The last to be asked are the first to answer; the rest come too late, and no answer without an upload counts."""
+    server, post = federation(make("rolora", run=ALONE))
+    assert isinstance(server.transport, RemoteTransport)
+    server.transport.enough = 2
+    record = server.run_round(0)
+    assert [(f["client"], f["reason"]) for f in record["failed"]] == [("ann", "no_answer")]
+    post.letters.clear()
+    post.on_way = lambda client, reply: failing(reply) if client == "cid" else [reply]
+    record = server.run_round(1)
+    assert [(f["client"], f["reason"]) for f in record["failed"]] == [("cid", "out_of_memory")]
+
+
 def test_client_cannot_send_in_anothers_name() -> None:
     server, post = federation(make("rolora", run=ALONE))
     ann = post.parties["ann"]
@@ -297,6 +310,41 @@ def test_request_survives_and_damage_does_not() -> None:
             Request.decode(damaged)
     with pytest.raises(ValueError, match="do not have the digest"):
         Request.decode(b"")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({name: value} for name in ("identity", "round", "client", "parcel") for value in (None, "text", {})),
+        {"identity": Identity(7, "m")},  # type: ignore[arg-type]
+        {"identity": Identity("r" * 1001, "m")},
+        {"identity": Identity("run", "\ud800")},
+        {"client": Client(None, 4)},  # type: ignore[arg-type]
+        {"client": Client("ann", 4.0)},  # type: ignore[arg-type]
+        {"client": Client("ann", 4, "2")},  # type: ignore[arg-type]
+        {"round": Round(0, 4, True, 3)},
+        {"round": Round(0, 4, 5, 3, init_lora_weights=None)},  # type: ignore[arg-type]
+        {"parcel": Parcel([], {}, {})},  # type: ignore[arg-type]
+        {"parcel": Parcel({}, (), {})},  # type: ignore[arg-type]
+        {"parcel": Parcel({}, {}, "")},  # type: ignore[arg-type]
+        {"parcel": Parcel({"a": 1}, {}, {})},  # type: ignore[dict-item]
+        {"parcel": Parcel({}, {"a": 1.0}, {})},  # type: ignore[dict-item]
+        {"parcel": Parcel({}, {}, {"m": 1})},  # type: ignore[dict-item]
+        {"asked": True},
+        {"protocol": "1"},
+        {"counted": "7"},
+        {"scores": 1},
+    ],
+    ids=str,
+)
+def test_request_with_values_of_other_types_is_none(options: dict[str, Any]) -> None:
+    """A packed tree can have any value anywhere, and a site writes some of them to files."""
+    with pytest.raises(ValueError, match="values of other types"):
+        Request.decode(request(**options))
+
+
+def test_longest_name_of_a_run_is_a_line() -> None:
+    assert Request.decode(request(identity=Identity("r" * 1000, "m"))).identity.run == "r" * 1000
 
 
 GOOD = {"protocol": 1, "loss": None, "held": None, "scores": None, "reason": "", "detail": ""}

@@ -56,7 +56,9 @@ def issued(
         serial_number=x509.random_serial_number(),
         not_valid_before=datetime.now(UTC) + timedelta(days=days[0]),
         not_valid_after=datetime.now(UTC) + timedelta(days=days[1]),
-    ).add_extension(x509.BasicConstraints(ca, None), critical=True)
+    )
+    if extra.get("constrained", True):
+        builder = builder.add_extension(x509.BasicConstraints(ca, None), critical=True)
     builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     builder = builder.add_extension(identifier, critical=False)
@@ -171,6 +173,15 @@ def test_certificate_that_sites_would_not_accept(folder: Path, root: Issuer, mid
         (folder / "server.key").unlink(missing_ok=True)
         write(folder, key, chain, authority.pem)
         assert fault(folder).startswith(message)
+
+
+def test_certificate_that_does_not_say_what_it_is_for(folder: Path) -> None:
+    """As programs of long ago made them: no authority, and for no host."""
+    bare = issued("old root", None, constrained=False)
+    assert certificates.hosts_of(bare.certificate) == ()
+    server = issued(HOST, bare, ca=False)
+    write(folder, server, server.pem, bare.pem)
+    assert "ca.crt: the certificate of a server, not of an authority" in fault(folder)
 
 
 def test_second_authority_in_the_file_would_be_trusted_by_tls(folder: Path, root: Issuer, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ name."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +21,7 @@ from rondo.engine.transport import Answer
 from rondo.engine.wire.letters import Reply, Request
 from rondo.errors import ConfigError
 from rondo.federation.plan import Plan
+from rondo.federation.site import audit
 from rondo.federation.site import desk as desks
 from rondo.federation.site.contract import Contract
 from rondo.federation.site.desk import Exhausted, _Withheld
@@ -41,6 +43,11 @@ def test_honest_run_is_within_the_defaults(plan: Plan, request_: Request, tmp_pa
     here = desk(tmp_path, contract=SAFE)
     assert asked(here, plan).clients == {"ann": 15}
     assert answered(here, request_).upload
+    entries = [line.entry for line in audit.lines(tmp_path / "state" / audit.FILE) if line.entry is not None]
+    assert [(e["direction"], e["kind"]) for e in entries] == [
+        ("in", "plan"), ("out", "consent"), ("in", "work"), ("out", "upload")
+    ]  # fmt: skip
+    assert entries[1]["content"]["clients"] == {"ann": 15}
 
 
 # --- rows ---------------------------------------------------------------------------------------------------------
@@ -190,7 +197,11 @@ def test_rank_and_method_and_clients(plan: Plan, request_: Request, tmp_path: Pa
 def test_no_model_is_fetched(plan: Plan, tmp_path: Path, desk: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(desks.Joining, "_assembly", lambda *_: pytest.fail("it looks for the model"))
     hub = with_(plan, model={"name": "someone/model"})
-    assert "base model: someone/model" in asked(desk(tmp_path, contract=SAFE, model=None), hub).refused
+    here = desk(tmp_path, contract=SAFE, model=None)
+    assert "base model: someone/model" in asked(here, hub).refused
+    offer = here.joining.offer(hub)  # as a look at the plan does
+    assert (offer.leaving, offer.assembly) == ((), None)
+    assert [term.subject for term in offer.terms if not term.kept] == ["base model"]
 
 
 @pytest.mark.parametrize("key", ["target_modules", "exclude_modules", "rank_pattern"])
@@ -375,7 +386,13 @@ def test_owner_is_asked_once_for_a_configuration(plan: Plan, tmp_path: Path, des
     text = "\n".join(offers[0].leaving)
     assert "ann (20)" in text
     assert "neg, pos" in text
-    assert "776 bytes" in text or "bytes" in text
+    assert re.search(r"an upload of \d+ tensors of [\d,]+ bytes", text)
+    assert "the mean training loss" in text
+    assert "when scores are asked: the client's metrics on its held-back rows" in text
+    silent = contract(outgoing={"losses": False, "scores": False})
+    (tmp_path / "silent").mkdir()
+    assert asked(desk(tmp_path / "silent", contract=silent, consent=consent), plan).clients
+    assert [line for line in offers[2].leaving if "loss" in line or "scores" in line] == []
 
 
 @pytest.mark.parametrize("labels", [None, ("neg", "pos")])

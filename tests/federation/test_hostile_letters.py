@@ -235,6 +235,21 @@ def test_session_of_another_site(link: Line, north: Intruder, south: Intruder) -
     link.link.forget(number)
 
 
+def test_object_that_comes_twice_counts_once(link: Line, north: Intruder) -> None:
+    number, message = sent(link, north)
+    reply = Message(record(b"done"), reply_to=message)
+    pushed, parts = session(north.push(reply)), get_all_nested_objects(reply)
+
+    def put(name: str) -> bool:
+        return bool(north.put(pushed.session_id, message.metadata.run_id, name, parts[name].deflate()))
+
+    first, *others = parts
+    assert [put(first) for _ in parts] == [True] + [False] * len(others)
+    assert link.link.reply(number) is None
+    assert [put(name) for name in others] == [True] * len(others)
+    assert comes(link, number) == b"done"
+
+
 def test_letters_of_another_site_cannot_be_had(link: Line, north: Intruder, south: Intruder) -> None:
     number = link.link.send("north", "round", b"secret", 60.0, ROOM)
     assert number is not None

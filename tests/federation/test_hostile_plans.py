@@ -17,10 +17,12 @@ import torch
 from desks import Make, asked, contract, with_
 
 from rondo.config.schema import RunConfig
+from rondo.data.labels import MOST
+from rondo.engine.wire.envelope import Rejected
 from rondo.engine.wire.letters import Reply, Request
 from rondo.engine.wire.parcel import Parcel
 from rondo.engine.wire.versions import version
-from rondo.federation.plan import Plan
+from rondo.federation.plan import Consent, End, NotAPlan, Plan
 from rondo.federation.site.terms import of_plan
 from small_runs import reviews
 
@@ -247,3 +249,44 @@ def test_trainings_that_fail_count_as_uploads(plan: Plan, request_: Request, tmp
 def test_more_classes_than_a_run_has(plan: Plan, tmp_path: Path, desk: Make) -> None:
     many = replace(plan, labels=("neg", "pos", *map(str, range(10**5))))
     assert "not a plan" in asked(desk(tmp_path, contract=SAFE), many).refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        *(({key: value}, "run, model and rondo are no texts") for key in ("run", "model") for value in (7, "x" * 201)),
+        *(({"config": value}, "its configuration is none") for value in ([], None, {"seed": [1]})),
+        *(({"clients": value}, "clients are no names") for value in ("ann", [1])),
+        *(
+            ({"labels": value}, "labels are not distinct names")
+            for value in (
+                "ab",
+                ["a", "a"],
+                ["a", " "],
+                ["a", 1],
+                ["a" * 1001],
+                ["\ud800"],
+                [*map(str, range(MOST + 1))],
+            )
+        ),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_field_of_another_kind_makes_no_plan(plan: Plan, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(NotAPlan, match=words):
+        Plan.decode(json.dumps({**json.loads(plan.encode()), **changes}).encode())
+
+
+def test_as_many_and_as_long_labels_as_a_run_can_have(plan: Plan) -> None:
+    labels = ("a" * 1000, *map(str, range(MOST - 1)))
+    assert Plan.decode(replace(plan, labels=labels).encode()).labels == labels
+    assert Plan.decode(replace(plan, labels=None, clients=None).encode()).labels is None
+    assert Consent.decode(Consent({}, labels).encode()).labels == labels
+    with pytest.raises(Rejected, match="1001 labels, where 1000 classes are the most"):
+        Consent.decode(Consent({}, (*labels, "one more")).encode())
+
+
+def test_end_of_a_run_has_a_reason_or_none_is_known() -> None:
+    assert End.decode(End("the disk is full").encode()) == End("the disk is full")
+    for data in (b"", b"[]", b'{"reason": 7}'):
+        assert End.decode(data).reason == "its server gives no reason"

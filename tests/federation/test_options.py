@@ -13,6 +13,9 @@ from typer.testing import CliRunner
 from rondo.cli.app import app
 from rondo.cli.federate import _host_and_port
 from rondo.cli.federate_site import told
+from rondo.errors import ConfigError
+from rondo.federation import extra
+from rondo.federation.site.run import _rows
 
 CONFIG = """
 rounds = 1
@@ -96,6 +99,12 @@ def test_all_faults_of_a_site_are_told_at_once(place: Path) -> None:
     assert "2 problems" in refused(place, "client", *given, "--wait", "-3")
 
 
+def test_one_file_has_the_rows_of_one_client(place: Path) -> None:
+    assert set(_rows(place / "rows.csv", ["north"])) == {"north"}
+    with pytest.raises(ConfigError, match="the keys are for 2 clients: name a folder with a file for each"):
+        _rows(place / "rows.csv", ["ann", "bob"])
+
+
 class _Full(io.StringIO):
     def write(self, text: str) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -113,3 +122,13 @@ def test_program_goes_on_where_its_lines_cannot_be_written(monkeypatch: pytest.M
 )
 def test_address_to_listen_on(text: str, address: tuple[str, int]) -> None:
     assert _host_and_port(text) == address
+
+
+@pytest.mark.parametrize("package", ["flwr", "cryptography"])
+def test_missing_package_of_the_extra_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extra, "find_spec", lambda name: None if name == package else extra)
+    with pytest.raises(ConfigError, match=f"needs the package.*{package}"):
+        extra.needed()
+    error = ModuleNotFoundError(f"No module named '{package}.x'", name=f"{package}.x")
+    assert package in str(extra.missing(error))
+    assert "flwr" in str(extra.missing(ModuleNotFoundError("of no name")))

@@ -16,9 +16,10 @@ import pytest
 pytest.importorskip("cryptography")
 
 from rondo.errors import ConfigError
-from rondo.federation.identity import certificates, enrolment, keys, request, site_keys
+from rondo.federation.identity import certificates, enrolment, files, keys, request, site_keys
 from rondo.federation.identity.keys import SiteKeys
 from rondo.federation.identity.roster import Enrolled, Roster
+from rondo.runs.storage import durable
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +161,14 @@ def test_calls_at_once_make_one_key(folder: Path, ca: Path) -> None:
         thread.join(60)
     assert sorted(m.is_new for m in made) == [False] * 5 + [True]
     assert {m.site for m in made} == {request.read(folder / "st-anna.request.json")}
+
+
+def test_private_key_is_in_its_folder_before_anything_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key of which a request has left must be there after the machine stops."""
+    flushed: list[tuple[Path, bool]] = []
+    monkeypatch.setattr(durable, "sync", lambda path: flushed.append((path, (tmp_path / "site.key").exists())))
+    files.write_private(tmp_path / "site.key", b"a key")
+    assert flushed[-1] == (tmp_path, True)
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["full", "killed"])

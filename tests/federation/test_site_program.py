@@ -90,6 +90,10 @@ def test_every_byte_that_left_is_in_the_audit(folder: Path, sent: list[tuple[str
     text = "\n".join(account.account(audit.lines(folder / "at-north" / audit.FILE)))
     assert "consented: ann (20), class names neg, pos" in text
     assert "2 uploads" in text
+    count = len(next(entry for entry in out if entry["kind"] == "upload")["content"]["tensors"])
+    (names,) = {line.partition("tensors: ")[2] for line in text.splitlines() if "  tensors: " in line}
+    assert names.count(", ") == 3
+    assert names.endswith(f" and {count - 4} more")
     assert "each line follows the one before it" in text
     letters = "\n".join(account.letters(audit.lines(folder / "at-north" / audit.FILE)))
     assert "head:classifier.bias" in letters
@@ -98,6 +102,10 @@ def test_every_byte_that_left_is_in_the_audit(folder: Path, sent: list[tuple[str
 
 def test_audit_that_was_changed(folder: Path) -> None:
     Parties(folder, SITES).run(config(folder, rounds=1), folder / "run")
+    beating = [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
+    for thread in beating:
+        thread.join(5)
+    assert [thread for thread in beating if thread.is_alive()] == [], "a site that has gone says that it is there"
     file = folder / "at-north" / audit.FILE
     lines = file.read_bytes().splitlines(keepends=True)
     for changed, fault in (

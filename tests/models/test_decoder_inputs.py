@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -74,6 +75,23 @@ def test_decoder_that_sees_what_it_is_to_predict_is_refused() -> None:
 
     module.forward = pooled
     with pytest.raises(ConfigError, match="sees the tokens that it is to predict"):
+        check_decoder(module, WORDS)
+
+
+@pytest.mark.parametrize(("error", "right"), [(0.0005, True), (0.002, False)])
+def test_loss_is_compared_to_a_thousandth(error: float, right: bool) -> None:
+    """Rounding passes, and a loss that smooths labels or weighs tokens does not."""
+    module = model_of("T5")
+    forward = module.forward
+
+    def scaled(**kwargs: Any) -> Any:
+        output = forward(**kwargs)
+        if output.loss is not None:
+            output.loss = (1 + error) * output.loss
+        return output
+
+    module.forward = scaled
+    with contextlib.nullcontext() if right else pytest.raises(ConfigError, match="another loss than the cross-entropy"):
         check_decoder(module, WORDS)
 
 

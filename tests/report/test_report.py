@@ -296,6 +296,20 @@ HISTORY = [
 ]
 
 
+def test_axis_of_rounds_has_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rounds would have a mark at every quarter."""
+    ticks: list[list[float]] = []
+    monkeypatch.setattr(pictures, "_png", lambda figure: ticks.append(list(figure.axes[0].get_xticks())) or b"")
+    curve = [{"round": n, "score": 0.1 * n, "bytes": 10 * n} for n in range(3)]
+    run = {"algorithm": "fedit", "test": None, "own_rows": None, "curve_of": "x", "primary": "x", "title": "x"}
+    content = {"algorithms": ["fedit"], "runs": [{**run, "curve": curve}], "rounds": 2, "clients": 3, "seeds": [0]}
+    pictures.comparison(content)
+    pictures.bands({"fedit": [(p["round"], p["score"], 0.0, 1.0) for p in curve]}, "x")
+    pictures.curve({}, [{"round": 0, "loss": 0.7, "scores": {}}, {"round": 1, "loss": 0.6, "scores": {}}], "x", "t")
+    assert [tick for drawn in ticks for tick in drawn if tick != int(tick)] == []
+    assert len(ticks) == 3
+
+
 @pytest.mark.parametrize("before", [{}, {"accuracy": None}, {"accuracy": 0.25}])
 @pytest.mark.parametrize("history", [HISTORY, HISTORY[1:2], []], ids=["scores", "none", "no round"])
 def test_learning_curve(before: dict[str, Any], history: list[dict[str, Any]]) -> None:

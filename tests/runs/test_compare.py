@@ -22,7 +22,7 @@ from rondo.errors import RunStopped
 from rondo.report import pictures
 from rondo.report.terminal import comparison_table
 from rondo.runs import compare
-from rondo.runs.compare.numbers import Question, answers
+from rondo.runs.compare.numbers import Question, answers, only
 from rondo.runs.storage import durable
 from rondo.runs.storage.directory import to_toml
 from small_runs import reviews, save_tiny_bert, settings, write_rows
@@ -118,6 +118,12 @@ def test_notebook_shows_the_comparison(compared: compare.Comparison) -> None:
     for name, stats in compared.algorithms.items():
         assert f'<td style="text-align:left">{name}</td>' in html
         assert f"{stats['test']['mean']:.3f}" in html
+
+
+def test_value_is_told_where_all_runs_share_it(compared: compare.Comparison) -> None:
+    assert [only(values) for values in ([3, 3], [3, 4], [])] == [3, None, None]
+    content = read(compared.out / "comparison.json")
+    assert (content["rounds"], content["clients"]) == (content["runs"][0]["curve"][-1]["round"], 3)
 
 
 @pytest.mark.usefixtures("drawn_pictures")

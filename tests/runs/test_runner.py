@@ -671,6 +671,8 @@ def test_clients_get_their_configured_ranks(run: Run, data: Path) -> None:
     assert ranks_of(plain) == [None] * 3
     listed = run(data={"source": str(data)}, adapter={"r": 4}, clients={"ranks": [4, 1, 2]}, rounds=1)
     assert ranks_of(listed) == [4, 1, 2]
+    manifests = [json.loads((result.run_dir / "manifest.json").read_text()) for result in (plain, listed)]
+    assert [manifest["linear"] for manifest in manifests] == [True, False]
     factors = 4 * 4 * (32 + 32)  # bytes of rank 1: four modules
     head = 4 * (2 * 32 + 2)
     assert listed.history[0]["bytes_up"] == (4 + 1 + 2) * factors + 3 * head

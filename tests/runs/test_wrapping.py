@@ -14,7 +14,7 @@ from rondo.algorithms.wrappers.shared_head import SharedHead
 from rondo.config import load
 from rondo.errors import ConfigError
 from rondo.params import Select, buffer, head
-from rondo.runs.wrapping import make_algorithm, with_policies, wrapped
+from rondo.runs.wrapping import _no_gradient_step, make_algorithm, with_policies, wrapped
 
 HEAD, BODY, BUFFER = "head:out.weight", "first.weight", "buffer:first.mean"
 
@@ -94,3 +94,17 @@ def test_method_that_sends_nothing_refuses_the_server(section: dict[str, Any]) -
     config = load({"algorithm": {"name": "local"}, "clients": {"min_clients": 3}, **section})
     with pytest.raises(ConfigError, match="local sends nothing"):
         make_algorithm(config)
+
+
+@pytest.mark.parametrize(
+    ("source", "batch", "told"),
+    [("builtin:linear", 4, True), ("builtin:linear", 8, False), ("rows.jsonl", 4, False)],
+)
+def test_rows_of_a_gradient_step_are_known_for_the_builtin_problem_alone(source: str, batch: int, told: bool) -> None:
+    problem: dict[str, Any] = {"problem": {"clients": 3, "rows": 8, "inputs": 4}}
+    if source != "builtin:linear":
+        problem = {"partition": {"kind": "iid", "clients": 3}}
+    train = {"optimizer": "sgd", "lr": 0.2, "max_grad_norm": 0.0, "batch_size": batch}
+    sections = {"model": {"name": "builtin:linear"}, "task": {"kind": "linear"}, "data": {"source": source}}
+    config = load({"algorithm": {"name": "rolora-linear"}, **sections, "train": train, **problem}, check_paths=False)
+    assert [problem.path for problem in _no_gradient_step(config)] == ["train.batch_size"] * told

@@ -197,6 +197,15 @@ def test_more_choices_than_letters_are_refused_with_and_without_an_answer() -> N
     )
 
 
+def test_loss_is_the_mean_over_tokens_of_right_choices() -> None:
+    """Over 400 words that are equally likely, ln 400, whatever the sizes of the rows."""
+    task = task_of()
+    _, targets = task.collate(task.scored(task.encode(questions(3))))
+    tally = task.tally()
+    tally.add(torch.zeros(*targets["labels"].shape, 400), targets)
+    assert tally.scores()["loss"] == pytest.approx(math.log(400), rel=1e-6)
+
+
 def test_diverged_model_has_no_accuracy() -> None:
     """Of likelihoods that are no numbers none is the largest."""
     task = task_of()

@@ -88,6 +88,14 @@ def test_newcomer_error_is_that_of_each_ones_exact_head() -> None:
     assert exact.newcomer_error(exact.down) < 1e-20
 
 
+@pytest.mark.parametrize(("kind", "factor"), [(None, 1.0), ("factors", 1.0), ("heads", 0.5)])
+def test_loss_of_a_row_is_as_its_paper_writes_it(kind: Any, factor: float) -> None:
+    task = LinearRegression(None if kind is None else LinearProblem.draw(ProblemConfig(kind=kind), 0))
+    y = torch.tensor([[1.0, 2.0], [0.0, -1.0]], dtype=torch.float64)
+    losses, counts = task.loss(torch.zeros_like(y), {"y": y})
+    assert (losses.tolist(), counts.tolist()) == ([5 * factor, factor], [1, 1])
+
+
 def test_small_angle_keeps_its_digits() -> None:
     a = torch.zeros(1, 5, dtype=torch.float64)
     a[0, 0] = 1

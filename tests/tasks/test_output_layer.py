@@ -30,7 +30,9 @@ def test_loss_and_gradient_are_those_of_cross_entropy(
     monkeypatch.setattr(output_layer, "_STEP_BYTES", 2 * weight.element_size() * words)
 
     mine, plain = (states.clone().requires_grad_() for _ in range(2))
-    losses = OutputLayer(lambda x: x @ weight.T, words).losses(mine, targets)
+    layer = OutputLayer(lambda x: x @ weight.T, words)
+    assert max(len(range(tokens)[part]) for part in layer.parts(states)) == rows
+    losses = layer.losses(mine, targets)
     logits = plain @ weight.T
     expected = functional.cross_entropy(
         logits if dtype != torch.bfloat16 else logits.float(), targets, reduction="none"
@@ -42,4 +44,9 @@ def test_loss_and_gradient_are_those_of_cross_entropy(
     torch.testing.assert_close(mine.grad, plain.grad)
 
     with torch.no_grad():
-        torch.testing.assert_close(OutputLayer(lambda x: x @ weight.T, words).losses(states, targets), expected)
+        torch.testing.assert_close(layer.losses(states, targets), expected)
+
+
+def test_one_token_has_its_logits_however_many_words(logits_of: Callable[[int, int], None]) -> None:
+    logits_of(1, 100)
+    assert list(OutputLayer(lambda x: x, 101).parts(torch.zeros(2, 1))) == [slice(0, 1), slice(1, 2)]

@@ -81,7 +81,7 @@ class ByWorkers:
         sent: dict[int, _Sent] = {}
         again: deque[int] = deque()
         finished: dict[int, list[Answer]] = {}
-        first = turn = self._numbers
+        turn = self._numbers
         left = True
         while True:
             while turn in finished:
@@ -104,7 +104,7 @@ class ByWorkers:
             if not sent and not left:
                 return
             for reply in self.workers.replies(_SECONDS):
-                if reply.number < first or reply.number not in sent:
+                if reply.number not in sent:
                     continue  # from a round that was given up
                 if reply.answers is not None:
                     finished[reply.number] = decode_answers(reply.answers)

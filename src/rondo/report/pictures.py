@@ -142,7 +142,7 @@ def curve(before: Mapping[str, Any], history: Sequence[Mapping[str, Any]], metri
                 points.append((record["round"] + 1, record["scores"][kind].get(metric)))
     points = [(x, y) for x, y in points if y is not None]
     axes.plot([x for x, _ in points], [y for _, y in points], marker="o", ms=3, color="tab:blue")
-    axes.set_xlabel("rounds")
+    _over_rounds(axes)
     titles = history[-1].get("titles", {}) if history else {}
     axes.set_ylabel(_text(f"test {titles.get(metric, metric)}"), color="tab:blue")
     if metric == "accuracy":
@@ -168,7 +168,7 @@ def measure(before: Mapping[str, float], history: Sequence[Mapping[str, Any]], t
     points = [(x, values[name]) for x, values in measured if name in values]
     axes.plot([x for x, _ in points], [y for _, y in points], marker="o", ms=3, color="tab:blue")
     axes.set_yscale("log", nonpositive="mask")
-    axes.set_xlabel("rounds")
+    _over_rounds(axes)
     axes.set_ylabel(_text(name.replace("_", " ")))
     axes.set_title(_text(title), loc="left")
     return _png(figure)
@@ -211,8 +211,7 @@ def comparison(content: Mapping[str, Any]) -> bytes:
     left.set_ylabel(_score_name(content["runs"]))
     if any(r["curve_of"] != r["primary"] for r in content["runs"]):
         left.set_yscale("log", nonpositive="mask")
-    left.set_xlabel("rounds")
-    left.xaxis.get_major_locator().set_params(integer=True)
+    _over_rounds(left)
     right.set_xlabel("MB sent up and down by all clients, first contact included")
     if logarithmic:
         from matplotlib import ticker
@@ -226,6 +225,11 @@ def comparison(content: Mapping[str, Any]) -> bytes:
     left.set_title(_shared_settings(content), loc="left")
     _legend(figure, lines)
     return _png(figure)
+
+
+def _over_rounds(axes: Any) -> None:
+    axes.set_xlabel("rounds")
+    axes.xaxis.get_major_locator().set_params(integer=True)
 
 
 def _style(number: int) -> dict[str, Any]:
@@ -281,9 +285,8 @@ def bands(
     for name, limit in limits:
         colour = _style([*lines].index(name))["color"]
         axes.plot(*zip(*limit, strict=True), color=colour, ls="--", lw=0.9)
-    axes.set_xlabel("rounds")
+    _over_rounds(axes)
     axes.set_ylabel(_text(score))
-    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.25, lw=0.5)
     _legend(figure, drawn)
     return _png(figure)

@@ -137,6 +137,36 @@ def test_solved_head_is_numpys() -> None:
         np.testing.assert_allclose(fit.params["head:h"][k].numpy(), expected, atol=1e-12)
 
 
+class Counted(Layers):
+    """Counts its calls; each output has a factor of its own, if there are some."""
+
+    def __init__(self, factors: Tensor | None = None) -> None:
+        super().__init__()
+        self.calls, self.factors = 0, factors
+
+    def __call__(self, *args: Any, **options: Any) -> Tensor:
+        self.calls += 1
+        output = super().__call__(*args, **options)
+        return output if self.factors is None else output * self.factors
+
+
+@pytest.mark.parametrize("factors", [None, [1.0, 2.0, -3.0]], ids=["one matrix", "a matrix per output"])
+def test_columns_of_a_last_layer_serve_all_outputs(factors: list[float] | None) -> None:
+    """Four calls for a head of 3 x 4 in place of twelve, beside one at zero and one to try them on, and as many times
+    less memory."""
+    network = Counted(None if factors is None else torch.tensor(factors, dtype=torch.float64))
+    one, params = trainer(9, 6, network=network), start(2)
+    solved = one.solve(params, train=head).params["head:h"]
+    assert network.calls == 4 + 2 + 1  # the last for the loss
+    expected = trainer(9, 6).solve(params, train=head).params["head:h"]
+    if factors is not None:
+        x, y = (np.stack([getattr(e, n).numpy() for e in one.examples[0]]) for n in "xy")
+        hidden = x @ (params["m.B"][0] @ params["m.A"][0] + params["plain.weight"][0]).numpy().T + 0.3
+        expected = torch.from_numpy(np.linalg.lstsq(hidden, y / np.array(factors), rcond=None)[0].T)
+        solved = solved[0]
+    torch.testing.assert_close(solved, expected, rtol=0, atol=1e-12)
+
+
 def test_too_few_rows_give_the_smallest_minimiser() -> None:
     one = trainer(2)
     params = start(1)

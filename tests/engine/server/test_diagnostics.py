@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial as make_partial
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from rondo import algorithms
 from rondo.algorithm import Algorithm, Client, Round, Shared, Upload
 from rondo.algorithms.wrappers.local import Local
 from rondo.algorithms.wrappers.server_optimizer import ServerStep, momentum
+from rondo.algorithms.wrappers.wrapper import Wrapper
 from rondo.config import RunConfig, load
 from rondo.data.population import Member, Population
 from rondo.engine.server import diagnostics, exchange, rounds
@@ -239,6 +240,24 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 def test_diagnostics_equal_textbook(name: str, fields: dict[str, Any], partial: bool) -> None:
     for played in play(algorithms.get(name, **fields), partial=partial):
         assert_textbook(played, OPAQUE.get(name))
+
+
+@final
+class Timed(Wrapper[Any]):
+    """A broadcast depends on its round, as the contract allows."""
+
+    def broadcast(self, state: Any, client: Client, round: Round) -> Shared:
+        shared = super().broadcast(state, client, round)
+        return replace(shared, params={n: (1 + round.index) * t for n, t in shared.params.items()})
+
+
+def test_broadcast_after_a_round_is_the_next_rounds() -> None:
+    for played in play(Timed(algorithms.get("fedit"))):
+        measured, expected = played.measured(), textbook(played)
+        for key in ("drift_A", "drift_B", "stable_rank"):
+            assert measured[key] == (None if expected[key] is None else pytest.approx(expected[key], rel=TOLERANCE)), (
+                key
+            )
 
 
 @pytest.mark.parametrize("name", every_method())

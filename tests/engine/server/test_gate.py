@@ -767,6 +767,27 @@ def test_header_beyond_any_honest_one_is_not_read() -> None:
             setup.gate().admit(built(text.ljust(length), b""))
 
 
+def test_longer_upload_than_the_largest_is_not_digested() -> None:
+    tensors, header = 100, 200
+    size = 32 + 8 + header + tensors  # digest, length of the header, and both parts
+    assert wire.largest_upload(tensors, header) == size
+    for length, reason in ((size, "corrupt"), (size + 1, "too_large")):
+        with pytest.raises(Rejected, match=reason):
+            decode_upload(bytes(length), tensors, header)
+    body = json.dumps({"__metadata__": {}}).encode().ljust(header)
+    for count, reason in ((tensors, "no_envelope"), (tensors + 1, "too_large")):  # of these bytes it consists
+        with pytest.raises(Rejected, match=reason):
+            decode_upload(built(body, bytes(count)), tensors, header)
+
+
+def test_upload_in_anothers_name_is_rejected_and_theirs_counts() -> None:
+    setup = server("fedit")
+    gate = setup.gate()
+    with pytest.raises(Rejected, match="wrong_client: 'client-0', and it came from 'client-1'"):
+        gate.admit(setup.sent[0], "client-1")
+    assert gate.admit(setup.sent[0], "client-0").client.id == "client-0"
+
+
 @pytest.mark.parametrize(("name", "ranks"), VARIANTS)
 def test_honest_headers_stay_below_their_limit(name: str, ranks: bool) -> None:
     setup = server(name, ranks)

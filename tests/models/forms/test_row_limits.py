@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import transformers
 
 import rondo
 from choice_rows import save_tiny_llama
-from rondo.models.forms.row_limits import rotary_turn
+from rondo.models.forms.row_limits import rotary_turn, row_limits
 from small_runs import reviews, settings
 
 
@@ -22,6 +24,16 @@ def phi3(original: int) -> Any:
         vocab_size=320, max_position_embeddings=256, original_max_position_embeddings=original, pad_token_id=0,
         rope_parameters={"rope_type": "longrope", "rope_theta": 10000.0, **factors},
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("positions", "limit"), [({}, 128), ({"max_position_embeddings": 64}, 64), ({"max_position_embeddings": -1}, 128)]
+)
+def test_model_reads_as_many_tokens_as_it_has_positions(positions: dict[str, int], limit: int) -> None:
+    """XLNet says -1 where it has no limit, and other models with relative positions say nothing."""
+    module = torch.nn.Module()
+    module.config = SimpleNamespace(is_encoder_decoder=False, **positions)
+    assert row_limits(module, SimpleNamespace(model_max_length=128)).read == limit
 
 
 def test_rotary_embedding_turns_with_longrope_alone() -> None:

@@ -140,6 +140,23 @@ def test_gradients_that_mix_train_one_at_a_time() -> None:
     assert reason(chosen) == "the gradient of layer.A is not what it is when its client is alone in a call"
 
 
+def test_gradients_that_mix_a_little_train_one_at_a_time() -> None:
+    """A hundredth of another row's gradient is more than rounding."""
+    chosen = reader("rows")
+
+    class Mixed(torch.autograd.Function):
+        @staticmethod
+        def forward(_: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(_: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+            return grad + 0.01 * grad.roll(1, 0)
+
+    chosen.module.layer.register_forward_hook(lambda _, __, out: Mixed.apply(out) if len(out) > 2 else out)
+    assert reason(chosen) == "the gradient of layer.A is not what it is when its client is alone in a call"
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("swapped", [False, True], ids=["right", "dealt wrongly"])
 def test_trial_sees_a_wrong_deal_in_any_precision(dtype: torch.dtype, swapped: bool) -> None:

@@ -123,6 +123,21 @@ def test_other_precisions_go_to_torch(dtype: torch.dtype) -> None:
 
 
 @needs_onednn
+@pytest.mark.parametrize(
+    ("dtype", "is_onednns"),
+    [(torch.float32, True), (torch.bfloat16, True), (torch.float64, False), (torch.float16, False)],
+)
+def test_product_is_onednns_where_it_is_faster(dtype: torch.dtype, is_onednns: bool) -> None:
+    layer = nn.Linear(16, 8).requires_grad_(False).to(dtype)
+    apply(layer, ONEDNN)
+    node, names = layer(torch.ones(5, 16, dtype=dtype, requires_grad=True)).grad_fn, []
+    while node is not None:
+        names.append(node.name())
+        node = node.next_functions[0][0] if node.next_functions else None
+    assert ("_FrozenLinearBackward" in names) == is_onednns, names
+
+
+@needs_onednn
 def test_bfloat16_is_rounded_no_more_than_by_torch() -> None:
     plain = nn.Linear(384, 96).requires_grad_(False)
     exact = copy.deepcopy(plain).double()

@@ -27,6 +27,7 @@ from rondo.lowrank import GrowingSum, LowRank
 from rondo.models.loading.merged import merge_adapter
 from rondo.models.loading.peft import AdapterPlan, plan, read_tensors, stock_model, write_adapter
 from rondo.models.loading.pretrained import fingerprint
+from rondo.models.loading.result_factors import adapter_factors
 from rondo.models.networks.adapted_layer import Site
 from rondo.models.networks.adapted_network import AdaptedNetwork
 from rondo.params import add_client_axis, fresh_factors, pick
@@ -599,6 +600,17 @@ def test_factors_and_head_of_an_adapter_in_another_type_are_trained_in_float32(
     assert len(planned.params) > len(head)
 
 
+@pytest.mark.parametrize(("rank", "as_it_is"), [(4, True), (5, False)])
+def test_factors_stay_up_to_the_shorter_side(rank: int, as_it_is: bool) -> None:
+    """Beyond it, the whole change beside an identity is smaller, and the same."""
+    site = Site("m", "linear", (4, 6), rank, 0.5, 0.0)
+    seen = {"m.A": torch.randn(rank, 6), "m.B": torch.randn(4, rank)}
+    a, b, scale = adapter_factors([site], seen, {})["m"]
+    assert (a is seen["m.A"], b is seen["m.B"]) == (as_it_is, as_it_is)
+    assert (a.shape, b.shape, scale) == ((4, 6), (4, 4), 0.5)
+    torch.testing.assert_close(b @ a, seen["m.B"] @ seen["m.A"])
+
+
 def _refused(folder: Path, module: Any, task: Any = "SEQ_CLS", head: tuple[str, ...] | None = None) -> ConfigError:
     head = tiny.head_names(module) if head is None else head
     with pytest.raises(ConfigError) as caught:
@@ -650,7 +662,9 @@ def test_adapter_with_an_embedding_beside_its_factors_is_refused(tmp_path: Path)
 def test_adapter_other_than_lora_is_refused(tmp_path: Path) -> None:
     config = peft.IA3Config(task_type="SEQ_CLS", target_modules=["key"], feedforward_modules=[])
     peft.get_peft_model(tiny.bert(), config).save_pretrained(tmp_path)
-    _refused(tmp_path, tiny.bert())
+    assert "is not a LoRA adapter: name one that is" in str(_refused(tmp_path, tiny.bert()))
+    (tmp_path / "adapter_config.json").write_text("[]")
+    assert "is not a LoRA adapter: name one that is" in str(_refused(tmp_path, tiny.bert()))
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,22 @@ def test_tensors_of_another_size_are_refused(bert: str) -> None:
     assert "(6 tensors differ): mend config.json" in message
 
 
+@pytest.mark.parametrize(
+    ("sizes", "others"),
+    [({"type_vocab_size": 5}, ""), ({"type_vocab_size": 5, "max_position_embeddings": 40}, " (2 tensors differ)")],
+)
+def test_number_of_tensors_of_another_size(sizes: dict[str, int], others: str, bert: str) -> None:
+    assert f" by its config.json{others}: mend config.json" in refused(CLASSIFIER, config_of(bert, **sizes))
+
+
+def test_model_that_writes_texts_of_sounds_is_refused() -> None:
+    """transformers counts it among its encoders with decoders."""
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.Qwen2AudioConfig(text_config={**small, "model_type": "qwen2", "vocab_size": 160})
+    with pytest.raises(ConfigError, match="qwen2_audio has no encoder and decoder of texts: name one such as T5"):
+        load_structure(TABLE["seq2seq-lm"], config)
+
+
 def test_language_model_of_another_size_is_refused(gpt2: str) -> None:
     message = refused(LANGUAGE, config_of(gpt2, n_positions=20))
     assert "transformer.wpe.weight is 48 x 32 in the checkpoint and 20 x 32 by its config.json: mend" in message

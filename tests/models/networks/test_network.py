@@ -40,6 +40,17 @@ def case(request: pytest.FixtureRequest) -> tuple[Any, tuple[Any, ...], dict[str
     return module, tiny.sites(module, endings), batch()
 
 
+def test_network_without_weights_is_where_it_was_moved() -> None:
+    module = tiny.bert()
+    network = AdaptedNetwork(module, tiny.sites(module, tiny.BERT_LAYERS), ())
+    network.module = nn.Identity()
+    assert network.device.type == "cpu"
+    network.move(torch.device("meta"))
+    assert network.device.type == "meta"
+    network.module = module
+    assert network.device.type == "cpu"
+
+
 @torch.no_grad()
 def test_output_equals_merged_weights(case: Any) -> None:
     module, sites, batch = case

@@ -85,6 +85,17 @@ def test_two_calls_before_one_backward_keep_their_tensors() -> None:
     assert_same_bits(both(again), both(plain))
 
 
+def test_call_is_what_it_was_after_layers_ran_again() -> None:
+    """The forward pass of the next loss may have begun."""
+    _, again, first = pair("llama")
+    second = tiny.factors(tuple(again.sites.values()), 2, clients=2, dtype=torch.float32)
+    one, other = (loss_of(again, leaves_of(params)) for params in (first, second))
+    before = again._call.state()
+    one.backward()
+    assert {n: v for n, v in again._call.state().items() if v is not before[n]} == {}
+    other.backward()
+
+
 def test_backward_pass_in_another_thread_keeps_the_tensors() -> None:
     """As on an accelerator, whose backward pass has a thread of its own."""
     plain, again, params = pair("llama", 0.5)

@@ -221,6 +221,14 @@ class Padded(Softened):
         return SimpleNamespace(logits=logits.reshape(*logits.shape[:2], tiny.VOCABULARY))
 
 
+class Doubled(Softened):
+    """A model that treats states otherwise than logits, and gives the shape of both."""
+
+    def forward(self, **inputs: Any) -> SimpleNamespace:
+        logits = self.model(**inputs).logits
+        return SimpleNamespace(logits=logits if logits.shape[-1] == tiny.VOCABULARY else 2 * logits)
+
+
 class Broken(Softened):
     """A model whose logits are not numbers."""
 
@@ -233,6 +241,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], Sequence[str], str]] = {
     "forbidding": (Forbidding, ("q_proj",), "the model changes what its output layer gives, or its type"),
     "gemma": (gemma, ("q_proj",), "the model changes what its output layer gives, or its type"),
     "padded": (Padded, ("q_proj",), "the model does not do the same without its output layer"),
+    "doubled": (Doubled, ("q_proj",), "the model does not do the same without its output layer"),
     "broken": (Broken, ("q_proj",), "are not finite"),
     "adapted": (tiny.llama_lm, ("q_proj", "lm_head"), "the output layer is adapted"),
     "no output layer": (tiny.convolutions, ("second",), "the model names no output layer"),

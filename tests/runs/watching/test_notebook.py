@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import subprocess
 import sys
+import threading
 import time
 import types
 import warnings
@@ -81,6 +82,10 @@ def test_bars_name_phase_rounds_and_clients() -> None:
     assert "2 of 2 clients client-2: failed" in bars.shown()["text/plain"]
     bars.client_done("client-3", None)  # its round took no training step
     assert bars.shown()["text/plain"].endswith("3 of 2 clients client-3")
+    html = bars.shown()["text/html"]
+    assert html.count("<div") == html.count("</div>") == 2
+    bars.ended("stopped")  # with two rounds to go, for which no time is left
+    assert bars.shown()["text/plain"].endswith("stopped 1 of 3 rounds loss 0.500, accuracy 0.750, 1.5 kB, 0:00")
 
 
 def test_bars_count_from_the_resumed_round(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,6 +131,22 @@ def test_output_moves_while_a_phase_lasts(screen: Screen) -> None:
         while len(screen.outputs[0]) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
         assert "evaluating" in screen.outputs[0][-1]["text/plain"]
+
+
+def test_cell_is_not_drawn_to_after_the_run(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another cell would have it."""
+    began = threading.Event()
+
+    def slow(data: dict[str, str], *, raw: bool) -> None:
+        if threading.current_thread().name == "rondo-notebook":
+            began.set()
+            time.sleep(0.3)
+
+    monkeypatch.setattr(screen, "update", slow)
+    with notebook_progress("", 2) as observer:
+        observer.phase("evaluating")
+        assert began.wait(10)
+    assert "rondo-notebook" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_failed_run_is_shown_as_stopped(screen: Screen) -> None:

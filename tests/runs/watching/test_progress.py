@@ -7,6 +7,7 @@ import json
 import math
 import re
 import sys
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from rich.console import Console
 import rondo
 from rondo.config import load
 from rondo.engine.transport import Phase
+from rondo.errors import RunInterrupted, StopRequested
 from rondo.runs.storage.directory import to_toml
-from rondo.runs.watching.progress import Bars, progress, round_line
+from rondo.runs.watching.progress import Bars, Quiet, progress, round_line
 from rondo.runs.watching.result import RunResult
 from small_runs import WHOLE, copy_of, reviews, save_tiny_bert, settings, write_rows
 
@@ -54,6 +56,29 @@ def test_terminal_shows_bars_with_the_phase() -> None:
     text = shown("client-1", terminal=True)
     for part in ("training", "client-1", "accuracy 0.750", "3.0 kB"):
         assert part in text
+
+
+def test_bars_count_rounds_and_clients() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    with progress(2, console) as bars:
+        assert isinstance(bars, Bars)
+        rounds, clients = bars.progress.tasks
+        bars.round_started(0, 3)
+        for client, loss, note in (("ann", 0.25, "ann  loss 0.250"), ("bob", None, "bob")):  # bob took no step
+            bars.client_done(client, loss)
+            assert clients.fields["note"] == note
+        bars.client_failed("cid")
+        bars.round_done(RECORD)
+    assert (clients.completed, clients.total, clients.fields["note"]) == (3, 3, "cid  failed")
+    assert (rounds.completed, rounds.total, rounds.fields["note"]) == (1, 2, "loss 0.500  accuracy 0.750  1.5 kB")
+
+
+def test_quiet_observer_warns_and_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.warns(UserWarning, match="all 9 training rows are of class") as caught:
+        Quiet().prepared(WHOLE | {"warnings": ["all 9 training rows are of class 'a'"]})
+    assert [warning.filename for warning in caught] == [__file__]  # the line that told of it
+    Quiet().round_done(RECORD)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_clients_have_no_bar_before_their_number_is_known() -> None:
@@ -145,8 +170,9 @@ class Phases(rondo.Observer):
 
 
 def test_run_tells_its_phases_and_writes_a_log(tmp_path: Path) -> None:
-    watch = Phases()
+    watch, began = Phases(), time.perf_counter()
     result = rondo.run(small_run(tmp_path), run_dir=tmp_path / "run", device="cpu", observer=watch)
+    assert 0 < sum(r["seconds"] for r in result.history) < time.perf_counter() - began
     assert watch.names == ["loading", "evaluating", *["training", "evaluating"] * 3, "writing"]
     lines = (tmp_path / "run" / "run.log").read_text().splitlines()
     stamp = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d ")
@@ -154,6 +180,20 @@ def test_run_tells_its_phases_and_writes_a_log(tmp_path: Path) -> None:
     seconds = result.summary["seconds"]
     assert 0 < seconds["evaluation"] < seconds["all"]
     assert seconds["evaluation"] == sum(r["evaluation_seconds"] for r in result.history)
+
+
+class Stopped(rondo.Observer):
+    def round_started(self, index: int, clients: int) -> None:
+        raise StopRequested
+
+
+def test_scores_before_the_first_round_are_taken_once(tmp_path: Path) -> None:
+    """A run that was stopped in its first round has them."""
+    with pytest.raises(RunInterrupted):
+        rondo.run(small_run(tmp_path), run_dir=tmp_path / "run", device="cpu", observer=Stopped())
+    watch = Phases()
+    rondo.resume(tmp_path / "run", device="cpu", observer=watch)
+    assert watch.names[:3] == ["loading", "training", "evaluating"]
 
 
 def test_result_becomes_a_frame_and_a_table(tmp_path: Path) -> None:

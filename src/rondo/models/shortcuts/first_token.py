@@ -30,9 +30,9 @@ def first_token_only(network: AdaptedNetwork, seen: Params, inputs: Batch) -> No
     having changed nothing, where it does not.
     """
     lists = [m for m in network.module.modules() if isinstance(m, nn.ModuleList) and len(m) > 0]
-    layers = max(lists, key=lambda m: sum(p.numel() for p in m.parameters()), default=None)
-    attention = getattr(layers[-1], "attention", None) if layers is not None else None
-    if layers is None or not isinstance(attention, nn.Module):
+    layers = max(lists, key=lambda m: sum(p.numel() for p in m.parameters()), default=[nn.Identity()])
+    attention = getattr(layers[-1], "attention", None)
+    if not isinstance(attention, nn.Module):
         raise AllTokensMatter("the last layer has no attention of a known name")
     if inputs["input_ids"].shape[1] < 2:  # the first token is the last and all that there is
         raise AllTokensMatter("no row that it could be tried on has several tokens")
@@ -75,7 +75,7 @@ def _queries(attention: Any) -> Callable[[], None] | None:
     query, key, value = (getattr(inner, name, None) for name in ("query", "key", "value"))
     output = getattr(attention, "output", None)
     known = all(isinstance(layer, nn.Module) for layer in (query, key, value, output))
-    if not known or not isinstance(size, int) or getattr(inner, "config", None) is None:
+    if not known or not isinstance(size, int):
         return None
 
     def heads(x: Tensor) -> Tensor:
