@@ -48,7 +48,7 @@ def without_times(record: dict[str, Any]) -> dict[str, Any]:
 
 LINEAR = {name for name, entry in algorithms.TABLE.items() if entry.traits.least_squares}
 """Methods for rows that a simulation draws."""
-ORDINARY = ("rolora", "fedrep")
+ORDINARY = ("rolora", "fedrep", "florg")
 
 
 def of_method(folder: Path, name: str) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def test_site_that_is_started_anew_in_the_middle(folder: Path, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_site_with_an_empty_disk(folder: Path, tmp_path: Path) -> None:
-    """It has lost what it was sent, which it is sent again."""
+    """It has lost what it was sent, and makes A again. B is the round's, and sent in any case."""
     run = config(folder, algorithm={"name": "ffa-lora"}, rounds=3)
     expected = simulated(folder, run, tmp_path / "simulation")
     parties = Parties(folder, state=tmp_path)
@@ -126,8 +126,7 @@ def test_site_with_an_empty_disk(folder: Path, tmp_path: Path) -> None:
 
     result = parties.run(run, tmp_path / "run", observer=Watching(act), patience=60.0)
     assert weights(result) == weights(expected)
-    assert result.history[0]["bytes_down"] == expected.history[0]["bytes_down"]
-    assert result.history[1]["bytes_down"] > expected.history[1]["bytes_down"]
+    assert [r["bytes_down"] for r in result.history] == [r["bytes_down"] for r in expected.history]
 
 
 @pytest.mark.parametrize("stay", [pytest.param(True, marks=pytest.mark.slow), False])

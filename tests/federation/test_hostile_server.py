@@ -187,6 +187,8 @@ BAD: dict[str, dict[str, Any]] = {
     "tensor of another version": {"parcel": Parcel({"a": "0" * 32}, {"a": torch.zeros(3)}, {})},
     "tensors are texts": {"parcel": Parcel({"a": "0" * 32}, {"a": "x"}, {})},  # type: ignore[dict-item]
     "base is a text": {"parcel": Parcel({}, {}, {"a": "x"})},  # type: ignore[dict-item]
+    "digest is a number": {"parcel": Parcel({}, {}, {}, {"a": 1})},  # type: ignore[dict-item]
+    "digests are a text": {"parcel": Parcel({}, {}, {}, "a")},  # type: ignore[arg-type]
     "counted is a text": {"counted": "x"},
     "asked is a text": {"asked": "many"},
     "scores is a text": {"scores": "yes"},

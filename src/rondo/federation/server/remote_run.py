@@ -83,7 +83,10 @@ class RemoteRun(Assembly):
         enough = config.clients.per_round if config.clients.over_select else None
         transport = RemoteTransport(self.sites, identity, enough)
         clients, sites = self.population.clients, self.model.network.sites
-        server = Server(self.algorithm, config, clients, transport, sites, identity, start.state, kept)
+        state = start.state
+        server = Server(
+            self.algorithm, config, clients, transport, sites, identity, state, kept, ledger=self.ledger(state)
+        )
         scorer = self.scorer(kept)
         parts = {f.name: getattr(scorer, f.name) for f in fields(scorer)}
         return Federation(server, RemoteScorer(**parts, server=server, transport=transport))
