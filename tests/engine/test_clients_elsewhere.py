@@ -311,7 +311,7 @@ def test_client_that_is_only_scored_is_sent_no_tensor_that_it_makes() -> None:
         assert elsewhere(other, server).at_clients(server.state, after) == sim.scorer.at_clients(sim.state, after)
         assert serialization.same(server.state, sim.state), f"round {index}"
     fixed = num_bytes(pick(server.state.params, lambda n: n.endswith((".L", ".R"))))
-    assert max(post.sent.values()) < fixed / 2
+    assert max(post.sent.values()) < fixed
 
 
 def lost(reply: bytes) -> list[bytes]:
