@@ -61,6 +61,7 @@ class Party:
             shared = self.holdings.take(request.parcel)
         except Lacking:
             return Reply(held=self.holdings.versions)
+        self.start = None
         (answer,) = self.local.train((request.client,), (self.examples,), (shared,), request.round)
         if answer.failure is not None:
             return Reply(reason=answer.failure.reason, detail=answer.failure.detail)
@@ -73,7 +74,6 @@ class Party:
         """Make the start, for a client that holds nothing yet."""
         if self.start is not None and not (self.holdings.params or self.holdings.base):
             self.holdings = Holdings.made(self.start(request.client), request.parcel)
-        self.start = None
 
     def _scores(self, request: Request) -> Reply:
         """The scores of the client's model as it is. Nothing changes by it: what the client keeps of its last attempt
