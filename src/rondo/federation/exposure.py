@@ -87,6 +87,7 @@ COMES: Mapping[type, Mapping[str, Exposed]] = {
         "labels": Exposed("the class names of all sites", ""),
         "model": Exposed(f"SHA-256 of the base model; {_DIGEST}", ""),
         "rondo": Exposed("the server's version of Rondo", ""),
+        "threads": Exposed("the number of threads at the server", ""),
         "protocol": Exposed("the version of the letters", ""),
     },
     Request: {

@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapp
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import torch
+
 from rondo import __version__
 from rondo.algorithm import Client
 from rondo.config import task_kinds as tasks
@@ -236,7 +238,8 @@ def at_sites(assembly: Assembly, sites: Sites, run: str) -> RemoteRun:
 def plan_of(config: RunConfig, run: str, labels: tuple[str, ...] | None, model: str) -> Plan:
     """The plan of a run, for a site that is not named yet."""
     absent = None if config.has_factors else {"adapter"}  # the section itself says that factors are trained
-    return Plan(run, config.model_dump(mode="json", exclude=absent), None, labels, model, __version__)
+    content = config.model_dump(mode="json", exclude=absent)
+    return Plan(run, content, None, labels, model, __version__, torch.get_num_threads())
 
 
 def _report(test: int, labels: tuple[str, ...]) -> dict[str, Any]:

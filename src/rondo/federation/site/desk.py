@@ -4,12 +4,15 @@ knows no network."""
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+
+import torch
 
 from rondo.algorithm import Client, Shared
 from rondo.data.files.tables import Rows
@@ -28,6 +31,7 @@ from rondo.federation.site.contract import Contract
 from rondo.federation.site.disk import Disk
 from rondo.federation.site.joining import Declined, Joining, Offer, for_the_server
 from rondo.params import Params
+from rondo.process import on_threads
 from rondo.runs.assemble import Assembly
 from rondo.runs.storage import durable
 
@@ -190,9 +194,12 @@ class Desk:
     def _parties(self, plan: Plan, assembly: Assembly, counts: Mapping[str, int]) -> dict[str, Party]:
         self._disk = Disk(self.folder, plan.run)
         embedded, first = terms.embeddings(assembly.model.network.module), cache(assembly.first_state)
+        # The server's number of threads gives its bits. More threads than cores would wait for each other.
+        threads = plan.threads if plan.threads <= (os.cpu_count() or 1) else torch.get_num_threads()
 
         def start(client: Client) -> Shared:
-            return start_of(assembly.algorithm, first(), client.rank, assembly.round(0))
+            with on_threads(threads):
+                return start_of(assembly.algorithm, first(), client.rank, assembly.round(0))
 
         parties = {}
         for name, member in assembly.population.members.items():
