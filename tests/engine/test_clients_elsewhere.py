@@ -257,7 +257,8 @@ def test_clients_of_each_rank_make_a_start_of_their_own() -> None:
     people = population(SIZES).members
     ranks = dict(zip(SIZES, (1, 2, 3), strict=True))
     cut = {name: replace(m, client=replace(m.client, rank=ranks[name])) for name, m in people.items()}
-    parts = {"people": Population(cut, (), {}), "run": ALONE}
+    run = config(simulation={"cohort": 1}, clients={"ranks": list(ranks.values())})
+    parts = {"people": Population(cut, (), {}), "run": run}
     sim, (server, post) = make("hetlora", **parts), federation(make("hetlora", **parts))
     for index in range(2):
         expected, record = sim.run_round(index), server.run_round(index)

@@ -134,7 +134,8 @@ class Assembly:
         client could make."""
         if self.config.has_factors and self.config.adapter.start_from is not None:
             return Ledger()
-        ranks = (member.client.rank for member in self.population.members.values())
+        ranked = self.config.clients.ranks is not None or self.config.clients.bytes_budget is not None
+        ranks = (client.rank for client in self.population.clients) if ranked else (None,)
         return Ledger(starts=StartVersions.by_rank(self.algorithm, first, ranks, self.round(0)))
 
     def scorer(self, kept: MutableMapping[str, Params]) -> Scorer:
