@@ -49,7 +49,7 @@ class Composed:
     stop: threading.Event | None = None
     elsewhere: Workers | None = None
     locals: dict[str, Params] = field(default_factory=dict)
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: Ledger = field(init=False)
     bytes_per_cost: float = 0.0
     state: Any = None
     uploads: dict[tuple[int, str], Upload] = field(default_factory=dict)
@@ -58,6 +58,7 @@ class Composed:
 
     def __post_init__(self) -> None:
         self.state = self.assembly.first_state()
+        self.ledger = self.assembly.ledger(self.state)
 
     @property
     def assembly(self) -> Assembly:

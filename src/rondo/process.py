@@ -43,6 +43,17 @@ def seeded(seed: int | None, device: torch.device | None = None) -> Iterator[Non
 
 
 @contextlib.contextmanager
+def on_threads(count: int) -> Iterator[None]:
+    """Inside, torch computes on ``count`` threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
 def no_warnings(*, stderr: bool = False) -> Iterator[None]:
     """Ignore warnings; ``stderr``: and all that is written there, for progress bars that no setting turns off."""
     with alone(), warnings.catch_warnings(), contextlib.ExitStack() as stack:

@@ -365,6 +365,7 @@ def test_show_prints_the_card_and_the_keys(invoke: Invoke, name: str) -> None:
     assert code == 0
     assert output.startswith(f"{name}\n{'=' * len(name)}\n\n")
     assert "Reference:" in output
+    assert "\n\nStart: nothing is sent at a client's first contact but what rounds have changed." in output
     defaults = dataclasses.asdict(algorithms.get(name))
     assert tomllib.loads(output.partition("Keys of [algorithm], with their defaults:\n")[2]) == defaults
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from composed import Composed
 from records import timeless
-from rondo.algorithm import Client, Round
+from rondo.algorithm import Client, Round, Shared
 from rondo.algorithms.table import Rule
 from rondo.algorithms.wrappers.robust import Robust
+from rondo.data.population import Population
 from rondo.engine.client.holdings import Holdings
 from rondo.engine.client.local_round import LocalRound
 from rondo.engine.client.party import Party
@@ -25,7 +29,10 @@ from rondo.engine.wire import serialization
 from rondo.engine.wire.envelope import Identity, Rejected
 from rondo.engine.wire.letters import Reply, Request
 from rondo.engine.wire.parcel import Parcel
-from tiny_federation import ALONE, HEADS_OF_KINDS, SIZES, config, make
+from rondo.engine.wire.start import StartVersions, start_of
+from rondo.lowrank import GrowingSum
+from rondo.params import num_bytes, pick
+from tiny_federation import ALONE, HEADS_OF_KINDS, SIZES, config, make, population
 
 PARTIAL = config(simulation={"cohort": 1}, clients={"per_round": 2})
 
@@ -57,15 +64,32 @@ class Post:
 
 def federation(sim: Composed) -> tuple[Server, Post]:
     """A server and its clients elsewhere, from the parts of a simulation."""
-    parties = {}
+    parties, first = {}, sim.state
+
+    def start(client: Client) -> Shared:
+        return start_of(sim.algorithm, first, client.rank, sim.assembly.round(0))
+
     for name, member in sim.population.members.items():
         kept: dict[str, Any] = {}
         local = LocalRound(sim.algorithm, sim.network, sim.task, sim.config, kept)
         scorer = replace(sim.scorer, kept=kept)
-        parties[name] = Party(name, sim.identity.model, local, tuple(member.train), scorer, member.validation, kept)
+        rows, held_back = tuple(member.train), member.validation
+        parties[name] = Party(name, sim.identity.model, local, rows, scorer, held_back, kept, start=start)
     post = Post(parties)
-    clients, sites, transport = sim.population.clients, sim.network.sites, RemoteTransport(post, sim.identity)
-    server = Server(sim.algorithm, sim.config, clients, transport, sites, sim.identity, sim.initial, sim.state, {})
+    clients, sites = sim.population.clients, sim.network.sites
+    transport = RemoteTransport(post, sim.identity)
+    server = Server(
+        sim.algorithm,
+        sim.config,
+        clients,
+        transport,
+        sites,
+        sim.identity,
+        sim.initial,
+        sim.state,
+        {},
+        ledger=sim.ledger,
+    )
     return server, post
 
 
@@ -157,6 +181,144 @@ def test_client_with_an_empty_disk_is_sent_everything_once() -> None:
     own = {c: post.sent[c] - before[c] for c in SIZES}
     assert own["bob"] > 2 * own["ann"], "what was sent in vain, and everything again"
     assert record["bytes_down"] == sum(own.values())
+
+
+# --- the start ----------------------------------------------------------------------------------------------------
+
+
+def a_bit_off(tensor: Tensor) -> Tensor:
+    """``tensor`` as another machine may compute it: the last bit of one number differs."""
+    other = tensor.clone()
+    other.view(-1)[0] = other.view(-1)[0].nextafter(torch.tensor(math.inf))
+    return other
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("florg", {}),
+        ("florg", {"bases": "svd", "offset": True}),
+        ("ffa-lora", {}),
+        ("fedsvd", {}),
+        ("rolora", {}),
+        ("federa", {}),
+    ],
+)
+def test_client_makes_the_start_and_is_sent_no_tensor_of_it(name: str, fields: dict[str, Any]) -> None:
+    sim, (server, post) = make(name, run=ALONE, **fields), federation(make(name, run=ALONE, **fields))
+    for index in range(3):
+        expected, record = sim.run_round(index), server.run_round(index)
+        assert timeless(record) == timeless(expected)
+        assert serialization.same(server.state, sim.state), f"round {index}"
+        assert sum(post.sent.values()) == 0 or index > 0
+
+
+def test_tensor_that_another_machine_makes_otherwise_is_sent() -> None:
+    """And counts as first contact; all that is equal is not sent."""
+    sim, (server, post) = make("florg", run=ALONE), federation(make("florg", run=ALONE))
+    bob = post.parties["bob"]
+    made = bob.start
+    assert made is not None
+    name = next(n for n in server.state.params if n.endswith(".L"))
+
+    def elsewhere(client: Client) -> Shared:
+        params = made(client).params
+        return Shared({**params, name: a_bit_off(params[name])})
+
+    bob.start = elsewhere
+    for index in range(2):
+        expected, record = sim.run_round(index), server.run_round(index)
+        assert serialization.same(server.state, sim.state), f"round {index}"
+        differing = num_bytes({name: server.state.params[name]}) if index == 0 else 0
+        assert record["bytes_first_contact"] == differing
+        assert record["bytes_down"] == expected["bytes_down"] + differing
+        assert record["failed"] == []
+    assert server.ledger.held == sim.ledger.held
+
+
+def test_base_change_that_another_machine_makes_otherwise_is_sent() -> None:
+    """A count of chunks alone would take it for the server's."""
+    sim, (server, post) = make("federa", run=ALONE), federation(make("federa", run=ALONE))
+    bob = post.parties["bob"]
+    made = bob.start
+    assert made is not None
+    path = next(iter(server.state.base))
+
+    def elsewhere(client: Client) -> Shared:
+        shared = made(client)
+        chunk = shared.base[path].recent
+        return Shared(shared.params, {**shared.base, path: GrowingSum.of(replace(chunk, up=a_bit_off(chunk.up)))})
+
+    bob.start = elsewhere
+    for index in range(2):
+        sim.run_round(index)
+        record = server.run_round(index)
+        assert serialization.same(server.state, sim.state), f"round {index}"
+        assert record["bytes_first_contact"] == (post.sent["bob"] if index == 0 else 0)
+    assert bob.holdings.base[path].count == 1
+    assert serialization.same(bob.holdings.base[path].recent, server.state.base[path].recent)
+
+
+def test_clients_of_each_rank_make_a_start_of_their_own() -> None:
+    people = population(SIZES).members
+    ranks = dict(zip(SIZES, (1, 2, 3), strict=True))
+    cut = {name: replace(m, client=replace(m.client, rank=ranks[name])) for name, m in people.items()}
+    run = config(simulation={"cohort": 1}, clients={"ranks": list(ranks.values())})
+    parts = {"people": Population(cut, (), {}), "run": run}
+    sim, (server, post) = make("hetlora", **parts), federation(make("hetlora", **parts))
+    for index in range(2):
+        expected, record = sim.run_round(index), server.run_round(index)
+        assert timeless(record) == timeless(expected)
+        assert serialization.same(server.state, sim.state)
+        assert (sum(post.sent.values()) == 0) == (index == 0)
+
+
+@pytest.mark.parametrize(("name", "fixed"), [("florg", ".L .R"), ("ffa-lora", ".A"), ("federa", "")])
+def test_late_client_is_sent_what_rounds_have_changed(name: str, fixed: str) -> None:
+    """Also by a server that went on from its checkpoint in the meantime, and whose first state is gone."""
+    sim, (server, post) = make(name, run=ALONE), federation(make(name, run=ALONE))
+    post.absent = {"cid"}
+    for index in range(3):
+        if index == 2:
+            post.absent = set()
+            state = serialization.unpack(serialization.pack(server.state), server.state)
+            server = replace(server, state=state, ledger=Ledger.from_json(server.ledger.to_json()))
+        record = server.run_round(index)
+        assert record["clients"] == (3 if index == 2 else 2)
+    moved = pick(sim.state.params, lambda n: not n.endswith(tuple(fixed.split()) or "none"))
+    assert post.sent["cid"] == num_bytes(moved) == record["bytes_first_contact"]
+
+
+@pytest.mark.parametrize("name", ["florg", "fedsvd", "federa"])
+def test_client_that_lost_its_disk_makes_the_start_again(name: str) -> None:
+    sim, (server, post) = make(name, run=ALONE), federation(make(name, run=ALONE))
+    start = post.parties["bob"].start
+    for index in range(3):
+        if index == 2:
+            post.parties["bob"].holdings, post.parties["bob"].start = Holdings(), start
+        before = dict(post.sent)
+        sim.run_round(index)
+        record = server.run_round(index)
+        assert record["failed"] == []
+        assert serialization.same(server.state, sim.state), f"round {index}"
+    sent = {c: post.sent[c] - before[c] for c in SIZES}
+    fixed = num_bytes(pick(server.state.params, lambda n: n.endswith((".L", ".R"))))
+    assert fixed == 0 or sent["bob"] < 3 * sent["ann"] < fixed
+    assert record["bytes_down"] == sum(sent.values())
+
+
+def test_client_that_is_only_scored_is_sent_no_tensor_that_it_makes() -> None:
+    run = config(simulation={"cohort": 1}, clients={"per_round": 1})
+    sim, other = make("florg", run=run), make("florg", run=run)
+    server, post = federation(other)
+    for index in range(3):
+        sim.run_round(index)
+        server.run_round(index)
+        after = sim.round(index + 1)
+        assert elsewhere(other, server).at_clients(server.state, after) == sim.scorer.at_clients(sim.state, after)
+        assert serialization.same(server.state, sim.state), f"round {index}"
+    fixed = num_bytes(pick(server.state.params, lambda n: n.endswith((".L", ".R"))))
+    assert max(post.sent.values()) < fixed
 
 
 def lost(reply: bytes) -> list[bytes]:
@@ -373,6 +535,15 @@ def test_malformed_reply_is_rejected(header: bytes) -> None:
         Reply.decode(data)
     with pytest.raises(Rejected):
         Reply.decode((2**63).to_bytes(8, "little") + header)
+
+
+def test_ledger_with_starts_survives() -> None:
+    ledger = Ledger(starts={None: StartVersions({"a.L": "x"}), 2: StartVersions({"base:m": "1"}, {"m": "yz"})})
+    ledger.send("ann", Shared({"a.B": torch.ones(2)}), 2)
+    again = Ledger.from_json(ledger.to_json())
+    assert (again.starts, again.held) == (ledger.starts, ledger.held)
+    with pytest.raises(ValueError, match="not a ledger: base:m has"):
+        Ledger.from_json(ledger.to_json().replace(b'"1 base:m"', b'"-1 base:m"'))
 
 
 def test_ledger_with_attempts_that_counted_survives() -> None:

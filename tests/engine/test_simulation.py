@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,11 @@ from rondo.data.population import Population
 from rondo.engine import scoring
 from rondo.engine.scoring import scores, spread
 from rondo.engine.server import rounds
-from rondo.engine.server.ledger import Ledger, version
+from rondo.engine.server.ledger import Ledger
 from rondo.engine.server.sampling import sample
 from rondo.engine.transport import Observer
 from rondo.engine.wire import serialization
+from rondo.engine.wire.versions import version
 from rondo.lowrank import GrowingSum, LowRank, total
 from rondo.params import HEAD_PREFIX, adapted_modules, head, num_bytes, pick
 from rondo.tasks.language.stores.token_store import TextExample
@@ -343,16 +345,18 @@ def test_skipped_attempts_leave_the_model_as_it_would_be(name: str) -> None:
 def test_repeated_exchange_forgets_no_bytes() -> None:
     """Clients that trained beside one that failed are asked again, and hold by then whatever they were sent."""
     settings = config(simulation={"cohort": 4})
-    sim = make(people=population(SIZES, poisoned=["bob"]), run=settings)
+    sim, other = make(people=population(SIZES, poisoned=["bob"]), run=settings), make(run=settings)
+    sim.ledger, other.ledger = Ledger(), Ledger()  # of clients that make nothing themselves
     (record,) = run(sim, 1)
     assert [f["client"] for f in record["failed"]] == ["bob"]
-    (plain,) = run(make(run=settings), 1)
+    (plain,) = run(other, 1)
     for key in ("bytes_down", "bytes_first_contact"):
         assert record[key] == plain[key] > 0
 
 
 def test_round_of_failing_clients_is_skipped() -> None:
     sim = make(people=population(SIZES, poisoned=list(SIZES)))
+    sim.ledger = Ledger()  # of clients that make nothing themselves
     before = serialization.pack(sim.state)
     record = sim.run_round(0)
     assert (record["skipped"], record["loss"], record["bytes_up"]) == ("0 uploads, min_clients is 1", None, 0)
@@ -387,10 +391,6 @@ def formula(sim: Composed, numbers: algorithms.Numbers, t: int) -> int:
 NEW = Client("new", 1)
 
 
-def num_of(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
 @pytest.mark.parametrize(("name", "policy"), EVERY_HEAD)
 def test_traffic_equals_the_tables_formulas(name: str, policy: str) -> None:
     sim, entry = make(name, policy), algorithms.entry(name)
@@ -398,24 +398,18 @@ def test_traffic_equals_the_tables_formulas(name: str, policy: str) -> None:
     shared_head *= 2 if entry.whole == "twice all" else 1
     for t, record in enumerate(run(sim, 3)):
         assert record["bytes_up"] == 3 * (formula(sim, entry.up_numbers, t) + shared_head)
-        if t == 0:
-            assert record["bytes_down"] == record["bytes_first_contact"]
-            everything = sim.algorithm.broadcast(make(name, policy).state, Client("x", 1), sim.round(0))
-            changes = sum(map(num_of, serialization.tensors(everything.base)))
-            assert record["bytes_down"] == 3 * (num_bytes(everything.params) + changes)
-        else:
-            assert record["bytes_first_contact"] == 0
-            assert record["bytes_down"] == 3 * (formula(sim, entry.down_numbers, t) + shared_head)
+        assert record["bytes_first_contact"] == 0
+        assert record["bytes_down"] == (0 if t == 0 else 3 * (formula(sim, entry.down_numbers, t) + shared_head))
 
 
-def test_florgs_offset_is_sent_once() -> None:
-    sim = make("florg", offset=True)
-    plain = make("florg")
-    chunks = sum(4 * RANK * sum(s.shape) for s in sim.network.sites.values())
+def test_factors_of_a_folder_are_sent(tmp_path: Path) -> None:
+    """No client can make them."""
+    (tmp_path / "adapter_config.json").write_text("{}")
+    sim = make("ffa-lora", run=config(adapter={"start_from": str(tmp_path)}))
+    everything = num_bytes(sim.algorithm.broadcast(sim.state, NEW, sim.round(0)).params)
     first, second = run(sim)
-    without, then = run(plain)
-    assert first["bytes_down"] == without["bytes_down"] + 3 * chunks
-    assert second["bytes_down"] == then["bytes_down"]
+    assert first["bytes_down"] == first["bytes_first_contact"] == 3 * everything
+    assert second["bytes_first_contact"] == 0
 
 
 def test_client_that_missed_rounds_gets_both_factors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -428,7 +422,7 @@ def test_client_that_missed_rounds_gets_both_factors(monkeypatch: pytest.MonkeyP
     down = [(r["bytes_down"] - r["bytes_first_contact"], r["bytes_first_contact"]) for r in run(sim, 5)]
     whole = a_bytes + b_bytes + head_bytes
     assert down == [
-        (0, 2 * whole),
+        (0, 0),  # ann and bob make the start themselves
         (b_bytes + head_bytes, 0),  # B was averaged in round 0
         (whole, 0),  # bob lacks round 0's B and round 1's A
         (whole, 0),  # ann lacks round 1's A (the mean, not her own) and round 2's B
@@ -443,11 +437,11 @@ def test_late_joiner_gets_the_sum_and_returning_client_the_less(monkeypatch: pyt
     down = [record["bytes_down"] for record in run(sim, 13)]
     sites = sim.network.sites.values()
     matrices, factors = 4 * sum(s.shape[0] * s.shape[1] for s in sites), 4 * RANK * sum(sum(s.shape) for s in sites)
-    assert down[:2] == [factors, 2 * (factors + factors)]  # A and B at first contact, and one client's stack
+    assert down[:2] == [0, 2 * factors]  # one client's stack; A and B are made by the clients
     assert down[2:10] == [2 * (2 * factors)] * 8  # two clients' stack; A and B stay as they are
     assert down[10] == matrices < 9 * 2 * factors  # ann lacks nine stacks of two clients
     assert down[11] == factors
-    assert down[12] == factors + matrices
+    assert down[12] == matrices
 
 
 def test_ledger_counts_the_bytes_that_a_client_lacks() -> None:

@@ -17,8 +17,10 @@ from parties import OPEN, ROWS, Parties, configuration, write_sites
 
 from rondo.data.files.room import Room
 from rondo.data.sources import read_rows
+from rondo.engine.server.ledger import Ledger
 from rondo.engine.wire.letters import Request
 from rondo.federation.plan import Plan
+from rondo.federation.server.remote_run import RemoteRun
 from rondo.federation.site import desk as desks
 from rondo.federation.site.contract import Contract
 from rondo.federation.site.desk import Desk
@@ -62,7 +64,8 @@ def folder(sites: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def letters(sites: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
-    """A folder with the base model, and the letters of an honest server to the client ann."""
+    """A folder with the base model, and the letters of an honest server to the client ann. They have all tensors, as if
+    ann made none herself."""
     folder = Path(shutil.copytree(sites, tmp_path_factory.mktemp("letters"), dirs_exist_ok=True))
     heard: dict[str, bytes] = {}
     real = Desk.answer
@@ -75,6 +78,7 @@ def letters(sites: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Desk, "answer", noted)
+        patch.setattr(RemoteRun, "ledger", lambda self, first: Ledger())
         Parties(folder).run(configuration(folder, rounds=1), folder / "run")
     return folder, heard
 

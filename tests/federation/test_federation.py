@@ -17,16 +17,20 @@ pytest.importorskip("flwr")
 
 import numpy as np
 import safetensors.torch
+import torch
 from parties import SITES, Parties, configuration
+from torch import Tensor
 
 import rondo
 from rondo import algorithms
-from rondo.algorithm import ClientFailed
+from rondo.algorithm import ClientFailed, Shared
 from rondo.data.demo.digits import digits
 from rondo.engine.simulation import Simulation
 from rondo.engine.transport import Turnout
+from rondo.engine.wire import start
 from rondo.federation.identity import keys
-from rondo.params import everything
+from rondo.federation.site import desk
+from rondo.params import everything, num_bytes
 from rondo.runs.watching.progress import Quiet
 from tiny_federation import ALLOWED
 
@@ -51,7 +55,7 @@ def comparable(record: dict[str, Any]) -> dict[str, Any]:
 
 LINEAR = {name for name, entry in algorithms.TABLE.items() if entry.traits.least_squares}
 """Methods for rows that a simulation draws."""
-ORDINARY = ("rolora", "fedrep")
+ORDINARY = ("rolora", "fedrep", "florg")
 
 
 def of_method(folder: Path, name: str) -> dict[str, Any]:
@@ -115,7 +119,7 @@ def test_site_that_is_started_anew_in_the_middle(folder: Path, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_site_with_an_empty_disk(folder: Path, tmp_path: Path) -> None:
-    """It has lost what it was sent, which it is sent again."""
+    """It has lost what it was sent, and makes A again. B is the round's, and sent in any case."""
     run = config(folder, algorithm={"name": "ffa-lora"}, rounds=3)
     expected = simulated(folder, run, tmp_path / "simulation")
     parties = Parties(folder, state=tmp_path)
@@ -129,8 +133,32 @@ def test_site_with_an_empty_disk(folder: Path, tmp_path: Path) -> None:
 
     result = parties.run(run, tmp_path / "run", observer=Watching(act), patience=60.0)
     assert weights(result) == weights(expected)
-    assert result.history[0]["bytes_down"] == expected.history[0]["bytes_down"]
-    assert result.history[1]["bytes_down"] > expected.history[1]["bytes_down"]
+    assert [r["bytes_down"] for r in result.history] == [r["bytes_down"] for r in expected.history]
+
+
+def test_sites_that_make_a_tensor_of_the_start_otherwise(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on other machines. They are sent this tensor and no other of the start, and the result is the same."""
+    run = config(folder, algorithm={"name": "florg"}, rounds=2)
+    expected = simulated(folder, run, tmp_path / "simulation")
+    differing: dict[str, Tensor] = {}
+
+    def start_of(*args: Any) -> Shared:
+        params = start.start_of(*args).params
+        name = next(n for n in params if n.endswith(".R"))
+        differing[name] = params[name]
+        return Shared({**params, name: params[name].nextafter(torch.tensor(1.0))})
+
+    monkeypatch.setattr(desk, "start_of", start_of)
+    parties = Parties(folder, state=tmp_path)
+    result = parties.run(run, tmp_path / "run")
+    assert weights(result) == weights(expected)
+    firsts = [record["bytes_first_contact"] for record in result.history]
+    assert firsts == [3 * num_bytes(differing), 0]
+    assert [r["bytes_down"] - r["bytes_first_contact"] for r in result.history] == [
+        r["bytes_down"] for r in expected.history
+    ]
 
 
 @pytest.mark.parametrize("stay", [pytest.param(True, marks=pytest.mark.slow), False])

@@ -4,6 +4,7 @@ ends the site's program."""
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,19 +20,48 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parties import ROWS
 
-from rondo.algorithm import Client, Round
-from rondo.engine.wire import serialization
+from rondo.algorithm import Client, Round, Shared
+from rondo.engine.wire import serialization, start
 from rondo.engine.wire.envelope import Identity
 from rondo.engine.wire.letters import Reply, Request
 from rondo.engine.wire.parcel import Parcel
 from rondo.federation.plan import Plan
+from rondo.federation.site import desk as desks
 from rondo.federation.site.audit import Audit
+from rondo.process import on_threads
 
 
 def test_honest_plan_and_request(plan: Plan, request_: Request, tmp_path: Path, desk: Make) -> None:
     here = desk(tmp_path)
     assert asked(here, plan).clients == {"ann": 15}
     assert Reply.decode(here.answer("round", request_.encode())).upload
+
+
+@pytest.mark.parametrize(("threads", "used"), [(2, 2), (3, 1), (10**9, 1)])
+def test_start_is_made_on_the_servers_threads(
+    plan: Plan,
+    request_: Request,
+    tmp_path: Path,
+    desk: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    threads: int,
+    used: int,
+) -> None:
+    """Unless the site has fewer cores. Training is on the site's own."""
+    before, seen = torch.get_num_threads(), []
+
+    def start_of(*args: Any) -> Shared:
+        seen.append(torch.get_num_threads())
+        return start.start_of(*args)
+
+    monkeypatch.setattr(desks, "start_of", start_of)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    with on_threads(1):
+        here = desk(tmp_path)
+        assert asked(here, replace(plan, threads=threads)).clients
+        assert Reply.decode(here.answer("round", request_.encode())).upload
+        assert (seen, torch.get_num_threads()) == ([used], 1)
+    assert torch.get_num_threads() == before
 
 
 # --- plans --------------------------------------------------------------------------------------------------------
@@ -67,6 +97,9 @@ def test_honest_plan_and_request(plan: Plan, request_: Request, tmp_path: Path, 
         {"labels": ["no", "no"]},
         {"model": 5},
         {"model": "0" * 64},
+        {"threads": 0},
+        {"threads": True},
+        {"threads": "2"},
         {"surplus": 1},
     ],
     ids=lambda c: repr(c)[:50],
@@ -188,6 +221,8 @@ BAD: dict[str, dict[str, Any]] = {
     "tensor of another version": {"parcel": Parcel({"a": "0" * 32}, {"a": torch.zeros(3)}, {})},
     "tensors are texts": {"parcel": Parcel({"a": "0" * 32}, {"a": "x"}, {})},  # type: ignore[dict-item]
     "base is a text": {"parcel": Parcel({}, {}, {"a": "x"})},  # type: ignore[dict-item]
+    "digest is a number": {"parcel": Parcel({}, {}, {}, {"a": 1})},  # type: ignore[dict-item]
+    "digests are a text": {"parcel": Parcel({}, {}, {}, "a")},  # type: ignore[arg-type]
     "counted is a text": {"counted": "x"},
     "asked is a text": {"asked": "many"},
     "scores is a text": {"scores": "yes"},

@@ -262,7 +262,7 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Wire, Sites]]:
     made.close(None)
 
 
-PLAN = Plan("run", {}, (), ("a", "b"), "", "")
+PLAN = Plan("run", {}, (), ("a", "b"), "", "", 1)
 
 
 def until(true: Callable[[], bool]) -> None:

@@ -71,12 +71,18 @@ def show(
         import inspect
 
         cls = _algorithm_class(name)
-        print(f"{name}\n{'=' * len(name)}\n\n{inspect.getdoc(cls)}")
+        print(f"{name}\n{'=' * len(name)}\n\n{inspect.getdoc(cls)}\n\n{_START}")
         if fields := inspect.signature(cls).parameters.values():
             print("\nKeys of [algorithm], with their defaults:")
             for field in fields:
                 required = field.default is field.empty
                 print(field.name, "(required)" if required else f"= {json.dumps(field.default, default=repr)}")
+
+
+_START = (
+    "Start: nothing is sent at a client's first contact but what rounds have changed. A client makes the run's first\n"
+    "tensors itself, from the run's seed and its copy of the base model."
+)
 
 
 def _algorithm_class(name: str) -> Any:

@@ -41,15 +41,16 @@ class RemoteScorer(Scorer):
                 continue
             if reply.held is not None and client_id not in told:
                 told.add(client_id)
-                self.server.ledger.believe(client_id, reply.held)
-                self._send(asked[client_id], state, round, len(asked))
+                client = asked[client_id]
+                self.server.ledger.believe(client_id, reply.held, client.rank)
+                self._send(client, state, round, len(asked))
             elif reply.scores and self._are_due(reply.scores):
                 replied[client_id] = reply.scores
         return self.summed_up({name: replied[name] for name in asked if name in replied})
 
     def _send(self, client: Client, state: Any, round: Round, asked: int) -> None:
         ledger = self.server.ledger
-        parcel = ledger.parcel(client.id, self.algorithm.broadcast(state, client, round))
+        parcel = ledger.parcel(client.id, self.algorithm.broadcast(state, client, round), client.rank)
         counted = ledger.counted_of(client)
         request = Request(self.transport.identity, round, client, parcel, counted, scores=True, asked=asked)
         self.transport.messenger.send(client.id, request.encode(), LARGEST_HEADER)

@@ -53,7 +53,8 @@ LEAVES: Mapping[type, Mapping[str, Exposed]] = {
             "`outgoing.losses`, `outgoing.decimals`, `outgoing.least_rows_scored`",
         ),
         "held": Exposed(
-            "digests of what the client was sent before, where it lacks something", "none: it is the server's"
+            "digests of what the client was sent before, or made as the server did, where it lacks something",
+            "none: it is the server's, or follows from the plan",
         ),
         "scores": Exposed(
             "metrics of the client's model on its held-back rows",
@@ -86,13 +87,18 @@ COMES: Mapping[type, Mapping[str, Exposed]] = {
         "labels": Exposed("the class names of all sites", ""),
         "model": Exposed(f"SHA-256 of the base model; {_DIGEST}", ""),
         "rondo": Exposed("the server's version of Rondo", ""),
+        "threads": Exposed("the number of threads at the server", ""),
         "protocol": Exposed("the version of the letters", ""),
     },
     Request: {
         "identity": Exposed("the run and the base model", ""),
         "round": Exposed("the round's number, the run's seed, the number of clients in the run", ""),
         "client": Exposed("the site's own client, with its rank", ""),
-        "parcel": Exposed("the broadcast: the aggregate of all clients, or what the method sends in its place", ""),
+        "parcel": Exposed(
+            "the broadcast: the aggregate of all clients, or what the method sends in its place; digests of the rest, "
+            "which the client holds or makes itself",
+            "",
+        ),
         "counted": Exposed("the client's last round that counted", ""),
         "scores": Exposed("whether scores are asked, and no training", ""),
         "asked": Exposed("the number of clients in the round", ""),

@@ -42,6 +42,8 @@ class Plan:
     """SHA-256 of the base model's identity; empty as long as ``labels`` is None."""
     rondo: str
     """Version of Rondo at the server."""
+    threads: int
+    """Number of threads on which the server made the run's first state. Sums of a matrix product depend on it."""
     protocol: int = PROTOCOL
 
     def encode(self) -> bytes:
@@ -63,6 +65,8 @@ class Plan:
         texts = [content[key] for key in ("run", "model", "rondo")]
         if not all(isinstance(text, str) and len(text) <= _NAME for text in texts):
             raise NotAPlan("not a plan: run, model and rondo are no texts")
+        if type(content["threads"]) is not int or content["threads"] < 1:
+            raise NotAPlan(f"not a plan: threads is {short(content['threads'])}")
         if not isinstance(config, dict) or not all(s is None or isinstance(s, _VALUES) for s in config.values()):
             raise NotAPlan("not a plan: its configuration is none")
         if clients is not None and not (isinstance(clients, list) and all(isinstance(name, str) for name in clients)):

@@ -29,11 +29,13 @@ from rondo.engine.client.memory import activation_bytes
 from rondo.engine.crew import ByWorkers, Workers
 from rondo.engine.faults import Rehearsal, are_rehearsed, in_training
 from rondo.engine.scoring import Scorer
+from rondo.engine.server.ledger import Ledger
 from rondo.engine.server.ranks import client_ranks
 from rondo.engine.server.rounds import Server, first_state
 from rondo.engine.simulation import Crew, InProcess, Simulation
 from rondo.engine.transport import Transport
 from rondo.engine.wire.envelope import Identity
+from rondo.engine.wire.start import StartVersions
 from rondo.errors import ConfigError, Problem
 from rondo.models.forms.model import Model, Outline
 from rondo.models.forms.outline import look
@@ -130,6 +132,15 @@ class Assembly:
         clients = len(self.population.members)
         return first_state(self.algorithm, self.initial, self.model.network.weights(), self.config, clients)
 
+    def ledger(self, first: Any) -> Ledger:
+        """The ledger before the first round, from the server's first state. Factors of a folder are no start that a
+        client could make."""
+        if self.config.has_factors and self.config.adapter.start_from is not None:
+            return Ledger()
+        ranked = self.config.clients.ranks is not None or self.config.clients.bytes_budget is not None
+        ranks = (client.rank for client in self.population.clients) if ranked else (None,)
+        return Ledger(starts=StartVersions.by_rank(self.algorithm, first, ranks, self.round(0)))
+
     def scorer(self, kept: MutableMapping[str, Params]) -> Scorer:
         """The scorer of the run's models. ``kept``: tensors that clients keep."""
         config, network = self.config, self.model.network
@@ -174,8 +185,18 @@ class Assembly:
         if are_rehearsed(config):
             transport = Rehearsal(transport, config, identity)
         clients = self.population.clients
+        sites, state = network.sites, start.state
         server = Server(
-            self.algorithm, config, clients, transport, network.sites, identity, self.initial, start.state, kept
+            self.algorithm,
+            config,
+            clients,
+            transport,
+            sites,
+            identity,
+            self.initial,
+            state,
+            kept,
+            ledger=self.ledger(state),
         )
         return Federation(server, scorer)
 

@@ -32,7 +32,7 @@ class FeDeRA(Algorithm[BaseState]):
 
     Fields: ``aggregation``. "product" is the method that FLoRG's paper describes under this name: products are averaged
     and factored again by SVD, with the roots of the singular values in both factors.
-    Uploads: A and B, r (in + out) numbers per module. Down: the same (the base's change once, at first contact).
+    Uploads: A and B, r (in + out) numbers per module. Down: the same; a client makes the base's change itself.
     Exact: no.
     Linear: yes with "factors", not with "product".
     Personal: no.

@@ -20,7 +20,7 @@ class FedSALoRA(Algorithm[ServerState]):
         server:    A <- sum_k p_k A_k
 
     Symbols: A (r x in) and B (out x r) are PEFT's.
-    Uploads: A, r in numbers per module. Down: the same (the common start of B once, at a client's first contact).
+    Uploads: A, r in numbers per module. Down: the same.
     Exact: not applicable, because there is no global model.
     Linear: yes.
     Personal: yes. A new client (the cold-start model) has A and the initial B, which is zero unless the run started

@@ -20,7 +20,7 @@ class FFALoRA(Algorithm[ServerState]):
         server:    B <- sum_k p_k B_k
 
     Symbols: A (r x in) and B (out x r) are PEFT's; A must not be zero at the start.
-    Uploads: B, r out numbers per module. Down: the same (A once, at a client's first contact).
+    Uploads: B, r out numbers per module. Down: the same; a client draws A itself.
     Exact: yes, for any weights and any subset of clients: sum_k p_k B_k A = (sum_k p_k B_k) A.
     Linear: yes.
     Personal: no.

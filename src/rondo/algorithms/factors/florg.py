@@ -45,7 +45,7 @@ class FLoRG(Algorithm[GramState]):
     - ``offset``: subtract scale * L G1^T G1 R from the base, so the first model is the pre-trained one. Without it the
       first model is some percent of |W| away from it (2 to 7 % in MiniLM's query and value, docs/log/methods.md,
       "FLoRG's start").
-    Uploads: r k numbers per module. Down: the same (L, R and the offset once, at a client's first contact).
+    Uploads: r k numbers per module. Down: the same; a client makes L, R and the offset itself.
     Exact: only while the mean Gram matrix has rank <= r; beyond that, its Nystrom approximation from G.
     Linear: yes.
     Personal: no.

@@ -26,7 +26,7 @@ class FLoRGUnaligned(Algorithm[GramState]):
 
     Computed from the stack of sqrt(p_n) G_n, never from the k x k matrix (``gram_top`` in ``parts.gram``).
     Symbols and fields: as in FLoRG's card.
-    Uploads: G, r k numbers per module. Down: the same (L, R and the offset once, at a client's first contact).
+    Uploads: G, r k numbers per module. Down: the same; a client makes L, R and the offset itself.
     Exact: only while the mean Gram matrix has rank <= r; beyond that, its best approximation of rank r.
     Linear: no, the eigenvectors need the individual uploads.
     Personal: no.

@@ -23,7 +23,7 @@ class FFALinear(Algorithm[ServerState]):
     The first round reaches the end: later ones repeat it.
     Symbols: the paper's a0 is A transposed (rank 1), its b^FFA is B.
     Needs: a task of least squares.
-    Uploads: B, r out numbers per module. Down: the same (A once, at a client's first contact).
+    Uploads: B, r out numbers per module. Down: the same; a client draws A itself.
     Exact: yes, for any weights and any subset of clients.
     Linear: yes.
     Personal: no.

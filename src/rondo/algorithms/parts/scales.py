@@ -1,4 +1,4 @@
-"""Scales as tensors, for methods whose clients need to know them: ``<module>.s``, (1, 1), sent at first contact."""
+"""Scales as tensors, for methods whose clients need to know them: ``<module>.s``, (1, 1)."""
 
 from __future__ import annotations
 

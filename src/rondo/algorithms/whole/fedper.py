@@ -21,8 +21,7 @@ class FedPer(Algorithm[ServerState]):
 
     Symbols: W_B, the paper's base layers, are everything below the head, statistics and factors included; W_P,k, its
     personalisation layers, are the head.
-    Uploads: W_B; A and B, r (in + out) numbers per module. Down: the same (the common first head once, at a client's
-    first contact).
+    Uploads: W_B; A and B, r (in + out) numbers per module. Down: the same.
     Exact: not applicable, because there is no global model.
     Linear: yes.
     Personal: yes. A new client (the cold-start model) has W_B and the initial head. With ``model.head = "shared"``

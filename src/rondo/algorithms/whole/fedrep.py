@@ -24,8 +24,7 @@ class FedRep(Algorithm[ServerState]):
     head of client k. tau_h is ``head_epochs`` and tau_phi is ``body_epochs``, in place of ``train.local_epochs``. The
     paper's Algorithm 1 counts updates (``unit = "updates"``), its experiments count epochs: 10 of the head, then 1
     (CIFAR-10 with 100 clients) or 5 of the representation. Statistics move in the second phase.
-    Uploads: phi; A and B, r (in + out) numbers per module. Down: the same (the common first head once, at a client's
-    first contact).
+    Uploads: phi; A and B, r (in + out) numbers per module. Down: the same.
     Exact: not applicable, because there is no global model.
     Linear: yes.
     Personal: yes. A new client (the cold-start model) has phi and the initial head. With ``model.head = "shared"``

@@ -21,7 +21,7 @@ class LocalTraining(Algorithm[ServerState]):
 
     Symbols: w_k are all trained tensors of client k, head, statistics and factors included.
     Uploads: an empty message, 0 numbers per module, so that rounds, sampling and failures are those of every other
-    method. Down: nothing (the common start once, at a client's first contact).
+    method. Down: nothing.
     Exact: not applicable, because there is no global model.
     Linear: yes.
     Personal: yes. A new client (the cold-start model) has the initial model. With ``model.head = "shared"`` the head is

@@ -23,6 +23,7 @@ from rondo.config.schema import RunConfig
 from rondo.data.population import Population
 from rondo.engine.client.memory import Budget, budget
 from rondo.models.networks.network import Network
+from rondo.process import on_threads
 from rondo.tasks.task import Task
 
 T = TypeVar("T")
@@ -137,12 +138,8 @@ def cohort_threads(network: Network) -> int:
 def one_cohort(network: Network) -> Iterator[None]:
     """Inside, torch uses as many threads as one cohort has in training. Work done once before training is small, so
     threads that share it gain little, and they wait for each other where the machine is busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(max(1, threads // cohort_threads(network)))
-    try:
+    with on_threads(max(1, torch.get_num_threads() // cohort_threads(network))):
         yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def in_order(work: Callable[[T], R], items: Iterable[T], count: int) -> Iterator[R]:

@@ -1,4 +1,4 @@
-"""A client's copy of what its server sent."""
+"""A client's copy of what its server sent, or counts on it to make."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rondo.algorithm import Shared
 from rondo.engine.wire.parcel import Parcel
-from rondo.engine.wire.versions import version
+from rondo.engine.wire.versions import held_versions, sum_version, version
 from rondo.lowrank import GrowingSum
 
 
@@ -25,16 +25,24 @@ class Lacking(Exception):
 
 @dataclass
 class Holdings:
-    """Tensors and base changes, each as the client received it last."""
+    """Tensors and base changes, each as the client received it last, or made it at the start."""
 
     params: dict[str, Tensor] = field(default_factory=dict)
     base: dict[str, GrowingSum] = field(default_factory=dict)
 
+    @staticmethod
+    def made(start: Shared, parcel: Parcel) -> Holdings:
+        """The part of ``start``, which the client made itself, that ``parcel`` counts on: tensors of its versions, and
+        base changes of its digests. On another machine the last bit of some may differ; these are sent."""
+        return Holdings(
+            {name: t for name, t in start.params.items() if version(t) == parcel.versions.get(name)},
+            {path: change for path, change in start.base.items() if sum_version(change) == parcel.made.get(path)},
+        )
+
     @property
     def versions(self) -> dict[str, str]:
-        """The version of every tensor by name, and the number of chunks by ``base:<path>``."""
-        tensors = {name: version(tensor) for name, tensor in self.params.items()}
-        return tensors | {f"base:{path}": str(change.count) for path, change in self.base.items()}
+        """See :func:`~rondo.engine.wire.versions.held_versions`."""
+        return held_versions(self.params, self.base)
 
     def take(self, parcel: Parcel) -> Shared:
         """The broadcast that ``parcel`` is a part of. Tensors and chunks inside are kept for later parcels.

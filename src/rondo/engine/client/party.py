@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from rondo.algorithm import Upload
+from rondo.algorithm import Client, Shared, Upload
 from rondo.data.population import Member
 from rondo.engine.client.holdings import Holdings, Lacking
 from rondo.engine.client.local_round import LocalRound
@@ -37,6 +37,8 @@ class Party:
     """The last attempt that the client trained in, and what it keeps if that attempt counts."""
     withheld: Callable[[Answer], str | None] = lambda answer: None
     """Gives the reason why an upload must not leave; None if it may."""
+    start: Callable[[Client], Shared] | None = None
+    """Makes the start of the run (:mod:`rondo.engine.wire.start`); None once it is not needed any more."""
 
     def answer(self, data: bytes) -> bytes:
         """The reply to a request, both as bytes. Raises ValueError where ``data`` is none."""
@@ -51,6 +53,7 @@ class Party:
             return Reply(reason="wrong_model", detail=detail)
         if request.client.id != self.id:
             return Reply(reason="refused", detail=f"this is {self.id}, not {request.client.id}")
+        self._begin(request)
         if request.scores:
             return self._scores(request)
         self._settle(request.counted)
@@ -58,6 +61,7 @@ class Party:
             shared = self.holdings.take(request.parcel)
         except Lacking:
             return Reply(held=self.holdings.versions)
+        self.start = None
         (answer,) = self.local.train((request.client,), (self.examples,), (shared,), request.round)
         if answer.failure is not None:
             return Reply(reason=answer.failure.reason, detail=answer.failure.detail)
@@ -65,6 +69,11 @@ class Party:
             return Reply(reason="refused", detail=reason)
         self.pending = (request.round.attempt, answer.kept or {})
         return Reply(self._encoded(request, answer), answer.loss)
+
+    def _begin(self, request: Request) -> None:
+        """Make the start, for a client that holds nothing yet."""
+        if self.start is not None and not (self.holdings.params or self.holdings.base):
+            self.holdings = Holdings.made(self.start(request.client), request.parcel)
 
     def _scores(self, request: Request) -> Reply:
         """The scores of the client's model as it is. Nothing changes by it: what the client keeps of its last attempt

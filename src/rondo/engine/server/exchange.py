@@ -39,7 +39,7 @@ class Exchange:
     - ``failed``: clients that failed unexpectedly, with the reason.
     - ``refused``: clients whose upload was turned away as expected, with the reason.
     - ``rejected``: the number of uploads turned away, by reason.
-    - ``up``, ``down``, ``first_contact``: bytes.
+    - ``up``, ``down``, ``first_contact``: bytes. All that a client is sent in its first exchange is first contact.
     """
 
     def __init__(self, setting: RoundContext, turnout: Turnout) -> None:
@@ -51,6 +51,8 @@ class Exchange:
         self.up = self.down = self.first_contact = 0
         self._losses: list[tuple[float, float]] = []
         self._flops: list[int | None] = []
+        self._new: set[str] = set()
+        """Ids of clients that have not been asked before."""
 
     def __iter__(self) -> Iterator[Upload]:
         setting, turnout = self.setting, self.turnout
@@ -113,20 +115,23 @@ class Exchange:
     def _parcel(self, client: Client) -> Parcel:
         """The part of the broadcast that ``client`` lacks, which is counted here."""
         shared = self._broadcast(client)
-        parcel = self.setting.ledger.parcel(client.id, shared)
+        parcel = self.setting.ledger.parcel(client.id, shared, client.rank)
         self._count(client, shared)
         return parcel
 
     def _holds(self, client: Client, versions: Mapping[str, str]) -> None:
-        self.setting.ledger.believe(client.id, versions)
+        self.setting.ledger.believe(client.id, versions, client.rank)
 
     def _broadcast(self, client: Client) -> Shared:
         return self.setting.algorithm.broadcast(self.setting.state, client, self.setting.round)
 
     def _count(self, client: Client, shared: Shared) -> None:
-        down, first = self.setting.ledger.send(client.id, shared)
+        ledger = self.setting.ledger
+        if client.id not in ledger.held:
+            self._new.add(client.id)
+        down, first = ledger.send(client.id, shared, client.rank)
         self.down += down
-        self.first_contact += first
+        self.first_contact += down if client.id in self._new else first
 
     def loss(self) -> float | None:
         """Mean training loss, weighted like the uploads; None without a loss."""

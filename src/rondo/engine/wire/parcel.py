@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rondo.lowrank import Growth
 from rondo.params import Params, num_bytes
@@ -19,6 +19,8 @@ class Parcel:
     """The tensors among them that the client lacks."""
     base: Mapping[str, Growth]
     """The growth of every base change, by module path."""
+    made: Mapping[str, str] = field(default_factory=dict)
+    """Digests of the base changes that the client is to have made itself before it adds ``base``, by module path."""
 
     @property
     def num_bytes(self) -> int:

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import weakref
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+
+from rondo.lowrank import GrowingSum
+from rondo.params import Params
+
+BASE = "base:"
+"""Precedes the module's path in the name of a base change."""
 
 _versions: dict[int, tuple[weakref.ref[Tensor], str]] = {}
 
@@ -23,3 +30,14 @@ def version(tensor: Tensor) -> str:
     digest.update(content.reshape(-1).view(torch.uint8).numpy().data)
     _versions[key] = (weakref.ref(tensor, lambda _: _versions.pop(key, None)), digest.hexdigest())
     return _versions[key][1]
+
+
+def held_versions(params: Params, base: Mapping[str, GrowingSum]) -> dict[str, str]:
+    """The version of every tensor by name, and the number of chunks of every base change by ``base:<path>``."""
+    tensors = {name: version(tensor) for name, tensor in params.items()}
+    return tensors | {BASE + path: str(change.count) for path, change in base.items()}
+
+
+def sum_version(change: GrowingSum) -> str:
+    """A digest of a base change."""
+    return "".join(map(version, change.since(0)))

@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapp
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import torch
+
 from rondo import __version__
 from rondo.algorithm import Client
 from rondo.config import task_kinds as tasks
@@ -84,7 +86,19 @@ class RemoteRun(Assembly):
         enough = config.clients.per_round if config.clients.over_select else None
         transport = RemoteTransport(self.sites, identity, enough)
         clients, sites = self.population.clients, self.model.network.sites
-        server = Server(self.algorithm, config, clients, transport, sites, identity, self.initial, start.state, kept)
+        state = start.state
+        server = Server(
+            self.algorithm,
+            config,
+            clients,
+            transport,
+            sites,
+            identity,
+            self.initial,
+            state,
+            kept,
+            ledger=self.ledger(state),
+        )
         scorer = self.scorer(kept)
         parts = {f.name: getattr(scorer, f.name) for f in fields(scorer)}
         return Federation(server, RemoteScorer(**parts, server=server, transport=transport))
@@ -234,7 +248,8 @@ def at_sites(assembly: Assembly, sites: Sites, run: str) -> RemoteRun:
 def plan_of(config: RunConfig, run: str, labels: tuple[str, ...] | None, model: str) -> Plan:
     """The plan of a run, for a site that is not named yet."""
     absent = None if config.has_factors else {"adapter"}  # the section itself says that factors are trained
-    return Plan(run, config.model_dump(mode="json", exclude=absent), None, labels, model, __version__)
+    content = config.model_dump(mode="json", exclude=absent)
+    return Plan(run, content, None, labels, model, __version__, torch.get_num_threads())
 
 
 def _report(test: int, labels: tuple[str, ...]) -> dict[str, Any]:

@@ -175,6 +175,7 @@ def of_plan(plan: Plan, before: Mapping[str, Any] | None) -> dict[str, Any]:
         "clients": plan.clients,
         "model": plan.model,
         "rondo": plan.rondo,
+        "threads": plan.threads,
         "config": plan.config,
     }
     flat = json.loads(json.dumps(content))

@@ -4,18 +4,24 @@ knows no network."""
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
+import torch
+
+from rondo.algorithm import Client, Shared
 from rondo.data.files.tables import Rows
 from rondo.engine.client.local_round import LocalRound
 from rondo.engine.client.party import Party
 from rondo.engine.transport import Answer
 from rondo.engine.wire.envelope import short
 from rondo.engine.wire.letters import Reply, Request
+from rondo.engine.wire.start import start_of
 from rondo.errors import StopRequested
 from rondo.federation.environment import here
 from rondo.federation.plan import Consent, End, NotAPlan, Plan
@@ -25,6 +31,7 @@ from rondo.federation.site.contract import Contract
 from rondo.federation.site.disk import Disk
 from rondo.federation.site.joining import Declined, Joining, Offer, for_the_server
 from rondo.params import Params
+from rondo.process import on_threads
 from rondo.runs.assemble import Assembly
 from rondo.runs.storage import durable
 
@@ -186,7 +193,14 @@ class Desk:
 
     def _parties(self, plan: Plan, assembly: Assembly, counts: Mapping[str, int]) -> dict[str, Party]:
         self._disk = Disk(self.folder, plan.run)
-        embedded = terms.embeddings(assembly.model.network.module)
+        embedded, first = terms.embeddings(assembly.model.network.module), cache(assembly.first_state)
+        # The server's number of threads gives its bits. More threads than cores would wait for each other.
+        threads = plan.threads if plan.threads <= (os.cpu_count() or 1) else torch.get_num_threads()
+
+        def start(client: Client) -> Shared:
+            with on_threads(threads):
+                return start_of(assembly.algorithm, first(), client.rank, assembly.round(0))
+
         parties = {}
         for name, member in assembly.population.members.items():
             kept: dict[str, Params] = {}
@@ -196,7 +210,7 @@ class Desk:
             scorer = replace(scorer, fitting=replace(scorer.fitting, stop=self._until))
             party = Party(name, plan.model, local, train, scorer, tuple(member.validation), kept)
             rows = terms.rows_behind(len(train), counts[name], assembly.config.data.validation_fraction)
-            party.withheld = _Withheld(self.contract, rows, len(train), embedded)
+            party.withheld, party.start = _Withheld(self.contract, rows, len(train), embedded), start
             if (damage := self._disk.load(party)) is not None:
                 self.told(damage)
             parties[name] = party

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rondo import __version__
+from rondo.algorithm import Upload
 from rondo.config.checks import is_path
 from rondo.config.inputs import GIVEN
 from rondo.config.load import load
@@ -102,8 +103,9 @@ class Joining:
             raise Declined("class names: its rows have others than the run")
         assembly = self._assembly(plan, config, clients, labels)
         counts = {name: len(rows) for name, rows in clients.items()}
-        plan_terms += terms.of_training(self.contract, config, assembly, counts)
-        return Offer(plan, plan_terms, [*leaving, *self._per_round(assembly)], labels, assembly)
+        uploads = list(terms.trials(assembly))
+        plan_terms += terms.of_training(self.contract, config, assembly, counts, uploads)
+        return Offer(plan, plan_terms, [*leaving, *self._per_round(assembly, uploads)], labels, assembly)
 
     def counts(self, plan: Plan) -> dict[str, int]:
         """Numbers of rows by client, of the clients that ``plan`` names."""
@@ -174,11 +176,11 @@ class Joining:
             raise Declined(f"model: the server's is {plan.model}, this site's {other}: take a copy of the same model")
         return assembly
 
-    def _per_round(self, assembly: Assembly) -> list[str]:
-        """The letters that would leave per round, in sentences."""
+    def _per_round(self, assembly: Assembly, uploads: Sequence[Upload]) -> list[str]:
+        """The letters that would leave per round, in sentences. ``uploads``: those of the first rounds."""
         outgoing = self.contract.outgoing
-        uploads = [f"{len(u.params)} tensors of {num_bytes(u.params):,} bytes" for u in terms.trials(assembly)]
-        turns = " or ".join(dict.fromkeys(uploads))
+        sizes = [f"{len(upload.params)} tensors of {num_bytes(upload.params):,} bytes" for upload in uploads]
+        turns = " or ".join(dict.fromkeys(sizes))
         lines = [f"per round and client: an upload of {turns}, its number of examples and its weight"]
         if outgoing.losses:
             lines.append("per round and client: the mean training loss")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -175,8 +175,11 @@ def rows_behind(examples: int, rows: int, held_back: float) -> int:
     return min(examples, math.ceil(rows * (1 - held_back)))
 
 
-def of_training(contract: Contract, config: RunConfig, assembly: Assembly, counts: Mapping[str, int]) -> Iterator[Term]:
-    """The terms that show once model and rows are there. ``counts``: rows of each client."""
+def of_training(
+    contract: Contract, config: RunConfig, assembly: Assembly, counts: Mapping[str, int], uploads: Sequence[Upload]
+) -> Iterator[Term]:
+    """The terms that show once model and rows are there. ``counts``: rows of each client. ``uploads``: its
+    :func:`trials`."""
     training, report = contract.training, assembly.population.report
     left_out = report["rows_bad"] + report["rows_without_target"]
     most = contract.rows.largest_left_out
@@ -196,7 +199,6 @@ def of_training(contract: Contract, config: RunConfig, assembly: Assembly, count
     sites = assembly.model.network.sites.values()
     rank = max((site.rank for site in sites), default=0)
     yield Term("rank in the model", str(rank), f"{training.largest_rank} at most", rank <= training.largest_rank)
-    uploads = list(trials(assembly))
     leaving = {name for upload in uploads for name in upload.params}
     yield from of_tensors(contract, leaving, embeddings(assembly.model.network.module))
     largest, limit = max(num_bytes(upload.params) for upload in uploads), contract.outgoing.largest_mb
