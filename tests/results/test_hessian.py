@@ -46,7 +46,7 @@ def test_lanczos_integrates_polynomials(degree: int) -> None:
 
 
 def test_lanczos_ends_where_the_space_is_closed() -> None:
-    """Three different eigenvalues are found in three steps, without a step into rounding errors."""
+    """Three steps give three different eigenvalues, without a step into rounding errors."""
     matrix = torch.diag(torch.tensor([2.0, 2.0, -1.0, 0.5, 0.5, 0.5], dtype=torch.float64))
     values, _ = lanczos(matrix.mv, unit(6), 6)
     torch.testing.assert_close(values, torch.tensor([-1.0, 0.5, 2.0], dtype=torch.float64))
@@ -55,22 +55,22 @@ def test_lanczos_ends_where_the_space_is_closed() -> None:
 def test_stable_rank_of_a_diagonal_matrix_is_exact() -> None:
     """With signs for a start, |H v|^2 of a diagonal H is the mean of its squares."""
     diagonal = torch.tensor([-4.0, 3.0, 1.0, 1.0, 0.0], dtype=torch.float64)
-    found = spectrum(lambda v: diagonal * v, 5, 7, 2, 5, torch.Generator().manual_seed(0))
-    assert (found.size, found.rows) == (5, 7)
-    assert found.spectral == pytest.approx(4)
-    assert found.frobenius == pytest.approx(27**0.5)
-    assert found.stable_rank == pytest.approx(27 / 16)
-    assert found.error == pytest.approx(0, abs=1e-12)
-    assert sum(found.weights) == pytest.approx(1)
+    estimate = spectrum(lambda v: diagonal * v, 5, 7, 2, 5, torch.Generator().manual_seed(0))
+    assert (estimate.size, estimate.rows) == (5, 7)
+    assert estimate.spectral == pytest.approx(4)
+    assert estimate.frobenius == pytest.approx(27**0.5)
+    assert estimate.stable_rank == pytest.approx(27 / 16)
+    assert estimate.error == pytest.approx(0, abs=1e-12)
+    assert sum(estimate.weights) == pytest.approx(1)
 
 
 def test_estimate_comes_close_with_many_vectors() -> None:
     matrix = symmetric(40)
     exact = np.linalg.svd(matrix.numpy())[1]
-    found = spectrum(matrix.mv, 40, 1, 400, 30, torch.Generator().manual_seed(0))
-    assert found.spectral == pytest.approx(exact[0], rel=1e-6)
-    assert abs(found.stable_rank - float((exact**2).sum() / exact[0] ** 2)) < 3 * found.error  # type: ignore[operator]
-    assert found.error < 0.05 * found.stable_rank  # type: ignore[operator]
+    estimate = spectrum(matrix.mv, 40, 1, 400, 30, torch.Generator().manual_seed(0))
+    assert estimate.spectral == pytest.approx(exact[0], rel=1e-6)
+    assert abs(estimate.stable_rank - float((exact**2).sum() / exact[0] ** 2)) < 3 * estimate.error  # type: ignore[operator]
+    assert estimate.error < 0.05 * estimate.stable_rank  # type: ignore[operator]
 
 
 def test_zero_hessian_is_told() -> None:
@@ -118,15 +118,15 @@ def dense(result: rondo.RunResult, rows: list[dict[str, Any]]) -> np.ndarray:
 
 def test_run_equals_its_dense_hessian(finished: rondo.RunResult) -> None:
     """The same vectors see the same matrix; the run computes in float32."""
-    found = rondo.hessian(finished.run_dir, probes=12, steps=20, device="cpu", allow_code=True)
+    estimate = rondo.hessian(finished.run_dir, probes=12, steps=20, device="cpu", allow_code=True)
     matrix = dense(finished, pictures(80))
     seen = spectrum(torch.from_numpy(matrix).mv, len(matrix), 80, 12, 20, torch.Generator().manual_seed(0))
-    assert (found.size, found.rows) == (seen.size, seen.rows) == (155, 80)
-    assert found.frobenius == pytest.approx(seen.frobenius, rel=1e-4)
+    assert (estimate.size, estimate.rows) == (seen.size, seen.rows) == (155, 80)
+    assert estimate.frobenius == pytest.approx(seen.frobenius, rel=1e-4)
     values = np.linalg.svd(matrix)[1]
-    assert found.spectral == pytest.approx(values[0], rel=1e-4)
+    assert estimate.spectral == pytest.approx(values[0], rel=1e-4)
     exact = float((values**2).sum() / values[0] ** 2)
-    assert abs(found.stable_rank - exact) < 3 * found.error  # type: ignore[operator]
+    assert abs(estimate.stable_rank - exact) < 3 * estimate.error  # type: ignore[operator]
 
 
 def test_rows_and_clients_are_chosen(finished: rondo.RunResult) -> None:

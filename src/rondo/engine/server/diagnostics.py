@@ -292,8 +292,8 @@ def _drift(before: Params, after: Params) -> float | None:
 def _angle(before: Params, after: Params, part: str) -> float | None:
     """The mean angle of the modules that have one."""
     spaces = [(t, after[n]) if part == "B" else (t.mT, after[n].mT) for n, t in before.items()]
-    found = [sine for pair in spaces if (sine := spectra.angle(*pair)) is not None]
-    return sum(found) / len(found) if found else None
+    sines = [sine for pair in spaces if (sine := spectra.angle(*pair)) is not None]
+    return sum(sines) / len(sines) if sines else None
 
 
 def _held(sent: _Sent) -> Params:
