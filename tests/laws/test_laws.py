@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -24,7 +25,7 @@ from rondo.algorithms.wrappers.local import Local
 from rondo.params import add_client_axis, pick, whole
 from rondo.testing import LAWS, SgdTrainer, TwoLayers, check_algorithm
 from rondo.testing.laws import Formulas, law_bytes
-from rondo.testing.run import LawBroken
+from rondo.testing.run import LawBroken, NotApplicable
 from rondo.testing.run import problems as problems_of
 
 NAMES = algorithms.names()
@@ -248,6 +249,14 @@ def test_problem_can_show_the_common_faults() -> None:
     assert {out == inp for out, inp in (w.shape for w in problem.weights.values())} == {False, True}
     assert {n: w for n, w in problem.weights.items() if w.scale == 1} == {}
     assert len({c.num_examples for c in problem.clients}) == len(problem.clients)
+
+
+def test_law_of_the_raw_sum_is_for_clients_without_ranks() -> None:
+    problem = TwoLayers.make(0)
+    ranked = replace(problem, clients=tuple(replace(client, rank=1) for client in problem.clients))
+    assert LAWS["raw sum"](algorithms.get("fedit"), 0, problem).startswith("difference ")
+    with pytest.raises(NotApplicable, match="clients have ranks of their own"):
+        LAWS["raw sum"](algorithms.get("fedit"), 0, ranked)
 
 
 def test_factors_are_beside_whole_tensors_at_odd_seeds() -> None:

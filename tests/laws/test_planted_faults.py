@@ -339,6 +339,15 @@ class WritesToLocal(PrivateHead):
         return uploads, local
 
 
+class WritesToStart(Plain):
+    """The server draws the head anew, in the tensors that it was given."""
+
+    def init(self, params: Params, weights: Mapping[str, Weight], round: Round) -> ServerState:
+        for tensor in pick(params, head).values():
+            tensor.neg_()
+        return ServerState(params)
+
+
 class WritesToState(Plain):
     """The server averages in place."""
 
@@ -370,7 +379,7 @@ def test_leaked_head_breaks_no_leak() -> None:
     assert {"no leak", "cohort"} <= set(failures(HeadInAClassVariable()))
 
 
-@pytest.mark.parametrize("cls", [WritesToShared, WritesToLocal, WritesToState, WritesToUploads])
+@pytest.mark.parametrize("cls", [WritesToStart, WritesToShared, WritesToLocal, WritesToState, WritesToUploads])
 def test_writing_into_an_argument_breaks_no_mutation(cls: type[Plain]) -> None:
     assert "no mutation" in failures(cls())
 
