@@ -115,7 +115,7 @@ def test_run_that_stops_counts_with_its_last_score_and_is_named(tmp_path: Path) 
         ({"contrasts": [{**ENTRY["contrasts"][0], "plus": ["none"]}]}, "", "arms that are not there: none"),
         ({"tuning": {"grid": {"train.lr": [1.0]}, "seeds": [2]}}, "", "must be others than those of the runs"),
         ({"seeds": []}, "seeds", "at least 1 item"),
-        ({"metrik": "x"}, "metrik", ""),
+        ({"metrik": "x"}, "metrik", "unknown key; did you mean 'metric'"),
     ],
 )
 def test_entry_that_is_none_is_refused(tmp_path: Path, changes: dict[str, Any], path: str, message: str) -> None:
