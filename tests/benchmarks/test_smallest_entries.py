@@ -37,6 +37,8 @@ def smallest(name: str, data: Path) -> entries.Entry:
         changes |= {"data.source": str(data / ROWS[file]), "clients.per_round": None, "partition.clients": clients}
         changes |= {"partition.classes_per_client": 3} if kind == "classes" else {}
         changes |= {"data.max_train_rows": None, "data.max_test_rows": None, "evaluation.every": 1}
+    else:
+        changes |= {"data.max_train_rows": 120, "data.max_test_rows": 20}
     arms = {}
     for arm in entry.arms:
         tree = entry.tree(arm)
