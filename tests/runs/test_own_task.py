@@ -64,7 +64,9 @@ def test_custom_task_learns_in_double_precision(config: dict[str, Any], tmp_path
     assert rondo.evaluate(result.run_dir, device="cpu", allow_code=True)["test"]["loss"] == after
     manifest = RunDirectory(result.run_dir).read("manifest.json")
     assert (manifest["kernels"]["dtype"], manifest["adapted_modules"]) == ("float64", {})
-    assert result.history[-1]["diagnostics"]["reason"] == "no layer is adapted"
+    diagnostics = result.history[-1]["diagnostics"]
+    assert diagnostics["reason"] is None
+    assert diagnostics["drift_whole"] > 0
 
 
 def test_cohort_sizes_agree(config: dict[str, Any], tmp_path: Path) -> None:
