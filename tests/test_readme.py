@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shlex
 import tomllib
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -196,3 +198,14 @@ def test_promises_name_their_tests() -> None:
     code = "\n".join(path.read_text("utf-8") for path in ROOT.glob("tests/**/test_*.py"))
     defined = {*re.findall(r"def (test_\w+)", code), *(path.stem for path in ROOT.glob("tests/**/test_*.py"))}
     assert named - defined == set()
+
+
+def test_verdicts_are_counted_as_the_pages_have_them() -> None:
+    facts = [json.loads(p.read_text(encoding="utf-8")) for p in (ROOT / "docs" / "results" / "facts").iterdir()]
+    verdicts = Counter(claim.get("verdict", "open") for fact in facts for claim in fact["claims"])
+    counts = re.search(
+        r"(\d+) claims, of which (\d+) hold or hold in direction, (\d+) are refuted and (\d+)\s+are", README
+    )
+    assert counts is not None
+    held = verdicts["holds"] + verdicts["holds in direction"]
+    assert [int(n) for n in counts.groups()] == [verdicts.total(), held, verdicts["refuted"], verdicts["open"]]
