@@ -265,7 +265,7 @@ def light_server(folder: Path, count: int, rounds: int, size: int, idle: float) 
     link = SuperLink(lambda: own.roster, ("127.0.0.1", 0), certificate=own.certificate, key=own.key)
     sites = Sites(link, clients, deadline=None, patience=60.0, stop=threading.Event(), told=lambda line: None)
     link.start()
-    sites.offer(Plan("light", {}, (), ("a", "b"), "", ""))
+    sites.offer(Plan("light", {}, (), ("a", "b"), "", "", 1))
     print(link.port, flush=True)
     if not sites.wait(300.0, lambda: len(sites.consents()) == count):
         raise SystemExit(f"{len(sites.consents())} of {count} sites came")
