@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo federate-demo test test-sweeps test-slow test-smallest test-federation check bench gpu mutants clean
+.PHONY: demo federate-demo test test-sweeps test-slow test-benchmarks test-papers test-federation check bench gpu mutants clean
 
 demo: $(STAMP)
 	$(BIN)/rondo demo
@@ -16,16 +16,22 @@ federate-demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-# The slow tests that try more options, without those of the next two targets and those that repeat one attack very often.
+# The slow tests that try more options, without those of the next three targets and those that repeat one attack very
+# often.
 test-sweeps: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m slow \
 		--ignore tests/benchmarks --ignore tests/runs/test_paper_rows.py \
 		--ignore tests/federation --ignore tests/runs/workers/test_ray.py \
 		-k "not killed_at_any_file_change and not hundred_random_kills and not many_mutated_uploads"
 
-# Every benchmark, every entry of rondo reproduce and every paper's row at its smallest.
-test-smallest: $(STAMP)
-	$(BIN)/python -m pytest -n auto --dist worksteal -m slow tests/benchmarks tests/runs/test_paper_rows.py
+# Every benchmark at its smallest.
+test-benchmarks: $(STAMP)
+	$(BIN)/python -m pytest -n auto -m slow tests/benchmarks/test_benchmarks.py
+
+# Every entry of rondo reproduce and every paper's row at its smallest.
+test-papers: $(STAMP)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m slow \
+		tests/benchmarks/test_smallest_entries.py tests/runs/test_paper_rows.py
 
 # Every test of a federation between processes, and of workers over Ray.
 test-federation: $(STAMP)
