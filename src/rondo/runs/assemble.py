@@ -141,6 +141,13 @@ class Assembly:
         ranks = (client.rank for client in self.population.clients) if ranked else (None,)
         return Ledger(starts=StartVersions.by_rank(self.algorithm, first, ranks, self.round(0)))
 
+    def server(self, transport: Transport, identity: Identity, state: Any, kept: MutableMapping[str, Params]) -> Server:
+        """The server, before the first round. ``state``: its first state."""
+        clients, sites, ledger = self.population.clients, self.model.network.sites, self.ledger(state)
+        return Server(
+            self.algorithm, self.config, clients, transport, sites, identity, self.initial, state, kept, ledger=ledger
+        )
+
     def scorer(self, kept: MutableMapping[str, Params]) -> Scorer:
         """The scorer of the run's models. ``kept``: tensors that clients keep."""
         config, network = self.config, self.model.network
@@ -184,20 +191,7 @@ class Assembly:
         transport: Transport = Simulation(crew, cohorts)
         if are_rehearsed(config):
             transport = Rehearsal(transport, config, identity)
-        clients = self.population.clients
-        sites, state = network.sites, start.state
-        server = Server(
-            self.algorithm,
-            config,
-            clients,
-            transport,
-            sites,
-            identity,
-            self.initial,
-            state,
-            kept,
-            ledger=self.ledger(state),
-        )
+        server = self.server(transport, identity, start.state, kept)
         return Federation(server, scorer)
 
 

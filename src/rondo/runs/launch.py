@@ -29,7 +29,7 @@ from rondo.runs.wrapping import make_algorithm
 
 @dataclass(frozen=True)
 class Stopped:
-    """What the directory of a run says of it before it goes on, and the device to go on with."""
+    """A run as its directory has it before it goes on, and the device to go on with."""
 
     directory: RunDirectory
     manifest: dict[str, Any]

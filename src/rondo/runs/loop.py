@@ -44,8 +44,8 @@ _CHOSEN = "This round was chosen by its score, so the score is optimistic."
 
 @dataclass(frozen=True)
 class Onlooker:
-    """Who asked for a run: its observer, the event that ends it after its current step, and when it was asked for, in
-    seconds of ``time.perf_counter``."""
+    """The caller of a run: its observer, the event that ends the run after its current step, and the time of the call,
+    in seconds of ``time.perf_counter``."""
 
     observer: Observer
     stop: threading.Event | None

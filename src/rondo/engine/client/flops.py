@@ -200,7 +200,7 @@ def _with_sum(args: Sequence[Any], output: Tensor) -> tuple[Tensor, Tensor, int]
 
 
 def _convolution(args: Sequence[Any], output: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Of a transposed convolution every input number, of another every output number, meets a kernel."""
+    """A kernel meets every output number, in a transposed convolution every input number."""
     x, weight, transposed = args[0], args[1], args[6]
     return x, weight, 2 * (x if transposed else output).numel() * weight[0].numel()
 

@@ -25,7 +25,6 @@ from rondo.engine.crew import Workers
 from rondo.engine.remote import RemoteTransport
 from rondo.engine.remote_scoring import RemoteScorer
 from rondo.engine.server.ranks import client_ranks
-from rondo.engine.server.rounds import Server
 from rondo.engine.wire.envelope import Identity
 from rondo.errors import ConfigError, Problem
 from rondo.federation.plan import Plan
@@ -85,20 +84,7 @@ class RemoteRun(Assembly):
         config, identity = self.config, Identity(self.run, self.model_sha256)
         enough = config.clients.per_round if config.clients.over_select else None
         transport = RemoteTransport(self.sites, identity, enough)
-        clients, sites = self.population.clients, self.model.network.sites
-        state = start.state
-        server = Server(
-            self.algorithm,
-            config,
-            clients,
-            transport,
-            sites,
-            identity,
-            self.initial,
-            state,
-            kept,
-            ledger=self.ledger(state),
-        )
+        server = self.server(transport, identity, start.state, kept)
         scorer = self.scorer(kept)
         parts = {f.name: getattr(scorer, f.name) for f in fields(scorer)}
         return Federation(server, RemoteScorer(**parts, server=server, transport=transport))

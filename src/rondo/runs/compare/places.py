@@ -30,7 +30,7 @@ class Planned:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What tells the run from the others: its label and seed."""
+        """The run's label and seed, which no other run has."""
         return {"algorithm": self.variant.label, "seed": self.config.seed}
 
     def __str__(self) -> str:

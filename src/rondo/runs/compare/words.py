@@ -1,4 +1,4 @@
-"""What a run trains and sends, in a line. Imports no torch."""
+"""A run's trained and sent tensors, in a line of words. Imports no torch."""
 
 from __future__ import annotations
 
