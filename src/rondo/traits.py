@@ -58,3 +58,6 @@ class Traits:
     scored_after_adapting: bool = False
     """Scores are of a client's model after :meth:`rondo.algorithm.Algorithm.adapt`. Per-FedAvg's model is made to be
     good after a step on the client's rows, which :meth:`rondo.algorithm.Algorithm.view`, a pure map, cannot take."""
+    divides_batches: bool = False
+    """A client's objective takes the rows of a batch in parts (:meth:`rondo.algorithm.Loss.split`), so no gradient is
+    that of one row."""

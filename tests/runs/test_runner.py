@@ -758,13 +758,23 @@ def test_server_optimizer_steps_and_keeps_its_moments(run: Run, data: Path, tmp_
 @pytest.mark.parametrize(
     ("name", "changes", "path", "fragment"),
     [
-        ("rolora", {"clients": {"ranks": [1, 2, 1]}}, "clients.ranks", "rolora does not define clients of different"),
+        (
+            "rolora",
+            {"clients": {"ranks": [1, 2, 1]}},
+            "clients.ranks",
+            "rolora: it does not define clients of different",
+        ),
         ("fedsvd", {"clients": {"bytes_budget": 999}}, "clients.bytes_budget", "or take one of fedit, flexlora"),
         ("fedit", {"clients": {"bytes_budget": 9}}, "clients.bytes_budget", "9 bytes do not hold an upload of rank 1"),
-        ("lora-fair", {"server": {"optimizer": "adam"}}, "server.optimizer", "lora-fair is not linear"),
+        (
+            "lora-fair",
+            {"server": {"optimizer": "adam"}},
+            "server.optimizer",
+            "lora-fair: its server works on single uploads",
+        ),
         ("florg", {"server": {"optimizer": "adam"}}, "server.optimizer", "other coordinates than what it sent"),
         ("fedsvd", {"server": {"optimizer": "yogi"}}, "server.optimizer", "other coordinates than what it sent"),
-        ("scaffold", {"server": {"optimizer": "adam"}}, "server.optimizer", "defines its server's step itself"),
+        ("scaffold", {"server": {"optimizer": "adam"}}, "server.optimizer", "it defines its server's step itself"),
     ],
 )
 def test_option_undefined_for_a_method_is_refused(

@@ -69,7 +69,6 @@ def test_shared_head_and_local_statistics_go_together() -> None:
         ("fedrep", [HEAD, BODY], {"head": "frozen"}, ["the head is frozen", "nothing would be kept"]),
         ("fedper", [HEAD], {}, ["nothing else is trained", "nothing would be sent", "take local"]),
         ("lg-fedavg", [HEAD], {}, ["nothing but the head is trained", "nothing would be kept"]),
-        ("lg-fedavg", [HEAD, BODY], {"head": "local"}, ["the head is local", "nothing would be sent"]),
         ("lg-fedavg", [HEAD, BODY], {"head": "frozen"}, ["the head is frozen", "nothing would be sent"]),
         ("lg-fedavg", [BODY], {}, ["no task head", "nothing would be sent"]),
     ],
@@ -83,6 +82,12 @@ def test_half_of_a_division_is_refused(name: str, tensors: list[str], model: dic
         assert word in problem.message
 
 
+def test_method_that_sends_the_head_alone_refuses_a_local_one() -> None:
+    with pytest.raises(ConfigError, match="lg-fedavg: it sends the head alone") as caught:
+        wrap("lg-fedavg", HEAD, BODY, head="local")
+    assert [problem.path for problem in caught.value.problems] == ["model.head"]
+
+
 @pytest.mark.parametrize("policy", ["local", "shared", "frozen"])
 def test_local_trains_whatever_there_is(policy: str) -> None:
     assert wrap("local", HEAD, BODY, head=policy)[1] == policy
@@ -92,7 +97,7 @@ def test_local_trains_whatever_there_is(policy: str) -> None:
 @pytest.mark.parametrize("section", [{"robust": {"rule": "clip"}}, {"server": {"optimizer": "sgd"}}])
 def test_method_that_sends_nothing_refuses_the_server(section: dict[str, Any]) -> None:
     config = load({"algorithm": {"name": "local"}, "clients": {"min_clients": 3}, **section})
-    with pytest.raises(ConfigError, match="local sends nothing"):
+    with pytest.raises(ConfigError, match="local: it sends nothing"):
         make_algorithm(config)
 
 

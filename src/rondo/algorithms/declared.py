@@ -53,7 +53,9 @@ TRAITS: Mapping[str, Traits] = {
     "rondo.algorithms.whole.apfl:APFL": Traits(exact=False, needs_factors=False, personal=True),
     "rondo.algorithms.whole.l2gd:L2GD": Traits(exact=False, needs_factors=False, personal=True, server_step=True),
     "rondo.algorithms.whole.fed_mtl:FedMTL": Traits(exact=False, needs_factors=False, personal=True, server_step=True),
-    "rondo.algorithms.whole.per_fedavg:PerFedAvg": Traits(exact=True, needs_factors=False, scored_after_adapting=True),
+    "rondo.algorithms.whole.per_fedavg:PerFedAvg": Traits(
+        exact=True, needs_factors=False, scored_after_adapting=True, divides_batches=True
+    ),
     "rondo.algorithms.linear.rolora_linear:RoLoRALinear": Traits(
         exact=False, default_head="frozen", plain_sgd=True, least_squares=True
     ),

@@ -23,8 +23,23 @@ _WIDE = 140
 """Characters of a terminal in which these columns can be read. A narrower one shows the first two."""
 
 
-def list_() -> None:
-    """List the algorithms: what each does, its flags (exact, linear, personal), numbers sent up and paper."""
+def list_(
+    names: Annotated[list[str] | None, typer.Argument(help="with --compat: names, or package.module:Class")] = None,
+    compat: Annotated[bool, typer.Option("--compat", help="the options that each one takes")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="with --compat: as JSON, refusals with their reason")] = False,
+) -> None:
+    """List the algorithms: what each does, its flags (exact, linear, personal), numbers sent up and paper. With
+    --compat, the options that each one takes."""
+    if compat:
+        with user_errors():
+            _compatible(names, as_json)
+        return
+    for given, argument in ((bool(names), "NAMES"), (as_json, "--json")):
+        if given:
+            with user_errors():
+                from rondo.errors import ConfigError
+
+                raise ConfigError.at(argument, "it goes with --compat: add that, or remove it", "rondo")
     from rich.console import Console
     from rich.table import Table
 
@@ -50,6 +65,47 @@ def list_() -> None:
         "clients with ranks of their own train at the run's scale, alpha / r, which weakens small ranks; "
         'flexlora and flora take client_scale = "rank"'
     )
+
+
+def _compatible(names: list[str] | None, as_json: bool) -> None:
+    """Print the options that methods take, or refuse with the reason."""
+    from rondo import algorithms
+    from rondo.algorithms.compatible import OPTIONS, refused
+
+    rows = {}
+    for name in names or algorithms.TABLE:
+        if (entry := algorithms.TABLE.get(name)) is not None:
+            rows[name] = refused(entry.traits, linear=entry.linear)
+        else:
+            algorithm = _made(name)
+            rows[name] = refused(algorithm.traits, linear=algorithm.linear)
+    if as_json:
+        print(json.dumps({n: {o: reasons.get(o) for o in OPTIONS} for n, reasons in rows.items()}, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    console = console if console.is_terminal else Console(width=250)
+    table = Table(box=None, pad_edge=False)
+    notes = list(dict.fromkeys(reason for reasons in rows.values() for reason in reasons.values()))
+    for column in ("name", *OPTIONS):
+        table.add_column(column, overflow="fold")
+    for name, reasons in rows.items():
+        table.add_row(name, *(str(notes.index(reasons[o]) + 1) if o in reasons else "yes" for o in OPTIONS))
+    console.print(table)
+    for number, reason in enumerate(notes, 1):
+        console.print(f"{number}: {reason}")
+
+
+def _made(name: str) -> Any:
+    """An algorithm of one's own, with its defaults."""
+    from rondo.errors import ConfigError
+
+    try:
+        return _algorithm_class(name)()
+    except TypeError as error:
+        raise ConfigError.at("NAME", f"{name} cannot be made without arguments: {error}", "rondo") from None
 
 
 def show(

@@ -158,6 +158,38 @@ class ServerConfig(Section):
     """Floor of the adaptive optimizers; left out, 1e-3."""
 
 
+class PrivacyConfig(Section):
+    """Protection of clients or of their rows from a named adversary (``docs/privacy.md``). Left out, there is none."""
+
+    adversary: Literal["reader", "server"] | None = None
+    """Who must not learn about one client or one row: ``"reader"`` has the released model, and the server is trusted;
+    ``"server"`` is the server itself, honest but curious, the other clients and the reader."""
+    secure_aggregation: bool = False
+    """The server opens the sum of a round's uploads and no upload by itself."""
+    ring: Literal[32, 64] = 32
+    """Bits of a number in a masked upload."""
+    unit: Literal["client", "example"] | None = None
+    """What differential privacy hides: that a client took part, or that a row is among a client's rows. Left out, there
+    is no differential privacy."""
+    clip: Annotated[float, Field(gt=0)] | Literal["adaptive"] | None = None
+    """Largest Euclidean norm of what one unit adds: the difference of a client's upload from that of a client that
+    learned nothing, or the gradient of a row. ``"adaptive"`` follows the median of the clients' norms."""
+    noise: Annotated[float, Field(ge=0)] | None = None
+    """The noise multiplier z: the noise in the sum has a standard deviation of z times ``clip``. ``rondo privacy plan``
+    finds it for an epsilon."""
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """The delta of the guarantee; below 1 over the number of units."""
+    budget: Annotated[float, Field(gt=0)] | None = None
+    """The largest epsilon. The round that would exceed it is refused, and the run ends before it."""
+    group: Name | None = None
+    """Column that says whose a row is, with ``unit = "example"``: all rows of a person are one unit. Left out, each row
+    is."""
+    colluding: Annotated[int, Field(ge=0)] = 0
+    """Number of clients that may tell the server their part of the noise, with ``adversary = "server"``."""
+    debug_seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    """Seed of sampling and noise, for tests. Every output then says that epsilon is not valid."""
+
+
 class TrainConfig(Section):
     """Local training."""
 
@@ -288,6 +320,7 @@ class RunConfig(Section):
     admission: AdmissionConfig = Field(default_factory=AdmissionConfig)
     robust: RobustConfig = Field(default_factory=RobustConfig)
     faults: FaultsConfig = Field(default_factory=FaultsConfig)
+    privacy: PrivacyConfig = Field(default_factory=PrivacyConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     server: ServerConfig = Field(default_factory=ServerConfig)
     simulation: SimulationConfig = Field(default_factory=SimulationConfig)
@@ -299,6 +332,11 @@ class RunConfig(Section):
         trains all, since its weights are random."""
         scratch = self.model.name in BUILTIN_NETWORKS and "adapter" not in self.model_fields_set
         return "all" if self.train.what is None and scratch else self.train.what
+
+    @property
+    def hides_uploads(self) -> bool:
+        """Whether nothing that single uploads show may be looked at or recorded."""
+        return self.privacy.unit == "client" or self.privacy.secure_aggregation
 
     @property
     def has_factors(self) -> bool:

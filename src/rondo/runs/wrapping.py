@@ -7,6 +7,7 @@ from typing import Any
 
 from rondo import algorithms
 from rondo.algorithm import Algorithm, HeadPolicy
+from rondo.algorithms.compatible import Option, refused
 from rondo.algorithms.table import RULES
 from rondo.algorithms.wrappers.local import Local
 from rondo.algorithms.wrappers.robust import MEANS, Robust
@@ -89,40 +90,46 @@ def _must_divide(config: RunConfig, algorithm: Algorithm[Any], policy: HeadPolic
 
 
 def _refused(config: RunConfig, algorithm: Algorithm[Any]) -> Iterator[Problem]:
-    """Options of the run that ``algorithm`` does not define, with the reason."""
-    name = config.algorithm.name
-    for key in ("ranks", "bytes_budget"):
-        if getattr(config.clients, key) is not None and not algorithm.traits.client_ranks:
-            others = ", ".join(n for n in algorithms.names() if algorithms.entry(n).traits.client_ranks)
-            message = f"{name} does not define clients of different ranks; remove {key}, or take one of {others}"
-            yield Problem(f"clients.{key}", message)
-    rule = config.robust.rule
-    if algorithm.traits.keeps == everything:
-        for key, setting in (("robust.rule", rule), ("server.optimizer", config.server.optimizer)):
-            if setting != "none":
-                yield Problem(key, f'{name} sends nothing, so its server has nothing to work on; set it to "none"')
-        return
-    if rule in MEANS and not algorithm.linear:
-        message = f"{rule} makes a mean of uploads, and {name}'s server works on single ones; "
-        yield Problem(
-            "robust.rule", f"{message}take {', '.join(r for r in RULES if r not in MEANS)}, or a linear method"
-        )
-    if algorithm.traits.plain_sgd:
+    """Options of the run that ``algorithm`` refuses (:mod:`rondo.algorithms.compatible`), with the reason."""
+    name, linear = config.algorithm.name, algorithm.linear
+    reasons = refused(algorithm.traits, linear=linear)
+    for option, key, otherwise in _asked(config):
+        if option in reasons:
+            yield Problem(key, f"{name}: {reasons[option]}; {otherwise}")
+    sends = algorithm.traits.keeps != everything
+    if sends and algorithm.traits.plain_sgd:
         yield from (_no_gradient_step if algorithm.traits.least_squares else _not_plain_sgd)(config)
-    if config.server.optimizer == "none":
-        return
-    if not algorithm.linear:
-        message = f"{name} is not linear: its server works on single uploads, so there is no mean to step towards; "
-        yield Problem("server.optimizer", message + 'set it to "none", or take a linear method (rondo list)')
-    elif not algorithm.traits.same_coordinates:
-        message = (
-            f"{name}'s server puts what it gets into other coordinates than what it sent, so the difference is no "
+
+
+def _asked(config: RunConfig) -> Iterator[tuple[Option, str, str]]:
+    """The options that the run asks of its method, with the key and what to do where it is refused."""
+    for key in ("ranks", "bytes_budget"):
+        if getattr(config.clients, key) is not None:
+            others = ", ".join(n for n in algorithms.names() if algorithms.entry(n).traits.client_ranks)
+            yield "own ranks", f"clients.{key}", f"remove {key}, or take one of {others}"
+    otherwise = 'set it to "none", or take another method (rondo list --compat)'
+    if config.robust.rule in MEANS:
+        choices = ", ".join(r for r in RULES if r not in MEANS)
+        yield "robust mean", "robust.rule", f"take {choices}, or a linear method (rondo list --compat)"
+    elif config.robust.rule != "none":
+        yield "robust choice", "robust.rule", otherwise
+    if config.server.optimizer != "none":
+        yield "server optimizer", "server.optimizer", otherwise
+    privacy = config.privacy
+    if privacy.secure_aggregation:
+        yield (
+            "secure aggregation",
+            "privacy.secure_aggregation",
+            "remove it, or take another method (rondo list --compat)",
         )
-        message += 'direction to step in; set it to "none", or take another linear method (rondo list)'
-        yield Problem("server.optimizer", message)
-    elif algorithm.traits.server_step:
-        message = f"{name} defines its server's step itself (rondo show {name}), so no optimizer can take its place; "
-        yield Problem("server.optimizer", message + 'set it to "none", or take another linear method (rondo list)')
+    if privacy.unit is not None:
+        yield (
+            "client DP" if privacy.unit == "client" else "example DP",
+            "privacy.unit",
+            "remove it, or take another method (rondo list --compat)",
+        )
+    if config.model.head == "local":
+        yield "local head", "model.head", 'set it to "shared", or take another method (rondo list --compat)'
 
 
 def _not_plain_sgd(config: RunConfig) -> Iterator[Problem]:

@@ -167,12 +167,12 @@ def uploads(name: str, scale: float = 0.3) -> tuple[Any, list[Upload], Round]:
     linear, round = problem(), Round(0, 4, 0, 7)
     algorithm = algorithms.get(name)
     state = algorithm.init(linear.params, linear.weights, round)
-    from rondo.engine.server.expected_upload import trial_upload
+    from rondo.engine.expected_upload import trial_upload
 
     g = torch.Generator().manual_seed(0)
     received = []
     for client in linear.clients:
-        trial = trial_upload(algorithm, state, client, round)
+        trial = trial_upload(algorithm, algorithm.broadcast(state, client, round), client, round)
         params = {n: t + 1 + scale * torch.randn(t.shape, generator=g, dtype=t.dtype) for n, t in trial.params.items()}
         received.append(Upload(client, params, float(client.num_examples)))
     return state, received, round
@@ -389,7 +389,7 @@ def test_robust_wraps_local_head_and_server_optimizer() -> None:
         ({"robust": {"rule": "krum", "byzantine": -1}}, "robust.byzantine: "),
         (
             {"algorithm": {"name": "flexlora"}, "robust": {"rule": "median", "byzantine": 0}},
-            "robust.rule: median makes a mean of uploads, and flexlora's server works on single ones; take clip, krum",
+            "robust.rule: flexlora: its server works on single uploads, not on their mean; take clip, krum",
         ),
     ],
 )

@@ -25,7 +25,7 @@ from rondo import algorithms
 from rondo.algorithm import Algorithm, Client, Round, Upload
 from rondo.algorithms.wrappers.server_optimizer import OPTIMIZERS, ServerStep
 from rondo.config import AdmissionConfig
-from rondo.engine.server.expected_upload import trial_upload
+from rondo.engine.expected_upload import trial_upload
 from rondo.engine.server.gate import Gate
 from rondo.engine.wire import envelope as wire
 from rondo.engine.wire import serialization
@@ -850,7 +850,12 @@ def test_payloads_run_no_code_and_open_nothing() -> None:
 def test_trial_upload_has_names_types_and_bytes_of_real_one(name: str, ranks: bool) -> None:
     setup = server(name, ranks)
     for upload in setup.uploads:
-        trial = trial_upload(setup.algorithm, setup.state, upload.client, setup.round).params
+        trial = trial_upload(
+            setup.algorithm,
+            setup.algorithm.broadcast(setup.state, upload.client, setup.round),
+            upload.client,
+            setup.round,
+        ).params
         assert {n: t.dtype for n, t in trial.items()} == {n: t.dtype for n, t in upload.params.items()}
         if not any(n.endswith(".I") for n in trial):
             assert num_bytes(trial) == num_bytes(upload.params)

@@ -14,6 +14,7 @@ from rondo.config import task_kinds as tasks
 from rondo.config.checks import BUILTINS, client_checks, data_source, exists, is_path, partition_kind
 from rondo.config.inputs import BUILTIN_DATA, BUILTIN_MODEL, BUILTIN_NETWORKS, LINEAR, ModelConfig
 from rondo.config.rules.linear import linear_checks
+from rondo.config.rules.privacy import privacy_checks
 from rondo.config.schema import FaultKind, RunConfig
 from rondo.errors import Problem
 
@@ -80,6 +81,7 @@ def cross_checks(config: RunConfig) -> Iterator[Problem]:
         yield Problem("clients.min_clients", f"{message}: raise it to {least} or lower robust.byzantine")
     if config.simulation.workers is not None and config.simulation.engine != "ray":
         yield Problem("simulation.workers", "only engine = 'ray' has workers: set simulation.engine, or remove it")
+    yield from privacy_checks(config)
     yield from _fault_checks(config)
     yield from _rank_checks(config)
     yield from _server_checks(config)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rondo.algorithm import Algorithm, Client, Round, UnreadableUpload, Upload
 from rondo.config.schema import AdmissionConfig
-from rondo.engine.server.expected_upload import trial_upload
+from rondo.engine.expected_upload import trial_upload
 from rondo.engine.wire.envelope import Envelope, Identity, Rejected, decode_upload, header_limit, largest_upload, short
 from rondo.params import Packed, Params, num_bytes
 
@@ -118,7 +118,8 @@ class Gate:
     def _trial(self, client: Client) -> Upload:
         """The upload of a client of this rank that learned nothing."""
         if client.rank not in self._expected:
-            self._expected[client.rank] = trial_upload(self.algorithm, self.state, client, self.round)
+            shared = self.algorithm.broadcast(self.state, client, self.round)
+            self._expected[client.rank] = trial_upload(self.algorithm, shared, client, self.round)
         return self._expected[client.rank]
 
     @functools.cached_property

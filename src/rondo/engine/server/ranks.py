@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rondo.algorithm import Algorithm, Client, Round, Weight
 from rondo.config.schema import RunConfig
-from rondo.engine.server.expected_upload import trial_upload
+from rondo.engine.expected_upload import trial_upload
 from rondo.errors import ConfigError
 from rondo.models.networks.adapted_layer import Site
 from rondo.params import head, num_bytes, pick
@@ -88,6 +88,7 @@ def upload_bytes(algorithm: Algorithm[Any], sites: Iterable[Site], rounds: int, 
     client, sizes = Client("any", 1, rank), []
     for index in range(min(2, rounds)):
         round = Round(index, rounds, 0, 1)
-        upload = trial_upload(algorithm, algorithm.init(initial, weights, round), client, round)
+        shared = algorithm.broadcast(algorithm.init(initial, weights, round), client, round)
+        upload = trial_upload(algorithm, shared, client, round)
         sizes.append(num_bytes(pick(upload.params, ~head)))
     return max(sizes)

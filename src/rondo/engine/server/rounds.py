@@ -158,7 +158,7 @@ class Server:
         return self.state, fault
 
     def _diagnosed(self, round: Round) -> bool:
-        every = self.config.evaluation.diagnostics_every
+        every = 0 if self.config.hides_uploads else self.config.evaluation.diagnostics_every
         return every > 0 and ((round.attempt + 1) % every == 0 or round.attempt + 1 == round.total)
 
 

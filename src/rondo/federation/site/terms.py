@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from torch import nn
 
@@ -19,7 +18,7 @@ from rondo.algorithm import Upload
 from rondo.config.checks import own_names
 from rondo.config.inputs import BUILTIN_MODEL, BUILTIN_NETWORKS
 from rondo.config.schema import RunConfig
-from rondo.engine.server.expected_upload import trial_upload
+from rondo.engine.expected_upload import trial_upload
 from rondo.federation.plan import Plan
 from rondo.federation.site.contract import Contract
 from rondo.models.networks.network import Network
@@ -236,8 +235,9 @@ def _memory(limit: int, config: RunConfig, assembly: Assembly) -> Term:
 def trials(assembly: Assembly) -> Iterator[Upload]:
     """Uploads of a client that learned nothing, of the first two rounds: methods may take turns."""
     state, client = assembly.first_state(), next(iter(assembly.population.members.values())).client
-    trial = partial(trial_upload, assembly.algorithm, state, client)
-    yield from (trial(assembly.round(index)) for index in range(min(2, assembly.config.rounds)))
+    for round in map(assembly.round, range(min(2, assembly.config.rounds))):
+        shared = assembly.algorithm.broadcast(state, client, round)
+        yield trial_upload(assembly.algorithm, shared, client, round)
 
 
 def of_tensors(contract: Contract, names: Collection[str], embedded: Collection[str]) -> Iterator[Term]:

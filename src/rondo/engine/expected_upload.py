@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rondo.algorithm import Algorithm, Client, Fit, FitOptions, Round, Trainer, Upload, Uploads
+from rondo.algorithm import Algorithm, Client, Fit, FitOptions, Round, Shared, Trainer, Upload, Uploads
 from rondo.params import Params, Select, add_client_axis, client_row, pick
 
 
-def trial_upload(algorithm: Algorithm[Any], state: Any, client: Client, round: Round) -> Upload:
-    """The upload of ``client`` in ``round`` if it learned nothing, with the names, shapes and types of a real one. Its
-    weight is NaN where the run sets the weight and not the algorithm."""
-    shared = algorithm.broadcast(state, client, round)
+def trial_upload(algorithm: Algorithm[Any], shared: Shared, client: Client, round: Round) -> Upload:
+    """The upload of ``client`` that was sent ``shared`` and learned nothing, with the names, shapes and types of a real
+    one. Its weight is NaN where the run sets the weight and not the algorithm."""
     local = add_client_axis(algorithm.local_init(shared, client))
     received = replace(shared, params=add_client_axis(shared.params))
     (upload,), _ = algorithm.client_update(received, local, _Idle((client,), round))

@@ -1,0 +1,77 @@
+"""Options of a run that a method takes, or refuses with the reason. Imports no torch.
+
+Computed from the method's traits and from whether it is linear, so a method of one's own has its row too. The run's
+configuration is refused with these reasons, and ``rondo list --compat`` prints them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias, get_args
+
+from rondo.roles import everything, head
+from rondo.traits import Traits
+
+Option: TypeAlias = Literal[
+    "secure aggregation",
+    "client DP",
+    "example DP",
+    "robust choice",
+    "robust mean",
+    "server optimizer",
+    "own ranks",
+    "local head",
+    "diagnostics",
+    "client scores",
+]
+"""Options: the server opens the sum of uploads alone; differential privacy of clients or of examples (``[privacy]``);
+robust rules that choose or scale uploads, and those that make a mean; ``[server]``; ``clients.ranks``; ``model.head =
+"local"``; ``evaluation.diagnostics_every``; ``evaluation.clients_every``."""
+
+OPTIONS: tuple[Option, ...] = get_args(Option)
+"""Every :data:`Option`, in its order."""
+
+
+def refused(traits: Traits, *, linear: bool) -> Mapping[Option, str]:
+    """The options that a method of these ``traits`` refuses, with the reason. ``linear``: as
+    :attr:`rondo.algorithm.Algorithm.linear`."""
+    reasons: dict[Option, str] = {}
+    if traits.keeps == everything:
+        nothing: tuple[Option, ...] = ("secure aggregation", "client DP", "robust choice", "robust mean")
+        reasons |= dict.fromkeys(
+            (*nothing, "server optimizer"), "it sends nothing, so its server has nothing to work on"
+        )
+    else:
+        reasons |= _of_sums(traits, linear)
+    if traits.least_squares:
+        reasons["example DP"] = "its clients minimise exactly, and noise belongs to the steps of a gradient"
+    elif traits.divides_batches:
+        reasons["example DP"] = "its objective takes the rows of a batch in parts, so no gradient is of one row"
+    if not traits.client_ranks:
+        reasons["own ranks"] = "it does not define clients of different ranks"
+    if not traits.keeps.roles - head.roles:
+        return reasons
+    if (~traits.keeps).roles <= head.roles and traits.keeps != everything:
+        reasons["local head"] = "it sends the head alone, so nothing would be sent"
+    return reasons
+
+
+def _of_sums(traits: Traits, linear: bool) -> dict[Option, str]:
+    """The refused ones of those options that work on the sum of uploads, or on their mean."""
+    if not linear:
+        single = "its server works on single uploads, not on their mean"
+        return dict.fromkeys(("secure aggregation", "client DP", "robust mean", "server optimizer"), single)
+    reasons: dict[Option, str] = {}
+    if traits.weighting == "tensors":
+        reasons["secure aggregation"] = "an upload's weight follows from its tensors, which the server would not see"
+        reasons["client DP"] = "an upload's weight follows from its tensors, so one client may count any amount"
+    elif traits.varying_shapes:
+        reasons["secure aggregation"] = "a client's data decide which values it sends, so unseen ones cannot be added"
+    if not traits.same_coordinates:
+        reasons["server optimizer"] = (
+            "its server puts what it gets into other coordinates than what it sent, so the difference is no direction "
+            "to step in"
+        )
+    elif traits.server_step:
+        reasons["server optimizer"] = "it defines its server's step itself, so no optimizer can take its place"
+    return reasons

@@ -1,0 +1,126 @@
+"""Checks of ``[privacy]``, and of the options that it excludes. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rondo.config.schema import PrivacyConfig, RunConfig
+from rondo.errors import Problem
+
+
+def privacy_checks(config: RunConfig) -> Iterator[Problem]:
+    """Yield the faults of ``[privacy]``."""
+    privacy = config.privacy
+    if privacy == PrivacyConfig():
+        return
+    if privacy.adversary is None:
+        yield Problem("privacy.adversary", 'say from whom: "reader" of the released model, or "server": set it')
+    if privacy.unit is None and not privacy.secure_aggregation:
+        message = 'nothing is protected yet: set unit = "client" or "example", or secure_aggregation = true'
+        yield Problem("privacy.unit", message)
+    yield from _unused(privacy)
+    if privacy.unit is not None:
+        yield from _guarantee(privacy)
+    if privacy.unit == "client":
+        yield from _of_clients(config)
+    if privacy.unit == "example":
+        yield from _of_examples(config)
+    if privacy.secure_aggregation:
+        yield from _of_sums(config)
+    if privacy.unit == "client" or privacy.secure_aggregation:
+        yield from _shows_uploads(config)
+
+
+def _unused(privacy: PrivacyConfig) -> Iterator[Problem]:
+    """Keys that nothing reads."""
+    if privacy.unit is None:
+        for key in ("clip", "noise", "delta", "budget", "debug_seed"):
+            if key in privacy.model_fields_set and (key != "clip" or not privacy.secure_aggregation):
+                yield Problem(f"privacy.{key}", 'only differential privacy uses it: set unit = "client" or "example"')
+    if privacy.group is not None and privacy.unit != "example":
+        yield Problem("privacy.group", 'only unit = "example" uses it: set unit, or remove it')
+    if privacy.colluding and not (privacy.secure_aggregation and privacy.unit == "client"):
+        message = 'it counts with unit = "client" and secure_aggregation = true alone: remove it'
+        yield Problem("privacy.colluding", message)
+    if "ring" in privacy.model_fields_set and not privacy.secure_aggregation:
+        yield Problem("privacy.ring", "only secure_aggregation = true uses it: set that, or remove it")
+
+
+def _guarantee(privacy: PrivacyConfig) -> Iterator[Problem]:
+    """Keys without which differential privacy says nothing."""
+    for key, example in (("clip", "1.0"), ("noise", "1.0"), ("delta", "1e-5")):
+        if getattr(privacy, key) is None:
+            yield Problem(f"privacy.{key}", f"differential privacy needs it: set it, for instance {key} = {example}")
+    if privacy.noise == 0 and privacy.budget is not None:
+        yield Problem("privacy.budget", "without noise epsilon is infinite: raise privacy.noise, or remove it")
+
+
+def _of_clients(config: RunConfig) -> Iterator[Problem]:
+    """Options that break the guarantee of ``unit = "client"``."""
+    privacy, clients, evaluation = config.privacy, config.clients, config.evaluation
+    if privacy.adversary == "server" and not privacy.secure_aggregation:
+        message = 'the server sees each upload before its noise: set secure_aggregation = true, or adversary = "reader"'
+        yield Problem("privacy.adversary", message)
+    if privacy.adversary == "reader" and privacy.secure_aggregation:
+        message = 'it hides uploads from the server: set it to "server", whose clients add the noise'
+        yield Problem("privacy.adversary", message)
+    if clients.sampling not in ("poisson", "full"):
+        message = 'the guarantee is for "poisson", with each client drawn by itself, or for "full": set one of them'
+        yield Problem("clients.sampling", message)
+    if clients.sampling == "poisson" and privacy.adversary == "server":
+        message = 'the server knows who took part, so sampling hides nothing from it: set it to "full"'
+        yield Problem("clients.sampling", message)
+    if clients.weighting != "uniform":
+        message = 'a client with many rows would count more than the clip allows for: set it to "uniform"'
+        yield Problem("clients.weighting", message)
+    if clients.min_clients != 1:
+        yield Problem("clients.min_clients", "a round skipped for want of clients tells who was there: set it to 1")
+    if clients.over_select or clients.deadline is not None:
+        key = "over_select" if clients.over_select else "deadline"
+        yield Problem(f"clients.{key}", "which uploads count would depend on the clients' speed: remove it")
+    if evaluation.clients_every or evaluation.local_only or evaluation.fine_tune_epochs:
+        key = next(k for k in ("clients_every", "local_only", "fine_tune_epochs") if getattr(evaluation, k))
+        yield Problem(f"evaluation.{key}", "scores at clients have no noise and are not in epsilon: remove it")
+    if config.admission.max_norm is not None:
+        yield Problem("admission.max_norm", "privacy.clip bounds every upload: remove it")
+
+
+def _of_examples(config: RunConfig) -> Iterator[Problem]:
+    """Options that break the guarantee of ``unit = "example"``."""
+    train, privacy = config.train, config.privacy
+    if privacy.clip == "adaptive":
+        yield Problem("privacy.clip", 'only unit = "client" adapts it: give a number')
+    if config.clients.weighting != "uniform":
+        message = 'weights by numbers of rows tell whether a row is there: set it to "uniform"'
+        yield Problem("clients.weighting", message)
+    for key in ("packing", "length_grouping"):
+        if getattr(train, key) and key in train.model_fields_set:
+            yield Problem(f"train.{key}", "rows of a step are drawn one by one and clipped one by one: remove it")
+    if config.model.norm == "batch" and config.model.name.startswith("builtin:resnet"):
+        yield Problem("model.norm", 'it mixes the rows of a batch: set it to "group"')
+
+
+def _of_sums(config: RunConfig) -> Iterator[Problem]:
+    """Options that do not go with ``secure_aggregation``."""
+    privacy, clients, admission = config.privacy, config.clients, config.admission
+    if privacy.adversary == "reader" and privacy.unit is None:
+        yield Problem("privacy.adversary", 'secure aggregation hides uploads from the server: set it to "server"')
+    if privacy.clip is None and privacy.unit is None:
+        message = "numbers in a sum need a bound: set it to the largest norm of an upload's change, for instance 10.0"
+        yield Problem("privacy.clip", message)
+    if privacy.clip == "adaptive":
+        yield Problem("privacy.clip", "numbers in a sum need a bound that is known beforehand: give a number")
+    if clients.ranks is not None or clients.bytes_budget is not None:
+        key = "ranks" if clients.ranks is not None else "bytes_budget"
+        yield Problem(f"clients.{key}", "the rows that one client alone has would be its own in the sum: remove it")
+    for key in ("max_norm", "max_examples"):
+        if getattr(admission, key) is not None:
+            yield Problem(f"admission.{key}", "the server cannot look into an upload: remove it")
+
+
+def _shows_uploads(config: RunConfig) -> Iterator[Problem]:
+    """Options that look at single uploads, or publish what they show."""
+    if config.robust.rule != "none":
+        yield Problem("robust.rule", 'it looks at single uploads, which [privacy] hides: set it to "none"')
+    if config.evaluation.diagnostics_every and "diagnostics_every" in config.evaluation.model_fields_set:
+        yield Problem("evaluation.diagnostics_every", "it looks at single uploads, which [privacy] hides: remove it")
