@@ -38,6 +38,7 @@ def test_every_example_is_in_the_list() -> None:
     assert [name for name in names if f"]({name})" not in page] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["own_csv", "own_algorithm", "sites"])
 def test_classifier_learns(folder: Path, invoke: Invoke, name: str) -> None:
     reduced = ("--set", "rounds=2", "--set", "train.local_steps=2", "--device", "cpu", "--run-dir", "run")
@@ -53,6 +54,7 @@ def test_sites_have_ranks_of_their_own(folder: Path) -> None:
     assert config.partition.column == "branch"
 
 
+@pytest.mark.slow
 def test_own_algorithm_obeys_the_laws(folder: Path) -> None:
     algorithm = importlib.import_module("own_algorithm").FairAverage(q=2.0)
     assert [r for r in check_algorithm(algorithm, seeds=(0,)) if r.outcome == "failed"] == []
@@ -75,6 +77,7 @@ def test_instruction_tuning_of_smollm2(folder: Path) -> None:
     assert result.metrics["global"]["loss"] < result.summary["before"]["global"]["loss"]
 
 
+@pytest.mark.slow
 def test_notebook_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The code cells one after the other, with fewer rounds; outputs are not kept in the file."""
     monkeypatch.setenv("MPLBACKEND", "agg")

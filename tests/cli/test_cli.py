@@ -290,6 +290,7 @@ def test_names_from_files_are_escaped(invoke: Invoke, tiny: dict[str, Any]) -> N
     assert [c for c in output + stopped if not c.isprintable() and c != "\n"] == []
 
 
+@pytest.mark.slow
 def test_account_of_rows_comes_before_training(invoke: Invoke, tiny: dict[str, Any]) -> None:
     rows = reviews(24)
     rows[3]["text"] = "film " * 40
@@ -514,6 +515,7 @@ def test_lawful_custom_class_passes_the_check(invoke: Invoke, own: str) -> None:
     assert "FedAvg of both factors." in invoke("show", f"{own}:Good")[1]
 
 
+@pytest.mark.slow
 def test_faulty_custom_class_fails_the_check(invoke: Invoke, own: str) -> None:
     code, output = invoke("check", f"{own}:LastOneWins")
     assert code == 1

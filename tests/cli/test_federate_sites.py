@@ -214,6 +214,7 @@ def environment(**variables: str) -> dict[str, str]:
     return {**inherited, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "variables",
     [{"LC_ALL": "C"}, {"LC_ALL": "POSIX"}, {"LC_ALL": "C", "PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C.UTF-8"}],

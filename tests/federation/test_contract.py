@@ -39,6 +39,7 @@ def answered(here: Any, request: Request) -> Reply:
     return Reply.decode(here.answer("round", request.encode()))
 
 
+@pytest.mark.slow
 def test_honest_run_is_within_the_defaults(plan: Plan, request_: Request, tmp_path: Path, desk: Make) -> None:
     here = desk(tmp_path, contract=SAFE)
     assert asked(here, plan).clients == {"ann": 15}

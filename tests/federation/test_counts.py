@@ -123,6 +123,7 @@ def test_scores_better_than_perfect_do_not_count(
     assert result.history[0]["scores"]["clients"]["per_client"].keys() == {"bob", "cid"}
 
 
+@pytest.mark.slow
 def test_weight_that_a_client_gives_itself_is_computed_again(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

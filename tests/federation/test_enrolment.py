@@ -206,6 +206,7 @@ def test_names_clients_and_keys_of_others(
     assert message in told
 
 
+@pytest.mark.slow
 @given(st.text(max_size=6))
 def test_alike_is_one_text_for_every_form_and_case(name: str) -> None:
     for form in ("NFC", "NFD", "NFKC", "NFKD"):
@@ -356,6 +357,7 @@ def test_any_json_is_a_request_or_one_fault(tmp_path_factory: pytest.TempPathFac
 # --- one step ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_commands_at_once_lose_no_site(server: Path, sent: Callable[[Enrolled], Path]) -> None:
     """Six processes, each of which adds three sites."""
     code = """

@@ -101,6 +101,7 @@ class Watching(Quiet):
         self.act(record["round"] + 1)
 
 
+@pytest.mark.slow
 def test_site_that_is_started_anew_in_the_middle(folder: Path, tmp_path: Path) -> None:
     """It stops while it is asked, and comes back with its disk."""
     run = of_method(folder, "fedsa-lora")
@@ -136,6 +137,7 @@ def test_site_with_an_empty_disk(folder: Path, tmp_path: Path) -> None:
     assert [r["bytes_down"] for r in result.history] == [r["bytes_down"] for r in expected.history]
 
 
+@pytest.mark.slow
 def test_sites_that_make_a_tensor_of_the_start_otherwise(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +163,7 @@ def test_sites_that_make_a_tensor_of_the_start_otherwise(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stay", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_server_that_dies_goes_on(folder: Path, tmp_path: Path, stay: bool) -> None:
     """It dies after a round that it has not written; its sites stay, or are started anew too."""

@@ -17,6 +17,7 @@ from rondo.federation.letter import content_of
 from rondo.federation.site.line.supernode import SuperNode
 
 
+@pytest.mark.slow
 def test_question_waits_for_a_letter(tmp_path: Path) -> None:
     with line(tmp_path / "keys") as link:
         keys = SiteKeys.read(link.folder / "north")

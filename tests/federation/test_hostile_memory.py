@@ -44,6 +44,7 @@ def sizes(link: Line) -> dict[str, int]:
     return counted | {"inside of them": sum(map(len, inner))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [10, pytest.param(200, marks=pytest.mark.slow)])
 def test_rounds_leave_nothing(link: Line, rounds: int) -> None:
     keys = SiteKeys.read(link.folder / "north")

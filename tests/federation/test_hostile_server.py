@@ -192,6 +192,7 @@ def test_rows_do_not_travel_in_a_refusal(plan: Plan, tmp_path: Path, desk: Make)
         assert [text for text in private if len(str(text)) > 3 and str(text) in refused] == [], refused
 
 
+@pytest.mark.slow
 def test_other_base_model(plan: Plan, tmp_path: Path, desk: Make) -> None:
     refused = asked(desk(tmp_path), replace(plan, model="0" * 64)).refused
     assert "0" * 64 in refused

@@ -65,6 +65,7 @@ LIES: list[tuple[str, Callable[[bytes, list[bytes]], bytes]]] = [
 """The reason that the server gives for a reply, and the reply from the honest one and those of before."""
 
 
+@pytest.mark.slow
 def test_replies_that_lie(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = config(folder, rounds=len(LIES) + 1)
     honest: list[bytes] = []
@@ -272,6 +273,7 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_site_that_connects_again_and_again_leaves_nothing(wire: tuple[Wire, Sites]) -> None:
     line, sites = wire
     sites.offer(PLAN)
@@ -300,6 +302,7 @@ def test_server_that_can_welcome_nobody_ends(wire: tuple[Wire, Sites], waits: st
         sites.wait(10.0, lambda: False) if waits == "for sites" else list(sites.replies())
 
 
+@pytest.mark.slow
 def test_site_that_dies_of_every_letter_does_not_hold_up_the_run(wire: tuple[Wire, Sites]) -> None:
     """It is started anew each time, asked anew, and dies of it again."""
     line, sites = wire

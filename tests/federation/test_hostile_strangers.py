@@ -316,6 +316,7 @@ def test_headers_without_end(link: Line) -> None:
         assert sock.recv(1000).split()[1] == b"400"
 
 
+@pytest.mark.slow
 def test_slow_request_is_cut_off(link: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     from rondo.federation.server.line import callers, door
 

@@ -123,6 +123,7 @@ def test_half_open_tls_goes_in_seconds(prompt: None, tmp_path: Path) -> None:
         assert gone_within(half, 1.9)
 
 
+@pytest.mark.slow
 def test_tls_without_a_request_goes_in_seconds(prompt: None, tmp_path: Path) -> None:
     with line(tmp_path / "keys") as link:
         context = ssl.create_default_context(cafile=str(link.folder / "server" / "ca.crt"))

@@ -121,6 +121,7 @@ def test_every_change_must_be_allowed(tmp_path: Path, bert: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_renewed_key_is_told_only(tmp_path: Path, bert: Path) -> None:
     parties = interrupted(tmp_path, bert)
     without(tmp_path, "south")
@@ -147,6 +148,7 @@ def gone_on(parties: Parties) -> rondo.RunResult:
     return result
 
 
+@pytest.mark.slow
 def test_run_goes_on_with_another_roster(tmp_path: Path, bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Factors of fedsa-lora stay with their clients. Those of the clients that stay go on: the result is, bit for bit,
     that of a simulation of all four clients, of which each takes part as long as its site does."""
@@ -218,6 +220,7 @@ def test_simulation_has_no_roster(tmp_path: Path, bert: Path) -> None:
     assert "this run is a simulation, which has no roster" in " ".join(result.stderr.split())
 
 
+@pytest.mark.slow
 def test_resumption_compares_the_manifest(tmp_path: Path, bert: Path) -> None:
     """Before a site is asked: other test rows at the server, and another number of threads, are another run."""
     test, more = (write_rows(tmp_path / f"{name}.csv", reviews(12, seed=8)) for name in ("test", "more"))

@@ -105,6 +105,7 @@ def test_place_of_a_program_that_went_is_free(tmp_path: Path) -> None:
         assert link.site("north", Program.fresh()).connect().status_code == 200
 
 
+@pytest.mark.slow
 def test_place_of_a_silent_program_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "SILENCE", 1.0)
     with line(tmp_path / "keys") as link:

@@ -72,6 +72,7 @@ SMALL = 4096
 """Bytes of the largest request without a letter: ids, a key, and the tree of a letter's objects."""
 
 
+@pytest.mark.slow
 def test_every_byte_that_left_is_in_the_audit(folder: Path, sent: list[tuple[str, bytes]]) -> None:
     parties = Parties(folder, SITES)
     parties.run(config(folder), folder / "run")
@@ -100,6 +101,7 @@ def test_every_byte_that_left_is_in_the_audit(folder: Path, sent: list[tuple[str
     assert "examples 15" in letters
 
 
+@pytest.mark.slow
 def test_audit_that_was_changed(folder: Path) -> None:
     Parties(folder, SITES).run(config(folder, rounds=1), folder / "run")
     beating = [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
@@ -157,6 +159,7 @@ def test_label_column_that_is_not_allowed(folder: Path, sent: list[tuple[str, by
     assert b"Patient" not in b"".join(body for _, body in sent)
 
 
+@pytest.mark.slow
 def test_plan_is_shown_and_nothing_leaves(folder: Path, sent: list[tuple[str, bytes]]) -> None:
     shown: list[Any] = []
 
@@ -196,6 +199,7 @@ class _Calling(list[str]):
         self._call(line)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["full disk", "exhausted"])
 def test_site_that_cannot_let_letters_leave(folder: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     """It says so, stays, and goes on when it can; the run ends as if nothing had been."""

@@ -35,6 +35,7 @@ def relabelled(names: Mapping[str, str], rows: list[dict[str, Any]]) -> list[dic
 # --- who must take part -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_all_clients_must_take_part_by_default(folder: Path) -> None:
     parties = Parties(folder, {"south": SITES["south"]})
     with pytest.raises(rondo.ConfigError) as error:
@@ -51,6 +52,7 @@ def test_all_clients_must_take_part_by_default(folder: Path) -> None:
     assert not (folder / "run").exists()
 
 
+@pytest.mark.slow
 def test_refusal_of_all_is_told_at_once(folder: Path) -> None:
     """The server still waits: a site may come back with another contract, as one does here."""
     parties = Parties(folder)
@@ -216,6 +218,7 @@ def test_roster_that_changes_while_it_is_gone_through(folder: Path) -> None:
     assert dict(clients) == {"ann": "north"}
 
 
+@pytest.mark.slow
 def test_stop_ends_the_wait_and_leaves_the_sites_waiting(folder: Path) -> None:
     stop, told = threading.Event(), list[str]()
     parties = Parties(folder, {"south": SITES["south"]})
@@ -243,6 +246,7 @@ def with_east(folder: Path) -> None:
     write_rows(folder / "data" / "east" / "dan.csv", ROWS["bob"])
 
 
+@pytest.mark.slow
 def test_site_that_is_added_while_the_server_waits_takes_part(folder: Path) -> None:
     parties = Parties(folder, {"south": SITES["south"]})
 

@@ -42,6 +42,7 @@ TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
 SAME = "the bits are those of a simulation: all have torch "
 
 
+@pytest.mark.slow
 def test_states_while_it_runs_after_a_crash_and_at_the_end(folder: Path) -> None:
     parties, lines = Parties(folder), list[list[str]]()
 
@@ -111,6 +112,7 @@ def test_another_environment_is_recorded(folder: Path, monkeypatch: pytest.Monke
     assert record["sites"] == {"north": {"torch": "1.0"}, "south": {}}
 
 
+@pytest.mark.slow
 def test_equal_environments_are_recorded(folder: Path) -> None:
     parties = Parties(folder)
     parties.run(config(folder), folder / "run")
@@ -169,6 +171,7 @@ def test_failed_run_is_over_for_its_sites(folder: Path) -> None:
     assert parties.errors.keys() == SITES.keys()
 
 
+@pytest.mark.slow
 def test_sites_wait_for_a_server_whose_disk_was_full(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parties, real = Parties(folder), Journal.append
 

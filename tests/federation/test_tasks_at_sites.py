@@ -48,6 +48,7 @@ KINDS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["question-answering", pytest.param("sequence-regression", marks=pytest.mark.slow)])
 def test_federation_equals_the_simulation(kind: str, tmp_path: Path) -> None:
     make, keys = KINDS[kind]
@@ -76,6 +77,7 @@ def test_federation_equals_the_simulation(kind: str, tmp_path: Path) -> None:
     assert "other" in result.metrics["more_tests"]
 
 
+@pytest.mark.slow
 def test_sites_print_the_servers_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever day it is there: every look at the calendar is on another day."""
     days = count(date(2026, 11, 25).toordinal())

@@ -64,6 +64,7 @@ WITH_HEAD = ("fedit", "fedsa-lora", "florg", "flora", "lora-a2")
 tests train every method with a local head."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in WITH_HEAD else pytest.mark.slow) for n in NAMES])
 def test_algorithm_obeys_every_law_with_a_local_head(name: str) -> None:
     inner = algorithms.get(name)
@@ -84,6 +85,7 @@ PERIODS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", every_method(tuple(PERIODS), ("rolora", "hetlora", "fedloru")))
 def test_laws_hold_with_periods_within_a_run(name: str) -> None:
     """Merges, stages and restarts fall into the laws' eight rounds. The law of bytes is for the default fields.
@@ -110,6 +112,7 @@ FIELDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "fields"), FIELDS, ids=str)
 def test_laws_hold_for_every_variant(name: str, fields: dict[str, Any]) -> None:
     ways = (numbers.twice, numbers.twice) if name == "scaffold" else formulas(name)
@@ -125,6 +128,7 @@ def test_scaffold_with_a_larger_server_step_is_exempt_from_two_laws() -> None:
 ANY_METHOD = {"name": st.sampled_from(NAMES), "local_head": st.booleans(), "seed": st.integers(0, 2**31)}
 
 
+@pytest.mark.slow
 @settings(max_examples=2)
 @given(**ANY_METHOD)
 def test_laws_hold_for_any_seed(name: str, local_head: bool, seed: int) -> None:
@@ -140,6 +144,7 @@ def test_laws_hold_for_many_seeds(name: str, local_head: bool, seed: int) -> Non
     assert_lawful(Local(algorithm) if local_head else algorithm, formulas(name), seeds=(seed,))
 
 
+@pytest.mark.slow
 @settings(max_examples=3)
 @given(alternate_for=st.floats(0, 1), seed=st.integers(0, 2**31))
 def test_rolora_obeys_the_laws_for_any_alternating_share(alternate_for: float, seed: int) -> None:
@@ -195,11 +200,13 @@ FLORG_STARTS = [
 """In the default run every value of every field occurs."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", FLORG_STARTS)
 def test_florg_obeys_the_laws_with_every_start(fields: dict[str, Any]) -> None:
     assert_lawful(FLoRG(**fields), formulas("florg"))
 
 
+@pytest.mark.slow
 @settings(max_examples=2)
 @given(fields=st.sampled_from(FLORG_FIELDS), gram_std=st.floats(0.01, 0.5), seed=st.integers(0, 2**31))
 def test_unaligned_florg_obeys_the_laws_with_any_start(fields: dict[str, Any], gram_std: float, seed: int) -> None:

@@ -147,6 +147,7 @@ def test_forgotten_residuals_break_exactness_and_zero_steps() -> None:
     assert {"exactness", "zero steps", "consensus"} == set(failures(OnlyTheLastResidual()))
 
 
+@pytest.mark.slow
 def test_base_change_counts_in_the_bytes_down() -> None:
     """Three clients' residual has 2 r (in + out) numbers, in * out at most; a formula that leaves them out is wrong."""
 

@@ -181,6 +181,7 @@ REASONS = {
 """The manifest's reason why the clients of a family train one at a time."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REASONS)
 def test_run_equals_one_client_at_a_time(tmp_path: Path, name: str) -> None:
     """A whole run, with clients of two, three and five rows per batch."""

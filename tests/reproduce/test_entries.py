@@ -73,6 +73,7 @@ def test_killed_half_way_it_ends_as_without_the_kill(tmp_path: Path) -> None:
     assert page(tmp_path / "cut") == page(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_tuning_takes_the_best_of_one_grid_and_leaves_the_worse_half_out(tmp_path: Path) -> None:
     tuning = {"grid": {"train.lr": [0.001, 0.01, 0.1, 0.3]}, "seeds": [7, 8, 9], "held_out": 0.0}
     train = {**TRAIN}
@@ -97,6 +98,7 @@ def test_tuning_takes_the_best_of_one_grid_and_leaves_the_worse_half_out(tmp_pat
     assert findings(trials)[0].verdict.word == "holds in direction"
 
 
+@pytest.mark.slow
 def test_run_that_stops_counts_with_its_last_score_and_is_named(tmp_path: Path) -> None:
     arms = {
         **ENTRY["arms"],

@@ -116,6 +116,7 @@ def dense(result: rondo.RunResult, rows: list[dict[str, Any]]) -> np.ndarray:
     return torch.autograd.functional.hessian(loss, flat).numpy()  # type: ignore[no-untyped-call, no-any-return]
 
 
+@pytest.mark.slow
 def test_run_equals_its_dense_hessian(finished: rondo.RunResult) -> None:
     """The same vectors see the same matrix; the run computes in float32."""
     estimate = rondo.hessian(finished.run_dir, probes=12, steps=20, device="cpu", allow_code=True)

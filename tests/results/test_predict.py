@@ -276,6 +276,7 @@ def relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return settings(Path("bert"), data={"source": "train.csv", "test_source": "./test.csv"})
 
 
+@pytest.mark.slow
 def test_results_are_used_from_any_working_directory(
     relative: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,6 +291,7 @@ def test_results_are_used_from_any_working_directory(
     assert base == str(tmp_path / "bert")
 
 
+@pytest.mark.slow
 def test_run_is_resumed_from_any_working_directory(
     relative: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,6 +311,7 @@ def test_run_is_resumed_from_any_working_directory(
         assert Path("../run/adapter", name).read_bytes() == (tmp_path / whole.run_dir / "adapter" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_comparison_of_relative_paths_finds_its_runs(relative: dict[str, Any]) -> None:
     relative["rounds"] = 1
     for _ in range(2):
@@ -333,6 +336,7 @@ def test_adapter_folder_works_without_its_run(finished: RunResult, tmp_path: Pat
     assert sum(right) / len(right) == pytest.approx(scores["accuracy"])
 
 
+@pytest.mark.slow
 def test_result_of_factors_larger_than_a_layer_is_predicted_with(tmp_path: Path) -> None:
     """pFedLoRA's shared change has full rank, and a personal pair beside it."""
     result = classifier_run(save_tiny_bert(tmp_path / "bert"), tmp_path, algorithm={"name": "pfedlora"})
@@ -343,6 +347,7 @@ def test_result_of_factors_larger_than_a_layer_is_predicted_with(tmp_path: Path)
     assert rondo.export(result.run_dir, tmp_path / "out", verify=True).verification.passed
 
 
+@pytest.mark.slow
 def test_result_with_a_pooler_that_the_checkpoint_lacks_is_predicted_with(tmp_path: Path) -> None:
     """A BERT that was trained on masked words has none; the run's is in its head."""
     folder = save_tiny_bert(tmp_path / "bert")

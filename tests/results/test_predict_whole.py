@@ -79,6 +79,7 @@ def test_personal_model_is_exported_and_predicts(tmp_path: Path) -> None:
     assert theirs == pytest.approx(rondo.evaluate(tmp_path / "run", data=rows, client=client)["test"]["accuracy"])
 
 
+@pytest.mark.slow
 def test_factors_beside_whole_tensors_are_read_back(tmp_path: Path) -> None:
     sections = {"adapter": {"r": 2, "target_modules": r"layer\d\.0\.conv\d", "from_scratch": True}}
     settings = config("builtin:resnet10", "fedloru", **sections)

@@ -89,6 +89,7 @@ def check_against_stock(result: rondo.RunResult, contexts: list[str], said: list
         assert prediction["probability"] == pytest.approx(float(p.max()), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_a_plain_loop(plain: rondo.RunResult) -> None:
     check_against_stock(plain, [f"{r['question']}\n" for r in TEST], [r["choices"] for r in TEST])
     assert plain.summary["primary"] == "accuracy_likelihood"
@@ -97,6 +98,7 @@ def test_scores_are_those_of_a_plain_loop(plain: rondo.RunResult) -> None:
     assert scores["accuracy_likelihood"] > plain.summary["before"]["global"]["accuracy_likelihood"]
 
 
+@pytest.mark.slow
 def test_scores_with_letters_are_those_of_a_plain_loop(tmp_path: Path) -> None:
     """From columns, of which a row's last ones may be empty."""
     columns = ["c0", "c1", "c2", "c3"]
@@ -108,12 +110,14 @@ def test_scores_with_letters_are_those_of_a_plain_loop(tmp_path: Path) -> None:
     check_against_stock(result, contexts, [list("ABCD")[: len(r["choices"])] for r in TEST])
 
 
+@pytest.mark.slow
 def test_scores_with_a_chat_template_are_those_of_a_plain_loop(tmp_path: Path) -> None:
     result = finished(tmp_path, TEMPLATE, evaluation={"generate": 0})
     contexts = [f"<|user|>\n{r['question']}<|end|>\n<|assistant|>\n" for r in TEST]
     check_against_stock(result, contexts, [r["choices"] for r in TEST])
 
 
+@pytest.mark.slow
 def test_scores_of_llm_adapters_rows_are_those_of_a_plain_loop(tmp_path: Path) -> None:
     """Choices, answer and prompt are the rows' own columns; the choice stands in a sentence."""
     train = [row for name in COMMONSENSE for row in commonsense(name, 6)]
@@ -138,6 +142,7 @@ def test_scores_of_llm_adapters_rows_are_those_of_a_plain_loop(tmp_path: Path) -
     assert {prediction["choice"] for prediction in made} <= set(COMMONSENSE["social_i_qa"])
 
 
+@pytest.mark.slow
 def test_scores_do_not_depend_on_batches(plain: rondo.RunResult, tmp_path: Path) -> None:
     """Choices of one row are scored in several batches, as they are sorted by length."""
     for size in (1, 64):
@@ -208,6 +213,7 @@ def test_bad_rows_and_keys_are_named(plain: rondo.RunResult, tmp_path: Path) -> 
     assert found["--data"].startswith("row 1, column 'choices': a choice does not fit")
 
 
+@pytest.mark.slow
 def test_commands_take_multiple_choice(plain: rondo.RunResult, tmp_path: Path) -> None:
     to, data = tmp_path / "out.csv", write_rows(tmp_path / "new.jsonl", [{**r, "answer": ""} for r in TEST[:3]])
     result = CliRunner().invoke(app, ["predict", str(plain.run_dir), "--data", str(data), "--to", str(to)])

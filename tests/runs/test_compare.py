@@ -168,6 +168,7 @@ def made(folder: Path) -> dict[str, float]:
     return {p.parent.name: p.stat().st_mtime_ns for p in folder.glob("*/summary.json")}
 
 
+@pytest.mark.slow
 def test_repeated_comparison_resumes_unfinished_runs(copy: Path, compared: Any, tiny: dict[str, Any]) -> None:
     before, cut = made(copy), copy / run_dir("fedsa-lora", 3)
     (cut / "summary.json").unlink()
@@ -180,6 +181,7 @@ def test_repeated_comparison_resumes_unfinished_runs(copy: Path, compared: Any, 
     assert [r["bytes_up"] for r in again.runs] == [r["bytes_up"] for r in compared.runs]
 
 
+@pytest.mark.slow
 def test_run_of_another_configuration_is_not_reused(copy: Path, tiny: dict[str, Any]) -> None:
     before = made(copy)
     comparison = rondo.compare(["fedit"], tiny, sets=["rounds=1"], out=copy, device="cpu")
@@ -188,6 +190,7 @@ def test_run_of_another_configuration_is_not_reused(copy: Path, tiny: dict[str, 
     assert rondo.compare(["fedit"], tiny, sets=["rounds=1"], out=copy, device="cpu").runs == comparison.runs
 
 
+@pytest.mark.slow
 def test_automatic_scoring_knows_its_finished_runs(copy: Path, tiny: dict[str, Any]) -> None:
     """The stored configuration keeps the word; the number that the data gave it is in the manifest."""
     config = {**tiny, "rounds": 1, "evaluation": {"every": "auto"}}
@@ -200,6 +203,7 @@ def test_automatic_scoring_knows_its_finished_runs(copy: Path, tiny: dict[str, A
     assert made(copy) == before
 
 
+@pytest.mark.slow
 def test_finished_runs_on_pictures_are_not_repeated(tmp_path: Path) -> None:
     """The data settle the shape of the pictures."""
     config = {
@@ -225,6 +229,7 @@ def test_changed_data_under_the_same_name_is_refused(copy: Path, tiny: dict[str,
 # --- the command ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["comparison.json", "comparison.png"])
 def test_comparison_on_a_full_disk_is_told(
     name: str, copy: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -244,6 +249,7 @@ def test_comparison_on_a_full_disk_is_told(
     assert {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()} == before
 
 
+@pytest.mark.slow
 def test_command_shows_the_table_and_reused_runs(
     invoke: Invoke,
     copy: Path,
@@ -326,6 +332,7 @@ def test_varied_values_are_combined_per_method(tiny: dict[str, Any]) -> None:
     assert (plan[-1].config.algorithm.fields, plan[-1].config.train.schedule) == ({"tau": 10}, "cosine")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("drawn_pictures")
 def test_varied_partition_has_a_table_and_a_picture(tiny: dict[str, Any], tmp_path: Path) -> None:
     vary = {"partition.alpha": [0.5, 5.0]}
@@ -346,6 +353,7 @@ def test_picture_over_a_key_needs_one_with_numbers(compared: compare.Comparison)
     assert pictures.varied({**content, "varied": {"rounds": [1, 2], "adapter.r": [1, 2]}}) is None
 
 
+@pytest.mark.slow
 def test_measures_are_scores_on_linear_problems(tmp_path: Path) -> None:
     config = {
         "rounds": 3,
@@ -395,6 +403,7 @@ def test_curve_answers(question: Question, higher_is_better: bool, expected: dic
     assert [key for key, value in expected.items() if answered[key] != (value and pytest.approx(value))] == []
 
 
+@pytest.mark.slow
 def test_mean_of_last_scores_and_target_have_columns(copy: Path, tiny: dict[str, Any]) -> None:
     comparison = rondo.compare(["fedit"], tiny, seeds=SEEDS, out=copy, last=2, target=0.0, device="cpu")
     scores = [point["score"] for run in comparison.runs for point in run["curve"][1:]]
@@ -486,6 +495,7 @@ def test_bad_input_exits_with_code_2_and_message(
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_stopped_run_is_reported_and_others_continue(
     invoke: Invoke,
     tiny: dict[str, Any],

@@ -81,6 +81,7 @@ def test_costs_of_records_without_them() -> None:
     assert set(costs([]).values()) == {None}
 
 
+@pytest.mark.slow
 def test_comparison_has_costs(sources: Path, tmp_path: Path) -> None:
     config, given = configured("shared factors", sources)
     comparison = rondo.compare(["fedit", "rolora"], config, out=tmp_path, seeds=[0], device="cpu", **given)

@@ -107,6 +107,7 @@ def test_answers_are_marked_on_any_day() -> None:
     assert tokenizer.decode([i for i, counts in zip(ids, learned, strict=True) if counts]) == "red<|end|>\n"
 
 
+@pytest.mark.slow
 def test_run_is_resumed_on_another_day(calendar: Calendar, tmp_path: Path) -> None:
     """With the bits of the run that was not interrupted, and the rows that it had."""
     whole = rondo.run(config(tmp_path), run_dir=tmp_path / "whole", device="cpu")
@@ -155,6 +156,7 @@ def test_choices_have_the_date_of_the_run(calendar: Calendar, tmp_path: Path) ->
     assert load(result.run_dir / "config.toml").task.today == START.isoformat()
 
 
+@pytest.mark.slow
 def test_comparison_knows_its_runs_on_another_day(calendar: Calendar, tmp_path: Path) -> None:
     raw = config(tmp_path)
     first = rondo.compare(["fedit"], raw, out=tmp_path / "out", device="cpu")

@@ -50,6 +50,7 @@ def finished(vit: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
+@pytest.mark.slow
 def test_run_writes_pictures_of_its_clients(finished: Path) -> None:
     assert (finished / "partition-samples.png").read_bytes().startswith(b"\x89PNG")
 

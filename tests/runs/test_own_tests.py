@@ -137,6 +137,7 @@ def test_tables_of_a_file_that_names_clients(tmp_path: Path) -> None:
 # Scores on them
 
 
+@pytest.mark.slow
 def test_personal_models_are_scored_at_their_clients(tmp_path: Path) -> None:
     """Each client's own head follows its own line, which no common model can."""
     rows = {"clients": {c: drawn(r) for c, r in TRAIN.items()}, "test": {c: drawn(r) for c, r in TEST.items()}}

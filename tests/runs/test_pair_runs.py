@@ -71,6 +71,7 @@ def test_run_learns_and_says_what_it_used(finished: rondo.RunResult) -> None:
         assert record[key]["reason"]
 
 
+@pytest.mark.slow
 def test_cohort_equals_one_client_at_a_time(finished: rondo.RunResult, tmp_path: Path) -> None:
     """With adapter dropout, and clients whose longest request and answer have other lengths.
 
@@ -93,6 +94,7 @@ def test_cohort_equals_one_client_at_a_time(finished: rondo.RunResult, tmp_path:
         assert float((tensor - alone[name]).abs().max()) < 1e-5 * float(tensor.abs().max()), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_resumed_run_has_the_same_bits(finished: rondo.RunResult, tmp_path: Path, rounds: int) -> None:
     stop = threading.Event()
@@ -112,6 +114,7 @@ def test_resumed_run_has_the_same_bits(finished: rondo.RunResult, tmp_path: Path
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_evaluation_is_that_of_the_run(finished: rondo.RunResult) -> None:
     expected = finished.metrics["global"]
     for path in (finished.run_dir, finished.run_dir / "adapter"):
@@ -175,6 +178,7 @@ def test_harnesses_of_causal_models_are_refused(finished: rondo.RunResult, tmp_p
         assert {p.path for p in caught.value.problems} == {key}
 
 
+@pytest.mark.slow
 def test_answers_beyond_the_positions_are_refused_and_prompts_cut_as_in_training(tmp_path: Path) -> None:
     folder = save_tiny("BART", tmp_path / "model")
     result = rondo.run(

@@ -114,6 +114,7 @@ def small(name: str, made: Path) -> dict[str, Any]:
     return config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.usefixtures("no_pictures")
 def test_row_is_compared_over_its_methods(name: str, made: Path, tmp_path: Path) -> None:

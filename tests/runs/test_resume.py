@@ -223,6 +223,7 @@ def killed_at_random(times: int, sources: tuple[Path, Path], tmp_path: Path) -> 
         assert outcome(folder) == expected, f"run {runs}, {kills} kills"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
 def test_runs_killed_at_random_resume_to_same_bytes(sources: tuple[Path, Path], tmp_path: Path) -> None:
     killed_at_random(5, sources, tmp_path)
@@ -234,6 +235,7 @@ def test_hundred_random_kills_resume_to_same_bytes(sources: tuple[Path, Path], t
     killed_at_random(100, sources, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_full_or_broken_disk_stops_run_and_loses_nothing(
@@ -355,6 +357,7 @@ def cut(stopped: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(stopped, tmp_path / "cut"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skipped", [1, 3])
 def test_skips_count_after_a_resume(skipped: int, sources: tuple[Path, Path], tmp_path: Path) -> None:
     """A run that is killed after skipped rounds ends as it would have ended."""
@@ -439,6 +442,7 @@ def edited(path: Path, *changes: tuple[str, str]) -> None:
     path.write_text(text)
 
 
+@pytest.mark.slow
 def test_resume_lists_and_refuses_differences(
     sources: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -330,6 +330,7 @@ def test_shortcuts_leave_out_only_what_a_run_can_spare(
     assert manifest["first_token_only"] == {"on": True, "reason": None}
 
 
+@pytest.mark.slow
 def test_population_report_is_freed_before_training(
     bert: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -480,6 +481,7 @@ def test_test_rows_with_nothing_to_learn_are_counted_or_refused(tmp_path: Path) 
 # --- samples and cut texts -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_sorted_files_are_sampled_with_their_shares(run: Run, tmp_path: Path) -> None:
     """The first rows would be of one class."""
     train = sorted(reviews(48), key=lambda row: str(row["label"]))
@@ -666,6 +668,7 @@ def ranks_of(result: runner.RunResult) -> list[int | None]:
     return [c.get("rank") for c in report(result)["clients"].values()]
 
 
+@pytest.mark.slow
 def test_clients_get_their_configured_ranks(run: Run, data: Path) -> None:
     plain = run(data={"source": str(data)}, adapter={"r": 4}, rounds=1)
     assert ranks_of(plain) == [None] * 3
@@ -707,6 +710,7 @@ def test_bytes_budget_ignores_layers_without_weights(run: Run, data: Path, bert:
     assert ranks_of(result) == [2] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedit", "flora"])
 def test_run_with_different_ranks(name: str, run: Run, data: Path, tmp_path: Path) -> None:
     """The run is exported, evaluated and compared with the local baseline."""
@@ -732,6 +736,7 @@ def test_run_with_different_ranks(name: str, run: Run, data: Path, tmp_path: Pat
     assert scored["validation"] == pytest.approx(per_client["client-1"])
 
 
+@pytest.mark.slow
 def test_server_optimizer_steps_and_keeps_its_moments(run: Run, data: Path, tmp_path: Path) -> None:
     source = {"source": str(data), "test_source": str(write_rows(tmp_path / "test.csv", reviews(12, seed=1)))}
     baseline = {"local_only": True}

@@ -162,6 +162,7 @@ def spoken(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     return config
 
 
+@pytest.mark.slow
 def test_gguf_file_as_name_runs_resumes_and_verifies(
     spoken: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

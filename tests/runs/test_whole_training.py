@@ -238,6 +238,7 @@ def test_seconds_of_a_resumed_run_are_those_of_all_rounds(tmp_path: Path, monkey
     assert sum(seconds) <= result.summary["seconds"]["all"] < 2000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", [pytest.param("batch", marks=pytest.mark.slow), "batch-no-statistics"])
 def test_residual_network_without_statistics_trains(norm: str, tmp_path: Path) -> None:
     """One thing less to send, and nothing of a head's input can be kept."""
@@ -254,6 +255,7 @@ def test_residual_network_without_statistics_trains(norm: str, tmp_path: Path) -
     assert reason == (other if norm == "batch" else "the head's input of a row depends on the other rows of its batch")
 
 
+@pytest.mark.slow
 def test_head_inputs_are_kept_over_the_head_epochs(tmp_path: Path) -> None:
     results = {}
     for reuse in (True, False):
@@ -276,6 +278,7 @@ def test_statistics_are_averaged_local_or_frozen(buffers: str, sent: bool, tmp_p
     assert start == (not sent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "ditto"])
 def test_resumed_run_equals_an_uninterrupted_one(name: str, tmp_path: Path) -> None:
     class Stop(rondo.Observer):
@@ -317,6 +320,7 @@ def small_start() -> dict[str, torch.Tensor]:
         return Small(3).state_dict()
 
 
+@pytest.mark.slow
 def test_fine_tuned_models_are_scored_beside(tmp_path: Path) -> None:
     evaluation = {"fine_tune_epochs": 5, "fine_tune": "head"}
     result = run(tmp_path / "run", evaluation=evaluation)

@@ -204,6 +204,7 @@ def given(count: int = 12, *shape: int) -> list[dict[str, Any]]:
     return [{"image": p, "label": i % 3} for i, p in enumerate(pictures(count, *(shape or (8, 8))))]
 
 
+@pytest.mark.slow
 def test_rows_given_in_python_run(tmp_path: Path) -> None:
     result = rondo.run(config(), train=given(24), test=given(), run_dir=tmp_path / "run")
     assert result.summary["after"]["global"]["examples"] == 12
@@ -240,6 +241,7 @@ def test_constants_must_fit_the_channels(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_decoded_pictures_count_against_the_limit(tmp_path: Path) -> None:
     rows = [{"image": np.zeros((600, 600, 3), np.uint8).tolist(), "label": i % 2} for i in range(2)]
     settings = config()

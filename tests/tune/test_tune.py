@@ -98,6 +98,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return after
 
 
+@pytest.mark.slow
 def test_entry_of_ones_own_gets_its_values_and_reproduce_uses_them(invoke: Invoke, tmp_path: Path) -> None:
     path = written(tmp_path / "own.toml")
     before = path.read_text(encoding="utf-8")
@@ -121,6 +122,7 @@ def test_entry_of_ones_own_gets_its_values_and_reproduce_uses_them(invoke: Invok
     assert "At an edge of the grid, so that a wider one may suit them better: two (train.lr), all four" in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "searched"),
     [
@@ -199,6 +201,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return settings(save_tiny_bert(folder / "bert"), data={"source": str(rows), "test_split": ""})
 
 
+@pytest.mark.slow
 def test_methods_of_a_configuration_get_their_values_in_a_new_file(
     tiny: dict[str, Any], invoke: Invoke, tmp_path: Path
 ) -> None:
@@ -390,6 +393,7 @@ def test_trials_without_optuna_name_the_package(invoke: Invoke, tmp_path: Path) 
     assert "needs the package optuna, which is not installed: pip install 'optuna>=4.0'" in said
 
 
+@pytest.mark.slow
 def test_points_of_a_large_grid_are_chosen_by_optuna(
     invoke: Invoke, stop_after: Callable[[int], None], tmp_path: Path
 ) -> None:

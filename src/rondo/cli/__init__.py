@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rondo.cli import algorithms, compare, evaluate, reproduce, results, run, tune
+from rondo.cli import algorithms, compare, data, evaluate, reproduce, results, run, tune
 from rondo.cli.app import app, main
 from rondo.cli.federate import federate
 
@@ -18,6 +18,7 @@ _SHOWN: tuple[tuple[str, Callable[..., None]], ...] = (
     ("tune", tune.tune),
     ("reproduce", reproduce.reproduce),
     ("init", run.init),
+    ("data", data.data),
     ("list", algorithms.list_),
     ("show", algorithms.show),
     ("check", algorithms.check),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from rondo.cli.app import AllowCode, Device, Sets
-from rondo.cli.process import FAILED, shown, user_errors
+from rondo.cli.process import FAILED, quiet_libraries, shown, user_errors
 from rondo.cli.results import exported
 from rondo.errors import ConfigError, headed
 
@@ -20,12 +21,32 @@ def run(
     sets: Sets = None,
     run_dir: Annotated[str | None, typer.Option(help="where to write; default: runs/ALGORITHM-TIME")] = None,
     device: Device = "auto",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="show its bytes, time and memory, from a few steps; write nothing")
+    ] = False,
 ) -> None:
     """Fine-tune: run a configuration and write its run directory."""
     with user_errors():
         from rondo.config.load import load
 
-        _run(load(config, sets or []), run_dir, device)
+        settings = load(config, sets or [])
+        if dry_run:
+            _estimated(settings, device)
+        else:
+            _run(settings, run_dir, device)
+
+
+def _estimated(settings: Any, device: str) -> None:
+    """Print the expected cost of a run."""
+    quiet_libraries()
+    from rondo.report.terminal import plain_console
+    from rondo.runs.estimate import estimate
+
+    console = plain_console()
+    with console.status("trying a few steps") if console.is_terminal else nullcontext():
+        expected = estimate(settings, device)
+    for line in expected.lines():
+        console.print(line)
 
 
 def resume(

@@ -159,7 +159,7 @@ class ServerConfig(Section):
 
 
 class PrivacyConfig(Section):
-    """Protection of clients or of their rows from a named adversary (``docs/privacy.md``). Left out, there is none."""
+    """Protection of clients or of their rows from a named adversary. Left out, there is none."""
 
     adversary: Literal["reader", "server"] | None = None
     """Who must not learn about one client or one row: ``"reader"`` has the released model, and the server is trusted;
@@ -175,8 +175,7 @@ class PrivacyConfig(Section):
     """Largest Euclidean norm of what one unit adds: the difference of a client's upload from that of a client that
     learned nothing, or the gradient of a row. ``"adaptive"`` follows the median of the clients' norms."""
     noise: Annotated[float, Field(ge=0)] | None = None
-    """The noise multiplier z: the noise in the sum has a standard deviation of z times ``clip``. ``rondo privacy plan``
-    finds it for an epsilon."""
+    """The noise multiplier z: the noise in the sum has a standard deviation of z times ``clip``."""
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     """The delta of the guarantee; below 1 over the number of units."""
     budget: Annotated[float, Field(gt=0)] | None = None

@@ -219,14 +219,7 @@ def assemble(
         target = find_device(device)
         if target.type == "cuda" and target.index is not None:
             torch.cuda.set_device(target)  # otherwise pinned memory would take up room on the first device
-        dealt = None
-        if with_rows:
-            source = load_source(config, given.train, given.test, given.clients)
-            config = resolved(config, source)
-            labels = find_labels(config, source) if labels is None else labels
-            dealt = deal_rows(config, source, labels)
-            del source
-        labels = tuple(labels or ())
+        config, labels, dealt = _dealt(config, labels, given) if with_rows else (config, tuple(labels or ()), None)
         outline = looked(config, algorithm, labels, given)
         config = config.model_copy(update={"task": outline.task.completed(config.task)})
         _check_structure(config, algorithm, outline, dealt)
@@ -265,6 +258,27 @@ _CONTIGUOUS = (
     "model.name: the network does not run on pictures that are laid out pixel by pixel, which is faster, so they are "
     "laid out channel by channel: write flatten or reshape in its forward, not view"
 )
+
+
+def deal(config: RunConfig, given: Given = NOTHING) -> tuple[Population, Task]:
+    """The rows of ``config`` as a run would deal them, and the task that reads them; no weights are loaded. Raises
+    :class:`ConfigError` as :func:`assemble` does."""
+    given.check(config, with_rows=True)
+    with collector_paused():
+        algorithm = make_algorithm(config)
+        config, labels, dealt = _dealt(config, None, given)
+        outline = looked(config, algorithm, labels, given)
+        config = config.model_copy(update={"task": outline.task.completed(config.task)})
+        _check_structure(config, algorithm, outline, dealt)
+        return build(config, dealt, outline.task, labels), outline.task
+
+
+def _dealt(config: RunConfig, labels: Sequence[str] | None, given: Given) -> tuple[RunConfig, tuple[str, ...], Dealt]:
+    """``config`` with everything that its data know, the labels, and the rows, dealt. ``labels``: if they are known."""
+    source = load_source(config, given.train, given.test, given.clients)
+    config = resolved(config, source)
+    labels = find_labels(config, source) if labels is None else tuple(labels)
+    return config, labels, deal_rows(config, source, labels)
 
 
 def looked(config: RunConfig, algorithm: Algorithm[Any], labels: Sequence[str], given: Given = NOTHING) -> Outline:

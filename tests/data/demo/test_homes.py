@@ -46,6 +46,7 @@ def made() -> Homes:
     return drawn(0)
 
 
+@pytest.mark.slow
 def test_same_seed_gives_same_rows_for_any_hash_seed(made: Homes) -> None:
     digest = hashlib.sha256(json.dumps([made.train, made.test, made.intents]).encode()).hexdigest()
     source = str(Path(rondo.data.demo.homes.__file__).parents[3])
@@ -62,6 +63,7 @@ def test_same_seed_gives_same_rows_for_any_hash_seed(made: Homes) -> None:
     assert digests == [digest, digest]
 
 
+@pytest.mark.slow
 def test_another_seed_gives_other_rows(made: Homes) -> None:
     assert drawn(1).train != made.train
 

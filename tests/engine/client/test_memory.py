@@ -38,6 +38,7 @@ print(json.dumps({"outside": outside, "inside": inside, "held": held, "after": r
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not sys.platform.startswith("linux") or not hasattr(ctypes.CDLL(None), "mallopt"), reason="no glibc"
 )

@@ -692,6 +692,7 @@ def never_crashes(name: str, change: Mutation) -> None:
     assert [t for t in serialization.tensors(new) if t.is_floating_point() and not t.isfinite().all()] == []
 
 
+@pytest.mark.slow
 @given(name=st.sampled_from(NAMES), change=mutations)
 @settings(max_examples=2000)
 def test_gate_survives_mutated_uploads(name: str, change: Mutation) -> None:

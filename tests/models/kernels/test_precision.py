@@ -63,6 +63,7 @@ print(used(range(101, 301)) - before)
 """
 
 
+@pytest.mark.slow
 @needs_onednn
 @pytest.mark.skipif(
     not sys.platform.startswith("linux") or not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="no glibc"

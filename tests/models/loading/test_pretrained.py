@@ -301,6 +301,7 @@ print("torchao" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_first_load_prints_nothing_of_other_libraries(bert: str) -> None:
     """With torchao installed, transformers imports it, and the import warns of kernels for other processors."""
     done = subprocess.run([sys.executable, "-c", FIRST_LOAD, bert], capture_output=True, text=True, check=True)

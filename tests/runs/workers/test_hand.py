@@ -70,6 +70,7 @@ IN_CREW = ("shared factors", "personal factors", "states on both sides", "a base
 """Kinds that ``tests/engine/test_crew.py`` has in the default run."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.slow) if k in IN_CREW else k for k in KINDS])
 def test_run_with_workers_as_in_one_process(kind: str, sources: Path, tmp_path: Path) -> None:
     """Also where one is stopped here and goes on there, and a worker dies."""

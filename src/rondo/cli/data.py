@@ -1,0 +1,56 @@
+"""The command data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rondo.cli.app import Sets
+from rondo.cli.process import quiet_libraries, user_errors
+
+
+def data(
+    config: Annotated[str, typer.Argument(help="a TOML file")],
+    sets: Sets = None,
+    picture: Annotated[Path | None, typer.Option(help="draw the partition as a PNG file")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="everything as JSON, as in partition.json")] = False,
+) -> None:
+    """Show the rows of a configuration as a run would deal them: clients, labels, lengths, and what would be left out
+    or cut. Nothing is trained, and no weights are loaded."""
+    with user_errors():
+        from rondo.config.load import load
+        from rondo.errors import ConfigError
+
+        settings = load(config, sets or [])
+        quiet_libraries()
+        from rondo.report.dealing import clients_table, lengths_line
+        from rondo.report.rows import account
+        from rondo.report.terminal import plain_console
+        from rondo.runs.assemble import deal
+
+        population, task = deal(settings)
+        report = population.report
+        if picture is not None:
+            from rondo.report import pictures
+
+            try:
+                picture.write_bytes(pictures.partition(report))
+            except OSError as error:
+                raise ConfigError.at("--picture", f"cannot be written: {error.strerror}", "rondo data") from None
+        if as_json:
+            print(json.dumps(report, indent=2))
+            return
+        console = plain_console()
+        console = console if console.is_terminal else plain_console(width=250)
+        console.print(clients_table(report))
+        if task.padded:
+            costs = [e.cost for member in population.members.values() for e in (*member.train, *member.validation)]
+            console.print(lengths_line("training rows", costs, settings.task.max_length))
+            if population.test:
+                tests = [example.cost for example in population.test]
+                console.print(lengths_line("test rows", tests, settings.task.max_length))
+        for line in account(report):
+            console.print(line)

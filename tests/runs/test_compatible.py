@@ -1,0 +1,142 @@
+"""Every cell of the table of options: an allowed one runs two rounds, a refused one is refused with its reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import rondo
+from kinds_of_runs import make_sources
+from rondo.algorithms.compatible import OPTIONS, Option, refused
+from rondo.algorithms.table import TABLE
+from rondo.cli import app
+from rondo.errors import ConfigError
+from rondo.runs import assemble
+from small_runs import settings
+
+_DP = {"clip": 1.0, "noise": 1.0, "delta": 1e-5, "debug_seed": 0}
+_UNIFORM = {"weighting": "uniform"}
+
+SECTIONS: Mapping[Option, dict[str, Any]] = {
+    "secure aggregation": {"privacy": {"adversary": "server", "secure_aggregation": True, "clip": 10.0}},
+    "client DP": {
+        "privacy": {"adversary": "reader", "unit": "client", **_DP},
+        "clients": {"sampling": "full", **_UNIFORM},
+    },
+    "example DP": {"privacy": {"adversary": "server", "unit": "example", **_DP}, "clients": _UNIFORM},
+    "robust choice": {"robust": {"rule": "krum", "byzantine": 1}, "clients": {"min_clients": 3}},
+    "robust mean": {"robust": {"rule": "median", "byzantine": 1}, "clients": {"min_clients": 3}},
+    "server optimizer": {"server": {"optimizer": "adam"}},
+    "own ranks": {"clients": {"ranks": [1, 2, 1, 2]}},
+    "local head": {"model": {"head": "local"}},
+    "diagnostics": {"evaluation": {"diagnostics_every": 1}},
+    "client scores": {"evaluation": {"clients_every": 1}},
+}
+"""The sections that ask for each option."""
+
+OF_SUMS: tuple[Option, ...] = ("secure aggregation", "client DP", "robust mean", "server optimizer")
+
+
+def configured(name: str, option: Option, sources: Path) -> dict[str, Any]:
+    """Two rounds of four clients with ``option``."""
+    base: dict[str, Any] = {
+        "rounds": 2,
+        "algorithm": {"name": name},
+        "adapter": {"r": 2, "target_modules": ["query", "value"]},
+        "data": {"source": str(sources / "rows.csv"), "test_split": "", "validation_fraction": 0.25},
+        "partition": {"kind": "iid", "clients": 4},
+        "train": {"batch_size": 4, "local_epochs": 1, "lr": 0.01},
+        "evaluation": {"diagnostics_every": 0},
+    }
+    traits = TABLE[name].traits
+    if traits.least_squares:
+        base |= {
+            "model": {"name": "builtin:linear"},
+            "task": {"kind": "linear"},
+            "adapter": {"r": 2},
+            "data": {"source": "builtin:linear"},
+            "problem": {
+                "clients": 4,
+                "rows": 8,
+                "inputs": 4,
+                "noise": 0.1,
+                "kind": "heads" if traits.personal else "factors",
+            },
+            "partition": {},
+            "train": {"optimizer": "sgd", "lr": 0.1, "max_grad_norm": 0.0, "batch_size": 8},
+        }
+    elif traits.plain_sgd or name == "scaffold":
+        base["train"] |= {"optimizer": "sgd", "max_grad_norm": 0.0}
+    for section, keys in SECTIONS[option].items():
+        base[section] = {**base.get(section, {}), **keys}
+    if traits.least_squares:
+        return base
+    folder = base.pop("model", {})
+    return settings(sources / "bert", **base, **({"model": folder} if folder else {}))
+
+
+CELLS = [(name, option) for name in TABLE for option in OPTIONS]
+
+
+def reason(name: str, option: Option) -> str | None:
+    return refused(TABLE[name].traits, linear=TABLE[name].linear).get(option)
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_sources(tmp_path_factory.mktemp("sources"))
+
+
+@pytest.mark.parametrize(("name", "option"), [c for c in CELLS if reason(*c) is not None])
+def test_refused_option_gives_its_reason_before_a_model_is_loaded(
+    name: str, option: Option, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assemble, "look", lambda *_: pytest.fail("a model was loaded"))
+    with pytest.raises(ConfigError) as caught:
+        rondo.run(configured(name, option, sources), run_dir=tmp_path / "run", device="cpu")
+    message = "; ".join(problem.message for problem in caught.value.problems)
+    assert f"{name}: {reason(name, option)}; " in message
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "option"), [c for c in CELLS if reason(*c) is None])
+def test_allowed_option_runs(name: str, option: Option, sources: Path, tmp_path: Path) -> None:
+    result = rondo.run(configured(name, option, sources), run_dir=tmp_path / "run", device="cpu")
+    assert [record["skipped"] for record in result.history] == [None, None]
+
+
+def test_command_prints_every_cell() -> None:
+    printed = json.loads(CliRunner().invoke(app, ["list", "--compat", "--json"]).output)
+    assert printed == {n: {o: reason(n, o) for o in OPTIONS} for n in TABLE}
+    table = CliRunner().invoke(app, ["list", "--compat"]).output
+    assert all(f"\n{name} " in table for name in TABLE)
+    assert {r for c in CELLS if (r := reason(*c))} == {
+        line.split(": ")[1] for line in table.splitlines() if line[:1].isdigit()
+    }
+
+
+def test_methods_of_sums_are_those_that_are_linear() -> None:
+    for name, entry in TABLE.items():
+        if not entry.linear:
+            assert all(reason(name, option) for option in OF_SUMS), name
+    assert sum(entry.linear for entry in TABLE.values()) == 29
+
+
+def test_method_of_ones_own_has_its_row() -> None:
+    result = CliRunner().invoke(app, ["list", "--compat", "--json", "rondo.algorithms.factors.flora:FLoRA"])
+    assert json.loads(result.output) == {
+        "rondo.algorithms.factors.flora:FLoRA": {option: reason("flora", option) for option in OPTIONS}
+    }
+
+
+@pytest.mark.parametrize("arguments", [["list", "--json"], ["list", "rolora"], ["list", "--compat", "rolara"]])
+def test_bad_arguments_are_told(arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
