@@ -16,13 +16,13 @@ federate-demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-# The slow tests that try more options, without those of the next three targets and those that repeat one attack very
-# often.
+# The slow tests that try more options, without those of the next three targets and those that repeat one attack, or
+# one law, very often.
 test-sweeps: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m slow \
 		--ignore tests/benchmarks --ignore tests/runs/test_paper_rows.py \
 		--ignore tests/federation --ignore tests/runs/workers/test_ray.py \
-		-k "not killed_at_any_file_change and not hundred_random_kills and not many_mutated_uploads"
+		-k "not killed_at_any_file_change and not hundred_random_kills and not many_mutated_uploads and not many_seeds"
 
 # Every benchmark at its smallest.
 test-benchmarks: $(STAMP)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import rondo
 from kinds_of_runs import KINDS, configured, make_sources, outcome
@@ -105,3 +107,13 @@ def test_worker_with_other_rows_is_refused(sources: Path) -> None:
     assert "worker of Ray (node-3)" in str(caught.value)
     assert "partition.examples_sha256: was" in str(caught.value)
     assert "every machine of the cluster needs the same packages, data and model" in str(caught.value)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_worker_has_the_threads_of_the_run(threads: int, sources: Path) -> None:
+    """Cohorts have the bits of one process only with as many threads."""
+    raw, _ = configured("shared factors", sources)
+    order = Order.of(assemble(load(raw), "cpu"), Given(), 2)
+    torch.set_num_threads(3 - threads)
+    Hand(replace(order, threads=threads))
+    assert torch.get_num_threads() == threads
