@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from rondo.config.packages import missing
-from rondo.errors import ConfigError
+from rondo.errors import ConfigError, Problem
 
 
 def epsilon(noise: float, sampled: float, rounds: int, delta: float) -> float:
@@ -37,4 +37,4 @@ def _package(name: str) -> Any:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"privacy: {missing('dp_accounting')}") from error
+        raise ConfigError([Problem("privacy.unit", missing("dp_accounting"))]) from error
