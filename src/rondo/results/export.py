@@ -74,13 +74,13 @@ def export(
             "a network of one's own has no PEFT adapter; the tensors of its result are in the run's adapter folder"
         )
         raise ConfigError.at("RUN_DIR", message)
+    if merged:
+        model = model.merged()
+    (seen, base), error = opened.model(client), 0.0
     if client is not None and not opened.assembly.algorithm.traits.personal:
         name = opened.assembly.config.algorithm.name
         message = f"{name} keeps nothing at its clients, so {client!r} has the global model: export it without a client"
         raise ConfigError.at("--client", message)
-    if merged:
-        model = model.merged()
-    (seen, base), error = opened.model(client), 0.0
     if rank is not None:
         seen, error = model.truncated(seen, base, rank)
         base = {}
