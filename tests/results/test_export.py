@@ -55,15 +55,6 @@ def test_other_files_than_the_result_do_not_verify(tmp_path: Path, monkeypatch: 
     assert export.Exported(1, 0.0, other).verification is other
 
 
-def test_client_of_a_method_without_personal_tensors_is_refused(tmp_path: Path) -> None:
-    rows = str(write_rows(tmp_path / "rows.csv", reviews(12)))
-    config = settings(save_tiny_bert(tmp_path / "bert"), data={"source": rows}, rounds=1)
-    run_dir = rondo.run(config, run_dir=tmp_path / "run", device="cpu").run_dir
-    with pytest.raises(rondo.ConfigError, match=r"--client: \w+ keeps nothing at its clients"):
-        rondo.export(run_dir, tmp_path / "own", client="client-0")
-    assert not (tmp_path / "own").exists()
-
-
 def test_folder_that_an_export_can_take_the_place_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is new or empty, and no mount and not the working folder, which cannot be renamed."""
     (tmp_path / "empty").mkdir()

@@ -49,7 +49,7 @@ def export(
     """Write a run's result to ``to`` as a PEFT adapter, or ``merged`` into a whole model. A model that was trained
     whole is written whole.
 
-    ``client``: export this client's model, which only personal methods have; by default the global or cold-start one.
+    ``client``: export this client's model (for personal methods); by default the global or cold-start one.
     ``rank``: truncate to this rank. By default the adapter has the rank that it needs, which is above the run's for
     methods that change the base.
     ``verify``: load the result with stock libraries and compare logits.
@@ -77,10 +77,6 @@ def export(
     if merged:
         model = model.merged()
     (seen, base), error = opened.model(client), 0.0
-    if client is not None and not opened.assembly.algorithm.traits.personal:
-        name = opened.assembly.config.algorithm.name
-        message = f"{name} keeps nothing at its clients, so {client!r} has the global model: export it without a client"
-        raise ConfigError.at("--client", message)
     if rank is not None:
         seen, error = model.truncated(seen, base, rank)
         base = {}
