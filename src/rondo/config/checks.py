@@ -111,6 +111,8 @@ _BUILTIN_PACKAGES = (
 def missing_packages(config: RunConfig) -> Iterator[Problem]:
     """Yield a problem for each package of the built-in model and data that is not installed."""
     data = data_source(config)
+    if config.privacy.unit is not None and find_spec("dp_accounting") is None:
+        yield Problem("privacy.unit", f"{config.privacy.unit!r} {packages.missing('dp_accounting')}")
     for key, value, package in _BUILTIN_PACKAGES:
         if value in (config.model.name, data) and find_spec(package) is None:
             yield Problem(key, f"{value!r} {packages.missing(package)}")

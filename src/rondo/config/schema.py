@@ -171,9 +171,9 @@ class PrivacyConfig(Section):
     unit: Literal["client", "example"] | None = None
     """What differential privacy hides: that a client took part, or that a row is among a client's rows. Left out, there
     is no differential privacy."""
-    clip: Annotated[float, Field(gt=0)] | Literal["adaptive"] | None = None
+    clip: Annotated[float, Field(gt=0)] | None = None
     """Largest Euclidean norm of what one unit adds: the difference of a client's upload from that of a client that
-    learned nothing, or the gradient of a row. ``"adaptive"`` follows the median of the clients' norms."""
+    learned nothing, or the gradient of a row."""
     noise: Annotated[float, Field(ge=0)] | None = None
     """The noise multiplier z: the noise in the sum has a standard deviation of z times ``clip``."""
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -252,7 +252,8 @@ class EvaluationConfig(Section):
     """Rounds between scores of each client's model on its own rows; 0 scores only after the last round. They are its
     test rows where clients have such, else its validation rows."""
     diagnostics_every: Annotated[int, Field(ge=0)] = 5
-    """Rounds between measurements of the aggregation's effect, the last round included; 0 takes none."""
+    """Rounds between measurements of the aggregation's effect, the last round included; 0 takes none. Where
+    ``[privacy]`` hides single uploads, none is taken."""
     patience: Annotated[int, Field(ge=0)] = 0
     """Scores in a row without a better one that end the run early; 0 never ends it early. The scores are those of
     ``every``. Without a test set, and for personal methods where ``clients_every`` is set, they are the clients' mean

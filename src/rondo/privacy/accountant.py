@@ -7,6 +7,7 @@ q = 1 is full participation. Where q follows from anything that an adversary kno
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -20,17 +21,39 @@ def epsilon(noise: float, sampled: float, rounds: int, delta: float) -> float:
     Infinite without noise; 0 after no round. Raises ValueError for a number out of its range, ConfigError without the
     package dp-accounting.
     """
-    if not (math.isfinite(noise) and noise >= 0 and 0 < sampled <= 1 and rounds >= 0 and 0 < delta < 1):
-        raise ValueError(f"no epsilon of noise {noise}, q {sampled}, {rounds} rounds, delta {delta}")
-    if rounds == 0:
+    return epsilon_of_sums(noise, sampled, {1: rounds}, delta)
+
+
+def epsilon_of_sums(noise: float, sampled: float, rounds: Mapping[int, int], delta: float) -> float:
+    """:func:`epsilon` where a round may have published several sums. ``rounds``: how many rounds published so many.
+
+    c sums of one sample, each with noise of its own, tell as much as one with noise / sqrt(c).
+    """
+    counts = {sums: count for sums, count in rounds.items() if count}
+    numbers = (math.isfinite(noise) and noise >= 0, 0 < sampled <= 1, 0 < delta < 1)
+    if not all(numbers) or any(sums < 1 or count < 0 for sums, count in counts.items()):
+        raise ValueError(f"no epsilon of noise {noise}, q {sampled}, {dict(rounds)} rounds, delta {delta}")
+    if not counts:
         return 0.0
     if noise == 0:
         return math.inf
     event, pld = _package("dp_accounting"), _package("dp_accounting.pld")
-    one = event.PoissonSampledDpEvent(sampled, event.GaussianDpEvent(noise))
     accountant = pld.PLDAccountant(event.NeighboringRelation.ADD_OR_REMOVE_ONE)
-    accountant.compose(event.SelfComposedDpEvent(one, rounds))
+    for sums, count in sorted(counts.items()):
+        one = event.PoissonSampledDpEvent(sampled, event.GaussianDpEvent(noise / math.sqrt(sums)))
+        accountant.compose(event.SelfComposedDpEvent(one, count))
     return float(accountant.get_epsilon(delta))
+
+
+def noise_for(epsilon_wanted: float, sampled: float, rounds: int, delta: float) -> float:
+    """The smallest noise multiplier, to three digits and rounded up, whose epsilon is at most ``epsilon_wanted``."""
+    low, high = 0.0, 1.0
+    while epsilon(high, sampled, rounds, delta) > epsilon_wanted:
+        low, high = high, 2 * high
+    while high - low > 5e-4 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if epsilon(middle, sampled, rounds, delta) <= epsilon_wanted else (middle, high)
+    return high
 
 
 def _package(name: str) -> Any:

@@ -25,6 +25,14 @@ def totals(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def guarantee_line(privacy: Mapping[str, Any]) -> str:
+    """The guarantee of a run with differential privacy in a sentence. ``privacy``: as in ``summary.json``."""
+    against = {"reader": "who reads the released model", "server": "the server too"}[privacy["adversary"]]
+    line = f"differential privacy of clients, against {against}: epsilon {privacy['epsilon']:.3g} at delta "
+    line += f"{privacy['delta']:g}"
+    return line if privacy["epsilon_valid"] else f"{line}, NOT VALID: privacy.debug_seed is set"
+
+
 def costs(history: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     """Costs beside bytes: the mean seconds of an aggregation (RoLoRA, Table 15), the mean operations of a client in a
     round (FLoRG, Table 8; None if a round has none), and the largest memory of an aggregation, of the process and on

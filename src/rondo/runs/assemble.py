@@ -15,7 +15,7 @@ import torch
 
 from rondo import algorithms, own_code
 from rondo.algorithm import Algorithm, HeadPolicy, Round
-from rondo.config.checks import own_names
+from rondo.config.checks import BUILTINS, data_source, own_names
 from rondo.config.schema import RunConfig
 from rondo.data.client_rows import Dealt, deal_rows, resolved
 from rondo.data.labels import find_labels
@@ -48,6 +48,7 @@ from rondo.process import computes
 from rondo.runs.collector import collector_paused
 from rondo.runs.given import NOTHING, Given
 from rondo.runs.wrapping import make_algorithm, wrapped
+from rondo.tasks.make import task_class
 from rondo.tasks.task import Task
 
 
@@ -277,6 +278,10 @@ def _dealt(config: RunConfig, labels: Sequence[str] | None, given: Given) -> tup
     """``config`` with everything that its data know, the labels, and the rows, dealt. ``labels``: if they are known."""
     source = load_source(config, given.train, given.test, given.clients)
     config = resolved(config, source)
+    own_names_needed = config.privacy.unit == "client" and data_source(config) not in BUILTINS
+    if own_names_needed and config.task.labels is None and task_class(config.task.kind).classes:
+        message = "the classes would be those of the clients' rows, so a name could tell who took part: name them all"
+        raise ConfigError.at("task.labels", message)
     labels = find_labels(config, source) if labels is None else tuple(labels)
     return config, labels, deal_rows(config, source, labels)
 
@@ -324,6 +329,8 @@ def _must_train(config: RunConfig, algorithm: Algorithm[Any], model: Model) -> N
 def _best_at_clients(config: RunConfig, algorithm: Algorithm[Any], population: Population) -> bool:
     """Without a test set, and with personal models that are scored at their clients: on the test set only the model of
     a client that has not taken part is scored."""
+    if config.hides_uploads:
+        return False
     scored = config.evaluation.clients_every > 0 and any(map(population.own_rows, population.members.values()))
     return not population.test or (algorithm.traits.personal and scored)
 

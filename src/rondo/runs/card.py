@@ -139,9 +139,12 @@ def _data(facts: Facts) -> Iterator[tuple[str, str]]:
         # The folders above a file may tell more than its name, so they are left out.
         source = data_source(facts.config) or ""
         yield "source", _code(Path(source).name if Path(source).is_absolute() else source)
+    hidden = facts.config.privacy.unit == "client"  # numbers of rows are a client's own
     yield (
         "rows",
-        f"{facts.rows} at the clients, {facts.test_rows} in the test set"
+        f"not told; {facts.test_rows} in the test set"
+        if hidden
+        else f"{facts.rows} at the clients, {facts.test_rows} in the test set"
         + (f", of which {facts.trained_on} are training rows too" if facts.trained_on else ""),
     )
     partition = facts.config.partition

@@ -16,14 +16,16 @@ from typing import Any
 
 from rondo.engine.client.memory import freed_memory_kept
 from rondo.engine.crew import Workers
+from rondo.engine.server.private_sum import PrivateSum
 from rondo.engine.transport import Observer
 from rondo.errors import ConfigError, RunInterrupted, RunStopped, StopRequested, visible
 from rondo.models.kernels.out_of_memory import is_out_of_memory
 from rondo.report import pictures
-from rondo.report.summary import best_so_far, totals
+from rondo.report.summary import best_so_far, guarantee_line, totals
 from rondo.runs.assemble import Assembly, Federation, Start
 from rondo.runs.baseline import local_only
 from rondo.runs.card import Facts, card, save
+from rondo.runs.private import private_sum
 from rondo.runs.samples import answered, sample_scores, samples
 from rondo.runs.storage import checkpoint, durable
 from rondo.runs.storage.checkpoint import Checkpoint
@@ -109,9 +111,11 @@ class Runner:
         """Put the federation together, at its start or at the newest checkpoint."""
         start, self.start = self.start, None
         assert start is not None
+        self.private = private_sum(self.config, len(self.assembly.population.members), self.directory)
         point = self._newest_checkpoint(start.state) if self.resumed else None
         self.kept = point.locals if point is not None else Kept(self.directory.checkpoint)
         self.federation = self.assembly.federation(start, self.kept, self.onlooker.stop, self.workers)
+        self.federation.server.sum = self.private
         if point is not None:
             with written(self.directory.path):
                 self._take_up(point, self.federation)
@@ -130,10 +134,11 @@ class Runner:
             self._stop_after_skips()
 
     def _early(self, rounds: int) -> bool:
-        """Whether ``patience`` ends the run after ``rounds`` rounds, before its last."""
+        """Whether ``patience`` or ``privacy.budget`` ends the run after ``rounds`` rounds, before its last."""
         best, patience = self.scores.get("best"), self.config.evaluation.patience
         over = patience > 0 and best is not None and best["scores_since"] >= patience
-        return over and rounds < self.config.rounds
+        spent = self.private is not None and self.private.exhausted
+        return (over or spent) and rounds < self.config.rounds
 
     def _newest_checkpoint(self, first: Any) -> Checkpoint | None:
         """The newest intact checkpoint; None if there is none and no round was recorded. Raises :class:`ConfigError` if
@@ -178,6 +183,8 @@ class Runner:
         self.observer.phase("training")
         record = server.run_round(attempt, self.observer)
         done = attempt + 1
+        if self.private is not None:
+            record |= self._guarantee(self.private)
         measures = self.scores["measures"]
         record["measures"] = self._measures(done, measures["after"])
         self.scores["measures"] = {**measures, "after": record["measures"]}
@@ -193,6 +200,10 @@ class Runner:
         self.lost_workers = len(lost)
         self.observer.round_done(record)
 
+    def _guarantee(self, private: PrivateSum) -> dict[str, Any]:
+        """Epsilon of everything published so far, and whether it is valid."""
+        return {"epsilon": private.epsilon(), "epsilon_valid": self.config.privacy.debug_seed is None}
+
     def _score(self, record: dict[str, Any], done: int) -> None:
         """Add the scores that are due after ``done`` rounds to the last one's record, and note the best."""
         config, server, started = self.config.evaluation, self.federation.server, time.perf_counter()
@@ -206,7 +217,8 @@ class Runner:
             scores |= self._on_test(done)
         if not self.assembly.best_at_clients:
             self._note_best(record, done)
-        if last or self._early(done) or _due(done, config.clients_every):
+        at_clients = last or self._early(done) or _due(done, config.clients_every)
+        if at_clients and not self.config.hides_uploads:
             self.observer.phase("evaluating")
             scores |= self.federation.scorer.at_clients(server.state, server.round(done))
         if self.assembly.best_at_clients:
@@ -261,6 +273,9 @@ class Runner:
         server, model, facts = self.federation.server, self.assembly.model, self.facts
         seen, base = self.federation.scorer.newcomer(server.state, server.round(rounds))
         before = self.scores["before"]
+        if self.private is not None:
+            privacy, spent = self.config.privacy, self._guarantee(self.private)
+            notes = (*notes, guarantee_line({**spent, "delta": privacy.delta, "adversary": privacy.adversary}))
         text = card(facts, model.form, rounds=rounds, before=before, after=scores, notes=notes)
         with written(self.directory.path):
             durable.write_folder(folder, lambda folder: save(folder, model, seen, base, facts, text))
@@ -323,6 +338,17 @@ class Runner:
             "generated": sample_scores(self.assembly, answers[0], answers[1]),
             **totals(history),
         }
+        if self.private is not None:
+            privacy = self.config.privacy
+            summary["privacy"] = {
+                **self._guarantee(self.private),
+                "unit": privacy.unit,
+                "adversary": privacy.adversary,
+                "delta": privacy.delta,
+                "clip": privacy.clip,
+                "noise": privacy.noise,
+                "budget": privacy.budget,
+            }
         if self.config.evaluation.local_only:
             summary["local_only"] = local_only(self.assembly, self.onlooker.stop)
         summary["seconds"] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rondo.config.schema import PrivacyConfig, RunConfig
+from rondo.config.schema import EvaluationConfig, PrivacyConfig, RunConfig
 from rondo.errors import Problem
 
 
@@ -35,14 +35,14 @@ def _unused(privacy: PrivacyConfig) -> Iterator[Problem]:
     """Keys that nothing reads."""
     if privacy.unit is None:
         for key in ("clip", "noise", "delta", "budget", "debug_seed"):
-            if key in privacy.model_fields_set and (key != "clip" or not privacy.secure_aggregation):
+            if getattr(privacy, key) is not None and (key != "clip" or not privacy.secure_aggregation):
                 yield Problem(f"privacy.{key}", 'only differential privacy uses it: set unit = "client" or "example"')
     if privacy.group is not None and privacy.unit != "example":
         yield Problem("privacy.group", 'only unit = "example" uses it: set unit, or remove it')
     if privacy.colluding and not (privacy.secure_aggregation and privacy.unit == "client"):
         message = 'it counts with unit = "client" and secure_aggregation = true alone: remove it'
         yield Problem("privacy.colluding", message)
-    if "ring" in privacy.model_fields_set and not privacy.secure_aggregation:
+    if privacy.ring != PrivacyConfig().ring and not privacy.secure_aggregation:
         yield Problem("privacy.ring", "only secure_aggregation = true uses it: set that, or remove it")
 
 
@@ -87,9 +87,7 @@ def _of_clients(config: RunConfig) -> Iterator[Problem]:
 
 def _of_examples(config: RunConfig) -> Iterator[Problem]:
     """Options that break the guarantee of ``unit = "example"``."""
-    train, privacy = config.train, config.privacy
-    if privacy.clip == "adaptive":
-        yield Problem("privacy.clip", 'only unit = "client" adapts it: give a number')
+    train = config.train
     if config.clients.weighting != "uniform":
         message = 'weights by numbers of rows tell whether a row is there: set it to "uniform"'
         yield Problem("clients.weighting", message)
@@ -102,17 +100,12 @@ def _of_examples(config: RunConfig) -> Iterator[Problem]:
 
 def _of_sums(config: RunConfig) -> Iterator[Problem]:
     """Options that do not go with ``secure_aggregation``."""
-    privacy, clients, admission = config.privacy, config.clients, config.admission
+    privacy, admission = config.privacy, config.admission
     if privacy.adversary == "reader" and privacy.unit is None:
         yield Problem("privacy.adversary", 'secure aggregation hides uploads from the server: set it to "server"')
     if privacy.clip is None and privacy.unit is None:
         message = "numbers in a sum need a bound: set it to the largest norm of an upload's change, for instance 10.0"
         yield Problem("privacy.clip", message)
-    if privacy.clip == "adaptive":
-        yield Problem("privacy.clip", "numbers in a sum need a bound that is known beforehand: give a number")
-    if clients.ranks is not None or clients.bytes_budget is not None:
-        key = "ranks" if clients.ranks is not None else "bytes_budget"
-        yield Problem(f"clients.{key}", "the rows that one client alone has would be its own in the sum: remove it")
     for key in ("max_norm", "max_examples"):
         if getattr(admission, key) is not None:
             yield Problem(f"admission.{key}", "the server cannot look into an upload: remove it")
@@ -120,7 +113,11 @@ def _of_sums(config: RunConfig) -> Iterator[Problem]:
 
 def _shows_uploads(config: RunConfig) -> Iterator[Problem]:
     """Options that look at single uploads, or publish what they show."""
+    for key in ("ranks", "bytes_budget"):
+        if getattr(config.clients, key) is not None:
+            message = "clients of a rank that few have would be nearly alone in a part of the sum: remove it"
+            yield Problem(f"clients.{key}", message)
     if config.robust.rule != "none":
         yield Problem("robust.rule", 'it looks at single uploads, which [privacy] hides: set it to "none"')
-    if config.evaluation.diagnostics_every and "diagnostics_every" in config.evaluation.model_fields_set:
+    if config.evaluation.diagnostics_every not in (0, EvaluationConfig().diagnostics_every):
         yield Problem("evaluation.diagnostics_every", "it looks at single uploads, which [privacy] hides: remove it")

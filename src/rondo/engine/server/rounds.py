@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Upload, Weight
 from rondo.config.schema import RunConfig
@@ -22,6 +22,22 @@ from rondo.models.kernels.out_of_memory import is_out_of_memory
 from rondo.models.networks.adapted_layer import Site
 from rondo.params import Params
 from rondo.process import peak_memory
+
+
+class Sum(Protocol):
+    """The sum of a round's uploads under ``[privacy]``, in place of the algorithm's own aggregation."""
+
+    least: int
+    """Uploads below which a round is skipped."""
+
+    def sample(self, clients: Sequence[Client], round: Round) -> list[Client]:
+        """The clients of a round, sorted by id."""
+
+    def total(self, algorithm: Algorithm[Any], state: Any, uploads: Iterable[Upload], round: Round) -> Any:
+        """The sum of what ``uploads`` add. It is not published."""
+
+    def opened(self, algorithm: Algorithm[Any], state: Any, total: Any, round: Round) -> Any:
+        """The next state, from the sum as it is published."""
 
 
 @dataclass
@@ -44,6 +60,8 @@ class Server:
     ledger: Ledger = field(default_factory=Ledger)
     aggregated: int = 0
     """Number of rounds aggregated so far."""
+    sum: Sum | None = None
+    """None: the algorithm aggregates single uploads."""
 
     def round(self, attempt: int) -> Round:
         """The round that attempt ``attempt`` of this run is at."""
@@ -59,7 +77,10 @@ class Server:
         without it.
         """
         started, round, needed = time.perf_counter(), self.round(attempt), self.config.clients.min_clients
-        chosen = sample(self.config.clients, self.clients, round)
+        if self.sum is None:
+            chosen = sample(self.config.clients, self.clients, round)
+        else:
+            chosen, needed = self.sum.sample(self.clients, round), self.sum.least
         turnout = self.transport.expected(chosen, round, ())
         diagnosed = self._diagnosed(round)
         setting = RoundContext(
@@ -93,6 +114,8 @@ class Server:
             if again.asked == left and not self.transport.must_repeat(turnout.asked, exchange.failed.keys()):
                 break
             turnout = again
+        if self.sum is not None:
+            new, fault = self._opened(self.sum, new, round)
         lost = {**turnout.lost, **exchange.refused, **failed}
         skipped = None
         if len(exchange.kept) < needed:
@@ -112,12 +135,12 @@ class Server:
             ],
             "rejected": exchange.rejected,
             "skipped": skipped,
-            "loss": exchange.loss(),
+            "loss": None if self.config.hides_uploads else exchange.loss(),
             "lr": self.config.train.rate(round.index, round.total),
             "bytes_up": exchange.up,
             "bytes_down": down,
             "bytes_first_contact": first_contact,
-            "client_flops": exchange.flops(),
+            "client_flops": None if self.config.hides_uploads else exchange.flops(),
             "server_seconds": cost.seconds,
             "server_memory_bytes": cost.peak_bytes,
         }
@@ -140,6 +163,9 @@ class Server:
         work."""
         raised: list[Exception] = []
         arriving = _passed_on(uploads, raised)
+        if self.sum is not None:
+            with cost:
+                return self.sum.total(self.algorithm, self.state, cost.given(arriving), round), None
         # An algorithm needs at least one upload. Whether enough came is known only after the last.
         first = next(arriving, None)
         if first is None:
@@ -156,6 +182,13 @@ class Server:
         for _ in arriving:
             pass
         return self.state, fault
+
+    def _opened(self, sum: Sum, total: Any, round: Round) -> tuple[Any, str | None]:
+        """The state after ``total``, or the error of an algorithm that cannot finish it."""
+        try:
+            return sum.opened(self.algorithm, self.state, total, round), None
+        except (ArithmeticError, RuntimeError, ValueError) as error:
+            return self.state, f"{type(error).__name__}: {error}".split("\n")[0]
 
     def _diagnosed(self, round: Round) -> bool:
         every = 0 if self.config.hides_uploads else self.config.evaluation.diagnostics_every

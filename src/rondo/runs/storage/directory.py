@@ -10,6 +10,7 @@
     adapter/          the result as a PEFT adapter (for personal methods: the cold-start model)
     adapter-best/     the same after the round with the best score
     run.log           one line per round, with the time
+    privacy.key       the secret of sampling and noise, privacy.json the sums given noise (differential privacy)
     summary.json      scores before and after, bytes, seconds
     curve.png         the learning curve
 """

@@ -1,0 +1,233 @@
+"""Laws of the private sum, each of which catches a planted bug."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rondo.algorithm import Client, Round, ServerState, Upload
+from rondo.algorithms import get
+from rondo.config import load
+from rondo.engine.server import private_sum as module
+from rondo.engine.server.private_sum import PrivateSum
+from rondo.privacy.clip import clipped
+from rondo.privacy.noise import noised
+
+pytest.importorskip("dp_accounting")
+
+FEDAVG = get("fedavg")
+CLIENTS = [Client(f"c{i:03}", 7) for i in range(100)]
+CLIP, NOISE = 2.0, 1.5
+SIZE = 40_000
+
+
+def config(**clients: Any) -> Any:
+    return load(
+        {
+            "privacy": {"adversary": "reader", "unit": "client", "clip": CLIP, "noise": NOISE, "delta": 1e-3},
+            "clients": {"sampling": "poisson", "per_round": 20, "weighting": "uniform", **clients},
+            "task": {"labels": ["a", "b"]},
+        },
+        check_paths=False,
+    )
+
+
+def make(kind: type[PrivateSum] = PrivateSum, key: bytes = bytes(32), **changes: Any) -> PrivateSum:
+    return kind(replace_config(config(), **changes), len(CLIENTS), key)
+
+
+def replace_config(whole: Any, **privacy: Any) -> Any:
+    return whole.model_copy(update={"privacy": whole.privacy.model_copy(update=privacy)})
+
+
+def round_of(attempt: int = 0) -> Round:
+    return Round(0, 50, 0, len(CLIENTS), attempt)
+
+
+def state() -> ServerState:
+    return ServerState({"a": torch.ones(SIZE // 2), "b": torch.ones(SIZE // 2)})
+
+
+def upload(client: Client, change: float, weight: float = 1.0) -> Upload:
+    """Both tensors changed by a vector of norm ``change`` each."""
+    step = torch.full((SIZE // 2,), change / math.sqrt(SIZE // 2))
+    return Upload(client, {"a": 1 + step, "b": 1 + step}, weight)
+
+
+def published(private: PrivateSum, uploads: Iterable[Upload], attempt: int = 0) -> Tensor:
+    """What a round adds to the state, (n,) in float64."""
+    total = private.total(FEDAVG, state(), uploads, round_of(attempt))
+    new = private.opened(FEDAVG, state(), total, round_of(attempt))
+    return torch.cat([new.params[name].double() - 1 for name in "ab"])
+
+
+def noise_is_of_the_right_size(kind: type[PrivateSum]) -> None:
+    """Also where nobody came: the expected number divides, and the noise is there."""
+    added = published(make(kind), [])
+    assert float(added.std()) == pytest.approx(NOISE * CLIP / 20, rel=0.02)
+
+
+def one_client_adds_at_most_the_clip(kind: type[PrivateSum]) -> None:
+    """Over all tensors together, whatever weight it claims."""
+    for change, weight in ((50.0, 1.0), (CLIP, 1.0), (0.1, 9.0)):
+        private = make(kind, noise=0.0)
+        added = published(private, [upload(CLIENTS[0], change, weight)])
+        expected = min(CLIP, math.sqrt(2) * change) / 20
+        assert float(added.norm()) == pytest.approx(expected, rel=5e-3)
+
+
+def noise_of_other_attempts_is_other_noise(kind: type[PrivateSum]) -> None:
+    private = make(kind)
+    one, other = published(private, [], 0), published(private, [], 1)
+    assert abs(float(torch.corrcoef(torch.stack([one, other]))[0, 1])) < 0.05
+
+
+def noise_of_other_sums_of_an_attempt_is_other_noise(kind: type[PrivateSum]) -> None:
+    """A site was away the second time: the difference of both sums must not be bare."""
+    private = make(kind)
+    one, other = published(private, []), published(private, [upload(CLIENTS[0], 0.5)])
+    assert float((one - other).norm()) > 10 * CLIP / 20
+    assert len(set(private.releases.get(0, []))) == 2
+
+
+def sample_follows_from_the_key_alone(kind: type[PrivateSum]) -> None:
+    def drawn(key: bytes) -> list[list[str]]:
+        private = make(kind, key)
+        return [[c.id for c in private.sample(CLIENTS, round_of(attempt))] for attempt in range(50)]
+
+    one = drawn(bytes(32))
+    assert one == drawn(bytes(32))
+    assert one != drawn(bytes([1] * 32))
+    counts = torch.tensor([float(len(ids)) for ids in one])
+    assert abs(float(counts.mean()) - 20) < 4 * math.sqrt(16 / 50)
+    assert float(counts.std()) > 2
+
+
+def empty_rounds_count(kind: type[PrivateSum]) -> None:
+    private = make(kind)
+    assert private.least == 0
+    published(private, [])
+    assert private.epsilon() > 0
+
+
+LAWS: tuple[Callable[[type[PrivateSum]], None], ...] = (
+    noise_is_of_the_right_size,
+    one_client_adds_at_most_the_clip,
+    noise_of_other_attempts_is_other_noise,
+    noise_of_other_sums_of_an_attempt_is_other_noise,
+    sample_follows_from_the_key_alone,
+    empty_rounds_count,
+)
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_private_sum_obeys(law: Callable[[type[PrivateSum]], None]) -> None:
+    law(PrivateSum)
+
+
+class ByWeight(PrivateSum):
+    def total(self, algorithm: Any, state: Any, uploads: Iterable[Upload], round: Round) -> Tensor:
+        changes = self._changes(algorithm, state, round)
+        total = torch.zeros_like(changes.nothing)
+        for one in uploads:
+            total += one.weight * clipped(changes.of(one), self._clip)
+        return total
+
+
+class FromTheSeed(PrivateSum):
+    def sample(self, clients: Any, round: Round) -> list[Client]:
+        taken = torch.rand(len(clients), generator=round.attempt_generator("clients")) < self._share
+        return [c for c, drawn in zip(clients, taken.tolist(), strict=True) if drawn]
+
+
+class EmptyIsSkipped(PrivateSum):
+    def opened(self, algorithm: Any, state: Any, total: Tensor, round: Round) -> Any:
+        return super().opened(algorithm, state, total, round) if total.any() else state
+
+
+def planted(monkeypatch: pytest.MonkeyPatch, bug: str) -> type[PrivateSum]:
+    if bug == "noise halved":
+        monkeypatch.setattr(module, "noised", lambda total, dev, key, attempt: noised(total, dev / 2, key, attempt))
+    elif bug == "clip left out":
+        monkeypatch.setattr(module, "clipped", lambda change, bound: change)
+    elif bug == "clip per tensor":
+        half = SIZE // 2
+        monkeypatch.setattr(
+            module, "clipped", lambda x, bound: torch.cat([clipped(x[:half], bound), clipped(x[half:], bound)])
+        )
+    elif bug == "noise of another attempt":
+        monkeypatch.setattr(module, "noised", lambda total, dev, key, attempt: noised(total, dev, key, 0))
+    elif bug == "noise of another sum":
+        zero = torch.zeros(SIZE, dtype=torch.float64)
+        monkeypatch.setattr(module, "noised", lambda total, dev, key, attempt: total + noised(zero, dev, key, attempt))
+    return {"weights": ByWeight, "sampling from the seed": FromTheSeed, "empty skipped": EmptyIsSkipped}.get(
+        bug, PrivateSum
+    )
+
+
+BUGS = (
+    "noise halved",
+    "clip left out",
+    "clip per tensor",
+    "weights",
+    "noise of another attempt",
+    "noise of another sum",
+    "sampling from the seed",
+    "empty skipped",
+)
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bug_breaks_a_law(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = planted(monkeypatch, bug)
+    broken = []
+    for law in LAWS:
+        try:
+            law(kind)
+        except AssertionError:
+            broken.append(law.__name__)
+    assert broken
+
+
+def test_same_sum_spends_once_and_another_again() -> None:
+    private = make()
+    one = published(private, [])
+    assert published(private, []).equal(one)
+    once = private.epsilon()
+    published(private, [upload(CLIENTS[0], 0.5)])
+    assert private.epsilon() > once
+    assert private.epsilon() >= private.epsilon(0)
+    assert sorted(map(len, private.releases.values())) == [2]
+
+
+def test_sum_is_written_down_before_it_is_used() -> None:
+    kept: list[Any] = []
+    private = replace(make(), keep=lambda releases: kept.append({k: list(v) for k, v in releases.items()}))
+
+    class Failing:
+        def __getattr__(self, name: str) -> Any:
+            if name == "finish":
+                raise RuntimeError("it dies here")
+            return getattr(FEDAVG, name)
+
+    total = private.total(FEDAVG, state(), [], round_of())
+    with pytest.raises(RuntimeError, match="dies"):
+        private.opened(Failing(), state(), total, round_of())  # type: ignore[arg-type]
+    assert kept == [{0: private.releases[0]}]
+
+
+def test_budget_is_exhausted_before_it_is_exceeded() -> None:
+    private = make(budget=1.0)
+    attempt = 0
+    while not private.exhausted:
+        published(private, [], attempt)
+        attempt += 1
+        assert private.epsilon() <= 1.0
+    assert private.epsilon(1) > 1.0
+    assert attempt > 0

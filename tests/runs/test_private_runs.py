@@ -1,0 +1,179 @@
+"""Runs with client-level differential privacy: what they publish, write down and refuse."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rondo
+from kinds_of_runs import make_sources, outcome
+from rondo.config import ConfigError, load
+from rondo.errors import RunInterrupted
+from rondo.runs.watching.progress import Quiet
+from small_runs import settings
+
+pytest.importorskip("dp_accounting")
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_sources(tmp_path_factory.mktemp("private"))
+
+
+def configured(sources: Path, name: str = "rolora", **changes: Any) -> dict[str, Any]:
+    privacy = {"adversary": "reader", "unit": "client", "clip": 1.0, "noise": 2.0, "delta": 1e-2}
+    base: dict[str, Any] = {
+        "rounds": 3,
+        "algorithm": {"name": name},
+        "data": {
+            "source": str(sources / "rows.csv"),
+            "test_source": str(sources / "rows.csv"),
+            "validation_fraction": 0.25,
+        },
+        "partition": {"kind": "iid", "clients": 6},
+        "clients": {"sampling": "poisson", "per_round": 3, "weighting": "uniform"},
+        "train": {"batch_size": 4, "local_epochs": 1, "lr": 0.01},
+        "task": {"labels": ["neg", "pos"]},
+        "privacy": {**privacy, "debug_seed": 3},
+    }
+    for section, keys in changes.items():
+        base[section] = {**base.get(section, {}), **keys} if isinstance(keys, dict) else keys
+    base["data"]["test_source"] = str(sources / "test.csv")
+    base["privacy"] = {k: v for k, v in base["privacy"].items() if v is not None}
+    return settings(sources / "bert", **base)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def test_rows(sources: Path) -> None:
+    from small_runs import reviews, write_rows
+
+    write_rows(sources / "test.csv", reviews(20, seed=5))
+
+
+def test_every_output_has_epsilon_and_nothing_of_single_clients(sources: Path, tmp_path: Path) -> None:
+    result = rondo.run(configured(sources, privacy={"debug_seed": None}), run_dir=tmp_path / "run", device="cpu")
+    spent = [record["epsilon"] for record in result.history]
+    assert spent == sorted(spent)
+    assert spent[0] > 0
+    assert [(r["loss"], r["client_flops"], r["epsilon_valid"]) for r in result.history] == [(None, None, True)] * 3
+    assert {kind for record in result.history for kind in record["scores"]} == {"global"}
+    assert [record for record in result.history if "diagnostics" in record] == []
+    assert result.summary["privacy"]["epsilon"] == spent[-1]
+    card = (result.run_dir / "adapter" / "README.md").read_text()
+    assert f"epsilon {spent[-1]:.3g} at delta 0.01" in card
+    assert "- rows: not told; 20 in the test set" in card.replace("**", "")
+    key = result.run_dir / "privacy.key"
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    published = [p for p in result.run_dir.rglob("*") if p.is_file() and p != key]
+    assert [p for p in published if key.read_bytes() in p.read_bytes()] == []
+
+
+def test_debug_seed_repeats_a_run_and_is_told_everywhere(sources: Path, tmp_path: Path) -> None:
+    one, two = (rondo.run(configured(sources), run_dir=tmp_path / n, device="cpu") for n in ("one", "two"))
+    assert outcome(one.run_dir) == outcome(two.run_dir)
+    assert not (one.run_dir / "privacy.key").exists()
+    assert one.summary["privacy"]["epsilon_valid"] is False
+    assert "NOT VALID" in (one.run_dir / "adapter" / "README.md").read_text()
+    assert "(not valid)" in (one.run_dir / "run.log").read_text()
+
+
+def test_two_runs_of_one_seed_have_other_noise(sources: Path, tmp_path: Path) -> None:
+    config = configured(sources, rounds=1, privacy={"debug_seed": None})
+    one, two = (rondo.run(config, run_dir=tmp_path / n, device="cpu") for n in ("one", "two"))
+    assert outcome(one.run_dir)["tensors"] != outcome(two.run_dir)["tensors"]
+
+
+class StopAtOne(Quiet):
+    """Stops a run in its second round."""
+
+    def __init__(self) -> None:
+        import threading
+
+        self.event = threading.Event()
+
+    def round_started(self, index: int, clients: int) -> None:
+        if index == 1:
+            self.event.set()
+
+
+def test_stopped_run_goes_on_to_the_same_bits_and_never_forgets(sources: Path, tmp_path: Path) -> None:
+    config = configured(sources, clients={"sampling": "full", "per_round": None})
+    whole = rondo.run(config, run_dir=tmp_path / "whole", device="cpu")
+    watch = StopAtOne()
+    with pytest.raises(RunInterrupted):
+        rondo.run(config, run_dir=tmp_path / "cut", device="cpu", observer=watch, stop=watch.event)
+    account = tmp_path / "cut" / "privacy.json"
+    before = json.loads(account.read_text())["sums"]
+    account.write_text(json.dumps({"sums": {**before, "1": ["another sum of this attempt"]}}))
+    resumed = rondo.resume(tmp_path / "cut", device="cpu")
+    assert outcome(resumed.run_dir)["tensors"] == outcome(whole.run_dir)["tensors"]
+    assert [len(sums) for sums in json.loads(account.read_text())["sums"].values()] == [1, 2, 1]
+    assert resumed.summary["privacy"]["epsilon"] > whole.summary["privacy"]["epsilon"]
+
+
+def test_lost_key_or_account_ends_the_run(sources: Path, tmp_path: Path) -> None:
+    config = configured(sources, privacy={"debug_seed": None})
+    watch = StopAtOne()
+    with pytest.raises(RunInterrupted):
+        rondo.run(config, run_dir=tmp_path / "cut", device="cpu", observer=watch, stop=watch.event)
+    key = (tmp_path / "cut" / "privacy.key").read_bytes()
+    (tmp_path / "cut" / "privacy.key").unlink()
+    with pytest.raises(ConfigError, match=r"privacy\.key is missing or damaged"):
+        rondo.resume(tmp_path / "cut", device="cpu")
+    (tmp_path / "cut" / "privacy.key").write_bytes(key)
+    (tmp_path / "cut" / "privacy.json").write_text('{"sums": 3}')
+    with pytest.raises(ConfigError, match=r"privacy\.json is no account"):
+        rondo.resume(tmp_path / "cut", device="cpu")
+
+
+def test_budget_ends_the_run_before_it_is_exceeded(sources: Path, tmp_path: Path) -> None:
+    free = rondo.run(configured(sources), run_dir=tmp_path / "free", device="cpu")
+    budget = (free.history[0]["epsilon"] + free.history[1]["epsilon"]) / 2
+    bound = rondo.run(configured(sources, privacy={"budget": budget}), run_dir=tmp_path / "bound", device="cpu")
+    assert len(bound.history) == 1
+    assert bound.summary["stopped_early"]
+    assert bound.summary["privacy"]["epsilon"] <= budget
+    assert bound.history[-1]["scores"]["global"]
+    with pytest.raises(ConfigError, match=r"privacy\.budget: .* the first round takes"):
+        rondo.run(configured(sources, privacy={"budget": budget / 100}), run_dir=tmp_path / "none", device="cpu")
+
+
+def test_round_without_clients_steps_and_spends(sources: Path, tmp_path: Path) -> None:
+    """With one of six clients in a round by chance, some rounds of ten are empty."""
+    config = configured(sources, rounds=10, clients={"per_round": 1}, evaluation={"every": 0})
+    result = rondo.run(config, run_dir=tmp_path / "run", device="cpu")
+    empty = [record for record in result.history if record["sampled"] == 0]
+    assert empty
+    assert {record["skipped"] for record in result.history} == {None}
+    assert [record["aggregated"] for record in result.history] == list(range(1, 11))
+    assert len({record["epsilon"] for record in result.history}) == 10
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"privacy": {"adversary": None}}, "privacy.adversary: say from whom"),
+        ({"privacy": {"noise": None}}, "privacy.noise: differential privacy needs it"),
+        ({"privacy": {"unit": None, "noise": None, "delta": None, "debug_seed": None}}, "privacy.unit: nothing is"),
+        ({"clients": {"sampling": "uniform"}}, "clients.sampling: the guarantee is for"),
+        ({"clients": {"weighting": "examples"}}, "clients.weighting: a client with many rows"),
+        ({"clients": {"min_clients": 2}}, "clients.min_clients: a round skipped"),
+        ({"evaluation": {"clients_every": 1}}, "evaluation.clients_every: scores at clients"),
+        ({"evaluation": {"diagnostics_every": 1}}, "evaluation.diagnostics_every: it looks at single uploads"),
+        ({"robust": {"rule": "krum"}, "clients": {"min_clients": 3}}, "robust.rule: it looks at single uploads"),
+        ({"admission": {"max_norm": 1.0}}, "admission.max_norm: privacy.clip bounds"),
+    ],
+)
+def test_option_that_breaks_the_guarantee_is_refused(sections: dict[str, Any], message: str, sources: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(configured(sources, **sections))
+    assert message in str(caught.value)
+
+
+def test_classes_must_be_named(sources: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"task\.labels: the classes would be those of the clients' rows"):
+        rondo.run(configured(sources, task={"labels": None}), run_dir=tmp_path / "run", device="cpu")
