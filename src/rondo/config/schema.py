@@ -175,7 +175,8 @@ class PrivacyConfig(Section):
     """Largest Euclidean norm of what one unit adds: the difference of a client's upload from that of a client that
     learned nothing, or the gradient of a row."""
     noise: Annotated[float, Field(ge=0)] | None = None
-    """The noise multiplier z: the noise in the sum has a standard deviation of z times ``clip``."""
+    """The noise multiplier z: the noise in the sum has a standard deviation of z times ``clip``.
+    ``rondo privacy plan`` finds it for an epsilon."""
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     """The delta of the guarantee; below 1 over the number of units."""
     budget: Annotated[float, Field(gt=0)] | None = None

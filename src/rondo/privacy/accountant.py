@@ -46,11 +46,11 @@ def epsilon_of_sums(noise: float, sampled: float, rounds: Mapping[int, int], del
 
 
 def noise_for(epsilon_wanted: float, sampled: float, rounds: int, delta: float) -> float:
-    """The smallest noise multiplier, to three digits and rounded up, whose epsilon is at most ``epsilon_wanted``."""
+    """The smallest noise multiplier whose epsilon is at most ``epsilon_wanted``, to half a per cent above."""
     low, high = 0.0, 1.0
     while epsilon(high, sampled, rounds, delta) > epsilon_wanted:
         low, high = high, 2 * high
-    while high - low > 5e-4 * high:
+    while high - low > 5e-3 * high:
         middle = (low + high) / 2
         low, high = (low, middle) if epsilon(middle, sampled, rounds, delta) <= epsilon_wanted else (middle, high)
     return high

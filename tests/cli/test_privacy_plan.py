@@ -1,0 +1,55 @@
+"""The command privacy plan."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from rondo.cli import app
+from rondo.privacy.accountant import epsilon
+
+pytest.importorskip("dp_accounting")
+
+
+def invoke(*arguments: Any) -> Any:
+    return CliRunner().invoke(app, ["privacy", "plan", *map(str, arguments)])
+
+
+@pytest.mark.slow
+def test_noise_gives_the_epsilon_asked_for_and_full_participation_may_be_quieter() -> None:
+    """The issue's example: 100 clients, 20 rounds, epsilon 8."""
+    options = ("--clients", 100, "--rounds", 20, "--epsilon", 8, "--per-round", 20, "--numbers", 36864)
+    planned = json.loads(invoke(*options, "--delta", 1e-5, "--json").output)["plans"]
+    for sampling, share in (("poisson", 0.2), ("full", 1.0)):
+        found = planned[sampling]
+        assert found["epsilon"] == epsilon(found["noise"], share, 20, 1e-5)
+        assert 7.9 < found["epsilon"] <= 8
+        assert found["noise_over_signal"] == pytest.approx(found["noise"] * 192 / (100 * share))
+    assert planned["full"]["noise_over_signal"] < planned["poisson"]["noise_over_signal"]
+
+
+def test_epsilon_of_a_noise_and_warnings() -> None:
+    output = invoke("--clients", 10, "--rounds", 5, "--noise", 2, "--delta", 0.2, "--numbers", 10000).output
+    assert f"epsilon {epsilon(2.0, 1.0, 5, 0.2):.3g}" in output
+    assert "warning: delta is not below 1 over the number of clients, 0.1" in output
+    assert "warning: above 3 few methods learn" in output
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ((), "--epsilon"),
+        (("--epsilon", 1, "--noise", 1), "--epsilon"),
+        (("--epsilon", 0), "--epsilon"),
+        (("--noise", "inf"), "--noise"),
+        (("--noise", 1, "--per-round", 11), "--per-round"),
+        (("--noise", 1, "--delta", 1), "--delta"),
+    ],
+)
+def test_bad_numbers_are_told(options: tuple[Any, ...], key: str) -> None:
+    result = invoke("--clients", 10, "--rounds", 5, *options)
+    assert result.exit_code == 2
+    assert f"  {key}: " in result.stderr
