@@ -52,7 +52,7 @@ def test_fewer_shares_fit_every_secret(secret: bytes, other: bytes) -> None:
 
 @pytest.mark.parametrize(("secret", "threshold", "count"), [(b"x", 1, 1), (bytes(32), 0, 2), (bytes(32), 3, 2)])
 def test_split_refuses(secret: bytes, threshold: int, count: int) -> None:
-    with pytest.raises(ValueError, match="bytes|threshold"):
+    with pytest.raises(ValueError, match=r"bytes|threshold"):
         split(secret, threshold, count)
 
 
