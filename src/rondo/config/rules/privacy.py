@@ -59,10 +59,7 @@ def _of_clients(config: RunConfig) -> Iterator[Problem]:
     """Options that break the guarantee of ``unit = "client"``."""
     privacy, clients, evaluation = config.privacy, config.clients, config.evaluation
     if privacy.adversary == "server" and not privacy.secure_aggregation:
-        message = 'the server sees each upload before its noise: set secure_aggregation = true, or adversary = "reader"'
-        yield Problem("privacy.adversary", message)
-    if privacy.adversary == "reader" and privacy.secure_aggregation:
-        message = 'it hides uploads from the server: set it to "server", whose clients add the noise'
+        message = 'the server sees each upload before its noise: set it to "reader"'
         yield Problem("privacy.adversary", message)
     if clients.sampling not in ("poisson", "full"):
         message = 'the guarantee is for "poisson", with each client drawn by itself, or for "full": set one of them'
@@ -103,6 +100,9 @@ def _of_examples(config: RunConfig) -> Iterator[Problem]:
 def _of_sums(config: RunConfig) -> Iterator[Problem]:
     """Options that do not go with ``secure_aggregation``."""
     privacy, clients, admission = config.privacy, config.clients, config.admission
+    if privacy.unit == "client":
+        message = "noise that the clients add themselves is not there yet: remove it, or secure_aggregation"
+        yield Problem("privacy.unit", message)
     if privacy.adversary == "reader" and privacy.unit is None:
         yield Problem("privacy.adversary", 'secure aggregation hides uploads from the server: set it to "server"')
     if privacy.clip is None and privacy.unit is None:
