@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from rondo.config.rules.other_words import other_value, other_word
 from rondo.config.rules.peft_keys import not_taken, start_not_taken
 from rondo.config.schema import FileConfig
 from rondo.errors import Problem
@@ -57,7 +58,8 @@ def explain(error: Any, raw: Mapping[str, Any], schema: type[BaseModel] = FileCo
         hint = f"; {reason}"
     elif error["type"] == "literal_error" and isinstance(node, str):
         options = error["ctx"]["expected"].replace(" or ", ", ").replace("'", "").split(", ")
-        near = difflib.get_close_matches(node, options, n=1)
+        other = other_value(path, node)
+        near = [other] if other else difflib.get_close_matches(node, options, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
     elif error["type"] == "model_type":
         wanted = f"should be a section: [{path}]"
@@ -105,9 +107,11 @@ def unknown(loc: list[str]) -> Problem | None:
 
 
 def unknown_key(loc: list[str], schema: type[BaseModel]) -> str:
-    """The message for a key that ``schema`` does not have: PEFT's own, else a near match in its section, else the
-    section that has it, else the keys known there."""
+    """The message for a key that ``schema`` does not have: PEFT's own, else another trainer's word, else a near
+    match in its section, else the section that has it, else the keys known there."""
     if loc[:-1] == ["adapter"] and (reason := not_taken(loc[-1])):
+        return reason
+    if (reason := other_word(loc[-1])) is not None:
         return reason
     section: Any = schema
     for part in loc[:-1]:

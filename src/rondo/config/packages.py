@@ -8,6 +8,7 @@ from __future__ import annotations
 REQUIREMENTS = {
     "bitsandbytes": "bitsandbytes>=0.50",
     "cryptography": "flwr>=1.41,<1.43",  # which brings it in the version that it is tested with
+    "dp_accounting": "dp-accounting>=0.6,<0.7",
     "flwr": "flwr>=1.41,<1.43",
     "gguf": "gguf>=0.10",
     "hassil": "hassil>=3.0",

@@ -1,0 +1,32 @@
+"""Words of other trainers, answered by Rondo's key or by the reason why there is none."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from rondo.config import load
+from rondo.config.explain import unknown, unknown_key
+from rondo.config.rules.other_words import WORDS
+from rondo.config.schema import FileConfig
+from rondo.errors import ConfigError
+
+
+@pytest.mark.parametrize("word", sorted(WORDS))
+def test_keys_that_an_answer_names_exist(word: str) -> None:
+    message = unknown_key(["train", word], FileConfig)
+    assert "known here" not in message
+    named = re.findall(r"\b(?:train|task|model|adapter|evaluation)\.[a-z_]+", message)
+    assert named or "Rondo has none, because" in message
+    assert [key for key in named if unknown(key.split(".")) is not None] == []
+
+
+def test_word_of_another_trainer_is_answered_by_the_key() -> None:
+    assert unknown_key(["num_train_epochs"], FileConfig).endswith("train.local_epochs in a round, and rounds")
+    assert unknown_key(["adapter", "lora_r"], FileConfig).endswith("adapter.r")
+
+
+def test_four_bits_are_nf4() -> None:
+    with pytest.raises(ConfigError, match=r"model\.quantization: .* got 'int4'; did you mean 'nf4'\?"):
+        load({"model": {"quantization": "int4"}}, check_paths=False)
