@@ -55,10 +55,10 @@ def configured(name: str, option: Option, sources: Path) -> dict[str, Any]:
     }
     traits = TABLE[name].traits
     if traits.least_squares:
+        del base["adapter"]
         base |= {
             "model": {"name": "builtin:linear"},
             "task": {"kind": "linear"},
-            "adapter": {"r": 2},
             "data": {"source": "builtin:linear"},
             "problem": {
                 "clients": 4,

@@ -206,7 +206,7 @@ class Runner:
             scores |= self._on_test(done)
         if not self.assembly.best_at_clients:
             self._note_best(record, done)
-        if last or self._early(done) or _due(done, config.clients_every):
+        if not self.config.hides_uploads and (last or self._early(done) or _due(done, config.clients_every)):
             self.observer.phase("evaluating")
             scores |= self.federation.scorer.at_clients(server.state, server.round(done))
         if self.assembly.best_at_clients:

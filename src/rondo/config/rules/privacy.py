@@ -57,7 +57,7 @@ def _guarantee(privacy: PrivacyConfig) -> Iterator[Problem]:
 
 def _of_clients(config: RunConfig) -> Iterator[Problem]:
     """Options that break the guarantee of ``unit = "client"``."""
-    privacy, clients, evaluation = config.privacy, config.clients, config.evaluation
+    privacy, clients = config.privacy, config.clients
     if privacy.adversary == "server" and not privacy.secure_aggregation:
         message = 'the server sees each upload before its noise: set it to "reader"'
         yield Problem("privacy.adversary", message)
@@ -75,9 +75,6 @@ def _of_clients(config: RunConfig) -> Iterator[Problem]:
     if clients.over_select or clients.deadline is not None:
         key = "over_select" if clients.over_select else "deadline"
         yield Problem(f"clients.{key}", "which uploads count would depend on the clients' speed: remove it")
-    if evaluation.clients_every or evaluation.local_only or evaluation.fine_tune_epochs:
-        key = next(k for k in ("clients_every", "local_only", "fine_tune_epochs") if getattr(evaluation, k))
-        yield Problem(f"evaluation.{key}", "scores at clients have no noise and are not in epsilon: remove it")
     if config.admission.max_norm is not None:
         yield Problem("admission.max_norm", "privacy.clip bounds every upload: remove it")
 
@@ -124,3 +121,6 @@ def _shows_uploads(config: RunConfig) -> Iterator[Problem]:
         yield Problem("robust.rule", 'it looks at single uploads, which [privacy] hides: set it to "none"')
     if config.evaluation.diagnostics_every and "diagnostics_every" in config.evaluation.model_fields_set:
         yield Problem("evaluation.diagnostics_every", "it looks at single uploads, which [privacy] hides: remove it")
+    for key in ("clients_every", "local_only", "fine_tune_epochs"):
+        if getattr(config.evaluation, key):
+            yield Problem(f"evaluation.{key}", "it shows what single clients learned, which [privacy] hides: remove it")

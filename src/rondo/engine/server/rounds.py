@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from rondo.algorithm import Algorithm, Client, ClientFailed, Round, Upload, Weight
 from rondo.config.schema import RunConfig
@@ -22,6 +22,13 @@ from rondo.models.kernels.out_of_memory import is_out_of_memory
 from rondo.models.networks.adapted_layer import Site
 from rondo.params import Params
 from rondo.process import peak_memory
+
+
+class Sum(Protocol):
+    """Aggregates in place of the algorithm, where ``[privacy]`` hides single uploads."""
+
+    def state(self, algorithm: Algorithm[Any], state: Any, uploads: Iterable[Upload], round: Round) -> Any:
+        """The state after ``uploads``. Raises any error where they cannot be aggregated."""
 
 
 @dataclass
@@ -44,6 +51,8 @@ class Server:
     ledger: Ledger = field(default_factory=Ledger)
     aggregated: int = 0
     """Number of rounds aggregated so far."""
+    sum: Sum | None = None
+    """Aggregates in place of the algorithm, if there is one."""
 
     def round(self, attempt: int) -> Round:
         """The round that attempt ``attempt`` of this run is at."""
@@ -112,12 +121,12 @@ class Server:
             ],
             "rejected": exchange.rejected,
             "skipped": skipped,
-            "loss": exchange.loss(),
+            "loss": None if self.config.hides_uploads else exchange.loss(),
             "lr": self.config.train.rate(round.index, round.total),
             "bytes_up": exchange.up,
             "bytes_down": down,
             "bytes_first_contact": first_contact,
-            "client_flops": exchange.flops(),
+            "client_flops": None if self.config.hides_uploads else exchange.flops(),
             "server_seconds": cost.seconds,
             "server_memory_bytes": cost.peak_bytes,
         }
@@ -148,6 +157,8 @@ class Server:
             with cost:
                 given = cost.given(itertools.chain((first,), arriving))
                 del first
+                if self.sum is not None:
+                    return self.sum.state(self.algorithm, self.state, given, round), None
                 return self.algorithm.aggregate(self.state, given, round), None
         except Exception as error:
             if raised or is_out_of_memory(error):
