@@ -192,6 +192,21 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"server": {"optimizer": "adam", "lr": 0.0}}, "server.lr", "greater than 0"),
     ({"server": {"optimizer": "adam", "beta1": 1.0}}, "server.beta1", "less than 1"),
     ({"server": {"optimizer": "adam", "tau": 0.0}}, "server.tau", "greater than 0"),
+    # protection that is not there yet
+    (
+        {
+            "privacy": {
+                "adversary": "server",
+                "secure_aggregation": True,
+                "unit": "client",
+                "clip": 1.0,
+                "noise": 1.0,
+                "delta": 1e-5,
+            }
+        },
+        "privacy.unit",
+        "noise that the clients add themselves is not there yet",
+    ),
     # missing files and folders
     (own({"source": "./no/such.csv"}), "data.source", "no such file or folder: './no/such.csv'"),
     (own({"source": "nosuch.parquet"}), "data.source", "no such file or folder: 'nosuch.parquet'"),

@@ -73,6 +73,14 @@ def test_server_refuses(place: Path, options: tuple[str, ...], message: str) -> 
     assert message in refused(place, "server", "config.toml", *options)
 
 
+def test_server_refuses_protection_that_no_letter_gives(place: Path) -> None:
+    """Uploads would travel bare under a configuration that says that they are hidden."""
+    section = '[privacy]\nadversary = "server"\nsecure_aggregation = true\nclip = 1.0\n'
+    (place / "config.toml").write_text(CONFIG + section)
+    message = "privacy.secure_aggregation: sites mask no upload in this version: remove it"
+    assert message in refused(place, "server", "config.toml")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -189,6 +189,16 @@ def test_run_killed_at_a_write_resumes_to_same_bytes(started: Callable[[str], St
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_run_of_masked_sums_resumes_to_same_bytes(sources: tuple[Path, Path], tmp_path: Path) -> None:
+    privacy = {"adversary": "server", "secure_aggregation": True, "clip": 1.0}
+    started = Started(run_settings(*sources, privacy=privacy, evaluation={"diagnostics_every": 0}))
+    assert forked(lambda: started.start(tmp_path / "whole")) == 0
+    cut_off(started, tmp_path / "cut", 1)
+    assert forked(lambda: started.go_on(tmp_path / "cut")) == 0
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", algorithms.names())
 def test_every_algorithm_killed_at_any_file_change(name: str, sources: tuple[Path, Path], tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from rondo.engine.crew import ByWorkers, Workers
 from rondo.engine.faults import Rehearsal, are_rehearsed, in_training
 from rondo.engine.scoring import Scorer
 from rondo.engine.server.ledger import Ledger
+from rondo.engine.server.masked_sum import fixed_point, masked_sum
 from rondo.engine.server.ranks import client_ranks
 from rondo.engine.server.rounds import Server, first_state
 from rondo.engine.simulation import Crew, InProcess, Simulation
@@ -146,7 +147,17 @@ class Assembly:
         """The server, before the first round. ``state``: its first state."""
         clients, sites, ledger = self.population.clients, self.model.network.sites, self.ledger(state)
         return Server(
-            self.algorithm, self.config, clients, transport, sites, identity, self.initial, state, kept, ledger=ledger
+            self.algorithm,
+            self.config,
+            clients,
+            transport,
+            sites,
+            identity,
+            self.initial,
+            state,
+            kept,
+            ledger=ledger,
+            sum=masked_sum(self.config, clients),
         )
 
     def scorer(self, kept: MutableMapping[str, Params]) -> Scorer:
@@ -305,6 +316,8 @@ def _check_structure(config: RunConfig, algorithm: Algorithm[Any], outline: Outl
         problems += error.problems
     if problems:
         raise ConfigError(problems)
+    if dealt is not None:
+        fixed_point(config, len(dealt.rows))
 
 
 def _must_train(config: RunConfig, algorithm: Algorithm[Any], model: Model) -> None:

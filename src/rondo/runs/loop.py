@@ -115,7 +115,8 @@ class Runner:
         point = self._newest_checkpoint(start.state) if self.resumed else None
         self.kept = point.locals if point is not None else Kept(self.directory.checkpoint)
         self.federation = self.assembly.federation(start, self.kept, self.onlooker.stop, self.workers)
-        self.federation.server.sum = self.private
+        if self.private is not None:
+            self.federation.server.sum = self.private
         if point is not None:
             with written(self.directory.path):
                 self._take_up(point, self.federation)
@@ -217,8 +218,7 @@ class Runner:
             scores |= self._on_test(done)
         if not self.assembly.best_at_clients:
             self._note_best(record, done)
-        at_clients = last or self._early(done) or _due(done, config.clients_every)
-        if at_clients and not self.config.hides_uploads:
+        if not self.config.hides_uploads and (last or self._early(done) or _due(done, config.clients_every)):
             self.observer.phase("evaluating")
             scores |= self.federation.scorer.at_clients(server.state, server.round(done))
         if self.assembly.best_at_clients:

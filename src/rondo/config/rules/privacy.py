@@ -57,12 +57,9 @@ def _guarantee(privacy: PrivacyConfig) -> Iterator[Problem]:
 
 def _of_clients(config: RunConfig) -> Iterator[Problem]:
     """Options that break the guarantee of ``unit = "client"``."""
-    privacy, clients, evaluation = config.privacy, config.clients, config.evaluation
+    privacy, clients = config.privacy, config.clients
     if privacy.adversary == "server" and not privacy.secure_aggregation:
-        message = 'the server sees each upload before its noise: set secure_aggregation = true, or adversary = "reader"'
-        yield Problem("privacy.adversary", message)
-    if privacy.adversary == "reader" and privacy.secure_aggregation:
-        message = 'it hides uploads from the server: set it to "server", whose clients add the noise'
+        message = 'the server sees each upload before its noise: set it to "reader"'
         yield Problem("privacy.adversary", message)
     if clients.sampling not in ("poisson", "full"):
         message = 'the guarantee is for "poisson", with each client drawn by itself, or for "full": set one of them'
@@ -78,9 +75,6 @@ def _of_clients(config: RunConfig) -> Iterator[Problem]:
     if clients.over_select or clients.deadline is not None:
         key = "over_select" if clients.over_select else "deadline"
         yield Problem(f"clients.{key}", "which uploads count would depend on the clients' speed: remove it")
-    if evaluation.clients_every or evaluation.local_only or evaluation.fine_tune_epochs:
-        key = next(k for k in ("clients_every", "local_only", "fine_tune_epochs") if getattr(evaluation, k))
-        yield Problem(f"evaluation.{key}", "scores at clients have no noise and are not in epsilon: remove it")
     if config.admission.max_norm is not None:
         yield Problem("admission.max_norm", "privacy.clip bounds every upload: remove it")
 
@@ -101,6 +95,9 @@ def _of_examples(config: RunConfig) -> Iterator[Problem]:
 def _of_sums(config: RunConfig) -> Iterator[Problem]:
     """Options that do not go with ``secure_aggregation``."""
     privacy, admission = config.privacy, config.admission
+    if privacy.unit == "client":
+        message = "noise that the clients add themselves is not there yet: remove it, or secure_aggregation"
+        yield Problem("privacy.unit", message)
     if privacy.adversary == "reader" and privacy.unit is None:
         yield Problem("privacy.adversary", 'secure aggregation hides uploads from the server: set it to "server"')
     if privacy.clip is None and privacy.unit is None:
@@ -121,3 +118,6 @@ def _shows_uploads(config: RunConfig) -> Iterator[Problem]:
         yield Problem("robust.rule", 'it looks at single uploads, which [privacy] hides: set it to "none"')
     if config.evaluation.diagnostics_every not in (0, EvaluationConfig().diagnostics_every):
         yield Problem("evaluation.diagnostics_every", "it looks at single uploads, which [privacy] hides: remove it")
+    for key in ("clients_every", "local_only", "fine_tune_epochs"):
+        if getattr(config.evaluation, key):
+            yield Problem(f"evaluation.{key}", "it shows what single clients learned, which [privacy] hides: remove it")

@@ -82,8 +82,8 @@ class Exchange:
                 setting.observer.client_failed(client_id)
                 self.failed[client_id] = failure or ClientFailed(client_id, "no_upload", "it sent none and no reason")
                 continue
-            setting.observer.client_done(client_id, answer.loss)
-            self.up += setting.ledger.receive(upload)
+            setting.observer.client_done(client_id, None if setting.config.hides_uploads else answer.loss)
+            self.up += self._bytes(upload)
             self.kept[client_id] = answer.kept
             self._flops.append(answer.flops)
             if answer.loss is not None:
@@ -124,6 +124,12 @@ class Exchange:
 
     def _broadcast(self, client: Client) -> Shared:
         return self.setting.algorithm.broadcast(self.setting.state, client, self.setting.round)
+
+    def _bytes(self, upload: Upload) -> int:
+        privacy = self.setting.config.privacy
+        if privacy.secure_aggregation:  # every number travels as one of the ring
+            return sum(t.numel() for t in upload.params.values()) * privacy.ring // 8
+        return self.setting.ledger.receive(upload)
 
     def _count(self, client: Client, shared: Shared) -> None:
         ledger = self.setting.ledger

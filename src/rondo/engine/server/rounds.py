@@ -27,8 +27,9 @@ from rondo.process import peak_memory
 class Sum(Protocol):
     """The sum of a round's uploads under ``[privacy]``, in place of the algorithm's own aggregation."""
 
-    least: int
-    """Uploads below which a round is skipped."""
+    @property
+    def least(self) -> int:
+        """Uploads below which a round is skipped."""
 
     def sample(self, clients: Sequence[Client], round: Round) -> list[Client]:
         """The clients of a round, sorted by id."""
@@ -114,8 +115,8 @@ class Server:
             if again.asked == left and not self.transport.must_repeat(turnout.asked, exchange.failed.keys()):
                 break
             turnout = again
-        if self.sum is not None:
-            new, fault = self._opened(self.sum, new, round)
+        if self.sum is not None and fault is None:
+            new, fault = self._opened(self.sum, new, round) if len(exchange.kept) >= needed else (self.state, None)
         lost = {**turnout.lost, **exchange.refused, **failed}
         skipped = None
         if len(exchange.kept) < needed:
@@ -164,8 +165,15 @@ class Server:
         raised: list[Exception] = []
         arriving = _passed_on(uploads, raised)
         if self.sum is not None:
-            with cost:
-                return self.sum.total(self.algorithm, self.state, cost.given(arriving), round), None
+            try:
+                with cost:
+                    return self.sum.total(self.algorithm, self.state, cost.given(arriving), round), None
+            except ValueError as error:
+                if raised:
+                    raise
+                for _ in arriving:
+                    pass
+                return self.state, f"{type(error).__name__}: {error}".split("\n")[0]
         # An algorithm needs at least one upload. Whether enough came is known only after the last.
         first = next(arriving, None)
         if first is None:

@@ -22,7 +22,7 @@ def sample(config: ClientsConfig, population: Sequence[Client], round: Round) ->
     ``over_select`` raises ``per_round`` by that fraction, rounded up.
     """
     count = len(population)
-    size = min(math.ceil((config.per_round or count) * (1 + config.over_select)), count)
+    size = _size(config, count)
     generator = round.attempt_generator("clients")
     if config.sampling == "full":
         chosen = list(range(count))
@@ -35,3 +35,12 @@ def sample(config: ClientsConfig, population: Sequence[Client], round: Round) ->
     else:
         chosen = torch.randperm(count, generator=generator)[:size].tolist()
     return sorted((population[i] for i in chosen), key=lambda c: c.id)
+
+
+def most(config: ClientsConfig, population: int) -> int:
+    """The largest number of clients that a round can have, of ``population`` clients."""
+    return population if config.sampling in ("full", "poisson") else _size(config, population)
+
+
+def _size(config: ClientsConfig, count: int) -> int:
+    return min(math.ceil((config.per_round or count) * (1 + config.over_select)), count)

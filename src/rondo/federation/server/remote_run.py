@@ -54,6 +54,7 @@ def check(config: RunConfig) -> None:
         ("data.more_tests", bool(more) and config.data.test_source is None, "they stand beside data.test_source"),
         ("clients.sampling", config.clients.sampling == "weighted", "sizes of sites that are away are not known"),
         ("faults", config.faults != FaultsConfig(), "faults are rehearsed in a simulation"),
+        ("privacy.secure_aggregation", config.privacy.secure_aggregation, "sites mask no upload in this version"),
         ("problem", config.task.kind == "linear", "rows of a linear problem are drawn in a simulation"),
     ):
         if there:
