@@ -165,7 +165,8 @@ class PrivacyConfig(Section):
     """Who must not learn about one client or one row: ``"reader"`` has the released model, and the server is trusted;
     ``"server"`` is the server itself, honest but curious, the other clients and the reader."""
     secure_aggregation: bool = False
-    """The server opens the sum of a round's uploads and no upload by itself."""
+    """The server opens the sum of a round's uploads and no upload by itself. A simulation adds the same integers
+    without masks; ``rondo federate`` refuses it in this version."""
     ring: Literal[32, 64] = 32
     """Bits of a number in a masked upload."""
     unit: Literal["client", "example"] | None = None
