@@ -13,6 +13,7 @@ from rondo.config import task_kinds as tasks
 from rondo.config.checks import client_checks, partition_kind
 from rondo.config.inputs import PartitionConfig
 from rondo.config.schema import RunConfig
+from rondo.data.files.placed import PlacedRows, Places, places_of
 from rondo.data.files.room import Room
 from rondo.data.files.tables import Rows, Table, rows_of
 from rondo.data.partition.deal import deal
@@ -242,10 +243,11 @@ def other_rows(
         task = config.task.model_copy(update=unread)
         config = config.model_copy(update={"task": task})
     whole = answers or (kind is not None and kind.inputs != "text")
-    places = (("", number) for number in range(len(rows)))
+    place = places_of(rows)
+    places = ((place, number) for number in range(len(rows)))
     kept, problems = _Checker(config, labels, None).sorted_out(rows, places, whole=whole)
     refuse(problems, key)
-    return list(kept.values())
+    return PlacedRows(kept.values(), place)
 
 
 def refuse(problems: Sequence[object], key: str) -> None:
@@ -278,16 +280,18 @@ class _Checker:
         self.loaded = self.dropped = 0
         self._used = 0
         self._problems: list[str] = []
-        self._places: list[tuple[str, int]] = []
-        """Place and number there of every usable row that is opened later."""
+        self._places: list[tuple[Places, int]] = []
+        """Of every usable row that is opened later, its number and the places of its source."""
 
     def usable(self, rows: Sequence[Row], where: str) -> Rows:
-        """The usable rows. All are counted in ``loaded``, the others in ``dropped``. Raises :class:`ConfigError` if a
+        """The usable rows. All are counted in ``loaded``, the others in ``dropped``. ``where``: begins the place of
+        rows that do not know it. Raises :class:`ConfigError` if a
         column does not exist."""
         self.loaded += len(rows)
-        kept = self._sorted_out(rows, ((where, n) for n in range(len(rows))), opening=not self.late)
+        place = places_of(rows, where)
+        kept = self._sorted_out(rows, ((place, n) for n in range(len(rows))), opening=not self.late)
         if self.late:
-            self._places += [(where, number) for number in kept]
+            self._places += [(place, number) for number in kept]
         return list(kept.values())
 
     def opened(self, rows: Rows, chosen: Sequence[int]) -> Sequence[int]:
@@ -317,7 +321,9 @@ class _Checker:
                 shown.append(Problem("data", "that is every row: mend them, or name other columns in [task]"))
             raise ConfigError(shown)
 
-    def _sorted_out(self, rows: Sequence[Row], places: Iterable[tuple[str, int]], *, opening: bool) -> dict[int, Any]:
+    def _sorted_out(
+        self, rows: Sequence[Row], places: Iterable[tuple[Places, int]], *, opening: bool
+    ) -> dict[int, Any]:
         kept, problems = self.sorted_out(rows, places, opening=opening)
         self._problems += problems
         self._used = len(kept) if self.late and opening else self._used + len(kept)
@@ -325,12 +331,12 @@ class _Checker:
         return kept
 
     def sorted_out(
-        self, rows: Sequence[Row], places: Iterable[tuple[str, int]], *, whole: bool = True, opening: bool = True
+        self, rows: Sequence[Row], places: Iterable[tuple[Places, int]], *, whole: bool = True, opening: bool = True
     ) -> tuple[dict[int, Any], list[str]]:
         """The usable rows by their index in ``rows``, and the problems of the others. Raises :class:`ConfigError` if a
         column does not exist.
 
-        ``places``: where each row is, and its number there, for messages.
+        ``places``: each row's number in its source, and the places of that, for messages.
         ``whole``: False checks columns only, and not what the task alone knows of a row.
         ``opening``: False leaves the rows as they are, and checks columns only.
         """
@@ -338,7 +344,7 @@ class _Checker:
             self._has_columns(rows)
         kept: dict[int, Any] = {}
         problems = []
-        for index, (given, (where, number)) in enumerate(zip(rows, places, strict=True)):
+        for index, (given, (place, number)) in enumerate(zip(rows, places, strict=True)):
             row = self.kind.opened(self.config.task, given) if opening else given
             self._take_room(given, row)
             problem = self.columns(row, number)
@@ -347,7 +353,7 @@ class _Checker:
             if problem is None:
                 kept[index] = row
             else:
-                problems.append(f"{where}{problem}")
+                problems.append(problem.at(place(number)))
         return kept, problems
 
     def _take_room(self, given: Row, row: Row) -> None:
