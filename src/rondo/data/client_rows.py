@@ -16,12 +16,13 @@ from rondo.config.schema import RunConfig
 from rondo.data.files.placed import PlacedRows, Places, places_of
 from rondo.data.files.room import Room
 from rondo.data.files.tables import Rows, Table, rows_of
+from rondo.data.named_columns import lacking
 from rondo.data.partition.deal import deal
 from rondo.data.sample import sample
 from rondo.data.sources import Source, read_pictures, read_rows
 from rondo.errors import ConfigError, Problem
 from rondo.tasks.make import task_class
-from rondo.tasks.row_checks import Row, columns, row_check, value_name, value_problem
+from rondo.tasks.row_checks import Row, row_check, value_name, value_problem
 from rondo.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -340,10 +341,10 @@ class _Checker:
         ``whole``: False checks columns only, and not what the task alone knows of a row.
         ``opening``: False leaves the rows as they are, and checks columns only.
         """
-        if rows:
-            self._has_columns(rows)
+        if problems := lacking(self.config.task, self.owner, {"": rows}):
+            raise ConfigError(problems)
         kept: dict[int, Any] = {}
-        problems = []
+        bad = []
         for index, (given, (place, number)) in enumerate(zip(rows, places, strict=True)):
             row = self.kind.opened(self.config.task, given) if opening else given
             self._take_room(given, row)
@@ -353,22 +354,11 @@ class _Checker:
             if problem is None:
                 kept[index] = row
             else:
-                problems.append(problem.at(place(number)))
-        return kept, problems
+                bad.append(problem.at(place(number)))
+        return kept, bad
 
     def _take_room(self, given: Row, row: Row) -> None:
         """Count the memory of values that opening a row made. A file of a few kilobytes can hold a large picture."""
         for column, value in row.items():
             if value is not given.get(column):
                 self.room.take(getattr(value, "nbytes", 0), f"column {column}")
-
-    def _has_columns(self, rows: Sequence[Row]) -> None:
-        """Raise :class:`ConfigError` if no row has a named column. It is one fault, not one per row."""
-        task = self.config.task
-        named = [("task.label", task.label), ("partition.column", self.owner)]
-        named += [(key, name) for key, name, _ in columns(task)]
-        lacking = [(key, name) for key, name in named if name is not None and not any(name in row for row in rows)]
-        existing = ", ".join(map(str, rows[0]))
-        missing = [Problem(key, f"no column {name!r}; there are: {existing}") for key, name in lacking]
-        if missing:
-            raise ConfigError(missing)

@@ -19,6 +19,7 @@ from rondo.config.checks import own_names
 from rondo.config.schema import RunConfig
 from rondo.data.client_rows import Dealt, deal_rows, resolved
 from rondo.data.labels import find_labels
+from rondo.data.named_columns import check_columns
 from rondo.data.population import Population, build
 from rondo.data.sources import load as load_source
 from rondo.engine.client.cohorts import Cohorts, cohort_threads, one_cohort
@@ -277,6 +278,7 @@ def _dealt(config: RunConfig, labels: Sequence[str] | None, given: Given) -> tup
     """``config`` with everything that its data know, the labels, and the rows, dealt. ``labels``: if they are known."""
     source = load_source(config, given.train, given.test, given.clients)
     config = resolved(config, source)
+    check_columns(config, source)
     labels = find_labels(config, source) if labels is None else tuple(labels)
     return config, labels, deal_rows(config, source, labels)
 
