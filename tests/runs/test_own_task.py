@@ -152,7 +152,7 @@ class Failing(own_task.Line):
 @pytest.mark.parametrize(
     ("change", "path", "words"),
     [
-        ({"data": {"bad": True}}, "data", "row 3 (counted from 0), column 'y': not a number: 'far'"),
+        ({"data": {"bad": True}}, "data", "rows.csv, line 5, column 'y': not a number: 'far'"),
         ({"task": {"kind": "own_task:Nothing"}}, "task.kind", "cannot load 'own_task:Nothing'"),
         ({"task": {"kind": "own_task:FedAvg"}}, "task.kind", "not a class derived from rondo.tasks.task.Task"),
         ({"model": {"name": "own_task:nothing"}}, "model.name", "makes no network"),

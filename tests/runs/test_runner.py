@@ -865,9 +865,10 @@ def test_model_with_broken_weights_is_named(bert: Path, data: Path, tmp_path: Pa
 
 
 def test_existing_run_is_refused_and_left_alone(finished: runner.RunResult) -> None:
-    before = {p: p.stat().st_mtime_ns for p in finished.run_dir.rglob("*")}
+    before, place = {p: p.stat().st_mtime_ns for p in finished.run_dir.rglob("*")}, str(finished.run_dir)
     messages = problems(lambda: runner.run(finished.run_dir / "config.toml", run_dir=finished.run_dir, device="cpu"))
-    assert "already holds a run" in messages["--run-dir"][0]
+    ways = f"already holds a run, or what is left of one (manifest.json); go on with it by rondo.resume({place!r}) or "
+    assert ways + "resume=True, replace it by overwrite=True, or name another" in messages["run_dir"][0]
     assert {p: p.stat().st_mtime_ns for p in finished.run_dir.rglob("*")} == before
 
 
