@@ -365,6 +365,11 @@ CASES = [
     # columns and rows
     Case("data", "no such text column", {"task": {"text": "txt"}}),
     Case("data", "no such label column", {"task": {"label": "labels"}}),
+    Case(
+        "data",
+        "neither label nor owner column",
+        {"task": {"label": "labels"}, "partition": {"kind": "natural", "column": "woh", "clients": None}},
+    ),
     Case("data", "no such owner column", {"partition": {"kind": "natural", "column": "woh", "clients": None}}),
     Case("data", "an empty text", rows=rows(" ,a,site 1")),
     Case("data", "a missing label", rows=rows("w1,,site 1")),

@@ -171,7 +171,7 @@ def test_damaged_sources_are_refused_in_one_line(tmp_path: Path) -> None:
         words = f"its array {name} holds Python objects, a pickle, which could run code and is not loaded: save it as "
         assert words + "numbers or as text; mend it" in fault(source)
     np.savez(source, images=TRAIN.astype(int), labels=LABELS)
-    assert "row 0, column 'image': the pixels are int64: give uint8, from 0 to 255, or floats" in fault(source)
+    assert "a.npz, row 1, column 'image': the pixels are int64: give uint8, from 0 to 255, or floats" in fault(source)
     np.savez(source, data=np.array({"x": TRAIN, "y": LABELS}, dtype=object))
     assert "is a pickle as PFLlib writes it" in fault(source)
     np.savez(source, **np.load(source, allow_pickle=True)["data"].item())  # as the refusal says
@@ -197,7 +197,10 @@ def test_damaged_idx_files_are_refused_in_one_line(tmp_path: Path) -> None:
 def test_file_among_pictures_is_a_bad_row(tmp_path: Path) -> None:
     (as_folders(tmp_path) / "train" / "1" / "notes.txt").write_text("hello")
     message = fault(tmp_path)
-    assert "row 8, column 'image': the picture cannot be decoded: 1/notes.txt: it is not in one of the" in message
+    assert (
+        f"{tmp_path}, row 9, column 'image': the picture cannot be decoded: 1/notes.txt: it is not in one of the"
+        in message
+    )
     assert dealt(tmp_path, bad_rows="drop").bad == 1
 
 
@@ -231,7 +234,7 @@ def test_only_sampled_pictures_can_be_bad(tmp_path: Path) -> None:
     assert {sum(map(len, r.rows.values())) + r.bad for r in found} == {14}
     assert {r.bad for r in found} == {2, 3}
     message = fault(tmp_path, max_train_rows=14)
-    places = [f"row {n}, column 'image': the picture cannot be decoded: {n // 5}/z.png" for n in (4, 9, 14)]
+    places = [f"row {n + 1}, column 'image': the picture cannot be decoded: {n // 5}/z.png" for n in (4, 9, 14)]
     assert [place for place in places if place in message], message
 
 

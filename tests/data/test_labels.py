@@ -71,8 +71,8 @@ def test_labels_of_all_clients_are_found() -> None:
 def test_numbers_with_fractions_are_regression(kind: Any) -> None:
     message = fault([kind(i / 200) for i in range(1, 200)] * 10)
     assert (
-        "has 199 numbers with fractions as labels, such as '0.005' in row 0: to predict numbers is regression"
-        in message
+        "has 199 numbers with fractions as labels, such as '0.005' in row 0 (counted from 0): to predict numbers is "
+        "regression" in message
     )
     assert "name a column of classes" in message
 
@@ -89,7 +89,7 @@ def test_many_integers_are_classes() -> None:
 @pytest.mark.parametrize("first", [0, "id-0"])
 def test_label_of_its_own_for_each_row_is_refused(first: Any) -> None:
     labels = [first, *(f"id-{i}" for i in range(1, 200))]
-    assert f"200 distinct labels in 200 rows, such as '{first}' in row 0" in fault(labels)
+    assert f"200 distinct labels in 200 rows, such as '{first}' in row 0 (counted from 0)" in fault(labels)
     assert "101 distinct labels in 200 rows" in fault([*labels[:100], *["other"] * 100])
     assert len(found([*labels[:99], *["other"] * 101])) == 100
 
@@ -100,22 +100,22 @@ def test_few_rows_may_have_a_label_each() -> None:
 
 
 def test_class_that_is_no_number_among_numbers_is_refused() -> None:
-    assert "'nan' in row 2 among numbers; leave such cells empty" in fault(["0", "1", "nan"] * 5)
+    assert "'nan' in row 2 (counted from 0) among numbers; leave such cells empty" in fault(["0", "1", "nan"] * 5)
 
 
 def test_more_classes_than_thousand_are_refused() -> None:
-    assert "1001 distinct labels, such as '0' in row 0; is it the label?" in fault([*range(1001)] * 2)
+    assert "1001 distinct labels, such as '0' in row 0 (counted from 0); is it the label?" in fault([*range(1001)] * 2)
 
 
 def test_column_of_lists_is_refused_with_a_row() -> None:
     message = fault([["a"], ["b"]] * 5)
     assert "0 distinct labels" in message
-    assert "row 0: expected text or a number, got ['a']" in message
+    assert "row 0 (counted from 0): expected text or a number, got ['a']" in message
 
 
 def test_example_in_a_client_file_names_the_client() -> None:
     clients = {"north": [{"l": None}, {"l": 0.5}], "south": [{"l": i + 0.25} for i in range(20)]}
-    assert "'0.5' in north, row 1" in fault(None, clients)
+    assert "'0.5' in north, row 1 (counted from 0)" in fault(None, clients)
 
 
 def test_data_set_that_numbers_its_classes_gives_their_order() -> None:

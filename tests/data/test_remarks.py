@@ -142,7 +142,7 @@ def test_bad_rows_of_one_client_are_not_every_row(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         dealt(by_client(tmp_path, "error"))
     assert [p.path for p in caught.value.problems] == ["data", "data", "data.bad_rows"]
-    assert "south, row 0" in str(caught.value)
+    assert "south.jsonl, line 1" in str(caught.value)
 
 
 def test_client_by_a_column_whose_rows_are_all_bad_is_named(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_classes_of_a_column_that_is_not_there(names: Any) -> None:
     [
         ([], "it has no rows"),
         (pandas.DataFrame({"text": []}), "it has no rows"),
-        ([{"text": "w1"}, "w2"], "row 1 is no dict, but 'w2'"),
+        ([{"text": "w1"}, "w2"], "train[1] is no dict, but 'w2'"),
         ("rows.csv", "got a str"),
         ({"text": ["w1"]}, "got a dict"),
         (datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS)), "got a DatasetDict"),

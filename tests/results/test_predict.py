@@ -104,8 +104,8 @@ def test_pairs_of_texts_are_predicted(tmp_path: Path) -> None:
     ("rows", "path", "words"),
     [
         ([{"sentence": "a film"}], "task.text", "no column 'text'; there are: sentence"),
-        ([{"text": "a film"}, {"text": " "}], "--data", "row 1, column 'text': the text is empty"),
-        ([{"text": " "}] * 9, "--data", "row 0, column 'text': the text is empty"),
+        ([{"text": "a film"}, {"text": " "}], "--data", "rows.jsonl, line 2, column 'text': the text is empty"),
+        ([{"text": " "}] * 9, "--data", "rows.jsonl, line 1, column 'text': the text is empty"),
     ],
 )
 def test_rows_that_cannot_be_predicted_are_named(
@@ -218,7 +218,7 @@ def test_conversations_are_answered(gpt2: Path, tmp_path: Path) -> None:
         ("a", "a list of turns"),
     ):
         found = problems(lambda row=row: rondo.predict(folder, [{"chat": [user]}, {"chat": row}]))
-        assert found["--data"].startswith("row 1, column 'chat': ")
+        assert found["--data"].startswith("row 1 (counted from 0), column 'chat': ")
         assert words in found["--data"]
 
 
@@ -260,7 +260,7 @@ def test_unknown_label_in_another_file_is_named(finished: RunResult, tmp_path: P
     data = write_rows(tmp_path / "x.csv", [{"text": "a film", "label": "pos"}, {"text": "a film", "label": "odd"}])
     for path in (finished.run_dir, finished.run_dir / "adapter"):
         message = problems(lambda path=path: rondo.evaluate(path, data=data))["--data"]
-        assert message == "row 1, column 'label': unknown label 'odd'; known: neg, pos"
+        assert message == f"{data}, line 3, column 'label': unknown label 'odd'; known: neg, pos"
 
 
 # --- working directories -------------------------------------------------------------------------------------------

@@ -188,7 +188,7 @@ def test_archive_of_pictures_needs_no_labels(names: tuple[str, ...], finished: P
 def test_unreadable_pictures_are_named(finished: Path, tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "notes.txt").write_text("no picture")
-    with pytest.raises(ConfigError, match=r"row 0, column 'image': the picture cannot be decoded: new/notes\.txt"):
+    with pytest.raises(ConfigError, match=r"new, row 1, column 'image': the picture cannot be decoded: new/notes\.txt"):
         rondo.predict(finished, tmp_path / "new")
     np.savez(tmp_path / "new.npz", a=np.zeros(3), b=np.zeros(3))
     with pytest.raises(ConfigError, match="no pictures"):

@@ -216,9 +216,9 @@ def test_csv_has_answers_as_json(bert: Path, tmp_path: Path) -> None:
 def test_bad_row_names_its_reason(bert: Path, tmp_path: Path) -> None:
     rows = asked(12)
     rows[5]["answers"]["answer_start"][0] += 1
-    with pytest.raises(rondo.ConfigError, match=r"row 5, column 'answers': .* is not at character"):
+    with pytest.raises(rondo.ConfigError, match=r"train\[5\], column 'answers': .* is not at character"):
         rondo.run(config(bert), train=rows, run_dir=tmp_path / "run", device="cpu")
-    with pytest.raises(rondo.ConfigError, match="row 2, column 'context': the text is empty"):
+    with pytest.raises(rondo.ConfigError, match=r"train\[2\], column 'context': the text is empty"):
         rondo.run(config(bert), train=[*rows[:2], {**rows[2], "context": " "}], run_dir=tmp_path / "run", device="cpu")
 
 

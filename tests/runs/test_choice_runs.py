@@ -210,7 +210,7 @@ def test_bad_rows_and_keys_are_named(plain: rondo.RunResult, tmp_path: Path) -> 
     assert "only kind = 'multiple-choice' uses it" in found["task.choices"]
     long = {"question": "item 1 is red", "choices": ["red", "blue " * 90]}
     found = problems(lambda: rondo.predict(plain.run_dir, [TEST[0], long], device="cpu"))
-    assert found["--data"].startswith("row 1, column 'choices': a choice does not fit")
+    assert found["--data"].startswith("row 1 (counted from 0), column 'choices': a choice does not fit")
 
 
 @pytest.mark.slow

@@ -110,7 +110,7 @@ def test_given_rows_take_the_place_of_named_ones(folder: Path, of_files: rondo.R
 
 
 def test_faulty_row_is_named_before_training(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="row 36, column 'text': expected text, got 5"):
+    with pytest.raises(ConfigError, match=r"train\[36\], column 'text': expected text, got 5"):
         rondo.run(settings(folder / "bert"), run_dir=tmp_path / "run", train=[*TRAIN, {"text": 5, "label": "pos"}])
     with pytest.raises(ConfigError, match="train: expected one split"):
         rondo.run(settings(folder / "bert"), run_dir=tmp_path / "run", train=5)  # type: ignore[arg-type]

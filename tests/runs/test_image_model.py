@@ -76,7 +76,7 @@ def test_predictions_are_those_of_the_evaluation(finished: Path) -> None:
 
 
 def test_bad_picture_to_predict_is_named(finished: Path) -> None:
-    with pytest.raises(ConfigError, match="row 1, column 'image': the picture is 4 x 4 with 1 channel, and"):
+    with pytest.raises(ConfigError, match=r"row 1 \(counted from 0\), column 'image': the picture is 4 x 4 with"):
         rondo.predict(finished, [{"image": np.zeros((n, n), np.uint8)} for n in (8, 4)])
 
 

@@ -94,7 +94,7 @@ def test_faults_are_refused(folder: Path, tmp_path: Path, more: dict[str, str], 
 
 def test_bad_row_is_named_by_its_test_set(folder: Path, tmp_path: Path) -> None:
     bad = write_rows(tmp_path / "bad.csv", [{**reviews(1)[0], "label": "what"}])
-    with pytest.raises(rondo.ConfigError, match="more row 0, column 'label': unknown label 'what'"):
+    with pytest.raises(rondo.ConfigError, match=r"bad\.csv, line 2, column 'label': unknown label 'what'"):
         rondo.run(config(folder, more_tests={"more": str(bad)}), run_dir=tmp_path / "run", device="cpu")
 
 

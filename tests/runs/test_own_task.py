@@ -152,7 +152,7 @@ class Failing(own_task.Line):
 @pytest.mark.parametrize(
     ("change", "path", "words"),
     [
-        ({"data": {"bad": True}}, "data", "row 3, column 'y': not a number: 'far'"),
+        ({"data": {"bad": True}}, "data", "rows.csv, line 5, column 'y': not a number: 'far'"),
         ({"task": {"kind": "own_task:Nothing"}}, "task.kind", "cannot load 'own_task:Nothing'"),
         ({"task": {"kind": "own_task:FedAvg"}}, "task.kind", "not a class derived from rondo.tasks.task.Task"),
         ({"model": {"name": "own_task:nothing"}}, "model.name", "makes no network"),
@@ -223,7 +223,7 @@ def test_evaluation_on_other_rows_checks_them(config: dict[str, Any], tmp_path: 
     test.write_text("\n".join(rows[:4]) + "\n")
     bad.write_text("\n".join([*rows[:2], "1,2,3,far"]) + "\n")
     assert rondo.evaluate(result.run_dir, data=test, device="cpu", allow_code=True)["test"]["loss"] is not None
-    with pytest.raises(rondo.ConfigError, match="--data: row 1, column 'y': not a number: 'far'"):
+    with pytest.raises(rondo.ConfigError, match=r"--data: .*bad.csv, line 3, column 'y': not a number: 'far'"):
         rondo.evaluate(result.run_dir, data=bad, device="cpu", allow_code=True)
 
 

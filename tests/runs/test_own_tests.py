@@ -243,5 +243,5 @@ def test_rows_of_a_single_class_have_no_area_and_that_is_said(tmp_path: Path) ->
 def test_bad_test_row_is_named_with_its_client(tmp_path: Path) -> None:
     rows = drawn(TEST["b"])
     rows[1]["side"] = "up"
-    with pytest.raises(ConfigError, match=r"b, test row 1, column 'side'"):
+    with pytest.raises(ConfigError, match=r"test\['b'\]\[1\], column 'side'"):
         given(tmp_path, test={"b": rows})

@@ -532,7 +532,7 @@ def test_files_of_clients_are_sampled_together(run: Run, tmp_path: Path) -> None
 def test_bad_rows_are_named_by_their_place_in_the_whole_file(run: Run, tmp_path: Path) -> None:
     source = write_rows(tmp_path / "bad.csv", spoiled([40]))
     messages = problems(lambda: run(data={"source": str(source), "max_train_rows": 12}))
-    assert messages["data"] == ["row 40, column 'text': the text is empty"]
+    assert messages["data"] == [f"{source}, line 42, column 'text': the text is empty"]
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -572,12 +572,12 @@ def spoiled(numbers: Sequence[int], column: str = "text", value: Any = "") -> Ro
 def test_bad_rows_are_named_by_row_and_column(run: Run, tmp_path: Path) -> None:
     source = write_rows(tmp_path / "bad.csv", spoiled([3, 17]))
     messages = problems(lambda: run(data={"source": str(source)}))
-    assert messages["data"] == ["row 3, column 'text': the text is empty", "row 17, column 'text': the text is empty"]
+    assert messages["data"] == [f"{source}, line {n}, column 'text': the text is empty" for n in (5, 19)]
     assert "'drop'" in messages["data.bad_rows"][0]
     many = write_rows(tmp_path / "many.jsonl", spoiled(range(0, 48, 4), value=None))
     messages = problems(lambda: run(data={"source": str(many)}))
     assert len(messages["data"]) == 6
-    assert "row 0, column 'text': expected text, got None" in messages["data"][0]
+    assert "many.jsonl, line 1, column 'text': expected text, got None" in messages["data"][0]
     assert "and 7 more rows" in messages["data"][-1]
 
 
@@ -585,7 +585,7 @@ def test_bad_rows_name_their_client(run: Run, tmp_path: Path) -> None:
     write_rows(tmp_path / "sites" / "north.csv", reviews(12))
     write_rows(tmp_path / "sites" / "south.csv", spoiled([2])[:12])
     messages = problems(lambda: run(data={"clients_from": str(tmp_path / "sites")}, partition={"clients": None}))
-    assert messages["data"] == ["south, row 2, column 'text': the text is empty"]
+    assert messages["data"] == [f"{tmp_path / 'sites' / 'south.csv'}, line 4, column 'text': the text is empty"]
 
 
 def test_dropped_rows_are_counted(run: Run, tmp_path: Path) -> None:
@@ -625,7 +625,7 @@ def test_clients_below_min_examples_are_named(run: Run, tmp_path: Path) -> None:
 def test_unknown_test_label_is_named(run: Run, data: Path, tmp_path: Path) -> None:
     test = write_rows(tmp_path / "test.csv", spoiled([1], "label", "mixed"))
     messages = problems(lambda: run(data={"source": str(data), "test_source": str(test)}))
-    assert messages["data"] == ["test row 1, column 'label': unknown label 'mixed'; known: neg, pos"]
+    assert messages["data"] == [f"{test}, line 3, column 'label': unknown label 'mixed'; known: neg, pos"]
 
 
 @pytest.mark.parametrize("value", ["", " "])
@@ -633,7 +633,7 @@ def test_empty_label_is_a_bad_row(run: Run, tmp_path: Path, value: str) -> None:
     """An empty label does not become a class."""
     source = write_rows(tmp_path / "bad.csv", spoiled([5], "label", value))
     messages = problems(lambda: run(data={"source": str(source)}))
-    assert "row 5, column 'label'" in messages["data"][0]
+    assert "bad.csv, line 7, column 'label'" in messages["data"][0]
 
 
 @pytest.mark.parametrize("rows", ["absent", "null"])
@@ -643,7 +643,7 @@ def test_row_without_owner_is_a_bad_row(run: Run, tmp_path: Path, rows: str) -> 
         del content[7]["who"]
     source = {"source": str(write_rows(tmp_path / "x.jsonl", content))}
     messages = problems(lambda: run(data=source, partition={"kind": "natural", "column": "who", "clients": None}))
-    assert "row 7, column 'who'" in str(messages)
+    assert "x.jsonl, line 8, column 'who'" in str(messages)
 
 
 @pytest.mark.parametrize("column", ["text", "label", "who"])
@@ -651,7 +651,7 @@ def test_lone_surrogate_is_a_bad_row(run: Run, tmp_path: Path, column: str) -> N
     """A lone surrogate cannot be encoded, so no file or message could name it."""
     source = {"source": str(write_rows(tmp_path / "x.jsonl", spoiled([7], column, "x\ud800")))}
     messages = problems(lambda: run(data=source, partition={"kind": "natural", "column": "who", "clients": None}))
-    assert f"row 7, column '{column}'" in str(messages)
+    assert f"x.jsonl, line 8, column '{column}'" in str(messages)
 
 
 def test_label_may_be_any_text(run: Run, tmp_path: Path) -> None:
@@ -865,9 +865,10 @@ def test_model_with_broken_weights_is_named(bert: Path, data: Path, tmp_path: Pa
 
 
 def test_existing_run_is_refused_and_left_alone(finished: runner.RunResult) -> None:
-    before = {p: p.stat().st_mtime_ns for p in finished.run_dir.rglob("*")}
+    before, place = {p: p.stat().st_mtime_ns for p in finished.run_dir.rglob("*")}, str(finished.run_dir)
     messages = problems(lambda: runner.run(finished.run_dir / "config.toml", run_dir=finished.run_dir, device="cpu"))
-    assert "already holds a run" in messages["--run-dir"][0]
+    ways = f"already holds a run, or what is left of one (manifest.json); go on with it by rondo.resume({place!r}) or "
+    assert ways + "resume=True, replace it by overwrite=True, or name another" in messages["run_dir"][0]
     assert {p: p.stat().st_mtime_ns for p in finished.run_dir.rglob("*")} == before
 
 

@@ -86,5 +86,8 @@ def test_row_without_answer_needs_the_key() -> None:
     keys = TaskConfig(kind="question-answering", context="c", question="q", answers="a")
     row = {"c": CONTEXT, "q": "?", "a": {"text": [], "answer_start": []}}
     problem = QuestionAnswering.problem(keys, row, 4)
-    assert str(problem) == "row 4, column 'a': no answer; if questions may have none, set task.unanswerable = true"
+    assert (
+        str(problem)
+        == "row 4 (counted from 0), column 'a': no answer; if questions may have none, set task.unanswerable = true"
+    )
     assert QuestionAnswering.problem(keys.model_copy(update={"unanswerable": True}), row, 4) is None

@@ -218,13 +218,13 @@ def test_bad_pictures_name_row_and_remedy(tmp_path: Path) -> None:
     rows[5]["image"] = np.zeros((8, 8, 3), np.uint8)
     del rows[7]["image"]
     assert faults(rows, tmp_path) == [
-        "data: row 1, column 'image': the picture is 4 x 8 with 1 channel, and the others are 8 x 8 with 1 channel: "
-        "set task.image_size, to which all are resized",
-        "data: row 3, column 'image': the picture cannot be decoded: it is not in one of the formats PNG, JPEG, WEBP, "
-        "BMP",
-        "data: row 5, column 'image': the picture is 8 x 8 with 3 channels, and the others are 8 x 8 with 1 channel: "
-        "set task.image_shape with 3 channels, which greyscale is turned to",
-        "data: row 7, column 'image': no such column; there are: label",
+        "data: train[1], column 'image': the picture is 4 x 8 with 1 channel, and the others are 8 x 8 with 1 "
+        "channel: set task.image_size, to which all are resized",
+        "data: train[3], column 'image': the picture cannot be decoded: it is not in one of the formats PNG, JPEG, "
+        "WEBP, BMP",
+        "data: train[5], column 'image': the picture is 8 x 8 with 3 channels, and the others are 8 x 8 with 1 "
+        "channel: set task.image_shape with 3 channels, which greyscale is turned to",
+        "data: train[7], column 'image': no such column; there are: label",
         "data.bad_rows: mend the rows, or leave them out with data.bad_rows = 'drop'",
     ]  # fmt: skip
 

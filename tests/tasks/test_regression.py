@@ -54,7 +54,7 @@ def test_undefined_scores_are_none() -> None:
 def test_value_that_is_no_number_is_refused(value: Any) -> None:
     row = {**lines(1)[0], "b": value}
     problem = Regression.problem(KEYS, row, 3)
-    assert str(problem).startswith("row 3, column 'b': expected a finite number, got ")
+    assert str(problem).startswith("row 3 (counted from 0), column 'b': expected a finite number, got ")
 
 
 def test_line_is_learned(tmp_path: Path) -> None:

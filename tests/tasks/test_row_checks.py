@@ -44,7 +44,7 @@ def test_unusable_rows_give_column_and_reason(row: dict[str, Any], column: str, 
     assert problem is not None
     assert (problem.row, problem.column) == (12, column)
     assert words in problem.reason
-    assert str(problem).startswith(f"row 12, column {column!r}: ")
+    assert str(problem).startswith(f"row 12 (counted from 0), column {column!r}: ")
     assert len(problem.reason) < 120
 
 

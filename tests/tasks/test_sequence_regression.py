@@ -77,7 +77,7 @@ def test_empty_tally_has_no_score() -> None:
 @pytest.mark.parametrize("value", ["", "two", None, "nan", float("inf"), [1.0], True])
 def test_target_that_is_no_number_is_refused(value: Any) -> None:
     problem = SequenceRegression.problem(KEYS, {"text": "good", "score": value}, 3)
-    assert str(problem).startswith("row 3, column 'score': expected a finite number, got ")
+    assert str(problem).startswith("row 3 (counted from 0), column 'score': expected a finite number, got ")
 
 
 def test_store_keeps_numbers() -> None:

@@ -21,6 +21,7 @@ def run(
     sets: Sets = None,
     run_dir: Annotated[str | None, typer.Option(help="where to write; default: runs/ALGORITHM-TIME")] = None,
     device: Device = "auto",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace the run that --run-dir holds")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="show its bytes, time and memory, from a few steps; write nothing")
     ] = False,
@@ -33,7 +34,7 @@ def run(
         if dry_run:
             _estimated(settings, device)
         else:
-            _run(settings, run_dir, device)
+            _run(settings, run_dir, device, overwrite=overwrite)
 
 
 def _estimated(settings: Any, device: str) -> None:
@@ -116,16 +117,23 @@ def _run(
     sets: Sequence[str] = (),
     *,
     resumed: bool = False,
+    overwrite: bool = False,
     whatever: bool = False,
     code: bool = False,
 ) -> Any:
     """Start or continue a run, with progress bars and a final table."""
+    if not resumed:
+        from rondo.runs.again import check_free_to_commands
+
+        check_free_to_commands(run_dir, overwrite=overwrite)
 
     def started(observer: Any, stop: Any) -> Any:
         from rondo.runs import runner
 
         if not resumed:
-            return runner.run(settings, run_dir=run_dir, device=device, observer=observer, stop=stop)
+            return runner.run(
+                settings, run_dir=run_dir, device=device, observer=observer, stop=stop, overwrite=overwrite
+            )
         assert run_dir is not None
         return runner.resume(
             run_dir,

@@ -13,14 +13,16 @@ from rondo.config import task_kinds as tasks
 from rondo.config.checks import client_checks, partition_kind
 from rondo.config.inputs import PartitionConfig
 from rondo.config.schema import RunConfig
+from rondo.data.files.placed import PlacedRows, Places, places_of
 from rondo.data.files.room import Room
 from rondo.data.files.tables import Rows, Table, rows_of
+from rondo.data.named_columns import lacking
 from rondo.data.partition.deal import deal
 from rondo.data.sample import sample
 from rondo.data.sources import Source, read_pictures, read_rows
 from rondo.errors import ConfigError, Problem
 from rondo.tasks.make import task_class
-from rondo.tasks.row_checks import Row, columns, row_check, value_name, value_problem
+from rondo.tasks.row_checks import Row, row_check, value_name, value_problem
 from rondo.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -242,10 +244,11 @@ def other_rows(
         task = config.task.model_copy(update=unread)
         config = config.model_copy(update={"task": task})
     whole = answers or (kind is not None and kind.inputs != "text")
-    places = (("", number) for number in range(len(rows)))
+    place = places_of(rows)
+    places = ((place, number) for number in range(len(rows)))
     kept, problems = _Checker(config, labels, None).sorted_out(rows, places, whole=whole)
     refuse(problems, key)
-    return list(kept.values())
+    return PlacedRows(kept.values(), place)
 
 
 def refuse(problems: Sequence[object], key: str) -> None:
@@ -278,16 +281,18 @@ class _Checker:
         self.loaded = self.dropped = 0
         self._used = 0
         self._problems: list[str] = []
-        self._places: list[tuple[str, int]] = []
-        """Place and number there of every usable row that is opened later."""
+        self._places: list[tuple[Places, int]] = []
+        """Of every usable row that is opened later, its number and the places of its source."""
 
     def usable(self, rows: Sequence[Row], where: str) -> Rows:
-        """The usable rows. All are counted in ``loaded``, the others in ``dropped``. Raises :class:`ConfigError` if a
+        """The usable rows. All are counted in ``loaded``, the others in ``dropped``. ``where``: begins the place of
+        rows that do not know it. Raises :class:`ConfigError` if a
         column does not exist."""
         self.loaded += len(rows)
-        kept = self._sorted_out(rows, ((where, n) for n in range(len(rows))), opening=not self.late)
+        place = places_of(rows, where)
+        kept = self._sorted_out(rows, ((place, n) for n in range(len(rows))), opening=not self.late)
         if self.late:
-            self._places += [(where, number) for number in kept]
+            self._places += [(place, number) for number in kept]
         return list(kept.values())
 
     def opened(self, rows: Rows, chosen: Sequence[int]) -> Sequence[int]:
@@ -317,7 +322,9 @@ class _Checker:
                 shown.append(Problem("data", "that is every row: mend them, or name other columns in [task]"))
             raise ConfigError(shown)
 
-    def _sorted_out(self, rows: Sequence[Row], places: Iterable[tuple[str, int]], *, opening: bool) -> dict[int, Any]:
+    def _sorted_out(
+        self, rows: Sequence[Row], places: Iterable[tuple[Places, int]], *, opening: bool
+    ) -> dict[int, Any]:
         kept, problems = self.sorted_out(rows, places, opening=opening)
         self._problems += problems
         self._used = len(kept) if self.late and opening else self._used + len(kept)
@@ -325,20 +332,20 @@ class _Checker:
         return kept
 
     def sorted_out(
-        self, rows: Sequence[Row], places: Iterable[tuple[str, int]], *, whole: bool = True, opening: bool = True
+        self, rows: Sequence[Row], places: Iterable[tuple[Places, int]], *, whole: bool = True, opening: bool = True
     ) -> tuple[dict[int, Any], list[str]]:
         """The usable rows by their index in ``rows``, and the problems of the others. Raises :class:`ConfigError` if a
         column does not exist.
 
-        ``places``: where each row is, and its number there, for messages.
+        ``places``: each row's number in its source, and the places of that, for messages.
         ``whole``: False checks columns only, and not what the task alone knows of a row.
         ``opening``: False leaves the rows as they are, and checks columns only.
         """
-        if rows:
-            self._has_columns(rows)
+        if problems := lacking(self.config.task, self.owner, {"": rows}):
+            raise ConfigError(problems)
         kept: dict[int, Any] = {}
-        problems = []
-        for index, (given, (where, number)) in enumerate(zip(rows, places, strict=True)):
+        bad = []
+        for index, (given, (place, number)) in enumerate(zip(rows, places, strict=True)):
             row = self.kind.opened(self.config.task, given) if opening else given
             self._take_room(given, row)
             problem = self.columns(row, number)
@@ -347,22 +354,11 @@ class _Checker:
             if problem is None:
                 kept[index] = row
             else:
-                problems.append(f"{where}{problem}")
-        return kept, problems
+                bad.append(problem.at(place(number)))
+        return kept, bad
 
     def _take_room(self, given: Row, row: Row) -> None:
         """Count the memory of values that opening a row made. A file of a few kilobytes can hold a large picture."""
         for column, value in row.items():
             if value is not given.get(column):
                 self.room.take(getattr(value, "nbytes", 0), f"column {column}")
-
-    def _has_columns(self, rows: Sequence[Row]) -> None:
-        """Raise :class:`ConfigError` if no row has a named column. It is one fault, not one per row."""
-        task = self.config.task
-        named = [("task.label", task.label), ("partition.column", self.owner)]
-        named += [(key, name) for key, name, _ in columns(task)]
-        lacking = [(key, name) for key, name in named if name is not None and not any(name in row for row in rows)]
-        existing = ", ".join(map(str, rows[0]))
-        missing = [Problem(key, f"no column {name!r}; there are: {existing}") for key, name in lacking]
-        if missing:
-            raise ConfigError(missing)

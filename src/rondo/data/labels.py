@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from rondo.config.schema import RunConfig
+from rondo.data.files.placed import places_of
 from rondo.data.files.tables import ClassName
 from rondo.data.sources import Source
 from rondo.errors import ConfigError
@@ -182,7 +183,7 @@ def _number(name: str) -> float | None:
 
 
 def _placed(source: Source) -> Iterator[tuple[str, Row]]:
-    """Every training row with its place: "row 3", or "north, row 3" in the file of a client."""
+    """Every training row with its place: "tickets.csv, line 3", or "clients['north'][3]"."""
     for client, rows in [("", source.train or []), *(source.clients or {}).items()]:
-        where = f"{client}, row" if client else "row"
-        yield from ((f"{where} {number}", row) for number, row in enumerate(rows))
+        place = places_of(rows, f"{client}, " if client else "")
+        yield from ((place(number), row) for number, row in enumerate(rows))

@@ -27,6 +27,7 @@ from rondo.data.files.formats import (
     suffix_of,
 )
 from rondo.data.files.image_files import Splits, image_splits, split, unlabelled
+from rondo.data.files.placed import Counted, Indexed, PlacedRows, joined
 from rondo.data.files.room import Room
 from rondo.data.files.tables import Rows, Table, dataset_rows, plain_columns, rows_of
 from rondo.errors import ConfigError, Problem
@@ -246,7 +247,7 @@ def _split_rows(folder: Path, split: str, key: str, room: Room) -> Rows:
         saved = [place.name for place in sorted(folder.iterdir()) if is_saved(place)]
         names = ", ".join([file.relative_to(folder).as_posix() for file in row_files(folder)] + saved) or "none"
         raise ConfigError.at(key, f"no {split!r} file in {str(folder)!r}; there are: {names}")
-    return [row for file in files for row in read_rows(file, "data.source", room)]
+    return joined([read_rows(file, "data.source", room) for file in files])
 
 
 def client_rows(pattern: str, key: str, room: Room) -> dict[str, Rows]:
@@ -316,7 +317,7 @@ def _picture_rows(path: Path, key: str, room: Room) -> Rows:
 def _some(rows: Rows, path: Path, key: str) -> Rows:
     if not rows:
         raise ConfigError.at(key, f"{str(path)!r} has no rows; name a file that has some")
-    return plain_columns(rows, key)
+    return plain_columns(rows if isinstance(rows, PlacedRows) else PlacedRows(rows, Counted(str(path))), key)
 
 
 @contextmanager
@@ -357,4 +358,4 @@ def _hub_split(data: DataConfig, name: str, key: str, room: Room) -> Rows:
         reason = str(error).split("\n")[0]
         raise ConfigError.at(key, f"{data.source!r} cannot be loaded: {reason}") from None
     room.take(VALUE_BYTES * table.num_rows * table.num_columns + table.data.nbytes, str(data.source))
-    return plain_columns(dataset_rows(table), key)
+    return plain_columns(PlacedRows(dataset_rows(table), Indexed(name)), key)

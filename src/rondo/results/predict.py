@@ -8,6 +8,7 @@ from typing import Any
 
 from rondo.data.client_rows import other_rows, refuse
 from rondo.data.files.image_files import FILE
+from rondo.data.files.placed import places_of
 from rondo.data.files.tables import Table
 from rondo.errors import ConfigError, headed
 from rondo.models.forms.generation import Generation
@@ -62,13 +63,14 @@ def predict(
     outline = look(config, result.labels)
     if outline.problems:
         raise ConfigError(outline.problems)
-    how = Generation(max_new_tokens, config.evaluation.batch_size, option="--max-new-tokens")
+    how = Generation(max_new_tokens, config.evaluation.batch_size, option="--max-new-tokens", place=places_of(rows))
     check = partial(result.check_base, allow_changed=allow_changed, source=_SOURCE)
     model = outline.predictor(config, result.folder, target, how, check)
     try:
         predictions = outline.task.predictions(rows, model)
     except UnusableRows as unusable:
-        refuse(unusable.problems, _DATA)
+        place = places_of(rows)
+        refuse([problem.at(place(problem.row)) for problem in unusable.problems], _DATA)
         raise
     if any(FILE in row for row in rows):
         return [{FILE: row.get(FILE), **p} for row, p in zip(rows, predictions, strict=True)]

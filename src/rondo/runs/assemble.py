@@ -19,6 +19,7 @@ from rondo.config.checks import BUILTINS, data_source, own_names
 from rondo.config.schema import RunConfig
 from rondo.data.client_rows import Dealt, deal_rows, resolved
 from rondo.data.labels import find_labels
+from rondo.data.named_columns import check_columns
 from rondo.data.population import Population, build
 from rondo.data.sources import load as load_source
 from rondo.engine.client.cohorts import Cohorts, cohort_threads, one_cohort
@@ -293,6 +294,7 @@ def _dealt(config: RunConfig, labels: Sequence[str] | None, given: Given) -> tup
     if own_names_needed and config.task.labels is None and task_class(config.task.kind).classes:
         message = "the classes would be those of the clients' rows, so a name could tell who took part: name them all"
         raise ConfigError.at("task.labels", message)
+    check_columns(config, source)
     labels = find_labels(config, source) if labels is None else tuple(labels)
     return config, labels, deal_rows(config, source, labels)
 

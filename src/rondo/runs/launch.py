@@ -16,6 +16,7 @@ from rondo.config.schema import RunConfig
 from rondo.engine.client.memory import budget
 from rondo.engine.crew import Workers
 from rondo.errors import ConfigError, Problem
+from rondo.runs.again import clear
 from rondo.runs.assemble import Assembly
 from rondo.runs.loop import Onlooker, Runner
 from rondo.runs.storage import durable
@@ -47,16 +48,20 @@ def start(
     *,
     workers: Workers | None = None,
     devices: int | None = None,
+    overwrite: bool = False,
 ) -> RunResult:
     """Run all rounds of ``assembly`` in a new directory.
 
     ``prepare``: called with it before it counts as a run.
     ``devices``: see :func:`manifest`.
+    ``overwrite``: a run that ``run_dir`` holds is removed, once the new one can begin.
 
     Raises as :func:`rondo.run` does; where ``run_dir`` is refused, or the first state cannot be made, nothing is
     written.
     """
     first = assembly.start()
+    if overwrite and run_dir is not None:
+        clear(run_dir)
     directory = RunDirectory.create(run_dir, assembly.config.algorithm.name)
     with locked(directory):
         prepare(directory)

@@ -16,7 +16,7 @@ from rondo.config.schema import RunConfig
 from rondo.data.files.tables import Table
 from rondo.engine.transport import Observer
 from rondo.errors import headed
-from rondo.runs import launch
+from rondo.runs import again, launch
 from rondo.runs.assemble import Assembly, assemble
 from rondo.runs.given import Given
 from rondo.runs.launch import Stopped, locked
@@ -47,6 +47,8 @@ def run(
     tokenizer: PreTrainedTokenizerBase | None = None,
     observer: Observer | None = None,
     stop: threading.Event | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
 ) -> RunResult:
     """Run a whole federated fine-tuning and write its run directory.
 
@@ -61,6 +63,10 @@ def run(
     copy that shares its memory, save for weights in other types than float32 or on other devices.
     ``observer``: told of the run's progress. In a notebook, None shows progress bars.
     ``stop``: set it, from a signal handler or another thread, to end the run after its current step.
+    ``resume``: where ``run_dir`` holds a run of the same configuration, go on with it as :func:`resume` does, and take
+    its result if it is finished: a notebook's cell can be run again. It may have more ``rounds`` now.
+    ``overwrite``: where ``run_dir`` holds a run, replace it, once the new one is loaded and can begin. Other files in
+    the folder are left.
 
     Every round is committed to the disk before the next one starts, and :func:`resume` continues after the last one.
     Raises :class:`ConfigError` for anything that the user must fix, before training starts; :class:`RunStopped` if
@@ -69,12 +75,36 @@ def run(
     began = time.perf_counter()
     given = Given(train, test, clients, model, tokenizer)
     settings = load(config, [*listed(sets, "sets"), *given.sets])
-    RunDirectory.check(run_dir)
+    again.check_flags(run_dir, resume=resume, overwrite=overwrite)
+    if resume and (directory := again.held(run_dir)) is not None:
+        changed = again.changes(directory, settings, given)
+        # The user has named the code again, in the same configuration.
+        return _resume(
+            directory.path,
+            sets=changed,
+            device=device,
+            allow_code=True,
+            train=train,
+            test=test,
+            clients=clients,
+            model=model,
+            tokenizer=tokenizer,
+            observer=observer,
+            stop=stop,
+        )
+    again.check_free(run_dir, overwrite=overwrite)
     with _watching(observer, settings) as observer, workers_of(settings, device) as workers:
         observer.phase("loading")
         onlooker, devices = Onlooker(observer, stop, began), devices_of(workers, settings)
         # No name holds the run here: its report on its rows is given up once it is written.
-        return launch.start(_new(settings, device, given, workers), run_dir, onlooker, workers=workers, devices=devices)
+        return launch.start(
+            _new(settings, device, given, workers),
+            run_dir,
+            onlooker,
+            workers=workers,
+            devices=devices,
+            overwrite=overwrite,
+        )
 
 
 @headed("rondo resume")
@@ -132,6 +162,10 @@ def resume(
             return launch.go_on(
                 _same(run, given, workers, whatever=whatever), directory, onlooker, past_skips=whatever, workers=workers
             )
+
+
+_resume = resume
+"""By another name where an argument is called so."""
 
 
 def _new(config: RunConfig, device: str, given: Given, workers: RayWorkers | None) -> Assembly:

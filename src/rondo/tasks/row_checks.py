@@ -25,7 +25,11 @@ class RowProblem:
     reason: str
 
     def __str__(self) -> str:
-        return f"row {self.row}, column {self.column!r}: {self.reason}"
+        return self.at(from_zero(self.row))
+
+    def at(self, place: str) -> str:
+        """The problem of the row at ``place``, which names it as its source counts it."""
+        return f"{place}, column {self.column!r}: {self.reason}"
 
 
 class UnusableRows(Exception):
@@ -38,6 +42,11 @@ class UnusableRows(Exception):
 
 RowCheck: TypeAlias = Callable[[Row, int], RowProblem | None]
 """Given a row and its number, returns the row's problem, or None if the task can use it."""
+
+
+def from_zero(number: int) -> str:
+    """The place of a row that is in no file and no table with a name."""
+    return f"row {number} (counted from 0)"
 
 
 def row_check(task: TaskConfig, labels: Sequence[str], owner: str | None = None) -> RowCheck:

@@ -81,7 +81,7 @@ def test_cause_is_told_where_cleaning_fails_too(tmp_path: Path, monkeypatch: pyt
 
     def fills(folder: Path) -> None:
         folder.mkdir()
-        monkeypatch.setattr(durable, "_remove", broken)
+        monkeypatch.setattr(durable, "remove", broken)
         raise OSError(errno.EIO, "filling")
 
     with pytest.raises(OSError, match="filling"):

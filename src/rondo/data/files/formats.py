@@ -5,10 +5,12 @@ from __future__ import annotations
 import gzip
 import io
 import json
+from array import array
 from pathlib import Path
 from typing import Any, TextIO
 
 from rondo.data.files import leaf
+from rondo.data.files.placed import Counted, Lines, PlacedRows
 from rondo.data.files.room import Room
 from rondo.data.files.tables import Rows, dataset_rows, named_classes
 
@@ -85,20 +87,24 @@ def saved_rows(folder: Path, room: Room) -> Rows:
     return dataset_rows(table)
 
 
-def read_file(path: Path, room: Room, *, one_client: bool = False) -> Rows:
-    """All rows of a file. ``one_client``: whether it should have the rows of a single client, which LEAF's have not.
-    Raises :class:`OtherForm`, ValueError with the fault of its content, and OSError."""
+def read_file(path: Path, room: Room, *, one_client: bool = False) -> PlacedRows:
+    """All rows of a file, placed by their lines, or counted from 1. ``one_client``: whether it should have the rows of
+    a single client, which LEAF's have not. Raises :class:`OtherForm`, ValueError with the fault of its
+    content, and OSError."""
     suffix = suffix_of(path)
     if suffix == ".parquet":
-        return _parquet(path, room)
+        return PlacedRows(_parquet(path, room), Counted(str(path)))
     text = _text(path, room)
+    lines: array[int] | None
     if suffix in (".csv", ".tsv"):
-        return _separated(io.StringIO(text, newline=""), suffix)
-    rows = _of_json(text, one_client) if suffix == ".json" else _of_lines(text)
+        rows, lines = _separated(io.StringIO(text, newline=""), suffix)
+    else:
+        rows, lines = _of_json(text, one_client) if suffix == ".json" else _of_lines(text)
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
-            raise ValueError(f"row {number} is not an object with columns, but {row!r:.60}")
-    return rows
+            place = f"line {lines[number]}" if lines is not None else f"row {number + 1}"
+            raise ValueError(f"{place} is not an object with columns, but {row!r:.60}")
+    return PlacedRows(rows, Lines(str(path), lines) if lines is not None else Counted(str(path)))
 
 
 def _text(path: Path, room: Room) -> str:
@@ -113,8 +119,9 @@ def _text(path: Path, room: Room) -> str:
     return b"".join(parts).decode("utf-8-sig")
 
 
-def _of_json(text: str, one_client: bool) -> Rows:
-    """The rows of a JSON file: a list, a list in the field of an object, a row a line, or LEAF's."""
+def _of_json(text: str, one_client: bool) -> tuple[Rows, array[int] | None]:
+    """The rows of a JSON file: a list, a list in the field of an object, a row a line, or LEAF's. Only rows of lines
+    have the numbers of those."""
     try:
         tree: Any = json.loads(text)
     except json.JSONDecodeError:
@@ -122,68 +129,71 @@ def _of_json(text: str, one_client: bool) -> Rows:
             raise
         return _of_lines(text)
     if isinstance(tree, list):
-        return tree
+        return tree, None
     if not isinstance(tree, dict):
         raise OtherForm("is neither a list of rows nor a row a line: save a list of objects")
     if leaf.is_leaf(tree):
         if one_client:
             raise OtherForm(f"has the rows of {len(tree['users'])} clients, as LEAF writes them: {leaf.REMEDY}")
-        return leaf.rows(tree)
+        return leaf.rows(tree), None
     fields = [key for key, value in tree.items() if _are_rows(value)]
     if named := [key for key in fields if key in _ROWS_FIELDS]:
-        rows: Rows = tree[named[0]]
-        return rows
+        return tree[named[0]], None
     columns = [value for value in tree.values() if isinstance(value, dict | list)]
     if len(columns) == len(tree) and len({len(value) for value in columns}) == 1 and not fields:
         raise OtherForm("has its rows by column: save a list of rows (of a data frame by orient='records')")
     if "\n" in text.strip() and fields:
         raise OtherForm(f"is one object, and rows seem to be in its field {fields[0]!r}: save that list as the file")
-    return [tree]
+    return [tree], None
 
 
 def _are_rows(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
 
 
-def _of_lines(text: str) -> Rows:
+def _of_lines(text: str) -> tuple[Rows, array[int]]:
     rows: Rows = []
-    for number, line in enumerate(text.split("\n")):
+    places = array("Q")
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
                 rows.append(json.loads(line))
             except json.JSONDecodeError as error:
-                raise ValueError(f"line {number + 1}: {error}") from None
-    return rows
+                raise ValueError(f"line {number}: {error}") from None
+            places.append(number)
+    return rows, places
 
 
-def _separated(file: TextIO, suffix: str) -> Rows:
-    """The rows of a CSV or TSV file. TSV quotes are literal (GLUE) or CSV-style; the reading in which every row has
-    the header's columns wins, and CSV-style if both fit with as many rows."""
+def _separated(file: TextIO, suffix: str) -> tuple[Rows, array[int]]:
+    """The rows of a CSV or TSV file, and the line on which each begins. TSV quotes are literal (GLUE) or CSV-style; the
+    reading in which every row has the header's columns wins, and CSV-style if both fit with as many rows."""
     if suffix == ".csv":
         return _quoted(file, suffix)
     lines = [line.rstrip("\r\n").split("\t") for line in file]
+    numbers = array("Q", (number for number, line in enumerate(lines, 1) if line != [""]))
     lines = [line for line in lines if line != [""]]
     plain = len({len(line) for line in lines}) == 1
     file.seek(0)
     try:
-        rows = _quoted(file, suffix)
+        rows, places = _quoted(file, suffix)
     except ValueError:
         if not plain:
             raise
-        rows = []
+        rows, places = [], array("Q")
     if plain and len(rows) != len(lines) - 1:
         names = _header(lines[0], suffix)
-        return [dict(zip(names, line, strict=True)) for line in lines[1:]]
-    return rows
+        return [dict(zip(names, line, strict=True)) for line in lines[1:]], numbers[1:]
+    return rows, places
 
 
-def _quoted(file: TextIO, suffix: str) -> Rows:
+def _quoted(file: TextIO, suffix: str) -> tuple[Rows, array[int]]:
     """The rows of a file whose texts may have quotes around them. Raises ValueError for any that is not one."""
     import csv
 
     csv.field_size_limit(2**31 - 1)
     reader = csv.reader(file, delimiter=SUFFIXES[suffix], strict=True)
     rows: Rows = []
+    places = array("Q")
     names: list[str] = []
     line = 1
     try:
@@ -193,13 +203,14 @@ def _quoted(file: TextIO, suffix: str) -> Rows:
             elif values and len(values) != len(names):
                 separator = "commas" if suffix == ".csv" else "tabs"
                 message = f"has not {len(names)} columns like the header (quote a text with {separator})"
-                raise ValueError(f"row {len(rows)} (line {line}) {message}")
+                raise ValueError(f"line {line} {message}")
             elif values:
+                places.append(line)
                 rows.append(dict(zip(names, values, strict=True)))
             line = reader.line_num + 1
     except csv.Error as error:
         raise ValueError(f"line {line}: {error}") from None
-    return rows
+    return rows, places
 
 
 def _header(names: list[str], suffix: str) -> list[str]:

@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rondo.config.inputs import plain_name
+from rondo.data.files.placed import Indexed, PlacedRows, Places, places_of
 from rondo.errors import ConfigError
+from rondo.tasks.row_checks import from_zero
 
 if TYPE_CHECKING:
     import datasets
@@ -35,7 +37,8 @@ class ClassName(str):
 
 
 def rows_of(table: Table, argument: str) -> Rows:
-    """All rows of ``table``, copied. Missing cells of a data frame are None.
+    """All rows of ``table``, copied. Missing cells of a data frame are None. ``argument``: the name of the table, by
+    which a program finds a row again, or an option, which begins with hyphens.
 
     Raises :class:`ConfigError` under ``argument`` if ``table`` is something else or has no rows.
     """
@@ -43,14 +46,21 @@ def rows_of(table: Table, argument: str) -> Rows:
     if isinstance(table, Sequence) and not isinstance(table, str | bytes):
         stranger = next((place for place, row in enumerate(table) if not isinstance(row, Mapping)), None)
         if stranger is not None:
-            message = f"row {stranger} is no dict, but {table[stranger]!r:.60}: give every row as a dict by column"
+            place = _places(argument, table)(stranger)
+            message = f"{place} is no dict, but {table[stranger]!r:.60}: give every row as a dict by column"
             raise ConfigError.at(argument, message)
         rows = [dict(row) for row in table]
     else:
         rows = _converted(table, argument)
     if not rows:
         raise ConfigError.at(argument, "it has no rows: give some")
-    return plain_columns(rows, argument)
+    return plain_columns(PlacedRows(rows, _places(argument, table)), argument)
+
+
+def _places(argument: str, table: object) -> Places:
+    if argument.startswith("-"):
+        return from_zero
+    return Indexed(f"{argument}.iloc" if hasattr(table, "iloc") else argument)
 
 
 def plain_columns(rows: Rows, key: str) -> Rows:
@@ -66,7 +76,9 @@ def plain_columns(rows: Rows, key: str) -> Rows:
             raise ConfigError.at(key, message)
     shown = ", ".join(f"{name!r} as {new!r}" for name, new in changed.items())
     warnings.warn(f"{key}: names of columns are read without blanks at their ends: {shown}", stacklevel=2)
-    return [{changed.get(name, name): value for name, value in row.items()} for row in rows]
+    return PlacedRows(
+        ({changed.get(name, name): value for name, value in row.items()} for row in rows), places_of(rows)
+    )
 
 
 def _converted(table: Any, argument: str) -> Rows:

@@ -9,7 +9,7 @@ prompt must be those of the prompt alone. Where they are not, prompts of one len
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from torch import Tensor
 from rondo.models.kernels.out_of_memory import is_out_of_memory
 from rondo.process import seeded
 from rondo.tasks.predictor import batches
+from rondo.tasks.row_checks import from_zero
 
 _TRIED_TOKENS = 4
 """New tokens that padding is tried with: with the second, the cache is read."""
@@ -43,6 +44,8 @@ class Generation:
     """Texts that end an answer. They may be in it."""
     option: str = "evaluation.max_new_tokens"
     """The key or option that says ``max_new_tokens``, for messages."""
+    place: Callable[[int], str] = from_zero
+    """The place of a prompt's row by its number, for messages."""
 
 
 def answers(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], how: Generation) -> list[list[int]]:

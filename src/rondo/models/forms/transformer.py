@@ -256,7 +256,7 @@ class StockPredictor:
     def generated(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         """See :class:`rondo.tasks.predictor.Predictor`."""
         for number, ids in enumerate(prompts):
-            prompt = f"the {len(ids)} tokens of row {number}"
+            prompt = f"the {len(ids)} tokens of {self.how.place(number)}"
             if (fault := self.limits.fault(len(ids), self.how.max_new_tokens, prompt)) is not None:
                 raise ConfigError.at(self.how.option, fault)
         return answers(self.module, self.tokenizer, prompts, self.how)

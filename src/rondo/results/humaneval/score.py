@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rondo.config import task_kinds as tasks
+from rondo.data.files.placed import places_of
 from rondo.data.files.room import Room
 from rondo.data.files.tables import Rows
 from rondo.data.sources import read_rows
@@ -109,10 +110,11 @@ def evaluate_code(
 def read_problems(file: str) -> Rows:
     """The problems. Raises :class:`ConfigError` if the file cannot be read or has no such columns."""
     rows = read_rows(Path(file), _FILE, Room(64, None))
+    place = places_of(rows)
     for number, row in enumerate(rows):
         for column in _COLUMNS:
             if not isinstance(row.get(column), str) or not row[column].strip():
-                message = f"row {number} has no text in column {column!r}: name a file with HumanEval's columns"
+                message = f"{place(number)} has no text in column {column!r}: name a file with HumanEval's columns"
                 raise ConfigError.at(_FILE, message)
     if not rows:
         raise ConfigError.at(_FILE, f"{file!r} has no rows")

@@ -32,8 +32,8 @@ from rondo.errors import ConfigError
 from rondo.runs.storage import durable
 
 
-def _not_made(path: str | Path, reason: str | None) -> ConfigError:
-    return ConfigError.at("--run-dir", f"{str(path)!r} cannot be made: {reason}; name another folder", "rondo")
+def _not_made(path: str | Path, reason: str | None, key: str = "--run-dir") -> ConfigError:
+    return ConfigError.at(key, f"{str(path)!r} cannot be made: {reason}; name another folder", "rondo")
 
 
 @dataclass(frozen=True)
@@ -79,18 +79,28 @@ class RunDirectory:
         return RunDirectory(Path(path))
 
     @staticmethod
-    def check(path: str | Path | None) -> None:
-        """Raise :class:`ConfigError` where :meth:`create` would, with nothing made."""
+    def check(
+        path: str | Path | None,
+        *,
+        key: str = "--run-dir",
+        remedy: str = "name another folder",
+        held: bool = False,
+    ) -> None:
+        """Raise :class:`ConfigError` where :meth:`create` would, with nothing made.
+
+        ``key``: the argument that names the folder.
+        ``remedy``: for a folder that holds a run; ``held`` allows that.
+        """
         if path is None:
             path = Path("runs")
         path = Path(path)
         # All but the manifest can be left from a partly deleted run, and would pass for the new run's.
         for name in ("manifest.json", "checkpoint", "metrics.jsonl", "summary.json"):
-            if (path / name).exists():
-                message = f"{str(path)!r} already holds a run, or what is left of one ({name}); name another folder"
-                raise ConfigError.at("--run-dir", message, "rondo")
+            if not held and (path / name).exists():
+                message = f"{str(path)!r} already holds a run, or what is left of one ({name}); {remedy}"
+                raise ConfigError.at(key, message, "rondo")
         if (reason := durable.no_folder(path)) is not None:
-            raise _not_made(path, reason)
+            raise _not_made(path, reason, key)
 
     @staticmethod
     def open(path: str | Path) -> RunDirectory:

@@ -53,7 +53,7 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
     ``TEMPORARY``, by which the next call finds and removes it. Raises OSError."""
     temporary = path.with_name(f"{path.name}.rondo{TEMPORARY}")  # a name that no file of the user's has
     try:
-        _remove(temporary)
+        remove(temporary)
         fill(temporary)
         mode = temporary.stat().st_mode & 0o666
         for part in (*temporary.rglob("*"), temporary):
@@ -67,7 +67,7 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
         if isinstance(error, OSError):
             error.filename = str(path)
         with contextlib.suppress(OSError):
-            _remove(temporary)
+            remove(temporary)
         raise
     sync(path.parent)
 
@@ -84,7 +84,8 @@ def no_folder(path: Path) -> str | None:
         return getattr(error, "strerror", None) or str(error)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if there is one."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
