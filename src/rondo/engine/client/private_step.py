@@ -44,7 +44,7 @@ def clipped_sums(
     """
     exact = {n: g.double() for n, g in gradients.items()}
     if unit is not None:
-        names, place = unit.unique(return_inverse=True)
+        names, place = torch.unique(unit, return_inverse=True)
         exact = {n: _summed(g, place, len(names)) for n, g in exact.items()}
         owner = torch.zeros(len(names), dtype=owner.dtype, device=owner.device).scatter_(0, place, owner)
     norm = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in exact.values()])
