@@ -317,6 +317,11 @@ def _must_train(config: RunConfig, algorithm: Algorithm[Any], model: Model) -> N
     if config.train.micro_batch is not None and normalises_by_batch(model.network):
         message = "the network normalises by the batch, and a part of a batch is another batch: remove it"
         raise ConfigError.at("train.micro_batch", message)
+    if config.privacy.unit == "example" and normalises_by_batch(model.network):
+        message = (
+            "the network normalises by the batch, so no gradient is of one row: take one with another normalisation"
+        )
+        raise ConfigError.at("model.name", message)
     if config.model.head is not None and not any(map(head, initial)):
         raise ConfigError.at("model.head", "this network has no task head; remove it")
 

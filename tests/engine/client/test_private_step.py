@@ -42,12 +42,6 @@ def test_clip_is_over_all_tensors_of_a_row() -> None:
     torch.testing.assert_close(sums["b"], torch.tensor([[0.8], [0.4]], dtype=torch.float64))
 
 
-def test_rows_of_a_person_are_clipped_together() -> None:
-    gradients = {"a": torch.tensor([[3.0], [5.0], [-4.0], [0.25]])}
-    sums = clipped_sums(gradients, torch.tensor([0, 0, 1, 1]), 2, 1.0, unit=torch.tensor([7, 7, 3, 9]))
-    assert sums["a"].flatten().tolist() == [1.0, -0.75]
-
-
 def test_huge_and_non_finite_rows_stay_within_the_clip() -> None:
     values = [1e30, float("inf"), float("nan"), -1e-40]
     sums = clipped_sums({"a": torch.tensor(values)[:, None]}, torch.arange(4), 4, 0.5)

@@ -87,7 +87,7 @@ def _of_clients(config: RunConfig) -> Iterator[Problem]:
 
 def _of_examples(config: RunConfig) -> Iterator[Problem]:
     """Options that break the guarantee of ``unit = "example"``."""
-    train, privacy = config.train, config.privacy
+    train, privacy, evaluation = config.train, config.privacy, config.evaluation
     if privacy.clip == "adaptive":
         yield Problem("privacy.clip", 'only unit = "client" adapts it: give a number')
     if config.clients.weighting != "uniform":
@@ -96,6 +96,18 @@ def _of_examples(config: RunConfig) -> Iterator[Problem]:
     for key in ("packing", "length_grouping"):
         if getattr(train, key) and key in train.model_fields_set:
             yield Problem(f"train.{key}", "rows of a step are drawn one by one and clipped one by one: remove it")
+    if train.max_grad_norm and "max_grad_norm" in train.model_fields_set:
+        yield Problem("train.max_grad_norm", "privacy.clip takes its place, row by row: remove it")
+    if privacy.group is not None:
+        yield Problem(
+            "privacy.group", 'no step is clipped by persons yet, and unit = "example" hides single rows: remove it'
+        )
+    if privacy.budget is not None:
+        message = "how many steps a round will take is up to the method, so no round is refused beforehand: remove it"
+        yield Problem("privacy.budget", f"{message}, and read epsilon in the round's record")
+    if evaluation.local_only or evaluation.fine_tune_epochs:
+        key = "local_only" if evaluation.local_only else "fine_tune_epochs"
+        yield Problem(f"evaluation.{key}", "it trains on the rows without noise, which is not in epsilon: remove it")
     if config.model.norm == "batch" and config.model.name.startswith("builtin:resnet"):
         yield Problem("model.norm", 'it mixes the rows of a batch: set it to "group"')
 
