@@ -10,7 +10,8 @@ from rondo.privacy.accountant import epsilon
 @pytest.mark.slow
 def test_epsilon_is_the_pinned_one_of_pld() -> None:
     pytest.importorskip("dp_accounting.pld")
-    assert epsilon(1.5, 0.04, 2250, 1e-5) == pytest.approx(6.768787373891, rel=1e-6)
+    finer = 6.768787373891  # with a grid of 1e-4
+    assert finer <= epsilon(1.5, 0.04, 2250, 1e-5) <= finer * 1.001
     few = epsilon(1.5, 0.04, 10, 1e-5)
     assert few < epsilon(1.5, 0.04, 20, 1e-5)
     assert few < epsilon(1.5, 0.08, 10, 1e-5)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import math
 
+_INTERVAL = 1e-3
+"""Grid of privacy losses, rounded up to it. A tenth of a second per result, a tenth of what the default of 1e-4 takes,
+and an epsilon that is larger by a ten-thousandth at most in the cases tried."""
+
 
 def epsilon(noise: float, q: float, steps: int, delta: float) -> float:
     """Epsilon at ``delta`` after ``steps`` steps, for neighbours that differ by one unit added or removed.
@@ -22,6 +26,7 @@ def epsilon(noise: float, q: float, steps: int, delta: float) -> float:
     from dp_accounting.pld import PLDAccountant
 
     step = dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(noise))
-    account = PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    neighbours = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+    account = PLDAccountant(neighbours, value_discretization_interval=_INTERVAL)
     account.compose(step, steps)
     return float(account.get_epsilon(delta))

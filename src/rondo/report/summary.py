@@ -22,6 +22,7 @@ def totals(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "costs": costs(history),
         "failed_clients": sum(len(r["failed"]) for r in history),
         "skipped_rounds": sum(r["skipped"] is not None for r in history),
+        **{key: history[-1][key] for key in ("epsilon", "epsilon_valid") if history and key in history[-1]},
     }
 
 

@@ -7,6 +7,18 @@ from collections.abc import Iterator
 from rondo.config.schema import PrivacyConfig, RunConfig
 from rondo.errors import Problem
 
+_OFF = {"packing": False, "length_grouping": False, "max_grad_norm": 0.0}
+"""Keys of ``[train]`` whose defaults do not go with steps that clip each row."""
+
+
+def with_private_defaults(config: RunConfig) -> RunConfig:
+    """``config`` with the defaults of ``[train]`` that ``unit = "example"`` needs, so that a run's own file, which has
+    every key, says them."""
+    if config.privacy.unit != "example":
+        return config
+    left = {key: value for key, value in _OFF.items() if key not in config.train.model_fields_set}
+    return config.model_copy(update={"train": config.train.model_copy(update=left)})
+
 
 def privacy_checks(config: RunConfig) -> Iterator[Problem]:
     """Yield the faults of ``[privacy]``."""
@@ -42,7 +54,7 @@ def _unused(privacy: PrivacyConfig) -> Iterator[Problem]:
     if privacy.colluding and not (privacy.secure_aggregation and privacy.unit == "client"):
         message = 'it counts with unit = "client" and secure_aggregation = true alone: remove it'
         yield Problem("privacy.colluding", message)
-    if "ring" in privacy.model_fields_set and not privacy.secure_aggregation:
+    if privacy.ring != PrivacyConfig().ring and not privacy.secure_aggregation:
         yield Problem("privacy.ring", "only secure_aggregation = true uses it: set that, or remove it")
 
 
@@ -94,9 +106,9 @@ def _of_examples(config: RunConfig) -> Iterator[Problem]:
         message = 'weights by numbers of rows tell whether a row is there: set it to "uniform"'
         yield Problem("clients.weighting", message)
     for key in ("packing", "length_grouping"):
-        if getattr(train, key) and key in train.model_fields_set:
+        if getattr(train, key):
             yield Problem(f"train.{key}", "rows of a step are drawn one by one and clipped one by one: remove it")
-    if train.max_grad_norm and "max_grad_norm" in train.model_fields_set:
+    if train.max_grad_norm:
         yield Problem("train.max_grad_norm", "privacy.clip takes its place, row by row: remove it")
     if privacy.group is not None:
         yield Problem(

@@ -314,6 +314,8 @@ class CohortTrainer(Trainer):
         """The private steps of fit number ``stream`` in this round; None where steps are not private."""
         if self.privacy is None:
             return None
+        if len(self.examples[0]) != self.clients[0].num_examples:
+            raise ValueError("epsilon is computed from the client's number of rows, and it trains on another number")
         purpose = f"{self.round.attempt}/{stream}/{self.clients[0].id}"
         return PrivateSteps(self.privacy, self.config.batch_size, len(self.examples[0]), purpose)
 

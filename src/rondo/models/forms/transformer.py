@@ -132,8 +132,7 @@ class AdaptedTransformer(Transformer):
 
     def shorten(self, task: Task, examples: Sequence[Example]) -> tuple[Task, Prefix | None]:
         """See :meth:`rondo.models.forms.model.Model.shorten`."""
-        simulation = self.config.simulation
-        packing = self.config.train.packing and self.config.privacy.unit != "example"  # each row is clipped by itself
+        simulation, packing = self.config.simulation, self.config.train.packing
         self.shortened = shorten(self.network, task, examples, simulation, packing=packing)
         self.output = self.shortened.output
         return task if self.output is None else task.with_output(self.output), self.shortened.prefix
